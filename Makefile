@@ -1,0 +1,52 @@
+# make demo    set everything up and watch real Slurm daemons share GPUs
+# make test    set everything up and run all tests
+# make lint    ruff, mypy --strict, shellcheck, luac
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
+	lua5.1 lua5.4 shellcheck python3-venv
+TORCH := torch==2.13.0
+RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
+RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
+
+# Options of tools stand here because pyproject.toml is kept to what pip needs.
+.PHONY: demo test lint format setup setup-test apt clean
+
+apt:
+	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then \
+	  echo "installing:$$missing"; sudo=""; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  $$sudo apt-get update -qq && \
+	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; \
+	fi
+
+$(BIN)/gpumem: setup.cfg pyproject.toml
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.test-ready: $(BIN)/gpumem setup.cfg
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+setup: apt $(BIN)/gpumem
+setup-test: apt $(VENV)/.test-ready
+
+test: setup-test lint
+	$(BIN)/python -m pytest
+
+lint: setup-test
+	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .
+	$(BIN)/ruff format $(RUFF_OPTIONS) --check .
+	$(BIN)/mypy
+
+format: setup-test
+	$(BIN)/ruff format $(RUFF_OPTIONS) .
+	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

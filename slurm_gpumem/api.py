@@ -1,0 +1,30 @@
+"""The Python API: `from slurm_gpumem import estimate`."""
+
+from __future__ import annotations
+
+import os
+from typing import Optional, Union
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.memory import registry
+from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.types import Estimate, TrainingJob
+from slurm_gpumem.model.reader import read_summary
+
+
+def estimate(
+    summary: Union[str, os.PathLike[str]],
+    *,
+    batch_size: Optional[int] = None,
+    optimizer: str = "adam",
+    precision: str = "fp32",
+    gpu: str = "h200",
+    estimator: str = "auto",
+) -> Estimate:
+    """Estimate the peak GPU memory of training the model of `summary` (a path or the text itself)."""
+    model = read_summary(summary)
+    batch = batch_size if batch_size is not None else model.batch
+    if batch is None:
+        raise UsageError("the summary does not say its batch size; give one (--batch-size 128)")
+    job = TrainingJob(batch_size=batch, optimizer=optimizer, precision=precision)
+    return registry.run(estimator, model, job, find_gpu(gpu))

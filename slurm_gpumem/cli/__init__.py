@@ -1,0 +1,1 @@
+"""The commands `gpusbatch` and `gpumem`: parse arguments, call, print."""

@@ -1,0 +1,43 @@
+"""`gpumem`: one command, its subcommands imported only when called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import List, Optional
+
+from slurm_gpumem.cli.run import run_command
+
+COMMANDS = {
+    "estimate": ("slurm_gpumem.cli.estimate", "estimate a job's GPU memory from its model summary"),
+}
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point of `gpumem`."""
+    args = sys.argv[1:] if argv is None else argv
+    return run_command(lambda: _dispatch(args))
+
+
+def _dispatch(args: List[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if args else 2
+    if args[0] == "--version":
+        from slurm_gpumem import __version__
+
+        print(f"gpumem {__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        from slurm_gpumem.errors import UnknownNameError
+
+        raise UnknownNameError("command", args[0], list(COMMANDS))
+    module = importlib.import_module(COMMANDS[args[0]][0])
+    code: int = module.main(args[1:])
+    return code
+
+
+def _usage() -> str:
+    width = max(len(name) for name in COMMANDS)
+    rows = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: gpumem COMMAND [options]", "", *rows, "", "gpumem COMMAND --help tells more."])

@@ -1,0 +1,52 @@
+"""Every error a user can meet: what was wrong, where, and how to mend it.
+
+The command line prints `str(error)` behind "gpumem: " and exits with `exit_code`;
+no traceback reaches a user.
+"""
+
+from __future__ import annotations
+
+
+class GpumemError(Exception):
+    """Base of all errors that are the input's or the site's, not a bug of ours."""
+
+    exit_code = 2
+
+
+class UsageError(GpumemError):
+    """An option, a directive or a configuration value is wrong."""
+
+
+class SummaryError(GpumemError):
+    """The model summary cannot be read or is not one."""
+
+
+class UnknownNameError(UsageError):
+    """A name (optimizer, GPU, estimator ...) is not known; carries the nearest one."""
+
+    def __init__(self, what: str, given: str, known: list[str]) -> None:
+        import difflib
+
+        near = difflib.get_close_matches(given.lower(), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        super().__init__(f"unknown {what} {given!r}; {hint}known: {', '.join(known)}")
+
+
+class ConfigError(GpumemError):
+    """A configuration file cannot be used."""
+
+
+class SlurmError(GpumemError):
+    """Slurm is missing, does not answer, or said something we do not understand."""
+
+
+class DoesNotFitError(GpumemError):
+    """The answer is no: the job needs more memory than a GPU in reach has."""
+
+    exit_code = 1
+
+
+class DevClusterError(GpumemError):
+    """The dev cluster cannot be started, found or stopped."""
+
+    exit_code = 1

@@ -1,0 +1,28 @@
+"""The table of GPU types, models/gpus.toml."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.memory.types import Gpu
+from slurm_gpumem.toml_file import load_toml
+
+
+def gpu_table() -> Dict[str, Gpu]:
+    """All known GPU types by name."""
+    table = load_toml(data_path("models", "gpus.toml"))
+    return {
+        name: Gpu(name=name, memory_mib=entry["memory_mib"], context_mib=entry["context_mib"])
+        for name, entry in table.items()
+    }
+
+
+def find_gpu(name: str) -> Gpu:
+    """The entry of one GPU type."""
+    table = gpu_table()
+    gpu = table.get(name.lower())
+    if gpu is None:
+        raise UnknownNameError("GPU", name, sorted(table))
+    return gpu

@@ -1,0 +1,44 @@
+"""Horus's formula (Yeung et al., 2022): Mem = (B·A + P) + B·G + d, four bytes a number.
+
+A is the number of activations of one sample, P the parameters, G the gradients,
+d the initialization overhead. It is here so that every other estimator can be
+held against it on the same jobs.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.model.types import ModelSummary
+
+_BYTES = 4
+_MIB = 2**20
+
+
+def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """Horus's estimate; its request is its peak, since it knows no bound."""
+    activations = sum(prod(shape[1:]) for layer in summary.layers if layer.leaf for shape in layer.outputs)
+    weights = round(summary.total_params * _BYTES / _MIB)
+    forward = round(job.batch_size * activations * _BYTES / _MIB)
+    # One gradient for each activation, per sample, as the formula's B·G reads.
+    backward = forward
+    parts = {
+        "weights": weights,
+        "gradients": backward,
+        "optimizer": 0,
+        "activations": forward,
+        "workspace": 0,
+        "fragmentation": 0,
+        "context": gpu.context_mib,
+    }
+    peak = sum(parts.values())
+    return Estimate(
+        peak_mib=peak,
+        request_mib=peak,
+        floor_mib=peak,
+        parts=parts,
+        estimator="horus",
+        gpu=gpu.name,
+        job=job,
+    )

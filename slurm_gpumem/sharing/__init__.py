@@ -1,0 +1,1 @@
+"""From an estimate and the site's policy to what is asked of Slurm."""

@@ -1,0 +1,1 @@
+"""Everything that knows Slurm: commands, options, versions, directives, the record in a comment."""
