@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, Optional
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UnknownNameError
@@ -26,3 +26,14 @@ def find_gpu(name: str) -> Gpu:
     if gpu is None:
         raise UnknownNameError("GPU", name, sorted(table))
     return gpu
+
+
+def closest_gpu(type_name: Optional[str], memory_mib: Optional[int]) -> Gpu:
+    """The entry that best matches a Slurm GPU type and its memory; never fails.
+
+    Slurm types are free text ("a100", "nvidia_a100-sxm4-40gb"); an unknown one gets
+    the context of the nearest memory size and keeps its own name.
+    """
+    table = gpu_table()
+    gpu = table.get((type_name or "").lower()) or next(iter(table.values()))
+    return Gpu(type_name or gpu.name, memory_mib or gpu.memory_mib, gpu.context_mib)

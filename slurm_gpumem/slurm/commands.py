@@ -1,0 +1,55 @@
+"""Call Slurm's commands: argument lists only, always with a time limit, errors by meaning."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.errors import SlurmError
+
+_VERSION = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)")
+
+
+class SlurmMissingError(SlurmError):
+    """A Slurm command is not on the PATH."""
+
+
+class SlurmUnreachableError(SlurmError):
+    """The controller does not answer in time."""
+
+
+def run(argv: Sequence[str], *, timeout_s: float = 3.0, env: Optional[Mapping[str, str]] = None) -> str:
+    """The command's stdout; SlurmError when it is missing, too slow or unhappy."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
+            env=None if env is None else {**os.environ, **env},
+            check=False,
+        )
+    except FileNotFoundError:
+        raise SlurmMissingError(
+            f"{argv[0]}: not found on the PATH; is this a login node of a Slurm cluster?"
+        ) from None
+    except subprocess.TimeoutExpired:
+        # Clients retry a missing controller for many seconds; waiting longer helps nobody.
+        raise SlurmUnreachableError(
+            f"{argv[0]}: no answer from the Slurm controller within {timeout_s:.0f} s; try `scontrol ping`"
+        ) from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        raise SlurmError(f"{' '.join(argv[:2])}: {said}")
+    return done.stdout.decode(errors="replace")
+
+
+def slurm_version() -> Tuple[int, int, int]:
+    """The version of the Slurm commands on the PATH, as (22, 5, 8)."""
+    text = run(["sinfo", "--version"])
+    match = _VERSION.search(text)
+    if not match:
+        raise SlurmError(f"sinfo --version: cannot read a version in {text.strip()!r}")
+    return int(match[1]), int(match[2]), int(match[3])
