@@ -97,7 +97,7 @@ class CachingAllocator:
         free_small, free_large = self._free_small, self._free_large
         allocated, peak = self._allocated, self._peak_allocated
         index = self._events - 1
-        for index, (key, size) in enumerate(events, self._events):  # noqa: B007 (read after the loop)
+        for index, (key, size) in enumerate(events, self._events):
             if size > 0:
                 if key in live:
                     raise ValueError(f"event {index}: {key!r} is allocated already")
