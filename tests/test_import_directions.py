@@ -1,0 +1,66 @@
+"""The folder list is the architecture: who may import whom, and what the submit path never loads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import slurm_gpumem
+
+PACKAGE = Path(slurm_gpumem.__file__).parent
+ROOMS_ALLOWED = {
+    "model": set(),
+    "memory": {"model"},
+    "sharing": {"memory"},
+    "slurm": set(),
+    "site": {"slurm", "sharing"},
+    "devcluster": {"slurm"},
+    "training": {"model", "memory"},
+}
+"""Rooms each room may import, besides itself and the small modules at the top of the package."""
+TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__"}
+
+
+def _imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.startswith("slurm_gpumem.")}
+
+
+def _rooms(path: Path) -> set[str]:
+    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    return {parts[1] for name in _imported_modules(path) if (parts := name.split("."))[1] in rooms}
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS_ALLOWED))
+def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        unexpected = _rooms(path) - ROOMS_ALLOWED[room] - {room}
+        assert not unexpected, f"{path.relative_to(PACKAGE)} imports {sorted(unexpected)}"
+
+
+def test_every_room_is_in_the_list() -> None:
+    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert rooms - {"cli"} <= set(ROOMS_ALLOWED)
+
+
+def test_small_modules_at_the_top_stand_on_no_room() -> None:
+    for path in PACKAGE.glob("*.py"):
+        if path.stem not in TOP_MODULES_MAY_USE_ROOMS:
+            assert not _rooms(path), f"{path.name} imports a room"
+
+
+@pytest.mark.parametrize("module", ["slurm_gpumem", "slurm_gpumem.api", "slurm_gpumem.cli.gpumem"])
+def test_importing_it_loads_no_heavy_library(module: str) -> None:
+    code = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert not {"numpy", "torch", "rich", "sklearn", "pydantic"} & set(loaded.split())
