@@ -116,7 +116,9 @@ def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{path}: [{name}] {field} must be a positive whole number, not {value!r}")
     if not known and "memory_mib" not in fields:
-        raise ConfigError(f"{path}: [{name}] is a new GPU type and needs memory_mib (as nvidia-smi prints it)")
+        raise ConfigError(
+            f"{path}: [{name}] is a new GPU type and needs memory_mib (as nvidia-smi prints it)"
+        )
 
 
 def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
