@@ -14,6 +14,7 @@ from slurm_gpumem.errors import ConfigError
 
 SITE_CONFIG = "/etc/slurm/gpumem.toml"
 USER_CONFIG = "~/.config/gpumem.toml"
+_TABLES = ("sharing", "slurm", "job")
 MODES = ("observe", "opt-in", "on")
 SHARED_GRES = ("shard", "mps")
 
@@ -30,8 +31,10 @@ JOB_KEYS = (
     "grad-accumulation",
     "checkpointing",
     "channels-last",
+    "loss",
+    "input-dtype",
 )
-"""Keys of #GPUMEM lines, GPUMEM_* variables and (with mem as --gpu-mem) options: what a job says of itself."""
+"""What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
 
 JOB_DEFAULT_KEYS = tuple(key for key in JOB_KEYS if key not in ("model", "mem", "exclusive-gpu"))
 """Keys a configuration file may preset in [job]; what makes a job ask for sharing is the job's own."""
@@ -74,8 +77,6 @@ class Config:
     sharing: SharingPolicy = SharingPolicy()
     slurm: SlurmSettings = SlurmSettings()
     job: Mapping[str, JobDefault] = field(default_factory=dict)
-    gpu_memory_mib: Mapping[str, int] = field(default_factory=dict)
-    """From `[gpus.TYPE] memory_mib = …`: what Slurm cannot tell (sites with gres/mps need it)."""
     warnings: Tuple[str, ...] = ()
 
 
@@ -103,8 +104,8 @@ def job_variables(environ: Mapping[str, str]) -> Dict[str, Tuple[str, str]]:
 def _merged(config: Config, tables: Mapping[str, Any], origin: str) -> Config:
     warnings = list(config.warnings)
     for name, table in tables.items():
-        if name not in ("sharing", "slurm", "job", "gpus"):
-            warnings.append(_unknown(origin, name, ("sharing", "slurm", "job", "gpus")))
+        if name not in _TABLES:
+            warnings.append(_unknown(origin, name, _TABLES))
         elif not isinstance(table, dict):
             raise ConfigError(f"{origin}: {name} must be a table: write [{name}] and its keys under it")
     return replace(
@@ -112,7 +113,6 @@ def _merged(config: Config, tables: Mapping[str, Any], origin: str) -> Config:
         sharing=_section(config.sharing, tables.get("sharing", {}), f"{origin}: sharing", warnings),
         slurm=_section(config.slurm, tables.get("slurm", {}), f"{origin}: slurm", warnings),
         job={**config.job, **_job_defaults(tables.get("job", {}), origin, warnings)},
-        gpu_memory_mib={**config.gpu_memory_mib, **_gpus(tables.get("gpus", {}), origin, warnings)},
         warnings=tuple(warnings),
     )
 
@@ -125,15 +125,15 @@ def _section(current: Any, table: Mapping[str, Any], origin: str, warnings: List
         if key not in known:
             warnings.append(_unknown(origin, key, known))
         else:
-            changes[key] = _checked(f"{origin}.{key}", key, value, type(getattr(current, key)))
+            changes[key] = _checked(f"{origin}.{key}", key, value)
     return replace(current, **changes)
 
 
-def _checked(where: str, key: str, value: Any, kind: type) -> Any:
+def _checked(where: str, key: str, value: Any) -> Any:
     choices = {"mode": MODES, "gres": SHARED_GRES}.get(key)
     if choices and value not in choices:
         raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
-    if not choices and (not isinstance(value, kind) or isinstance(value, bool) or value < 1):
+    if not choices and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ConfigError(f"{where} must be a whole number of at least 1, not {value!r}")
     return value
 
@@ -152,24 +152,13 @@ def _job_defaults(table: Mapping[str, Any], origin: str, warnings: List[str]) ->
     return found
 
 
-def _gpus(table: Mapping[str, Any], origin: str, warnings: List[str]) -> Dict[str, int]:
-    found = {}
-    for name, entry in table.items():
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{origin}: gpus.{name} must be a table: [gpus.{name}] with memory_mib = 40960")
-        for key, value in entry.items():
-            if key != "memory_mib":
-                warnings.append(_unknown(f"{origin}: gpus.{name}", key, ("memory_mib",)))
-            else:
-                found[name.lower()] = _checked(f"{origin}: gpus.{name}.memory_mib", key, value, int)
-    return found
-
-
 def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
     warnings = list(config.warnings)
-    sections = {"sharing": config.sharing, "slurm": config.slurm}
+    sections: Dict[str, Any] = {"sharing": config.sharing, "slurm": config.slurm}
     variables = {
-        f"GPUMEM_{name.upper()}_{key.upper()}": (name, key) for name in sections for key in vars(sections[name])
+        f"GPUMEM_{name.upper()}_{key.upper()}": (name, key)
+        for name in sections
+        for key in vars(sections[name])
     }
     known = [*variables, *("GPUMEM_" + key.upper().replace("-", "_") for key in JOB_KEYS)]
     for name, text in env.items():
@@ -178,14 +167,13 @@ def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
         if name in variables and text:
             section, key = variables[name]
             value: Any = int(text) if text.isascii() and text.isdigit() else text
-            checked = _checked(name, key, value, type(getattr(sections[section], key)))
-            sections[section] = replace(sections[section], **{key: checked})
+            sections[section] = replace(sections[section], **{key: _checked(name, key, value)})
         elif name not in known:
             # Other parts have variables of their own; only what looks like a slip is worth a line.
             near = _nearest(name, known, cutoff=0.85)
             if near:
                 warnings.append(f"environment: {name} is not known; did you mean {near}?")
-    return replace(config, **sections, warnings=tuple(warnings))  # type: ignore[arg-type]
+    return replace(config, **sections, warnings=tuple(warnings))
 
 
 def _unknown(origin: str, key: str, known: Tuple[str, ...]) -> str:

@@ -21,7 +21,9 @@ class Need(NamedTuple):
 
 def largest_kind(kinds: Sequence[GpuKind]) -> Optional[GpuKind]:
     """The kind with the most memory, of those whose memory is known."""
-    return max((kind for kind in kinds if kind.memory_mib), key=lambda kind: kind.memory_mib or 0, default=None)
+    return max(
+        (kind for kind in kinds if kind.memory_mib), key=lambda kind: kind.memory_mib or 0, default=None
+    )
 
 
 def fits_somewhere(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> bool:

@@ -113,14 +113,15 @@ def check_script(script: BatchScript) -> None:
         raise ScriptError(f"{script.name}: the job script is empty.")
     if not script.data.startswith(b"#!"):
         raise ScriptError(
-            f"{script.name}: a job script must begin with #! and the interpreter; add #!/bin/bash as its first line."
+            f"{script.name}: a job script must begin with #! and its interpreter.\n"
+            "Add #!/bin/bash as its first line."
         )
     if len(script.data) > MAX_BYTES:
         raise ScriptError(f"{script.name}: larger than {MAX_BYTES // 2**20} MiB, which is no job script.")
 
 
 def _split(text: str) -> List[str]:
-    """Words by sbatch's rules: quotes, a backslash in or out of them, a # that is not quoted ends the line."""
+    """Words by sbatch's rules: quotes, backslashes in and out of them, an unquoted # ends the line."""
     words: List[str] = []
     word: Optional[str] = None
     quote = ""

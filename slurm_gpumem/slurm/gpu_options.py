@@ -24,7 +24,6 @@ REPLACED = frozenset(
         "cpus-per-gpu",
         "mem-per-gpu",
         "ntasks-per-gpu",
-        "gpu-bind",
     }
 )
 """Options that a shared job cannot keep: Slurm refuses them beside shards, or they ask for whole GPUs."""
@@ -33,7 +32,6 @@ ENVIRONMENT = {
     "clusters": "SBATCH_CLUSTERS",
     "cpus-per-gpu": "SBATCH_CPUS_PER_GPU",
     "exclusive": "SBATCH_EXCLUSIVE",
-    "gpu-bind": "SBATCH_GPU_BIND",
     "gpus": "SBATCH_GPUS",
     "gpus-per-node": "SBATCH_GPUS_PER_NODE",
     "gpus-per-socket": "SBATCH_GPUS_PER_SOCKET",
@@ -81,7 +79,8 @@ class Wishes:
 class GpuWish:
     """The GPUs a job asked for in Slurm's own words."""
 
-    asked: bool
+    count: int = 0
+    """How many; 0 when it asked for none."""
     gpu_type: Optional[str] = None
     keep_whole: Optional[str] = None
     """Why the job cannot live with a part of a GPU; None when it can."""
@@ -110,15 +109,16 @@ def merge_wishes(
 def gpu_wish(wishes: Wishes, script: Optional[BatchScript]) -> GpuWish:
     """What the job's options say of GPUs."""
     gres = parse_gres(wishes.get("gres") or "")
-    shared = ",".join(item for item in _gres_items(wishes) if parse_gres(item)[:1] and _name(item) in ("shard", "mps"))
-    other = tuple(item for item in _gres_items(wishes) if _name(item) not in ("gpu", "shard", "mps", None))
-    entries = [(kind, count, "--gres") for name, kind, count in gres if name == "gpu"]
+    named = [(entry[0][0], item) for item in _gres_items(wishes) if (entry := parse_gres(item))]
+    shared = ",".join(item for name, item in named if name in ("shard", "mps"))
+    other = tuple(item for name, item in named if name not in ("gpu", "shard", "mps"))
+    entries = [(kind, count, "--gres") for name, kind, count in gres if name == "gpu" and count]
     for option in ("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"):
         for kind, count in _gpu_counts(wishes.get(option)):
             entries.append((kind, count, f"--{option}"))
     types = [kind for kind, _, _ in entries if kind]
     return GpuWish(
-        asked=bool(entries),
+        count=max((count for _, count, _ in entries), default=0),
         gpu_type=types[-1] if types else None,
         keep_whole=_why_whole(wishes, [(count, origin) for _, count, origin in entries], script),
         shared_gres=shared or None,
@@ -126,7 +126,9 @@ def gpu_wish(wishes: Wishes, script: Optional[BatchScript]) -> GpuWish:
     )
 
 
-def _why_whole(wishes: Wishes, counts: Sequence[Tuple[int, str]], script: Optional[BatchScript]) -> Optional[str]:
+def _why_whole(
+    wishes: Wishes, counts: Sequence[Tuple[int, str]], script: Optional[BatchScript]
+) -> Optional[str]:
     if wishes.any_of("exclusive"):
         return "--exclusive takes whole nodes"
     if wishes.any_of("tres-per-task"):
@@ -162,8 +164,3 @@ def _gpu_counts(text: Optional[str]) -> Sequence[Tuple[Optional[str], int]]:
 
 def _gres_items(wishes: Wishes) -> Sequence[str]:
     return [item.strip() for item in (wishes.get("gres") or "").split(",") if item.strip()]
-
-
-def _name(item: str) -> Optional[str]:
-    entries = parse_gres(item)
-    return entries[0][0] if entries else None
