@@ -2,12 +2,15 @@
 
 Unknown keys are warnings that name the nearest known one; wrong types and values are errors
 that name the file. #GPUMEM lines and options are laid on top by the commands themselves.
+
+Values on the submit path are NamedTuples: a frozen dataclass takes ten times as long to define,
+and a dozen of them would be a fifth of gpusbatch's start-up.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import ConfigError
@@ -40,8 +43,7 @@ JOB_DEFAULT_KEYS = tuple(key for key in JOB_KEYS if key not in ("model", "mem", 
 """Keys a configuration file may preset in [job]; what makes a job ask for sharing is the job's own."""
 
 
-@dataclass(frozen=True)
-class SharingPolicy:
+class SharingPolicy(NamedTuple):
     """The `[sharing]` table: how far the site goes."""
 
     mode: str = "opt-in"
@@ -55,8 +57,7 @@ class SharingPolicy:
     a training process needs some however small its part of the GPU is."""
 
 
-@dataclass(frozen=True)
-class SlurmSettings:
+class SlurmSettings(NamedTuple):
     """The `[slurm]` table: how long we wait for Slurm and how long its answer holds."""
 
     timeout_s: int = 3
@@ -70,13 +71,12 @@ class JobDefault(NamedTuple):
     origin: str
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """All of it."""
 
     sharing: SharingPolicy = SharingPolicy()
     slurm: SlurmSettings = SlurmSettings()
-    job: Mapping[str, JobDefault] = field(default_factory=dict)
+    job: Mapping[str, JobDefault] = MappingProxyType({})
     warnings: Tuple[str, ...] = ()
 
 
@@ -108,8 +108,7 @@ def _merged(config: Config, tables: Mapping[str, Any], origin: str) -> Config:
             warnings.append(_unknown(origin, name, _TABLES))
         elif not isinstance(table, dict):
             raise ConfigError(f"{origin}: {name} must be a table: write [{name}] and its keys under it")
-    return replace(
-        config,
+    return config._replace(
         sharing=_section(config.sharing, tables.get("sharing", {}), f"{origin}: sharing", warnings),
         slurm=_section(config.slurm, tables.get("slurm", {}), f"{origin}: slurm", warnings),
         job={**config.job, **_job_defaults(tables.get("job", {}), origin, warnings)},
@@ -119,14 +118,14 @@ def _merged(config: Config, tables: Mapping[str, Any], origin: str) -> Config:
 
 def _section(current: Any, table: Mapping[str, Any], origin: str, warnings: List[str]) -> Any:
     """The section's dataclass with a table's values laid over it."""
-    known = tuple(vars(current))
+    known = current._fields
     changes: Dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
             warnings.append(_unknown(origin, key, known))
         else:
             changes[key] = _checked(f"{origin}.{key}", key, value)
-    return replace(current, **changes)
+    return current._replace(**changes)
 
 
 def _checked(where: str, key: str, value: Any) -> Any:
@@ -158,7 +157,7 @@ def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
     variables = {
         f"GPUMEM_{name.upper()}_{key.upper()}": (name, key)
         for name in sections
-        for key in vars(sections[name])
+        for key in sections[name]._fields
     }
     known = [*variables, *("GPUMEM_" + key.upper().replace("-", "_") for key in JOB_KEYS)]
     for name, text in env.items():
@@ -167,13 +166,13 @@ def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
         if name in variables and text:
             section, key = variables[name]
             value: Any = int(text) if text.isascii() and text.isdigit() else text
-            sections[section] = replace(sections[section], **{key: _checked(name, key, value)})
+            sections[section] = sections[section]._replace(**{key: _checked(name, key, value)})
         elif name not in known:
             # Other parts have variables of their own; only what looks like a slip is worth a line.
             near = _nearest(name, known, cutoff=0.85)
             if near:
                 warnings.append(f"environment: {name} is not known; did you mean {near}?")
-    return replace(config, **sections, warnings=tuple(warnings))
+    return config._replace(**sections, warnings=tuple(warnings))
 
 
 def _unknown(origin: str, key: str, known: Tuple[str, ...]) -> str:

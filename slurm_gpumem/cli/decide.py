@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.job_settings import JobSettings
 from slurm_gpumem.config import Config
@@ -19,8 +18,7 @@ from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNode
 from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What is asked of Slurm for a job, and all that led to it."""
 
     request: Optional[GpuRequest]
@@ -37,11 +35,10 @@ class Decision:
     @property
     def shared(self) -> bool:
         """Whether shards (or mps units) are asked for, be it all of a GPU's."""
-        return self.request is not None and self.request.count > 0
+        return self.request is not None and self.request.units > 0
 
 
-@dataclass(frozen=True)
-class _Reach:
+class _Reach(NamedTuple):
     """The GPUs a job may land on."""
 
     cluster: Cluster
@@ -56,7 +53,7 @@ class _Reach:
 def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config) -> Decision:
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
     summary = _read_summary(settings.model)
-    job = settings.training_job(summary.batch, max(wish.count, 1)) if summary else None
+    job = settings.training_job(summary.batch, max(wish.gpus, 1)) if summary else None
     if settings.gpu:
         find_gpu(settings.gpu)  # an unknown name is an error before Slurm is asked anything
     settings.on_oom  # noqa: B018 - the same
@@ -81,9 +78,9 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
         warnings=(*warnings, *(chosen.warnings if chosen else ())),
     )
     if config.sharing.mode == "observe":
-        return replace(known, reason="the site only observes (sharing.mode)")
+        return known._replace(reason="the site only observes (sharing.mode)")
     if wish.shared_gres:
-        return replace(known, reason=f"its own --gres={wish.shared_gres} stays")
+        return known._replace(reason=f"its own --gres={wish.shared_gres} stays")
     keep = _keep_whole(settings, wish, reach)
     if keep:
         return _whole(known, settings, wish, reach, needs, config, keep)
@@ -93,7 +90,7 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     if unshared:
         return _whole(known, settings, wish, reach, needs, config, unshared)
     request = share_gpu(reach.kinds, needs, config.sharing, gpu_type=reach.gpu_type)
-    return replace(known, request=request, host=host_share(request, reach.kinds, config.sharing))
+    return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
 
 
 def _read_summary(path: Optional[str]) -> Optional[ModelSummary]:
@@ -193,8 +190,7 @@ def _kinds(
 
 
 def _least(one: GpuKind, other: GpuKind) -> GpuKind:
-    return replace(
-        one,
+    return one._replace(
         gpus=one.gpus + other.gpus,
         cpus_per_gpu=min(one.cpus_per_gpu, other.cpus_per_gpu),
         threads_per_core=max(one.threads_per_core, other.threads_per_core),
@@ -237,10 +233,10 @@ def _whole(
     reason: str,
 ) -> Decision:
     if not settings.exclusive_gpu or wish.keep_whole:
-        if wish.count:
-            return replace(known, reason=reason)
+        if wish.gpus:
+            return known._replace(reason=reason)
         gres = f"gpu:{reach.gpu_type}:1" if reach.gpu_type else "gpu:1"
-        return replace(known, request=GpuRequest(gres, 0, 0, reach.gpu_type, True, reason))
+        return known._replace(request=GpuRequest(gres, 0, 0, reach.gpu_type, True, reason))
     request = whole_gpu(
         reach.kinds,
         needs,
@@ -249,7 +245,7 @@ def _whole(
         gpu_keeps_off_shards=reach.cluster.version >= WHOLE_GPU_BESIDE_SHARDS,
         reason=reason,
     )
-    return replace(known, request=request, host=host_share(request, reach.kinds, config.sharing))
+    return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
 
 
 def _too_big(known: Decision, reach: _Reach, job: Optional[TrainingJob]) -> str:

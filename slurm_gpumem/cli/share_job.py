@@ -86,8 +86,8 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
 def _asked_mib(request: GpuRequest, gpu: Optional[Gpu], config: Config) -> int:
     """The GPU memory that the units asked for stand for."""
     if config.sharing.gres == "mps" and gpu is not None:
-        return gpu.memory_mib * request.count // request.per_gpu
-    return request.count * config.sharing.shard_mib
+        return gpu.memory_mib * request.units // request.per_gpu
+    return request.units * config.sharing.shard_mib
 
 
 def _size(mib: int) -> str:
@@ -138,10 +138,7 @@ def _hand_over(
     answer = _as_json(decision, submission, warnings)
     code = 0
     if not switches["dry-run"]:
-        from dataclasses import replace
-
-        parsable = replace(
-            submission,
+        parsable = submission._replace(
             argv=(submission.argv[0], "--parsable", *submission.argv[1:]),
             script_at=None if submission.script_at is None else submission.script_at + 1,
         )
@@ -167,7 +164,7 @@ def _as_json(decision: Optional[Decision], submission: Submission, warnings: Seq
         "parts": dict(estimate.parts) if estimate else None,
         "estimator": estimate.estimator if estimate else None,
         "gpu": estimate.gpu if estimate else None,
-        "shards": request.count if request else 0,
+        "shards": request.units if request else 0,
         "shards_per_gpu": request.per_gpu if request else None,
         "gres": request.gres if request else None,
         "whole_gpu": request is None or request.whole_gpu,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.cli.decide import Decision
 from slurm_gpumem.cli.job_settings import JobSettings
@@ -17,8 +16,7 @@ from slurm_gpumem.slurm.sbatch_options import CommandLine, OptionTable
 SBATCH = "sbatch"
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(NamedTuple):
     """One call of sbatch."""
 
     argv: Tuple[str, ...]
@@ -101,7 +99,7 @@ def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> str:
             "by": estimate.estimator if estimate else "mem",
             "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
             "batch": estimate.job.batch_size if estimate else None,
-            "shards": request.count if request and not request.whole_gpu else 0,
+            "shards": request.units if request and not request.whole_gpu else 0,
             "oom": "requeue" if requeue else "fail",
         }
     )

@@ -48,7 +48,7 @@ def share_gpu(
     kind = max(takers, key=lambda kind: kind.gpus)
     return GpuRequest(
         gres=gres_word(policy.gres, gpu_type, count),
-        count=count,
+        units=count,
         per_gpu=kind.units,
         gpu_type=gpu_type,
         whole_gpu=False,
@@ -83,13 +83,13 @@ def host_share(request: GpuRequest, kinds: Sequence[GpuKind], policy: SharingPol
     The smallest proportion among the kinds, so that no node runs out of CPUs or memory
     before its GPUs are full; at least one core and `min_host_mib`.
     """
-    takers = [kind for kind in kinds if kind.units >= request.count and _is(kind, request.gpu_type)]
-    if not request.count or not takers:
+    takers = [kind for kind in kinds if kind.units >= request.units and _is(kind, request.gpu_type)]
+    if not request.units or not takers:
         return HostShare(0, 0)
     cpus = []
     memory = []
     for kind in takers:
-        part = request.count / kind.units
+        part = request.units / kind.units
         cores = int(kind.cpus_per_gpu * part) // kind.threads_per_core
         cpus.append(max(cores, 1) * kind.threads_per_core)
         least = min(policy.min_host_mib, kind.host_mib_per_gpu // 4)

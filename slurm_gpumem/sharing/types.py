@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from slurm_gpumem.config import SharingPolicy
 
 __all__ = ["GpuKind", "GpuRequest", "HostShare", "SharingPolicy"]
 
 
-@dataclass(frozen=True)
-class GpuKind:
+class GpuKind(NamedTuple):
     """One kind of GPU that a job may land on, and what of its node belongs to one such GPU."""
 
     gpu_type: Optional[str]
@@ -32,13 +30,12 @@ class GpuKind:
         return self.gpu_type or "GPU"
 
 
-@dataclass(frozen=True)
-class GpuRequest:
+class GpuRequest(NamedTuple):
     """What is asked of Slurm for one job."""
 
     gres: str
     """The value of --gres: "shard:13", "shard:a100:13", "mps:30", "gpu:1"; "" to leave the job's own."""
-    count: int
+    units: int
     """Shards (or mps units); 0 for a whole GPU."""
     per_gpu: int
     """Shards (or mps units) that one GPU of that kind has."""
@@ -48,8 +45,7 @@ class GpuRequest:
     """Why it is what it is, for the human line."""
 
 
-@dataclass(frozen=True)
-class HostShare:
+class HostShare(NamedTuple):
     """CPUs and host memory that go with a part of a GPU; 0 for what is not asked."""
 
     cpus: int

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, replace
-from typing import Callable, Iterator, List, Optional, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.sbatch_options import Option, OptionTable, read_command_line
@@ -20,8 +19,7 @@ class ScriptError(UsageError):
     """The batch script cannot be read or is none."""
 
 
-@dataclass(frozen=True)
-class BatchScript:
+class BatchScript(NamedTuple):
     """The text of a job script, and where it came from."""
 
     name: str
@@ -74,7 +72,7 @@ class BatchScript:
         for line, rest in kept.items():
             lines[line - 1] = " ".join([_MARK, *map(_quote, rest)]) if rest else f"#{lines[line - 1]}"
         data = "\n".join(lines).encode("utf-8", "surrogateescape")
-        return replace(self, data=data)
+        return self._replace(data=data)
 
     def _words(self) -> Iterator[Tuple[int, str]]:
         for number, line in self.head():

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import asdict, dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError
 
@@ -23,8 +22,7 @@ _GRES = re.compile(r"(?:gres[/:])?([a-z_]+)(?::([A-Za-z][^:=]*))?(?:[:=]([0-9]+)
 _FACTOR = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
-@dataclass(frozen=True)
-class GpuNodes:
+class GpuNodes(NamedTuple):
     """Nodes that are alike: so many GPUs of one type each, in the same partitions."""
 
     partitions: Tuple[str, ...]
@@ -45,8 +43,7 @@ class GpuNodes:
         return self.mps_per_gpu if gres == "mps" else self.shards_per_gpu
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(NamedTuple):
     """A cluster's GPUs, as far as a submission must know them."""
 
     gpu_nodes: Tuple[GpuNodes, ...]
@@ -85,7 +82,7 @@ def parse_cluster(nodes: str, partitions: str) -> Cluster:
             groups[group] = groups.get(group, 0) + 1
     names = [(_field(line, "PartitionName"), line) for line in partitions.splitlines()]
     return Cluster(
-        gpu_nodes=tuple(GpuNodes(**{**vars(group), "nodes": count}) for group, count in groups.items()),
+        gpu_nodes=tuple(group._replace(nodes=count) for group, count in groups.items()),
         default_partition=next((name for name, line in names if _field(line, "Default") == "YES"), None),
         partitions=tuple(name for name, _ in names if name),
         exclusive_partitions=tuple(
@@ -214,7 +211,8 @@ def _write_cache(path: str, cluster: Cluster) -> None:
         "schema": _SCHEMA,
         "time": time.time(),
         "configuration": _configuration_stamp(),
-        **asdict(cluster),
+        **cluster._asdict(),
+        "gpu_nodes": [group._asdict() for group in cluster.gpu_nodes],
     }
     part = f"{path}.{os.getpid()}"
     try:

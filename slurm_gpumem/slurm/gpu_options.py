@@ -7,7 +7,6 @@ From that follow the GPUs a job wants and whether it can live with a part of one
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.slurm.batch_script import BatchScript
@@ -59,8 +58,7 @@ class Asked(NamedTuple):
     """ "command line", "environment" or "script"."""
 
 
-@dataclass(frozen=True)
-class Wishes:
+class Wishes(NamedTuple):
     """The options in force for a job."""
 
     options: Mapping[str, Asked]
@@ -75,11 +73,10 @@ class Wishes:
         return any(name in self.options for name in names)
 
 
-@dataclass(frozen=True)
-class GpuWish:
+class GpuWish(NamedTuple):
     """The GPUs a job asked for in Slurm's own words."""
 
-    count: int = 0
+    gpus: int = 0
     """How many; 0 when it asked for none."""
     gpu_type: Optional[str] = None
     keep_whole: Optional[str] = None
@@ -118,7 +115,7 @@ def gpu_wish(wishes: Wishes, script: Optional[BatchScript]) -> GpuWish:
             entries.append((kind, count, f"--{option}"))
     types = [kind for kind, _, _ in entries if kind]
     return GpuWish(
-        count=max((count for _, count, _ in entries), default=0),
+        gpus=max((count for _, count, _ in entries), default=0),
         gpu_type=types[-1] if types else None,
         keep_whole=_why_whole(wishes, [(count, origin) for _, count, origin in entries], script),
         shared_gres=shared or None,
