@@ -43,6 +43,7 @@ lint: setup-test
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .
 	$(BIN)/ruff format $(RUFF_OPTIONS) --check .
 	$(BIN)/mypy
+	shellcheck prolog/*.sh
 
 format: setup-test
 	$(BIN)/ruff format $(RUFF_OPTIONS) .
