@@ -44,7 +44,7 @@ lint: setup-test
 	$(BIN)/ruff format $(RUFF_OPTIONS) --check .
 	$(BIN)/mypy
 	@for file in lua/*.lua tests/lua/*.lua; do luac5.1 -p "$$file" || exit 1; done
-	shellcheck .ci/run $$(git ls-files '*.sh' 'prolog/*')
+	shellcheck .ci/run $$(git ls-files '*.sh')
 
 format: setup-test
 	$(BIN)/ruff format $(RUFF_OPTIONS) .
