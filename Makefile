@@ -1,6 +1,7 @@
 # make demo    set everything up and watch real Slurm daemons share GPUs
 # make test    set everything up and run all tests
 # make lint    ruff, mypy --strict, shellcheck, luac
+# make accuracy  score every estimator on the measured training runs in models/
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -13,7 +14,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: demo test lint format setup setup-test apt clean
+.PHONY: accuracy demo test lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -47,6 +48,9 @@ lint: setup-test
 format: setup-test
 	$(BIN)/ruff format $(RUFF_OPTIONS) .
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' --fix .
+
+accuracy: $(BIN)/gpumem
+	@$(BIN)/gpumem accuracy
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
