@@ -2,7 +2,8 @@
 
 Each recording holds the allocator's own events of a few training steps and what
 `torch.cuda.memory_stats` said at the end: {"events": [["a", key, bytes], ["f", key], ...],
-"peak_allocated", "peak_reserved"}. Events of whole segments ("sa", "sf") are the allocator's answer, not its input.
+"peak_allocated", "peak_reserved"}. Events of whole segments ("sa", "sf") are the allocator's answer,
+not its input.
 """
 
 from __future__ import annotations
