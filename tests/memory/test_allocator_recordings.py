@@ -1,8 +1,8 @@
 """The simulator against real GPUs: event streams recorded there (models/allocator), replayed here.
 
-Each line of a file is one recording: `events` are [kind, block, bytes, ...] with "a" for allocated and "f" for
-freed, `peaks` what `torch.cuda.memory_stats` said at the end. Events of whole segments ("s", "r") are the
-allocator's answer, not its input. A first line may tell `about` the machine.
+Each line of a file is one recording: `events` are [kind, block, bytes, ...] with "a" for allocated and "f"
+for freed, `peaks` what `torch.cuda.memory_stats` said at the end. Events of whole segments ("s", "r") are
+the allocator's answer, not its input. A first line may tell `about` the machine.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def test_recorded_streams_give_the_peaks_that_the_gpu_had() -> None:
         reserved = abs(stats.peak_reserved / peaks["reserved_bytes"] - 1)
         if stats.peak_allocated != peaks["allocated_bytes"] or reserved > RESERVED_TOLERANCE:
             off.append(
-                f"{recording['key']}: allocated {stats.peak_allocated:,} against {peaks['allocated_bytes']:,}, "
-                f"reserved {stats.peak_reserved:,} against {peaks['reserved_bytes']:,}"
+                f"{recording['key']}: {stats.peak_allocated:,} bytes allocated against "
+                f"{peaks['allocated_bytes']:,}, {stats.peak_reserved:,} reserved against "
+                f"{peaks['reserved_bytes']:,}"
             )
     if not count:
         pytest.skip("no recordings in models/allocator")
