@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.model.rows import Row
 from slurm_gpumem.model.types import Shape
@@ -43,6 +43,23 @@ def derive_inputs(rows: Sequence[Row], model_inputs: Sequence[Shape]) -> None:
         recent[output] = None
         if len(recent) > _REACH:
             del recent[next(iter(recent))]
+
+
+def derive_outputs(rows: Sequence[Row]) -> None:
+    """Fill empty `outputs` of leaves in a table that shows inputs, and mark them as derived.
+
+    A layer mostly makes what the layer after it takes.
+    """
+    after: Tuple[Shape, ...] = ()
+    for row in reversed(rows):
+        if not row.leaf or not row.inputs:
+            continue
+        if not row.outputs:
+            shapes = row.inputs[:1] if _SAME_SHAPE.search(row.kind) else after
+            if shapes:
+                row.outputs = shapes
+                row.derived = (*row.derived, "outputs")
+        after = row.inputs[:1]
 
 
 def _choose(row: Row, output: Shape, recent: Dict[Shape, None]) -> Optional[Shape]:

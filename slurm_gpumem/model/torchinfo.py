@@ -26,7 +26,7 @@ _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 def parse(lines: Sequence[str], table: Table) -> ModelSummary:
     """Read the rows of one table."""
     columns = tuple(_TITLE.findall(table.header)) or _DEFAULT_COLUMNS
-    rows = _Reader(columns).read(lines, table)
+    rows = _Reader(columns, numbered="depth-idx" in table.header).read(lines, table)
     has_outputs = "Output Shape" in columns
     _shape_tree(rows, has_outputs)
     root = rows[0] if rows and rows[0].depth == 0 and not rows[0].unknown else None
@@ -48,8 +48,9 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
 class _Reader:
     """Reads rows with a given set of columns."""
 
-    def __init__(self, columns: Tuple[str, ...]) -> None:
+    def __init__(self, columns: Tuple[str, ...], numbered: bool) -> None:
         self._columns = columns
+        self._numbered = numbered
         self._shapes = ShapeReader()
         self._rows: List[Row] = []
 
@@ -71,7 +72,8 @@ class _Reader:
         if match:
             tree, kind, variable, level, rest = match.groups()
             cells: List[str] = _CELL.findall(rest) if rest else []
-            if level is None and cells and above is not None and _is_parameter(kind, cells):
+            numberless = self._numbered and tree.strip() != ""
+            if level is None and cells and above and (numberless or _is_parameter(kind, cells)):
                 above.note(kind, cells[0] if cells[0].startswith("[") else cells[-1].lstrip("├└─"))
                 return
             row = Row(kind, line)
@@ -134,8 +136,7 @@ def _is_parameter(name: str, cells: List[str]) -> bool:
     """Whether this is a row of verbose=2, about one parameter: "weight  [3, 64, 7, 7]  ├─9,408"."""
     if cells[-1][0] in "├└":
         return True
-    last = name.rpartition(".")[2]
-    return last.startswith(("weight", "bias"))
+    return "weight" in name or "bias" in name
 
 
 def _fill_params(row: Row, cell: str) -> bool:

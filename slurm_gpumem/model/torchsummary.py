@@ -9,7 +9,7 @@ import re
 from typing import Dict, List, Sequence
 
 from slurm_gpumem.model.cells import ShapeReader, parse_count
-from slurm_gpumem.model.finish import finish, read_totals
+from slurm_gpumem.model.finish import DEEPER, finish, read_totals
 from slurm_gpumem.model.kinds import is_leaf_kind
 from slurm_gpumem.model.rows import Row, unknown_row
 from slurm_gpumem.model.tables import Table, is_rule
@@ -18,6 +18,8 @@ from slurm_gpumem.model.types import ModelSummary
 ROW = re.compile(
     r"\s*(?:([A-Za-z_][\w./]*)\s+)?([A-Za-z_]\w*)-([0-9]+)\s+(\[.*\])\s+([0-9,]+)(?:\s+([0-9,]+))?\s*$"
 )
+_UNCOUNTED = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention")
+_BETTER = f"use {DEEPER}"
 
 
 def parse(lines: Sequence[str], table: Table) -> ModelSummary:
@@ -26,7 +28,7 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
     shows_blocks = "Tr. Param #" in table.header
     rows = _read_rows(lines, table)
     _mark_containers(rows, shows_blocks)
-    notes: List[str] = []
+    notes = _limits(rows) if not shows_blocks else []
     format = "pytorch-model-summary" if shows_blocks else "modelsummary" if shows_inputs else "torchsummary"
     if shows_inputs:
         for row in rows:
@@ -39,7 +41,17 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
         notes.append("some parameters are frozen, but the table does not say in which layers")
     parents = [value for row in rows for key, value in row.attributes if key == "parents"]
     root = parents[0].partition("/")[0] if parents else ""
-    return finish(format, rows, totals, name=root, closed=table.closed, notes=notes)
+    inputs = rows[0].inputs if shows_inputs and rows else ()
+    return finish(
+        format,
+        rows,
+        totals,
+        name=root,
+        input_shapes=inputs,
+        closed=table.closed,
+        notes=notes,
+        deeper="summary(model, ..., max_depth=None)",
+    )
 
 
 def _read_rows(lines: Sequence[str], table: Table) -> List[Row]:
@@ -74,6 +86,21 @@ def _read_rows(lines: Sequence[str], table: Table) -> List[Row]:
     return rows
 
 
+def _limits(rows: List[Row]) -> List[str]:
+    """Say what torchsummary leaves out: weights of other names than "weight" and "bias", leading sizes."""
+    notes = []
+    for row in rows:
+        row.params_known = row.params > 0 or row.kind not in _UNCOUNTED
+    uncounted = sorted({row.kind for row in rows if not row.params_known})
+    if uncounted:
+        notes.append(f"torchsummary does not count the parameters of {', '.join(uncounted)}: {_BETTER}")
+    if any("Window" in row.kind for row in rows):
+        notes.append(
+            f"torchsummary hides how many windows there are: activations come out too low; {_BETTER}"
+        )
+    return notes
+
+
 def _mark_containers(rows: List[Row], shows_blocks: bool) -> None:
     """Tell blocks from layers by their class, since the table shows no nesting.
 
@@ -92,4 +119,5 @@ def _mark_containers(rows: List[Row], shows_blocks: bool) -> None:
         if shows_blocks:
             row.hidden = row.params > 0
         else:
-            row.leaf = row.params > 0
+            # timm's BatchNormAct2d has weights and, in rows before it, children.
+            row.leaf = row.params > 0 and "NormAct" not in row.kind
