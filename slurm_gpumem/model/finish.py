@@ -84,11 +84,13 @@ def finish(
             f"the rows add up to {summed:,} parameters but the totals say {totals.params:,}; using the larger"
         )
         complete = complete and summed >= totals.params
+    warnings += _count_attention(rows)
     if not any(row.outputs for row in rows):
         derive_outputs(rows)
     batch = detect_batch(rows, input_shapes)
     derive_inputs(rows, input_shapes)
     warnings += _about_rows(rows, deeper) + _about_ties(rows)
+    summed = sum(row.params for row in rows)
     total = max(summed, totals.params or 0)
     if totals.params is not None and totals.trainable is not None:
         frozen = totals.params - totals.trainable
@@ -126,6 +128,24 @@ def _about_rows(rows: List[Row], deeper: str) -> List[str]:
     if not any(row.outputs for row in rows):
         warnings.append("the summary has no shapes: activations are unknown")
     return warnings
+
+
+def _count_attention(rows: List[Row]) -> List[str]:
+    """Count what torchsummary and torchinfo before 1.7 leave out: MultiheadAttention's own weights."""
+    filled = 0
+    for row in rows:
+        if row.kind == "MultiheadAttention" and not (row.params or row.repeated) and row.leaf and row.outputs:
+            width = row.outputs[0][-1]
+            # Four projections with bias, as torch makes them unless told otherwise.
+            row.params = 4 * width * (width + 1)
+            row.params_known = True
+            row.derived = (*row.derived, "params")
+            filled += row.params
+    if not filled:
+        return []
+    return [
+        f"the tool does not count MultiheadAttention's weights: {filled:,} parameters added from its width"
+    ]
 
 
 def _about_ties(rows: List[Row]) -> List[str]:

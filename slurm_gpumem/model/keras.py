@@ -15,7 +15,15 @@ from slurm_gpumem.model.rows import Row, unknown_row
 from slurm_gpumem.model.tables import Table
 from slurm_gpumem.model.types import ModelSummary, Shape
 
-_TITLE = re.compile(r"Layer \(type\)|Output Shape|Param #|Connected to|Trai\w*…?")
+# Titles may be cut ("Para", "Trai…").
+_TITLE = re.compile(r"Layer \(type\)|Outp\w*(?: Shape)?|Para\w*(?: #)?|Conn\w*(?: to)?|Trai\w*")
+_FULL_TITLES = {
+    "Laye": "Layer (type)",
+    "Outp": "Output Shape",
+    "Para": "Param #",
+    "Conn": "Connected to",
+    "Trai": "Trainable",
+}
 _NAME = re.compile(r"([^\s()]*)\s*\(([^\s()]*)\)?$")
 _MODEL = re.compile(r'\s*Model: "([^"]{1,100})"')
 _CONNECTION = re.compile(r"([^\s,'\[\]]+?)(…|\[)")
@@ -48,7 +56,7 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
             rows.pop()
     _nest(rows)
     _connect(rows)
-    has_params = "Param #" in table.header
+    has_params = "Para" in table.header
     return finish(
         "keras",
         rows,
@@ -72,7 +80,7 @@ def _model_name(lines: Sequence[str], table: Table) -> str:
 
 def _collect(lines: Sequence[str], table: Table) -> List[Tuple[int, Cells]]:
     """Put the lines of one row together; a row begins where its last sure column has something in it."""
-    titles = [(match[0], match.start()) for match in _TITLE.finditer(table.header)]
+    titles = [(_FULL_TITLES[match[0][:4]], match.start()) for match in _TITLE.finditer(table.header)]
     names = [title for title, _ in titles]
     key = "Param #" if "Param #" in names else "Output Shape"
     found: List[Tuple[int, Cells]] = []
@@ -128,7 +136,7 @@ def _read_row(cells: Cells, line: int, shapes: ShapeReader) -> Optional[Row]:
     row.depth = _depth(text)
     if cells.get("Connected to", "-") not in ("-", "[]", ""):
         row.note("connected_to", cells["Connected to"])
-    row.trainable = not any(value == "N" for title, value in cells.items() if title.startswith("Trai"))
+    row.trainable = cells.get("Trainable") != "N"
     if params is not None and ("unbuilt" in params or "unused" in params):
         row.params_known = row.called = False
     return row

@@ -18,7 +18,7 @@ from slurm_gpumem.model.types import ModelSummary
 ROW = re.compile(
     r"\s*(?:([A-Za-z_][\w./]*)\s+)?([A-Za-z_]\w*)-([0-9]+)\s+(\[.*\])\s+([0-9,]+)(?:\s+([0-9,]+))?\s*$"
 )
-_UNCOUNTED = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention")
+_UNCOUNTED = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
 _BETTER = f"use {DEEPER}"
 
 

@@ -67,7 +67,7 @@ TOOLS: Dict[Tuple[str, str], List[Tuple[str, Dict[str, Any], Any]]] = {
         ("columns", {"depth": 20, "col_names": ALL_COLUMNS}, [*VISION[:2], "unet", "audio"]),
         ("flat", {"depth": 20, "branching": False}, ["resnet18", "unet"]),
     ],
-    ("torch-summary", "1.3.0"): [("depth20", {"max_depth": 20}, ["resnet18", "unet"])],
+    ("torch-summary", "1.3.0"): [("depth20", {"depth": 20}, ["resnet18", "unet"])],
     ("torchsummary", "1.5.1"): [
         ("open", {}, [*VISION, "resnet50", "vit", "swin", "convnext", "unet", "shared", "frozen", "gru",
                       "two-inputs", "transformer", "volumes", "audio", "generator"]),
@@ -100,6 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--packages", type=Path, required=True, help="where tool versions are installed")
     parser.add_argument("--keras2-python", help="a Python with tensorflow 2.15")
+    parser.add_argument("--only", help="renew one tool's fixtures and keep the others")
     parser.add_argument("--one", nargs=2, metavar=("TOOL", "VERSION"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -107,7 +108,11 @@ def main() -> None:
         _run_tool((args.one[0], args.one[1]), args.out)
         return
     with tempfile.TemporaryDirectory() as folder:
+        if args.only:
+            _unpack(Path(folder), without=args.only)
         for tool, version in TOOLS:
+            if args.only not in (None, tool):
+                continue
             _in_child(tool, version, args.packages, Path(folder), args.keras2_python)
         _pack(Path(folder))
 
@@ -130,6 +135,16 @@ def _in_child(tool: str, version: str, packages: Path, out: Path, keras2: str) -
     print(f"{tool} {version}: {len(list(out.glob(f'{tool}-{version}*.txt')))} summaries")
     if result.returncode:
         print(result.stderr[-3000:])
+
+
+def _unpack(folder: Path, without: str) -> None:
+    facts = json.loads((FIXTURES / "expected.json").read_text())
+    with tarfile.open(FIXTURES / "summaries.tar.xz") as archive:
+        for name, fact in facts.items():
+            content = archive.extractfile(f"{name}.txt")
+            if fact["tool"] != without and content is not None:
+                (folder / f"{name}.txt").write_bytes(content.read())
+                (folder / f"{name}.json").write_text(json.dumps(fact))
 
 
 def _pack(folder: Path) -> None:
