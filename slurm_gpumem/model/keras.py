@@ -28,6 +28,7 @@ _NAME = re.compile(r"([^\s()]*)\s*\(([^\s()]*)\)?$")
 _MODEL = re.compile(r'\s*Model: "([^"]{1,100})"')
 _CONNECTION = re.compile(r"([^\s,'\[\]]+?)(…|\[)")
 _RULES = "─━═-_=¯ │┃├┤┼╇╈┡┩┏┓┳└┘┴╞╡|"
+_BOX_RULES = ("├", "└", "┡", "┏")
 _MODELS = ("Functional", "Sequential", "Model")
 # Class names as long as Keras cuts them; a cut name stands for the only one that begins like it.
 _NAMES = """AdditiveAttention Attention AveragePooling1D AveragePooling2D AveragePooling3D BatchNormalization
@@ -82,22 +83,23 @@ def _collect(lines: Sequence[str], table: Table) -> List[Tuple[int, Cells]]:
     """Put the lines of one row together; a row begins where its last sure column has something in it."""
     titles = [(_FULL_TITLES[match[0][:4]], match.start()) for match in _TITLE.finditer(table.header)]
     names = [title for title, _ in titles]
-    key = "Param #" if "Param #" in names else "Output Shape"
-    found: List[Tuple[int, Cells]] = []
+    starts = [start for _, start in titles]
+    key = names.index("Param #" if "Param #" in names else "Output Shape")
+    found: List[Tuple[int, List[str]]] = []
     for number in range(table.first, table.stop):
         text = lines[number]
-        if not text.strip(_RULES):
+        if text.startswith(_BOX_RULES) or not text.strip(_RULES):
             continue
         boxed = "│" in text or "┃" in text
-        parts = _boxed_cells(text) if boxed else _plain_cells(text, [start for _, start in titles])
-        cells = dict(zip(names, parts))
-        if cells.get(key) or not found:
-            found.append((number + 1, cells))
-        else:
-            last = found[-1][1]
-            for title, part in cells.items():
-                last[title] = last.get(title, "") + part.strip()
-    return found
+        parts = _boxed_cells(text) if boxed else _plain_cells(text, starts)
+        if not found or (len(parts) > key and parts[key]):
+            found.append((number + 1, parts))
+            continue
+        row = found[-1][1]
+        for position, part in enumerate(parts[: len(row)]):
+            if part:
+                row[position] += part.strip(" │")
+    return [(line, dict(zip(names, parts))) for line, parts in found]
 
 
 def _boxed_cells(text: str) -> List[str]:
@@ -128,7 +130,8 @@ def _read_row(cells: Cells, line: int, shapes: ShapeReader) -> Optional[Row]:
     outputs = shapes.read(shape) if shape not in ("?", "multiple", "unused", "") else ()
     if outputs is None:
         return None
-    row = Row(_full_kind(match[2]), line)
+    cut = text.endswith("…") or not text.endswith(")")
+    row = Row(_full_kind(match[2]) if cut else match[2], line)
     row.name = match[1]
     row.outputs = outputs
     row.params = count
@@ -151,11 +154,10 @@ def _depth(text: str) -> int:
 
 
 def _full_kind(kind: str) -> str:
-    if kind in _KINDS:
-        return kind
+    """Complete a class name that Keras has cut."""
     stem = kind.rstrip("…")
     fitting = [known for known in _KINDS if known.startswith(stem)]
-    return fitting[0] if kind.endswith("…") and len(fitting) == 1 else stem
+    return fitting[0] if len(fitting) == 1 else stem
 
 
 def _nest(rows: List[Row]) -> None:

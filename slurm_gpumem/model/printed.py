@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from copy import copy
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.model.cells import parse_count
 from slurm_gpumem.model.finish import Totals, finish
@@ -40,7 +40,7 @@ def find_starts(lines: Sequence[str]) -> List[int]:
             following = lines[number + 1 : number + 4]
             if any("): " in later and _CHILD.match(later) for later in following):
                 starts.append(number)
-        elif _is_layer(line):
+        elif line[:1].isalpha() and _is_layer(line):
             starts.append(number)
     if first_child is not None and (not starts or first_child < starts[0]):
         # Its first line is lost.
@@ -119,6 +119,7 @@ class _Reader:
         self.closed = False
         self.stated: Optional[int] = None
         self._open: List[_Block] = []
+        self._seen: Dict[Tuple[str, str], Tuple[Optional[int], Dict[str, Any]]] = {}
 
     def read(self, lines: Sequence[str], offset: int) -> None:
         """Read until the root's bracket closes."""
@@ -195,10 +196,15 @@ class _Reader:
         self.closed = not self._open
 
     def _finish_row(self, row: Row, text: str, stated: Optional[int]) -> None:
-        args = Arguments(text)
-        row.attributes = args.pairs
-        row.kernel = args.sizes("kernel_size")
-        counted = stated if stated is not None else count_params(row.kind, args)
+        key = (row.kind, text)
+        if key not in self._seen:
+            args = Arguments(text)
+            fields = {"attributes": args.pairs, "kernel": args.sizes("kernel_size")}
+            self._seen[key] = count_params(row.kind, args), fields
+        counted, fields = self._seen[key]
+        row.__dict__.update(fields)
+        if stated is not None:
+            counted = stated
         if counted is not None:
             row.params += counted
         elif row.leaf and not row.params and not has_no_params(row.kind):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.model.cells import ShapeReader, parse_count
 from slurm_gpumem.model.finish import DEEPER, finish, read_totals
@@ -15,9 +15,7 @@ from slurm_gpumem.model.rows import Row, unknown_row
 from slurm_gpumem.model.tables import Table, is_rule
 from slurm_gpumem.model.types import ModelSummary
 
-ROW = re.compile(
-    r"\s*(?:([A-Za-z_][\w./]*)\s+)?([A-Za-z_]\w*)-([0-9]+)\s+(\[.*\])\s+([0-9,]+)(?:\s+([0-9,]+))?\s*$"
-)
+_CELLS = re.compile(r"(\[.*\])\s+([0-9,]+)(?:\s+([0-9,]+))?\s*$")
 _UNCOUNTED = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
 _BETTER = f"use {DEEPER}"
 
@@ -56,34 +54,56 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
 
 def _read_rows(lines: Sequence[str], table: Table) -> List[Row]:
     shapes = ShapeReader()
+    # A table repeats few cells often.
+    seen: Dict[str, Optional[Dict[str, Any]]] = {}
     rows: List[Row] = []
     for number in range(table.first, table.stop):
         text = lines[number]
-        if not text.strip() or is_rule(text, "=-"):
+        parents, name, cells = _split(text)
+        if cells not in seen:
+            seen[cells] = _read_cells(cells, shapes)
+        values = seen[cells]
+        kind, _, index = name.rpartition("-")
+        if values is None or not index.isdigit() or not kind.isidentifier():
+            if text.strip() and not is_rule(text, "=-"):
+                rows.append(unknown_row(text, number + 1))
             continue
-        match = ROW.match(text)
-        outputs = shapes.read(match[4]) if match else None
-        params = parse_count(match[5]) if match else None
-        if match is None or outputs is None or params is None:
-            rows.append(unknown_row(text, number + 1))
-            continue
-        row = Row(match[2], number + 1)
-        row.outputs = outputs
-        row.params = params
-        if match[1]:
-            row.note("parents", match[1])
-            row.depth = match[1].count("/")
-        if match[6]:
-            trainable = parse_count(match[6])
-            row.trainable = params == 0 or trainable != 0
-            if trainable is not None and 0 < trainable < params:
-                row.note("trainable_params", str(trainable))
+        row = Row(kind, number + 1)
+        row.__dict__.update(values)
+        if parents:
+            row.note("parents", parents)
+            row.depth = parents.count("/")
         rows.append(row)
     if not table.closed:
         # What follows the last row of a table without an end is other output.
         while rows and rows[-1].unknown:
             rows.pop()
     return rows
+
+
+def _split(text: str) -> Tuple[str, str, str]:
+    """Split into parent layers (mostly none), layer and cells."""
+    before, bracket, cells = text.partition("[")
+    words = before.split()
+    if not bracket or not 0 < len(words) < 3:
+        return "", "", ""
+    return words[0] if len(words) == 2 else "", words[-1], bracket + cells
+
+
+def _read_cells(text: str, shapes: ShapeReader) -> Optional[Dict[str, Any]]:
+    """Return the fields that the cells give a row; None if they make no sense."""
+    match = _CELLS.match(text)
+    outputs = shapes.read(match[1]) if match else None
+    params = parse_count(match[2]) if match else None
+    if match is None or outputs is None or params is None:
+        return None
+    fields: Dict[str, Any] = {"outputs": outputs, "params": params}
+    trainable = parse_count(match[3]) if match[3] else None
+    if trainable is not None:
+        fields["trainable"] = params == 0 or trainable != 0
+        if 0 < trainable < params:
+            fields["attributes"] = (("trainable_params", str(trainable)),)
+    return fields
 
 
 def _limits(rows: List[Row]) -> List[str]:
