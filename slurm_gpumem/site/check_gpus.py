@@ -85,7 +85,7 @@ def shares_have_types(now: Snapshot) -> Iterator[Finding]:
             "untyped-shares",
             f"{fold_names(bare)}: GPUs have a type, their shares have none",
             f"on Slurm {now.version_text} every srun inside a job that asked for shard:TYPE:N fails",
-            "give the shares their type in Gres= and in gres.conf: shard:TYPE:N, Name=shard Type=TYPE (gpumem setup)",
+            "write shard:TYPE:N in Gres= and Name=shard Type=TYPE in gres.conf (gpumem setup)",
         )
 
 

@@ -85,10 +85,9 @@ def site_table_matches(now: Snapshot) -> Iterator[Finding]:
         elif said != cluster[name]:
             yield _stale(f"partition {name} has {_kinds(cluster[name])}, it says {_kinds(said)}")
     separator = "/" if now.version >= SLASH_SEPARATOR else ":"
-    if now.lua.site.get("separator") not in (separator, "nil"):
-        yield _stale(
-            f"its separator is {now.lua.site.get('separator')!r}; Slurm {now.version_text} wants {separator!r}"
-        )
+    said_separator = now.lua.site.get("separator")
+    if said_separator not in (separator, "nil"):
+        yield _stale(f"its separator is {said_separator!r}, Slurm {now.version_text} has {separator!r}")
 
 
 def site_files_agree(now: Snapshot) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ class SitePlan:
                 if self.shares(gpus) < 1:
                     raise UsageError(
                         f"{group.nodes}: a GPU of {format_mib(gpus.memory_mib)} has no room for one share "
-                        f"beside a reserve of {format_mib(self.reserve_mib)}; give smaller ones: --shard, --reserve"
+                        f"beside a reserve of {format_mib(self.reserve_mib)}; see --shard, --reserve"
                     )
 
     def shares(self, gpus: GpuGroup) -> int:

@@ -50,7 +50,7 @@ def gres_lines(plan: SitePlan, *, with_gpus: bool) -> List[str]:
 def lua_table(plan: SitePlan) -> str:
     """gpumem_site.lua: what the job_submit plug-in must know of the site."""
     lines = [
-        "-- Written by `gpumem setup`; read when slurmctld loads job_submit.lua: `touch` that after a change.",
+        "-- Written by `gpumem setup`; read with job_submit.lua: `touch` that after a change.",
         "return {",
         "  schema = 1,",
         f"  mode = {_lua(plan.mode)}, -- observe, opt-in or on",
