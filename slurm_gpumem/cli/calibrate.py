@@ -38,8 +38,8 @@ def main(argv: List[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem calibrate",
-        description="Measure this node's GPU (the first one visible) in under a minute: CUDA context, library "
-        "overhead, workspaces, allocator rounding. Writes the site's own entry for it. Needs PyTorch.",
+        description="Measure this node's first visible GPU in under a minute: CUDA context, library "
+        "overhead, workspaces, rounding. Writes the site's own entry for it. Needs PyTorch.",
     )
     parser.add_argument(
         "--name", default="", help="name of the entry, as Slurm calls the type (default: after the GPU)"

@@ -27,6 +27,7 @@ from slurm_gpumem.devcluster.ports import PortReservation
 from slurm_gpumem.devcluster.processes import Process
 from slurm_gpumem.devcluster.record import Record
 from slurm_gpumem.devcluster.spec import ClusterSpec
+from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.errors import DevClusterError
 
 TOKEN_VARIABLE = "GPUMEM_DEVCLUSTER_TOKEN"
@@ -143,7 +144,9 @@ def down(state: Path) -> List[Process]:
 def _start(cluster: Cluster, known: Record) -> None:
     spec, layout = cluster.spec, cluster.layout
     _make_folders(layout)
-    installation: Installation = SystemSlurm()
+    installation: Installation = (
+        SystemSlurm() if spec.slurm_root is None else TreeSlurm(spec.slurm_root, layout)
+    )
     installation.prepare()
     env = {
         "PATH": SYSTEM_FOLDERS,

@@ -128,8 +128,8 @@ def program_name(pid: int) -> str:
 
 
 def _runs_program(process: Process) -> bool:
-    # Between fork and exec, and in a launcher (env, chroot), the name is not yet the program's own.
-    return program_name(process.pid) in (process.program, "env", "unshare", "chroot", "sh")
+    # In the middle of exec the kernel shows no name; in a launcher, the name is not yet the program's own.
+    return program_name(process.pid) in (process.program, "", "unshare", "chroot", "sh")
 
 
 def _signal(process: Process, number: int) -> bool:

@@ -56,8 +56,14 @@ def test_optimizer_states_are_what_pytorch_keeps_per_parameter() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "weight", "activation", "amp"),
-    [("fp32", 4, 4, False), ("tf32", 4, 4, False), ("amp-fp16", 4, 2, True), ("amp-bf16", 4, 2, True), ("bf16", 2, 2, False)],
-)  # fmt: skip
+    [
+        ("fp32", 4, 4, False),
+        ("tf32", 4, 4, False),
+        ("amp-fp16", 4, 2, True),
+        ("amp-bf16", 4, 2, True),
+        ("bf16", 2, 2, False),
+    ],
+)
 def test_bytes_follow_the_precision(precision: str, weight: int, activation: int, amp: bool) -> None:
     job = TrainingJob(1, precision=precision)
     assert (job.weight_bytes, job.activation_bytes, job.amp) == (weight, activation, amp)
