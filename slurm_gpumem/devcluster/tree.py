@@ -7,13 +7,15 @@ Both happen in a mount namespace that ends with the program: nobody else sees it
 
 from __future__ import annotations
 
+import json
 import os
-import shlex
+import shutil
 from pathlib import Path
 from typing import List, Optional
 
-from slurm_gpumem.devcluster.installation import find_program
+from slurm_gpumem.devcluster.enter import MARKER
 from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.scripts import find_python, write_script
 from slurm_gpumem.errors import DevClusterError
 
 _CLIENTS = [
@@ -38,11 +40,10 @@ _CLIENTS = [
 ]
 _ALTERNATIVES = ("slurmctld", "slurmd", "slurmstepd")
 """Debian unpacks them as slurmctld-wlm ..., and a package's set-up makes the names that daemons need."""
-_FROM_THE_TREE = frozenset(
-    {"bin", "boot", "etc", "lib", "lib32", "lib64", "libx32", "lost+found", "run", "sbin", "usr", "var"}
+_OF_THE_TREE = frozenset(
+    ["bin", "boot", "etc", "lib", "lib32", "lib64", "libx32", "lost+found", "run", "sbin", "usr", "var"]
 )
-_SHARED_FILES = ("etc/passwd", "etc/group", "etc/hosts", "etc/hostname", "etc/resolv.conf")
-_INSIDE = "run/gpumem-slurm-root"
+_SHARED_FILES = ("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 
 
 class TreeSlurm:
@@ -53,7 +54,7 @@ class TreeSlurm:
             raise DevClusterError(f"{root}: no such folder; --slurm-root names a tree that holds a Slurm")
         self._root = root
         self._layout = layout
-        self._has_shell = _lies_in(root, "sh") is not None
+        self._enter = layout.library / "enter-slurm-root"
         if self._program("slurmctld") is None or self._program("slurmd") is None:
             raise DevClusterError(f"{root}: no slurmctld and slurmd in its usr/sbin; is it a Slurm's tree?")
 
@@ -64,30 +65,28 @@ class TreeSlurm:
         return [str(self._enter), found, *args]
 
     def prepare(self) -> None:
-        inside = self._into_chroot() if self._has_shell else self._over_usr()
-        _write_script(self._enter_inside, inside)
-        _write_script(
+        library = self._layout.library
+        # Copied, because the users of jobs may not enter the folder of this checkout.
+        shutil.copyfile(Path(__file__).with_name("enter.py"), library / "enter.py")
+        has_shell = _lies_in(self._root, "sh") is not None
+        view = {
+            "root": str(self._root),
+            "folders": self._folders() if has_shell else [],
+            "files": [name for name in _SHARED_FILES if self._has_file(name)] if has_shell else [],
+            "overlay": None if has_shell else self._overlay(),
+        }
+        (library / "view.json").write_text(json.dumps(view) + "\n")
+        write_script(
             self._enter,
-            "# Runs a program with the Slurm of another tree, in a mount namespace of its own.",
-            f'if [ -e "/{_INSIDE}" ]; then exec "$@"; fi',
-            "how=",
-            '[ "$(id -u)" = 0 ] || how="--user --map-current-user"',
-            f'exec {find_program("unshare")} --mount $how {shlex.quote(str(self._enter_inside))} "$PWD" "$@"',
+            "# Runs a program with the Slurm of another tree.",
+            f'[ -e /{MARKER} ] && exec "$@"',
+            *find_python(),
+            f'exec "$python" -IS {library / "enter.py"} {library / "view.json"} "$@"',
         )
         for name in _CLIENTS:
             found = self._program(name)
             if found is not None:
-                _write_script(
-                    self._layout.programs / name, f'exec {shlex.quote(str(self._enter))} {found} "$@"'
-                )
-
-    @property
-    def _enter(self) -> Path:
-        return self._layout.library / "enter-slurm-root"
-
-    @property
-    def _enter_inside(self) -> Path:
-        return self._layout.library / "enter-slurm-root.inside"
+                write_script(self._layout.programs / name, f'exec {self._enter} {found} "$@"')
 
     def _program(self, name: str) -> Optional[str]:
         """The path that the program has once we are inside."""
@@ -96,47 +95,18 @@ class TreeSlurm:
             found = f"/usr/sbin/{name}"
         return found
 
-    def _into_chroot(self) -> str:
-        root = shlex.quote(str(self._root))
-        lines = ["set -e", f"root={root}", "cwd=$1; shift"]
-        for folder in self._own_folders():
-            self._make_mount_point(folder)
-            lines.append(f'mount --rbind {shlex.quote(folder)} "$root"{shlex.quote(folder)}')
-        for name in _SHARED_FILES:
-            if (self._root / name).is_file() and Path("/", name).is_file():
-                lines.append(f'mount --bind /{name} "$root/{name}"')
-        lines += [
-            'mount -t tmpfs -o mode=755 tmpfs "$root/run"',
-            f'touch "$root/{_INSIDE}"',
-            'exec chroot "$root" /bin/sh -c \'cd "$0" 2>/dev/null || cd /; exec "$@"\' "$cwd" "$@"',
-        ]
-        return "\n".join(lines)
-
-    def _over_usr(self) -> str:
-        extra = self._layout.library / "usr"
-        (extra / "sbin").mkdir(parents=True)
-        for name in _ALTERNATIVES:
-            (extra / "sbin" / name).symlink_to(f"{name}-wlm")
-        lower = ":".join(str(path) for path in (extra, self._root / "usr", "/usr"))
-        return "\n".join(
-            [
-                "set -e",
-                "cwd=$1; shift",
-                f"mount -t overlay overlay -o lowerdir={shlex.quote(lower)} /usr",
-                'cd "$cwd"',
-                'exec "$@"',
-            ]
-        )
-
-    def _own_folders(self) -> List[str]:
+    def _folders(self) -> List[str]:
         """This machine's folders that the tree shall show: all but the system's, and the cluster's own."""
-        folders = []
-        for entry in sorted(os.scandir("/"), key=lambda found: found.name):
-            if entry.is_dir(follow_symlinks=False) and entry.name not in _FROM_THE_TREE:
-                folders.append(entry.path)
-        if self._layout.root.parts[1] in _FROM_THE_TREE:
+        names = sorted(entry.name for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False))
+        folders = [f"/{name}" for name in names if name not in _OF_THE_TREE]
+        if self._layout.root.parts[1] in _OF_THE_TREE:
             folders.append(str(self._layout.root))
+        for folder in folders:
+            self._make_mount_point(folder)
         return folders
+
+    def _has_file(self, name: str) -> bool:
+        return Path(f"{self._root}{name}").is_file() and Path(name).is_file()
 
     def _make_mount_point(self, folder: str) -> None:
         try:
@@ -146,16 +116,18 @@ class TreeSlurm:
                 f"{self._root}{folder}: {error.strerror}; the tree needs this folder to show {folder} in it"
             ) from None
 
+    def _overlay(self) -> str:
+        extra = self._layout.library / "usr"
+        (extra / "sbin").mkdir(parents=True)
+        for name in _ALTERNATIVES:
+            (extra / "sbin" / name).symlink_to(f"{name}-wlm")
+        return f"{extra}:{self._root / 'usr'}:/usr"
+
 
 def _lies_in(root: Path, program: str) -> Optional[str]:
     for folder in ("usr/sbin", "usr/bin", "sbin", "bin"):
         path = root / folder / program
-        # Not exists(): a link into /etc/alternatives only resolves inside.
+        # Not only exists(): a link into /etc/alternatives only resolves inside.
         if path.is_symlink() or path.is_file():
             return f"/{folder}/{program}"
     return None
-
-
-def _write_script(path: Path, *lines: str) -> None:
-    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    path.chmod(0o755)

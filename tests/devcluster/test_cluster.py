@@ -12,7 +12,7 @@ from slurm_jobs import jobs_on_gpus, submit, submit_shared, wait_until
 
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import processes
-from slurm_gpumem.devcluster.cluster import TOKEN_VARIABLE, Cluster
+from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.errors import DevClusterError
@@ -25,9 +25,8 @@ def living(cluster: Cluster) -> list[str]:
     return [process.name for process in cluster.processes() if processes.alive(process)]
 
 
-def with_token(cluster: Cluster) -> list[int]:
-    token = devcluster.record.load(cluster.layout).token  # type: ignore[union-attr]
-    return processes.with_environment(f"{TOKEN_VARIABLE}={token}")
+def steps(cluster: Cluster) -> list[int]:
+    return processes.working_in(cluster.layout.root, "slurmstepd")
 
 
 def test_the_nodes_are_idle_when_up_returns(make_cluster: Any) -> None:
@@ -75,9 +74,9 @@ def test_up_cleans_up_after_a_crashed_controller(make_cluster: Any) -> None:
     controller = next(p for p in crashed.processes() if p.program == "slurmctld")
     os.kill(controller.pid, signal.SIGKILL)
     wait_until(lambda: not processes.alive(controller))
-    assert "slurmd n1" in living(crashed)
-    before = with_token(crashed)
-    assert len(before) >= 3  # munged, slurmd, the job's slurmstepd
+    assert living(crashed) == ["munged", "slurmd n1"]
+    before = [*[p.pid for p in crashed.processes()], *processes.descendants(steps(crashed))]
+    assert len(before) > 4  # also the job's slurmstepd and what runs below it
 
     again = devcluster.up(crashed.spec)
     try:
@@ -93,9 +92,8 @@ def test_stop_ends_the_daemons_and_the_jobs_that_still_run(make_cluster: Any) ->
     submit_shared(cluster, 12, "gpumem-standin --peak 12000 --seconds 100; sleep 100")
     wait_until(lambda: bool(jobs_on_gpus(cluster)))
     started = cluster.processes()
-    pids = with_token(cluster)
-    family = processes.descendants(pids)
-    assert len(family) > len(pids)
+    family = processes.descendants(steps(cluster))
+    assert len(family) > 1
     cluster.stop()
     assert not any(processes.alive(process) for process in started)
     wait_until(lambda: not any(processes.start_ticks(pid) for pid in family), timeout_s=5)

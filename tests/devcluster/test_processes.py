@@ -74,11 +74,12 @@ def test_a_zombie_is_not_alive() -> None:
     child.wait()
 
 
-def test_processes_are_found_by_what_their_environment_holds(tmp_path: Path) -> None:
-    child = subprocess.Popen(["sleep", "60"], env={**os.environ, "GPUMEM_MARK": "x1"})
+def test_processes_are_found_by_program_and_working_folder(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
     try:
-        assert processes.with_environment("GPUMEM_MARK=x1") == [child.pid]
-        assert processes.with_environment("GPUMEM_MARK=x") == []
+        assert processes.working_in(tmp_path, "sleep") == [child.pid]
+        assert processes.working_in(tmp_path, "slurmstepd") == []
+        assert child.pid not in processes.working_in(tmp_path.parent, "sleep")
     finally:
         child.kill()
         child.wait()

@@ -101,7 +101,7 @@ def test_without_a_gpu_it_says_what_is_missing(tmp_path: Path) -> None:
 def test_a_job_that_outgrows_its_gpu_fails_in_slurm_as_pytorch_does(make_cluster: Any) -> None:
     cluster = make_cluster(nodes=default_nodes(1, gpus=1))
     # Both ask for less than they take: together they do not fit, though Slurm thinks they do.
-    first = submit_shared(cluster, 10, "gpumem-standin --peak 25000 --seconds 60")
+    first = submit_shared(cluster, 10, "gpumem-standin --peak 25000 --steps 300 --seconds 60")
     wait_until(lambda: jobs_on_gpus(cluster) == {"n1 gpu0": [first]})
     wait_until(lambda: Gpu(cluster.layout.ledger, "n1", 0).holders() == {first: 25000})
     log = cluster.layout.root / "second.log"

@@ -1,8 +1,8 @@
 #!/bin/bash
-# slurm-tree SUITE DIR: Debian's Slurm of that suite (trixie, sid ...) in a tree of its own, for --slurm-root.
+# slurm-tree.sh SUITE DIR: Debian's Slurm of that suite (trixie, sid ...) in a tree of its own, for --slurm-root.
 # Takes DEBIAN_MIRROR, or the mirror that this machine's apt uses. Needs root and debootstrap.
 set -euo pipefail
-suite=${1:?usage: slurm-tree SUITE DIR}; dir=$(realpath -m "${2:?usage: slurm-tree SUITE DIR}")
+suite=${1:?usage: slurm-tree.sh SUITE DIR}; dir=$(realpath -m "${2:?usage: slurm-tree SUITE DIR}")
 [ -e "$dir/.complete" ] && exit 0
 # shellcheck disable=SC2016  # apt-get itself fills in $(SITE)
 mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(SITE)' | sort -u | grep -v security | sed -n 1p)}
