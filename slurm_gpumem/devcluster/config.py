@@ -154,7 +154,8 @@ def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
     )
     if node.gpus:
         shared = node.gpus * spec.shared_per_gpu(node)
-        line += f" Gres=gpu:{node.gpu_type}:{node.gpus},{spec.gres}:{shared}"
+        # With the type here too: 22.05 refuses srun in a shard:TYPE:N job when slurm.conf names no type.
+        line += f" Gres=gpu:{node.gpu_type}:{node.gpus},{spec.gres}:{node.gpu_type}:{shared}"
     return line
 
 
