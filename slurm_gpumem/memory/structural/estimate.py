@@ -6,6 +6,7 @@ from typing import Dict, List, Tuple
 
 from slurm_gpumem.memory.bound import Features, request_mib
 from slurm_gpumem.memory.structural import loss
+from slurm_gpumem.memory.structural.blocks import expand_hidden
 from slurm_gpumem.memory.structural.modules import run_all
 from slurm_gpumem.memory.structural.replay import (
     ACTIVATIONS,
@@ -64,9 +65,12 @@ def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, R
     """Rebuild the training step and replay it; for estimates, tests and the documentation's example."""
     walk = Walk(summary, job, gpu)
     tree = build_tree(summary)
+    if expand_hidden(summary, tree):
+        walk.assume("blocks shown without their layers are made of the usual ones for their class and size")
     loss.start(walk, tree)
     run_all(walk, tree)
     loss.finish(walk)
+    walk.tape.close()
     rule = job.optimizer_rule
     plan = StepPlan(
         states=rule.states,

@@ -17,6 +17,7 @@ Rule = Callable[[Walk, Layer, Tensor], Tensor]
 
 _INDEX_BYTES = 8
 _FLOAT = 4
+_CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 
 
@@ -146,7 +147,7 @@ def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
     if told is not None:
         return told == "True"
     producer = walk.tape.ops[-1] if walk.tape.ops else None
-    return len(x.shape) >= 4 and producer is not None and producer.out.slot == x.slot and not producer.alias
+    return len(x.shape) >= 4 and producer is not None and producer.out.slot == x.slot
 
 
 def _relu(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -171,11 +172,24 @@ def _input_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 def _composed_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     """Activations written out in Python: every product keeps its factors."""
-    kept = {"NewGELUActivation": 3, "FastGELUActivation": 4, "AccurateGELUActivation": 3}.get(row.kind, 1)
+    if row.kind in _CUBIC_GELU:
+        # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))): the power is taken in fp32 under autocast, and what follows.
+        half = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
+        wide = walk.widened(x)
+        curve = walk.tape.new(x.shape, x.elements, wide.width, grad=x.grad)
+        walk.tape.op(
+            (wide,), curve, saved=(wide, curve), work=(wide.bytes, wide.bytes), back=(wide.bytes,) * 2
+        )
+        shifted = walk.tape.op(
+            (curve,), walk.tape.new(x.shape, x.elements, wide.width, grad=x.grad), alias=True
+        )
+        return walk.tape.op(
+            (half, shifted), walk.make(output_shape(row, x), wide.width), saved=(half, shifted)
+        )
+    gate = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
+    walk.tape.op((x,), gate, saved=(gate,), work=(x.bytes,))
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
-    return walk.tape.op(
-        (x,), out, saved=(x,), kept=(x.bytes,) * kept, work=(x.bytes,), back=(x.bytes, x.bytes)
-    )
+    return walk.tape.op((x, gate), out, saved=(x, gate))
 
 
 def _softmax(walk: Walk, row: Layer, x: Tensor) -> Tensor:

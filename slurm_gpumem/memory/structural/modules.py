@@ -63,7 +63,7 @@ def _container(walk: Walk, node: Node) -> None:
     walk.cur = entry
     family = family_of(row.kind)
     first_op = len(walk.tape.ops)
-    own = row.params
+    own = 0 if row.hidden else row.params
     if family in ("batch_norm_act", "group_norm_act", "batch_norm", "layer_norm"):
         walk.give(norm_of(row)(walk, row, walk.take(entry)))
         own = 0

@@ -19,6 +19,8 @@ _STATES = _RANGE * OPTIMIZER
 _BASE = _RANGE * ACTIVATIONS
 _WORK = _RANGE * WORKSPACE
 
+_DUST = _FLOWING - 1
+
 _Events = List[Tuple[int, int]]
 
 
@@ -138,6 +140,8 @@ class _Stream:
         self.survivors: List[int] = [tensor.store for tensor in tape.survivors]
         """Storages that the loop's variables keep after the backward pass."""
         self._tape = tape
+        if tape.dust:
+            self.forward.append((_DUST, tape.dust))
         self._savers = [0] * len(tape.sizes)
         for op in tape.ops:
             for store in op.saved:
@@ -147,6 +151,8 @@ class _Stream:
             self._savers[store] += 1
         self._run_forward()
         self._run_backward()
+        if tape.dust:
+            self.backward.append((_DUST, FREE))
 
     def _run_forward(self) -> None:
         tape, savers, events = self._tape, self._savers, self.forward
@@ -188,28 +194,27 @@ class _Stream:
         grads: Dict[int, int] = {}
         count = _FLOWING
 
-        def accumulate(tensor: Tensor, key: int) -> None:
-            nonlocal count
-            slot = tensor.slot
-            old = grads.get(slot)
-            if old is None:
-                grads[slot] = key
-                owners[key] = owners.get(key, 0) + 1
-                return
-            if old == key:
-                owners[key] += 1
-            if owners[old] == 1:
-                # Added in place to the gradient that is there already.
-                if key not in owners:
-                    events.append((key, FREE))
-                return
-            count += 1
-            events.append((count, tensor.bytes))
-            owners[count] = 1
-            grads[slot] = count
-            owners[old] -= 1
-            if key not in owners:
+        def release(key: int) -> None:
+            owners[key] -= 1
+            if not owners[key]:
+                del owners[key]
                 events.append((key, FREE))
+
+        def accumulate(tensor: Tensor, key: int) -> None:
+            """Autograd's sum over several consumers: in place where the first gradient has no other owner."""
+            nonlocal count
+            old = grads.get(tensor.slot)
+            if old is None:
+                grads[tensor.slot] = key
+            elif old != key and owners[old] == 1:
+                release(key)
+            else:
+                count += 1
+                events.append((count, tensor.bytes))
+                owners[count] = 1
+                grads[tensor.slot] = count
+                release(old)
+                release(key)
 
         for op in reversed(tape.ops):
             out = op.out
@@ -226,34 +231,34 @@ class _Stream:
                     self.backward_matmul = len(events)
                 work = [(_WORK + number, size) for number, size in enumerate(op.back)]
                 events += work
+                made: List[Tuple[Tensor, int]] = []
                 for tensor in op.ins:
                     if not tensor.grad:
                         continue
                     if op.alias and tensor.elements == out.elements:
-                        accumulate(tensor, grad)
+                        owners[grad] += 1
+                        made.append((tensor, grad))
                         continue
                     count += 1
+                    owners[count] = 1
+                    made.append((tensor, count))
                     events.append((count, tensor.bytes))
-                    accumulate(tensor, count)
                 for index in op.params:
                     events.append((_GRADS + index, tape.params[index]))
                 events += [(key, FREE) for key, _ in work]
-                owners[grad] -= 1
-                if not owners[grad]:
-                    del owners[grad]
-                    events.append((grad, FREE))
+                release(grad)
             for store in op.saved:
                 savers[store] -= 1
                 if not savers[store]:
                     events.append((store, FREE))
             for store in op.kept:
                 events.append((store, FREE))
+            if grad is not None:
+                for tensor, key in made:
+                    accumulate(tensor, key)
         # Gradients of what no operation consumed further (a branch whose output was not used).
         for slot in list(grads):
-            key = grads.pop(slot)
-            owners[key] -= 1
-            if not owners[key]:
-                events.append((key, FREE))
+            release(grads.pop(slot))
         # A parameter that no operation used gets no gradient; keep the books even.
         made = {key for key, size in events if size != FREE and _GRADS <= key < _STATES}
         for index, size in enumerate(tape.params):

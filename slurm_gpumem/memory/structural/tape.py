@@ -13,6 +13,11 @@ from slurm_gpumem.model.types import Shape
 
 Stores = Tuple[int, ...]
 
+DUST = 32 * 1024
+"""Smaller pieces (biases, statistics) are not followed one by one but as one sum: there are many of them,
+and all together they fill a few small segments."""
+_DUST_PARAM = -1
+
 
 class Tensor:
     """A tensor of the forward pass. Two tensors with one `store` share memory, with one `slot` a gradient."""
@@ -88,6 +93,10 @@ class Tape:
         """Storages of the batch."""
         self.cached: List[int] = []
         """Storages that live until the forward pass ends (autocast's weight cache)."""
+        self.dust = 0
+        """Bytes of small pieces that the forward pass keeps for the backward pass."""
+        self._dust_params = 0
+        self._dust_frozen = 0
         self.survivors: List[Tensor] = []
         """What the loop's variables still hold when the next step begins (its output)."""
         self._slots = 0
@@ -108,9 +117,26 @@ class Tape:
         return Tensor(base.shape, base.elements, base.width, base.store, self._slots, base.grad)
 
     def param(self, size: int) -> int:
-        """Register a trained parameter; returns its index."""
+        """Register a trained parameter; returns its index, which only operations understand."""
+        if size < DUST:
+            self._dust_params += -(-size // 512) * 512
+            return _DUST_PARAM
         self.params.append(size)
         return len(self.params) - 1
+
+    def buffer(self, size: int) -> None:
+        """Register a buffer or a parameter that is not trained."""
+        if size < DUST:
+            self._dust_frozen += -(-size // 512) * 512
+        else:
+            self.frozen.append(size)
+
+    def close(self) -> None:
+        """Turn the small pieces into one of each sort; nothing may be recorded afterwards."""
+        if self._dust_params:
+            self.params.append(self._dust_params)
+        if self._dust_frozen:
+            self.frozen.append(self._dust_frozen)
 
     def op(
         self,
@@ -128,12 +154,18 @@ class Tape:
         """Record an operation; `kept` are sizes in bytes. Returns `out`."""
         stores: List[int] = []
         for size in kept:
+            if size < DUST:
+                if out.grad:
+                    self.dust += -(-size // 512) * 512
+                continue
             self.sizes.append(size)
             stores.append(len(self.sizes) - 1)
         if out.grad:
             saved_stores = tuple(dict.fromkeys(tensor.store for tensor in saved))
         else:
             saved_stores = ()
+        if _DUST_PARAM in params:
+            params = tuple(index for index in params if index != _DUST_PARAM)
         self.ops.append(Op(ins, out, saved_stores, tuple(stores), work, back, params, alias, matmul))
         return out
 

@@ -94,12 +94,12 @@ class Walk:
             return ()
         if trainable:
             return (self.tape.param(count * self.wide),)
-        self.tape.frozen.append(count * self.wide)
+        self.tape.buffer(count * self.wide)
         return ()
 
     def buffers(self, size: int) -> None:
         """Register buffers, in bytes."""
-        self.tape.frozen.append(size)
+        self.tape.buffer(size)
 
     # Precision
 
