@@ -8,6 +8,6 @@ and each assumption is listed in the estimate.
 
 from __future__ import annotations
 
-from slurm_gpumem.memory.structural.estimate import estimate
+from slurm_gpumem.memory.structural.estimator import estimate
 
 __all__ = ["estimate"]

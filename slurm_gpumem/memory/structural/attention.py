@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Sequence
+from typing import Callable, List, Optional, Sequence
 
 from slurm_gpumem.memory.structural.kinds import family_of
 from slurm_gpumem.memory.structural.layers import input_shape, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Walk
-from slurm_gpumem.model.types import Layer
+from slurm_gpumem.model.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]
 
-_HEAD = 64
-"""Usual width of a head; it only sizes the log-sum-exp, one number a head and token."""
+_MOST_HEADS = 64
 _PROJECTIONS = ("linear", "conv")
 _BETWEEN = (
     "identity",
@@ -52,7 +51,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     entry = walk.cur
     sources = projections(node)
     made: List[Tensor] = []
-    eager = _shows_matrix(node)
+    matrix = _matrix(node)
     done = False
     for child in node.children:
         row = child.row
@@ -67,12 +66,12 @@ def container(walk: Walk, node: Node, run: Run) -> None:
                 made = _normalized(walk, row, made)
         elif not done and len(made) == len(sources) and (child.children or row.called):
             done = True
-            attend(walk, made, input_shape(row), eager=eager)
+            attend(walk, made, input_shape(row), matrix=matrix)
             run(walk, child)
         else:
             run(walk, child)
     if not done and made:
-        attend(walk, made, node.row.outputs[0] if node.row.outputs else None, eager=eager)
+        attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix)
 
 
 def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> List[Tensor]:
@@ -86,19 +85,18 @@ def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> List[Tensor]:
     return [*made[1:], out] if source.elements == count else [*made, out]
 
 
-def _shows_matrix(node: Node) -> bool:
-    """Whether a row of the attention matrix's shape was called: softmax or dropout over [.., queries, keys]."""
+def _matrix(node: Node) -> Optional[Shape]:
+    """The attention matrix's shape where a softmax or dropout over [.., queries, keys] has a row."""
     for child in node.children:
         row = child.row
         if family_of(row.kind) in ("softmax", "dropout") and row.called and row.outputs:
             shape = row.outputs[0]
-            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1:
-                if shape[1] <= 64:
-                    return True
-    return False
+            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
+                return shape
+    return None
 
 
-def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, eager: bool = False) -> None:
+def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optional[Shape] = None) -> None:
     """Record attention over the projections; its output has `shape`."""
     walk.uses_matmul = True
     made = [walk.lowered(walk.take(tensor)) for tensor in made]
@@ -109,19 +107,67 @@ def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, eager: bool = F
         shape, count = made[0].shape, (total // 3 if len(made) == 1 else made[0].elements)
     # A fused projection is wider than its queries; the output is as large as the queries.
     out = walk.tape.new(shape, count, walk.low)
-    statistics = 4 * max(1, count // _HEAD)
-    if eager:
-        _eager(walk, made, out)
+    if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
+        made = _cached(walk, made)
+    if matrix is not None:
+        _eager(walk, made, out, walk.count(matrix))
+    elif (
+        not walk.amp
+        and walk.low == 4
+        and len(made) == 3
+        and made[1].elements < made[0].elements
+        and _grouped(made)
+    ):
+        _grouped_math(walk, made, out)
     else:
+        statistics = 4 * max(1, count // walk.head)
         back = tuple(tensor.bytes for tensor in made) if len(made) == 1 else ()
         walk.tape.op(made, out, saved=(*made, out), kept=(statistics,), back=(*back, statistics), matmul=True)
     walk.give(out)
 
 
-def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
+def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
+    """Keys and values go through transformers' cache, which copies them and outlives the step in the output."""
+    if len(made) == 1 and walk.rotary:
+        # Rotated queries are new, keys and values are copied: nothing looks into the fused result any more.
+        separate = [walk.tape.new((), made[0].elements // 3, made[0].width) for _ in range(3)]
+        for tensor in separate:
+            walk.tape.op(made, tensor)
+        walk.tape.survivors += separate[1:]
+        return separate
+    if len(made) == 1:
+        fused = made[0]
+        copy = walk.tape.new((), fused.elements * 2 // 3, fused.width)
+        walk.tape.op((fused,), copy)
+        walk.tape.survivors.append(copy)
+        return [fused, copy]
+    result = [made[0]]
+    for tensor in made[1:]:
+        copy = walk.tape.new(tensor.shape, tensor.elements, tensor.width)
+        walk.tape.op((tensor,), copy)
+        walk.tape.survivors.append(copy)
+        result.append(copy)
+    return result
+
+
+def _grouped(made: Sequence[Tensor]) -> bool:
+    """Whether keys are narrower than queries but as long: fewer key heads than query heads."""
+    queries, keys = made[0].shape, made[1].shape
+    return len(queries) == len(keys) and queries[:-1] == keys[:-1] and keys[-1] < queries[-1]
+
+
+def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
+    """In fp32 no fused kernel takes grouped heads: keys and values are repeated, the matrix is kept."""
+    queries = made[0]
+    scaled = walk.tape.op((queries,), walk.tape.new((), queries.elements, queries.width))
+    keys = walk.tape.op((made[1],), walk.tape.new((), queries.elements, queries.width))
+    values = walk.tape.op((made[2],), walk.tape.new((), queries.elements, queries.width))
+    tokens = max(1, queries.shape[-2])
+    _eager(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
+
+
+def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int) -> None:
     """Scores, softmax and the product with the values, each a tensor of its own."""
-    tokens = max(1, out.shape[1] if len(out.shape) == 3 else out.shape[-2])
-    matrix = out.elements // _HEAD * tokens
     scores = walk.tape.new((), matrix, walk.low)
     walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True)
     probabilities = walk.tape.new((), matrix, walk.wide)
@@ -149,11 +195,12 @@ def multihead(walk: Walk, node: Node) -> None:
     separate = walk.tape.new((), packed.elements, walk.low)
     walk.tape.op((packed,), separate)
     out = walk.tape.new(shape, walk.count(shape), walk.low)
-    weights = len(row.outputs) > 1 and len(row.outputs[1]) >= 2
-    if weights:
-        _eager(walk, (separate,), out)
+    if len(row.outputs) > 1 and len(row.outputs[1]) >= 2:
+        # It returns its weights, averaged over the heads: the matrix itself has all of them.
+        heads = max(1, width // walk.head)
+        _eager(walk, (separate,), out, walk.count(row.outputs[1]) * heads)
     else:
-        statistics = 4 * max(1, out.elements // _HEAD)
+        statistics = 4 * max(1, out.elements // walk.head)
         walk.tape.op(
             (separate,), out, saved=(separate, out), kept=(statistics,), back=(separate.bytes,), matmul=True
         )

@@ -34,8 +34,8 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("rms_norm", r"RMSNorm|RmsNorm|T5LayerNorm|LayerNormSimple|SimpleNorm"),
     ("layer_norm", r"LayerNorm\w*$|LocalResponseNorm"),
     ("layer_scale", r"^LayerScale|LayerScale2d$|^Affine$|^Scale$"),
-    ("hard", r"^Hardswish$|^HardSwish\w*$|^Hardsigmoid$|^HardSigmoid\w*$|^Hardtanh$"),
-    ("relu", r"^ReLU6?$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$"),
+    ("hard", r"^ReLU6$|^Hardswish$|^HardSwish\w*$|^Hardsigmoid$|^HardSigmoid\w*$|^Hardtanh$"),
+    ("relu", r"^ReLU$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$"),
     ("composed_act", r"NewGELU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
     ("softmax", r"^(?:Log)?Softmax(?:2d)?$"),
     ("output_act", r"^Tanh$|^Sigmoid$|^Softsign$|^ELU$|^CELU$|^SELU$|SigmoidActivation$|TanhActivation$"),
@@ -64,6 +64,13 @@ _ATTENTION = re.compile(r"[Aa]ttention|[Aa]ttn|^MHA|MHSA")
 _PLAIN = re.compile(
     r"^Sequential$|^ModuleList$|^ModuleDict$|Stage$|Encoder$|Decoder$|Model$|Embeddings?$|^Conv\w*(?:Norm|BN|Bn)\w*$"
 )
+_BRANCHES = re.compile(r"^RepV|^RepConv|^RepDw|^Rep(?:Vgg|VGG)|MobileOne|ReparamLarge")
+_GATE = re.compile(r"Squeeze|^SE|Excit|Effective|Eca|^GlobalContext")
+# transformers models that use one matrix as embedding and as output layer, and those that do not.
+_TIED = re.compile(r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|DoubleHeads|ForPreTraining")
+_UNTIED = re.compile(
+    r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek|Whisper$"
+)
 _RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
 
 
@@ -83,9 +90,36 @@ def is_attention(kind: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def has_branches(kind: str) -> bool:
+    """Whether this is a re-parametrized block: convolutions side by side whose results are added."""
+    return bool(_BRANCHES.search(kind))
+
+
+@lru_cache(maxsize=4096)
+def is_gate(kind: str) -> bool:
+    """Whether a container of this class scales its input by channel (squeeze and excitation)."""
+    return bool(_GATE.search(kind))
+
+
+@lru_cache(maxsize=4096)
 def may_add_input(kind: str) -> bool:
     """Whether a container of this class may add its input to its output."""
     return bool(_RESIDUAL.search(kind)) and not _PLAIN.search(kind)
+
+
+def keeps_cache(model: str) -> bool:
+    """Whether a model of this class returns the keys and values of every layer, also while it is trained."""
+    return bool(re.search(r"LMHead|ForCausalLM", model))
+
+
+def has_decoder(model: str) -> bool:
+    """Whether its decoder does."""
+    return "ForConditionalGeneration" in model
+
+
+def ties_output(model: str) -> bool:
+    """Whether a model of this class uses its embedding's weights again as its output layer."""
+    return bool(_TIED.search(model)) and not _UNTIED.search(model)
 
 
 # Vision transformers of every library, and language models since Llama, have dropout rows with p = 0.

@@ -85,7 +85,10 @@ def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     walk.uses_matmul = True
     x = walk.lowered(x)
-    params = walk.param(row.params, trainable=row.trainable)
+    if walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
+        params = walk.tied_index
+    else:
+        params = walk.param(row.params, trainable=row.trainable)
     copies, gradients = walk.weight(params, row.params)
     out = walk.make(output_shape(row, x), walk.low, grad=x.grad or bool(params))
     return walk.tape.op((x, *copies), out, saved=(x, *copies), params=gradients, matmul=True)
@@ -244,9 +247,11 @@ def _new_only(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     params = walk.param(row.params, trainable=row.trainable)
-    if row.repeated:
-        params = ()
     out = walk.make(output_shape(row, x), walk.wide)
+    if walk.tied and row.params == walk.tied and not walk.tied_index:
+        # The output layer's backward makes the gradient first; this one's is added to it.
+        walk.tied_index = params
+        return walk.tape.op((), out, back=(row.params * walk.wide,))
     return walk.tape.op((), out, params=params)
 
 

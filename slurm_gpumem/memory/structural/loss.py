@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from slurm_gpumem.memory.structural.kinds import family_of
+from slurm_gpumem.memory.structural.kinds import family_of, ties_output
 from slurm_gpumem.memory.structural.layers import input_shape
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Walk
@@ -16,6 +16,7 @@ _WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "uint8": 1}
 
 def start(walk: Walk, tree: List[Node]) -> None:
     """Allocate the batch."""
+    walk.tied = _tied(walk)
     first = _first_leaf(tree)
     shapes = list(walk.summary.input_shapes)
     integers = first is not None and family_of(first.row.kind).startswith("embedding")
@@ -33,6 +34,22 @@ def start(walk: Walk, tree: List[Node]) -> None:
     walk.cur = walk.recent[shapes[0]]
 
 
+def _tied(walk: Walk) -> int:
+    """The parameters that embedding and output layer share; 0 when nothing speaks for it."""
+    leaves = walk.summary.leaves
+    table = next((row for row in leaves if family_of(row.kind) == "embedding"), None)
+    heads = [row for row in leaves if family_of(row.kind) == "linear" and row.outputs]
+    model = walk.summary.name or walk.summary.layers[0].kind
+    if table is None or not heads or not ties_output(model):
+        return 0
+    head = heads[-1]
+    if head.params - table.params not in (0, head.outputs[0][-1]):
+        return 0
+    walk.assume("the output layer shares the embedding's weights, as this class does")
+    walk.forget(table.params)
+    return table.params
+
+
 def _first_leaf(tree: List[Node]) -> Optional[Node]:
     for node in tree:
         if node.children:
@@ -45,7 +62,14 @@ def _first_leaf(tree: List[Node]) -> Optional[Node]:
 
 
 def _batch_shape(node: Node) -> Optional[Shape]:
-    return input_shape(node.row) or (node.row.outputs[0] if node.row.outputs else None)
+    given = input_shape(node.row)
+    if given or not node.row.outputs:
+        return given
+    made = node.row.outputs[0]
+    if len(made) == 4:
+        # An image of three channels, which the first convolution mostly halves.
+        return (made[0], 3, 2 * made[2], 2 * made[3])
+    return made
 
 
 def finish(walk: Walk) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import List, Optional
 
 from slurm_gpumem.memory.structural import attention
-from slurm_gpumem.memory.structural.kinds import family_of, is_attention, may_add_input
+from slurm_gpumem.memory.structural.kinds import family_of, has_branches, is_attention, is_gate, may_add_input
 from slurm_gpumem.memory.structural.layers import input_shape, norm_of, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
@@ -33,6 +33,13 @@ def run(walk: Walk, node: Node) -> None:
 def _leaf(walk: Walk, node: Node) -> None:
     row = node.row
     family = family_of(row.kind)
+    if family == "rotary":
+        # Sines and cosines; what is done with them happens inside the attention.
+        if row.outputs and row.outputs[0][-1] > 1:
+            walk.head = row.outputs[0][-1]
+        walk.rotary = True
+        walk.param(row.params)
+        return
     x = walk.find(input_shape(row))
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
@@ -40,7 +47,9 @@ def _leaf(walk: Walk, node: Node) -> None:
         if walk.stream is not None and walk.stream.slot != x.slot:
             walk.stream = out
         return
-    walk.give(rule_for(row)(walk, row, x))
+    out = walk.give(rule_for(row)(walk, row, x))
+    if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
+        walk.activated.add(out.slot)
 
 
 def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
@@ -63,14 +72,16 @@ def _container(walk: Walk, node: Node) -> None:
     walk.cur = entry
     family = family_of(row.kind)
     first_op = len(walk.tape.ops)
-    own = 0 if row.hidden else row.params
+    own = 0 if node.guessed else row.params
     if family in ("batch_norm_act", "group_norm_act", "batch_norm", "layer_norm"):
         walk.give(norm_of(row)(walk, row, walk.take(entry)))
         own = 0
-    adds = may_add_input(row.kind)
+    adds = may_add_input(row.kind) and not has_branches(row.kind)
     merged = False
     if is_attention(row.kind) and attention.projections(node):
         attention.container(walk, node, run)
+    elif has_branches(row.kind):
+        _branches(walk, node.children, entry)
     else:
         for child in node.children:
             if adds and child is node.children[-1] and family_of(child.row.kind) in _ACTIVATIONS:
@@ -82,6 +93,36 @@ def _container(walk: Walk, node: Node) -> None:
     walk.scopes.pop()
     walk.tape.hold(entry)
     walk.give(walk.cur)
+
+
+def _branches(walk: Walk, children: List[Node], entry: Tensor) -> None:
+    """Re-parametrized blocks: every convolution takes the block's input, the results are added."""
+    made: List[Tensor] = []
+    for child in children:
+        family = family_of(child.row.kind)
+        if family in _ACTIVATIONS or family == "identity" or is_gate(child.row.kind):
+            _add_all(walk, made)
+            made = []
+            run(walk, child)
+            continue
+        if not child.row.outputs and child.children:
+            for member in child.children:
+                walk.cur = entry
+                run(walk, member)
+                made.append(walk.cur)
+            continue
+        walk.cur = entry
+        run(walk, child)
+        made.append(walk.cur)
+    _add_all(walk, made)
+
+
+def _add_all(walk: Walk, made: List[Tensor]) -> None:
+    for first in made[:1]:
+        walk.cur = first
+        for other in made[1:]:
+            if other.shape == first.shape and other.slot != walk.cur.slot:
+                walk.add(walk.cur, other)
 
 
 def _merge_shortcut(walk: Walk, scope: Scope, *, in_place: bool) -> bool:
@@ -117,8 +158,9 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
         cur = walk.cur
     if shape is None:
         return
-    if entry.shape == shape and cur.shape != shape and _is_gate(cur, entry):
-        walk.multiply(entry, cur)
+    full = entry if entry.shape == shape else walk.recent.get(shape)
+    if full is not None and cur.shape != shape and _gates(cur, full):
+        walk.multiply(full, cur)
     elif adds and cur.shape == shape:
         norms = [child for child in node.children if family_of(child.row.kind) in _TRANSFORMER_NORMS]
         if norms and walk.stream is not None and walk.stream.shape == cur.shape:
@@ -130,7 +172,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
         walk.give(walk.find(shape))
 
 
-def _is_gate(cur: Tensor, entry: Tensor) -> bool:
+def _gates(cur: Tensor, entry: Tensor) -> bool:
     """Whether `cur` has one value per channel of `entry`: squeeze and excitation."""
     if len(entry.shape) != 4 or cur.elements >= entry.elements:
         return False

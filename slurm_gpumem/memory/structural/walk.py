@@ -9,9 +9,9 @@ view), or something new (a functional operation that has no row).
 from __future__ import annotations
 
 from math import prod
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.memory.structural.kinds import drops
+from slurm_gpumem.memory.structural.kinds import drops, has_decoder, keeps_cache
 from slurm_gpumem.memory.structural.tape import Tape, Tensor
 from slurm_gpumem.memory.types import Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary, Shape
@@ -47,11 +47,24 @@ class Walk:
         """The last tensor made of each shape."""
         self.stream: Optional[Tensor] = None
         """The residual stream of a transformer: what its last normalization took or made."""
+        self.activated: Set[int] = set()
+        """Slots of activations' results."""
+        self.head = 64
+        """Width of an attention head; the usual one unless a row shows it."""
+        self.rotary = False
+        """Whether queries and keys are rotated by their position."""
+        self.caches = keeps_cache(summary.name)
+        """Whether attention keeps keys and values for generation (transformers' decoders do by default)."""
+        self.caches_decoder = has_decoder(summary.name)
         self.uses_conv = False
         self.uses_matmul = False
         self.assumptions: Dict[str, None] = {}
         self.guessed = 0
         """Bytes of activations that come from blocks or layers the text does not show."""
+        self.tied = 0
+        """Parameters of the embedding that serves as the output layer too; 0: none does."""
+        self.tied_index: Tuple[int, ...] = ()
+        self._unregistered = summary.total_params or sum(row.params for row in summary.layers)
         self._counts: Dict[Shape, int] = {}
 
     # Sizes
@@ -90,12 +103,24 @@ class Walk:
 
     def param(self, count: int, *, trainable: bool = True) -> Tuple[int, ...]:
         """Register parameters of a row; the indices of those that get gradients."""
+        # The totals decide: a module that the rows show twice is still one.
+        count = min(count, self._unregistered)
         if count <= 0:
             return ()
+        self._unregistered -= count
         if trainable:
             return (self.tape.param(count * self.wide),)
         self.tape.buffer(count * self.wide)
         return ()
+
+    def forget(self, count: int) -> None:
+        """Say that the totals count this many parameters twice."""
+        if self._unregistered >= 2 * count:
+            self._unregistered -= count
+
+    def param_rest(self) -> None:
+        """Register what the totals count and no row showed."""
+        self.param(self._unregistered)
 
     def buffers(self, size: int) -> None:
         """Register buffers, in bytes."""
@@ -133,11 +158,32 @@ class Walk:
         """The tensor of this shape that the next operation takes."""
         cur = self.cur
         if shape is None or cur.shape == shape:
+            waiting = self.waiting(cur)
+            if waiting is not None:
+                cur = self.combine(cur, waiting)
             return self.take(cur)
         found = self._existing(shape)
         if found is None:
             found = self._derived(shape)
         return self.take(found)
+
+    def waiting(self, cur: Tensor) -> Optional[Tensor]:
+        """Another tensor of this shape that the current container made and nobody took."""
+        if not self.scopes:
+            return None
+        scope = self.scopes[-1]
+        if cur.slot not in scope.unused or len(scope.unused) < 2:
+            return None
+        for slot, tensor in reversed(scope.unused.items()):
+            if slot != cur.slot and tensor.shape == cur.shape and tensor.store != cur.store:
+                return tensor
+        return None
+
+    def combine(self, cur: Tensor, other: Tensor) -> Tensor:
+        """Two results side by side: an activation gates the other, anything else is added."""
+        if cur.slot in self.activated or other.slot in self.activated:
+            return self.multiply(cur, other)
+        return self.add(cur, other)
 
     def _existing(self, shape: Shape) -> Optional[Tensor]:
         if self.scopes:

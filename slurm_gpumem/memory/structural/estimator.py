@@ -70,6 +70,7 @@ def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, R
     loss.start(walk, tree)
     run_all(walk, tree)
     loss.finish(walk)
+    walk.param_rest()
     walk.tape.close()
     rule = job.optimizer_rule
     plan = StepPlan(
