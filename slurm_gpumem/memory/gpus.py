@@ -147,7 +147,7 @@ def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
 
 
 def _match(text: str, memory_mib: Optional[int], entries: Mapping[str, Entry]) -> Optional[str]:
-    """The entry that `text` names, choosing among memory sizes by `memory_mib` or by the text's own "80gb"."""
+    """The entry that `text` names; among memory sizes the one of `memory_mib` or of the text's own "80gb"."""
     lowered = text.strip().lower()
     words = [w for w in re.split(r"[^a-z0-9]+", lowered) if w and w not in _NOISE]
     # A site may name an entry exactly as its Slurm type, noise and all.
