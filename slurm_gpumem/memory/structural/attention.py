@@ -127,7 +127,7 @@ def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optiona
 
 
 def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
-    """Keys and values go through transformers' cache, which copies them and outlives the step in the output."""
+    """Keys and values go through transformers' cache, which copies them and outlives the step."""
     if len(made) == 1 and walk.rotary:
         # Rotated queries are new, keys and values are copied: nothing looks into the fused result any more.
         separate = [walk.tape.new((), made[0].elements // 3, made[0].width) for _ in range(3)]

@@ -41,7 +41,7 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("output_act", r"^Tanh$|^Sigmoid$|^Softsign$|^ELU$|^CELU$|^SELU$|SigmoidActivation$|TanhActivation$"),
     (
         "input_act",
-        r"GELU|Gelu|SiLU|Swish|Mish|PReLU|Softplus|ELU|LogSigmoid|Tanhshrink|Hardshrink|^GLU$|Activation",
+        r"GELU|Gelu|SiLU|Swish|Mish|PReLU|Softplus|ELU|LogSigmoid|Tanhshrink|Hardshrink|^GLU$|^(?:(?!Conv|Norm)\w)*Activation$",
     ),
     ("max_pool", r"MaxPool|^MaxPooling"),
     (

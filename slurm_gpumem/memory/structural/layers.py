@@ -176,7 +176,7 @@ def _input_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 def _composed_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     """Activations written out in Python: every product keeps its factors."""
     if row.kind in _CUBIC_GELU:
-        # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))): the power is taken in fp32 under autocast, and what follows.
+        # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))); autocast takes the power, and what follows, in fp32.
         half = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
         wide = walk.widened(x)
         curve = walk.tape.new(x.shape, x.elements, wide.width, grad=x.grad)

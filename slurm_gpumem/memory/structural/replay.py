@@ -1,4 +1,4 @@
-"""From a tape to the allocator's events: parameters, then training steps of forward, backward and optimizer."""
+"""From a tape to the allocator's events: parameters, then steps of forward, backward and optimizer."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class _Stream:
         for slot in list(grads):
             release(grads.pop(slot))
         # A parameter that no operation used gets no gradient; keep the books even.
-        made = {key for key, size in events if size != FREE and _GRADS <= key < _STATES}
+        given = {key for key, size in events if size != FREE and _GRADS <= key < _STATES}
         for index, size in enumerate(tape.params):
-            if _GRADS + index not in made:
+            if _GRADS + index not in given:
                 events.append((_GRADS + index, size))

@@ -160,10 +160,7 @@ class Tape:
                 continue
             self.sizes.append(size)
             stores.append(len(self.sizes) - 1)
-        if out.grad:
-            saved_stores = tuple(dict.fromkeys(tensor.store for tensor in saved))
-        else:
-            saved_stores = ()
+        saved_stores = tuple(dict.fromkeys(tensor.store for tensor in saved)) if out.grad else ()
         if _DUST_PARAM in params:
             params = tuple(index for index in params if index != _DUST_PARAM)
         self.ops.append(Op(ins, out, saved_stores, tuple(stores), work, back, params, alias, matmul))
