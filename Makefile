@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
 	lua5.1 lua5.3 lua5.4 shellcheck python3-venv
+DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
 TORCH := torch==2.13.0
 RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
@@ -34,6 +35,11 @@ $(VENV)/.test-ready: $(BIN)/gpumem setup.cfg
 	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
 	@touch $@
+
+# The demo needs no database, no linter and no torch: it is to start soon.
+demo: APT_PACKAGES := $(DEMO_PACKAGES)
+demo: setup
+	@$(BIN)/python -m slurm_gpumem.cli.demo
 
 setup: apt $(BIN)/gpumem
 setup-test: apt $(VENV)/.test-ready
