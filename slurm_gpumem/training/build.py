@@ -5,17 +5,25 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.training.entries import Entry
 
 LARGE = 1 << 16
 """Floating-point tensors of more elements are not copied to the GPU: their values do not matter."""
-_INIT = ("uniform_", "normal_", "trunc_normal_", "constant_", "ones_", "zeros_", "xavier_uniform_", "xavier_normal_")
+_INIT = (
+    "uniform_",
+    "normal_",
+    "trunc_normal_",
+    "constant_",
+    "ones_",
+    "zeros_",
+    "xavier_uniform_",
+    "xavier_normal_",
+)
 _INIT_MORE = ("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_", "eye_", "dirac_")
 
 
@@ -28,10 +36,8 @@ def build_model(entry: Entry, size: int) -> nn.Module:
 def _torchvision(entry: Entry, size: int) -> nn.Module:
     models = importlib.import_module("torchvision").models
     args = {name: None if value == "none" else value for name, value in entry.args.items()}
-    if entry.build == "googlenet":
-        args["init_weights"] = False
-    if entry.build == "inception_v3":
-        args["init_weights"] = False
+    if entry.build in ("googlenet", "inception_v3"):
+        args["init_weights"] = False  # by default they warn, and draw millions of numbers with scipy
     model: nn.Module = models.get_model(entry.build, weights=None, **args)
     return model
 
@@ -45,14 +51,15 @@ def _timm(entry: Entry, size: int) -> nn.Module:
 def _transformers(entry: Entry, size: int) -> nn.Module:
     transformers = importlib.import_module("transformers")
     kind = getattr(transformers, entry.build)
-    args = {name: tuple(v) if name == "pos_att_type" else v for name, v in entry.args.items()}
-    model: nn.Module = kind(kind.config_class(**args))
+    model: nn.Module = kind(kind.config_class(**entry.args))
     return model
 
 
 def _own(entry: Entry, size: int) -> nn.Module:
     module, _, name = entry.build.partition(".")
-    model: nn.Module = getattr(importlib.import_module(f"slurm_gpumem.training.own.{module}"), name)(**entry.args)
+    model: nn.Module = getattr(importlib.import_module(f"slurm_gpumem.training.own.{module}"), name)(
+        **entry.args
+    )
     return model
 
 
@@ -75,7 +82,7 @@ def move(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Modul
             return torch.empty_like(t, device=device, dtype=target)
         return t.to(device, target)
 
-    moved = model._apply(convert)
+    moved: nn.Module = model._apply(convert)
     _fill(moved)
     return moved
 
@@ -120,17 +127,19 @@ def _same(tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return tensor
 
 
-def import_sources(sources: List[str]) -> Dict[str, str]:
-    """Import the libraries once, so that forked children have them; versions, or why one is missing."""
+def import_sources(entries: Iterable[Entry]) -> Dict[str, str]:
+    """Import what the entries need once, so that forked children have it; versions, or why one is missing."""
     found = {"torch": str(torch.__version__)}
-    for name in sources:
-        if name == "own":
-            continue
-        if name not in _BUILDERS:
-            raise ConfigError(f"unknown source {name!r}")
+    classes = {entry.build for entry in entries if entry.source == "transformers"}
+    for name in sorted({entry.source for entry in entries} - {"own"}):
         try:
             module = importlib.import_module(name)
             found[name] = str(getattr(module, "__version__", "?"))
         except (ImportError, OSError, RuntimeError, AttributeError) as error:
             found[name] = f"missing: {error}"[:200]
+    for name in sorted(classes) if "missing" not in found.get("transformers", "missing") else ():
+        try:
+            getattr(sys.modules["transformers"], name)
+        except (ImportError, AttributeError) as error:
+            found[f"transformers.{name}"] = f"missing: {error}"[:200]
     return found

@@ -128,7 +128,7 @@ def _be_child(work: Callable[[], Answer], read: int, write: int, log: int) -> No
         os._exit(code)
 
 
-def _decode(said: bytearray, status: int, tail: str) -> "tuple[Optional[Answer], str]":
+def _decode(said: bytearray, status: int, tail: str) -> tuple[Optional[Answer], str]:
     if os.WIFSIGNALED(status):
         return None, f"died of signal {os.WTERMSIG(status)}: {tail}"
     if os.waitstatus_to_exitcode(status) != 0:

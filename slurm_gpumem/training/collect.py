@@ -1,6 +1,6 @@
 """Measure the GPU memory of many training runs; rows are appended as they come, done ones are skipped.
 
-    python -m slurm_gpumem.training.collect CONFIG.toml --out DIR [--limit-seconds N] [--shard 1/2] [--skip ROWS]
+python -m slurm_gpumem.training.collect CONFIG.toml --out DIR [--limit-seconds N] [--shard 1/2] [--skip ROWS]
 """
 
 from __future__ import annotations
@@ -41,14 +41,20 @@ def _options(argv: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit-seconds", type=float, default=1e9)
     parser.add_argument("--shard", default="1/1", help="I/N: the I-th of N parts, dealt out in order")
-    parser.add_argument("--skip", type=Path, action="append", default=[], help="rows of earlier runs (.jsonl or .jsonl.gz)")
+    parser.add_argument(
+        "--skip", type=Path, action="append", default=[], help="rows of earlier runs (.jsonl or .jsonl.gz)"
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--jobs", type=int, default=14, help="children at once")
-    parser.add_argument("--shared-mib", type=float, default=100_000, help="expected memory that may run at once")
-    parser.add_argument("--device-mib", type=float, default=128_000, help="memory of the GPU to stay under")
+    parser.add_argument(
+        "--shared-mib", type=float, default=108_000, help="expected memory that may run at once"
+    )
+    parser.add_argument("--device-mib", type=float, default=130_000, help="memory of the GPU to stay under")
     parser.add_argument("--job-seconds", type=float, default=75)
     parser.add_argument("--max-jobs", type=int, default=0)
-    parser.add_argument("--tiny", action="store_true", help="one step at the smallest batch (a check, not a measurement)")
+    parser.add_argument(
+        "--tiny", action="store_true", help="one step at the smallest batch (a check, not a measurement)"
+    )
     return parser.parse_args(argv)
 
 
@@ -63,9 +69,15 @@ def _collect(options: argparse.Namespace) -> int:
     jobs = jobs[: options.max_jobs] if options.max_jobs else jobs
     if options.tiny:
         jobs = _tiny(jobs)
-    versions = import_sources(sorted({job.entry.source for job in jobs} - {"own"}))
+    versions = import_sources([job.entry for job in jobs])
     about = describe_device(options.device, versions)
-    about.update({"run": f"{options.config.stem}-{about['when']}", "command": " ".join(sys.argv[1:]), "jobs": len(jobs)})
+    about.update(
+        {
+            "run": f"{options.config.stem}-{about['when']}",
+            "command": " ".join(sys.argv[1:]),
+            "jobs": len(jobs),
+        }
+    )
     (options.out / f"about-{rows_path.stem}.json").write_text(json.dumps(about, indent=1) + "\n")
     print(f"{len(jobs)} jobs to run, {len(done)} done before; {json.dumps(about)}", flush=True)
     # Children inherit the libraries; what is frozen is never copied by their garbage collector.
@@ -81,7 +93,9 @@ def _collect(options: argparse.Namespace) -> int:
 class Collector:
     """The loop that starts children, takes their rows and writes them."""
 
-    def __init__(self, options: argparse.Namespace, jobs: List[Job], file: TextIO, run: str, started: float) -> None:
+    def __init__(
+        self, options: argparse.Namespace, jobs: List[Job], file: TextIO, run: str, started: float
+    ) -> None:
         self._options, self._file, self._run, self._started = options, file, run, started
         self._scheduler = Scheduler.of(jobs, options.jobs, options.shared_mib, options.device_mib)
         self._children = Children()
@@ -121,7 +135,7 @@ class Collector:
         self._progress(used.mib)
         left = bool(self._scheduler.pending or self._scheduler.alone)
         over = elapsed > limit
-        return bool(len(self._children)) and elapsed < limit + 20 or (left and not over)
+        return (bool(len(self._children)) and elapsed < limit + 20) or (left and not over)
 
     def _start(self, job: Job, alone: bool = False) -> None:
         device = self._options.device
@@ -133,7 +147,9 @@ class Collector:
         job, alone = tagged.job, tagged.alone
         self._scheduler.ended(job)
         row = {**_describe(job), **(ended.answer or {"error": ended.error[-300:]}), "run": self._run}
-        disturbed = row.get("oom") or row.get("alloc_retries") or "out of memory" in str(row.get("error", "")).lower()
+        disturbed = (
+            row.get("oom") or row.get("alloc_retries") or "out of memory" in str(row.get("error", "")).lower()
+        )
         if disturbed and not alone:
             # Perhaps only its neighbours were in the way: again, with the GPU to itself.
             self._scheduler.alone.append(job)
@@ -171,7 +187,9 @@ class Collector:
         for family, rows in sorted(families.items()):
             sizes = sorted((r.get("process_bytes") or 0) >> 20 for r in rows if "error" not in r)
             spread = f"{sizes[0]} {sizes[len(sizes) // 2]} {sizes[-1]}" if sizes else "-"
-            print(f"{family:24} {len(rows):5d} {len(sizes):5d} {len({r['model'] for r in rows}):6d}  {spread}")
+            print(
+                f"{family:24} {len(rows):5d} {len(sizes):5d} {len({r['model'] for r in rows}):6d}  {spread}"
+            )
         counted = Counter(str(row["error"])[-150:] for row in self._rows if "error" in row)
         for error, count in counted.most_common(25):
             names = [row["model"] for row in self._rows if str(row.get("error", ""))[-150:] == error]
@@ -216,7 +234,10 @@ def _shard(jobs: List[Job], text: str) -> List[Job]:
 def _tiny(jobs: Iterable[Job]) -> List[Job]:
     from dataclasses import replace
 
-    return [replace(job, batch=job.entry.min_batch, steps=1, precision="fp32", expected_mib=1000.0) for job in jobs]
+    return [
+        replace(job, batch=job.entry.min_batch, steps=1, precision="fp32", expected_mib=1000.0)
+        for job in jobs
+    ]
 
 
 def _done_keys(paths: Iterable[Path]) -> Set[str]:

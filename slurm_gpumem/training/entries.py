@@ -61,7 +61,7 @@ def _read(path: Path) -> List[Entry]:
         source = group.get("source", "")
         if source not in SOURCES:
             raise ConfigError(f"{path}: source {source!r} is not one of {', '.join(SOURCES)}")
-        models = {name: {} for name in group.get("names", [])}
+        models: Dict[str, Dict[str, Any]] = {name: {} for name in group.get("names", [])}
         models.update(group.get("models", {}))
         for name, own in models.items():
             merged = {**group, **own}

@@ -68,7 +68,9 @@ def train(job: Job, device: torch.device, row: Dict[str, Any]) -> None:
         begun = time.monotonic()
         batch = make(feed)
         if channels_last:
-            batch.args = tuple(a.to(memory_format=torch.channels_last) if a.dim() == 4 else a for a in batch.args)
+            batch.args = tuple(
+                a.to(memory_format=torch.channels_last) if a.dim() == 4 else a for a in batch.args
+            )
         if step == 0:
             row["inputs"] = describe_inputs(batch)
         if step % accumulate == 0:
@@ -94,7 +96,9 @@ def train(job: Job, device: torch.device, row: Dict[str, Any]) -> None:
             break
     row["step_seconds"] = round(sorted(times)[len(times) // 2], 4)
     row["reserved_by_step_mib"] = [r >> 20 for r in reserved]
-    row["optimizer_tensors"] = sum(1 for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v))
+    row["optimizer_tensors"] = sum(
+        1 for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)
+    )
 
 
 def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:

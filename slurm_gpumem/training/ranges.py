@@ -34,7 +34,9 @@ def draw(name: str, rng: random.Random, max_mib: float, max_step_seconds: float)
         if print_.expected_mib(values["batch"], "adam", "fp32") > max_mib:
             continue
         if print_.step_seconds(values["batch"], "fp32") <= max_step_seconds:
-            return Drawn(values["args"], values["task_args"], values["size"], values["batch"], values["shape"], print_)
+            return Drawn(
+                values["args"], values["task_args"], values["size"], values["batch"], values["shape"], print_
+            )
 
 
 def _mlp_footprint(values: Dict[str, Any]) -> Footprint:
@@ -79,7 +81,9 @@ def _transformer_footprint(values: Dict[str, Any]) -> Footprint:
     return Footprint(weights * 4, saved, flops)
 
 
-_FAMILIES: Dict[str, Tuple[Callable[[random.Random], Dict[str, Any]], Callable[[Dict[str, Any]], Footprint]]] = {
+_FAMILIES: Dict[
+    str, Tuple[Callable[[random.Random], Dict[str, Any]], Callable[[Dict[str, Any]], Footprint]]
+] = {
     "mlp": (synthetic.draw_mlp, _mlp_footprint),
     "cnn": (synthetic.draw_cnn, _cnn_footprint),
     "transformer": (synthetic.draw_transformer, _transformer_footprint),

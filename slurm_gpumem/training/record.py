@@ -30,7 +30,15 @@ from slurm_gpumem.training.measure import train
 from slurm_gpumem.training.sample import Job, load_jobs
 
 STATS = ("allocated_bytes", "requested_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
-KINDS = {"alloc": "a", "free_completed": "f", "segment_alloc": "s", "segment_free": "r", "segment_map": "m", "segment_unmap": "u", "oom": "o"}
+KINDS = {
+    "alloc": "a",
+    "free_completed": "f",
+    "segment_alloc": "s",
+    "segment_free": "r",
+    "segment_map": "m",
+    "segment_unmap": "u",
+    "oom": "o",
+}
 MAX_EVENTS = 2_000_000
 
 
@@ -43,7 +51,9 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         shapes = ",".join("x".join(map(str, a.shape)) for a in args if isinstance(a, torch.Tensor))
-        self.seen.append((time.time_ns() // 1000, f"{func.overloadpacket.__name__}({shapes}){_options(func, args)}"))
+        self.seen.append(
+            (time.time_ns() // 1000, f"{func.overloadpacket.__name__}({shapes}){_options(func, args)}")
+        )
         return func(*args, **(kwargs or {}))
 
 
@@ -117,14 +127,18 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit-seconds", type=float, default=240)
     parser.add_argument("--jobs", type=int, default=8)
-    parser.add_argument("--annotate", type=int, default=14, help="record the first N again with operators named")
+    parser.add_argument(
+        "--annotate", type=int, default=14, help="record the first N again with operators named"
+    )
+    parser.add_argument("--max-jobs", type=int, default=0)
     return run_command(lambda: _main(parser.parse_args(argv)))
 
 
 def _main(options: argparse.Namespace) -> int:
     started = time.monotonic()
     jobs = load_jobs(options.config)
-    versions = import_sources(sorted({job.entry.source for job in jobs} - {"own"}))
+    jobs = jobs[: options.max_jobs] if options.max_jobs else jobs
+    versions = import_sources([job.entry for job in jobs])
     about = describe_device("cuda", versions)
     options.out.mkdir(parents=True, exist_ok=True)
     queue = [(job, False) for job in jobs]
@@ -135,7 +149,9 @@ def _main(options: argparse.Namespace) -> int:
     with gzip.open(options.out / "recordings.jsonl.gz", "wt", compresslevel=9) as file:
         file.write(json.dumps({"about": about}) + "\n")
         while (queue and time.monotonic() - started < options.limit_seconds) or len(children):
-            while queue and len(children) < options.jobs and time.monotonic() - started < options.limit_seconds:
+            while (
+                queue and len(children) < options.jobs and time.monotonic() - started < options.limit_seconds
+            ):
                 job, annotate = queue.pop(0)
                 tag = f"{job.key}{' annotated' if annotate else ''}"
                 children.start(tag, lambda job=job, annotate=annotate: record(job, annotate), 90)  # type: ignore[misc]
@@ -146,7 +162,11 @@ def _main(options: argparse.Namespace) -> int:
                 file.write(json.dumps(ended.answer, separators=(",", ":")) + "\n")
                 written += 1
                 peaks, events = ended.answer["peaks"], len(ended.answer["events"])
-                print(f"{ended.tag}: {events} events, {peaks['reserved_bytes'] >> 20} MiB reserved, {ended.seconds:.1f} s", flush=True)
+                reserved = peaks["reserved_bytes"] >> 20
+                print(
+                    f"{ended.tag}: {events} events, {reserved} MiB reserved, {ended.seconds:.1f} s",
+                    flush=True,
+                )
     print(f"{written} recordings")
     return 0
 

@@ -85,7 +85,11 @@ def _expand(config: Dict[str, Any]) -> List[Job]:
         for name, count in config.get("synthetic", {}).items()
         for index in range(count)
     ]
-    toggled = [job for group in config.get("toggle", []) for job in _toggled(group, entries or load_catalogue(), ranges)]
+    toggled = [
+        job
+        for group in config.get("toggle", [])
+        for job in _toggled(group, entries or load_catalogue(), ranges)
+    ]
     rng.shuffle(synthetic)
     # Real architectures lead; a run that is cut off anywhere still holds a balanced sample.
     first = rounds[0] if rounds else []

@@ -30,7 +30,7 @@ class Scheduler:
     _exclusive: bool = False
 
     @classmethod
-    def of(cls, jobs: List[Job], slots: int, shared_mib: float, device_mib: float) -> "Scheduler":
+    def of(cls, jobs: List[Job], slots: int, shared_mib: float, device_mib: float) -> Scheduler:
         """A scheduler over these jobs, in their order."""
         large = [job for job in jobs if job.expected_mib > shared_mib]
         small = [job for job in jobs if job.expected_mib <= shared_mib]

@@ -1,6 +1,6 @@
 """Check that every catalogue entry builds and trains, without a GPU, and note its footprint.
 
-    python -m slurm_gpumem.training.survey [--only TEXT] [--jobs N] [--missing]
+python -m slurm_gpumem.training.survey [--only TEXT] [--jobs N] [--missing]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from slurm_gpumem.training.build import import_sources
 from slurm_gpumem.training.children import Children
-from slurm_gpumem.training.entries import SOURCES, load_catalogue
+from slurm_gpumem.training.entries import load_catalogue
 from slurm_gpumem.training.footprint import TABLE, measure_footprint
 
 
@@ -27,13 +27,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--limit-seconds", type=float, default=120, help="for one entry")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    print(import_sources(list(SOURCES)), file=sys.stderr)
     table: Dict[str, Any] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     entries = [e for e in load_catalogue() if options.only in e.id]
     known = {e.id for e in load_catalogue()}
     table = {name: row for name, row in table.items() if name in known}
     if options.missing:
         entries = [e for e in entries if e.id not in table or "saved" not in table[e.id]]
+    print(import_sources(entries), file=sys.stderr)
     failed = 0
     children, queue = Children(), list(entries)
     while queue or len(children):
@@ -47,7 +47,11 @@ def main(argv: Optional[List[str]] = None) -> int:
                 print(f"{ended.tag}: {ended.error[-200:]}", flush=True)
             else:
                 table[ended.tag] = ended.answer
-            TABLE.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(table[k])}" for k in sorted(table)) + "\n}\n")
+            TABLE.write_text(
+                "{\n"
+                + ",\n".join(f"{json.dumps(k)}: {json.dumps(table[k])}" for k in sorted(table))
+                + "\n}\n"
+            )
     print(f"{len(entries)} entries, {failed} failed, {len(table)} in {TABLE.name}")
     return 1 if failed else 0
 

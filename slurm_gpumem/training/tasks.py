@@ -146,7 +146,9 @@ def _image_text(f: Feed) -> Batch:
 def _forecast(f: Feed) -> Batch:
     channels = f.get("num_input_channels", 7)
     past = f.floats(f.size, channels)
-    return Batch(kwargs={"past_values": past, "future_values": f.floats(f.get("prediction_length", 96), channels)})
+    return Batch(
+        kwargs={"past_values": past, "future_values": f.floats(f.get("prediction_length", 96), channels)}
+    )
 
 
 def _tokens(f: Feed) -> Batch:
@@ -268,7 +270,7 @@ def _click_loss(out: Any, target: Any) -> Tensor:
 
 def _vae_loss(out: Any, target: Any) -> Tensor:
     image, mean, spread = out
-    divergence = -0.5 * (1 + spread - mean.pow(2) - spread.exp()).mean()
+    divergence: Tensor = -0.5 * (1 + spread - mean.pow(2) - spread.exp()).mean()
     return F.mse_loss(image, target) + divergence
 
 
@@ -327,5 +329,9 @@ def describe_inputs(batch: Batch) -> Dict[str, str]:
 
 def _shape(value: Any) -> str:
     if isinstance(value, list):
-        return f"{len(value)} x {_shape(value[0])}" if isinstance(value[0], (Tensor, list)) else f"{len(value)} items"
+        return (
+            f"{len(value)} x {_shape(value[0])}"
+            if isinstance(value[0], (Tensor, list))
+            else f"{len(value)} items"
+        )
     return f"{str(value.dtype).replace('torch.', '')} {'x'.join(str(n) for n in value.shape)}"

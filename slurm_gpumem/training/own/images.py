@@ -60,7 +60,11 @@ class _Attention(nn.Module):
     def __init__(self, width: int, heads: int = 4) -> None:
         super().__init__()
         self.heads = heads
-        self.norm, self.qkv, self.proj = nn.GroupNorm(8, width), nn.Conv2d(width, 3 * width, 1), nn.Conv2d(width, width, 1)
+        self.norm, self.qkv, self.proj = (
+            nn.GroupNorm(8, width),
+            nn.Conv2d(width, 3 * width, 1),
+            nn.Conv2d(width, width, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         b, c, h, w = x.shape
@@ -70,10 +74,24 @@ class _Attention(nn.Module):
         return out
 
 
+def _run(parts: nn.Module, x: Tensor, t: Tensor) -> Tensor:
+    """A level's convolution, or its residual block and attention."""
+    first, *rest = parts.children()
+    out: Tensor = rest[0](first(x, t)) if rest else first(x)
+    return out
+
+
 class DiffusionUNet(nn.Module):
     """A noise predictor: residual blocks with a time embedding, attention at low resolutions."""
 
-    def __init__(self, channels: int, width: int, multipliers: Tuple[int, ...] = (1, 2, 4), blocks: int = 2, attend_from: int = 1) -> None:
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        multipliers: Tuple[int, ...] = (1, 2, 4),
+        blocks: int = 2,
+        attend_from: int = 1,
+    ) -> None:
         super().__init__()
         time = 4 * width
         self.width = width
@@ -83,16 +101,32 @@ class DiffusionUNet(nn.Module):
         kept, current = [width], width
         for level, factor in enumerate(multipliers):
             for _ in range(blocks):
-                self.down.append(nn.ModuleList([_TimeBlock(current, width * factor, time), self._attend(width * factor, level >= attend_from)]))
+                self.down.append(
+                    nn.ModuleList(
+                        [
+                            _TimeBlock(current, width * factor, time),
+                            self._attend(width * factor, level >= attend_from),
+                        ]
+                    )
+                )
                 current = width * factor
                 kept.append(current)
             if level < len(multipliers) - 1:
                 self.down.append(nn.ModuleList([nn.Conv2d(current, current, 3, 2, 1)]))
                 kept.append(current)
-        self.middle = nn.ModuleList([_TimeBlock(current, current, time), _Attention(current), _TimeBlock(current, current, time)])
+        self.middle = nn.ModuleList(
+            [_TimeBlock(current, current, time), _Attention(current), _TimeBlock(current, current, time)]
+        )
         for level, factor in reversed(list(enumerate(multipliers))):
             for _ in range(blocks + 1):
-                self.up.append(nn.ModuleList([_TimeBlock(current + kept.pop(), width * factor, time), self._attend(width * factor, level >= attend_from)]))
+                self.up.append(
+                    nn.ModuleList(
+                        [
+                            _TimeBlock(current + kept.pop(), width * factor, time),
+                            self._attend(width * factor, level >= attend_from),
+                        ]
+                    )
+                )
                 current = width * factor
             if level:
                 self.up.append(nn.ModuleList([nn.Conv2d(current, current, 3, padding=1)]))
@@ -110,14 +144,12 @@ class DiffusionUNet(nn.Module):
         x = self.first(x)
         kept = [x]
         for parts in self.down:
-            x = parts[0](x) if len(parts) == 1 else parts[1](parts[0](x, t))
+            x = _run(parts, x, t)
             kept.append(x)
         x = self.middle[2](self.middle[1](self.middle[0](x, t)), t)
         for parts in self.up:
-            if len(parts) == 1:
-                x = parts[0](F.interpolate(x, scale_factor=2.0))
-            else:
-                x = parts[1](parts[0](torch.cat([x, kept.pop()], 1), t))
+            grows = len(list(parts.children())) == 1
+            x = _run(parts, F.interpolate(x, scale_factor=2.0) if grows else torch.cat([x, kept.pop()], 1), t)
         out: Tensor = self.last(F.silu(self.norm(x)))
         return out
 
@@ -129,13 +161,18 @@ class _DitBlock(nn.Module):
         self.norm1 = nn.LayerNorm(width, elementwise_affine=False)
         self.norm2 = nn.LayerNorm(width, elementwise_affine=False)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width)
+        )
         self.modulate = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         b, n, width = x.shape
         s1, g1, h1, s2, g2, h2 = (p[:, None] for p in self.modulate(c).chunk(6, 1))
-        q, k, v = (t.view(b, n, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm1(x) * (1 + g1) + s1).chunk(3, -1))
+        q, k, v = (
+            t.view(b, n, self.heads, -1).transpose(1, 2)
+            for t in self.qkv(self.norm1(x) * (1 + g1) + s1).chunk(3, -1)
+        )
         a = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, width)
         x = x + h1 * self.proj(a)
         out: Tensor = x + h2 * self.mlp(self.norm2(x) * (1 + g2) + s2)
@@ -174,7 +211,9 @@ class SuperResolution(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(3, width, 3, padding=1)
         self.body = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.ReLU(True), nn.Conv2d(width, width, 3, padding=1))
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1), nn.ReLU(True), nn.Conv2d(width, width, 3, padding=1)
+            )
             for _ in range(blocks)
         )
         self.up = nn.Sequential(nn.Conv2d(width, 48, 3, padding=1), nn.PixelShuffle(4))
@@ -193,7 +232,10 @@ class ConvVae(nn.Module):
     def __init__(self, channels: int, width: int, levels: int, latent: int) -> None:
         super().__init__()
         widths = [channels, *[width * 2**i for i in range(levels)]]
-        down = [nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)) for a, b in zip(widths, widths[1:])]
+        down = [
+            nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))
+            for a, b in zip(widths, widths[1:])
+        ]
         self.encoder = nn.Sequential(*down, nn.Conv2d(widths[-1], 2 * latent, 1))
         up: List[nn.Module] = [nn.Conv2d(latent, widths[-1], 1)]
         for a, b in zip(widths[:1:-1], widths[-2:0:-1]):
@@ -208,10 +250,19 @@ class ConvVae(nn.Module):
 def lenet(channels: int = 1, classes: int = 10) -> nn.Module:
     """The classic small network for digits, with a pooled head so that any side fits."""
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh(),
-        nn.AdaptiveAvgPool2d(5), nn.Flatten(), nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(),
+        nn.Conv2d(channels, 6, 5),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(5),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.Tanh(),
+        nn.Linear(120, 84),
+        nn.Tanh(),
         nn.Linear(84, classes),
-    )  # fmt: skip
+    )
 
 
 def plain_cnn(widths: List[int], classes: int = 10, channels: int = 3) -> nn.Module:
@@ -219,7 +270,13 @@ def plain_cnn(widths: List[int], classes: int = 10, channels: int = 3) -> nn.Mod
     parts: List[nn.Module] = []
     for a, b in zip([channels, *widths], widths):
         parts += [nn.Conv2d(a, b, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    parts += [nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * widths[-1], 512), nn.ReLU(), nn.Dropout(0.5)]
+    parts += [
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * widths[-1], 512),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+    ]
     return nn.Sequential(*parts, nn.Linear(512, classes))
 
 
@@ -228,7 +285,9 @@ class CifarResNet(nn.Module):
 
     def __init__(self, blocks: int, width: int, classes: int = 10) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        self.first = nn.Sequential(
+            nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
         self.blocks, self.skips = nn.ModuleList(), nn.ModuleList()
         current = width
         for stage in range(3):
@@ -236,9 +295,12 @@ class CifarResNet(nn.Module):
                 wide, stride = width * 2**stage, 2 if stage and i == 0 else 1
                 self.blocks.append(
                     nn.Sequential(
-                        nn.Conv2d(current, wide, 3, stride, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU(),
-                        nn.Conv2d(wide, wide, 3, 1, 1, bias=False), nn.BatchNorm2d(wide),
-                    )  # fmt: skip
+                        nn.Conv2d(current, wide, 3, stride, 1, bias=False),
+                        nn.BatchNorm2d(wide),
+                        nn.ReLU(),
+                        nn.Conv2d(wide, wide, 3, 1, 1, bias=False),
+                        nn.BatchNorm2d(wide),
+                    )
                 )
                 same = current == wide and stride == 1
                 self.skips.append(nn.Identity() if same else nn.Conv2d(current, wide, 1, stride, bias=False))

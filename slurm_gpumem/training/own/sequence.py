@@ -16,7 +16,9 @@ class RecurrentLm(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.drop = nn.Dropout(dropout)
-        self.rnn = getattr(nn, cell)(width, width, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
+        self.rnn = getattr(nn, cell)(
+            width, width, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0
+        )
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -95,7 +97,9 @@ class TorchEncoder(nn.Module):
     def __init__(self, vocabulary: int, width: int, heads: int, layers: int, classes: int = 2) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
-        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, heads, 4 * width, batch_first=True), layers)
+        self.body = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(width, heads, 4 * width, batch_first=True), layers
+        )
         self.head = nn.Linear(width, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -109,7 +113,9 @@ class _GptBlock(nn.Module):
         self.heads = heads
         self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
@@ -193,7 +199,12 @@ class _ConformerBlock(nn.Module):
 
     @staticmethod
     def _feed(width: int) -> nn.Module:
-        parts: List[nn.Module] = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.SiLU(), nn.Dropout(0.1)]
+        parts: List[nn.Module] = [
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.SiLU(),
+            nn.Dropout(0.1),
+        ]
         return nn.Sequential(*parts, nn.Linear(4 * width, width), nn.Dropout(0.1))
 
     def forward(self, x: Tensor) -> Tensor:

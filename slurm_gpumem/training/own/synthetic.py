@@ -74,7 +74,11 @@ def cnn(
         if dropout:
             body.append(nn.Dropout2d(dropout))
         if shape == "residual" and i:
-            layers.append(_Residual(nn.Sequential(*body), nn.Identity() if width == count else nn.Conv2d(width, count, 1)))
+            layers.append(
+                _Residual(
+                    nn.Sequential(*body), nn.Identity() if width == count else nn.Conv2d(width, count, 1)
+                )
+            )
         elif shape == "dense" and i:
             layers.append(_Dense(nn.Sequential(*body)))
             count += width
@@ -90,7 +94,9 @@ def cnn(
 class _Block(nn.Module):
     """Pre-norm attention and feed-forward with dropout; `cross` attends to a memory as well."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float, causal: bool, cross: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, hidden: int, dropout: float, causal: bool, cross: bool
+    ) -> None:
         super().__init__()
         self.heads, self.causal, self.cross = heads, causal, cross
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -113,7 +119,18 @@ class _Block(nn.Module):
 
 
 class _Transformer(nn.Module):
-    def __init__(self, kind: str, vocabulary: int, width: int, heads: int, hidden: int, depth: int, length: int, dropout: float, classes: int) -> None:
+    def __init__(
+        self,
+        kind: str,
+        vocabulary: int,
+        width: int,
+        heads: int,
+        hidden: int,
+        depth: int,
+        length: int,
+        dropout: float,
+        classes: int,
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(length, width)
@@ -154,7 +171,9 @@ def draw_mlp(rng: random.Random) -> Dict[str, Any]:
         hidden = [max(base >> i, 2) for i in range(inner)]
     elif shape == "bottleneck":
         middle = inner // 2
-        hidden = [max(base >> (2 if abs(i - middle) == 1 else 4 if i == middle else 0), 2) for i in range(inner)]
+        hidden = [
+            max(base >> (2 if abs(i - middle) == 1 else 4 if i == middle else 0), 2) for i in range(inner)
+        ]
     else:
         hidden = [max(int(base + (outputs - base) * i / depth), 2) for i in range(inner)]
     args = {
@@ -163,7 +182,13 @@ def draw_mlp(rng: random.Random) -> Dict[str, Any]:
         "norm": rng.random() < 0.5,
         "dropout": rng.choice((0.0, 0.1, 0.3, 0.5)),
     }
-    return {"args": args, "size": size, "task_args": {"classes": outputs}, "batch": rng.randint(4, 1024), "shape": shape}
+    return {
+        "args": args,
+        "size": size,
+        "task_args": {"classes": outputs},
+        "batch": rng.randint(4, 1024),
+        "shape": shape,
+    }
 
 
 def draw_cnn(rng: random.Random) -> Dict[str, Any]:
@@ -178,7 +203,9 @@ def draw_cnn(rng: random.Random) -> Dict[str, Any]:
     elif shape == "gradual":
         filters = [16 + (base - 16) * (i + 1) // depth for i in range(depth)]
     elif shape == "hourglass":
-        filters = [max(int(base * (0.25 + 0.75 * abs(2 * i / max(depth - 1, 1) - 1))), 16) for i in range(depth)]
+        filters = [
+            max(int(base * (0.25 + 0.75 * abs(2 * i / max(depth - 1, 1) - 1))), 16) for i in range(depth)
+        ]
     else:
         filters = [base, *[max(base // 8, 16)] * (depth - 1)]
     channels, classes = rng.choice((1, 3)), rng.randint(2, 22000)
@@ -194,7 +221,13 @@ def draw_cnn(rng: random.Random) -> Dict[str, Any]:
         "classes": classes,
     }
     size = rng.randint(32, 224)
-    return {"args": args, "size": size, "task_args": {"channels": channels, "classes": classes}, "batch": rng.randint(2, 62), "shape": shape}
+    return {
+        "args": args,
+        "size": size,
+        "task_args": {"channels": channels, "classes": classes},
+        "batch": rng.randint(2, 62),
+        "shape": shape,
+    }
 
 
 def draw_transformer(rng: random.Random) -> Dict[str, Any]:
@@ -214,4 +247,10 @@ def draw_transformer(rng: random.Random) -> Dict[str, Any]:
         "dropout": round(rng.uniform(0.1, 0.5), 2),
         "classes": classes,
     }
-    return {"args": args, "size": length, "task_args": {"vocabulary": vocabulary, "classes": classes}, "batch": rng.randint(1, 128), "shape": kind}
+    return {
+        "args": args,
+        "size": length,
+        "task_args": {"vocabulary": vocabulary, "classes": classes},
+        "batch": rng.randint(1, 128),
+        "shape": kind,
+    }

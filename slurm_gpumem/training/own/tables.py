@@ -76,7 +76,13 @@ class TabularResNet(nn.Module):
         super().__init__()
         self.first = nn.Linear(features, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.BatchNorm1d(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(2 * width, width))
+            nn.Sequential(
+                nn.BatchNorm1d(width),
+                nn.Linear(width, 2 * width),
+                nn.ReLU(),
+                nn.Dropout(0.2),
+                nn.Linear(2 * width, width),
+            )
             for _ in range(blocks)
         )
         self.head = nn.Sequential(nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes))
@@ -96,7 +102,9 @@ class FeatureTransformer(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(features, width))
         self.first = nn.Parameter(torch.zeros(1, 1, width))
-        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(width, 8, 2 * width, batch_first=True), layers)
+        self.body = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(width, 8, 2 * width, batch_first=True), layers
+        )
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +138,9 @@ class GraphNet(nn.Module):
         super().__init__()
         self.kind = kind
         widths = [features, *[width] * (layers - 1), classes]
-        self.linears = nn.ModuleList(nn.Linear(a * (2 if kind == "sage" else 1), b) for a, b in zip(widths, widths[1:]))
+        self.linears = nn.ModuleList(
+            nn.Linear(a * (2 if kind == "sage" else 1), b) for a, b in zip(widths, widths[1:])
+        )
         self.scores = nn.ModuleList(nn.Linear(2 * b, 1) for b in widths[1:]) if kind == "gat" else None
         self.drop = nn.Dropout(0.5)
 
@@ -163,7 +173,11 @@ class PointNet(nn.Module):
             parts += [nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU()]
         self.points = nn.Sequential(*parts)
         self.head = nn.Sequential(
-            nn.Linear(16 * width, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, classes)
+            nn.Linear(16 * width, 512),
+            nn.BatchNorm1d(512),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(512, classes),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,14 +193,18 @@ class FourierOperator(nn.Module):
         self.modes = modes
         self.first, self.last = nn.Conv2d(channels, width, 1), nn.Conv2d(width, channels, 1)
         self.local = nn.ModuleList(nn.Conv2d(width, width, 1) for _ in range(layers))
-        self.spectral = nn.ParameterList(nn.Parameter(torch.zeros(width, width, modes, modes, 2)) for _ in range(layers))
+        self.spectral = nn.ParameterList(
+            nn.Parameter(torch.zeros(width, width, modes, modes, 2)) for _ in range(layers)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         m = self.modes
         for local, weight in zip(self.local, self.spectral):
             spectrum = torch.fft.rfft2(x.float())
-            mixed = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :m, :m], torch.view_as_complex(weight.float()))
+            mixed = torch.einsum(
+                "bixy,ioxy->boxy", spectrum[:, :, :m, :m], torch.view_as_complex(weight.float())
+            )
             full = torch.zeros_like(spectrum)
             full[:, :, :m, :m] = mixed
             x = nn.functional.gelu(local(x) + torch.fft.irfft2(full, s=x.shape[-2:]).to(x.dtype))
