@@ -61,6 +61,7 @@ def _demo() -> int:
     begin = time.monotonic()
     _check_examples()
     folder = Path(tempfile.mkdtemp(prefix="gpumem-demo-"))
+    folder.chmod(0o755)
     cluster: Optional[Cluster] = None
     try:
         cluster = devcluster.up(ClusterSpec(nodes=default_nodes(2), state=folder / "cluster"))
@@ -90,9 +91,13 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         "gpusbatch reads the model's summary, estimates the GPU memory that training it takes,\n"
         "and asks Slurm for that part of a GPU instead of a whole one."
     )
-    submitted = [_submit(cluster, _EXAMPLES / name, logs) for name in _SCRIPTS]
+    submitted: List[DemoJob] = []
+    where: Dict[str, List[Placement]] = {}
+    for name in _SCRIPTS:
+        submitted.append(_submit(cluster, _EXAMPLES / name, logs))
+        _note_places(cluster, submitted, where)
     _title("3. Where Slurm put them")
-    where = _wait_for_places(cluster, submitted)
+    _wait_for_places(cluster, submitted, where)
     rows = _rows(nodes, submitted, where)
     print("\n".join(draw(rows, width=_width(), unicode=speaks_unicode())))
     used = sum(1 for row in rows if row.segments)
@@ -101,7 +106,7 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         f"{len(submitted)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
         "without sharing each would hold one alone."
     )
-    _title("4. How well it was estimated")
+    _title("4. What they asked for and what they took")
     outcomes = [_outcome(cluster, job, where[job.job_id]) for job in submitted]
     print("\n".join(table(outcomes)))
     _say(
@@ -129,13 +134,26 @@ def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
     return DemoJob(job_id, script.stem, script)
 
 
-def _wait_for_places(cluster: Cluster, submitted: Sequence[DemoJob]) -> Dict[str, List[Placement]]:
-    found: Dict[str, List[Placement]] = {}
+def _wait_for_places(
+    cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]
+) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(where) < len(submitted):
+        if time.monotonic() > deadline:
+            waiting = [job.name for job in submitted if job.job_id not in where]
+            raise DevClusterError(f"Slurm did not start {', '.join(waiting)} within {_PATIENCE_S:.0f} s")
+        time.sleep(0.1)
+        _note_places(cluster, submitted, where)
+
+
+def _note_places(cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]) -> None:
+    """Slurm forgets a job's GPUs when it ends: note them as soon as they are known."""
     for job in submitted:
-        jobs.wait_for_job(cluster, job.job_id, ["RUNNING", *jobs.ENDED], _PATIENCE_S)
-        text = cluster.run(["scontrol", "show", "job", "-d", job.job_id], check=True).stdout
-        found[job.job_id] = placements(text)
-    return found
+        if job.job_id not in where:
+            shown = cluster.run(["scontrol", "show", "job", "-d", job.job_id], check=True).stdout
+            places = placements(shown)
+            if places:
+                where[job.job_id] = places
 
 
 def _rows(
@@ -170,14 +188,11 @@ def _outcome(cluster: Cluster, job: DemoJob, places: Sequence[Placement]) -> Out
 
 def table(outcomes: Sequence[Outcome]) -> List[str]:
     """Estimated, requested and measured memory, one line a job."""
-    lines = [f"{'Job':<5}{'Model':<14}{'Estimated':>10}{'Requested':>11}{'Measured':>10}{'Error':>8}  State"]
+    lines = [f"{'Job':<5}{'Model':<14}{'Estimated':>10}{'Requested':>11}{'Measured':>10}  State"]
     for outcome in outcomes:
-        error = ""
-        if outcome.estimated and outcome.measured:
-            error = f"{100 * (outcome.estimated / outcome.measured - 1):+.0f} %"
         lines.append(
             f"{outcome.job.job_id:<5}{outcome.job.name:<14}{_size(outcome.estimated):>10}"
-            f"{_size(outcome.requested):>11}{_size(outcome.measured):>10}{error:>8}  {outcome.state}"
+            f"{_size(outcome.requested):>11}{_size(outcome.measured):>10}  {outcome.state}"
         )
     return lines
 
@@ -200,7 +215,7 @@ def _title(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"{text}", flush=True)
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

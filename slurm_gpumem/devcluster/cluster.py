@@ -235,6 +235,12 @@ def _claim_folder(layout: Layout) -> None:
         raise DevClusterError(f"{root}: must belong to you and be writable by you only (chmod 755)")
     # Those whose jobs run here must get through, whatever our umask.
     root.chmod(0o755)
+    closed = [parent for parent in root.parents if not parent.stat().st_mode & stat.S_IXOTH]
+    if closed and os.geteuid() == 0:
+        raise DevClusterError(
+            f"{root}: other users cannot enter {closed[-1]}, so their jobs could not use this cluster; "
+            "choose another state folder with --state"
+        )
 
 
 def _make_folders(layout: Layout) -> None:

@@ -122,14 +122,24 @@ def test_a_tree_without_a_slurm_is_refused(state: Path, tmp_path: Path) -> None:
     assert "no slurmctld" in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's cluster runs other users' jobs")
+def test_root_is_told_of_a_folder_that_other_users_cannot_enter(state: Path) -> None:
+    state.chmod(0o700)
+    done = run_gpumem(*up_options(state / "cluster"))
+    assert done.returncode == 1
+    assert f"other users cannot enter {state}" in done.stderr
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user every other test here proves it")
 @pytest.mark.skipif(ROOT is not None, reason="an ordinary user cannot add mount points to root's tree")
 def test_an_ordinary_user_can_have_a_cluster(state: Path) -> None:
     package = state / "package"
-    home = state / "cluster"
-    home.mkdir()
+    home = state / "home" / "cluster"
+    home.mkdir(parents=True)
     shutil.copytree(Path(slurm_gpumem.__file__).parent, package / "slurm_gpumem")
-    shutil.chown(home, "nobody")
+    home.parent.chmod(0o700)  # as many machines make them
+    for folder in (home, home.parent):
+        shutil.chown(folder, "nobody")
     up = run_gpumem(*up_options(home), user="nobody", package=package)
     assert up.returncode == 0, up.stderr
     try:
