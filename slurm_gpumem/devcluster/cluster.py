@@ -30,6 +30,7 @@ from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.errors import DevClusterError
 
 STATE_VARIABLE = "GPUMEM_DEVCLUSTER"
+_OF_SLURM = ("SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
 _STOP_ORDER = ("slurmctld", "slurmd", "slurmdbd", "mariadbd", "munged")
 _STAND_IN_FILES = ("ledger.py", "standin.py")
 
@@ -68,7 +69,7 @@ class Cluster:
         as_user = {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid}
         return subprocess.run(  # type: ignore[call-overload, no-any-return]
             list(argv),
-            env={**os.environ, **self.env, **(env or {})},
+            env={**_without_slurm(os.environ), **self.env, **(env or {})},
             cwd=cwd,
             input=input,
             stdin=subprocess.DEVNULL if input is None else None,
@@ -137,6 +138,11 @@ def down(state: Path) -> List[Process]:
     if known is None:
         raise DevClusterError(f"{state}: no dev cluster was started in this state folder")
     return Cluster(layout, known).stop()
+
+
+def _without_slurm(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The environment less what another Slurm left in it: we may be inside one of its jobs."""
+    return {key: value for key, value in environ.items() if not key.startswith(_OF_SLURM)}
 
 
 def _start(cluster: Cluster, known: Record) -> None:

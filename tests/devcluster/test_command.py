@@ -57,7 +57,7 @@ def state(state_folder: Path) -> Iterator[Path]:
 def test_up_status_env_down(state: Path) -> None:
     up = run_gpumem(*up_options(state), "--gpus-per-node", "2", "--gpu-memory", "80G", "--gpu-type", "h100")
     assert up.returncode == 0, up.stderr
-    assert "1 nodes" not in up.stdout
+    assert ": 1 node with 2 stand-in GPUs (h100, 80.0 GiB)" in up.stdout
     try:
         shown = run_gpumem("status", "--state", str(state))
         assert shown.returncode == 0
@@ -91,6 +91,18 @@ def test_up_status_env_down(state: Path) -> None:
     assert run_gpumem("status", "--state", str(state)).returncode == 1
 
 
+def test_nodes_of_different_kinds_are_named_one_by_one(state: Path) -> None:
+    options = ["--node", "old=4xa100:40G", "--node", "new=2xh100:80G"]
+    up = run_gpumem(*up_options(state), *options)
+    try:
+        assert "old with 4 a100 of 40.0 GiB, new with 2 h100 of 80.0 GiB" in up.stdout, up.stderr
+        shown = run_gpumem("status", "--state", str(state)).stdout
+        assert "gpu:a100:4,shard:a100:160" in shown
+        assert "gpu:h100:2,shard:h100:160" in shown
+    finally:
+        run_gpumem("down", "--state", str(state))
+
+
 def test_status_and_down_of_nothing_say_so(state: Path) -> None:
     for action in ("status", "env", "down"):
         done = run_gpumem(action, "--state", str(state))
@@ -107,6 +119,8 @@ def test_status_and_down_of_nothing_say_so(state: Path) -> None:
         (["--gpu-memory", "100M"], "at least 1 GiB"),
         (["--conf", "nonsense"], "not one line Key=value"),
         (["--gpu-type", "a 100"], "names are letters"),
+        (["--node", "big"], "write it like big=2xh100:80G"),
+        (["--node", "a=1xh100:80G", "--node", "a=1xh100:80G"], "names must differ"),
     ],
 )
 def test_bad_options_are_refused_before_anything_starts(state: Path, options: list[str], said: str) -> None:
