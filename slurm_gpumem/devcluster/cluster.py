@@ -192,13 +192,22 @@ def _write_files(
     (layout.conf / "cgroup.conf").write_text(config.cgroup_conf(slurm_version))
     layout.site_config.write_text(config.site_config(spec))
     if spec.accounting:
-        private = layout.conf / "slurmdbd.conf"
-        private.touch(mode=0o600)
-        private.write_text(config.slurmdbd_conf(layout, place))
+        (layout.conf / "slurmdbd.conf").write_text(config.slurmdbd_conf(layout, place))
     if spec.job_submit_lua is not None:
         _copy_lua(Path(spec.job_submit_lua), layout.conf)
     ledger.create(layout.ledger, {node.name: [node.gpu_memory_mib] * node.gpus for node in spec.nodes})
     _install_stand_in(layout)
+    for folder in (layout.conf, layout.library):
+        _let_read(folder)
+    if spec.accounting:
+        (layout.conf / "slurmdbd.conf").chmod(0o600)
+
+
+def _let_read(folder: Path) -> None:
+    """Let everybody read what is in a folder, whatever our umask; scripts stay executable."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
 
 
 def _copy_lua(script: Path, folder: Path) -> None:

@@ -15,6 +15,7 @@ from slurm_jobs import wait_until
 
 import slurm_gpumem
 from slurm_gpumem.devcluster import processes, record
+from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
 
 pytestmark = pytest.mark.slurm
@@ -142,6 +143,18 @@ def test_root_is_told_of_a_folder_that_other_users_cannot_enter(state: Path) -> 
     done = run_gpumem(*up_options(state / "cluster"))
     assert done.returncode == 1
     assert f"other users cannot enter {state}" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_another_user_may_use_roots_cluster_but_not_stop_it(cluster: Cluster, state: Path) -> None:
+    package = state / "package"
+    shutil.copytree(Path(slurm_gpumem.__file__).parent, package / "slurm_gpumem")
+    theirs = str(cluster.layout.root)
+    assert run_gpumem("env", "--state", theirs, user="nobody", package=package).returncode == 0
+    done = run_gpumem("down", "--state", theirs, user="nobody", package=package)
+    assert done.returncode == 1
+    assert "is this another user's cluster?" in done.stderr
+    assert all(processes.alive(process) for process in cluster.processes())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user every other test here proves it")
