@@ -31,7 +31,7 @@ from slurm_gpumem.training.footprint import values_are_one
 from slurm_gpumem.training.sample import Job, load_jobs
 from slurm_gpumem.training.tasks import Batch, Feed, task_named
 
-COLUMNS = ("input_size", "output_size", "num_params", "kernel_size", "groups", "mult_adds", "trainable")
+COLUMNS = ("input_size", "output_size", "num_params", "kernel_size", "mult_adds", "trainable")
 NEEDS_LABELS = ("seq2seq", "whisper", "forecast")
 ONE_IMAGE = ("image", "video", "segment", "volume", "series", "sequence", "points", "table", "regress")
 BATCH = 2
@@ -48,6 +48,8 @@ def summarise(job: Job) -> Dict[str, Any]:
     batch = make(Feed(BATCH, job.size, device, torch.float32, job.entry.task_args, config))
     full: Dict[str, Any] = {"depth": 20, "col_names": COLUMNS}
     row.update(_attempt("torchinfo_full", lambda: _torchinfo(model, batch, job.entry.task, device, full)))
+    deep: Dict[str, Any] = {"depth": 20}
+    row.update(_attempt("torchinfo_deep", lambda: _torchinfo(model, batch, job.entry.task, device, deep)))
     row.update(_attempt("torchinfo", lambda: _torchinfo(model, batch, job.entry.task, device, {})))
     row.update(_attempt("torchsummary", lambda: _torchsummary(model, batch, job.entry.task, device)))
     return row
