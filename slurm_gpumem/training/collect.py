@@ -70,6 +70,8 @@ def _collect(options: argparse.Namespace) -> int:
     if options.tiny:
         jobs = _tiny(jobs)
     versions = import_sources([job.entry for job in jobs])
+    if torch.cuda.is_initialized():
+        raise UsageError("a library initialised CUDA while it was imported; forked children could not use it")
     about = describe_device(options.device, versions)
     about.update(
         {
