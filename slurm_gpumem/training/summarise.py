@@ -24,9 +24,9 @@ from unittest import mock
 import torch
 from torch import nn
 
-from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.training.build import build_model, import_sources
 from slurm_gpumem.training.children import Children
+from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.footprint import values_are_one
 from slurm_gpumem.training.sample import Job, load_jobs
 from slurm_gpumem.training.tasks import Batch, Feed, task_named
@@ -104,7 +104,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--limit-seconds", type=float, default=120, help="for one model")
     parser.add_argument("--total-seconds", type=float, default=1e9, help="start no model after this time")
     parser.add_argument("--only", default="", help="models whose id contains this text")
-    return run_command(lambda: _main(parser.parse_args(argv)))
+    return exit_code(lambda: _main(parser.parse_args(argv)))
 
 
 def _main(options: argparse.Namespace) -> int:
