@@ -10,6 +10,7 @@ from slurm_gpumem.cli.run import run_command
 
 COMMANDS = {
     "estimate": ("slurm_gpumem.cli.estimate", "estimate a job's GPU memory from its model summary"),
+    "node": ("slurm_gpumem.cli.node", "show which jobs share which GPU of this node"),
 }
 
 

@@ -12,11 +12,11 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
-from slurm_gpumem.node.files import locked, read_json
+from slurm_gpumem.node.files import locked, read_json, write_json
 from slurm_gpumem.node.gpus import Gpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
@@ -24,6 +24,7 @@ from slurm_gpumem.node.mps import MpsError, MpsService
 
 _LOCK_TIMEOUT_S = 5.0
 _NO_LIMIT_MIB = 1 << 20
+_FAULT_NOTE_S = 30.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,6 +80,11 @@ def finish(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, statu
     usage = live.get("jobs", {}).get(str(job.job_id)) if isinstance(live, dict) else None
     if isinstance(usage, dict) and usage.get("restarts") == job.restarts:
         records.merge_usage(record, usage)
+    if job.mode == "mps" and status != "0:0":
+        with _gpu_locks(folder, job.gpus):
+            events = faults_at_end(folder, config, job)
+        for event in events:
+            records.add_event(record, event)
     records.close_record(record, end=round(time.time(), 3), status=status)
     try:
         _write_record(folder, config, record)
@@ -86,6 +92,30 @@ def finish(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, statu
         with _gpu_locks(folder, job.gpus):
             jobs.drop(folder, job.job_id)
             sweep(folder, config, job.gpus)
+
+
+def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[Dict[str, Any]]:
+    """Had the user's MPS server faulted when this job failed? Then its other clients there failed with it.
+
+    The first of them to end sees the server's own word; it leaves a note for the others, since the
+    server recovers when all are gone. The caller holds the GPUs' locks.
+    """
+    found = []
+    service = MpsService(folder, config.mps_control)
+    for uuid in job.gpus:
+        path = folder.pipe(uuid, job.uid).with_name("fault.json")
+        note, now = read_json(path), time.time()
+        if not isinstance(note, dict) or now - note["at"] > _FAULT_NOTE_S:
+            if not service.faulted(uuid, job.uid):
+                continue
+            note = {
+                "at": round(now, 1),
+                "jobs": [other.job_id for other in jobs.users_of(folder, uuid, job.uid)],
+            }
+            write_json(path, note, mode=0o600)
+        others = sorted({*note["jobs"]} - {job.job_id})
+        found.append({"kind": "mps-fault", "gpu": uuid, "at": note["at"], "with": others})
+    return found
 
 
 def sweep(folder: RunFolder, config: NodeConfig, uuids: Sequence[str]) -> None:
@@ -161,7 +191,8 @@ def _with_mps(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
         return replace(job, mode="timeslice", notes=(f"no MPS: {config.mps_control} is not there",))
     try:
         for uuid in job.gpus:
-            service.ensure(uuid, job.uid)
+            others = [other for other in jobs.users_of(folder, uuid, job.uid) if other.job_id != job.job_id]
+            service.ensure(uuid, job.uid, in_use=bool(others))
             if config.limits:
                 _set_default_limit(service, folder, config, uuid, job.uid)
     except (MpsError, OSError) as error:
@@ -191,7 +222,7 @@ def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> ExitStack:
     return stack
 
 
-def _write_record(folder: RunFolder, config: NodeConfig, record: dict) -> None:  # type: ignore[type-arg]
+def _write_record(folder: RunFolder, config: NodeConfig, record: Dict[str, Any]) -> None:
     try:
         with locked(folder.records_lock, _LOCK_TIMEOUT_S):
             records.write_record(config.spool, record, durable=record["end"] is not None)

@@ -56,14 +56,17 @@ class MpsService:
         """Whether this node has MPS at all."""
         return os.access(self.control, os.X_OK)
 
-    def ensure(self, uuid: str, uid: int) -> bool:
-        """A daemon that answers; True when it had to be started. MpsError when there is none to be had."""
+    def ensure(self, uuid: str, uid: int, *, in_use: bool) -> bool:
+        """A daemon that answers; True when it had to be started. MpsError when there is none to be had.
+
+        One that is `in_use` by another job is left alone while it lives, however slow its answers are.
+        """
         if not UUID.fullmatch(uuid):
             raise MpsError(f"{uuid!r} is no GPU UUID")
         running = [daemon for daemon in self.daemons(uuid, uid) if not daemon.is_server]
-        if len(running) == 1 and self.ask(uuid, uid, "get_server_list") is not None:
+        if running and (in_use or self.ask(uuid, uid, "get_server_list") is not None):
             return False
-        # Dead, deaf, or doubled by a crash: away with what is left of it.
+        # Dead, deaf, or left half-made by a crash: away with what is left of it.
         self._clear(uuid, uid)
         self._start(uuid, uid)
         return True
@@ -110,6 +113,14 @@ class MpsService:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    def faulted(self, uuid: str, uid: int) -> bool:
+        """Whether a server says that a client's fatal fault has put it out of service."""
+        for server in (self.ask(uuid, uid, "get_server_list") or "").split():
+            status = self.ask(uuid, uid, f"get_server_status {server}") if server.isdigit() else None
+            if status and "FAULT" in status.upper():
+                return True
+        return False
+
     def set_default_limit(self, uuid: str, uid: int, mib: int) -> None:
         """The limit of clients that bring none of their own; also for a server that already runs."""
         self.ask(uuid, uid, f"set_default_device_pinned_mem_limit 0 {mib}M")
@@ -118,15 +129,15 @@ class MpsService:
                 self.ask(uuid, uid, f"set_device_pinned_mem_limit {server} 0 {mib}M")
 
     def _start(self, uuid: str, uid: int) -> None:
-        home = self.folder.pipe(uuid, uid).parent
         pipe, log = self.folder.pipe(uuid, uid), self.folder.log(uuid, uid)
         try:
-            home.mkdir(mode=0o755, parents=True, exist_ok=True)
+            pipe.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             for place in (pipe, log):
                 place.mkdir(mode=0o700)
                 if os.geteuid() == 0:
                     os.chown(place, uid, -1)
-            subprocess.Popen(
+            # Either way this command itself ends at once; the daemon stays.
+            done = subprocess.run(
                 self._launcher(uuid, uid),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -134,22 +145,25 @@ class MpsService:
                 env=self._environment(uuid, uid),
                 cwd="/",
                 start_new_session=True,
+                timeout=self.start_timeout_s,
+                check=False,
                 **({} if _has_systemd() else _as_user(uid)),
             )
-        except OSError as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self._clear(uuid, uid)
             raise MpsError(f"cannot start {self.control}: {error}") from None
         deadline = time.monotonic() + self.start_timeout_s
-        while time.monotonic() < deadline:
-            # lstat only: the folder is the user's, and root opens nothing in there.
+        while done.returncode == 0 and time.monotonic() < deadline:
+            # lexists only: the folder is the user's, and root opens nothing in there.
             if os.path.lexists(pipe / "control"):
                 return
             time.sleep(0.005)
         self._clear(uuid, uid)
-        raise MpsError(f"{self.control} made no control socket within {self.start_timeout_s:g} s")
+        raise MpsError(f"{self.control} ended with {done.returncode} and made no control socket")
 
     def _launcher(self, uuid: str, uid: int) -> List[str]:
         if not _has_systemd():
-            return [self.control, "-f"]
+            return [self.control, "-d"]
         # A unit of its own: what a prolog starts may die with the job's cgroup. A template unit cannot
         # take its user from half of its instance name, so the unit is made for the occasion.
         settings = [f"--setenv={key}={value}" for key, value in self._environment(uuid, uid).items()]

@@ -205,9 +205,10 @@ class Nvml:
     def xids(self) -> List[Tuple[Optional[str], int]]:
         """(UUID, Xid) since the last call; never waits."""
         found: List[Tuple[Optional[str], int]] = []
-        while self._events is not None and len(found) < 100:
+        wait = getattr(self._lib, "nvmlEventSetWait_v2", None)
+        while wait is not None and self._events is not None and len(found) < 100:
             data = _EventData()
-            code = self._function("nvmlEventSetWait_v2")(self._events, byref(data), c_uint(0))
+            code = wait(self._events, byref(data), c_uint(0))
             if code != _SUCCESS:
                 break
             found.append((self._uuid_of(data.device), int(data.data)))

@@ -102,7 +102,7 @@ class Sampler:
                         records.merge_usage(record, self.usage[job.job_id].as_json())
                         records.write_record(self.config.spool, record)
         except OSError as error:
-            self._complain("records", str(error))
+            self.complain("records", str(error))
         else:
             self._silent.pop("records", None)
 
@@ -120,15 +120,24 @@ class Sampler:
         # A change within the clock's own grain would be missed once: look again for a while after it.
         if stamp != self._jobs_stamp or time.time_ns() - stamp < 2_000_000_000:
             self._jobs_stamp = stamp
+            before = self._jobs
             self._jobs = {job.job_id: job for job in jobs.all_jobs(self.folder)}
             for job_id in [job_id for job_id in self.usage if job_id not in self._jobs | self._adopted]:
-                del self.usage[job_id]
-                self._watch.forget(job_id)
+                self._forget(job_id, before.get(job_id))
         for job in self._jobs.values():
             if self.usage.setdefault(job.job_id, JobUsage(job.restarts)).restarts != job.restarts:
                 self.usage[job.job_id] = JobUsage(job.restarts)
             self._set_limit(job)
         return {**self._adopted, **self._jobs}
+
+    def _forget(self, job_id: int, job: Optional[NodeJob]) -> None:
+        """The epilog was here; what the job had on its GPUs a look ago, it has lost since."""
+        del self.usage[job_id]
+        self._watch.forget(job_id)
+        for uuid in job.gpus if job else ():
+            if self._had.get((job_id, uuid)) and job:
+                self._lost(job, uuid)
+        self._had = {key: had for key, had in self._had.items() if key[0] != job_id}
 
     def _set_limit(self, job: NodeJob) -> None:
         usage, known = self.usage[job.job_id], self._slurm.get(job.job_id)
@@ -185,7 +194,7 @@ class Sampler:
             looked = self.source.sample(uuid), self.source.processes(uuid)
         except SourceError as error:
             # A hiccup, or a GPU off the bus: say it once, and look again next time.
-            self._complain(uuid, str(error))
+            self.complain(uuid, str(error))
             return None
         self._silent.pop(uuid, None)
         return looked
@@ -230,7 +239,8 @@ class Sampler:
             usage.met.update(other for other in active if other != job_id and mine)
             if self._had.get((job_id, uuid)) and not mine:
                 self._lost(here[job_id], uuid)
-            self._had[job_id, uuid] = bool(mine)
+            else:
+                self._had[job_id, uuid] = bool(mine)
         gpu = self.gpus.get(uuid)
         others = [process.mib for process in by_job.get(None, ()) if process.mib is not None]
         return {
@@ -249,14 +259,8 @@ class Sampler:
         return None if before is None or sample.energy_j < before else sample.energy_j - before
 
     def _lost(self, job: NodeJob, uuid: str) -> None:
+        self._had[job.job_id, uuid] = False
         self._faults.lost(Loss(job.job_id, job.uid, uuid, time.time(), job.restarts))
-        if job.mode != "mps":
-            return
-        service = MpsService(self.folder, self.config.mps_control)
-        for server in (service.ask(uuid, job.uid, "get_server_list") or "").split():
-            status = service.ask(uuid, job.uid, f"get_server_status {server}") if server.isdigit() else None
-            if status and "FAULT" in status.upper():
-                self._faults.fault(uuid, time.time(), {"kind": "mps-fault"})
 
     def _note_faults(self) -> None:
         for uuid, xid in self.source.xids():
@@ -325,7 +329,8 @@ class Sampler:
             if text.isdigit() and present.get(int(text)) == table.get("restarts"):
                 self.usage[int(text)] = usage_from(table)
 
-    def _complain(self, about: str, message: str) -> None:
+    def complain(self, about: str, message: str) -> None:
+        """Log it once, not once a second."""
         if self._silent.get(about) != message:
             self._silent[about] = message
             log(self.folder.root, f"sampler: {message}")
@@ -335,7 +340,7 @@ class Sampler:
         try:
             action()
         except OSError as error:
-            self._complain("files", str(error))
+            self.complain("files", str(error))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -373,7 +378,12 @@ def _sample_until_idle(
     log(folder.root, f"sampler: {len(gpus)} GPUs, source {sampler.source.name}")
     busy = due = time.monotonic()
     while not ended:
-        if sampler.tick():
+        try:
+            here = sampler.tick()
+        except Exception as error:  # noqa: BLE001 - one bad look must not end the measuring of all jobs
+            sampler.complain("look", f"{type(error).__name__}: {error}")
+            here = True
+        if here:
             busy = time.monotonic()
         elif not stay and time.monotonic() - busy > config.idle_exit_s:
             break
