@@ -14,8 +14,9 @@ def mean(values: List[float]) -> Optional[float]:
     return statistics.fmean(values) if values else None
 
 
-def _victims(
-    self,
+def neighbours(
+    m: Machine,
+    pace: float,
     name: str,
     part: str,
     *,
