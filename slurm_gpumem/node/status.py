@@ -107,10 +107,8 @@ def _gpu_line(uuid: str, gpu: Mapping[str, Any], here: Mapping[str, Any], utf8: 
     if not activity and "utilization" in gpu:
         activity = f"  busy {gpu['utilization'] * 100:.0f}%"
     power = f"  {gpu['power_w']:.0f} W" if "power_w" in gpu else ""
-    number = "?" if gpu.get("number") is None else gpu["number"]
-    return (
-        f"gpu{number} {edge[0]}{bar[:_BAR]:<{_BAR}}{edge[1]} {_gib(used)}/{_gib(total)} GiB{activity}{power}"
-    )
+    name = "?" if gpu.get("number") is None else str(gpu["number"])
+    return f"gpu{name} {edge[0]}{bar[:_BAR]:<{_BAR}}{edge[1]} {_gib(used)}/{_gib(total)} GiB{activity}{power}"
 
 
 def _job_lines(uuid: str, here: Mapping[str, Any], utf8: bool) -> List[str]:

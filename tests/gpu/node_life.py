@@ -90,7 +90,7 @@ class Life:
             "python": sys.version.split()[0],
             "users": m.users,
             "node": m.node,
-            "gpumem": run(["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"], 5).stdout.strip(),
+            "gpumem": _said(["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]),
             "mps_control": os.access(m.mps_control, os.X_OK),
             "proc_gpus": [p.name for p in Path("/proc/driver/nvidia/gpus").glob("*")],
         }
@@ -243,7 +243,7 @@ class Life:
         }
         answer["status_screen"] = self._status()
         if not m.ledger:
-            answer["nvidia_smi"] = run(["nvidia-smi"], 20).stdout[-4000:]
+            answer["nvidia_smi"] = _said(["nvidia-smi"])[-4000:]
         time.sleep(4 * self.pace)
         go.touch()
         answer["ended"] = m.ended(names, 40)
@@ -378,9 +378,7 @@ class Life:
         state = run(["sinfo", "-h", "-N", "-o", "%N %T %E"], 10, env=m.env).stdout.strip()
         gone = until(lambda: m.sampler_pid() is None, 28)
         left = [str(path.relative_to(m.run_dir)) for path in m.run_dir.rglob("*") if path.is_file()]
-        kernel = [line for line in run(["dmesg"], 10).stdout.splitlines() if "NVRM" in line or "Xid" in line][
-            -40:
-        ]
+        kernel = [line for line in _said(["dmesg"]).splitlines() if "NVRM" in line or "Xid" in line][-40:]
         return {
             "node": state,
             "kernel": kernel,
@@ -403,6 +401,14 @@ class Life:
         except LifeError as error:
             return str(error)
         return done.stdout + done.stderr
+
+
+def _said(argv: List[str]) -> str:
+    """What a command prints; its failure is an answer too."""
+    try:
+        return run(argv, 20).stdout.strip()
+    except LifeError as error:
+        return str(error)
 
 
 def _about(held: Optional[float], limit: float) -> bool:
