@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
-	lua5.1 lua5.4 shellcheck python3-venv
+	lua5.1 lua5.3 lua5.4 shellcheck python3-venv
 TORCH := torch==2.13.0
 RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
@@ -43,7 +43,8 @@ lint: setup-test
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .
 	$(BIN)/ruff format $(RUFF_OPTIONS) --check .
 	$(BIN)/mypy
-	shellcheck prolog/*.sh
+	@for file in lua/*.lua tests/lua/*.lua; do luac5.1 -p "$$file" || exit 1; done
+	shellcheck .ci/run $$(git ls-files '*.sh')
 
 format: setup-test
 	$(BIN)/ruff format $(RUFF_OPTIONS) .

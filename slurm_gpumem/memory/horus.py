@@ -7,20 +7,18 @@ held against it on the same jobs.
 
 from __future__ import annotations
 
-from math import prod
-
+from slurm_gpumem.memory.counting import activation_elements, leaves, mib
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
 _BYTES = 4
-_MIB = 2**20
 
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """Horus's estimate; its request is its peak, since it knows no bound."""
-    activations = sum(prod(shape[1:]) for layer in summary.layers if layer.leaf for shape in layer.outputs)
-    weights = round(summary.total_params * _BYTES / _MIB)
-    forward = round(job.batch_size * activations * _BYTES / _MIB)
+    activations = activation_elements(leaves(summary), summary.batch, job.batch_size)
+    weights = mib(summary.total_params * _BYTES)
+    forward = mib(activations * _BYTES)
     # One gradient for each activation, per sample, as the formula's B·G reads.
     backward = forward
     parts = {

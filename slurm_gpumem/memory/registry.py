@@ -10,6 +10,8 @@ from slurm_gpumem.model.types import ModelSummary
 
 ESTIMATORS = {
     "horus": "slurm_gpumem.memory.horus",
+    "faketensor": "slurm_gpumem.memory.faketensor",
+    "deepspeed": "slurm_gpumem.memory.deepspeed",
 }
 DEFAULT = "horus"
 

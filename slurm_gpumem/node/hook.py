@@ -21,6 +21,7 @@ from slurm_gpumem.node.gpus import Gpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
+from slurm_gpumem.slurm.record import parse_record
 
 _LOCK_TIMEOUT_S = 5.0
 _NO_LIMIT_MIB = 1 << 20
@@ -147,7 +148,7 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[Gpu]) ->
         cluster=env.get("SLURM_CLUSTER_NAME", "")[:64],
         partition=env.get("SLURM_JOB_PARTITION", "")[:64],
         sluid=jobs.valid_sluid(env.get("SLURM_JOB_SLUID", "")),
-        claim=jobs.parse_claim(env.get("SLURM_JOB_COMMENT", "")),
+        claim=parse_record(env.get("SLURM_JOB_COMMENT", "")[:4096]),
     )
 
 

@@ -1,0 +1,158 @@
+"""Which class names are layers that compute themselves, and which are blocks of other layers.
+
+A table without nesting (torchsummary) or one cut at a depth (torchinfo) does not say it, so the name must.
+"""
+
+from __future__ import annotations
+
+import re
+
+_LEAVES = frozenset(
+    # torch.nn modules whose names do not end like one of _LEAF_NAME.
+    [
+        "AlphaDropout",
+        "Bilinear",
+        "CELU",
+        "CircularPad1d",
+        "CircularPad2d",
+        "CircularPad3d",
+        "ChannelShuffle",
+        "ConstantPad1d",
+        "ConstantPad2d",
+        "ConstantPad3d",
+        "CosineSimilarity",
+        "CrossEntropyLoss",
+        "ELU",
+        "EmbeddingBag",
+        "Flatten",
+        "Fold",
+        "GLU",
+        "GRU",
+        "GRUCell",
+        "Hardshrink",
+        "Hardsigmoid",
+        "Hardswish",
+        "Hardtanh",
+        "HardSwish",
+        "HardSigmoid",
+        "Identity",
+        "LSTM",
+        "LSTMCell",
+        "LogSigmoid",
+        "LogSoftmax",
+        "LPPool1d",
+        "LPPool2d",
+        "LPPool3d",
+        "MaxUnpool1d",
+        "MaxUnpool2d",
+        "MaxUnpool3d",
+        "Mish",
+        "MultiheadAttention",
+        "PairwiseDistance",
+        "PixelShuffle",
+        "PixelUnshuffle",
+        "PReLU",
+        "RNN",
+        "RNNBase",
+        "RNNCell",
+        "RReLU",
+        "ReflectionPad1d",
+        "ReflectionPad2d",
+        "ReflectionPad3d",
+        "ReplicationPad1d",
+        "ReplicationPad2d",
+        "ReplicationPad3d",
+        "SELU",
+        "SiLU",
+        "Sigmoid",
+        "Softmax",
+        "Softmax2d",
+        "Softmin",
+        "Softplus",
+        "Softshrink",
+        "Softsign",
+        "Swish",
+        "SwiGLU",
+        "Tanh",
+        "Tanhshrink",
+        "Threshold",
+        "Unflatten",
+        "Unfold",
+        "Upsample",
+        "UpsamplingBilinear2d",
+        "UpsamplingNearest2d",
+        "ZeroPad1d",
+        "ZeroPad2d",
+        "ZeroPad3d",
+        "ParametrizedLinear",
+        "MeanPool",
+        "LayerScale",
+        "LayerScale2d",
+        "DropPath",
+        "StochasticDepth",
+        "DropBlock2d",
+        "Permute",
+        "Reshape",
+        "View",
+        "Lambda",
+        "BlurPool2d",
+        "InputLayer",
+        "Dense",
+        "Activation",
+        "Add",
+        "Concatenate",
+        "Multiply",
+        "Subtract",
+        "Average",
+        "Maximum",
+        "Minimum",
+        "Dot",
+        "GlobalAveragePooling1D",
+        "GlobalAveragePooling2D",
+        "GlobalMaxPooling2D",
+        "ZeroPadding1D",
+        "ZeroPadding2D",
+        "Cropping2D",
+        "UpSampling1D",
+        "UpSampling2D",
+        "Rescaling",
+        "Normalization",
+        "SpatialDropout1D",
+        "SpatialDropout2D",
+        "Masking",
+        "RepeatVector",
+        "TimeDistributed",
+        "Bidirectional",
+        "MultiHeadAttention",
+        "Attention1D",
+        "Resizing",
+        "Conv1D",
+    ]
+)
+
+# Names that end like this are layers in torch.nn, timm and transformers alike
+# (StdConv2d, LlamaRMSNorm, NewGELUActivation, NonDynamicallyQuantizableLinear ...).
+_LEAF_NAME = re.compile(
+    r"(?:Conv(?:Transpose)?(?:[123][dD])?(?:Same|Pad|Tf)?|Norm(?:alization)?(?:[123][dD])?|NormAct2d|Linear"
+    r"|ReLU6?|GELU|SiLU|Activation|Sigmoid|Softmax|Tanh|Swish|Mish|Dropout(?:[123][dD])?"
+    r"|(?:Max|Avg|Average|Adaptive|Fractional\w{0,12})Pool(?:ing)?(?:[123][dD])?"
+    r"|(?<!Patch)(?<!Timestep)(?<!Text)Embedding|Identity)$"
+)
+
+# Blocks by name although they end like a layer.
+_BLOCKS = frozenset(
+    [
+        "SelectAdaptivePool2d",
+        "ConvNormAct",
+        "ConvBnAct",
+        "Sequential",
+        "ModuleList",
+        "ModuleDict",
+        "Functional",
+    ]
+)
+
+
+def is_leaf_kind(kind: str) -> bool:
+    """Whether a class of this name computes itself, rather than through children."""
+    return kind in _LEAVES or (kind not in _BLOCKS and _LEAF_NAME.search(kind) is not None)

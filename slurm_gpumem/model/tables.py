@@ -1,0 +1,53 @@
+"""Find the tables in a text: where each begins, where its rows end, where its totals end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import List
+
+_HEADER = "Layer (type"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table; numbers are indexes into the lines."""
+
+    header: str
+    """Its line of titles; empty when that is lost."""
+    first: int
+    """First line after the titles."""
+    stop: int
+    """First line that is no row any more."""
+    end: int
+    """Where the text about this table ends: the next table or the end of the file."""
+    closed: bool
+    """Whether a rule or totals follow the rows; otherwise the table was cut off."""
+
+
+def find_headers(lines: List[str]) -> List[int]:
+    """Return the indexes of all lines of titles."""
+    return [number for number, line in enumerate(lines) if _HEADER in line]
+
+
+def bound_table(lines: List[str], header: int, end: int) -> Table:
+    """Find the end of the rows of the table whose titles are `lines[header]`."""
+    first = header + 1
+    while first < end and first <= header + 2 and is_rule(lines[first], "=-"):
+        first += 1
+    stop, closed = find_stop(lines, first, end)
+    return Table(lines[header], first, stop, end, closed)
+
+
+def find_stop(lines: List[str], first: int, end: int) -> tuple[int, bool]:
+    """Look for the rule or the totals that close the rows beginning at `first`."""
+    for number in range(first, end):
+        line = lines[number]
+        if ("====" in line and is_rule(line, "=")) or "Total params" in line:
+            return number, True
+    return end, False
+
+
+def is_rule(line: str, characters: str) -> bool:
+    """Whether the line is drawn with nothing but these characters."""
+    stripped = line.strip()
+    return len(stripped) >= 8 and not stripped.strip(characters)
