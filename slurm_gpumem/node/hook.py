@@ -6,10 +6,10 @@ over anything else. Neither calls Slurm, opens a file of the user's, or waits fo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
@@ -23,7 +23,8 @@ from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
 from slurm_gpumem.slurm.record import parse_record
 
-_LOCK_TIMEOUT_S = 5.0
+_LOCK_TIMEOUT_S = 10.0
+"""Less than the time limit of the shell hooks."""
 _NO_LIMIT_MIB = 1 << 20
 _FAULT_NOTE_S = 30.0
 
@@ -53,11 +54,11 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     if job is None:
         return
     folder.make()
-    with _gpu_locks(folder, job.gpus):
+    # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
+    jobs.put(folder, job)
+    if job.mode == "mps":
+        job = _with_mps(folder, config, job)
         jobs.put(folder, job)
-        if job.mode == "mps":
-            job = _with_mps(folder, config, job)
-            jobs.put(folder, job)
     jobs.put_task_file(folder, job.job_id, task_file(folder, config, job, gpus))
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
@@ -124,10 +125,12 @@ def sweep(folder: RunFolder, config: NodeConfig, uuids: Sequence[str]) -> None:
     service = MpsService(folder, config.mps_control)
     here = {(daemon.uuid, daemon.uid) for daemon in service.daemons()}
     for uuid in uuids:
-        folders = (name for name in _names(folder.mps / uuid) if name.isdigit())
+        folders = (name for name in names_in(folder.mps / uuid) if name.isdigit())
         for uid in {*(owner for gpu, owner in here if gpu == uuid), *map(int, folders)}:
             if not jobs.users_of(folder, uuid, uid):
                 service.stop(uuid, uid)
+        with contextlib.suppress(OSError):  # somebody's daemon is there, or nobody's folder
+            (folder.mps / uuid).rmdir()
 
 
 def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[Gpu]) -> Optional[NodeJob]:
@@ -191,14 +194,20 @@ def _with_mps(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
     if not service.available():
         return replace(job, mode="timeslice", notes=(f"no MPS: {config.mps_control} is not there",))
     try:
-        for uuid in job.gpus:
-            others = [other for other in jobs.users_of(folder, uuid, job.uid) if other.job_id != job.job_id]
-            service.ensure(uuid, job.uid, in_use=bool(others))
-            if config.limits:
-                _set_default_limit(service, folder, config, uuid, job.uid)
+        with _gpu_locks(folder, job.gpus):
+            _ensure_daemons(service, folder, config, job)
     except (MpsError, OSError) as error:
         return replace(job, mode="timeslice", notes=(f"no MPS: {error}",))
     return job
+
+
+def _ensure_daemons(service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob) -> None:
+    for uuid in job.gpus:
+        # A job whose prolog is through may be computing; one that waits for our lock is not yet.
+        users = (other.job_id for other in jobs.users_of(folder, uuid, job.uid) if other.job_id != job.job_id)
+        service.ensure(uuid, job.uid, in_use=any(folder.task_file(user).exists() for user in users))
+        if config.limits:
+            _set_default_limit(service, folder, config, uuid, job.uid)
 
 
 def _set_default_limit(
@@ -211,9 +220,9 @@ def _set_default_limit(
         service.set_default_limit(uuid, uid, max(known) if len(known) == len(claims) else _NO_LIMIT_MIB)
 
 
-def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> ExitStack:
+def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> contextlib.ExitStack:
     """All locks of these GPUs, in one order for everybody."""
-    stack = ExitStack()
+    stack = contextlib.ExitStack()
     try:
         for uuid in sorted(uuids):
             stack.enter_context(locked(folder.gpu_lock(uuid), _LOCK_TIMEOUT_S))
@@ -231,7 +240,8 @@ def _write_record(folder: RunFolder, config: NodeConfig, record: Dict[str, Any])
         log(folder.root, f"record of job {record['job_id']}: {error}")
 
 
-def _names(folder: Path) -> List[str]:
+def names_in(folder: Path) -> List[str]:
+    """What is in a folder; nothing when it is not there."""
     try:
         return os.listdir(folder)
     except OSError:

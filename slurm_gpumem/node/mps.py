@@ -93,12 +93,12 @@ class MpsService:
                     found.append(Daemon(Process(pid, start), owner, place[0], is_server))
         return found
 
-    def ask(self, uuid: str, uid: int, command: str) -> Optional[str]:
-        """What the daemon answers to one command; None when it does not answer in time."""
+    def ask(self, uuid: str, uid: int, *commands: str) -> Optional[str]:
+        """What the daemon answers to these commands; None when it does not answer in time."""
         try:
             done = subprocess.run(
                 [self.control],
-                input=command + "\n",
+                input="".join(f"{command}\n" for command in commands),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=self._environment(uuid, uid),
@@ -123,10 +123,12 @@ class MpsService:
 
     def set_default_limit(self, uuid: str, uid: int, mib: int) -> None:
         """The limit of clients that bring none of their own; also for a server that already runs."""
-        self.ask(uuid, uid, f"set_default_device_pinned_mem_limit 0 {mib}M")
-        for server in (self.ask(uuid, uid, "get_server_list") or "").split():
-            if server.isdigit():
-                self.ask(uuid, uid, f"set_device_pinned_mem_limit {server} 0 {mib}M")
+        default = f"set_default_device_pinned_mem_limit 0 {mib}M"
+        servers = [
+            pid for pid in (self.ask(uuid, uid, default, "get_server_list") or "").split() if pid.isdigit()
+        ]
+        if servers:
+            self.ask(uuid, uid, *(f"set_device_pinned_mem_limit {pid} 0 {mib}M" for pid in servers))
 
     def _start(self, uuid: str, uid: int) -> None:
         pipe, log = self.folder.pipe(uuid, uid), self.folder.log(uuid, uid)

@@ -100,9 +100,9 @@ class _GpmMetricsGet(Structure):
 class Nvml:
     """An initialised NVML; devices are handles kept by UUID."""
 
-    def __init__(self, library: str = LIBRARY) -> None:
+    def __init__(self, library: Optional[Any] = None) -> None:
         """Raises OSError without the library and NvmlError without a working driver."""
-        self._lib = ctypes.CDLL(library)
+        self._lib: Any = ctypes.CDLL(LIBRARY) if library is None else library
         self._call("nvmlInit_v2")
         self._handles: Dict[str, Any] = {}
         self._versions: Dict[str, Optional[Tuple[Any, Any]]] = {}

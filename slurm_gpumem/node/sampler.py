@@ -12,13 +12,13 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
 from slurm_gpumem.node.faults import FaultLog, Loss
 from slurm_gpumem.node.files import lock_for_life, locked, read_json, write_json
-from slurm_gpumem.node.gpus import Gpu, find_gpus
+from slurm_gpumem.node.gpus import UUID, Gpu, find_gpus
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.metrics import GpuProcess, GpuSample, MetricSource, SourceError, choose_source
@@ -31,6 +31,8 @@ from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 LIVE_SCHEMA = "gpumem-live/1"
 _SWEEP_AFTER_S = 20.0
 """A job this young may not be in Slurm's answer yet."""
+_ACCOUNTING_EVERY = 5
+_LIVE_EVERY_S = 2.0
 
 
 class Sampler:
@@ -60,11 +62,16 @@ class Sampler:
         self._silent: Dict[str, str] = {}
         self._looked = time.monotonic()
         self._recorded = time.monotonic()
+        self._ticks = 0
+        self._told: List[Tuple[int, Optional[float], int]] = []
+        self._written = float("-inf")
+        self._accounted: Set[Tuple[int, float]] = set()
         self._take_up()
 
     def tick(self) -> bool:
         """One look; False when no shared job is here."""
         now = time.monotonic()
+        self._ticks += 1
         seconds, self._looked = min(now - self._looked, 10 * self.config.interval_s), now
         here = self._jobs_here()
         self._ask_slurm(here)
@@ -83,10 +90,15 @@ class Sampler:
             seen.extend(process.pid for process in found)
             by_job = self._by_job(found, sluids, uids, uuid)
             gpus[uuid] = self._account(uuid, sample, by_job, seconds)
+            self._take_driver_peaks(uuid, by_job)
         self._owners.keep_only(frozenset(seen))
         self._note_faults()
         self._enforce(now)
-        self._write_live(gpus)
+        # Writing it is the dearest part of a look: at once when a job, a process or a peak is new.
+        signature = [(job_id, usage.peak_mib(), usage.processes()) for job_id, usage in self.usage.items()]
+        if signature != self._told or now - self._written >= _LIVE_EVERY_S:
+            self._told, self._written = signature, now
+            self._write_live(gpus)
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.write_records()
@@ -181,7 +193,8 @@ class Sampler:
 
     def _sweep_daemons(self) -> None:
         service = MpsService(self.folder, self.config.mps_control)
-        for uuid in {daemon.uuid for daemon in service.daemons()}:
+        folders = (name for name in hook.names_in(self.folder.mps) if UUID.fullmatch(name))
+        for uuid in {*folders, *(daemon.uuid for daemon in service.daemons())}:
 
             def sweep(uuid: str = uuid) -> None:
                 with locked(self.folder.gpu_lock(uuid), 1.0):
@@ -249,6 +262,29 @@ class Sampler:
             "other_mib": round(sum(others), 1),
             **{key: value for key, value in vars(sample).items() if value is not None},
         }
+
+    def _take_driver_peaks(self, uuid: str, by_job: Mapping[Optional[int], List[GpuProcess]]) -> None:
+        """What the driver's own accounting saw between our looks, where the site enabled it.
+
+        A process that is still there is its job's when it is the job's only one on the GPU. One that
+        came and went unseen is the job's that was alone on the GPU in that time; else nobody's.
+        """
+        if self._ticks % _ACCOUNTING_EVERY:
+            return
+        try:
+            peaks = self.source.finished(uuid)
+        except SourceError:
+            return
+        owners = {found[0].pid: job_id for job_id, found in by_job.items() if len(found) == 1}
+        present = {process.pid for found in by_job.values() for process in found}
+        for pid, (mib, start, _) in peaks.items():
+            owner = owners.get(pid)
+            if pid not in present and (pid, start) not in self._accounted:
+                self._accounted.add((pid, start))
+                alone = [job for job in self._jobs.values() if uuid in job.gpus and job.started <= start]
+                owner = alone[0].job_id if len(alone) == 1 else None
+            if owner is not None:
+                self.usage[owner].note_peak(uuid, mib)
 
     def _energy_since(self, uuid: str, sample: GpuSample, seconds: float) -> Optional[float]:
         if sample.energy_j is None:
