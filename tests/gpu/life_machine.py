@@ -121,6 +121,8 @@ class Machine:
         first = works()
         if first.returncode == 0:
             return {"ok": True, "opened": []}
+        if self.ledger:
+            raise LifeError(f"users cannot start {sys.executable}: rehearse with the system's python3")
         places = {Path(sys.executable), Path(os.path.realpath(sys.executable)), Path(sys.prefix)}
         for entry in filter(None, sys.path):
             places.add(Path(entry))

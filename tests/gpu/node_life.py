@@ -5,8 +5,11 @@ As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's r
     python3 tests/gpu/node_life.py --out "$OUT"
 
 Slurm comes from `.carry/slurm-on-gpu/up .carry/debs STATE`. Every part has a time limit, a part that
-fails does not stop the next, and the results so far are on disk after each. Without a GPU the same
-code is rehearsed with `--ledger` (a stand-in GPU's books) and another `--up`.
+fails does not stop the next, and the results so far are on disk after each.
+
+Without a GPU the same code is rehearsed on a dev cluster, in a minute and a half:
+
+    python3 tests/gpu/node_life.py --rehearse --out DIR
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import sys
@@ -452,15 +456,26 @@ def main() -> int:
         help="starts Slurm; {slurm} is its folder",
     )
     parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
-    parser.add_argument("--ledger", type=Path, help="rehearse on the stand-in GPU with these books")
+    parser.add_argument("--rehearse", action="store_true", help="on a dev cluster with a stand-in GPU")
     parser.add_argument("--mps-control", default="/usr/bin/nvidia-cuda-mps-control")
     parser.add_argument("--pace", type=float, default=1.0, help="shortens the waits of a rehearsal")
     args = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("run it as root: Slurm's daemons and two users' jobs need that")
-    slurm = args.state / "slurm"
+    slurm, ledger = args.state / "slurm", None
+    if args.rehearse:
+        shutil.rmtree(args.state, ignore_errors=True)
+        ledger = slurm / "ledger"
+        here = Path(__file__).resolve().parent
+        args.up = f"{sys.executable} {here}/rehearsal_cluster.py up {{slurm}}"
+        args.down = f"{sys.executable} {here}/rehearsal_cluster.py down {{slurm}}"
+        (args.state / "bin").mkdir(parents=True)
+        args.mps_control = shutil.copy(
+            here.parent / "node" / "bin" / "nvidia-cuda-mps-control", args.state / "bin"
+        )
+        args.pace = 0.3
     words = lambda text: [word.format(slurm=slurm) for word in shlex.split(text)]  # noqa: E731
-    machine = Machine(args.state, args.out.resolve(), words(args.up), args.ledger, args.mps_control)
+    machine = Machine(args.state, args.out.resolve(), words(args.up), ledger, args.mps_control)
     machine.prepare()
     life = Life(machine, args.budget, args.pace)
     try:
