@@ -83,8 +83,12 @@ def finish(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, statu
     if isinstance(usage, dict) and usage.get("restarts") == job.restarts:
         records.merge_usage(record, usage)
     if job.mode == "mps" and status != "0:0":
-        with _gpu_locks(folder, job.gpus):
-            events = faults_at_end(folder, config, job)
+        try:
+            with _gpu_locks(folder, job.gpus):
+                events = faults_at_end(folder, config, job)
+        except OSError as error:
+            log(folder.root, f"job {job.job_id}: whether its MPS server had faulted is not known: {error}")
+            events = []
         for event in events:
             records.add_event(record, event)
     records.close_record(record, end=round(time.time(), 3), status=status)

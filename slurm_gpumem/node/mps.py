@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import select
 import shutil
 import subprocess
 import time
@@ -25,6 +26,7 @@ from slurm_gpumem.node.processes import Process
 _PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _CONTROL = "nvidia-cuda-mps-control"
 _SERVER = "nvidia-cuda-mps-server"
+_ANSWER_LIMIT = 65536
 _SYSTEMD = Path("/run/systemd/system")
 
 
@@ -94,24 +96,27 @@ class MpsService:
         return found
 
     def ask(self, uuid: str, uid: int, *commands: str) -> Optional[str]:
-        """What the daemon answers to these commands; None when it does not answer in time."""
+        """What the daemon answers to these commands; None when it does not answer in time.
+
+        The daemon is the user's own process and may say anything, at any length: a little is read.
+        """
         try:
-            done = subprocess.run(
+            client = subprocess.Popen(
                 [self.control],
-                input="".join(f"{command}\n" for command in commands),
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=self._environment(uuid, uid),
-                timeout=self.quit_timeout_s,
-                check=False,
-                text=True,
-                errors="replace",
                 cwd="/",
                 **_as_user(uid),
             )
-        except (OSError, subprocess.TimeoutExpired):
+        except OSError:
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        try:
+            return _converse(client, "".join(f"{command}\n" for command in commands), self.quit_timeout_s)
+        finally:
+            client.kill()
+            client.wait()
 
     def faulted(self, uuid: str, uid: int) -> bool:
         """Whether a server says that a client's fatal fault has put it out of service."""
@@ -190,6 +195,31 @@ class MpsService:
             _PIPE: str(self.folder.pipe(uuid, uid)),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder.log(uuid, uid)),
         }
+
+
+def _converse(client: subprocess.Popen[bytes], text: str, timeout_s: float) -> Optional[str]:
+    assert client.stdin is not None
+    assert client.stdout is not None
+    deadline, answer = time.monotonic() + timeout_s, b""
+    with client.stdin, client.stdout:
+        try:
+            client.stdin.write(text.encode())
+            client.stdin.close()
+        except OSError:
+            return None
+        while len(answer) < _ANSWER_LIMIT:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([client.stdout], [], [], left)[0]:
+                return None
+            data = os.read(client.stdout.fileno(), 4096)
+            if not data:
+                break
+            answer += data
+    try:
+        code = client.wait(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+    return answer.decode(errors="replace").strip() if code == 0 else None
 
 
 def _place(folder: RunFolder, pipe: str) -> Optional[Tuple[str, int]]:

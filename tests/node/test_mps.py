@@ -83,6 +83,15 @@ def test_the_default_limit_reaches_the_daemon(node: Node) -> None:
     assert node.mps.ask(uuid, USER, "get_default_device_pinned_mem_limit 0") == "8192M"
 
 
+@pytest.mark.parametrize("body", ["exec yes 12345", "exec sleep 30", "exec cat /dev/zero"])
+def test_a_daemon_that_talks_nonsense_costs_little_and_is_not_believed(node: Node, body: str) -> None:
+    program = node.root / "bin" / "talker"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    service = MpsService(node.folder, str(program), quit_timeout_s=0.5)
+    assert service.ask(node.gpus[0].uuid, USER, "get_server_list") is None
+
+
 def test_a_program_that_cannot_be_started_is_an_error_and_leaves_nothing(node: Node) -> None:
     broken = node.root / "bin" / "broken"
     broken.write_text("#!/bin/sh\nexit 3\n")
