@@ -39,6 +39,14 @@ def run(argv: Sequence[str], timeout_s: float, **options: Any) -> subprocess.Com
         raise LifeError(f"{' '.join(map(str, argv))[:200]}: {error}") from None
 
 
+def said(argv: Sequence[str]) -> str:
+    """What a command prints; its failure is an answer too."""
+    try:
+        return run(argv, 20).stdout.strip()
+    except LifeError as error:
+        return str(error)
+
+
 def until(condition: Any, timeout_s: float, every_s: float = 0.2) -> bool:
     """Poll; False when it did not come true in time."""
     deadline = time.monotonic() + timeout_s
@@ -62,6 +70,8 @@ class Machine:
         self.users = [(account.pw_name, account.pw_uid, account.pw_gid) for account in accounts]
         self.node = os.uname().nodename
         self.jobs: Dict[str, int] = {}
+        self.said: Dict[str, str] = {}
+        """What gpusbatch said when it submitted."""
         self._opened: List[Tuple[Path, int]] = []
 
     def prepare(self) -> None:
@@ -172,37 +182,46 @@ class Machine:
         (self.state / "gpumem.toml").write_text(text)
 
     def submit(
-        self, name: str, user: int, part: str, shards: int, *, prelude: str = "", **options: Any
+        self,
+        name: str,
+        user: int,
+        part: str,
+        shards: int,
+        *,
+        prelude: str = "",
+        by: str = "sbatch",
+        **options: Any,
     ) -> int:
         """A job of users[user] that plays `part`; its files are work/NAME.*."""
         _, uid, gid = self.users[user]
-        out = self.work / name
+        out, script = self.work / name, self.work / f"{name}.sh"
         words = [f"--{key}={value}" for key, value in options.items()]
         if self.ledger:
             words.append(f"--standin={self.ledger}")
-        script = (
+        script.write_text(
             "#!/bin/bash\nunset LD_LIBRARY_PATH\n"
             f"export HOME=/tmp PYTHONPATH={self.package} PYTHONDONTWRITEBYTECODE=1\n"
             f"{prelude}\n"
             f"exec {sys.executable} {self.work}/life_worker.py {part} --out={out} {' '.join(words)}\n"
         )
-        (self.work / f"{name}.sh").write_text(script)
-        done = run(
-            [
-                "sbatch",
-                "--parsable",
-                f"--uid={uid}",
-                f"--gid={gid}",
-                f"--gres=shard:{shards}",
-                f"--job-name={name}",
-                f"--comment=life gpumem/1:est={shards * 1000},req={shards * 1024},by=life",
-                f"--output={out}.out",
-                f"--chdir={self.work}",
-                str(self.work / f"{name}.sh"),
-            ],
-            15,
-            env=self.env,
-        )
+        usual = [
+            "--parsable",
+            f"--uid={uid}",
+            f"--gid={gid}",
+            f"--job-name={name}",
+            f"--output={out}.out",
+            f"--chdir={self.work}",
+        ]
+        done = None
+        if by == "gpusbatch":
+            code = "import sys; from slurm_gpumem.cli.gpusbatch import main; sys.exit(main())"
+            command = [str(self.venv_python), "-I", "-c", code, f"--gpu-mem={shards}G", *usual, str(script)]
+            done = run(command, 20, env={**self.env, "GPUMEM_SITE_CONFIG": f"{self.state}/gpumem.toml"})
+            self.said[name] = (done.stdout + done.stderr)[-500:]
+        if done is None or done.returncode:
+            comment = f"--comment=life gpumem/1:est={shards * 1000},req={shards * 1024},by=life"
+            command = ["sbatch", *usual, f"--gres=shard:{shards}", comment, str(script)]
+            done = run(command, 15, env=self.env)
         if done.returncode or not done.stdout.strip().isdigit():
             raise LifeError(f"sbatch of {name}: {done.stderr[-300:]}")
         self.jobs[name] = int(done.stdout)
@@ -295,6 +314,20 @@ def pids_with(*words: str) -> List[int]:
             if all(word in line for word in words):
                 found.append(int(entry))
     return found
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds it has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mib(pid: int) -> float:
+    """Its resident memory."""
+    fields = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
+    )
+    return int(fields["VmRSS"].split()[0]) / 1024
 
 
 def _environ(pid: int) -> bytes:

@@ -67,6 +67,8 @@ def _four(part: Dict[str, Any]) -> List[str]:
             f"| {_n(job['sampler_peak_mib'])} | {difference} | {_n(job['steps_per_s'], 1)} "
             f"| {loss} | {job['error'] or ''} |"
         )
+    said = [" ".join(text.split()) for text in part.get("gpusbatch", {}).values()]
+    lines += ["", "Submitted by gpusbatch, which said:", "```", *said, "```"]
     lines += [
         "",
         "`gpumem node status` meanwhile:",
@@ -113,7 +115,7 @@ def _overhead(part: Dict[str, Any]) -> List[str]:
         f"Step with the sampler {_n(part['step_ms_with'], 3)} ms, "
         f"without {_n(part['step_ms_without'], 3)} ms: "
         f"{part['overhead'] * 100:+.2f} % (medians {part['median_overhead'] * 100:+.2f} %), "
-        f"{part['steps']} steps.",
+        f"{part['steps']} steps; the blocks scatter so that ±{part['noise'] * 100:.2f} % says nothing.",
         f"Sampler (source {part['source']}): {part['sampler_cpu_share'] * 100:.2f} % of one core, "
         f"{_n(part['sampler_rss_mib'], 1)} MiB.",
         f"Blocks with: {[round(x, 3) for x in part['block_means_ms_with']]}, "

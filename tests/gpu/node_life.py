@@ -31,7 +31,7 @@ from typing import Any, Callable, Dict, List, Optional
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from life_faults import neighbours
-from life_machine import REPOSITORY, LifeError, Machine, run, until
+from life_machine import REPOSITORY, LifeError, Machine, cpu_s, rss_mib, run, said, until
 from life_report import report
 
 sys.path.insert(0, str(REPOSITORY))
@@ -47,6 +47,7 @@ class Life:
         self.machine = machine
         self.deadline = time.monotonic() + budget_s
         self.pace = pace
+        self.settings: Dict[str, Any] = dict(SETTINGS)
         self.results: Dict[str, Any] = {"parts": {}, "began": time.time()}
 
     def part(self, name: str, need_s: float, body: Callable[[], Dict[str, Any]]) -> None:
@@ -94,7 +95,7 @@ class Life:
             "python": sys.version.split()[0],
             "users": m.users,
             "node": m.node,
-            "gpumem": _said(["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]),
+            "gpumem": said(["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]),
             "mps_control": os.access(m.mps_control, os.X_OK),
             "proc_gpus": [p.name for p in Path("/proc/driver/nvidia/gpus").glob("*")],
         }
@@ -170,7 +171,8 @@ class Life:
         answer["index_form_holds"] = _about(held.get("variable 0=2048M"), 2048)
         answer["ok"] = answer["index_form_holds"] or answer["uuid_form_holds"]
         if not answer["index_form_holds"] and answer["uuid_form_holds"]:
-            m.configure({**SETTINGS, "limit_key": "uuid"})
+            self.settings["limit_key"] = "uuid"
+            m.configure(self.settings)
         return answer
 
     def _hogs(self, forms: Dict[str, Any], folder: Any, uuid: str, wanted: Dict[str, Any]) -> None:
@@ -233,6 +235,7 @@ class Life:
                 number // 2,
                 "train",
                 12,
+                by="gpusbatch",
                 seconds=60 * self.pace,
                 go=go,
                 ballast=1024 * (number + 1),
@@ -246,8 +249,9 @@ class Life:
             "mps_processes": len(m.mps_pids()),
         }
         answer["status_screen"] = self._status()
+        answer["gpusbatch"] = m.said
         if not m.ledger:
-            answer["nvidia_smi"] = _said(["nvidia-smi"])[-4000:]
+            answer["nvidia_smi"] = said(["nvidia-smi"])[-4000:]
         time.sleep(4 * self.pace)
         go.touch()
         answer["ended"] = m.ended(names, 40)
@@ -300,6 +304,12 @@ class Life:
         """One job; the sampler stopped and continued in turns. What does it cost a step?"""
         m = self.machine
         stop = m.work / "overhead.stop"
+        # A sampler as a site has it: with Slurm and the disk asked as seldom as by default.
+        m.configure({**self.settings, "slurm_every_s": 15, "record_every_s": 30})
+        old = m.sampler_pid()
+        if old is not None:
+            os.kill(old, signal.SIGTERM)
+            until(lambda: m.sampler_pid() is None, 10)
         m.submit("overhead", 0, "train", 12, seconds=90 * self.pace, go=stop, width=64, batch=32)
         if not m.trains(["overhead"], 100, 45 * self.pace + 15):
             raise LifeError("the job does not train")
@@ -308,7 +318,7 @@ class Life:
             raise LifeError("no sampler")
         time.sleep(3 * self.pace)
         blocks: List[Any] = []
-        cpu_before, began = _cpu_s(pid), time.monotonic()
+        cpu_before, began = cpu_s(pid), time.monotonic()
         for number in range(10):
             running = number % 2 == 0
             os.kill(pid, signal.SIGCONT if running else signal.SIGSTOP)
@@ -316,8 +326,8 @@ class Life:
             time.sleep(3.5 * self.pace)
             blocks.append((running, start + 0.3, time.time()))
         os.kill(pid, signal.SIGCONT)
-        cpu = _cpu_s(pid) - cpu_before
-        rss = _rss_mib(pid)
+        cpu = cpu_s(pid) - cpu_before
+        rss = rss_mib(pid)
         stop.touch()
         m.ended(["overhead"], 30)
         steps = m.steps("overhead")
@@ -330,10 +340,14 @@ class Life:
             times[running] += gaps
             means[running].append(statistics.fmean(gaps) if gaps else float("nan"))
         on, off = statistics.fmean(times[True]), statistics.fmean(times[False])
+        # Two standard errors of the difference of the two sets of blocks.
+        noise = 2 * sum(statistics.stdev(means[side]) ** 2 / len(means[side]) for side in means) ** 0.5 / off
+        m.configure(self.settings)
         return {
             "step_ms_with": on * 1e3,
             "step_ms_without": off * 1e3,
             "overhead": on / off - 1,
+            "noise": noise,
             "median_overhead": statistics.median(times[True]) / statistics.median(times[False]) - 1,
             "block_means_ms_with": [x * 1e3 for x in means[True]],
             "block_means_ms_without": [x * 1e3 for x in means[False]],
@@ -382,7 +396,7 @@ class Life:
         state = run(["sinfo", "-h", "-N", "-o", "%N %T %E"], 10, env=m.env).stdout.strip()
         gone = until(lambda: m.sampler_pid() is None, 28)
         left = [str(path.relative_to(m.run_dir)) for path in m.run_dir.rglob("*") if path.is_file()]
-        kernel = [line for line in _said(["dmesg"]).splitlines() if "NVRM" in line or "Xid" in line][-40:]
+        kernel = [line for line in said(["dmesg"]).splitlines() if "NVRM" in line or "Xid" in line][-40:]
         return {
             "node": state,
             "kernel": kernel,
@@ -407,14 +421,6 @@ class Life:
         return done.stdout + done.stderr
 
 
-def _said(argv: List[str]) -> str:
-    """What a command prints; its failure is an answer too."""
-    try:
-        return run(argv, 20).stdout.strip()
-    except LifeError as error:
-        return str(error)
-
-
 def _about(held: Optional[float], limit: float) -> bool:
     """Whether a hog stopped below its limit and not absurdly far from it."""
     return held is not None and limit * 0.4 < held <= limit
@@ -426,18 +432,6 @@ def _sum(one: Optional[float], other: Optional[float]) -> Optional[float]:
 
 def _rate(steps: List[List[float]]) -> Optional[float]:
     return (len(steps) - 1) / (steps[-1][0] - steps[0][0]) if len(steps) > 2 else None
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _rss_mib(pid: int) -> float:
-    fields = dict(
-        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
-    )
-    return int(fields["VmRSS"].split()[0]) / 1024
 
 
 def main() -> int:
@@ -480,7 +474,7 @@ def main() -> int:
     life = Life(machine, args.budget, args.pace)
     try:
         life.part("surroundings", 5, life.surroundings)
-        machine.start(SETTINGS)
+        machine.start(life.settings)
         life.part("limits", 25, life.probe)
         life.part("four jobs", 45, life.four)
         life.part("overrun", 35, life.overrun)
