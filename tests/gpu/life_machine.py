@@ -120,7 +120,7 @@ class Machine:
                     f"--regid={self.users[0][2]}",
                     "--clear-groups",
                     "env",
-                    "HOME=/tmp",
+                    f"HOME={self.work}",
                     sys.executable,
                     "-c",
                     code,
@@ -200,7 +200,7 @@ class Machine:
             words.append(f"--standin={self.ledger}")
         script.write_text(
             "#!/bin/bash\nunset LD_LIBRARY_PATH\n"
-            f"export HOME=/tmp PYTHONPATH={self.package} PYTHONDONTWRITEBYTECODE=1\n"
+            f"export HOME={self.work} PYTHONPATH={self.package} PYTHONDONTWRITEBYTECODE=1\n"
             f"{prelude}\n"
             f"exec {sys.executable} {self.work}/life_worker.py {part} --out={out} {' '.join(words)}\n"
         )

@@ -22,6 +22,7 @@ import shutil
 import signal
 import statistics
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -183,7 +184,7 @@ class Life:
             name = f"probe-{len(forms)}-{number}"
             env = {
                 "PATH": "/usr/bin:/bin",
-                "HOME": "/tmp",
+                "HOME": str(m.work),
                 "PYTHONPATH": str(m.package),
                 "CUDA_MPS_PIPE_DIRECTORY": str(folder.pipe(uuid, m.users[user][1])),
                 "CUDA_VISIBLE_DEVICES": uuid,
@@ -442,7 +443,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for node_life.json, node_life.md and logs"
     )
-    parser.add_argument("--state", type=Path, default=Path("/tmp/glife"))
+    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "glife")
     parser.add_argument("--budget", type=float, default=345, help="seconds for everything")
     parser.add_argument(
         "--up",

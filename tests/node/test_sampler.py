@@ -16,6 +16,7 @@ from slurm_gpumem.node.gpus import Gpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.metrics import GpuProcess, GpuSample, SourceError
 from slurm_gpumem.node.sampler import Sampler
+from slurm_gpumem.node.service import sampler_environment
 from slurm_gpumem.node.status import as_json, look, render
 from tests.node.conftest import until
 
@@ -305,6 +306,14 @@ def _cpu_of_looks(sampler: Sampler, count: int) -> float:
 def _rss_mib() -> float:
     text = Path("/proc/self/status").read_text()
     return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def test_the_sampler_inherits_only_what_it_needs_and_nothing_empty() -> None:
+    env = sampler_environment(
+        {"SLURM_CONF": "", "GPUMEM_RUN_DIR": "/x", "LD_PRELOAD": "y", "SLURM_JOB_ID": "7"}
+    )
+    assert env == {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "GPUMEM_RUN_DIR": "/x"}
+    assert sampler_environment({"SLURM_CONF": "/c"})["SLURM_CONF"] == "/c"
 
 
 def test_the_screen_shows_who_shares_what(desk: Desk) -> None:
