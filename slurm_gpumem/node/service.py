@@ -42,7 +42,7 @@ def start_sampler(folder: RunFolder, node: str) -> None:
 
 
 def sampler_environment(hooks: Mapping[str, str]) -> Dict[str, str]:
-    """Of the hook's environment, what the sampler needs; an empty SLURM_CONF would make squeue look nowhere."""
+    """What the sampler needs of the hook's environment; an empty SLURM_CONF would mislead squeue."""
     return {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", **{key: hooks[key] for key in _KEPT if hooks.get(key)}}
 
 
