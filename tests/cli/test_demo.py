@@ -13,7 +13,9 @@ import pytest
 pytestmark = pytest.mark.slurm
 
 
-@pytest.mark.skipif("GPUMEM_TEST_SLURM_ROOT" in os.environ, reason="the demo shows the system's Slurm")
+@pytest.mark.skipif(
+    bool(os.environ.get("GPUMEM_TEST_SLURM_ROOT")), reason="the demo shows the system's Slurm"
+)
 def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "slurm_gpumem.cli.demo"],

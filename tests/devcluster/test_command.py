@@ -19,7 +19,7 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
 
 pytestmark = pytest.mark.slurm
-ROOT = os.environ.get("GPUMEM_TEST_SLURM_ROOT")
+ROOT = os.environ.get("GPUMEM_TEST_SLURM_ROOT") or None
 
 
 def run_gpumem(
