@@ -62,6 +62,10 @@ class _clusters:
         root = os.environ.get("GPUMEM_TEST_SLURM_ROOT")
         if root:
             fields.setdefault("slurm_root", Path(root))
-        cluster = up(ClusterSpec(**fields))
+        try:
+            cluster = up(ClusterSpec(**fields))
+        except Exception:
+            shutil.rmtree(fields["state"])
+            raise
         self._running.append(cluster)
         return cluster
