@@ -1,6 +1,7 @@
 # make demo    set everything up and watch real Slurm daemons share GPUs
 # make test    set everything up and run all tests
 # make test-slurm-versions   the Slurm tests again, on newer Slurms in trees of their own (as root)
+# make bench   start-up of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make lint    ruff, mypy --strict, shellcheck, luac
 
 SHELL := /bin/bash
@@ -14,7 +15,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: demo test test-slurm-versions lint format setup setup-test apt clean
+.PHONY: demo test test-slurm-versions bench lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -51,6 +52,9 @@ test-slurm-versions: setup-test
 	  echo "Slurm of Debian $$suite"; tests/slurm-tree.sh $$suite $$tree && \
 	  GPUMEM_TEST_SLURM_ROOT=$$tree $(BIN)/python -m pytest -m slurm || exit 1; \
 	done
+
+bench: setup-test
+	$(BIN)/python tests/bench/bench.py
 
 lint: setup-test
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .
