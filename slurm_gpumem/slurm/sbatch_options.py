@@ -15,7 +15,7 @@ NO_VALUE, REQUIRED, OPTIONAL = "no value", "required", "optional"
 # refuses it in its own words. tests/slurm holds the table against the installed sbatch.
 _REQUIRED = """
     account:A acctg-freq array:a autocomplete batch bb bbf begin:b chdir:D cluster cluster-constraint
-    clusters:M comment constraint:C container container-id core-spec:S cores-per-socket cpu-freq
+    clusters:M comment constraint:C container container-id container-type core-spec:S cores-per-socket cpu-freq
     cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d distribution:m error:e exclude:x
     export export-file extra extra-node-info:B gid gpu-bind gpu-freq gpus:G gpus-per-node
     gpus-per-socket gpus-per-task gres gres-flags hint input:i job-name:J kill-on-invalid-dep
@@ -25,10 +25,10 @@ _REQUIRED = """
     qos:q reservation segment signal sockets-per-node switches tasks-per-node thread-spec
     threads-per-core time:t time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap
 """
-_OPTIONAL = "exclusive get-user-env nice no-kill:k oom-kill-step propagate resv-ports"
+_OPTIONAL = "exclusive get-user-env nice no-kill:k oom-kill-step propagate requeue resv-ports"
 _NO_VALUE = """
     consolidate-segments contiguous external help:h hold:H ignore-pbs no-requeue overcommit:O
-    oversubscribe:s parsable quiet:Q reboot requeue spread-job spread-segments stepmgr test-only
+    oversubscribe:s parsable quiet:Q reboot spread-job spread-segments stepmgr test-only
     usage use-min-nodes verbose:v version:V wait:W
 """
 _SAME_AS = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
