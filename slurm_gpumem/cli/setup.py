@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import List, Optional
 
 from slurm_gpumem.cli.run import say
-from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
+from slurm_gpumem.errors import SlurmError, UnknownNameError
 from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.site.setup import Wishes, propose, summary_lines, write_files
-from slurm_gpumem.site.snapshot import Snapshot, expand_nodes, gather
+from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.sizes import parse_mib
-from slurm_gpumem.slurm.commands import SlurmMissingError
 
 
 def main(argv: List[str]) -> int:
@@ -28,7 +26,7 @@ def main(argv: List[str]) -> int:
         mps_per_gpu=args.mps_per_gpu,
     )
     snapshot = None if args.offline else _running()
-    proposal = propose(wishes, snapshot, _expand, _gpu_memory)
+    proposal = propose(wishes, snapshot, _gpu_memory)
     for line in summary_lines(proposal.plan):
         say(line)
     diff = proposal.diff()
@@ -59,15 +57,6 @@ def _gpu_memory(kind: str) -> Optional[int]:
         return find_gpu(kind).memory_mib
     except UnknownNameError:
         return None
-
-
-def _expand(names: str) -> Sequence[str]:
-    if re.fullmatch(r"[\w.-]+(,[\w.-]+)*", names):
-        return names.split(",")
-    try:
-        return expand_nodes(names)
-    except SlurmMissingError:
-        raise UsageError(f"{names}: without scontrol on the PATH, write the names out: n1,n2,n3") from None
 
 
 def _parser() -> argparse.ArgumentParser:

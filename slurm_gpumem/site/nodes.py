@@ -12,6 +12,7 @@ from slurm_gpumem.sizes import parse_mib
 
 _DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")
 
+_MOST_NODES = 65_536
 MemoryOf = Callable[[str], Optional[int]]
 """MiB of a GPU type; None when it is not known."""
 
@@ -181,6 +182,34 @@ def fold_names(names: Sequence[str]) -> str:
         if ranges:
             folded.append(f"{stem}[{','.join(ranges)}]")
     return ",".join(folded)
+
+
+def expand_names(text: str) -> List[str]:
+    """The node names of Slurm's short form: "n[1-3],m7" are n1, n2, n3, m7."""
+    if text.count("[") != text.count("]"):
+        raise UsageError(f"{text}: a bracket is open; node names are written like n[1-4,7]")
+    found: List[str] = []
+    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names = [""]
+        for plain, inside in re.findall(r"([^\[]+)|\[([^\]]*)\]", item):
+            names = [name + end for name in names for end in ([plain] if plain else _numbers(inside))]
+        found += names
+    return found
+
+
+def _numbers(text: str) -> List[str]:
+    """ "1-3,07" is 1, 2, 3, 07: a range keeps the width of its first number."""
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if (
+            not first.isdigit()
+            or not (last or first).isdigit()
+            or int(last or first) - int(first) > _MOST_NODES
+        ):
+            raise UsageError(f"[{text}] is not a list of numbers like [1-4,7] in a node name")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return found
 
 
 def _ranges(numbers: Sequence[str]) -> List[str]:

@@ -16,7 +16,6 @@ from slurm_gpumem.site.nodes import MemoryOf, NodeGroup
 from slurm_gpumem.site.plan import RESERVE_MIB, SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.slurm_conf import (
-    Expand,
     edit_slurm_conf,
     has_default_memory,
     running_as_conf,
@@ -71,11 +70,11 @@ class Proposal:
         return "".join(parts)
 
 
-def propose(wishes: Wishes, snapshot: Optional[Snapshot], expand: Expand, memory_of: MemoryOf) -> Proposal:
+def propose(wishes: Wishes, snapshot: Optional[Snapshot], memory_of: MemoryOf) -> Proposal:
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
     running = snapshot.config if snapshot else {}
     plan = SitePlan(
-        groups=_groups(wishes, snapshot, expand, memory_of),
+        groups=_groups(wishes, snapshot, memory_of),
         gres=wishes.gres,
         mode=wishes.mode,
         shard_mib=wishes.shard_mib,
@@ -89,8 +88,8 @@ def propose(wishes: Wishes, snapshot: Optional[Snapshot], expand: Expand, memory
     notes: List[str] = []
     current = dict(snapshot.files) if snapshot else {}
     files = {
-        "slurm.conf": _slurm_conf(plan, running, current, snapshot, expand, notes),
-        "gres.conf": _gres_conf(plan, current, snapshot, expand),
+        "slurm.conf": _slurm_conf(plan, running, current, snapshot, notes),
+        "gres.conf": _gres_conf(plan, current, snapshot),
         "job_submit.lua": _job_submit(current.get("job_submit.lua"), notes),
         "gpumem_site.lua": lua_table(plan),
         "gpumem.toml": toml_file(plan),
@@ -113,14 +112,14 @@ def write_files(proposal: Proposal, folder: Path) -> None:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
 
 
-def _groups(
-    wishes: Wishes, snapshot: Optional[Snapshot], expand: Expand, memory_of: MemoryOf
-) -> Tuple[NodeGroup, ...]:
+def _groups(wishes: Wishes, snapshot: Optional[Snapshot], memory_of: MemoryOf) -> Tuple[NodeGroup, ...]:
     here = socket.gethostname().partition(".")[0]
     known = snapshot.nodes if snapshot else ()
     if wishes.gpus:
         described = site_nodes.parse_descriptions(wishes.gpus, here)
-        return tuple(site_nodes.with_host(group, known, expand(group.nodes)) for group in described)
+        return tuple(
+            site_nodes.with_host(group, known, site_nodes.expand_names(group.nodes)) for group in described
+        )
     if any("gpu" in node.get("Gres", "") for node in known):
         return site_nodes.ask_cluster(known, memory_of, wishes.gres, wishes.shard_mib)
     found = site_nodes.ask_nvidia_smi(here)
@@ -142,11 +141,12 @@ def _slurm_conf(
     running: Mapping[str, str],
     current: Dict[str, str],
     snapshot: Optional[Snapshot],
-    expand: Expand,
     notes: List[str],
 ) -> str:
     settings = wanted_settings(running, plan)
-    gres = {node: node_gres(plan, group) for group in plan.groups for node in expand(group.nodes)}
+    gres = {
+        node: node_gres(plan, group) for group in plan.groups for node in site_nodes.expand_names(group.nodes)
+    }
     if snapshot and "slurm.conf" not in current:
         notes.append("slurm.conf cannot be read here: the diff is against what the controller says")
         now = {node["NodeName"]: node.get("Gres", "") for node in snapshot.nodes if node["NodeName"] in gres}
@@ -155,7 +155,7 @@ def _slurm_conf(
     if text is None:
         text = "".join(f"NodeName={group.nodes} Gres={node_gres(plan, group)}\n" for group in plan.groups)
         notes.append("no Slurm is running here: the slurm.conf lines are those to add to yours")
-    edit = edit_slurm_conf(text, settings, gres, expand)
+    edit = edit_slurm_conf(text, settings, gres)
     notes += edit.notes
     changed = [key for key in ("SelectType", "GresTypes") if key in settings]
     if changed and snapshot:
@@ -165,11 +165,11 @@ def _slurm_conf(
     return edit.text
 
 
-def _gres_conf(
-    plan: SitePlan, current: Mapping[str, str], snapshot: Optional[Snapshot], expand: Expand
-) -> str:
+def _gres_conf(plan: SitePlan, current: Mapping[str, str], snapshot: Optional[Snapshot]) -> str:
     now = {node["NodeName"]: node.get("Gres", "") for node in snapshot.nodes} if snapshot else {}
-    wanted = {node: node_gres(plan, group) for group in plan.groups for node in expand(group.nodes)}
+    wanted = {
+        node: node_gres(plan, group) for group in plan.groups for node in site_nodes.expand_names(group.nodes)
+    }
     if "gres.conf" in current and all(_same_gres(now.get(node, ""), words) for node, words in wanted.items()):
         return current["gres.conf"]
     lines = (current.get("gres.conf") or "").splitlines()

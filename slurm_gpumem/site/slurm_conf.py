@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_gpumem.site.nodes import expand_names
 from slurm_gpumem.site.plan import SitePlan
-
-Expand = Callable[[str], Sequence[str]]
-"""Node names of "n[1-3]"."""
 
 PROLOG_TIMEOUT_S = 60
 _SETTING = re.compile(r"^\s*([A-Za-z]\w*)\s*=\s*(.*?)\s*$")
@@ -75,7 +73,7 @@ def words_of(settings: Mapping[str, str], key: str) -> List[str]:
     return [word.strip() for word in (value_of(settings, key) or "").split(",") if word.strip()]
 
 
-def edit_slurm_conf(text: str, settings: Mapping[str, str], gres: Mapping[str, str], expand: Expand) -> Edit:
+def edit_slurm_conf(text: str, settings: Mapping[str, str], gres: Mapping[str, str]) -> Edit:
     """The file with these settings, and with `gres` (node name → Gres=) on its NodeName lines."""
     left = dict(settings)
     notes: List[str] = []
@@ -85,7 +83,7 @@ def edit_slurm_conf(text: str, settings: Mapping[str, str], gres: Mapping[str, s
         match = _SETTING.match(line)
         key = next((key for key in left if match and match[1].lower() == key.lower()), None)
         if match and match[1].lower() == "nodename":
-            line = _edit_node(line, gres, expand, done, notes)
+            line = _edit_node(line, gres, done, notes)
         elif key:
             line = f"{key}={left.pop(key)}"
         lines.append(line)
@@ -105,9 +103,9 @@ def running_as_conf(running: Mapping[str, str], keys: Sequence[str], gres: Mappi
     return "\n".join([*lines, *(f"NodeName={node} Gres={words}" for node, words in gres.items()), ""])
 
 
-def _edit_node(line: str, gres: Mapping[str, str], expand: Expand, done: List[str], notes: List[str]) -> str:
+def _edit_node(line: str, gres: Mapping[str, str], done: List[str], notes: List[str]) -> str:
     name = re.search(r"(?i)NodeName\s*=\s*(\S+)", line)
-    names = expand(name[1]) if name else []
+    names = expand_names(name[1]) if name else []
     values = {gres.get(node) for node in names}
     done += [node for node in names if node in gres]
     if not values - {None}:

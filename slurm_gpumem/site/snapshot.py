@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.errors import ConfigError, SlurmError
 from slurm_gpumem.site.lua_report import LuaReport, try_lua
@@ -215,8 +215,3 @@ def parse_limits(qos: str, associations: str) -> Tuple[Limit, ...]:
         entity = f"user {user} account={account}" if user else f"account {account}"
         found += [Limit(entity, limit, tres) for limit, tres in zip(names, values) if tres]
     return tuple(dict.fromkeys(found))
-
-
-def expand_nodes(text: str) -> Sequence[str]:
-    """Node names of "n[1-3],m7", by Slurm's own rules."""
-    return run(["scontrol", "show", "hostnames", text]).split()
