@@ -1,7 +1,7 @@
 """The three figures of the submission path, as ratios within one run; exits 1 when one is over its limit.
 
 Run it with `make bench`. Machines are noisy, so what is compared is taken in turns and judged by
-the median; the wall times beside each ratio are this machine's and only for orientation.
+the median of the turns' ratios; the times beside each ratio are this machine's, for orientation.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _cold_start(folder: Path) -> bool:
         (folder / "job.sh").write_text("#!/bin/bash\ntrue\n")
         command = str(Path(sys.executable).with_name("gpusbatch"))
         dry_run = [command, "job.sh", "--model", "summary.txt", "--batch-size", "128", "--dry-run"]
-        bare, whole = _in_turns(
+        ratio, bare, whole = _in_turns(
             lambda: _call([sys.executable, "-c", "pass"], folder, env),
             lambda: _call(dry_run, folder, env),
             START_ROUNDS,
@@ -81,7 +81,7 @@ def _cold_start(folder: Path) -> bool:
     finally:
         cluster.stop()
     note = f"{whole * 1000:.0f} ms against {bare * 1000:.0f} ms"
-    return _report("gpusbatch --dry-run / python3 -c pass", whole / bare, START_LIMIT, "x", note)
+    return _report("gpusbatch --dry-run / python3 -c pass", ratio, START_LIMIT, "x", note)
 
 
 def _hook(folder: Path) -> bool:
@@ -90,12 +90,12 @@ def _hook(folder: Path) -> bool:
     hooked = up(ClusterSpec(state=folder / "hooked", job_submit_lua=_lua_folder(folder, plain)))
     try:
         _check_hook(hooked)
-        without, with_hook = _in_turns(lambda: _submit(plain), lambda: _submit(hooked), SUBMISSIONS)
+        ratio, without, with_hook = _in_turns(lambda: _submit(plain), lambda: _submit(hooked), SUBMISSIONS)
     finally:
         hooked.stop()
         plain.stop()
     note = f"{with_hook * 1000:.1f} ms against {without * 1000:.1f} ms, {SUBMISSIONS} each"
-    return _report("sbatch with the Lua hook / without", with_hook / without, HOOK_LIMIT, "x", note)
+    return _report("sbatch with the Lua hook / without", ratio, HOOK_LIMIT, "x", note)
 
 
 def _lua_folder(folder: Path, cluster: Cluster) -> str:
@@ -139,8 +139,8 @@ def _call(command: List[str], folder: Path, env: Dict[str, str]) -> None:
     subprocess.run(command, check=True, cwd=folder, env=env, stdin=quiet, stdout=quiet, stderr=quiet)
 
 
-def _in_turns(one: Callable[[], None], other: Callable[[], None], rounds: int) -> Tuple[float, float]:
-    """Median seconds of each, after one round that does not count."""
+def _in_turns(one: Callable[[], None], other: Callable[[], None], rounds: int) -> Tuple[float, float, float]:
+    """How many times longer the other takes, and the median seconds of each; a first round does not count."""
     one()
     other()
     pairs = []
@@ -149,7 +149,11 @@ def _in_turns(one: Callable[[], None], other: Callable[[], None], rounds: int) -
         first, second = (one, other) if at % 2 else (other, one)
         taken = (_seconds(first), _seconds(second))
         pairs.append(taken if at % 2 else taken[::-1])
-    return statistics.median(pair[0] for pair in pairs), statistics.median(pair[1] for pair in pairs)
+    return (
+        statistics.median(pair[1] / pair[0] for pair in pairs),
+        statistics.median(pair[0] for pair in pairs),
+        statistics.median(pair[1] for pair in pairs),
+    )
 
 
 def _seconds(action: Callable[[], None]) -> float:
