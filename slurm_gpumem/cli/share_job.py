@@ -68,19 +68,18 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
     from slurm_gpumem.cli.parts_table import speaks_unicode
 
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
-    request, need = decision.request, decision.need
+    request = decision.request
     told = []
     if decision.estimate and settings.model:
         told.append(f"{os.path.basename(settings.model)}, {_job_words(decision.estimate)} {arrow}")
         told.append(f"peak {format_mib(decision.estimate.peak_mib)},")
-    elif need:
-        told.append(f"{_size(need.request_mib)} of GPU memory by hand,")
     if request is None:
         told.append(f"GPU options left as they are: {decision.reason}")
     elif request.whole_gpu:
         told.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
     else:
         told.append(f"asking for {_size(_asked_mib(request, decision.gpu, config))} ({request.reason})")
+        told += [] if decision.estimate else ["as given by hand"]
     return " ".join(told)
 
 
