@@ -1,6 +1,7 @@
 # make demo    set everything up and watch real Slurm daemons share GPUs
 # make test    set everything up and run all tests
 # make test-slurm-versions   the Slurm tests again, on newer Slurms in trees of their own (as root)
+# make bench   start-up of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make accuracy  score every estimator on the measured training runs in models/
 
@@ -58,6 +59,9 @@ test-slurm-versions: setup-test
 	  echo "Slurm of Debian $$suite"; tests/slurm-tree.sh $$suite $$tree && \
 	  GPUMEM_TEST_SLURM_ROOT=$$tree $(BIN)/python -m pytest -m slurm || exit 1; \
 	done
+
+bench: setup-test
+	$(BIN)/python tests/bench/bench.py
 
 lint: setup-test
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .

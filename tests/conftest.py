@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
 import pytest
+from hypothesis import settings
 
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
+
+# A busy machine is no reason to fail: a property test is judged by its result, not by its time.
+settings.register_profile("gpumem", deadline=None)
+settings.load_profile("gpumem")
 
 ClusterFactory = Callable[..., Cluster]
 
