@@ -2,6 +2,7 @@
 # make test    set everything up and run all tests
 # make test-slurm-versions   the Slurm tests again, on newer Slurms in trees of their own (as root)
 # make lint    ruff, mypy --strict, shellcheck, luac
+# make accuracy  score every estimator on the measured training runs in models/
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -14,7 +15,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: demo test test-slurm-versions lint format setup setup-test apt clean
+.PHONY: accuracy bench demo test test-slurm-versions lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -62,6 +63,9 @@ lint: setup-test
 format: setup-test
 	$(BIN)/ruff format $(RUFF_OPTIONS) .
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' --fix .
+
+accuracy: $(BIN)/gpumem
+	@$(BIN)/gpumem accuracy
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from slurm_gpumem.cli.estimate_text import comparison_lines, explain_lines, fit_line, result_line
+from slurm_gpumem.cli.job_settings import job_settings
 from slurm_gpumem.cli.run import say
-from slurm_gpumem.errors import UsageError
+from slurm_gpumem.config import JOB_KEYS, load_config
 from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.assumptions import assumptions
 from slurm_gpumem.memory.gpus import DEFAULT_GPU, find_gpu
@@ -21,7 +23,6 @@ from slurm_gpumem.memory.types import (
     PRECISIONS,
     Estimate,
     Gpu,
-    TrainingJob,
 )
 from slurm_gpumem.memory.whatif import Alternatives, alternatives
 from slurm_gpumem.model.reader import read_summary
@@ -35,69 +36,58 @@ ALL = "all"
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
+    config = load_config()
+    settings = job_settings(config, (), os.environ, _options(args))
+    shard_mib = args.shard_mib or config.sharing.shard_mib
     summary = read_summary(args.summary)
     if not summary.name:
         summary = replace(summary, name=Path(args.summary).stem)
-    job = _job(args, summary)
-    gpu = find_gpu(args.gpu)
-    names = registry.estimator_names() if args.estimator == ALL else [args.estimator]
+    job = settings.training_job(summary.batch, args.gpus)
+    gpu = find_gpu(settings.gpu or DEFAULT_GPU)
+    estimator = settings.text("estimator") or "auto"
+    names = registry.estimator_names() if estimator == ALL else [estimator]
     estimates = [registry.run(name, summary, job, gpu) for name in names]
     chosen = estimates[0]
     other = Alternatives()
     if args.explain:
         other = alternatives(
-            chosen, gpu, lambda job: registry.run(chosen.estimator, summary, job, gpu), args.shard_mib
+            chosen, gpu, lambda job: registry.run(chosen.estimator, summary, job, gpu), shard_mib
         )
     if args.json:
-        print(json.dumps(_as_json(args, summary, gpu, estimates, other)))
+        print(json.dumps(_as_json(summary, gpu, estimates, other, shard_mib)))
         return 0
     lines: List[str] = []
     if args.explain:
-        lines += explain_lines(summary, chosen, gpu, other, args.shard_mib)
-    if args.estimator == ALL:
-        lines += comparison_lines(estimates, args.shard_mib)
+        lines += explain_lines(summary, chosen, gpu, other, shard_mib)
+    if len(estimates) > 1:
+        lines += comparison_lines(estimates, shard_mib)
     elif not args.explain:
-        lines.append(result_line(chosen, args.shard_mib))
+        lines.append(result_line(chosen, shard_mib))
     lines += fit_line(chosen, gpu)
     print("\n".join(lines))
-    for warning in _warnings(summary, estimates):
+    for warning in (*config.warnings, *_warnings(summary, chosen)):
         say(f"warning: {warning}")
     return 0
 
 
-def _job(args: argparse.Namespace, summary: ModelSummary) -> TrainingJob:
-    batch = args.batch_size if args.batch_size is not None else summary.batch
-    if batch is None:
-        raise UsageError("the summary does not say its batch size; give one (--batch-size 128)")
-    return TrainingJob(
-        batch_size=batch,
-        optimizer=args.optimizer,
-        precision=args.precision,
-        gpus=args.gpus,
-        grad_accumulation=args.grad_accumulation,
-        checkpointing=args.checkpointing,
-        channels_last=args.channels_last,
-        loss=args.loss,
-        input_dtype=args.input_dtype,
-    )
+def _options(args: argparse.Namespace) -> Dict[str, str]:
+    """The options given, by the key that the other layers of the configuration have for them."""
+    given = {key: getattr(args, key.replace("-", "_"), None) for key in JOB_KEYS}
+    return {key: "yes" if value is True else str(value) for key, value in given.items() if value}
 
 
-def _warnings(summary: ModelSummary, estimates: List[Estimate]) -> Tuple[str, ...]:
+def _warnings(summary: ModelSummary, estimate: Estimate) -> Tuple[str, ...]:
     """What the reader and the estimator warn of, each once, in order."""
-    return tuple(dict.fromkeys((*summary.warnings, *(w for e in estimates[:1] for w in e.warnings))))
+    return tuple(dict.fromkeys((*summary.warnings, *estimate.warnings)))
 
 
 def _as_json(
-    args: argparse.Namespace,
-    summary: ModelSummary,
-    gpu: Gpu,
-    estimates: List[Estimate],
-    other: Alternatives,
+    summary: ModelSummary, gpu: Gpu, estimates: List[Estimate], other: Alternatives, shard_mib: int
 ) -> Dict[str, Any]:
     chosen = estimates[0]
     result: Dict[str, Any] = {
         "schema": SCHEMA,
-        **_figures(chosen, args.shard_mib),
+        **_figures(chosen, shard_mib),
         "gpu": chosen.gpu,
         "gpu_memory_mib": gpu.memory_mib,
         "job": asdict(chosen.job),
@@ -108,13 +98,13 @@ def _as_json(
             "params": summary.total_params,
         },
         "coverage": chosen.coverage,
-        "warnings": list(_warnings(summary, estimates)),
+        "warnings": list(_warnings(summary, chosen)),
         "assumptions": list(assumptions(summary, chosen.job, gpu, chosen)),
     }
-    if args.estimator == ALL:
-        result["estimators"] = [_figures(estimate, args.shard_mib) for estimate in estimates]
-    if args.explain:
-        result["alternatives"] = _alternatives_json(other, args.shard_mib)
+    if len(estimates) > 1:
+        result["estimators"] = [_figures(estimate, shard_mib) for estimate in estimates]
+    if other != Alternatives():
+        result["alternatives"] = _alternatives_json(other, shard_mib)
     return result
 
 
@@ -153,32 +143,30 @@ def _positive(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem estimate", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gpumem estimate",
+        description=__doc__,
+        epilog="Defaults of the options also come from gpumem.toml's [job] and from GPUMEM_* variables.",
+    )
     parser.add_argument("summary", help="file with the text of a model summary")
     job = parser.add_argument_group("the job")
-    job.add_argument("--batch-size", type=int, metavar="N", help="samples per GPU (default: the summary's)")
-    job.add_argument("--optimizer", default="adam", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (adam)")
-    job.add_argument("--precision", default="fp32", metavar="NAME", help=f"{', '.join(PRECISIONS)} (fp32)")
-    job.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of a DDP job (1)")
-    job.add_argument("--grad-accumulation", type=int, default=1, metavar="N", help="batches per step (1)")
+    job.add_argument("--batch-size", metavar="N", help="samples per GPU (default: the summary's)")
+    job.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: adam)")
+    job.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
+    job.add_argument("--gpus", type=_positive, default=1, metavar="N", help="GPUs of a DDP job (default: 1)")
+    job.add_argument("--grad-accumulation", metavar="N", help="batches per optimizer step (default: 1)")
     job.add_argument("--checkpointing", action="store_true", help="activation checkpointing is on")
     job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")
-    job.add_argument("--loss", default=LOSSES[0], metavar="NAME", help=f"{', '.join(LOSSES)} ({LOSSES[0]})")
-    job.add_argument(
-        "--input-dtype", default="auto", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (auto)"
-    )
-    parser.add_argument("--gpu", default=DEFAULT_GPU, metavar="TYPE", help=f"GPU type ({DEFAULT_GPU})")
+    job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
+    job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
+    parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
+    names = ", ".join(registry.estimator_names())
+    parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")
     parser.add_argument(
-        "--estimator",
-        default="auto",
-        metavar="NAME",
-        help=f"{', '.join(registry.estimator_names())}, or all, side by side (auto)",
-    )
-    parser.add_argument(
-        "--shard-mib", type=_positive, default=1024, metavar="MIB", help="MiB per shard (1024)"
+        "--shard-mib", type=_positive, metavar="MIB", help="MiB per shard (default: the site's)"
     )
     parser.add_argument(
         "--explain", action="store_true", help="where every megabyte goes, and what would help"
     )
-    parser.add_argument("--json", action="store_true", help="machine-readable, schema " + SCHEMA)
+    parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     return parser

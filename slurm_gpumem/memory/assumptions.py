@@ -53,7 +53,8 @@ def assumptions(
     if not gpu.measured:
         said.append(f"CUDA context of {gpu.name} as of an H200 (gpumem calibrate measures it)")
     for line in estimate.assumptions if estimate else ():
-        if line not in said:
+        # An estimator may say a default in its own words around ours.
+        if not any(known in line for known in said):
             said.append(line)
     return tuple(said)
 

@@ -115,6 +115,9 @@ def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
         value = fields.get(field, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{path}: [{name}] {field} must be a positive whole number, not {value!r}")
+    aliases = fields.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise ConfigError(f"{path}: [{name}] aliases must be a list of names, not {aliases!r}")
     if not known and "memory_mib" not in fields:
         raise ConfigError(
             f"{path}: [{name}] is a new GPU type and needs memory_mib (as nvidia-smi prints it)"
@@ -165,10 +168,11 @@ def _match(text: str, memory_mib: Optional[int], entries: Mapping[str, Entry]) -
 
 def _longest_name(words: List[str], entries: Mapping[str, Entry]) -> Tuple[Optional[str], List[str]]:
     """The longest name or alias that the words begin with, from any word on, and the words after it."""
-    names = {re.sub("[^a-z0-9]", "", name): name for name in entries}
+    names = {_letters(name): name for name in entries}
     for name, entry in entries.items():
         for alias in entry.get("aliases", ()):
-            names.setdefault(str(alias), name)
+            names.setdefault(_letters(alias), name)
+    names.pop("", None)
     best: Tuple[int, Optional[str], List[str]] = (0, None, [])
     for start in range(len(words)):
         joined = ""
@@ -182,6 +186,10 @@ def _longest_name(words: List[str], entries: Mapping[str, Entry]) -> Tuple[Optio
             if words[start].startswith(spelled) and len(spelled) > best[0] and _is_suffix(glued):
                 best = (len(spelled), name, [glued, *words[start + 1 :]])
     return best[1], best[2]
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 def _is_suffix(text: str) -> bool:

@@ -1,8 +1,10 @@
 """Horus's formula (Yeung et al., 2022): Mem = (B·A + P) + B·G + d, four bytes a number.
 
 A is the number of activations of one sample, P the parameters, G the gradients,
-d the initialization overhead. It is here so that every other estimator can be
-held against it on the same jobs.
+d the initialization overhead. What G counts is not said; here it is one gradient for each
+activation, as B·G asks for a number per sample (a gradient for each parameter, times the batch,
+would put VGG-16 at batch 128 above 80 GB). d is the GPU's CUDA context. Optimizer and precision
+do not enter. It is here so that every other estimator can be held against it on the same jobs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     activations = activation_elements(leaves(summary), summary.batch, job.batch_size)
     weights = mib(summary.total_params * _BYTES)
     forward = mib(activations * _BYTES)
-    # One gradient for each activation, per sample, as the formula's B·G reads.
     backward = forward
     parts = {
         "weights": weights,

@@ -18,7 +18,12 @@ _GPUMEM = [sys.executable, "-c", "import sys; from slurm_gpumem.cli.gpumem impor
 
 
 def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONIOENCODING": "utf-8", **(env or {})}
+    # No configuration of the machine that runs the tests.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUMEM_")}
+    environment.update(
+        {"PYTHONIOENCODING": "utf-8", "GPUMEM_SITE_CONFIG": "/nonexistent", "HOME": "/nonexistent"}
+    )
+    environment.update(env or {})
     return subprocess.run([*_GPUMEM, *args], capture_output=True, text=True, env=environment, check=False)
 
 
@@ -78,17 +83,26 @@ def test_a_job_too_large_for_the_gpu_is_said_so() -> None:
     assert "does not fit: one t4 has 15.0 GiB" in done.stdout
 
 
+def test_defaults_come_from_the_sites_file_then_the_environment_then_options(tmp_path: Path) -> None:
+    config = tmp_path / "gpumem.toml"
+    config.write_text('[sharing]\nshard_mib = 2048\n[job]\noptimizer = "sgd"\ngpu = "a100"\nbatch-size = 4\n')
+    env = {"GPUMEM_SITE_CONFIG": str(config), "GPUMEM_OPTIMIZER": "adamw"}
+    result = json.loads(_gpumem("estimate", str(CNN), "--batch-size", "8", "--json", env=env).stdout)
+    assert (result["job"]["batch_size"], result["job"]["optimizer"], result["gpu"]) == (8, "adamw", "a100")
+    assert result["shards"] == -(-result["request_mib"] // 2048)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["nowhere.txt"], "nowhere.txt: no such file"),
-        ([str(CNN)], "does not say its batch size"),
-        ([str(CNN), "--batch-size", "0"], "batch size must be at least 1, not 0"),
-        ([str(CNN), "--batch-size", "-3"], "batch size must be at least 1, not -3"),
+        ([str(CNN)], "no batch size"),
+        ([str(CNN), "--batch-size", "0"], "--batch-size: batch-size must be at least 1, not 0"),
+        ([str(CNN), "--batch-size", "-3"], "batch-size must be at least 1, not -3"),
         ([str(CNN), "--batch-size", "8", "--gpu", "h20000"], "unknown GPU 'h20000'; did you mean"),
         ([str(CNN), "--batch-size", "8", "--optimizer", "adma"], "did you mean 'adam'"),
         ([str(CNN), "--batch-size", "8", "--estimator", "horse"], "did you mean 'horus'"),
-        ([str(CNN), "--batch-size", "x"], "invalid int value: 'x'"),
+        ([str(CNN), "--batch-size", "x"], "must be a whole number, not 'x'"),
     ],
 )
 def test_wrong_input_is_said_in_a_few_lines_with_exit_code_2(args: list[str], message: str) -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Optional
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slurm_gpumem.errors import ConfigError, UnknownNameError
 from slurm_gpumem.memory.gpus import closest_gpu, find_gpu, gpu_table, site_gpu_file
@@ -53,6 +55,16 @@ def test_an_unknown_type_takes_the_row_of_the_nearest_memory_and_says_so() -> No
     assert (gpu.name, gpu.memory_mib, gpu.entry, gpu.measured) == ("mystery", 24_000, "", False)
     assert "not in the table" in gpu.source
     assert closest_gpu(None, None, NOWHERE).context_mib == find_gpu("h200", NOWHERE).context_mib
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.one_of(st.text(), st.from_regex(r"[a-zA-Z0-9_.-]{1,20}")), st.one_of(st.none(), st.integers(1, 10**6))
+)
+def test_no_type_name_makes_it_fail(slurm_type: str, memory_mib: Optional[int]) -> None:
+    gpu = closest_gpu(slurm_type, memory_mib, NOWHERE)
+    assert gpu.context_mib > 0
+    assert gpu.memory_mib == memory_mib or memory_mib is None
 
 
 def test_a_mig_instance_has_its_own_memory() -> None:
@@ -121,6 +133,7 @@ def test_the_site_file_stands_beside_the_site_configuration(
         ('[a100]\ncontext_mib = "big"\n', "context_mib must be a positive whole number"),
         ("[a100]\ncontext_mib = -1\n", "context_mib must be a positive whole number"),
         ("[newone]\ncontext_mib = 500\n", "needs memory_mib"),
+        ('[a100]\naliases = "x"\n', "aliases must be a list of names"),
     ],
 )
 def test_a_wrong_site_file_is_named_with_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory.assumptions import assumptions, describe_job, input_dtype
 from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.types import OPTIMIZERS, PRECISIONS, Gpu, TrainingJob
+from slurm_gpumem.memory.types import OPTIMIZERS, PRECISIONS, Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import Layer, ModelSummary
 
 CNN = ModelSummary("torchsummary", (Layer("Conv2d", outputs=((-1, 8, 4, 4),), params=224),))
@@ -89,6 +89,15 @@ def test_every_default_in_force_is_said_and_a_chosen_one_is_not() -> None:
         8, gpus=2, grad_accumulation=2, checkpointing=True, channels_last=True, loss="mse", input_dtype="fp16"
     )
     assert assumptions(CNN, chosen, gpu) == ("PyTorch's default allocator and foreach optimizer",)
+
+
+def test_what_the_estimator_assumed_comes_last_and_nothing_is_said_twice() -> None:
+    gpu = find_gpu("h200")
+    own = ("the loss is cross-entropy over the last layer's output", "in-place ReLU as the summary shows")
+    estimate = Estimate(1, 1, 1, {}, "e", "h200", TrainingJob(8), assumptions=own)
+    said = assumptions(CNN, TrainingJob(8), gpu, estimate)
+    assert said[-1] == "in-place ReLU as the summary shows"
+    assert sum("cross-entropy" in line for line in said) == 1
 
 
 def test_an_unmeasured_gpu_is_said_to_be_assumed() -> None:
