@@ -41,6 +41,8 @@ ZeroPadding1D ZeroPadding2D ZeroPadding3D Activation Normalization Rescaling"""
 _KINDS = tuple(_NAMES.split())
 # How many layers back a cut name in "Connected to" is looked for.
 _REACH = 60
+# Longer cells are damage: a row that goes on over hundreds of lines.
+_MAX_CELL = 1000
 
 Cells = Dict[str, str]
 
@@ -84,7 +86,7 @@ def _collect(lines: Sequence[str], table: Table) -> List[Tuple[int, Cells]]:
     titles = [(_FULL_TITLES[match[0][:4]], match.start()) for match in _TITLE.finditer(table.header)]
     names = [title for title, _ in titles]
     starts = [start for _, start in titles]
-    key = names.index("Param #" if "Param #" in names else "Output Shape")
+    key = next((names.index(title) for title in ("Param #", "Output Shape") if title in names), 0)
     found: List[Tuple[int, List[str]]] = []
     for number in range(table.first, table.stop):
         text = lines[number]
@@ -120,7 +122,7 @@ def _plain_cells(text: str, starts: Sequence[int]) -> List[str]:
 
 
 def _read_row(cells: Cells, line: int, shapes: ShapeReader) -> Optional[Row]:
-    text = cells.get("Layer (type)", "")
+    text = cells.get("Layer (type)", "")[:_MAX_CELL]
     match = _NAME.search(text.lstrip("│└ "))
     params = cells.get("Param #")
     count = 0 if params is None else parse_count(params.split(" ")[0])
@@ -185,7 +187,7 @@ def _connect(rows: List[Row]) -> None:
     for row in rows:
         connected = [value for key, value in row.attributes if key == "connected_to"]
         if connected:
-            found = [_lookup(outputs, name, cut == "…") for name, cut in _CONNECTION.findall(connected[0])]
+            found = [_lookup(outputs, name, cut == "…") for name, cut in _CONNECTION.findall(connected[0][:_MAX_CELL])]
             row.inputs = tuple(shape for shape in found if shape is not None)
         elif before is not None and row.kind != "InputLayer" and not row.unknown:
             row.inputs = (before,)
