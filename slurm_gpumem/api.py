@@ -7,7 +7,7 @@ from typing import Optional, Union
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.memory.types import Estimate, TrainingJob
 from slurm_gpumem.model.reader import read_summary
 
@@ -18,13 +18,29 @@ def estimate(
     batch_size: Optional[int] = None,
     optimizer: str = "adam",
     precision: str = "fp32",
-    gpu: str = "h200",
+    gpu: str = DEFAULT_GPU,
     estimator: str = "auto",
+    gpus: int = 1,
+    grad_accumulation: int = 1,
+    checkpointing: bool = False,
+    channels_last: bool = False,
+    loss: str = "cross-entropy",
+    input_dtype: str = "auto",
 ) -> Estimate:
     """Estimate the peak GPU memory of training the model of `summary` (a path or the text itself)."""
     model = read_summary(summary)
     batch = batch_size if batch_size is not None else model.batch
     if batch is None:
         raise UsageError("the summary does not say its batch size; give one (--batch-size 128)")
-    job = TrainingJob(batch_size=batch, optimizer=optimizer, precision=precision)
+    job = TrainingJob(
+        batch_size=batch,
+        optimizer=optimizer,
+        precision=precision,
+        gpus=gpus,
+        grad_accumulation=grad_accumulation,
+        checkpointing=checkpointing,
+        channels_last=channels_last,
+        loss=loss,
+        input_dtype=input_dtype,
+    )
     return registry.run(estimator, model, job, find_gpu(gpu))

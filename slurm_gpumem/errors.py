@@ -50,3 +50,9 @@ class DevClusterError(GpumemError):
     """The dev cluster cannot be started, found or stopped."""
 
     exit_code = 1
+
+
+class CalibrationError(GpumemError):
+    """The GPU cannot be measured here."""
+
+    exit_code = 1

@@ -19,6 +19,7 @@ ROOMS_ALLOWED = {
     "slurm": set(),
     "site": {"slurm", "sharing"},
     "devcluster": {"slurm"},
+    "node": {"slurm"},
     "training": {"model", "memory"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package."""

@@ -1,57 +1,172 @@
-"""`gpumem estimate`: the estimate of one summary, for people or as JSON."""
+"""`gpumem estimate`: how much GPU memory a training job will need, for people or as JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import List
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
 
-from slurm_gpumem.api import estimate
-from slurm_gpumem.sizes import ceil_div, format_mib
+from slurm_gpumem.cli.estimate_text import comparison_lines, explain_lines, fit_line, result_line
+from slurm_gpumem.cli.job_settings import job_settings
+from slurm_gpumem.cli.run import say
+from slurm_gpumem.config import JOB_KEYS, load_config
+from slurm_gpumem.memory import registry
+from slurm_gpumem.memory.assumptions import assumptions
+from slurm_gpumem.memory.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.memory.types import (
+    INPUT_DTYPES,
+    LOSSES,
+    OPTIMIZERS,
+    PRECISIONS,
+    Estimate,
+    Gpu,
+)
+from slurm_gpumem.memory.whatif import Alternatives, alternatives
+from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.model.types import ModelSummary
+from slurm_gpumem.sizes import ceil_div
 
 SCHEMA = "gpumem-estimate/1"
+ALL = "all"
 
 
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    result = estimate(
-        args.summary,
-        batch_size=args.batch_size,
-        optimizer=args.optimizer,
-        precision=args.precision,
-        gpu=args.gpu,
-        estimator=args.estimator,
-    )
-    shards = ceil_div(result.request_mib, 1024)
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "schema": SCHEMA,
-                    "peak_mib": result.peak_mib,
-                    "request_mib": result.request_mib,
-                    "floor_mib": result.floor_mib,
-                    "parts": dict(result.parts),
-                    "estimator": result.estimator,
-                    "gpu": result.gpu,
-                    "shards": shards,
-                    "warnings": list(result.warnings),
-                }
-            )
+    config = load_config()
+    settings = job_settings(config, (), os.environ, _options(args))
+    shard_mib = args.shard_mib or config.sharing.shard_mib
+    summary = read_summary(args.summary)
+    if not summary.name:
+        summary = replace(summary, name=Path(args.summary).stem)
+    job = settings.training_job(summary.batch, args.gpus)
+    gpu = find_gpu(settings.gpu or DEFAULT_GPU)
+    estimator = settings.text("estimator") or "auto"
+    names = registry.estimator_names() if estimator == ALL else [estimator]
+    estimates = [registry.run(name, summary, job, gpu) for name in names]
+    chosen = estimates[0]
+    other = Alternatives()
+    if args.explain:
+        other = alternatives(
+            chosen, gpu, lambda job: registry.run(chosen.estimator, summary, job, gpu), shard_mib
         )
+    if args.json:
+        print(json.dumps(_as_json(summary, gpu, estimates, other, shard_mib)))
         return 0
-    print(f"peak {format_mib(result.peak_mib)}, request {format_mib(result.request_mib)} = {shards} shards")
+    lines: List[str] = []
+    if args.explain:
+        lines += explain_lines(summary, chosen, gpu, other, shard_mib)
+    if len(estimates) > 1:
+        lines += comparison_lines(estimates, shard_mib)
+    elif not args.explain:
+        lines.append(result_line(chosen, shard_mib))
+    lines += fit_line(chosen, gpu)
+    print("\n".join(lines))
+    for warning in (*config.warnings, *_warnings(summary, chosen)):
+        say(f"warning: {warning}")
     return 0
 
 
+def _options(args: argparse.Namespace) -> Dict[str, str]:
+    """The options given, by the key that the other layers of the configuration have for them."""
+    given = {key: getattr(args, key.replace("-", "_"), None) for key in JOB_KEYS}
+    return {key: "yes" if value is True else str(value) for key, value in given.items() if value}
+
+
+def _warnings(summary: ModelSummary, estimate: Estimate) -> Tuple[str, ...]:
+    """What the reader and the estimator warn of, each once, in order."""
+    return tuple(dict.fromkeys((*summary.warnings, *estimate.warnings)))
+
+
+def _as_json(
+    summary: ModelSummary, gpu: Gpu, estimates: List[Estimate], other: Alternatives, shard_mib: int
+) -> Dict[str, Any]:
+    chosen = estimates[0]
+    result: Dict[str, Any] = {
+        "schema": SCHEMA,
+        **_figures(chosen, shard_mib),
+        "gpu": chosen.gpu,
+        "gpu_memory_mib": gpu.memory_mib,
+        "job": asdict(chosen.job),
+        "model": {
+            "name": summary.name,
+            "format": summary.format,
+            "layers": sum(layer.leaf for layer in summary.layers),
+            "params": summary.total_params,
+        },
+        "coverage": chosen.coverage,
+        "warnings": list(_warnings(summary, chosen)),
+        "assumptions": list(assumptions(summary, chosen.job, gpu, chosen)),
+    }
+    if len(estimates) > 1:
+        result["estimators"] = [_figures(estimate, shard_mib) for estimate in estimates]
+    if other != Alternatives():
+        result["alternatives"] = _alternatives_json(other, shard_mib)
+    return result
+
+
+def _figures(estimate: Estimate, shard_mib: int) -> Dict[str, Any]:
+    return {
+        "estimator": estimate.estimator,
+        "peak_mib": estimate.peak_mib,
+        "request_mib": estimate.request_mib,
+        "floor_mib": estimate.floor_mib,
+        "shards": ceil_div(estimate.request_mib, shard_mib),
+        "parts": dict(estimate.parts),
+    }
+
+
+def _alternatives_json(other: Alternatives, shard_mib: int) -> Dict[str, Any]:
+    result: Dict[str, Any] = {}
+    named = {"half_batch": other.half_batch, "amp": other.amp, "checkpointing": other.checkpointing}
+    for name, estimate in named.items():
+        if estimate is not None:
+            result[name] = {
+                "batch_size": estimate.job.batch_size,
+                "precision": estimate.job.precision,
+                "peak_mib": estimate.peak_mib,
+                "request_mib": estimate.request_mib,
+                "shards": ceil_div(estimate.request_mib, shard_mib),
+            }
+    if other.fewer_shards is not None:
+        result["fewer_shards"] = {"shards": other.fewer_shards, "batch_size": other.batch_for_fewer}
+    return result
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpumem estimate", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="gpumem estimate",
+        description=__doc__,
+        epilog="Defaults of the options also come from gpumem.toml's [job] and from GPUMEM_* variables.",
+    )
     parser.add_argument("summary", help="file with the text of a model summary")
-    parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--optimizer", default="adam")
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--gpu", default="h200")
-    parser.add_argument("--estimator", default="auto")
-    parser.add_argument("--json", action="store_true")
+    job = parser.add_argument_group("the job")
+    job.add_argument("--batch-size", metavar="N", help="samples per GPU (default: the summary's)")
+    job.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: adam)")
+    job.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
+    job.add_argument("--gpus", type=_positive, default=1, metavar="N", help="GPUs of a DDP job (default: 1)")
+    job.add_argument("--grad-accumulation", metavar="N", help="batches per optimizer step (default: 1)")
+    job.add_argument("--checkpointing", action="store_true", help="activation checkpointing is on")
+    job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")
+    job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
+    job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
+    parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
+    names = ", ".join(registry.estimator_names())
+    parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")
+    parser.add_argument(
+        "--shard-mib", type=_positive, metavar="MIB", help="MiB per shard (default: the site's)"
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="where every megabyte goes, and what would help"
+    )
+    parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     return parser

@@ -1,27 +1,26 @@
 """Horus's formula (Yeung et al., 2022): Mem = (B·A + P) + B·G + d, four bytes a number.
 
 A is the number of activations of one sample, P the parameters, G the gradients,
-d the initialization overhead. It is here so that every other estimator can be
-held against it on the same jobs.
+d the initialization overhead. What G counts is not said; here it is one gradient for each
+activation, as B·G asks for a number per sample (a gradient for each parameter, times the batch,
+would put VGG-16 at batch 128 above 80 GB). d is the GPU's CUDA context. Optimizer and precision
+do not enter. It is here so that every other estimator can be held against it on the same jobs.
 """
 
 from __future__ import annotations
 
-from math import prod
-
+from slurm_gpumem.memory.counting import activation_elements, leaves, mib
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
 _BYTES = 4
-_MIB = 2**20
 
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """Horus's estimate; its request is its peak, since it knows no bound."""
-    activations = sum(prod(shape[1:]) for layer in summary.layers if layer.leaf for shape in layer.outputs)
-    weights = round(summary.total_params * _BYTES / _MIB)
-    forward = round(job.batch_size * activations * _BYTES / _MIB)
-    # One gradient for each activation, per sample, as the formula's B·G reads.
+    activations = activation_elements(leaves(summary), summary.batch, job.batch_size)
+    weights = mib(summary.total_params * _BYTES)
+    forward = mib(activations * _BYTES)
     backward = forward
     parts = {
         "weights": weights,

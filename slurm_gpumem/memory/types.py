@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import Mapping, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.memory.optimizers import OPTIMIZER_RULES, OptimizerRule
 from slurm_gpumem.model.types import ModelSummary
 
-OPTIMIZERS = ("adam", "adamw", "sgd", "sgd-momentum")
+OPTIMIZERS = tuple(OPTIMIZER_RULES)
 PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
+LOSSES = ("cross-entropy", "mse", "none")
+INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
 PARTS = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
 
 
@@ -18,16 +21,60 @@ class TrainingJob:
     """How the model is trained: everything besides the model that decides its memory."""
 
     batch_size: int
+    """Samples that one GPU works on at once: a micro-batch under accumulation, one rank's batch under DDP."""
     optimizer: str = "adam"
     precision: str = "fp32"
+    gpus: int = 1
+    """GPUs of one data-parallel (DDP) job; the estimate is for each of them."""
+    grad_accumulation: int = 1
+    """Micro-batches per optimizer step; above 1 the gradients live through the forward passes."""
+    checkpointing: bool = False
+    """Activation checkpointing: blocks keep their input only and are computed again in the backward pass."""
+    channels_last: bool = False
+    """The model and its input are in channels_last (NHWC) memory format."""
+    loss: str = "cross-entropy"
+    """Loss over the last layer's output (LOSSES); cross-entropy keeps log-probabilities beside the logits."""
+    input_dtype: str = "auto"
+    """Element type of the batch (INPUT_DTYPES); auto: int64 into an embedding, else the precision's own."""
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise UsageError(f"batch size must be at least 1, not {self.batch_size}")
-        if self.optimizer not in OPTIMIZERS:
-            raise UnknownNameError("optimizer", self.optimizer, list(OPTIMIZERS))
-        if self.precision not in PRECISIONS:
-            raise UnknownNameError("precision", self.precision, list(PRECISIONS))
+        _at_least_one("batch size", self.batch_size)
+        _at_least_one("number of GPUs", self.gpus)
+        _at_least_one("gradient accumulation", self.grad_accumulation)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("loss", self.loss, LOSSES)
+        _one_of("input dtype", self.input_dtype, INPUT_DTYPES)
+
+    @property
+    def optimizer_rule(self) -> OptimizerRule:
+        """What the optimizer keeps and needs."""
+        return OPTIMIZER_RULES[self.optimizer]
+
+    @property
+    def amp(self) -> bool:
+        """Whether autocast is on: fp32 weights, half-precision activations."""
+        return self.precision.startswith("amp-")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight, and of its gradient and each optimizer state."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of most activations' elements."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
+
+
+def _at_least_one(what: str, value: int) -> None:
+    if value < 1:
+        raise UsageError(f"{what} must be at least 1, not {value}")
+
+
+def _one_of(what: str, value: str, known: Tuple[str, ...]) -> None:
+    if value not in known:
+        raise UnknownNameError(what, value, list(known))
 
 
 @dataclass(frozen=True)
@@ -37,7 +84,35 @@ class Gpu:
     name: str
     memory_mib: int
     context_mib: int
-    """CUDA context and the libraries a training job usually loads."""
+    """CUDA context with cuDNN and cuBLAS loaded: what most training jobs take outside the allocator."""
+    context_bare_mib: Optional[int] = None
+    """... after the first tensor only,"""
+    context_conv_mib: Optional[int] = None
+    """... with convolutions but no matrix product,"""
+    context_matmul_mib: Optional[int] = None
+    """... with matrix products but no convolution. None: not known apart from `context_mib`."""
+    cublas_workspace_bytes: int = 8_519_680
+    """One cuBLAS workspace; PyTorch allocates one in the forward and one in the backward thread."""
+    compute_capability: str = ""
+    sms: Optional[int] = None
+    bandwidth_gb_s: Optional[int] = None
+    entry: str = ""
+    """The table's name for it; empty for a GPU that is in no table."""
+    measured: bool = False
+    """Whether the context was measured on such a GPU (or assumed from another's)."""
+    source: str = ""
+
+    def context_for(self, *, conv: bool, matmul: bool) -> int:
+        """MiB outside the allocator for a job with convolutions and/or matrix products."""
+        if conv and matmul:
+            known: Optional[int] = self.context_mib
+        elif conv:
+            known = self.context_conv_mib
+        elif matmul:
+            known = self.context_matmul_mib
+        else:
+            known = self.context_bare_mib
+        return self.context_mib if known is None else known
 
 
 @dataclass(frozen=True)

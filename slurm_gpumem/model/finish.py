@@ -15,6 +15,8 @@ from slurm_gpumem.model.types import ModelSummary, Shape
 _TOTAL = re.compile(
     r"[^\w]*(Total|Trainable|Non-trainable|Optimizer) params(?: \((?:Units\.)?(\w+)\))?: *([\d,._']+)"
 )
+# Twice the outputs of every layer with parameters, also of those that the table's depth hides.
+_OUTPUTS = re.compile(r"[^\w]*Forward/backward pass size \(MB\): *([\d,.]+)")
 _UNITS = {"NONE": 1.0, "K": 1e3, "M": 1e6, "MEGABYTES": 1e6, "G": 1e9, "GIGABYTES": 1e9, "T": 1e12}
 # Below this many parameters a weight counted twice does not change the answer.
 _TIE_MATTERS = 1_000_000
@@ -27,13 +29,19 @@ class Totals:
 
     params: Optional[int] = None
     trainable: Optional[int] = None
+    output_bytes: Optional[int] = None
 
 
 def read_totals(lines: Sequence[str]) -> Totals:
     """Read the first "Total params" block of the lines after a table."""
     found: Dict[str, int] = {}
+    outputs: Optional[int] = None
     for line in lines:
         if "params" not in line:
+            sizes = _OUTPUTS.match(line) if "pass size" in line else None
+            if sizes is not None and sizes[1].replace(",", "").count(".") <= 1:
+                outputs = round(float(sizes[1].replace(",", "")) * 1e6 / 2)
+                break
             continue
         match = _TOTAL.match(line)
         if match is None:
@@ -46,15 +54,13 @@ def read_totals(lines: Sequence[str]) -> Totals:
             count = round(float(text.replace(",", "")) * _UNITS[unit]) if scaled else None
         if count is not None:
             found.setdefault(match[1], count)
-        if len(found) == 4:
-            break
     total, trainable = found.get("Total"), found.get("Trainable")
     if total is None and trainable is not None and "Non-trainable" in found:
         total = trainable + found["Non-trainable"]
     elif total is not None:
         # Keras 3 adds the optimizer's variables of a compiled model.
         total = max(0, total - found.get("Optimizer", 0))
-    return Totals(total, trainable)
+    return Totals(total, trainable, outputs)
 
 
 def finish(
@@ -107,6 +113,7 @@ def finish(
         warnings=tuple(warnings),
         has_shapes=any(row.outputs for row in rows),
         complete=complete,
+        output_bytes=totals.output_bytes if format == "torchinfo" else None,
     )
 
 

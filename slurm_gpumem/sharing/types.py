@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional
+from typing import NamedTuple, Optional
+
+from slurm_gpumem.config import SharingPolicy
+
+__all__ = ["GpuKind", "GpuRequest", "HostShare", "SharingPolicy"]
 
 
-@dataclass(frozen=True)
-class SharingPolicy:
-    """The site's `[sharing]` table of gpumem.toml."""
+class GpuKind(NamedTuple):
+    """One kind of GPU that a job may land on, and what of its node belongs to one such GPU."""
 
-    mode: str = "opt-in"
-    """"observe", "opt-in" or "on"."""
-    gres: str = "shard"
-    """"shard" or "mps": one of the two per cluster."""
-    shard_mib: int = 1024
-    """GPU memory that one shard stands for."""
+    gpu_type: Optional[str]
+    """Slurm's type; None where the site gave none."""
+    units: int
+    """Shards (or mps units) that one GPU is divided into; 0 when it is not shared."""
+    memory_mib: Optional[int]
+    """Its memory as far as jobs may have it; None when nobody knows."""
+    gpus: int
+    """How many of them are in reach."""
+    cpus_per_gpu: float
+    threads_per_core: int
+    host_mib_per_gpu: int
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return self.gpu_type or "GPU"
 
 
-@dataclass(frozen=True)
-class GpuRequest:
+class GpuRequest(NamedTuple):
     """What is asked of Slurm for one job."""
 
     gres: str
-    """The value of --gres: "shard:13", "shard:a100:13", "mps:30", "gpu:1"."""
-    count: int
+    """The value of --gres: "shard:13", "shard:a100:13", "mps:30", "gpu:1"; "" to leave the job's own."""
+    units: int
     """Shards (or mps units); 0 for a whole GPU."""
     per_gpu: int
     """Shards (or mps units) that one GPU of that kind has."""
@@ -32,3 +43,10 @@ class GpuRequest:
     whole_gpu: bool
     reason: str
     """Why it is what it is, for the human line."""
+
+
+class HostShare(NamedTuple):
+    """CPUs and host memory that go with a part of a GPU; 0 for what is not asked."""
+
+    cpus: int
+    memory_mib: int

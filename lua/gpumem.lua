@@ -1,0 +1,442 @@
+-- gpumem.lua: turn a job that asked for part of a GPU into a request for shards (or mps).
+--
+-- A site's job_submit.lua loads this file once and calls `job_submit` for each job; see
+-- job_submit.lua beside it. What it knows of the site is the table in gpumem_site.lua, written
+-- by `gpumem setup` and read when this file is loaded, never when a job is submitted.
+--
+-- slurmctld holds locks while this runs. Hence: no file, process or module is opened at submit
+-- time, at most 64 KiB and 200 lines of a script are read, only plain finds and patterns
+-- anchored with ^ are used, and nothing raises. Runs on Lua 5.1 to 5.4.
+
+local M = { schema = 1 }
+
+local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "./"
+local read = dofile(here .. "gpumem_read.lua")
+
+local MAX_SCRIPT_BYTES, MAX_NAMES_BYTES, MAX_COMMENT_BYTES = 65536, 1024, 1024
+local RECORD = "gpumem/1:"
+local NO_VAL, NO_VAL16 = 4294967294, 65534 -- slurm.h: a number that the user did not give
+
+local find, sub, match, format, lower = string.find, string.sub, string.match, string.format, string.lower
+
+-- Text for people and logs: one line, no control characters, not endless.
+local function clean(text)
+  return (sub(tostring(text), 1, 400):gsub("%c", "?"))
+end
+
+-- Numbers are printed with %d throughout: 12288/1024 prints as 12.0 from Lua 5.3 on.
+local function ceil_div(amount, unit)
+  return math.floor((amount + unit - 1) / unit)
+end
+
+-- Fields that Slurm left unset are nil, NO_VAL or INFINITE.
+local function given(number, no_val)
+  return type(number) == "number" and number < no_val
+end
+
+local OPTION = {
+  tres_per_node = "--gres=", tres_per_job = "--gpus=", tres_per_task = "--gpus-per-task=",
+  tres_per_socket = "--gpus-per-socket=",
+}
+local FIELDS = { "tres_per_node", "tres_per_job", "tres_per_task", "tres_per_socket" }
+
+-- The item as the sbatch option it came from (or could have come from).
+local function as_option(item)
+  local value = match(item.raw, "^gres[:/](.*)$") or item.raw
+  if item.field ~= "tres_per_node" then
+    value = match(value, "^gpu[:=](.*)$") or (value == "gpu" and "1" or value)
+  end
+  return OPTION[item.field] .. value
+end
+
+-- The kinds of GPU in the partitions the job may run in: those of its type, or all.
+local function reachable(job, partitions, site, kind)
+  local names = job.partition
+  if type(names) ~= "string" or names == "" then
+    for name, partition in pairs(partitions or {}) do
+      if partition.flag_default == 1 then
+        names = name
+      end
+    end
+  end
+  names = type(names) == "string" and sub(names, 1, MAX_NAMES_BYTES) or site.default_partition or ""
+  local found, at, known = {}, 1, false
+  while at <= math.max(1, #names) do
+    local stop = find(names, ",", at, true) or #names + 1
+    local gpus = site.partitions[sub(names, at, stop - 1)] or site.partitions["*"]
+    known = known or gpus ~= nil
+    for _, gpu in ipairs(gpus or {}) do
+      if not kind or lower(gpu.type or "") == lower(kind) then
+        found[#found + 1] = gpu
+      end
+    end
+    at = stop + 1
+  end
+  return found, known, names == "" and "(none)" or names
+end
+
+-- How many shares of this GPU hold `mib`.
+local function shares_for(site, gpu, mib)
+  if site.gres == "mps" then
+    return math.max(1, ceil_div(mib * gpu.shares, gpu.memory_mib))
+  end
+  return ceil_div(mib, site.shard_mib)
+end
+
+-- The smallest GPU that holds it, else the largest there is; and whether the kinds differ in size.
+local function choose_gpu(site, gpus, mib)
+  local best, largest, differ = nil, gpus[1], false
+  for _, gpu in ipairs(gpus) do
+    if shares_for(site, gpu, mib) <= gpu.shares and (not best or gpu.memory_mib < best.memory_mib) then
+      best = gpu
+    end
+    if gpu.memory_mib > largest.memory_mib then
+      largest = gpu
+    end
+    differ = differ or gpu.memory_mib ~= gpus[1].memory_mib or gpu.shares ~= gpus[1].shares
+  end
+  return best or largest, differ
+end
+
+-- Why a job that asks for sharing keeps what it came with, or nil.
+local function reason_to_leave(job, request, script, directives)
+  if directives and lower(directives["exclusive-gpu"] or "") == "yes" then
+    return "it asks for exclusive-gpu=yes"
+  elseif request.odd then
+    return clean("its request " .. request.odd .. " is not understood")
+  elseif job.shared == 0 then
+    return "it asks for --exclusive"
+  elseif given(job.het_job_offset, NO_VAL) then
+    return "it is part of a heterogeneous job"
+  elseif (given(job.min_nodes, NO_VAL) and job.min_nodes > 1)
+      or (given(job.num_tasks, NO_VAL) and job.num_tasks > 1 and job.max_nodes ~= 1) then
+    return "it may run on several nodes"
+  elseif request.gpus > 1 or request.per_socket or (request.per_task and job.num_tasks ~= 1) then
+    return "it asks for several GPUs"
+  elseif request.whole and not script then
+    return "srun and salloc steps ask again for the GPU named on their command line;"
+      .. " leave the GPU option out to share one"
+  elseif (job.cpus_per_tres or "") ~= "" or (job.mem_per_tres or "") ~= ""
+      or given(job.ntasks_per_tres, NO_VAL16) then
+    return "Slurm refuses --cpus-per-gpu, --mem-per-gpu and --ntasks-per-gpu for part of a GPU"
+  end
+  local line = request.whole and script and read.find_gpu_srun(script)
+  return line and format("line %d of the script has an srun that names GPUs", line) or nil
+end
+
+-- The items sorted: whole GPUs, the site's shared gres, and what stands against a rewrite.
+local function sort_request(items, site)
+  local request = { gpus = 0, separator = site.separator or ":" }
+  for _, item in ipairs(items) do
+    request.separator = item.separator or request.separator
+    if item.odd or item.name == (site.gres == "mps" and "shard" or "mps") then
+      request.odd = request.odd or as_option(item)
+    elseif item.name == "gpu" then
+      local seen = request.whole and request.whole.field ~= item.field
+      request.gpus = seen and math.max(request.gpus, item.count) or request.gpus + item.count
+      request.per_task = request.per_task or item.field == "tres_per_task"
+      request.per_socket = request.per_socket or item.field == "tres_per_socket"
+      request.whole = request.whole or item
+      request.kind = request.kind or item.kind
+    elseif item.name == site.gres then
+      request.odd = request.shared and as_option(item) or request.odd
+      request.shared, request.kind = item, item.kind
+      if item.field ~= "tres_per_node" then
+        request.odd = as_option(item)
+      end
+    end
+  end
+  return request
+end
+
+-- The deciding -------------------------------------------------------------------------------
+
+-- MiB of GPU memory that the job asks to share; nil when it does not, with what is wrong if it tried.
+local function wish(site, record, directives, request)
+  if record then
+    local mib = match(record.req or "", "^%d+$") and #record.req <= 9 and tonumber(record.req) or 0
+    local shares = match(record.shards or "", "^%d+$") and tonumber(record.shards)
+    -- A record beside a whole GPU and without shards is only an estimate to measure against.
+    local only_estimate = request.whole and not request.shared and not shares and site.mode ~= "on"
+    return mib > 0 and shares ~= 0 and not only_estimate and mib or nil
+  elseif directives and directives.mem then
+    local mib = read.parse_mib(directives.mem)
+    return mib, not mib and clean("#GPUMEM mem=" .. sub(directives.mem, 1, 40)) .. " is not a size like 12G"
+  end
+  return nil
+end
+
+-- New values of the four tres fields with the GPU taken out and `word` put in.
+local function rewritten(job, items, request, word)
+  local fields, placed = {}, false
+  for _, item in ipairs(items) do
+    local keep = item.raw
+    if item == request.shared or (item.name == "gpu" and item.field == "tres_per_node" and not request.shared) then
+      keep = not placed and word or nil
+      placed = true
+    elseif item.name == "gpu" then
+      keep = nil
+    end
+    local list = fields[item.field] or {}
+    list[#list + 1] = keep
+    fields[item.field] = list
+  end
+  if not placed then
+    local list = fields.tres_per_node or {}
+    list[#list + 1] = word
+    fields.tres_per_node = list
+  end
+  local changes = {}
+  for _, field in ipairs(FIELDS) do
+    local new = fields[field] and table.concat(fields[field], ",")
+    if new and new ~= job[field] then
+      changes[#changes + 1] = { field = field, old = job[field], new = new }
+    end
+  end
+  return changes
+end
+
+-- CPUs and host memory in proportion, where the job asked for none and the site gave the figures.
+local function host_share(job, site, gpu, count)
+  local numbers = {}
+  local asked_memory = job.min_mem_per_node or job.min_mem_per_cpu
+  if gpu.host_mib and not asked_memory then
+    local least = math.min(site.min_host_mib or 1, gpu.host_mib / 4)
+    numbers.pn_min_memory = math.floor(math.max(1, least, gpu.host_mib * count / gpu.shares))
+  end
+  if gpu.cpus and not given(job.cpus_per_task, NO_VAL16) and not given(job.num_tasks, NO_VAL)
+      and not (given(job.min_cpus, NO_VAL) and job.min_cpus > 1) then
+    local cpus = math.floor(gpu.cpus * count / gpu.shares)
+    if cpus > 1 then
+      numbers.cpus_per_task, numbers.min_cpus = cpus, cpus
+    end
+  end
+  return numbers
+end
+
+local function left(reason)
+  return { message = "gpumem: left as it is: " .. reason }
+end
+
+-- A word of help for a job that is not ours to change, or nil.
+local function hint(site, record, directives, request, gpus)
+  local shared, largest = request.shared, 0
+  if record then
+    return nil
+  elseif directives and directives.model then
+    return { message = "gpumem: sbatch does not read the #GPUMEM model of this script;"
+      .. " submit it with gpusbatch, or add mem=12G" }
+  end
+  for _, gpu in ipairs(gpus) do
+    largest = math.max(largest, gpu.shares)
+  end
+  if shared and largest > 0 and shared.count > largest then
+    return { message = format("gpumem: %s will wait for ever: one GPU here has %d %ss",
+      clean(as_option(shared)), largest, site.gres) }
+  end
+  return nil
+end
+
+-- How many shares to ask for on which GPU, and how many the job needs; never fewer than it asked for.
+local function measure(site, gpus, mib, shared)
+  local gpu, differ = choose_gpu(site, gpus, mib)
+  local needed = math.max(shares_for(site, gpu, mib), shared and shared.count or 0)
+  for _, other in ipairs(gpus) do
+    if needed > gpu.shares and other.shares > gpu.shares then
+      gpu = other
+    end
+  end
+  return gpu, math.min(needed, gpu.shares), needed, differ
+end
+
+-- The plan for a job that asks to share `mib` of one of `gpus`.
+local function share(job, site, asked, mib, gpus)
+  local request, shared = asked.request, asked.request.shared
+  local gpu, count, needed, differ = measure(site, gpus, mib, shared)
+  if shared and shared.count > count and not asked.script and given(job.argc, NO_VAL) and job.argc > 0 then
+    return left(format("%s will wait for ever: one GPU here has %d %ss",
+      clean(as_option(shared)), count, site.gres)) -- srun would ask for its own number again
+  end
+  local kind = request.kind
+  if site.gres == "mps" and differ then
+    kind = kind or gpu.type -- part of a GPU says how much memory only when the GPU is known
+  end
+  local word = site.gres .. (kind and ":" .. kind or "") .. format(":%d", count)
+  local plan = {
+    changes = rewritten(job, asked.items, request, "gres" .. request.separator .. word),
+    numbers = host_share(job, site, gpu, count),
+    environment = {},
+  }
+  if #plan.changes == 0 then
+    return next(plan.numbers) and plan or nil
+  end
+  local came = request.whole or shared
+  local was = came and clean(as_option(came)) or "none"
+  local function add(field, text)
+    local old = job[field]
+    local new = type(old) == "string" and old ~= "" and old .. " " .. text or text
+    if #new <= MAX_COMMENT_BYTES then -- Slurm refuses the job with a longer one
+      plan.changes[#plan.changes + 1] = { field = field, old = old, new = new }
+    end
+  end
+  add("admin_comment", RECORD .. "was=" .. was)
+  if not asked.record then
+    local oom = asked.directives["on-oom"] == "requeue" and ",oom=requeue" or ""
+    add("comment", format("%sreq=%d,by=mem,shards=%d%s", RECORD, mib, count, oom))
+  end
+  if request.whole and asked.script then
+    plan.environment = { "SLURM_GPUS_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_TASK" }
+  end
+  plan.message = format("gpumem: %s became --gres=%s (one GPU has %d)%s",
+    came and was or "no GPU option", word, gpu.shares,
+    needed > count and format("; it needs %d and may run out of GPU memory", needed) or "")
+  return plan
+end
+
+--- What to do with a job: nil (nothing), or a plan: `message` for the user, `changes` of text
+-- fields, `numbers` to set, `environment` names to empty. Changes nothing itself.
+function M.plan(job, partitions, site)
+  local script = job.script
+  local asked = { record = read.find_record(job.comment), items = read.parse_request(job) }
+  asked.script = type(script) == "string" and sub(script, 1, MAX_SCRIPT_BYTES) or nil
+  asked.directives = asked.script and read.find_directives(asked.script)
+  if not asked.items then
+    return nil
+  end
+  local request = sort_request(asked.items, site)
+  asked.request = request
+  local mib, wrong = wish(site, asked.record, asked.directives, request)
+  if wrong then
+    return left(wrong)
+  elseif not mib and not request.shared and not asked.directives then
+    return nil
+  end
+  local gpus, known, names = reachable(job, partitions, site, request.kind)
+  if not mib then
+    return hint(site, asked.record, asked.directives, request, gpus)
+  end
+  local reason = reason_to_leave(job, request, asked.script, asked.directives)
+  if not reason and not gpus[1] then
+    reason = clean("partition " .. names .. (known and " has no shared GPU" or " is not in gpumem_site.lua")
+      .. (known and request.kind and " of type " .. request.kind or ""))
+  end
+  if reason then
+    return left(reason)
+  end
+  return share(job, site, asked, mib, gpus)
+end
+
+-- The doing ----------------------------------------------------------------------------------
+
+local function set(job, field, value)
+  job[field] = value
+end
+
+--- Carry out a plan; a change that Slurm refuses takes back those before it.
+function M.apply(job, plan, log)
+  for index, change in ipairs(plan.changes or {}) do
+    local done, why = pcall(set, job, change.field, change.new)
+    if not done then
+      for back = index - 1, 1, -1 do
+        pcall(set, job, plan.changes[back].field, plan.changes[back].old or "")
+      end
+      return nil, why
+    end
+  end
+  for field, number in pairs(plan.numbers or {}) do
+    local done, why = pcall(set, job, field, number)
+    if not done then
+      log("gpumem: " .. field .. ": " .. clean(why))
+    end
+  end
+  for _, name in ipairs(plan.environment or {}) do
+    pcall(function()
+      if job.environment[name] then
+        job.environment[name] = ""
+      end
+    end)
+  end
+  return true
+end
+
+--- Called for each job by job_submit.lua. Never raises, and returns nothing: no job is refused.
+function M.job_submit(job, partitions)
+  local slurm, site = slurm, M.site
+  if not site then
+    return
+  end
+  local fine, why = pcall(function()
+    local plan = M.plan(job, partitions, site)
+    if not plan then
+      return
+    elseif site.mode == "observe" then
+      slurm.log_info("%s", "gpumem: observing only: " .. (plan.message or "host memory and CPUs would be set"))
+      return
+    end
+    local log = function(text) slurm.log_info("%s", text) end
+    local done, refused = M.apply(job, plan, log)
+    if not done then
+      slurm.log_error("%s", "gpumem: job left as it is: " .. clean(refused))
+    elseif plan.message then
+      slurm.log_user("%s", plan.message)
+    end
+  end)
+  if not fine then
+    pcall(slurm.log_error, "%s", "gpumem: job left as it is: " .. clean(why))
+  end
+end
+
+-- The site's table ---------------------------------------------------------------------------
+
+--- nil when `site` can be used, else what is wrong with it.
+function M.check_site(site)
+  if type(site) ~= "table" or site.schema ~= M.schema then
+    return "is not a table with schema = " .. M.schema
+  elseif site.mode ~= "observe" and site.mode ~= "opt-in" and site.mode ~= "on" then
+    return 'mode is not "observe", "opt-in" or "on"'
+  elseif site.gres ~= "shard" and site.gres ~= "mps" then
+    return 'gres is not "shard" or "mps"'
+  elseif type(site.shard_mib) ~= "number" or site.shard_mib < 1 then
+    return "shard_mib is not a number of MiB"
+  elseif type(site.partitions) ~= "table" then
+    return "has no partitions"
+  end
+  for name, gpus in pairs(site.partitions) do
+    for _, gpu in ipairs(type(gpus) == "table" and gpus or { false }) do
+      if type(gpu) ~= "table" or type(gpu.shares) ~= "number" or gpu.shares < 1
+          or type(gpu.memory_mib) ~= "number" or gpu.memory_mib < 1 then
+        return "partition " .. tostring(name) .. " has a GPU without shares or memory_mib"
+      end
+    end
+  end
+  return nil
+end
+
+--- The table in a file, read as data (it can call nothing); or nil and why not.
+function M.load_site(path)
+  local chunk, why
+  if setfenv then
+    chunk, why = loadfile(path)
+    if chunk then
+      setfenv(chunk, {})
+    end
+  else
+    chunk, why = loadfile(path, "t", {})
+  end
+  if not chunk then
+    return nil, tostring(why)
+  end
+  local fine, site = pcall(chunk)
+  why = not fine and tostring(site) or M.check_site(site)
+  if why then
+    return nil, path .. ": " .. why
+  end
+  return site
+end
+
+M.site, M.site_error = M.load_site(here .. "gpumem_site.lua")
+if not M.site and type(slurm) == "table" and slurm.log_error then
+  slurm.log_error("%s", "gpumem: " .. clean(M.site_error) .. "; jobs pass unchanged")
+end
+
+return M

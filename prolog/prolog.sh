@@ -1,0 +1,29 @@
+#!/bin/sh
+# Slurm's Prolog, as root: have MPS ready for a shared job and open its record. docs/admin/node.md tells all.
+# Exit code 0 whatever happens: anything else drains the node. Only the site's own next hook may say otherwise.
+python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml all_gpu_jobs=no next_prolog=
+here=${0%/*}
+# shellcheck source=/dev/null
+[ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
+
+leave() {
+    [ -n "$next_prolog" ] && exec "$next_prolog"
+    exit 0
+}
+
+# Whose job is it? Slurm tells a Prolog the comment and the GPU, not the shards.
+[ -n "$SLURM_JOB_GPUS" ] || leave
+case " $SLURM_JOB_COMMENT" in
+*" gpumem/1:"*) ;;
+*) [ -n "$SLURM_SHARDS_ON_NODE" ] || [ "$all_gpu_jobs" = yes ] || leave ;;
+esac
+
+umask 022
+/usr/bin/timeout -k 2 15 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+    GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" SLURM_CONF="$SLURM_CONF" \
+    SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_UID="$SLURM_JOB_UID" SLURM_JOB_USER="$SLURM_JOB_USER" \
+    SLURM_JOB_GPUS="$SLURM_JOB_GPUS" SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT" SLURMD_NODENAME="$SLURMD_NODENAME" \
+    SLURM_JOB_RESTART_COUNT="$SLURM_JOB_RESTART_COUNT" SLURM_CLUSTER_NAME="$SLURM_CLUSTER_NAME" \
+    SLURM_JOB_PARTITION="$SLURM_JOB_PARTITION" SLURM_JOB_SLUID="$SLURM_JOB_SLUID" \
+    "$python" -I -m slurm_gpumem.node.hook prolog </dev/null >/dev/null 2>&1
+leave

@@ -1,0 +1,35 @@
+#!/bin/sh
+# Slurm's TaskProlog, as the user: point a shared job's tasks at MPS, with a memory limit from its shards.
+# What it prints as "export KEY=VALUE" reaches the task. Exit code 0: anything else would fail the job.
+run_dir=/run/gpumem next_task_prolog=
+here=${0%/*}
+# shellcheck source=/dev/null
+[ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
+
+number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
+mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=index threads=no claim_mib='' uuid='' pipe='' total=0
+if [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ]; then
+    while read -r key one two three four; do
+        case $key in
+        mode) mode=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
+        limit_key) limit_key=$one ;; threads) threads=$one ;; claim_mib) claim_mib=$one ;;
+        gpu) [ "$one" = "$number" ] && uuid=$two pipe=$three total=$four ;;
+        esac
+    done <"$run_dir/jobs/$SLURM_JOB_ID.task"
+fi
+# Only shares of a GPU: a job with a whole one needs neither. A task with several GPUs fits no one daemon.
+if [ "$mode" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
+    echo "export CUDA_MPS_PIPE_DIRECTORY=$pipe"
+    echo "export CUDA_VISIBLE_DEVICES=$uuid"
+    mib=$claim_mib
+    [ -n "$SLURM_SHARDS_ON_NODE" ] && mib=$((SLURM_SHARDS_ON_NODE * shard_mib + headroom_mib))
+    # The limit is per process: tasks of one step on this node share it evenly.
+    commas=$(printf %s "$SLURM_GTIDS" | tr -cd ,)
+    tasks=$((${#commas} + 1))
+    [ "$limit_key" = index ] && uuid=0
+    [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
+    [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
+        echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
+fi
+[ -n "$next_task_prolog" ] && exec "$next_task_prolog"
+exit 0

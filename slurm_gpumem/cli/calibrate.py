@@ -1,0 +1,57 @@
+"""`gpumem calibrate`: measure this node's GPU and write the site's own entry for it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import List
+
+from slurm_gpumem.cli.run import say
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.memory.calibrate import calibrate, put_entry
+from slurm_gpumem.memory.gpus import site_gpu_file
+
+
+def main(argv: List[str]) -> int:
+    """Entry point of the subcommand."""
+    args = _parser().parse_args(argv)
+    result = calibrate(args.python, args.name, time.strftime("%Y-%m-%d"))
+    print(result.as_toml(), end="")
+    for note in result.notes:
+        say(note)
+    if args.print:
+        return 0
+    path: Path = args.output or site_gpu_file()
+    try:
+        put_entry(path, result)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be written: {error.strerror}.\n"
+            "The entry is printed above: put it there by hand, or use --output FILE."
+        ) from None
+    say(f"written to {path}; estimates use it from now on")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpumem calibrate",
+        description="Measure this node's first visible GPU in under a minute: CUDA context, library "
+        "overhead, workspaces, rounding. Writes the site's own entry for it. Needs PyTorch.",
+    )
+    parser.add_argument(
+        "--name", default="", help="name of the entry, as Slurm calls the type (default: after the GPU)"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"file to write (default: {site_gpu_file()})"
+    )
+    parser.add_argument("--print", action="store_true", help="print the entry, write nothing")
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        metavar="PATH",
+        help="interpreter that has PyTorch (default: this one)",
+    )
+    return parser

@@ -1,0 +1,116 @@
+"""`gpumem devcluster`: a real Slurm with pretended nodes and GPUs on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import time
+from pathlib import Path
+from typing import List
+
+from slurm_gpumem.cli.run import say
+from slurm_gpumem.devcluster import cluster, processes
+from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes, default_state
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.sizes import format_mib, parse_mib
+
+
+def main(argv: List[str]) -> int:
+    """Entry point of the subcommand."""
+    args = _parser().parse_args(argv)
+    # Slurm changes its working folder: paths in its files must be absolute.
+    args.state = Path(args.state).absolute()
+    code: int = args.run(args)
+    return code
+
+
+def _up(args: argparse.Namespace) -> int:
+    started = time.monotonic()
+    running = cluster.up(_spec(args))
+    took = time.monotonic() - started
+    nodes = running.spec.nodes
+    first = nodes[0]
+    print(
+        f"dev cluster up in {took:.1f} s: {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with "
+        f"{first.gpus} stand-in GPUs each ({first.gpu_type}, {format_mib(first.gpu_memory_mib)})"
+    )
+    print(f'use it:  eval "$(gpumem devcluster env{_state_option(args.state)})"')
+    print(f"stop it: gpumem devcluster down{_state_option(args.state)}")
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    running = cluster.find(args.state)
+    stopped = False
+    for process in running.processes():
+        alive = processes.alive(process)
+        stopped = stopped or not alive
+        print(f"{process.name:<12} {'running' if alive else 'stopped':<8} pid {process.pid}")
+    print(running.run(["sinfo", "-N", "-o", "%.8N %.10P %.10T %.28G %.5c %.8m"], check=True).stdout, end="")
+    return 1 if stopped else 0
+
+
+def _env(args: argparse.Namespace) -> int:
+    for key, value in cluster.find(args.state).env.items():
+        print(f"export {key}={shlex.quote(value)}")
+    return 0
+
+
+def _down(args: argparse.Namespace) -> int:
+    killed = cluster.down(args.state)
+    if killed:
+        say(f"had to be killed: {', '.join(process.name for process in killed)}")
+    print("dev cluster down")
+    return 0
+
+
+def _spec(args: argparse.Namespace) -> ClusterSpec:
+    if args.nodes < 1:
+        raise UsageError(f"--nodes {args.nodes}: a cluster needs at least one node")
+    return ClusterSpec(
+        nodes=default_nodes(
+            args.nodes, args.gpus_per_node, args.gpu_type, parse_mib(args.gpu_memory, default_unit="g")
+        ),
+        gres=args.gres,
+        accounting=args.accounting,
+        job_submit_lua=None if args.job_submit is None else str(Path(args.job_submit).absolute()),
+        extra_conf=tuple(args.conf),
+        state=args.state,
+        slurm_root=None if args.slurm_root is None else Path(args.slurm_root).absolute(),
+    )
+
+
+def _state_option(state: Path) -> str:
+    return "" if state == default_state() else f" --state {shlex.quote(str(state))}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpumem devcluster", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="up|status|env|down")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--state",
+        metavar="DIR",
+        default=str(default_state()),
+        help="folder for everything of this cluster (default %(default)s)",
+    )
+    up = actions.add_parser("up", parents=[common], help="start a cluster")
+    up.add_argument("--nodes", type=int, default=2, help="how many nodes (default 2)")
+    up.add_argument("--gpus-per-node", type=int, default=4, help="stand-in GPUs of each (default 4)")
+    up.add_argument("--gpu-memory", default="40G", metavar="SIZE", help="memory of each GPU (default 40G)")
+    up.add_argument("--gpu-type", default="a100", metavar="TYPE", help="Slurm's type for them (default a100)")
+    up.add_argument("--gres", default="shard", choices=["shard", "mps"], help="what GPUs are shared by")
+    up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
+    up.add_argument("--job-submit", metavar="FILE", help="a job_submit.lua to run at every submission")
+    up.add_argument(
+        "--conf", action="append", default=[], metavar="KEY=VALUE", help="a line for slurm.conf; repeatable"
+    )
+    up.add_argument("--slurm-root", metavar="DIR", help="run the Slurm in this tree, not the system's")
+    up.set_defaults(run=_up)
+    for name, action, what in (
+        ("status", _status, "show its daemons and nodes"),
+        ("env", _env, "print the exports that make a shell use it"),
+        ("down", _down, "stop it"),
+    ):
+        actions.add_parser(name, parents=[common], help=what).set_defaults(run=action)
+    return parser

@@ -1,0 +1,179 @@
+"""Submit a job that asks for part of a GPU: decide, tell the user, hand over to sbatch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+
+from slurm_gpumem.cli.decide import Decision, decide
+from slurm_gpumem.cli.job_settings import JobSettings
+from slurm_gpumem.cli.run import say
+from slurm_gpumem.cli.submission import (
+    Submission,
+    build_submission,
+    capture_submission,
+    plain_submission,
+    run_submission,
+    shell_words,
+)
+from slurm_gpumem.config import Config
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.memory.types import Estimate, Gpu
+from slurm_gpumem.sharing.types import GpuRequest
+from slurm_gpumem.sizes import format_mib
+from slurm_gpumem.slurm.batch_script import BatchScript
+from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
+from slurm_gpumem.slurm.sbatch_options import CommandLine, OptionTable
+
+SCHEMA = "gpumem-submit/1"
+
+
+def submit_shared(
+    line: CommandLine,
+    script: Optional[BatchScript],
+    settings: JobSettings,
+    config: Config,
+    table: OptionTable,
+    switches: Mapping[str, bool],
+    warnings: Sequence[str],
+) -> int:
+    """Decide what the job asks for and submit it so."""
+    in_script = script.options(table) if script else ()
+    wishes = merge_wishes(line.options, os.environ, in_script)
+    if switches["json"] and wishes.any_of("parsable"):
+        raise UsageError("--json and --parsable both say what stdout is; choose one")
+    if line.het_job or (script is not None and script.het_job):
+        say("a heterogeneous job keeps its GPUs as they are; nothing was estimated")
+        return _hand_over(plain_submission(line, [], script), None, config, switches, [])
+    wish = gpu_wish(wishes, script)
+    decision = decide(settings, wishes, wish, config)
+    observe = config.sharing.mode == "observe"
+    submission = build_submission(
+        line, decision, settings, wishes, wish, script, table, change_nothing=observe
+    )
+    if not wishes.any_of("quiet"):
+        say(human_line(decision, settings, config))
+        _say_all(submission.notes)
+    said = [*warnings, *decision.warnings]
+    _say_all(f"warning: {warning}" for warning in said)
+    if switches["explain"]:
+        print("\n".join(_explained(decision, settings, config)), file=sys.stderr)
+    return _hand_over(submission, decision, config, switches, said)
+
+
+def human_line(decision: Decision, settings: JobSettings, config: Config) -> str:
+    """What was estimated, what is asked, why: one line."""
+    from slurm_gpumem.cli.parts_table import speaks_unicode
+
+    arrow = "→" if speaks_unicode(sys.stderr) else "->"
+    request, need = decision.request, decision.need
+    told = []
+    if decision.estimate and settings.model:
+        told.append(f"{os.path.basename(settings.model)}, {_job_words(decision.estimate)} {arrow}")
+        told.append(f"peak {format_mib(decision.estimate.peak_mib)},")
+    elif need:
+        told.append(f"{_size(need.request_mib)} of GPU memory by hand,")
+    if request is None:
+        told.append(f"GPU options left as they are: {decision.reason}")
+    elif request.whole_gpu:
+        told.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
+    else:
+        told.append(f"asking for {_size(_asked_mib(request, decision.gpu, config))} ({request.reason})")
+    return " ".join(told)
+
+
+def _asked_mib(request: GpuRequest, gpu: Optional[Gpu], config: Config) -> int:
+    """The GPU memory that the units asked for stand for."""
+    if config.sharing.gres == "mps" and gpu is not None:
+        return gpu.memory_mib * request.units // request.per_gpu
+    return request.units * config.sharing.shard_mib
+
+
+def _size(mib: int) -> str:
+    return format_mib(mib).replace(".0 ", " ")
+
+
+def _job_words(estimate: Estimate) -> str:
+    from slurm_gpumem.memory.assumptions import describe_job
+
+    return describe_job(estimate.job)
+
+
+def _explained(decision: Decision, settings: JobSettings, config: Config) -> List[str]:
+    if decision.estimate is None or decision.summary is None or decision.gpu is None:
+        return ["gpumem: nothing to explain: the GPU memory was given by hand"]
+    from dataclasses import replace
+
+    from slurm_gpumem.cli.estimate_text import explain_lines
+    from slurm_gpumem.memory import registry
+    from slurm_gpumem.memory.whatif import alternatives
+
+    summary, estimate, gpu = decision.summary, decision.estimate, decision.gpu
+    if not summary.name and settings.model:
+        summary = replace(summary, name=os.path.splitext(os.path.basename(settings.model))[0])
+    other = alternatives(
+        estimate,
+        gpu,
+        lambda job: registry.run(estimate.estimator, summary, job, gpu),
+        config.sharing.shard_mib,
+    )
+    return explain_lines(summary, estimate, gpu, other, config.sharing.shard_mib)
+
+
+def _hand_over(
+    submission: Submission,
+    decision: Optional[Decision],
+    config: Config,
+    switches: Mapping[str, bool],
+    warnings: Sequence[str],
+) -> int:
+    if not switches["json"]:
+        if switches["dry-run"]:
+            sys.stdout.buffer.write(os.fsencode(shell_words(submission)) + b"\n")
+            return 0
+        return run_submission(submission)
+    import json
+
+    answer = _as_json(decision, submission, warnings)
+    code = 0
+    if not switches["dry-run"]:
+        parsable = submission._replace(
+            argv=(submission.argv[0], "--parsable", *submission.argv[1:]),
+            script_at=None if submission.script_at is None else submission.script_at + 1,
+        )
+        code, stdout = capture_submission(parsable)
+        job_id, _, cluster = stdout.strip().partition(";")
+        answer["job_id"] = int(job_id) if job_id.isdigit() else None
+        answer["cluster"] = cluster or None
+    if code == 0:
+        print(json.dumps(answer))
+    return code
+
+
+def _as_json(decision: Optional[Decision], submission: Submission, warnings: Sequence[str]) -> Dict[str, Any]:
+    answer: Dict[str, Any] = {"schema": SCHEMA, "command": list(submission.argv), "warnings": list(warnings)}
+    if decision is None:
+        return answer
+    estimate, request, need = decision.estimate, decision.request, decision.need
+    return {
+        **answer,
+        "peak_mib": estimate.peak_mib if estimate else None,
+        "request_mib": need.request_mib if need else None,
+        "floor_mib": estimate.floor_mib if estimate else None,
+        "parts": dict(estimate.parts) if estimate else None,
+        "estimator": estimate.estimator if estimate else None,
+        "gpu": estimate.gpu if estimate else None,
+        "shards": request.units if request else 0,
+        "shards_per_gpu": request.per_gpu if request else None,
+        "gres": request.gres if request else None,
+        "whole_gpu": request is None or request.whole_gpu,
+        "reason": request.reason if request else decision.reason,
+        "cpus": decision.host.cpus or None,
+        "host_memory_mib": decision.host.memory_mib or None,
+    }
+
+
+def _say_all(lines: Iterable[str]) -> None:
+    for text in lines:
+        say(text)

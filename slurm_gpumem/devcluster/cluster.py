@@ -1,0 +1,270 @@
+"""A running dev cluster: bring it up, find it again, run commands in it, take it down."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import stat
+import subprocess
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence
+
+from slurm_gpumem.devcluster import config, ledger, processes, record
+from slurm_gpumem.devcluster.daemons import Starter
+from slurm_gpumem.devcluster.devices import make_devices
+from slurm_gpumem.devcluster.installation import (
+    SYSTEM_FOLDERS,
+    Installation,
+    SystemSlurm,
+    version,
+)
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.ports import PortReservation
+from slurm_gpumem.devcluster.processes import Process
+from slurm_gpumem.devcluster.record import Record
+from slurm_gpumem.devcluster.scripts import find_python, write_script
+from slurm_gpumem.devcluster.spec import ClusterSpec
+from slurm_gpumem.devcluster.tree import TreeSlurm
+from slurm_gpumem.errors import DevClusterError
+
+STATE_VARIABLE = "GPUMEM_DEVCLUSTER"
+_STOP_ORDER = ("slurmctld", "slurmd", "slurmdbd", "mariadbd", "munged")
+_STAND_IN_FILES = ("ledger.py", "standin.py")
+
+
+class Cluster:
+    """One cluster in one state folder."""
+
+    def __init__(self, layout: Layout, known: Record) -> None:
+        self.layout = layout
+        self.spec = known.spec
+        self._record = known
+
+    @property
+    def env(self) -> Dict[str, str]:
+        """What a process needs in its environment to use this cluster."""
+        path = os.environ.get("PATH") or SYSTEM_FOLDERS
+        return {
+            "PATH": f"{self.layout.programs}:{path}",
+            "SLURM_CONF": str(self.layout.slurm_conf),
+            "GPUMEM_SITE_CONFIG": str(self.layout.site_config),
+            STATE_VARIABLE: str(self.layout.root),
+        }
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        check: bool = False,
+        timeout_s: float = 30.0,
+        user: Optional[str] = None,
+        cwd: Optional[Path] = None,
+        input: Optional[str] = None,
+        env: Optional[Mapping[str, str]] = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in this cluster, as `user` when given (root may)."""
+        as_user = {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid}
+        return subprocess.run(  # type: ignore[call-overload, no-any-return]
+            list(argv),
+            env={**os.environ, **self.env, **(env or {})},
+            cwd=cwd,
+            input=input,
+            stdin=subprocess.DEVNULL if input is None else None,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=check,
+            extra_groups=None if user is None else [],
+            **as_user,
+        )
+
+    def processes(self) -> List[Process]:
+        """The daemons as they were started, in that order."""
+        return list(self._record.processes)
+
+    def stop(self) -> List[Process]:
+        """Stop every process of this cluster; returns those that only KILL could end."""
+        with record.locked(self.layout):
+            killed = _stop_all(self.layout, self._record)
+            self._record.processes = []
+            record.save(self.layout, self._record)
+        return killed
+
+
+def up(spec: ClusterSpec) -> Cluster:
+    """Bring a cluster up; DevClusterError says why not, and leaves nothing running."""
+    layout = Layout(spec.state)
+    _claim_folder(layout)
+    with record.locked(layout):
+        earlier = record.load(layout)
+        if earlier is not None:
+            running = earlier.controller()
+            if running is not None:
+                raise DevClusterError(
+                    f"{layout.root}: a dev cluster already runs in this state folder "
+                    f"(slurmctld, pid {running.pid})\n"
+                    f"Stop it with: gpumem devcluster down --state {layout.root}"
+                )
+            _stop_all(layout, earlier)
+        known = Record(spec)
+        record.save(layout, known)
+        cluster = Cluster(layout, known)
+        try:
+            _start(cluster, known)
+        except BaseException:
+            _stop_all(layout, known)
+            raise
+    return cluster
+
+
+def find(state: Path) -> Cluster:
+    """The cluster that was started in a state folder and still runs."""
+    layout = Layout(state)
+    known = record.load(layout)
+    if known is None or known.controller() is None:
+        raise DevClusterError(
+            f"{state}: no dev cluster runs in this state folder\nStart one with: gpumem devcluster up"
+        )
+    return Cluster(layout, known)
+
+
+def down(state: Path) -> List[Process]:
+    """Stop whatever still runs of the cluster in a state folder, whole or in pieces."""
+    layout = Layout(state)
+    known = record.load(layout)
+    if known is None:
+        raise DevClusterError(f"{state}: no dev cluster was started in this state folder")
+    return Cluster(layout, known).stop()
+
+
+def _start(cluster: Cluster, known: Record) -> None:
+    spec, layout = cluster.spec, cluster.layout
+    _make_folders(layout)
+    installation: Installation = (
+        SystemSlurm() if spec.slurm_root is None else TreeSlurm(spec.slurm_root, layout)
+    )
+    installation.prepare()
+    env = {
+        "PATH": SYSTEM_FOLDERS,
+        "LANG": "C.UTF-8",
+        "SLURM_CONF": str(layout.slurm_conf),
+    }
+
+    def started(process: Process) -> None:
+        # Written before it is waited for: should we be killed, the next `up` knows whom to stop.
+        known.processes.append(process)
+        record.save(layout, known)
+
+    names = [node.name for node in spec.nodes]
+    with PortReservation(2 + len(names)) as reserved:
+        controller_port, database_port, *node_ports = reserved.ports
+        place = config.Place(
+            hostname=socket.gethostname().split(".")[0],
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            is_root=os.geteuid() == 0,
+            controller_port=controller_port,
+            node_ports=dict(zip(names, node_ports)),
+            database_port=database_port,
+            devices=make_devices(layout.devices, max(node.gpus for node in spec.nodes)),
+        )
+        _write_files(spec, layout, place, version(installation, env))
+        starter = Starter(layout, place, installation, env, started)
+        starter.munged()
+        if spec.accounting:
+            starter.database()
+        starter.controller()
+        starter.nodes(spec)
+
+
+def _write_files(
+    spec: ClusterSpec, layout: Layout, place: config.Place, slurm_version: tuple[int, ...]
+) -> None:
+    layout.slurm_conf.write_text(config.slurm_conf(spec, layout, place))
+    (layout.conf / "gres.conf").write_text(config.gres_conf(spec, place))
+    (layout.conf / "cgroup.conf").write_text(config.cgroup_conf(slurm_version))
+    layout.site_config.write_text(config.site_config(spec))
+    if spec.accounting:
+        private = layout.conf / "slurmdbd.conf"
+        private.touch(mode=0o600)
+        private.write_text(config.slurmdbd_conf(layout, place))
+    if spec.job_submit_lua is not None:
+        _copy_lua(Path(spec.job_submit_lua), layout.conf)
+    ledger.create(layout.ledger, {node.name: [node.gpu_memory_mib] * node.gpus for node in spec.nodes})
+    _install_stand_in(layout)
+
+
+def _copy_lua(script: Path, folder: Path) -> None:
+    if not script.is_file():
+        raise DevClusterError(f"{script}: no such job_submit.lua")
+    for beside in script.parent.glob("*.lua"):
+        shutil.copyfile(beside, folder / beside.name)
+    shutil.copyfile(script, folder / "job_submit.lua")
+
+
+def _install_stand_in(layout: Layout) -> None:
+    # Copied, because the users of jobs may not enter the folder of this checkout.
+    package = layout.library / "slurm_gpumem" / "devcluster"
+    package.mkdir(parents=True)
+    for name in _STAND_IN_FILES:
+        shutil.copyfile(Path(__file__).with_name(name), package / name)
+    write_script(
+        layout.programs / "gpumem-standin",
+        "# Plays a training job against the stand-in GPUs of this dev cluster.",
+        *find_python(),
+        f"export PYTHONPATH={layout.library} PYTHONUNBUFFERED=1 {STATE_VARIABLE}={layout.root}",
+        'exec "$python" -m slurm_gpumem.devcluster.standin "$@"',
+    )
+
+
+def _claim_folder(layout: Layout) -> None:
+    """Make the state folder ours, or say whose it is."""
+    root = layout.root
+    try:
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        found = root.stat()
+        strange = not layout.record.exists() and any(entry.name != "lock" for entry in root.iterdir())
+    except OSError as error:
+        raise DevClusterError(f"{root}: {error.strerror}; choose another state folder with --state") from None
+    if strange:
+        raise DevClusterError(
+            f"{root}: is not empty and no dev cluster's; choose another state folder with --state"
+        )
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise DevClusterError(f"{root}: must belong to you and be writable by you only (chmod 755)")
+    # Those whose jobs run here must get through, whatever our umask.
+    root.chmod(0o755)
+
+
+def _make_folders(layout: Layout) -> None:
+    """Fresh folders: what an earlier cluster saved would show its nodes idle before they are."""
+    for folder in (*layout.private_folders(), *layout.public_folders()):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    for folder in layout.private_folders():
+        folder.chmod(0o700)
+    for folder in layout.public_folders():
+        folder.chmod(0o755)
+
+
+def _stop_all(layout: Layout, known: Record) -> List[Process]:
+    """The controller first, so that it starts no more jobs; then nodes, jobs and the rest."""
+    killed: List[Process] = []
+    for program in _STOP_ORDER:
+        killed += processes.stop(process for process in known.processes if process.program == program)
+        if program == "slurmd":
+            killed += _stop_steps(layout)
+    return killed
+
+
+def _stop_steps(layout: Layout) -> List[Process]:
+    """End the jobs that still run: a slurmstepd works in its slurmd's folder, a job comes from the step."""
+    keepers = processes.working_in(layout.root, "slurmstepd")
+    family = [processes.identify(pid) for pid in processes.descendants(keepers)]
+    jobs = [p for p in family if p is not None and p.pid not in keepers]
+    steps = [p for p in family if p is not None and p.pid in keepers]
+    killed = processes.stop(jobs)
+    # A step ignores TERM and would wait for the controller.
+    processes.stop(steps, patience_s=0)
+    return killed

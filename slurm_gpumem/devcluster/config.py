@@ -1,0 +1,171 @@
+"""The cluster's configuration files as text, set up as real sites set theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec
+
+_LINES_THAT_REPEAT = ("nodename", "partitionname", "nodeset", "downnodes", "include", "switchname")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the files must know of the machine: names, ports and device files."""
+
+    hostname: str
+    user: str
+    is_root: bool
+    controller_port: int
+    node_ports: Mapping[str, int]
+    database_port: int
+    devices: Sequence[str]
+
+
+def slurm_conf(spec: ClusterSpec, layout: Layout, place: Place) -> str:
+    """slurm.conf; a key in `spec.extra_conf` replaces ours."""
+    settings = _settings(spec, layout, place)
+    repeating: List[str] = []
+    for line in spec.extra_conf:
+        key = line.split("=", 1)[0].strip()
+        if key.lower() in _LINES_THAT_REPEAT:
+            repeating.append(line)
+        else:
+            # Given twice, every Slurm command would complain on stderr.
+            clash = next((known for known in settings if known.lower() == key.lower()), key)
+            settings[clash] = line.split("=", 1)[1].strip()
+    lines = [f"{key}={value}" for key, value in settings.items()]
+    lines += [_node_line(spec, node, place) for node in spec.nodes]
+    lines += _partition_lines(spec)
+    return "\n".join([*lines, *repeating, ""])
+
+
+def gres_conf(spec: ClusterSpec, place: Place) -> str:
+    """gres.conf: each node's device files and what they are shared by."""
+    lines = ["AutoDetect=off"]
+    for node in spec.nodes:
+        if not node.gpus:
+            continue
+        files = ",".join(place.devices[: node.gpus])
+        lines.append(f"NodeName={node.name} Name=gpu Type={node.gpu_type} File={files}")
+        count = node.gpus * spec.shared_per_gpu(node)
+        lines.append(f"NodeName={node.name} Name={spec.gres} Type={node.gpu_type} Count={count}")
+    return "\n".join([*lines, ""])
+
+
+def cgroup_conf(version: Tuple[int, ...]) -> str:
+    """cgroup.conf that keeps Slurm away from this machine's cgroups."""
+    if version >= (23, 11):
+        return "CgroupPlugin=disabled\n"
+    return "IgnoreSystemd=yes\nIgnoreSystemdOnFailure=yes\n"
+
+
+def slurmdbd_conf(layout: Layout, place: Place) -> str:
+    """slurmdbd.conf; its owner only may read it, or slurmdbd refuses."""
+    return "\n".join(
+        [
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={layout.munge_socket}",
+            "DbdHost=localhost",
+            "DbdAddr=127.0.0.1",
+            f"DbdPort={place.database_port}",
+            f"SlurmUser={place.user}",
+            "StorageType=accounting_storage/mysql",
+            "StorageHost=localhost",
+            f"StorageUser={place.user}",
+            "StorageLoc=slurm_acct_db",
+            f"LogFile={layout.log / 'slurmdbd.log'}",
+            f"PidFile={layout.run / 'slurmdbd.pid'}",
+            "",
+        ]
+    )
+
+
+def site_config(spec: ClusterSpec) -> str:
+    """The gpumem.toml of this cluster's site."""
+    return "\n".join(
+        [
+            "# Written by gpumem devcluster.",
+            "[sharing]",
+            'mode = "opt-in"',
+            f'gres = "{spec.gres}"',
+            f"shard_mib = {MIB_PER_SHARD}",
+            "",
+        ]
+    )
+
+
+def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]:
+    auth_info = f"socket={layout.munge_socket}"
+    if spec.cred_expire_s is not None:
+        auth_info += f",cred_expire={spec.cred_expire_s}"
+    settings = {
+        "ClusterName": "devcluster",
+        "SlurmctldHost": f"{place.hostname}(127.0.0.1)",
+        "SlurmctldPort": str(place.controller_port),
+        "SlurmUser": place.user,
+        "SlurmdUser": place.user,
+        "AuthType": "auth/munge",
+        "AuthInfo": auth_info,
+        "CredType": "cred/munge",
+        "StateSaveLocation": str(layout.controller),
+        "SlurmdSpoolDir": str(layout.spool / "%n"),
+        "SlurmctldPidFile": str(layout.run / "slurmctld.pid"),
+        "SlurmdPidFile": str(layout.run / "slurmd-%n.pid"),
+        "SlurmctldLogFile": str(layout.log / "slurmctld.log"),
+        "SlurmdLogFile": str(layout.log / "slurmd-%n.log"),
+        "ProctrackType": "proctrack/linuxproc" if place.is_root else "proctrack/pgid",
+        "TaskPlugin": "task/none",
+        "MpiDefault": "none",
+        "MailProg": "/bin/true",
+        "ReturnToService": "2",
+        "SlurmdParameters": "config_overrides",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        "GresTypes": f"gpu,{spec.gres}",
+        "EnforcePartLimits": "ALL",
+        "MaxJobCount": "10000",
+        "MaxArraySize": "1001",
+        "KillWait": "5",
+        "SlurmdTimeout": "30",
+        "SchedulerType": "sched/backfill",
+        "SchedulerParameters": "batch_sched_delay=0,bf_interval=5",
+    }
+    if spec.job_submit_lua is not None:
+        settings["JobSubmitPlugins"] = "lua"
+    if spec.accounting:
+        settings["AccountingStorageTRES"] = f"gres/gpu,gres/{spec.gres}"
+        settings["AccountingStorageType"] = "accounting_storage/slurmdbd"
+        settings["AccountingStorageHost"] = "127.0.0.1"
+        settings["AccountingStoragePort"] = str(place.database_port)
+        settings["AccountingStoragePass"] = str(layout.munge_socket)
+        settings["AccountingStoreFlags"] = "job_comment"
+        settings["JobAcctGatherType"] = "jobacct_gather/linux"
+        settings["JobAcctGatherFrequency"] = "5"
+    return settings
+
+
+def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
+    line = (
+        f"NodeName={node.name} NodeHostname={place.hostname} NodeAddr=127.0.0.1 "
+        f"Port={place.node_ports[node.name]} CPUs={node.cpus} RealMemory={node.memory_mib} State=UNKNOWN"
+    )
+    if node.gpus:
+        shared = node.gpus * spec.shared_per_gpu(node)
+        # Without the type on the shares too, 22.05 refuses the srun steps of jobs that ask for it.
+        line += f" Gres=gpu:{node.gpu_type}:{node.gpus},{spec.gres}:{node.gpu_type}:{shared}"
+    return line
+
+
+def _partition_lines(spec: ClusterSpec) -> List[str]:
+    whole = spec.whole_nodes or tuple(node.name for node in spec.nodes)
+    shared = [node.name for node in spec.nodes if node.name not in spec.whole_nodes]
+    # A job that names no memory would get the node's whole RAM: sites give a default for each CPU.
+    memory = min(node.memory_mib // node.cpus for node in spec.nodes)
+    limits = f"DefMemPerCPU={memory} DefaultTime=01:00:00 State=UP"
+    return [
+        f"PartitionName=gpu Nodes={','.join(shared)} Default=YES MaxTime=2-00:00:00 {limits}",
+        f"PartitionName=whole Nodes={','.join(whole)} MaxTime=12:00:00 {limits}",
+    ]

@@ -1,0 +1,225 @@
+"""Start the daemons one after the other and know when each is ready."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Callable, Dict, List, Optional
+
+from slurm_gpumem.devcluster import processes
+from slurm_gpumem.devcluster.config import Place
+from slurm_gpumem.devcluster.installation import Installation, find_program
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.processes import Process
+from slurm_gpumem.devcluster.spec import ClusterSpec
+from slurm_gpumem.errors import DevClusterError
+
+_READY_S = 20.0
+_LOG_TAIL = 12
+# A power cut may cost a throw-away database; waiting for the disk at every table costs seconds.
+_UNSAFE_BUT_QUICK = (
+    "--innodb-log-file-size=8M",
+    "--innodb-flush-log-at-trx-commit=0",
+    "--loose-innodb-flush-method=nosync",
+    "--loose-innodb-doublewrite=0",
+    "--loose-debug-no-sync",
+)
+
+
+class Starter:
+    """Starts the daemons of one cluster; `started` is told of each before it is waited for."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        place: Place,
+        installation: Installation,
+        env: Dict[str, str],
+        started: Callable[[Process], None],
+    ) -> None:
+        self._layout = layout
+        self._place = place
+        self._installation = installation
+        self._env = env
+        self._started = started
+
+    def munged(self) -> None:
+        """Start munged with a key of this cluster's own."""
+        layout = self._layout
+        key = layout.munge / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        argv = [
+            find_program("munged"),
+            "--foreground",
+            f"--key-file={key}",
+            f"--socket={layout.munge_socket}",
+            f"--pid-file={layout.run / 'munged.pid'}",
+            f"--log-file={layout.log / 'munged.log'}",
+            f"--seed-file={layout.munge / 'seed'}",
+            "--num-threads=2",
+        ]
+        process = self._start(argv, "munged")
+        self._await(process, lambda: _answers_unix(layout.munge_socket), "munged.out")
+
+    def database(self) -> None:
+        """Make an empty MariaDB and start it on a unix socket only, then slurmdbd on top of it."""
+        layout = self._layout
+        user = self._place.user
+        own = f"--user={user}"
+        done = subprocess.run(
+            [
+                find_program("mariadb-install-db"),
+                "--no-defaults",
+                own,
+                f"--datadir={layout.database}",
+                "--auth-root-authentication-method=socket",
+                f"--auth-root-socket-user={user}",
+                "--skip-test-db",
+                "--skip-name-resolve",
+                *_UNSAFE_BUT_QUICK,
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=self._env,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise DevClusterError(f"mariadb-install-db failed:\n{_tail_text(done.stdout + done.stderr)}")
+        mariadb = self._start(
+            [
+                find_program("mariadbd"),
+                "--no-defaults",
+                own,
+                f"--datadir={layout.database}",
+                f"--socket={layout.mysql_socket}",
+                f"--pid-file={layout.run / 'mariadbd.pid'}",
+                "--skip-networking",
+                "--innodb-buffer-pool-size=128M",
+                "--innodb-lock-wait-timeout=900",
+                *_UNSAFE_BUT_QUICK,
+            ],
+            "mariadbd",
+        )
+        self._await(mariadb, lambda: _answers_unix(layout.mysql_socket), "mariadbd.out")
+        slurmdbd = self._start(
+            self._installation.command("slurmdbd", "-D"),
+            "slurmdbd",
+            extra_env={"MYSQL_UNIX_PORT": str(layout.mysql_socket)},
+        )
+        self._await(slurmdbd, lambda: _answers_tcp(self._place.database_port), "slurmdbd.log")
+
+    def controller(self) -> None:
+        """Start slurmctld and wait until it takes connections."""
+        process = self._start(self._installation.command("slurmctld", "-D"), "slurmctld")
+        self._await(process, lambda: _answers_tcp(self._place.controller_port), "slurmctld.log")
+
+    def nodes(self, spec: ClusterSpec) -> None:
+        """Start every slurmd and wait until Slurm calls their nodes idle."""
+        waiting = {
+            node.name: self._start(
+                self._installation.command("slurmd", "-D", "-N", node.name), "slurmd", node=node.name
+            )
+            for node in spec.nodes
+        }
+        deadline = time.monotonic() + _READY_S
+        while True:
+            idle = self._idle_nodes()
+            if idle >= set(waiting):
+                return
+            for name in set(waiting) - idle:
+                self._check_alive(waiting[name], f"slurmd-{name}.log")
+            if time.monotonic() > deadline:
+                name = sorted(set(waiting) - idle)[0]
+                raise DevClusterError(
+                    f"node {name} was not idle after {_READY_S:.0f} s:\n{self._tail(f'slurmd-{name}.log')}"
+                )
+            time.sleep(processes.POLL_S)
+
+    def _idle_nodes(self) -> set[str]:
+        try:
+            done = subprocess.run(
+                self._installation.command("sinfo", "-h", "-N", "-o", "%N %T"),
+                capture_output=True,
+                text=True,
+                timeout=2,
+                env=self._env,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return set()
+        rows = (line.split() for line in done.stdout.splitlines())
+        return {row[0] for row in rows if len(row) == 2 and row[1] == "idle"}
+
+    def _start(
+        self,
+        argv: List[str],
+        program: str,
+        *,
+        node: Optional[str] = None,
+        extra_env: Optional[Dict[str, str]] = None,
+    ) -> Process:
+        name = program if node is None else f"{program} {node}"
+        process = processes.start(
+            argv,
+            program=program,
+            name=name,
+            log=self._layout.log / f"{name.replace(' ', '-')}.out",
+            env={**self._env, **(extra_env or {})},
+            cwd=self._layout.root,
+        )
+        self._started(process)
+        return process
+
+    def _await(self, process: Process, ready: Callable[[], bool], log: str) -> None:
+        deadline = time.monotonic() + _READY_S
+        while not ready():
+            self._check_alive(process, log)
+            if time.monotonic() > deadline:
+                raise DevClusterError(
+                    f"{process.name} was not ready after {_READY_S:.0f} s:\n{self._tail(log)}"
+                )
+            time.sleep(processes.POLL_S)
+        # A port may have been answered by a stranger while ours gave up on it.
+        self._check_alive(process, log)
+
+    def _check_alive(self, process: Process, log: str) -> None:
+        if not processes.alive(process):
+            raise DevClusterError(f"{process.name} ended right after its start:\n{self._tail(log)}")
+
+    def _tail(self, log: str) -> str:
+        out = Path(log).with_suffix(".out").name
+        for name in (log, out):
+            try:
+                text = (self._layout.log / name).read_text(errors="replace")
+            except FileNotFoundError:
+                continue
+            if text.strip():
+                return _tail_text(text)
+        return f"(nothing in {self._layout.log})"
+
+
+def _tail_text(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-_LOG_TAIL:])
+
+
+def _answers_unix(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _answers_tcp(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

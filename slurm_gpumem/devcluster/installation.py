@@ -1,0 +1,62 @@
+"""Which Slurm a cluster runs: the system's, or one in a tree of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import List, Mapping, Protocol, Tuple
+
+from slurm_gpumem.errors import DevClusterError
+
+SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_VERSION = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)")
+_PACKAGES = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
+    "mariadb-install-db": "mariadb-server-core",
+}
+
+
+class Installation(Protocol):
+    """Where the programs of a Slurm are and how they are called."""
+
+    def command(self, program: str, *args: str) -> List[str]:
+        """The argument list that runs one of Slurm's programs."""
+
+    def prepare(self) -> None:
+        """Make the clients usable by those who take over `Cluster.env`."""
+
+
+class SystemSlurm:
+    """Slurm as installed on this machine."""
+
+    def command(self, program: str, *args: str) -> List[str]:
+        return [find_program(program), *args]
+
+    def prepare(self) -> None:
+        """Nothing to do: the clients are on the PATH."""
+
+
+def find_program(program: str) -> str:
+    """The program's path; daemons live in folders that an ordinary user's PATH leaves out."""
+    path = f"{os.environ.get('PATH', '')}:{SYSTEM_FOLDERS}"
+    found = shutil.which(program, path=path)
+    if found is None:
+        package = _PACKAGES.get(program, "slurm-client")
+        raise DevClusterError(f"{program}: not found; install it with: apt-get install {package}")
+    return found
+
+
+def version(installation: Installation, env: Mapping[str, str]) -> Tuple[int, ...]:
+    """The version of the installation's controller, as (22, 5, 8)."""
+    argv = installation.command("slurmctld", "-V")
+    done = subprocess.run(argv, capture_output=True, text=True, env=dict(env), timeout=20, check=False)
+    match = _VERSION.search(done.stdout)
+    if not match:
+        raise DevClusterError(f"{' '.join(argv)}: told no version: {(done.stdout + done.stderr).strip()!r}")
+    return tuple(int(part) for part in match.groups())

@@ -1,0 +1,106 @@
+"""Where a dev cluster keeps its things: every path inside the state folder, named once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Tuple
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths below one state folder."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        """What runs here: ports, processes and the spec, as JSON."""
+        return self.root / "devcluster.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def conf(self) -> Path:
+        return self.root / "conf"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.conf / "slurm.conf"
+
+    @property
+    def site_config(self) -> Path:
+        return self.conf / "gpumem.toml"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log"
+
+    @property
+    def run(self) -> Path:
+        """Sockets and pid files."""
+        return self.root / "run"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.run / "munge.sock"
+
+    @property
+    def mysql_socket(self) -> Path:
+        return self.run / "mysql.sock"
+
+    @property
+    def munge(self) -> Path:
+        """The private key and seed of munged."""
+        return self.root / "munge"
+
+    @property
+    def controller(self) -> Path:
+        """Slurm's StateSaveLocation."""
+        return self.root / "controller"
+
+    @property
+    def spool(self) -> Path:
+        return self.root / "spool"
+
+    @property
+    def devices(self) -> Path:
+        return self.root / "devices"
+
+    @property
+    def ledger(self) -> Path:
+        """The memory books of the stand-in GPUs."""
+        return self.root / "ledger"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "database"
+
+    @property
+    def programs(self) -> Path:
+        """Commands for people and jobs: the stand-in, and Slurm's own when it lives in another tree."""
+        return self.root / "bin"
+
+    @property
+    def library(self) -> Path:
+        """The stand-in's Python files, where users of every kind can read them."""
+        return self.root / "lib"
+
+    def private_folders(self) -> Tuple[Path, ...]:
+        """Folders that only the cluster's owner may enter."""
+        return (self.munge, self.controller, self.database)
+
+    def public_folders(self) -> Tuple[Path, ...]:
+        """Folders that the users of jobs must be able to enter."""
+        return (
+            self.conf,
+            self.log,
+            self.run,
+            self.spool,
+            self.devices,
+            self.ledger,
+            self.programs,
+            self.library,
+        )

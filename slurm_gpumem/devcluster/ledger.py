@@ -1,0 +1,140 @@
+"""The memory books of stand-in GPUs: who holds how much, and the most that each job ever held.
+
+One file per GPU, locked while it is read and written. It needs nothing but the standard library,
+so that jobs of any user can run it from a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+
+class LedgerError(Exception):
+    """The ledger is missing or is not one."""
+
+
+class OutOfMemoryError(Exception):
+    """The GPU has less free memory than was asked for; nothing was taken."""
+
+    def __init__(self, free_mib: int, capacity_mib: int, others: Sequence[Tuple[int, int]]) -> None:
+        super().__init__(f"{free_mib} MiB of {capacity_mib} MiB are free")
+        self.free_mib = free_mib
+        self.capacity_mib = capacity_mib
+        self.others = tuple(others)
+        """(pid, MiB) of the other processes on this GPU."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One stand-in GPU's books."""
+
+    folder: Path
+    node: str
+    index: int
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{self.node}-gpu{self.index}.json"
+
+    def hold(self, mib: int, job: str) -> None:
+        """Let this process hold `mib` in all, from now on; OutOfMemoryError when that does not fit."""
+        with self._opened() as books:
+            others = [holder for holder in books["holders"] if holder["pid"] != os.getpid()]
+            used = sum(holder["mib"] for holder in others)
+            if used + mib > books["capacity_mib"]:
+                mine = next((h["mib"] for h in books["holders"] if h["pid"] == os.getpid()), 0)
+                raise OutOfMemoryError(
+                    books["capacity_mib"] - used - mine,
+                    books["capacity_mib"],
+                    [(holder["pid"], holder["mib"]) for holder in others],
+                )
+            me = {"pid": os.getpid(), "start": _start_ticks(os.getpid()), "job": job, "mib": mib}
+            books["holders"] = [*others, me]
+            books["peaks"][job] = max(mib, books["peaks"].get(job, 0))
+
+    def release(self) -> None:
+        """Give back all that this process holds."""
+        with self._opened() as books:
+            books["holders"] = [h for h in books["holders"] if h["pid"] != os.getpid()]
+
+    def holders(self) -> Dict[str, int]:
+        """MiB that each job holds now."""
+        held: Dict[str, int] = {}
+        with self._opened() as books:
+            for holder in books["holders"]:
+                held[holder["job"]] = held.get(holder["job"], 0) + holder["mib"]
+        return held
+
+    def pids(self, job: str) -> List[int]:
+        """The processes of a job that hold memory now."""
+        with self._opened() as books:
+            return [holder["pid"] for holder in books["holders"] if holder["job"] == job]
+
+    def peaks(self) -> Dict[str, int]:
+        """The most MiB that a process of each job ever held here."""
+        with self._opened() as books:
+            return dict(books["peaks"])
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Dict[str, Any]]:
+        # Without O_CREAT: kernels refuse that on another user's file in shared folders.
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise LedgerError(f"{self._path}: node {self.node} has no GPU {self.index}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            before = os.read(descriptor, 1 << 24)
+            books = json.loads(before)
+            # Whoever was killed cannot give back what it held.
+            books["holders"] = [h for h in books["holders"] if _start_ticks(h["pid"]) == h["start"]]
+            yield books
+            after = json.dumps(books).encode()
+            # One write, padded over the old text: killed before or after it, the file is whole.
+            os.pwrite(descriptor, after.ljust(len(before)), 0)
+            os.ftruncate(descriptor, len(after))
+        finally:
+            os.close(descriptor)
+
+
+def create(folder: Path, memory_mib: Mapping[str, Sequence[int]]) -> None:
+    """Open the books: for each node, the memory of each of its GPUs. Every user may write them."""
+    for node, gpus in memory_mib.items():
+        for index, capacity in enumerate(gpus):
+            path = Gpu(folder, node, index)._path
+            path.write_text(json.dumps({"capacity_mib": capacity, "holders": [], "peaks": {}}))
+            path.chmod(0o666)
+
+
+def all_gpus(folder: Path) -> List[Gpu]:
+    """Every GPU that has books here."""
+    found = []
+    for path in folder.glob("*-gpu*.json"):
+        node, _, index = path.stem.rpartition("-gpu")
+        found.append(Gpu(folder, node, int(index)))
+    return sorted(found, key=lambda gpu: (gpu.node, gpu.index))
+
+
+def job_peaks(folder: Path) -> Dict[str, int]:
+    """The most MiB that each job ever held on one GPU."""
+    peaks: Dict[str, int] = {}
+    for gpu in all_gpus(folder):
+        for job, mib in gpu.peaks().items():
+            peaks[job] = max(mib, peaks.get(job, 0))
+    return peaks
+
+
+def _start_ticks(pid: int) -> Optional[int]:
+    """When the process started, in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])

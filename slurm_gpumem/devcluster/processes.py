@@ -1,0 +1,184 @@
+"""Processes that this cluster started: known by pid, start time and program, stopped politely, then not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
+
+POLL_S = 0.01
+TERM_PATIENCE_S = 2.0
+_KILL_PATIENCE_S = 2.0
+_EXEC_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """One started program; the start time tells it from a later process with the same pid."""
+
+    program: str
+    name: str
+    """What people call it: "slurmd n1"."""
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot: start times count from it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start(
+    argv: Sequence[str], *, program: str, name: str, log: Path, env: Mapping[str, str], cwd: Path
+) -> Process:
+    """Start a daemon in a session of its own, its output in `log`."""
+    with open(log, "ab") as output:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    # The kernel keeps a child's /proc entry until it is waited for, so this cannot miss it.
+    ticks = start_ticks(child.pid)
+    # Not ours to wait for: stop() and alive() do that by pid, in this process or in a later one.
+    child.returncode = 0
+    process = Process(program, name, child.pid, ticks or 0, boot_id())
+    _wait_for_exec(process)
+    return process
+
+
+def alive(process: Process) -> bool:
+    """Whether that very process still runs: same boot, pid, start time and program."""
+    _reap(process.pid)
+    if process.boot_id != boot_id() or start_ticks(process.pid) != process.start_ticks:
+        return False
+    return _runs_program(process)
+
+
+def stop(processes: Iterable[Process], patience_s: float = TERM_PATIENCE_S) -> List[Process]:
+    """TERM to each that is still itself, KILL after `patience_s`; returns those that needed KILL."""
+    waiting = [process for process in processes if _signal(process, signal.SIGTERM)]
+    waiting = _wait_gone(waiting, patience_s)
+    killed = [process for process in waiting if _signal(process, signal.SIGKILL)]
+    _wait_gone(killed, _KILL_PATIENCE_S)
+    return killed
+
+
+def start_ticks(pid: int) -> Optional[int]:
+    """The process's start time in clock ticks since boot; None when it is gone or a zombie."""
+    fields = _stat(pid)
+    if fields is None or fields[0] in "ZX":
+        return None
+    return int(fields[19])
+
+
+def identify(pid: int) -> Optional[Process]:
+    """The process with that pid as it is now; None when it is gone."""
+    ticks, program = start_ticks(pid), program_name(pid)
+    return None if ticks is None else Process(program, program, pid, ticks, boot_id())
+
+
+def working_in(folder: Path, program: str) -> List[int]:
+    """Processes of that program whose working folder is `folder`, under whatever path they see it."""
+    ours = os.stat(folder)
+    found = []
+    for pid in _pids():
+        try:
+            # Followed, not read: a process in another root or mount namespace tells another path.
+            theirs = os.stat(f"/proc/{pid}/cwd")
+        except OSError:
+            continue  # gone meanwhile, or another user's
+        if os.path.samestat(ours, theirs) and program_name(pid) == program:
+            found.append(pid)
+    return found
+
+
+def descendants(roots: Iterable[int]) -> List[int]:
+    """The processes `roots` and all that come from them, parents first."""
+    children: Dict[int, List[int]] = {}
+    for pid in _pids():
+        fields = _stat(pid)
+        if fields is not None:
+            children.setdefault(int(fields[1]), []).append(pid)
+    found: List[int] = []
+    seen: Set[int] = set()
+    queue = list(roots)
+    while queue:
+        pid = queue.pop(0)
+        if pid not in seen:
+            seen.add(pid)
+            found.append(pid)
+            queue.extend(children.get(pid, ()))
+    return found
+
+
+def program_name(pid: int) -> str:
+    """The name under which the process was started, without its folder; "" when it is gone."""
+    try:
+        first = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    except OSError:
+        return ""
+    # A step calls itself "slurmstepd: [7.batch]".
+    return os.path.basename(os.fsdecode(first).split(":")[0])
+
+
+def _runs_program(process: Process) -> bool:
+    # In the middle of exec the kernel shows no name.
+    return program_name(process.pid) in (process.program, "")
+
+
+def _wait_for_exec(process: Process) -> None:
+    """A launcher (a shell, a change of root) comes first: wait until it has become the program."""
+    deadline = time.monotonic() + _EXEC_PATIENCE_S
+    while start_ticks(process.pid) == process.start_ticks and time.monotonic() < deadline:
+        if program_name(process.pid) == process.program:
+            return
+        time.sleep(POLL_S / 2)
+
+
+def _signal(process: Process, number: int) -> bool:
+    if not alive(process):
+        return False
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_gone(processes: List[Process], patience_s: float) -> List[Process]:
+    deadline = time.monotonic() + patience_s
+    while True:
+        processes = [process for process in processes if alive(process)]
+        if not processes or time.monotonic() > deadline:
+            return processes
+        time.sleep(POLL_S)
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass  # started by an earlier command: init's child now, not ours
+
+
+def _stat(pid: int) -> Optional[List[str]]:
+    """The fields of /proc/PID/stat from the state on; the name before them may hold anything."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def _pids() -> List[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]

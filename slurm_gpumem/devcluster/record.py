@@ -1,0 +1,92 @@
+"""What is known of a started cluster, on disk, so that a later command finds it again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional
+
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.processes import Process, alive
+from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec
+from slurm_gpumem.errors import DevClusterError
+
+_SCHEMA = 1
+
+
+@dataclass
+class Record:
+    """The cluster in one state folder: its spec and the processes started so far."""
+
+    spec: ClusterSpec
+    processes: List[Process] = field(default_factory=list)
+
+    def controller(self) -> Optional[Process]:
+        """The running slurmctld; it is what makes a cluster "up"."""
+        return next((p for p in self.processes if p.program == "slurmctld" and alive(p)), None)
+
+
+@contextlib.contextmanager
+def locked(layout: Layout) -> Iterator[None]:
+    """Hold the state folder: `up` and `down` never work in one folder at the same time."""
+    with open(layout.lock, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DevClusterError(
+                f"{layout.root}: another gpumem devcluster command is at work in this state folder; "
+                "wait for it or choose another with --state"
+            ) from None
+        yield
+
+
+def save(layout: Layout, record: Record) -> None:
+    """Write the record so that a reader sees the old one or the new one, never half of one."""
+    spec = dataclasses.asdict(record.spec)
+    spec["state"] = str(record.spec.state)
+    spec["slurm_root"] = None if record.spec.slurm_root is None else str(record.spec.slurm_root)
+    content = {
+        "schema": _SCHEMA,
+        "spec": spec,
+        "processes": [dataclasses.asdict(process) for process in record.processes],
+    }
+    temporary = layout.record.with_suffix(".new")
+    temporary.write_text(json.dumps(content, indent=1) + "\n")
+    os.replace(temporary, layout.record)
+
+
+def load(layout: Layout) -> Optional[Record]:
+    """The record, or None where no cluster was started."""
+    try:
+        content = json.loads(layout.record.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DevClusterError(f"{layout.record}: cannot be read ({error}); is it a dev cluster's?") from None
+    try:
+        if content["schema"] != _SCHEMA:
+            raise DevClusterError(f"{layout.record}: written by another version of gpumem")
+        return Record(
+            spec=_spec(content["spec"]),
+            processes=[Process(**process) for process in content["processes"]],
+        )
+    except (KeyError, TypeError) as error:
+        raise DevClusterError(f"{layout.record}: is not a dev cluster's record ({error!r})") from None
+
+
+def _spec(content: Dict[str, Any]) -> ClusterSpec:
+    return ClusterSpec(
+        **{
+            **content,
+            "nodes": tuple(NodeSpec(**node) for node in content["nodes"]),
+            "extra_conf": tuple(content["extra_conf"]),
+            "whole_nodes": tuple(content["whole_nodes"]),
+            "state": Path(content["state"]),
+            "slurm_root": None if content["slurm_root"] is None else Path(content["slurm_root"]),
+        }
+    )

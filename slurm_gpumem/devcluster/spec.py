@@ -1,0 +1,119 @@
+"""What a dev cluster shall look like: its nodes, its GPUs and how Slurm is to share them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional, Tuple
+
+from slurm_gpumem.errors import UsageError
+
+MIB_PER_SHARD = 1024
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_SOCKET_PATH_LIMIT = 107
+"""What the kernel allows in the path of a unix socket."""
+_LONGEST_SOCKET = "run/munge.sock.2"
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One pretended compute node."""
+
+    name: str
+    gpus: int = 4
+    gpu_type: str = "a100"
+    gpu_memory_mib: int = 40 * 1024
+    cpus: int = 64
+    memory_mib: int = 512_000
+
+
+def default_nodes(
+    count: int = 2, gpus: int = 4, gpu_type: str = "a100", gpu_memory_mib: int = 40 * 1024
+) -> Tuple[NodeSpec, ...]:
+    """`count` equal nodes named n1, n2 ..."""
+    return tuple(
+        NodeSpec(f"n{index + 1}", gpus=gpus, gpu_type=gpu_type, gpu_memory_mib=gpu_memory_mib)
+        for index in range(count)
+    )
+
+
+def default_state() -> Path:
+    """The state folder when none is named: root's must be reachable by the users whose jobs run there."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/gpumem-devcluster")
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "gpumem-devcluster"
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """Everything that `up` needs to know; checked when made."""
+
+    nodes: Tuple[NodeSpec, ...] = field(default_factory=default_nodes)
+    gres: str = "shard"
+    """How GPUs are shared: "shard" or "mps"; one per cluster, as Slurm wants it."""
+    mps_per_gpu: int = 100
+    """The site's count of gres/mps for one GPU."""
+    accounting: bool = False
+    job_submit_lua: Optional[str] = None
+    """A job_submit.lua; it and the .lua files beside it are copied next to slurm.conf."""
+    extra_conf: Tuple[str, ...] = ()
+    """Lines for slurm.conf; a key that is there already is replaced, not doubled."""
+    whole_nodes: Tuple[str, ...] = ()
+    """Nodes that belong to partition `whole` only; without any, both partitions span all nodes."""
+    cred_expire_s: Optional[int] = None
+    """Slurm's 120 s unless given; a requeued job waits that long, which tests cannot."""
+    state: Path = field(default_factory=default_state)
+    slurm_root: Optional[Path] = None
+    """A tree with another Slurm than the system's."""
+
+    def __post_init__(self) -> None:
+        _check_nodes(self)
+        if self.gres not in ("shard", "mps"):
+            raise UsageError(f'gres is {self.gres!r}; a cluster shares its GPUs by "shard" or by "mps"')
+        if self.mps_per_gpu < 1:
+            raise UsageError(f"mps_per_gpu is {self.mps_per_gpu}; a GPU has at least 1")
+        for line in self.extra_conf:
+            if "=" not in line or "\n" in line:
+                raise UsageError(f"{line!r} is not one line Key=value of slurm.conf")
+        if not self.state.is_absolute():
+            raise UsageError(f"state folder {str(self.state)!r} must be an absolute path")
+        if re.search(r"[\s#,'\"%\[\]]", str(self.state)):
+            raise UsageError(
+                f"state folder {str(self.state)!r}: Slurm's files cannot hold blanks, quotes, #, %, commas "
+                "or brackets in a path; choose another with --state"
+            )
+        longest = self.state / _LONGEST_SOCKET
+        if len(os.fsencode(longest)) > _SOCKET_PATH_LIMIT:
+            raise UsageError(
+                f"state folder {str(self.state)!r} is too long for the path of a socket "
+                f"({_SOCKET_PATH_LIMIT} bytes); choose a shorter one with --state"
+            )
+
+    def shared_per_gpu(self, node: NodeSpec) -> int:
+        """Shards (or units of gres/mps) of one of the node's GPUs."""
+        return node.gpu_memory_mib // MIB_PER_SHARD if self.gres == "shard" else self.mps_per_gpu
+
+
+def _check_nodes(spec: ClusterSpec) -> None:
+    names = [node.name for node in spec.nodes]
+    if not names:
+        raise UsageError("a cluster needs at least one node")
+    if len(set(names)) != len(names):
+        raise UsageError(f"node names must differ: {', '.join(names)}")
+    for node in spec.nodes:
+        if not _NAME.fullmatch(node.name) or not _NAME.fullmatch(node.gpu_type):
+            raise UsageError(
+                f"node {node.name!r} with GPU type {node.gpu_type!r}: names are letters, digits, _ and -"
+            )
+        if node.gpus < 0 or node.cpus < 1 or node.memory_mib < 1:
+            raise UsageError(f"node {node.name}: counts of GPUs, CPUs and memory must be positive")
+        if node.gpus and node.gpu_memory_mib < MIB_PER_SHARD:
+            raise UsageError(f"node {node.name}: a GPU has at least 1 GiB, not {node.gpu_memory_mib} MiB")
+    strange = sorted(set(spec.whole_nodes) - set(names))
+    if strange:
+        raise UsageError(f"whole_nodes names {', '.join(strange)}, which the cluster does not have")
+    if spec.whole_nodes and set(spec.whole_nodes) == set(names):
+        raise UsageError("whole_nodes names every node; partition gpu would be empty")

@@ -1,0 +1,152 @@
+"""A stand-in for a training job: it holds GPU memory along a given curve and fails as PyTorch does.
+
+Run inside a job of the dev cluster: `gpumem-standin --peak 11600 --steps 20 --seconds 3`.
+What it "allocates" stands in the ledger of the GPUs that Slurm gave it (CUDA_VISIBLE_DEVICES).
+It needs nothing but the standard library, so that jobs of any user can run it from a copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import List, Optional
+
+from slurm_gpumem.devcluster.ledger import Gpu, LedgerError
+from slurm_gpumem.devcluster.ledger import OutOfMemoryError as GpuIsFull
+
+_CONTEXT_SHARE = 0.05
+_WEIGHTS_SHARE = 0.3
+"""Parts of the peak that are there before the first step: the context, then the model."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """CUDA out of memory, as PyTorch raises it."""
+
+
+# Python prints the module before the name; hooks and people look for PyTorch's own.
+OutOfMemoryError.__module__ = "torch"
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point: play the job."""
+    args = _parser().parse_args(argv)
+    try:
+        gpus = _visible_gpus()
+        curve = _read_curve(args.curve) if args.curve else _default_curve(args.peak, args.steps)
+    except (LedgerError, OSError, ValueError) as error:
+        print(f"gpumem-standin: {error}", file=sys.stderr)
+        return 2
+    job = os.environ.get("SLURM_JOB_ID", "none")
+    train(gpus, curve, args.seconds, job, args.name)
+    return 0
+
+
+def train(gpus: List[Gpu], curve: List[int], seconds: float, job: str, name: str) -> None:
+    """Hold `curve[i]` MiB on each GPU in step i, for `seconds` in all."""
+    where = ", ".join(f"cuda:{index} = {gpu.node} gpu{gpu.index}" for index, gpu in enumerate(gpus))
+    print(f"training {name} on {where} (stand-in GPU)", flush=True)
+    held = 0
+    try:
+        for step, mib in enumerate(curve, start=1):
+            for index, gpu in enumerate(gpus):
+                _allocate(gpu, index, held, mib, job)
+            held = mib
+            loss = 7.0 * math.exp(-3.0 * step / len(curve)) + 0.4
+            print(f"step {step}/{len(curve)} loss {loss:.3f} memory {mib} MiB", flush=True)
+            time.sleep(seconds / len(curve))
+    finally:
+        for gpu in gpus:
+            gpu.release()
+    print(f"done: peak memory {max(curve)} MiB", flush=True)
+
+
+def oom_message(index: int, tried_mib: int, held_mib: int, full: GpuIsFull) -> str:
+    """PyTorch's own words (2.13) for a GPU that is full."""
+    others = "".join(f"Process {pid} has {_size(mib)} memory in use. " for pid, mib in full.others)
+    return (
+        f"CUDA out of memory. Tried to allocate {_size(tried_mib)}. "
+        f"GPU {index} has a total capacity of {_size(full.capacity_mib)} "
+        f"of which {_size(full.free_mib)} is free. "
+        f"{others}Including non-PyTorch memory, this process has {_size(held_mib)} memory in use. "
+        f"Of the allocated memory {_size(held_mib)} is allocated by PyTorch, "
+        f"and {_size(0)} is reserved by PyTorch but unallocated. "
+        "If reserved but unallocated memory is large try setting "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+        "See documentation for Memory Management  "
+        "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+    )
+
+
+def _allocate(gpu: Gpu, index: int, held_mib: int, mib: int, job: str) -> None:
+    try:
+        gpu.hold(mib, job)
+    except GpuIsFull as full:
+        raise OutOfMemoryError(oom_message(index, mib - held_mib, held_mib, full)) from None
+
+
+def _visible_gpus() -> List[Gpu]:
+    try:
+        folder = Path(os.environ["GPUMEM_DEVCLUSTER"]) / "ledger"
+        node = os.environ["SLURMD_NODENAME"]
+        visible = os.environ["CUDA_VISIBLE_DEVICES"]
+    except KeyError as missing:
+        raise LedgerError(
+            f"{missing.args[0]} is not set: run this inside a job that asked for a GPU, "
+            'after eval "$(gpumem devcluster env)"'
+        ) from None
+    return [Gpu(folder, node, int(index)) for index in visible.split(",") if index]
+
+
+def _default_curve(peak: int, steps: int) -> List[int]:
+    """A training job's usual course: context, model, then full from the first step's backward pass on."""
+    start = [round(peak * _CONTEXT_SHARE), round(peak * _WEIGHTS_SHARE)]
+    return [*start, *[peak] * max(1, steps - len(start))]
+
+
+def _read_curve(path: Path) -> List[int]:
+    """One MiB number a line; blank lines and # comments are skipped."""
+    curve = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        value = line.split("#", 1)[0].strip()
+        if value:
+            if not value.isdecimal():
+                raise ValueError(f"{path}, line {number}: {value!r} is not a number of MiB")
+            curve.append(int(value))
+    if not curve:
+        raise ValueError(f"{path}: holds no memory curve")
+    return curve
+
+
+def _size(mib: int) -> str:
+    """As PyTorch writes sizes."""
+    if mib == 0:
+        return "0 bytes"
+    return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.2f} MiB"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpumem-standin", description=__doc__)
+    memory = parser.add_mutually_exclusive_group(required=True)
+    memory.add_argument("--peak", type=_positive, metavar="MIB", help="most GPU memory it ever holds")
+    memory.add_argument(
+        "--curve", type=Path, metavar="FILE", help="memory of each step, one MiB number a line"
+    )
+    parser.add_argument("--steps", type=_positive, default=10, help="steps of training (default 10)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long all steps take (default 2)")
+    parser.add_argument("--name", default="model", help="what is trained, for the log")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

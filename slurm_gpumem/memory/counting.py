@@ -1,0 +1,37 @@
+"""Counts that the simple estimators share: activations of a summary at another batch size."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Iterable, Optional
+
+from slurm_gpumem.model.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
+
+_MIB = 2**20
+
+
+def activation_elements(layers: Iterable[Layer], summary_batch: Optional[int], batch_size: int) -> int:
+    """Numbers in the outputs of `layers`, rescaled from the summary's batch to `batch_size`."""
+    return sum(elements(shape, summary_batch, batch_size) for layer in layers for shape in layer.outputs)
+
+
+def elements(shape: Shape, summary_batch: Optional[int], batch_size: int) -> int:
+    """Numbers in one tensor of a summary, at `batch_size`."""
+    if UNKNOWN_BATCH in shape:
+        return prod(batch_size if size == UNKNOWN_BATCH else size for size in shape)
+    if not summary_batch or not shape:
+        return prod(shape)
+    # (1, seq, dim) beside a batch of 8 is a tensor without a batch: positions, masks.
+    if summary_batch > 1 and not any(size % summary_batch == 0 for size in shape):
+        return prod(shape)
+    return prod(shape) * batch_size // summary_batch
+
+
+def leaves(summary: ModelSummary) -> Iterable[Layer]:
+    """The layers that compute something themselves."""
+    return (layer for layer in summary.layers if layer.leaf)
+
+
+def mib(size: float) -> int:
+    """Bytes as whole MiB."""
+    return round(size / _MIB)

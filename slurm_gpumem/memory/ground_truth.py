@@ -1,0 +1,134 @@
+"""Measured training runs: models/ground-truth, as `slurm_gpumem.training.collect` writes it.
+
+    rows*.jsonl.gz       one run a line: key, summary, model, family, batch, optimizer, precision, toggles,
+                         run, process_bytes (None where the driver does not tell), reserved_bytes, ...
+    summaries*.jsonl.gz  one text a line: summary (the rows' key), format, text
+    about*.json          one measuring session: run, gpu, gpu_mib, driver, versions
+
+Rows that failed, ran out of memory or were disturbed carry `error`, `oom` or `spoiled` and are left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.memory.gpus import closest_gpu
+from slurm_gpumem.memory.types import Gpu, TrainingJob
+
+FOLDER = "ground-truth"
+_MIB = 2**20
+# What a job of the estimator can say about itself; a run with any other toggle is not comparable.
+_JOB_TOGGLES = {
+    "channels_last": "channels_last",
+    "checkpointing": "checkpointing",
+    "accumulate": "grad_accumulation",
+}
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One run: what was trained and how much memory the process took."""
+
+    key: str
+    summary: str
+    """Key of its summary texts."""
+    job: TrainingJob
+    gpu: Gpu
+    process_mib: Optional[int]
+    """What the driver counts for the process; None where it did not tell."""
+    reserved_mib: int
+    allocated_mib: int
+    row: Mapping[str, Any]
+    """All that was recorded, to group and filter by."""
+
+
+@dataclass(frozen=True)
+class GroundTruth:
+    """All comparable runs and their texts."""
+
+    runs: Tuple[MeasuredRun, ...]
+    texts: Mapping[str, Mapping[str, str]]
+    """Summary key → format → text."""
+    left_out: Mapping[str, int]
+    """Why rows were not taken, and how many."""
+
+
+def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
+    """Read a folder of measured runs (default: the package's own); UsageError when there are none."""
+    folder = data_path("models", FOLDER) if folder is None else folder
+    abouts = {about.get("run", ""): about for about in map(_read_json, sorted(folder.glob("about*.json")))}
+    texts: Dict[str, Dict[str, str]] = {}
+    for line in _lines(folder, "summaries"):
+        texts.setdefault(line["summary"], {})[line["format"]] = line["text"]
+    runs: List[MeasuredRun] = []
+    left_out: Dict[str, int] = {}
+    for row in _lines(folder, "rows"):
+        reason = _reason_against(row, texts)
+        if reason:
+            left_out[reason] = left_out.get(reason, 0) + 1
+        else:
+            runs.append(_run(row, abouts.get(row.get("run", ""), {})))
+    if not runs:
+        raise UsageError(
+            f"{folder}: no measured runs there. They are in the repository's models/{FOLDER}; "
+            "name another folder with --data"
+        )
+    return GroundTruth(tuple(runs), texts, left_out)
+
+
+def _reason_against(row: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
+    if row.get("oom"):
+        return "out of memory"
+    if row.get("error") or not row.get("reserved_bytes"):
+        return "failed"
+    if row.get("spoiled"):
+        return "disturbed"
+    unknown = [name for name, on in row.get("toggles", {}).items() if on and name not in _JOB_TOGGLES]
+    if unknown:
+        return f"toggle {unknown[0]}"
+    return "" if texts.get(row["summary"]) else "no summary text"
+
+
+def _run(row: Mapping[str, Any], about: Mapping[str, Any]) -> MeasuredRun:
+    toggles = {_JOB_TOGGLES[name]: value for name, value in row.get("toggles", {}).items() if value}
+    process = row.get("process_bytes")
+    return MeasuredRun(
+        key=row["key"],
+        summary=row["summary"],
+        job=TrainingJob(
+            batch_size=row["batch"], optimizer=row["optimizer"], precision=row["precision"], **toggles
+        ),
+        gpu=closest_gpu(row.get("gpu") or about.get("gpu"), row.get("gpu_mib") or about.get("gpu_mib")),
+        process_mib=round(process / _MIB) if process else None,
+        reserved_mib=round(row["reserved_bytes"] / _MIB),
+        allocated_mib=round(row.get("allocated_bytes", 0) / _MIB),
+        row=row,
+    )
+
+
+def _lines(folder: Path, prefix: str) -> Iterator[Dict[str, Any]]:
+    for path in sorted([*folder.glob(f"{prefix}*.jsonl"), *folder.glob(f"{prefix}*.jsonl.gz")]):
+        with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
+            yield from _parsed(path, file)
+
+
+def _parsed(path: Path, file: Iterable[str]) -> Iterator[Dict[str, Any]]:
+    for number, line in enumerate(file, 1):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            raise UsageError(f"{path}: line {number} is not JSON") from None
+
+
+def _read_json(path: Path) -> Dict[str, Any]:
+    try:
+        content: Dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path}: is not JSON: {error}") from None
+    return content

@@ -1,0 +1,131 @@
+"""Files that two processes may touch at once: atomic writes, locks with a deadline, one extra reader."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import struct
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, Optional
+
+_ACL_VERSION = 2
+_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_NO_ID = 0xFFFFFFFF
+_READ, _READ_WRITE = 4, 6
+
+
+class LockTimeoutError(OSError):
+    """Somebody else held the lock for longer than we may wait."""
+
+
+def write_atomic(
+    path: Path,
+    text: str,
+    *,
+    mode: int = 0o644,
+    reader_uid: Optional[int] = None,
+    reader_gid: Optional[int] = None,
+    durable: bool = False,
+) -> None:
+    """Replace the file in one step: a reader sees the old or the new text, never a part.
+
+    `reader_uid` may read it though it stays root's: by an access list, or where the file system
+    has none, by the group `reader_gid`.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            _write_all(handle, text.encode())
+            os.fchmod(handle, mode)
+            if reader_uid is not None and reader_uid != os.geteuid():
+                _allow_reader(handle, reader_uid, reader_gid)
+            if durable:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+        os.replace(temporary, path)
+    except OSError:
+        remove(temporary)
+        raise
+
+
+def write_json(path: Path, value: Any, **options: Any) -> None:
+    """`write_atomic` for JSON: one line, so that a person can still read it with `jq`."""
+    write_atomic(path, json.dumps(value, separators=(",", ":"), sort_keys=True) + "\n", **options)
+
+
+def read_json(path: Path) -> Any:
+    """The file's value; None when it is missing or no JSON."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def remove(path: Path) -> bool:
+    """Unlink it; False when there was none."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold an exclusive lock; the kernel drops it when the holder dies, however it dies."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not _try_lock(handle):
+            if time.monotonic() >= deadline:
+                raise LockTimeoutError(errno.ETIMEDOUT, f"lock not free within {timeout_s:g} s", str(path))
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(handle)
+
+
+def lock_for_life(path: Path) -> Optional[int]:
+    """A lock that is held until this process ends, as an open handle; None when another holds it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    if _try_lock(handle):
+        return handle
+    os.close(handle)
+    return None
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+def _allow_reader(handle: int, uid: int, gid: Optional[int]) -> None:
+    entries = [
+        (_USER_OBJ, _READ_WRITE, _NO_ID),
+        (_USER, _READ, uid),
+        (_GROUP_OBJ, _READ, _NO_ID),
+        (_MASK, _READ, _NO_ID),
+        (_OTHER, 0, _NO_ID),
+    ]
+    acl = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(handle, "system.posix_acl_access", acl)
+    except OSError:
+        # No access lists on this file system (NFSv4, some overlays): the user's own group reads it.
+        if gid is not None:
+            os.fchown(handle, -1, gid)

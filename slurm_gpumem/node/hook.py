@@ -1,0 +1,210 @@
+"""What prolog and epilog do as root for a shared job: `python -I -m slurm_gpumem.node.hook prolog`.
+
+Both fail open: whatever goes wrong is logged and the exit code is 0, since Slurm drains a node
+over anything else. Neither calls Slurm, opens a file of the user's, or waits for long.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import List, Mapping, Optional, Sequence
+
+from slurm_gpumem.node import jobs, records
+from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.node.files import locked, read_json
+from slurm_gpumem.node.gpus import Gpu, find_gpus, parse_numbers, pick
+from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.log import log
+from slurm_gpumem.node.mps import MpsError, MpsService
+
+_LOCK_TIMEOUT_S = 5.0
+_NO_LIMIT_MIB = 1 << 20
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the shell hooks; always 0."""
+    where = run_dir()
+    try:
+        config = load_node_config(site_config_path())
+        for note in config.notes:
+            log(where, note)
+        action = {"prolog": prolog, "epilog": epilog}[argv[0]]
+        action(RunFolder(where), config, os.environ)
+    except Exception as error:  # noqa: BLE001 - a hook that fails drains the node
+        log(
+            where,
+            f"{' '.join(argv)} of job {os.environ.get('SLURM_JOB_ID')}: {type(error).__name__}: {error}",
+        )
+    return 0
+
+
+def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
+    """Note the job, have its user's MPS daemon running on its GPUs, open its record, wake the sampler."""
+    node = env.get("SLURMD_NODENAME", "")
+    gpus = pick(find_gpus(config, node), parse_numbers(env.get("SLURM_JOB_GPUS", "")))
+    job = job_from(config, env, gpus)
+    if job is None:
+        return
+    folder.make()
+    with _gpu_locks(folder, job.gpus):
+        jobs.put(folder, job)
+        if job.mode == "mps":
+            job = _with_mps(folder, config, job)
+            jobs.put(folder, job)
+    jobs.put_task_file(folder, job.job_id, task_file(folder, config, job, gpus))
+    for note in job.notes:
+        log(folder.root, f"job {job.job_id}: {note}")
+    start_sampler(folder, node)
+    _write_record(folder, config, records.open_record(job, node))
+
+
+def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
+    """Close the job's record, forget the job, stop its user's MPS daemon if this was the last."""
+    job_id = jobs.valid_job_id(env.get("SLURM_JOB_ID", ""))
+    job = None if job_id is None else jobs.get(folder, job_id)
+    if job is None:
+        return
+    finish(folder, config, job, env.get("SLURMD_NODENAME", ""), env.get("SLURM_JOB_EXIT_CODE2", ""))
+
+
+def finish(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, status: str) -> None:
+    """What ends a job's stay: the epilog's work, and the sampler's for an epilog that was killed."""
+    record = records.open_record(job, node)
+    live = read_json(folder.live)
+    usage = live.get("jobs", {}).get(str(job.job_id)) if isinstance(live, dict) else None
+    if isinstance(usage, dict) and usage.get("restarts") == job.restarts:
+        records.merge_usage(record, usage)
+    records.close_record(record, end=round(time.time(), 3), status=status)
+    try:
+        _write_record(folder, config, record)
+    finally:
+        with _gpu_locks(folder, job.gpus):
+            jobs.drop(folder, job.job_id)
+            sweep(folder, config, job.gpus)
+
+
+def sweep(folder: RunFolder, config: NodeConfig, uuids: Sequence[str]) -> None:
+    """Stop every daemon on these GPUs that no job refers to; the caller holds their locks."""
+    service = MpsService(folder, config.mps_control)
+    here = {(daemon.uuid, daemon.uid) for daemon in service.daemons()}
+    for uuid in uuids:
+        folders = (name for name in _names(folder.mps / uuid) if name.isdigit())
+        for uid in {*(owner for gpu, owner in here if gpu == uuid), *map(int, folders)}:
+            if not jobs.users_of(folder, uuid, uid):
+                service.stop(uuid, uid)
+
+
+def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[Gpu]) -> Optional[NodeJob]:
+    """The job of a prolog's environment; None when it has no GPU or the site wants nothing done."""
+    job_id, uid = jobs.valid_job_id(env.get("SLURM_JOB_ID", "")), env.get("SLURM_JOB_UID", "")
+    modes = {config.mode_for(gpu.name) for gpu in gpus}
+    if job_id is None or not uid.isdigit() or not gpus or "off" in modes:
+        return None
+    restarts = env.get("SLURM_JOB_RESTART_COUNT", "")
+    return NodeJob(
+        job_id=job_id,
+        uid=int(uid),
+        user=env.get("SLURM_JOB_USER", "")[:64],
+        gpus=tuple(gpu.uuid for gpu in gpus),
+        mode="timeslice" if "timeslice" in modes else "mps",
+        started=round(time.time(), 3),
+        restarts=int(restarts) if restarts.isdigit() else 0,
+        cluster=env.get("SLURM_CLUSTER_NAME", "")[:64],
+        partition=env.get("SLURM_JOB_PARTITION", "")[:64],
+        sluid=jobs.valid_sluid(env.get("SLURM_JOB_SLUID", "")),
+        claim=jobs.parse_claim(env.get("SLURM_JOB_COMMENT", "")),
+    )
+
+
+def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[Gpu]) -> str:
+    """What task_prolog.sh reads: words separated by blanks, all of them checked or our own."""
+    claim = claimed_mib(config, job)
+    lines = [
+        f"mode {job.mode}",
+        f"shard_mib {config.shard_mib}",
+        f"headroom_mib {config.headroom_mib}",
+        f"limits {'yes' if config.limits else 'no'}",
+        f"limit_key {config.limit_key}",
+        f"threads {'yes' if config.thread_percentage else 'no'}",
+    ]
+    if claim is not None:
+        lines.append(f"claim_mib {claim}")
+    lines += [
+        f"gpu {gpu.number} {gpu.uuid} {folder.pipe(gpu.uuid, job.uid)} {gpu.memory_mib or 0}" for gpu in gpus
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def claimed_mib(config: NodeConfig, job: NodeJob) -> Optional[int]:
+    """What the job's record claims to have been given, in whole shards."""
+    shards, request = job.claimed("shards"), job.claimed("req")
+    if shards is None and request is not None:
+        shards = -(-request // config.shard_mib)
+    return None if not shards else config.job_mib(shards)
+
+
+def start_sampler(folder: RunFolder, node: str) -> None:
+    """Start the node's sampler unless one runs; two that start at once sort it out by a lock."""
+    from slurm_gpumem.node.service import start_sampler as start
+
+    start(folder, node)
+
+
+def _with_mps(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
+    service = MpsService(folder, config.mps_control)
+    if not service.available():
+        return replace(job, mode="timeslice", notes=(f"no MPS: {config.mps_control} is not there",))
+    try:
+        for uuid in job.gpus:
+            service.ensure(uuid, job.uid)
+            if config.limits:
+                _set_default_limit(service, folder, config, uuid, job.uid)
+    except (MpsError, OSError) as error:
+        return replace(job, mode="timeslice", notes=(f"no MPS: {error}",))
+    return job
+
+
+def _set_default_limit(
+    service: MpsService, folder: RunFolder, config: NodeConfig, uuid: str, uid: int
+) -> None:
+    # One daemon serves all of the user's jobs here: its default must not starve the largest of them.
+    claims = [claimed_mib(config, job) for job in jobs.users_of(folder, uuid, uid)]
+    known = [claim for claim in claims if claim is not None]
+    if known:
+        service.set_default_limit(uuid, uid, max(known) if len(known) == len(claims) else _NO_LIMIT_MIB)
+
+
+def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> ExitStack:
+    """All locks of these GPUs, in one order for everybody."""
+    stack = ExitStack()
+    try:
+        for uuid in sorted(uuids):
+            stack.enter_context(locked(folder.gpu_lock(uuid), _LOCK_TIMEOUT_S))
+    except BaseException:
+        stack.close()
+        raise
+    return stack
+
+
+def _write_record(folder: RunFolder, config: NodeConfig, record: dict) -> None:  # type: ignore[type-arg]
+    try:
+        with locked(folder.records_lock, _LOCK_TIMEOUT_S):
+            records.write_record(config.spool, record, durable=record["end"] is not None)
+    except OSError as error:
+        log(folder.root, f"record of job {record['job_id']}: {error}")
+
+
+def _names(folder: Path) -> List[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

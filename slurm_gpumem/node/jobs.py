@@ -1,0 +1,167 @@
+"""The shared jobs that are on this node: one root-owned file each, which is also the reference count.
+
+How many jobs of a user are on a GPU is counted from these files each time it is needed, so that
+nothing can drift: a crash leaves a file too many at worst, and the sampler asks Slurm about those.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from slurm_gpumem.node.files import read_json, remove, write_atomic, write_json
+
+_RECORD = re.compile(r"(?:^|\s)gpumem/1:([A-Za-z0-9._+,=-]{1,500})(?=\s|$)")
+_JOB_ID = re.compile(r"[0-9]{1,10}")
+_SLUID = re.compile(r"[A-Za-z0-9]{4,32}")
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    """One shared job on this node, as the prolog saw it."""
+
+    job_id: int
+    uid: int
+    user: str
+    gpus: Tuple[str, ...]
+    """UUIDs, in Slurm's order."""
+    mode: str
+    """"mps" or "timeslice"."""
+    started: float
+    """Unix time of the prolog."""
+    restarts: int = 0
+    cluster: str = ""
+    partition: str = ""
+    sluid: str = ""
+    claim: Optional[Mapping[str, str]] = None
+    """The record of the job's comment; its owner could have written anything there."""
+    notes: Tuple[str, ...] = ()
+
+    def claimed(self, key: str) -> Optional[int]:
+        """A number of the claim, when it is one."""
+        text = (self.claim or {}).get(key, "")
+        return int(text) if text.isdigit() and len(text) < 10 else None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths below /run/gpumem."""
+
+    root: Path
+
+    @property
+    def jobs(self) -> Path:
+        return self.root / "jobs"
+
+    @property
+    def mps(self) -> Path:
+        return self.root / "mps"
+
+    @property
+    def locks(self) -> Path:
+        return self.root / "locks"
+
+    @property
+    def live(self) -> Path:
+        """What the sampler saw last."""
+        return self.root / "live.json"
+
+    def gpu_lock(self, uuid: str) -> Path:
+        return self.locks / uuid
+
+    @property
+    def records_lock(self) -> Path:
+        return self.locks / "records"
+
+    @property
+    def sampler_lock(self) -> Path:
+        return self.locks / "sampler"
+
+    def task_file(self, job_id: int) -> Path:
+        """What the task prolog reads: shell-readable, world-readable, root-made."""
+        return self.jobs / f"{job_id}.task"
+
+    def pipe(self, uuid: str, uid: int) -> Path:
+        return self.mps / uuid / str(uid) / "pipe"
+
+    def log(self, uuid: str, uid: int) -> Path:
+        return self.mps / uuid / str(uid) / "log"
+
+    def make(self) -> None:
+        """Make the folders; root's own, passable for users, not listable where names matter."""
+        for folder in (self.root, self.jobs, self.mps, self.locks):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            # Made before us, by somebody else? Then we do not write there.
+            if os.stat(folder, follow_symlinks=False).st_uid != os.geteuid():
+                raise PermissionError(f"{folder} belongs to another user")
+
+
+def parse_claim(comment: str) -> Optional[Dict[str, str]]:
+    """The `gpumem/1:` word of a job's comment as a table; None when there is none."""
+    match = _RECORD.search(comment[:4096])
+    if not match:
+        return None
+    pairs = (pair.partition("=") for pair in match[1].split(","))
+    return {key: value for key, equals, value in pairs if equals and re.fullmatch(r"[a-z-]+", key)}
+
+
+def valid_job_id(text: str) -> Optional[int]:
+    """The number, when the text is nothing but one."""
+    return int(text) if _JOB_ID.fullmatch(text) else None
+
+
+def valid_sluid(text: str) -> str:
+    """26.05's job name in cgroup paths; empty when it does not look like one."""
+    return text if _SLUID.fullmatch(text) else ""
+
+
+def put(folder: RunFolder, job: NodeJob) -> None:
+    """The job is here from now on."""
+    write_json(folder.jobs / f"{job.job_id}.json", asdict(job), mode=0o600)
+
+
+def put_task_file(folder: RunFolder, job_id: int, text: str) -> None:
+    """Tell the task prolog; written last, so that it never points at a daemon that is not there."""
+    write_atomic(folder.task_file(job_id), text, mode=0o644)
+
+
+def drop(folder: RunFolder, job_id: int) -> None:
+    """The job is gone."""
+    remove(folder.task_file(job_id))
+    remove(folder.jobs / f"{job_id}.json")
+
+
+def get(folder: RunFolder, job_id: int) -> Optional[NodeJob]:
+    """The job, when it is here."""
+    return _job_from(read_json(folder.jobs / f"{job_id}.json"))
+
+
+def all_jobs(folder: RunFolder) -> Tuple[NodeJob, ...]:
+    """Every shared job that is here, by number."""
+    try:
+        names = os.listdir(folder.jobs)
+    except OSError:
+        return ()
+    found = (
+        _job_from(read_json(folder.jobs / name))
+        for name in names
+        if name.endswith(".json") and not name.startswith(".")
+    )
+    return tuple(sorted((job for job in found if job is not None), key=lambda job: job.job_id))
+
+
+def users_of(folder: RunFolder, uuid: str, uid: int) -> Tuple[NodeJob, ...]:
+    """The references that keep a user's MPS daemon on a GPU alive."""
+    return tuple(job for job in all_jobs(folder) if job.uid == uid and uuid in job.gpus and job.mode == "mps")
+
+
+def _job_from(table: Any) -> Optional[NodeJob]:
+    if not isinstance(table, dict):
+        return None
+    try:
+        return NodeJob(**{**table, "gpus": tuple(table["gpus"]), "notes": tuple(table.get("notes", ()))})
+    except (KeyError, TypeError):
+        return None

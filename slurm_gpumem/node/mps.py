@@ -1,0 +1,200 @@
+"""One MPS control daemon per GPU and user: started on first use, stopped after the last.
+
+One daemon for all users does not share: it makes the second user's job wait until the first user's
+has ended. A daemon runs as the user whose jobs it serves, pinned to one GPU by UUID. Which daemons
+run is asked of /proc each time; no file of ours can be wrong about it.
+The caller holds the GPU's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from slurm_gpumem.node import processes
+from slurm_gpumem.node.gpus import UUID
+from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.node.processes import Process
+
+_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+_CONTROL = "nvidia-cuda-mps-control"
+_SERVER = "nvidia-cuda-mps-server"
+_SYSTEMD = Path("/run/systemd/system")
+
+
+class MpsError(Exception):
+    """The daemon cannot be started; the job runs without MPS."""
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """A running control daemon or server of ours."""
+
+    process: Process
+    uid: int
+    uuid: str
+    is_server: bool
+
+
+@dataclass(frozen=True)
+class MpsService:
+    """MPS on one node."""
+
+    folder: RunFolder
+    control: str
+    """Path of nvidia-cuda-mps-control."""
+    start_timeout_s: float = 3.0
+    quit_timeout_s: float = 2.0
+
+    def available(self) -> bool:
+        """Whether this node has MPS at all."""
+        return os.access(self.control, os.X_OK)
+
+    def ensure(self, uuid: str, uid: int) -> bool:
+        """A daemon that answers; True when it had to be started. MpsError when there is none to be had."""
+        if not UUID.fullmatch(uuid):
+            raise MpsError(f"{uuid!r} is no GPU UUID")
+        running = [daemon for daemon in self.daemons(uuid, uid) if not daemon.is_server]
+        if len(running) == 1 and self.ask(uuid, uid, "get_server_list") is not None:
+            return False
+        # Dead, deaf, or doubled by a crash: away with what is left of it.
+        self._clear(uuid, uid)
+        self._start(uuid, uid)
+        return True
+
+    def stop(self, uuid: str, uid: int) -> None:
+        """Ask it to quit, end what does not, remove its folder."""
+        if any(not daemon.is_server for daemon in self.daemons(uuid, uid)):
+            self.ask(uuid, uid, "quit -t 1")
+        self._clear(uuid, uid)
+
+    def daemons(self, uuid: Optional[str] = None, uid: Optional[int] = None) -> List[Daemon]:
+        """Our daemons that run now, by the pipe folder in their environment."""
+        found = []
+        for pid in processes.named(_CONTROL):
+            start, owner = processes.start_of(pid), processes.uid_of(pid)
+            place = _place(self.folder, processes.environment(pid).get(_PIPE, ""))
+            if start is None or owner is None or place is None or place[1] != owner:
+                continue
+            if (uuid, uid) in ((None, None), place):
+                # A command that talks to the daemon has the same name, but no -f or -d behind it.
+                arguments = processes.command_line(pid)
+                is_server = _SERVER in arguments
+                if is_server or arguments.endswith((" -f", " -d")):
+                    found.append(Daemon(Process(pid, start), owner, place[0], is_server))
+        return found
+
+    def ask(self, uuid: str, uid: int, command: str) -> Optional[str]:
+        """What the daemon answers to one command; None when it does not answer in time."""
+        try:
+            done = subprocess.run(
+                [self.control],
+                input=command + "\n",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environment(uuid, uid),
+                timeout=self.quit_timeout_s,
+                check=False,
+                text=True,
+                errors="replace",
+                cwd="/",
+                **_as_user(uid),
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    def set_default_limit(self, uuid: str, uid: int, mib: int) -> None:
+        """The limit of clients that bring none of their own; also for a server that already runs."""
+        self.ask(uuid, uid, f"set_default_device_pinned_mem_limit 0 {mib}M")
+        for server in (self.ask(uuid, uid, "get_server_list") or "").split():
+            if server.isdigit():
+                self.ask(uuid, uid, f"set_device_pinned_mem_limit {server} 0 {mib}M")
+
+    def _start(self, uuid: str, uid: int) -> None:
+        home = self.folder.pipe(uuid, uid).parent
+        pipe, log = self.folder.pipe(uuid, uid), self.folder.log(uuid, uid)
+        try:
+            home.mkdir(mode=0o755, parents=True, exist_ok=True)
+            for place in (pipe, log):
+                place.mkdir(mode=0o700)
+                if os.geteuid() == 0:
+                    os.chown(place, uid, -1)
+            subprocess.Popen(
+                self._launcher(uuid, uid),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=self._environment(uuid, uid),
+                cwd="/",
+                start_new_session=True,
+                **({} if _has_systemd() else _as_user(uid)),
+            )
+        except OSError as error:
+            raise MpsError(f"cannot start {self.control}: {error}") from None
+        deadline = time.monotonic() + self.start_timeout_s
+        while time.monotonic() < deadline:
+            # lstat only: the folder is the user's, and root opens nothing in there.
+            if os.path.lexists(pipe / "control"):
+                return
+            time.sleep(0.005)
+        self._clear(uuid, uid)
+        raise MpsError(f"{self.control} made no control socket within {self.start_timeout_s:g} s")
+
+    def _launcher(self, uuid: str, uid: int) -> List[str]:
+        if not _has_systemd():
+            return [self.control, "-f"]
+        # A unit of its own: what a prolog starts may die with the job's cgroup. A template unit cannot
+        # take its user from half of its instance name, so the unit is made for the occasion.
+        settings = [f"--setenv={key}={value}" for key, value in self._environment(uuid, uid).items()]
+        unit = f"--unit=gpumem-mps-{uid}-{uuid}"
+        who = [f"--uid={uid}", "--collect", "--quiet", "--slice=system.slice"]
+        return ["systemd-run", unit, *who, *settings, self.control, "-f"]
+
+    def _clear(self, uuid: str, uid: int) -> None:
+        processes.end((daemon.process for daemon in self.daemons(uuid, uid)), grace_s=0.5)
+        home = self.folder.pipe(uuid, uid).parent
+        # rmtree does not follow symlinks, so a user's link in there removes only itself.
+        shutil.rmtree(home, ignore_errors=True)
+        try:
+            home.parent.rmdir()
+        except OSError:
+            pass  # Another user's daemon is on this GPU.
+
+    def _environment(self, uuid: str, uid: int) -> Dict[str, str]:
+        return {
+            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "CUDA_VISIBLE_DEVICES": uuid,
+            _PIPE: str(self.folder.pipe(uuid, uid)),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.folder.log(uuid, uid)),
+        }
+
+
+def _place(folder: RunFolder, pipe: str) -> Optional[Tuple[str, int]]:
+    """(UUID, uid) of one of our pipe folders."""
+    parts = Path(pipe).parts
+    if len(parts) < 4 or Path(*parts[:-3]) != folder.mps or parts[-1] != "pipe":
+        return None
+    return (parts[-3], int(parts[-2])) if UUID.fullmatch(parts[-3]) and parts[-2].isdigit() else None
+
+
+def _as_user(uid: int) -> Dict[str, Any]:
+    """Popen's words for becoming the user, with all groups: a site may keep /dev/nvidia* for one of them."""
+    if os.geteuid() != 0:
+        return {}
+    try:
+        account = pwd.getpwuid(uid)
+    except KeyError:
+        return {"user": uid, "group": uid, "extra_groups": []}
+    groups = os.getgrouplist(account.pw_name, account.pw_gid)
+    return {"user": uid, "group": account.pw_gid, "extra_groups": groups}
+
+
+def _has_systemd() -> bool:
+    return os.geteuid() == 0 and _SYSTEMD.is_dir()

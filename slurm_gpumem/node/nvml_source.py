@@ -1,0 +1,95 @@
+"""Measurements from NVML: memory, utilization and power everywhere; GPM's counters on Hopper and later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.node.metrics import GpuProcess, GpuSample, SourceError
+from slurm_gpumem.node.nvml import Nvml, NvmlError
+
+
+class NvmlSource:
+    """What every driver has."""
+
+    name = "nvml"
+
+    def __init__(self, nvml: Nvml, uuids: List[str]) -> None:
+        self.nvml = nvml
+        nvml.watch_xids(uuids)
+
+    def sample(self, uuid: str) -> GpuSample:
+        try:
+            memory = self.nvml.memory_mib(uuid)
+            return GpuSample(
+                memory_used_mib=memory[0] if memory else None,
+                memory_total_mib=memory[1] if memory else None,
+                utilization=self.nvml.utilization(uuid),
+                power_w=self.nvml.power_w(uuid),
+                energy_j=self.nvml.energy_j(uuid),
+            )
+        except NvmlError as error:
+            raise SourceError(str(error)) from None
+
+    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        try:
+            clients = self.nvml.mps_processes(uuid)
+            found: Dict[int, Optional[float]] = dict(self.nvml.processes(uuid))
+        except NvmlError as error:
+            raise SourceError(str(error)) from None
+        # Drivers differ in whether the plain list has the MPS clients too.
+        for pid, mib in clients or ():
+            if found.get(pid) is None:
+                found[pid] = mib
+        mps_pids = None if clients is None else {pid for pid, _ in clients}
+        return tuple(
+            GpuProcess(pid, mib, None if mps_pids is None else pid in mps_pids) for pid, mib in found.items()
+        )
+
+    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
+        return self.nvml.xids()
+
+    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
+        try:
+            return self.nvml.accounting_peaks(uuid)
+        except NvmlError as error:
+            raise SourceError(str(error)) from None
+
+    def close(self) -> None:
+        self.nvml.close()
+
+
+class GpmSource:
+    """NVML, with SM and DRAM activity from two successive GPM samples."""
+
+    name = "gpm"
+
+    def __init__(self, base: NvmlSource) -> None:
+        self._base = base
+        self._samples: Dict[str, Tuple[Any, Any]] = {}
+        """Per GPU: the sample before, and the one to fill next."""
+
+    def sample(self, uuid: str) -> GpuSample:
+        plain = self._base.sample(uuid)
+        try:
+            before, spare = self._samples.get(uuid, (None, None))
+            now = self._base.nvml.gpm_sample(uuid, spare)
+            if now is None:
+                return plain
+            self._samples[uuid] = (now, before)
+            return plain if before is None else replace(plain, **self._base.nvml.gpm_metrics(before, now))
+        except NvmlError as error:
+            self._samples.pop(uuid, None)
+            raise SourceError(str(error)) from None
+
+    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        return self._base.processes(uuid)
+
+    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
+        return self._base.xids()
+
+    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
+        return self._base.finished(uuid)
+
+    def close(self) -> None:
+        self._base.close()

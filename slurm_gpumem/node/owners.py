@@ -1,0 +1,92 @@
+"""Whose process is it? From a pid to a Slurm job, by whatever the site has."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Dict, Mapping, Optional, Tuple
+
+from slurm_gpumem.node import processes
+
+_JOB = re.compile(r"/job_([0-9]{1,10})(?=/|$)")
+_STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
+_CGROUP_LIMIT = 65536
+_GENERATIONS = 64
+_LOOK_AGAIN = 10
+"""A process that is no job's is looked at again only every so often: MPS servers stay what they are."""
+
+
+def job_in_cgroup(text: str, sluids: Mapping[str, int]) -> Optional[int]:
+    """The job of a /proc/PID/cgroup: v1, v2, and from 26.05 on by SLUID instead of number.
+
+    v1: 4:memory:/slurm/uid_1000/job_42/step_batch/task_0
+    v2: 0::/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0
+    """
+    for line in text.splitlines():
+        path = line.split(":", 2)[-1]
+        if "slurm" not in path:
+            continue
+        match = _JOB.search(path)
+        if match:
+            return int(match[1])
+        for part in path.split("/"):
+            if part.removeprefix("job_") in sluids:
+                return sluids[part.removeprefix("job_")]
+    return None
+
+
+class Owners:
+    """pid → job, remembered for as long as the process lives."""
+
+    def __init__(self) -> None:
+        self._known: Dict[int, Tuple[int, Optional[int], int]] = {}
+
+    def job_of(self, pid: int, sluids: Mapping[str, int], uids: Mapping[int, int]) -> Optional[int]:
+        """The job; `uids` says whose the jobs here are, to check what a process says of itself."""
+        start = processes.start_of(pid)
+        if start is None:
+            return None
+        known_start, job, looks = self._known.get(pid, (None, None, 0))
+        if known_start == start and (job is not None or looks % _LOOK_AGAIN):
+            self._known[pid] = (start, job, looks + 1)
+            return job
+        job = _from_cgroup(pid, sluids)
+        if job is None:
+            job = _from_ancestors(pid)
+        if job is None:
+            job = _from_environment(pid, uids)
+        self._known[pid] = (start, job, 1)
+        return job
+
+    def keep_only(self, pids: frozenset[int]) -> None:
+        """Forget processes that are gone."""
+        for pid in [pid for pid in self._known if pid not in pids]:
+            del self._known[pid]
+
+
+def _from_cgroup(pid: int, sluids: Mapping[str, int]) -> Optional[int]:
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            return job_in_cgroup(file.read(_CGROUP_LIMIT), sluids)
+    except OSError:
+        return None
+
+
+def _from_ancestors(pid: int) -> Optional[int]:
+    """The slurmstepd above it; anybody can take that name, so it must be root's (or ours, without root)."""
+    parent: Optional[int] = pid
+    for _ in range(_GENERATIONS):
+        parent = None if parent is None else processes.parent_of(parent)
+        if not parent or parent == 1:
+            return None
+        match = _STEPD.match(processes.command_line(parent))
+        if match and processes.uid_of(parent) in (0, os.geteuid()):
+            return int(match[1])
+    return None
+
+
+def _from_environment(pid: int, uids: Mapping[int, int]) -> Optional[int]:
+    """What the process says itself; believed only of its own user's jobs on this node."""
+    text = processes.environment(pid).get("SLURM_JOB_ID", "")
+    job = int(text) if text.isdigit() and len(text) <= 10 else None
+    return job if job is not None and uids.get(job) == processes.uid_of(pid) else None

@@ -1,0 +1,56 @@
+"""What is done about a job that takes more than its shards or runs outside MPS."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Set, Tuple
+
+from slurm_gpumem.node.config import NodeConfig
+
+
+class Watch:
+    """Remembers since when a job misbehaves; each kind of action is taken once per job."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._since: Dict[Tuple[int, str], float] = {}
+        self._done: Set[Tuple[int, str]] = set()
+
+    def check(
+        self,
+        job_id: int,
+        now: float,
+        *,
+        mib: Optional[float],
+        limit_mib: Optional[int],
+        verified: bool,
+        unfenced: int,
+    ) -> List[Tuple[str, str]]:
+        """(action, message) that are due now; `unfenced` counts GPU processes that are no MPS clients."""
+        due = []
+        over = mib is not None and limit_mib is not None and mib > limit_mib
+        if self._lasts(job_id, "overrun", over, now):
+            # Only Slurm's own count justifies ending a job; a claim does not.
+            action = self._config.on_overrun if verified else "log"
+            due.append(
+                (action, f"job {job_id} uses {mib:.0f} MiB of a shared GPU, {limit_mib} MiB are its shards")
+            )
+        if self._lasts(job_id, "unfenced", unfenced > 0, now):
+            text = f"job {job_id} has {unfenced} GPU process(es) outside MPS: no memory limit holds them"
+            due.append((self._config.on_unfenced, text))
+        return due
+
+    def forget(self, job_id: int) -> None:
+        """The job is gone."""
+        self._since = {key: at for key, at in self._since.items() if key[0] != job_id}
+        self._done = {key for key in self._done if key[0] != job_id}
+
+    def _lasts(self, job_id: int, kind: str, wrong: bool, now: float) -> bool:
+        key = (job_id, kind)
+        if not wrong:
+            self._since.pop(key, None)
+            return False
+        since = self._since.setdefault(key, now)
+        if now - since < self._config.grace_s or key in self._done:
+            return False
+        self._done.add(key)
+        return True

@@ -1,0 +1,98 @@
+"""Live processes as /proc tells them: the truth that no crash can falsify."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import Dict, Iterable, Iterator, Optional
+
+_ENVIRON_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that cannot be mistaken for a later one with the same pid."""
+
+    pid: int
+    start: int
+    """In clock ticks since boot."""
+
+
+def stat_fields(pid: int) -> Optional[list[str]]:
+    """/proc/PID/stat after the name, which may hold anything; None when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return None
+    return None if len(fields) < 20 or fields[0] in ("Z", "X") else fields
+
+
+def start_of(pid: int) -> Optional[int]:
+    """When it started; None when it is gone."""
+    fields = stat_fields(pid)
+    return None if fields is None else int(fields[19])
+
+
+def parent_of(pid: int) -> Optional[int]:
+    """Its parent's pid."""
+    fields = stat_fields(pid)
+    return None if fields is None else int(fields[1])
+
+
+def uid_of(pid: int) -> Optional[int]:
+    """Whose it is; root's own while it changes its identity."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def command_line(pid: int) -> str:
+    """Its title or arguments, blank-separated; empty when it is gone or a kernel thread."""
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def environment(pid: int) -> Dict[str, str]:
+    """The environment it was started with; its user chose it, so nothing in it is to be believed."""
+    pairs = (entry.partition(b"=") for entry in _read(pid, "environ").split(b"\0") if b"=" in entry)
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
+
+
+def named(prefix: str) -> Iterator[int]:
+    """Pids of processes whose (15 character) name starts so."""
+    wanted = prefix[:15].encode()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and _read(int(entry), "comm").startswith(wanted):
+            yield int(entry)
+
+
+def end(processes: Iterable[Process], grace_s: float) -> None:
+    """TERM, then KILL after `grace_s`; each only while the pid still is that process."""
+    left = [process for process in processes if _signal(process, signal.SIGTERM)]
+    deadline = time.monotonic() + grace_s
+    while left and time.monotonic() < deadline:
+        time.sleep(0.005)
+        left = [process for process in left if start_of(process.pid) == process.start]
+    for process in left:
+        _signal(process, signal.SIGKILL)
+
+
+def _signal(process: Process, number: int) -> bool:
+    if start_of(process.pid) != process.start:
+        return False
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read(_ENVIRON_LIMIT)
+    except OSError:
+        return b""

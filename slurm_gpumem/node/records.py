@@ -1,0 +1,147 @@
+"""The job record: one small JSON file per job run and node, which recovery and reports read.
+
+The format is in docs/admin/node.md. `schema` grows with every change that a reader could notice.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional
+
+from slurm_gpumem.node.files import read_json, write_json
+from slurm_gpumem.node.jobs import NodeJob
+
+SCHEMA = "gpumem-job/1"
+_NEAR = 0.9
+"""A peak within this part of the limit makes an out-of-memory error likely."""
+
+
+def record_path(spool: Path, job_id: int, restarts: int, node: str) -> Path:
+    """Where the record of one run of a job on one node is."""
+    return spool / f"{job_id}.{restarts}.{node}.json"
+
+
+def open_record(job: NodeJob, node: str) -> Dict[str, Any]:
+    """The record as the prolog knows it; what nobody has measured yet is null."""
+    return {
+        "schema": SCHEMA,
+        "job_id": job.job_id,
+        "restarts": job.restarts,
+        "cluster": job.cluster,
+        "partition": job.partition,
+        "node": node,
+        "user": job.user,
+        "uid": job.uid,
+        "mode": job.mode,
+        "gpus": list(job.gpus),
+        "claimed": dict(job.claim) if job.claim else None,
+        "estimate_mib": job.claimed("est"),
+        "request_mib": job.claimed("req"),
+        "shards": None,
+        "shards_verified": False,
+        "limit_mib": None,
+        "start": job.started,
+        "end": None,
+        "exit_code": None,
+        "signal": None,
+        "peak_mib": None,
+        "mean_mib": None,
+        "gpu": {},
+        "energy_j": None,
+        "met": [],
+        "samples": 0,
+        "events": [],
+        "hints": [],
+        "notes": list(job.notes),
+    }
+
+
+def merge_usage(record: Dict[str, Any], usage: Mapping[str, Any]) -> None:
+    """Put what the sampler measured into the record."""
+    for key in (
+        "shards", "shards_verified", "limit_mib", "peak_mib", "mean_mib", "gpu", "energy_j", "met",
+        "samples", "events",
+    ):  # fmt: skip
+        if key in usage:
+            record[key] = usage[key]
+    record["notes"] = sorted({*record["notes"], *usage.get("notes", ())})
+
+
+def close_record(record: Dict[str, Any], *, end: float, status: str) -> None:
+    """End it with the job's exit code ("1:0", as SLURM_JOB_EXIT_CODE2 writes it) and what that suggests."""
+    code, _, signal = status.partition(":")
+    record["end"] = end
+    record["exit_code"] = int(code) if code.isdigit() else None
+    record["signal"] = int(signal) if signal.isdigit() else None
+    record["hints"] = hints(record)
+
+
+def add_event(record: Dict[str, Any], event: Mapping[str, Any]) -> None:
+    """Put an event in, in place of an earlier telling of the same one."""
+    same = ("kind", "gpu", "at")
+    kept = [old for old in record["events"] if any(old.get(key) != event.get(key) for key in same)]
+    record["events"] = [*kept, dict(event)]
+
+
+def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: Mapping[str, Any]) -> None:
+    """An event that became known after the epilog; does nothing where there is no record."""
+    record = read_json(record_path(spool, job_id, restarts, node))
+    if isinstance(record, dict) and record.get("schema") == SCHEMA:
+        add_event(record, event)
+        record["hints"] = hints(record)
+        write_record(spool, record, durable=True)
+
+
+def hints(record: Mapping[str, Any]) -> List[str]:
+    """What the measurements say about a failed job; whoever decides also reads the job's own output."""
+    failed = bool(record["exit_code"] or record["signal"])
+    if not failed:
+        return []
+    faults = [event for event in record["events"] if event.get("kind") in ("mps-fault", "xid")]
+    peak, limit = record["peak_mib"], record["limit_mib"]
+    near = peak is not None and limit is not None and peak >= _NEAR * limit
+    found = ["near-limit"] if near else []
+    # A client's fault takes its user's other clients with it and MPS does not say whose it was.
+    if any(event.get("with") for event in faults):
+        found.append("neighbour-fault")
+    elif faults:
+        found.append("gpu-fault")
+    return found
+
+
+def write_record(spool: Path, record: Mapping[str, Any], *, durable: bool = False) -> None:
+    """Write it whole, root's, readable by the job's own user."""
+    spool.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path = record_path(spool, record["job_id"], record["restarts"], record["node"])
+    write_json(
+        path,
+        record,
+        mode=0o640,
+        reader_uid=record["uid"],
+        reader_gid=_group_of(record["uid"]),
+        durable=durable,
+    )
+
+
+def read_records(spool: Path, job_id: Optional[int] = None) -> Iterator[Dict[str, Any]]:
+    """The records that this user may read, oldest job first; files that are no records are passed over."""
+    try:
+        names = [name for name in os.listdir(spool) if name.endswith(".json") and name[0].isdigit()]
+    except OSError:
+        return
+    prefix = "" if job_id is None else f"{job_id}."
+    for name in sorted(names, key=lambda name: (int(name.split(".")[0]), name)):
+        if name.startswith(prefix):
+            record = read_json(spool / name)
+            if isinstance(record, dict) and str(record.get("schema", "")).startswith("gpumem-job/"):
+                yield record
+
+
+def _group_of(uid: int) -> Optional[int]:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return None

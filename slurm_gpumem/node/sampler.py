@@ -1,0 +1,387 @@
+"""The node's sampler: once a second, who uses how much of which GPU.
+
+`python -I -m slurm_gpumem.node.sampler`, one per node while shared jobs run there. It writes
+`live.json` at every look, which `gpumem node status` and the epilog read, and the job records
+every half minute. It also finishes jobs whose epilog was killed, on Slurm's word.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.node import hook, jobs, records
+from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.node.faults import FaultLog, Loss
+from slurm_gpumem.node.files import lock_for_life, locked, read_json, write_json
+from slurm_gpumem.node.gpus import Gpu, find_gpus
+from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.log import log
+from slurm_gpumem.node.metrics import GpuProcess, GpuSample, MetricSource, SourceError, choose_source
+from slurm_gpumem.node.mps import MpsService
+from slurm_gpumem.node.owners import Owners
+from slurm_gpumem.node.policy import Watch
+from slurm_gpumem.node.slurm_truth import SlurmJob, SlurmTruth
+from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
+
+LIVE_SCHEMA = "gpumem-live/1"
+_SWEEP_AFTER_S = 20.0
+"""A job this young may not be in Slurm's answer yet."""
+
+
+class Sampler:
+    """Looks at the node's GPUs and keeps each job's sums."""
+
+    def __init__(
+        self, folder: RunFolder, config: NodeConfig, node: str, source: MetricSource, gpus: Sequence[Gpu]
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.node = node
+        self.source = source
+        self.gpus = {gpu.uuid: gpu for gpu in gpus}
+        self.truth = SlurmTruth(config, node)
+        self.usage: Dict[int, JobUsage] = {}
+        self._jobs: Dict[int, NodeJob] = {}
+        self._adopted: Dict[int, NodeJob] = {}
+        self._slurm: Dict[int, SlurmJob] = {}
+        self._absent: Dict[int, int] = {}
+        self._jobs_stamp = -1
+        self._owners = Owners()
+        self._watch = Watch(config)
+        self._faults = FaultLog()
+        self._energy: Dict[str, float] = {}
+        self._unfenced: Dict[int, int] = {}
+        self._had: Dict[Tuple[int, str], bool] = {}
+        self._silent: Dict[str, str] = {}
+        self._looked = time.monotonic()
+        self._recorded = time.monotonic()
+        self._take_up()
+
+    def tick(self) -> bool:
+        """One look; False when no shared job is here."""
+        now = time.monotonic()
+        seconds, self._looked = min(now - self._looked, 10 * self.config.interval_s), now
+        here = self._jobs_here()
+        self._ask_slurm(here)
+        here = self._jobs_here()
+        sluids = {job.sluid: job.job_id for job in here.values() if job.sluid}
+        uids = {job.job_id: job.uid for job in here.values()}
+        gpus: Dict[str, Any] = {}
+        seen: List[int] = []
+        self._unfenced = {}
+        wanted = {uuid for job in here.values() for uuid in job.gpus}
+        for uuid in sorted(wanted | set(self.gpus) if self._slurm else wanted):
+            looked = self._look(uuid)
+            if looked is None:
+                continue
+            sample, found = looked
+            seen.extend(process.pid for process in found)
+            by_job = self._by_job(found, sluids, uids, uuid)
+            gpus[uuid] = self._account(uuid, sample, by_job, seconds)
+        self._owners.keep_only(frozenset(seen))
+        self._note_faults()
+        self._enforce(now)
+        self._write_live(gpus)
+        if now - self._recorded >= self.config.record_every_s:
+            self._recorded = now
+            self.write_records()
+        return bool(here)
+
+    def write_records(self) -> None:
+        """Bring the records on disk up to date; an epilog that has closed one in the meantime wins."""
+        try:
+            with locked(self.folder.records_lock, 1.0):
+                for job in jobs.all_jobs(self.folder):
+                    if job.job_id in self.usage:
+                        record = records.open_record(job, self.node)
+                        records.merge_usage(record, self.usage[job.job_id].as_json())
+                        records.write_record(self.config.spool, record)
+        except OSError as error:
+            self._complain("records", str(error))
+        else:
+            self._silent.pop("records", None)
+
+    def finish_all(self) -> None:
+        """Before the end: no daemon stays behind that nobody refers to."""
+        self._sweep_daemons()
+        self.truth.close()
+        self.source.close()
+
+    def _jobs_here(self) -> Mapping[int, NodeJob]:
+        try:
+            stamp = os.stat(self.folder.jobs).st_mtime_ns
+        except OSError:
+            stamp = -1
+        # A change within the clock's own grain would be missed once: look again for a while after it.
+        if stamp != self._jobs_stamp or time.time_ns() - stamp < 2_000_000_000:
+            self._jobs_stamp = stamp
+            self._jobs = {job.job_id: job for job in jobs.all_jobs(self.folder)}
+            for job_id in [job_id for job_id in self.usage if job_id not in self._jobs | self._adopted]:
+                del self.usage[job_id]
+                self._watch.forget(job_id)
+        for job in self._jobs.values():
+            if self.usage.setdefault(job.job_id, JobUsage(job.restarts)).restarts != job.restarts:
+                self.usage[job.job_id] = JobUsage(job.restarts)
+            self._set_limit(job)
+        return {**self._adopted, **self._jobs}
+
+    def _set_limit(self, job: NodeJob) -> None:
+        usage, known = self.usage[job.job_id], self._slurm.get(job.job_id)
+        if known is not None:
+            usage.verified, usage.shards = True, known.shards
+            claimed = job.claimed("shards")
+            if claimed is not None and known.shards is not None and claimed != known.shards:
+                usage.notes.add(f"its comment claims {claimed} shards, Slurm gave {known.shards}")
+        elif not usage.verified and usage.shards is None:
+            claim = hook.claimed_mib(self.config, job)
+            usage.shards = (
+                None if claim is None else (claim - self.config.headroom_mib) // self.config.shard_mib
+            )
+        usage.limit_mib = None if usage.shards is None else self.config.job_mib(usage.shards)
+
+    def _ask_slurm(self, here: Mapping[int, NodeJob]) -> None:
+        unverified = any(not self.usage[job_id].verified for job_id in self._jobs)
+        answer = self.truth.poll(urgent=unverified)
+        if answer is None:
+            return
+        self._slurm = answer
+        for job in here.values():
+            gone = job.job_id not in answer and time.time() - job.started > _SWEEP_AFTER_S
+            self._absent[job.job_id] = self._absent.get(job.job_id, 0) + 1 if gone else 0
+            if self._absent[job.job_id] >= 2:
+                self._sweep(job)
+        self._absent = {job_id: count for job_id, count in self._absent.items() if job_id in here}
+        self._sweep_daemons()
+
+    def _sweep(self, job: NodeJob) -> None:
+        """Slurm has told us twice that the job is not here any more: its epilog never ran to its end."""
+        log(self.folder.root, f"job {job.job_id} is gone but was not finished: done now")
+        if self._adopted.pop(job.job_id, None) is not None:
+            record = records.open_record(job, self.node)
+            records.merge_usage(record, self.usage.pop(job.job_id).as_json())
+            records.close_record(record, end=round(time.time(), 3), status="")
+            self._try(lambda: records.write_record(self.config.spool, record, durable=True))
+            return
+        self._write_live({})
+        self._try(lambda: hook.finish(self.folder, self.config, job, self.node, ""))
+
+    def _sweep_daemons(self) -> None:
+        service = MpsService(self.folder, self.config.mps_control)
+        for uuid in {daemon.uuid for daemon in service.daemons()}:
+
+            def sweep(uuid: str = uuid) -> None:
+                with locked(self.folder.gpu_lock(uuid), 1.0):
+                    hook.sweep(self.folder, self.config, [uuid])
+
+            self._try(sweep)
+
+    def _look(self, uuid: str) -> Optional[Tuple[GpuSample, Tuple[GpuProcess, ...]]]:
+        try:
+            looked = self.source.sample(uuid), self.source.processes(uuid)
+        except SourceError as error:
+            # A hiccup, or a GPU off the bus: say it once, and look again next time.
+            self._complain(uuid, str(error))
+            return None
+        self._silent.pop(uuid, None)
+        return looked
+
+    def _by_job(
+        self, found: Sequence[GpuProcess], sluids: Mapping[str, int], uids: Mapping[int, int], uuid: str
+    ) -> Dict[Optional[int], List[GpuProcess]]:
+        by_job: Dict[Optional[int], List[GpuProcess]] = {}
+        for process in found:
+            owner = self._owners.job_of(process.pid, sluids, uids)
+            if owner is not None and owner not in self.usage and not self._adopt(owner, uuid):
+                owner = None
+            by_job.setdefault(owner, []).append(process)
+        return by_job
+
+    def _adopt(self, job_id: int, uuid: str) -> bool:
+        """A job with shards that no prolog announced: measured like the others, but not fenced."""
+        known = self._slurm.get(job_id)
+        if known is None or known.shards is None:
+            return False
+        note = ("no prolog announced it: measured, not fenced",)
+        job = NodeJob(job_id, known.uid, "", (uuid,), "timeslice", round(time.time(), 3), notes=note)
+        self._adopted[job_id] = job
+        self.usage[job_id] = JobUsage(0, notes=set(note))
+        self._set_limit(job)
+        return True
+
+    def _account(
+        self, uuid: str, sample: GpuSample, by_job: Mapping[Optional[int], List[GpuProcess]], seconds: float
+    ) -> Dict[str, Any]:
+        energy = self._energy_since(uuid, sample, seconds)
+        active = [job_id for job_id in by_job if job_id is not None]
+        here = {**self._adopted, **self._jobs}
+        for job_id in {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}:
+            mine = by_job.get(job_id, [])
+            sizes = [process.mib for process in mine if process.mib is not None]
+            mib = sum(sizes) if sizes else (None if mine else 0.0)
+            usage = self.usage[job_id]
+            usage.gpus.setdefault(uuid, GpuUsage()).add(mib, len(mine), sample, len(active), seconds, energy)
+            usage.samples += 1
+            self._unfenced[job_id] = self._unfenced.get(job_id, 0) + sum(p.mps is False for p in mine)
+            usage.met.update(other for other in active if other != job_id and mine)
+            if self._had.get((job_id, uuid)) and not mine:
+                self._lost(here[job_id], uuid)
+            self._had[job_id, uuid] = bool(mine)
+        gpu = self.gpus.get(uuid)
+        others = [process.mib for process in by_job.get(None, ()) if process.mib is not None]
+        return {
+            "number": gpu.number if gpu else None,
+            "name": gpu.name if gpu else "",
+            "other_mib": round(sum(others), 1),
+            **{key: value for key, value in vars(sample).items() if value is not None},
+        }
+
+    def _energy_since(self, uuid: str, sample: GpuSample, seconds: float) -> Optional[float]:
+        if sample.energy_j is None:
+            return None if sample.power_w is None else sample.power_w * seconds
+        before = self._energy.get(uuid)
+        self._energy[uuid] = sample.energy_j
+        # The counter starts anew when the driver is loaded again.
+        return None if before is None or sample.energy_j < before else sample.energy_j - before
+
+    def _lost(self, job: NodeJob, uuid: str) -> None:
+        self._faults.lost(Loss(job.job_id, job.uid, uuid, time.time(), job.restarts))
+        if job.mode != "mps":
+            return
+        service = MpsService(self.folder, self.config.mps_control)
+        for server in (service.ask(uuid, job.uid, "get_server_list") or "").split():
+            status = service.ask(uuid, job.uid, f"get_server_status {server}") if server.isdigit() else None
+            if status and "FAULT" in status.upper():
+                self._faults.fault(uuid, time.time(), {"kind": "mps-fault"})
+
+    def _note_faults(self) -> None:
+        for uuid, xid in self.source.xids():
+            log(self.folder.root, f"Xid {xid} on {uuid}")
+            if uuid is not None:
+                self._faults.fault(uuid, time.time(), {"kind": "xid", "xid": xid})
+        for loss, event in self._faults.events(time.time()):
+            log(self.folder.root, f"job {loss.job_id} lost its GPU processes: {event}")
+            usage = self.usage.get(loss.job_id)
+            if usage is not None:
+                usage.events = [old for old in usage.events if old.get("at") != event["at"]] + [event]
+            self._try(lambda: self._amend(loss, event))  # noqa: B023 - called at once
+
+    def _amend(self, loss: Loss, event: Mapping[str, Any]) -> None:
+        with locked(self.folder.records_lock, 1.0):
+            records.amend_record(self.config.spool, loss.job_id, loss.restarts, self.node, event)
+
+    def _enforce(self, now: float) -> None:
+        for job_id, usage in self.usage.items():
+            job = self._jobs.get(job_id)
+            sizes = [gpu.now_mib for gpu in usage.gpus.values() if gpu.now_mib is not None]
+            actions = self._watch.check(
+                job_id,
+                now,
+                mib=max(sizes, default=None),
+                limit_mib=usage.limit_mib,
+                verified=usage.verified and usage.shards is not None,
+                unfenced=self._unfenced.get(job_id, 0) if job is not None and job.mode == "mps" else 0,
+            )
+            for action, message in actions:
+                log(self.folder.root, f"{message} ({action})")
+                usage.notes.add(message)
+                if action in ("warn", "cancel"):
+                    self.truth.warn(job_id, f"gpumem: {message}")
+                if action == "cancel":
+                    self.truth.cancel(job_id)
+
+    def _write_live(self, gpus: Mapping[str, Any]) -> None:
+        here = {**self._adopted, **self._jobs}
+        table = {
+            "schema": LIVE_SCHEMA,
+            "node": self.node,
+            "at": round(time.time(), 3),
+            "interval_s": self.config.interval_s,
+            "source": self.source.name,
+            "gpus": gpus,
+            "jobs": {
+                str(job_id): {
+                    "user": job.user,
+                    "mode": job.mode,
+                    "gpus": job.gpus,
+                    **self.usage[job_id].as_json(),
+                }
+                for job_id, job in here.items()
+            },
+        }
+        self._try(lambda: write_json(self.folder.live, table, mode=0o600))
+
+    def _take_up(self) -> None:
+        """Go on where a sampler that was killed stopped."""
+        live = read_json(self.folder.live)
+        if not isinstance(live, dict) or live.get("schema") != LIVE_SCHEMA:
+            return
+        present = {job.job_id: job.restarts for job in jobs.all_jobs(self.folder)}
+        for text, table in live.get("jobs", {}).items():
+            if text.isdigit() and present.get(int(text)) == table.get("restarts"):
+                self.usage[int(text)] = usage_from(table)
+
+    def _complain(self, about: str, message: str) -> None:
+        if self._silent.get(about) != message:
+            self._silent[about] = message
+            log(self.folder.root, f"sampler: {message}")
+
+    def _try(self, action: Any) -> None:
+        """The sampler outlives full disks and stuck locks; it says so and goes on."""
+        try:
+            action()
+        except OSError as error:
+            self._complain("files", str(error))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run until no shared job has been here for a while, or until told to end."""
+    parser = argparse.ArgumentParser(prog="gpumem-sampler", description=__doc__)
+    parser.add_argument(
+        "--node", default=os.uname().nodename.partition(".")[0], help="the node's name in Slurm"
+    )
+    parser.add_argument("--stay", action="store_true", help="keep running when no shared job is here")
+    args = parser.parse_args(argv)
+    folder, config = RunFolder(run_dir()), load_node_config(site_config_path())
+    folder.make()
+    handle = lock_for_life(folder.sampler_lock)
+    if handle is None:
+        return 0
+    ended: List[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    while not ended:
+        _sample_until_idle(folder, config, args.node, args.stay, ended)
+        os.close(handle)
+        # A prolog notes its job first and looks for a sampler then; we do it the other way round.
+        if ended or not jobs.all_jobs(folder):
+            return 0
+        handle = lock_for_life(folder.sampler_lock)
+        if handle is None:
+            return 0
+    return 0
+
+
+def _sample_until_idle(
+    folder: RunFolder, config: NodeConfig, node: str, stay: bool, ended: List[int]
+) -> None:
+    gpus = find_gpus(config, node)
+    sampler = Sampler(folder, config, node, choose_source(config, node, gpus), gpus)
+    log(folder.root, f"sampler: {len(gpus)} GPUs, source {sampler.source.name}")
+    busy = due = time.monotonic()
+    while not ended:
+        if sampler.tick():
+            busy = time.monotonic()
+        elif not stay and time.monotonic() - busy > config.idle_exit_s:
+            break
+        due = max(due + config.interval_s, time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
+    sampler.write_records()
+    sampler.finish_all()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

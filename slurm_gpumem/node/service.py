@@ -1,0 +1,61 @@
+"""Start the sampler so that it outlives the hook: as a systemd unit, or as a session of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Dict, List
+
+from slurm_gpumem.node.files import lock_for_life
+from slurm_gpumem.node.jobs import RunFolder
+
+_KEPT = ("GPUMEM_SITE_CONFIG", "GPUMEM_RUN_DIR", "SLURM_CONF")
+
+
+def sampler_runs(folder: RunFolder) -> bool:
+    """Whether a sampler holds the node's lock."""
+    try:
+        handle = lock_for_life(folder.sampler_lock)
+    except OSError:
+        return False
+    if handle is None:
+        return True
+    os.close(handle)
+    return False
+
+
+def start_sampler(folder: RunFolder, node: str) -> None:
+    """Start one unless one runs."""
+    if sampler_runs(folder):
+        return
+    env = {
+        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+        **{key: os.environ[key] for key in _KEPT if key in os.environ},
+    }
+    subprocess.Popen(
+        sampler_command(node, env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=env,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def sampler_command(node: str, env: Dict[str, str]) -> List[str]:
+    """The command line: under systemd a unit of its own, since a prolog's children may die with the job."""
+    command = [sys.executable, "-I", "-m", "slurm_gpumem.node.sampler", "--node", node]
+    if os.geteuid() != 0 or not os.path.isdir("/run/systemd/system"):
+        return command
+    settings = [f"--setenv={key}={value}" for key, value in env.items()]
+    return [
+        "systemd-run",
+        "--unit=gpumem-sampler",
+        "--collect",
+        "--quiet",
+        "--slice=system.slice",
+        *settings,
+        *command,
+    ]

@@ -1,0 +1,139 @@
+"""What one job has used so far: sums that need no history.
+
+On a shared GPU, activity and energy belong to nobody alone. They are split evenly over the jobs that
+hold memory of the GPU at that look; memory is each process's own and is not split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Optional, Set
+
+from slurm_gpumem.node.metrics import GpuSample
+
+_MEANS = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w")
+
+
+@dataclass
+class _Mean:
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: Optional[float], weight: float) -> None:
+        if value is not None:
+            self.total += value * weight
+            self.weight += weight
+
+    def value(self, digits: int) -> Optional[float]:
+        return round(self.total / self.weight, digits) if self.weight else None
+
+
+@dataclass
+class GpuUsage:
+    """One job on one GPU."""
+
+    now_mib: Optional[float] = None
+    peak_mib: Optional[float] = None
+    memory: _Mean = field(default_factory=_Mean)
+    whole: Dict[str, _Mean] = field(default_factory=lambda: {name: _Mean() for name in _MEANS})
+    """Of the whole GPU while the job was on it."""
+    share: _Mean = field(default_factory=_Mean)
+    """The job's even part of the SM activity."""
+    energy_j: Optional[float] = None
+    processes: int = 0
+
+    def add(
+        self,
+        mib: Optional[float],
+        processes: int,
+        sample: GpuSample,
+        sharers: int,
+        seconds: float,
+        energy_j: Optional[float],
+    ) -> None:
+        """One look: `energy_j` is what the GPU used since the last one."""
+        self.now_mib, self.processes = mib, processes
+        if mib is not None:
+            self.peak_mib = mib if self.peak_mib is None else max(self.peak_mib, mib)
+        self.memory.add(mib, seconds)
+        for name, mean in self.whole.items():
+            mean.add(getattr(sample, name), seconds)
+        if processes and sharers:
+            if sample.sm_active is not None:
+                self.share.add(sample.sm_active / sharers, seconds)
+            if energy_j is not None:
+                self.energy_j = (self.energy_j or 0.0) + energy_j / sharers
+
+    def as_json(self) -> Dict[str, Any]:
+        """For the record; None is "not measured"."""
+        table: Dict[str, Any] = {
+            "peak_mib": _rounded(self.peak_mib),
+            "mean_mib": self.memory.value(1),
+            "energy_j": _rounded(self.energy_j),
+            "sm_active_share": self.share.value(4),
+        }
+        table.update({f"gpu_{name}": mean.value(4) for name, mean in self.whole.items()})
+        return table
+
+
+@dataclass
+class JobUsage:
+    """One job on all its GPUs."""
+
+    restarts: int
+    shards: Optional[int] = None
+    verified: bool = False
+    limit_mib: Optional[int] = None
+    samples: int = 0
+    gpus: Dict[str, GpuUsage] = field(default_factory=dict)
+    met: Set[int] = field(default_factory=set)
+    events: List[Dict[str, Any]] = field(default_factory=list)
+    notes: Set[str] = field(default_factory=set)
+
+    def peak_mib(self) -> Optional[float]:
+        """The most on any one GPU: shards are counted per GPU."""
+        return max((gpu.peak_mib for gpu in self.gpus.values() if gpu.peak_mib is not None), default=None)
+
+    def note_peak(self, uuid: str, mib: float) -> None:
+        """A peak that somebody else measured, e.g. the driver's accounting."""
+        gpu = self.gpus.setdefault(uuid, GpuUsage())
+        gpu.peak_mib = max(mib, gpu.peak_mib or 0.0)
+
+    def as_json(self) -> Dict[str, Any]:
+        """The sampler's part of the record, and the live view's."""
+        energies = [gpu.energy_j for gpu in self.gpus.values() if gpu.energy_j is not None]
+        means = [mean for gpu in self.gpus.values() if (mean := gpu.memory.value(1)) is not None]
+        return {
+            "restarts": self.restarts,
+            "shards": self.shards,
+            "shards_verified": self.verified,
+            "limit_mib": self.limit_mib,
+            "peak_mib": _rounded(self.peak_mib()),
+            "mean_mib": max(means, default=None),
+            "energy_j": _rounded(sum(energies)) if energies else None,
+            "gpu": {uuid: gpu.as_json() for uuid, gpu in self.gpus.items()},
+            "now_mib": {uuid: _rounded(gpu.now_mib) for uuid, gpu in self.gpus.items()},
+            "processes": sum(gpu.processes for gpu in self.gpus.values()),
+            "met": sorted(self.met),
+            "samples": self.samples,
+            "events": self.events,
+            "notes": sorted(self.notes),
+        }
+
+
+def usage_from(table: Mapping[str, Any]) -> JobUsage:
+    """Take up what a sampler before us had measured: peaks, notes and events go on, means start anew."""
+    usage = JobUsage(restarts=int(table.get("restarts", 0)))
+    usage.shards, usage.verified = table.get("shards"), bool(table.get("shards_verified"))
+    usage.limit_mib = table.get("limit_mib")
+    usage.met = set(table.get("met", ()))
+    usage.events = list(table.get("events", ()))
+    usage.notes = {*table.get("notes", ()), "sampler was restarted; means are of its last run"}
+    for uuid, values in table.get("gpu", {}).items():
+        gpu = GpuUsage(peak_mib=values.get("peak_mib"), energy_j=values.get("energy_j"))
+        usage.gpus[uuid] = gpu
+    return usage
+
+
+def _rounded(value: Optional[float]) -> Optional[float]:
+    return None if value is None else round(value, 1)

@@ -1,0 +1,61 @@
+"""`#GPUMEM key=value` lines in the head of a batch script, written like #SBATCH lines."""
+
+from __future__ import annotations
+
+from typing import Iterable, List, NamedTuple, Tuple
+
+from slurm_gpumem.slurm.batch_script import BatchScript
+
+MARK = "#GPUMEM"
+
+
+class Directive(NamedTuple):
+    """One key=value of a #GPUMEM line."""
+
+    key: str
+    value: str
+    line: int
+
+
+class Directives(NamedTuple):
+    """What the script's #GPUMEM lines say, and what is wrong with them."""
+
+    found: Tuple[Directive, ...]
+    warnings: Tuple[str, ...]
+
+
+def read_directives(script: BatchScript, known_keys: Iterable[str]) -> Directives:
+    """All #GPUMEM directives of the script's head; what is not understood becomes a warning."""
+    known = list(known_keys)
+    found: List[Directive] = []
+    warnings: List[str] = []
+    for number, line in script.head():
+        if not line.startswith(MARK) or line[len(MARK) :][:1].strip():
+            continue
+        where = f"{script.name}, line {number}"
+        for word in _words(line[len(MARK) :], where, warnings):
+            key, equals, value = word.partition("=")
+            if not equals or not value:
+                warnings.append(f"{where}: {word!r} is not key=value; ignored")
+            elif key not in known:
+                warnings.append(f"{where}: unknown key {key!r}{_nearest(key, known)}; ignored")
+            else:
+                found.append(Directive(key, value, number))
+    return Directives(tuple(found), tuple(warnings))
+
+
+def _words(text: str, where: str, warnings: List[str]) -> List[str]:
+    import shlex
+
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError as error:
+        warnings.append(f"{where}: {error} in {text.strip()!r}; line ignored")
+        return []
+
+
+def _nearest(key: str, known: List[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""

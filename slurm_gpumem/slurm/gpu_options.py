@@ -1,0 +1,163 @@
+"""What a job asks of Slurm, put together from the command line, the environment and the script.
+
+sbatch lets the command line win over SBATCH_* variables, and those over #SBATCH lines.
+From that follow the GPUs a job wants and whether it can live with a part of one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.slurm.batch_script import BatchScript
+from slurm_gpumem.slurm.cluster import parse_gres
+from slurm_gpumem.slurm.sbatch_options import Option
+
+REPLACED = frozenset(
+    {
+        "gres",
+        "gpus",
+        "gpus-per-node",
+        "gpus-per-socket",
+        "gpus-per-task",
+        "cpus-per-gpu",
+        "mem-per-gpu",
+        "ntasks-per-gpu",
+    }
+)
+"""Options that a shared job cannot keep: Slurm refuses them beside shards, or they ask for whole GPUs."""
+
+ENVIRONMENT = {
+    "clusters": "SBATCH_CLUSTERS",
+    "cpus-per-gpu": "SBATCH_CPUS_PER_GPU",
+    "exclusive": "SBATCH_EXCLUSIVE",
+    "gpus": "SBATCH_GPUS",
+    "gpus-per-node": "SBATCH_GPUS_PER_NODE",
+    "gpus-per-socket": "SBATCH_GPUS_PER_SOCKET",
+    "gpus-per-task": "SBATCH_GPUS_PER_TASK",
+    "gres": "SBATCH_GRES",
+    "mem": "SBATCH_MEM_PER_NODE",
+    "mem-per-cpu": "SBATCH_MEM_PER_CPU",
+    "mem-per-gpu": "SBATCH_MEM_PER_GPU",
+    "no-requeue": "SBATCH_NO_REQUEUE",
+    "open-mode": "SBATCH_OPEN_MODE",
+    "partition": "SBATCH_PARTITION",
+}
+"""sbatch's input variables for the options that matter here."""
+
+_INNER_SRUN = re.compile(
+    r"^[^#\n]*\bsrun\b[^#\n]*\s(?:--gres[= ]+\S*gpu|--gpus(?:-per-[a-z]+)?[= ]|-G[ =]?[0-9a-z])", re.MULTILINE
+)
+
+
+class Asked(NamedTuple):
+    """The value in force of one option and where it comes from."""
+
+    value: str
+    origin: str
+    """ "command line", "environment" or "script"."""
+
+
+class Wishes(NamedTuple):
+    """The options in force for a job."""
+
+    options: Mapping[str, Asked]
+
+    def get(self, name: str) -> Optional[str]:
+        """The value in force; "" for an option without one; None when it is not given."""
+        asked = self.options.get(name)
+        return None if asked is None else asked.value
+
+    def any_of(self, *names: str) -> bool:
+        """Whether one of these is given."""
+        return any(name in self.options for name in names)
+
+
+class GpuWish(NamedTuple):
+    """The GPUs a job asked for in Slurm's own words."""
+
+    gpus: int = 0
+    """How many; 0 when it asked for none."""
+    gpu_type: Optional[str] = None
+    keep_whole: Optional[str] = None
+    """Why the job cannot live with a part of a GPU; None when it can."""
+    shared_gres: Optional[str] = None
+    """The shard or mps request that the user wrote by hand."""
+    other_gres: Tuple[str, ...] = ()
+    """Entries of --gres that are no GPUs and stay as they are."""
+
+
+def merge_wishes(
+    command_line: Sequence[Option], environ: Mapping[str, str], script: Sequence[Option]
+) -> Wishes:
+    """Options in force, by sbatch's precedence."""
+    found: Dict[str, Asked] = {}
+    for option in script:
+        found[option.name] = Asked(option.value or "", "script")
+    for name, variable in ENVIRONMENT.items():
+        if variable in environ:
+            found[name] = Asked(environ[variable], "environment")
+    for option in command_line:
+        if not option.ours:
+            found[option.name] = Asked(option.value or "", "command line")
+    return Wishes(found)
+
+
+def gpu_wish(wishes: Wishes, script: Optional[BatchScript]) -> GpuWish:
+    """What the job's options say of GPUs."""
+    gres = parse_gres(wishes.get("gres") or "")
+    named = [(entry[0][0], item) for item in _gres_items(wishes) if (entry := parse_gres(item))]
+    shared = ",".join(item for name, item in named if name in ("shard", "mps"))
+    other = tuple(item for name, item in named if name not in ("gpu", "shard", "mps"))
+    entries = [(kind, count, "--gres") for name, kind, count in gres if name == "gpu" and count]
+    for option in ("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"):
+        for kind, count in _gpu_counts(wishes.get(option)):
+            entries.append((kind, count, f"--{option}"))
+    types = [kind for kind, _, _ in entries if kind]
+    return GpuWish(
+        gpus=max((count for _, count, _ in entries), default=0),
+        gpu_type=types[-1] if types else None,
+        keep_whole=_why_whole(wishes, [(count, origin) for _, count, origin in entries], script),
+        shared_gres=shared or None,
+        other_gres=other,
+    )
+
+
+def _why_whole(
+    wishes: Wishes, counts: Sequence[Tuple[int, str]], script: Optional[BatchScript]
+) -> Optional[str]:
+    if wishes.any_of("exclusive"):
+        return "--exclusive takes whole nodes"
+    if wishes.any_of("tres-per-task"):
+        return "--tres-per-task asks for its GPUs"
+    nodes = re.match(r"[0-9]+", wishes.get("nodes") or "")
+    if nodes and int(nodes[0]) > 1:
+        return f"it runs on {nodes[0]} nodes"
+    tasks = wishes.get("ntasks") or "1"
+    for count, origin in counts:
+        if origin == "--gpus-per-task" and tasks.isdigit():
+            count *= int(tasks)
+        if count > 1:
+            return f"it asks for {count} GPUs ({origin})"
+    if len(counts) > 1 and len({origin for _, origin in counts}) < len(counts):
+        return "it asks for several kinds of GPUs"
+    if script is not None and _INNER_SRUN.search(script.text()):
+        # Such a step is refused in an allocation that has shards only.
+        return f"an srun in {script.name} asks for a GPU itself"
+    return None
+
+
+def _gpu_counts(text: Optional[str]) -> Sequence[Tuple[Optional[str], int]]:
+    """ "2", "a100:1", "a100:1,h200:1" of --gpus and its kin."""
+    found = []
+    for item in (text or "").split(","):
+        kind, _, count = item.strip().rpartition(":")
+        if count.isascii() and count.isdigit():
+            found.append((kind or None, int(count)))
+        elif item.strip():
+            found.append((item.strip(), 1))
+    return [(kind, count) for kind, count in found if count > 0]
+
+
+def _gres_items(wishes: Wishes) -> Sequence[str]:
+    return [item.strip() for item in (wishes.get("gres") or "").split(",") if item.strip()]

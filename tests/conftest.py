@@ -1,0 +1,67 @@
+"""Fixtures for tests that need a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Iterator, List
+
+import pytest
+
+from slurm_gpumem.devcluster.cluster import Cluster, up
+from slurm_gpumem.devcluster.spec import ClusterSpec
+
+ClusterFactory = Callable[..., Cluster]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster of two nodes with four 40-GiB a100 each, shared by all tests of the session.
+
+    Leave it as you found it: cancel your jobs, change no configuration. `make_cluster` is for the rest.
+    """
+    with _clusters() as make:
+        yield make()
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[ClusterFactory]:
+    """Makes a cluster of the test's own from fields of ClusterSpec, and stops it afterwards."""
+    with _clusters() as make:
+        yield make
+
+
+@pytest.fixture
+def state_folder() -> Iterator[Path]:
+    """An empty folder that users of jobs can enter and whose path is short enough for sockets."""
+    # pytest's own folders are long, and closed to the users whose jobs run in the cluster.
+    folder = Path(tempfile.mkdtemp(prefix="gpumem-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+class _clusters:
+    """All clusters made within a `with` block, stopped and removed at its end."""
+
+    def __init__(self) -> None:
+        self._running: List[Cluster] = []
+
+    def __enter__(self) -> ClusterFactory:
+        return self._make
+
+    def __exit__(self, *exc: object) -> None:
+        for cluster in reversed(self._running):
+            cluster.stop()
+            shutil.rmtree(cluster.layout.root)
+
+    def _make(self, **fields: Any) -> Cluster:
+        fields.setdefault("state", Path(tempfile.mkdtemp(prefix="gpumem-")))
+        root = os.environ.get("GPUMEM_TEST_SLURM_ROOT")
+        if root:
+            fields.setdefault("slurm_root", Path(root))
+        cluster = up(ClusterSpec(**fields))
+        self._running.append(cluster)
+        return cluster
