@@ -12,9 +12,9 @@ from slurm_gpumem.model.types import UNKNOWN_KIND, ModelSummary
 
 _SAMPLE = 60
 _SHAPE = r"\s+\[*(?:-1|[0-9]+)(?:, |\])"
-_NUMBERED_ROW = re.compile(rf".{{0,200}}?\b[A-Za-z_]\w*-[0-9]+{_SHAPE}")
-_BOXED_ROW = re.compile(r".{0,200}?│ .{0,200}\([A-Z]\w*[)…] *│ [\[(]*(?:None|[0-9])")
-_TREE_ROW = re.compile(r".{0,200}?(?:[├└]─|[|+] )[A-Za-z_]\w*.{0,200}: [0-9]+-[0-9]+\s")
+_NUMBERED_ROW = rf".{{0,200}}?\b[A-Za-z_]\w*-[0-9]+{_SHAPE}"
+_BOXED_ROW = r".{0,200}?│ .{0,200}\([A-Z]\w*[)…] *│ [\[(]*(?:None|[0-9])"
+_TREE_ROW = r".{0,200}?(?:[├└]─|[|+] )[A-Za-z_]\w*.{0,200}: [0-9]+-[0-9]+\s"
 
 
 def parse(text: str, *, origin: str) -> ModelSummary:
@@ -47,7 +47,7 @@ def _parse_table(lines: List[str], table: Table) -> Optional[ModelSummary]:
         from slurm_gpumem.model import keras
 
         summary = keras.parse(lines, table)
-    elif "depth-idx" not in table.header and any(_NUMBERED_ROW.match(line) for line in sample):
+    elif "depth-idx" not in table.header and any(re.match(_NUMBERED_ROW, line) for line in sample):
         from slurm_gpumem.model import torchsummary
 
         summary = torchsummary.parse(lines, table)
@@ -76,7 +76,7 @@ def _parse_headless(lines: List[str]) -> Optional[ModelSummary]:
 
 
 def _looks_like_row(line: str) -> bool:
-    return any(row.match(line) for row in (_NUMBERED_ROW, _TREE_ROW, _BOXED_ROW))
+    return any(re.match(row, line) for row in (_NUMBERED_ROW, _TREE_ROW, _BOXED_ROW))
 
 
 def _parse_printed(lines: List[str]) -> Optional[ModelSummary]:

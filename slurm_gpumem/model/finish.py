@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.model.batch import detect_batch
 from slurm_gpumem.model.cells import parse_count, parse_decimal
@@ -23,8 +22,7 @@ _TIE_MATTERS = 1_000_000
 DEEPER = "torchinfo.summary(model, input_size=..., depth=20)"
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(NamedTuple):
     """The parameters a summary states below its table; None where it does not."""
 
     params: Optional[int] = None

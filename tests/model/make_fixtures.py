@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -152,11 +153,35 @@ def _pack(folder: Path) -> None:
     facts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     rows = [f"{json.dumps(name)}: {json.dumps(fact, sort_keys=True)}" for name, fact in facts.items()]
     (FIXTURES / "expected.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    (FIXTURES / "README.md").write_text(_readme(facts))
     with tarfile.open(FIXTURES / "summaries.tar.xz", "w:xz", preset=9) as archive:
         for path in sorted(folder.glob("*.txt")):
             info = tarfile.TarInfo(path.name)
             info.size = path.stat().st_size
             archive.addfile(info, io.BytesIO(path.read_bytes()))
+
+
+def _readme(facts: Dict[str, Fact]) -> str:
+    """List the tools and the versions of what they showed."""
+    counts: Dict[Tuple[str, str], int] = {}
+    for fact in facts.values():
+        key = (fact["tool"], fact["version"])
+        counts[key] = counts.get(key, 0) + 1
+    libraries = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "timm", "transformers"))
+    rows = [f"| {tool} | {version} | {count} |" for (tool, version), count in sorted(counts.items())]
+    return "\n".join(
+        [
+            "# Summaries made by the real tools",
+            "",
+            f"{len(facts)} summaries in `summaries.tar.xz`, what the live models said in `expected.json`; both and",
+            f"this page are written by `make_fixtures.py`. The models come from {libraries}.",
+            "",
+            "| tool | version | summaries |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def _run_tool(tool: Tuple[str, str], out: Path) -> None:
