@@ -24,7 +24,7 @@ from slurm_gpumem.memory.types import Gpu, TrainingJob
 
 FOLDER = "ground-truth"
 TOOLS = ("torchinfo_full", "torchsummary", "torchinfo", "print")
-"""Who made a summary, the fullest text first: all columns and depths, one row a layer, defaults, no shapes."""
+"""Who made a summary, the fullest text first (torchinfo alone hides what lies deeper than 3)."""
 _MIB = 2**20
 # What a job of the estimator can say about itself; a run with any other toggle is not comparable.
 _JOB_TOGGLES = {
