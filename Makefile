@@ -1,5 +1,6 @@
 # make demo    set everything up and watch real Slurm daemons share GPUs
 # make test    set everything up and run all tests
+# make test-slurm-versions   the Slurm tests again, on newer Slurms in trees of their own (as root)
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make accuracy  score every estimator on the measured training runs in models/
 
@@ -14,7 +15,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: accuracy demo test lint format setup setup-test apt clean
+.PHONY: accuracy bench demo test test-slurm-versions lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -39,6 +40,18 @@ setup-test: apt $(VENV)/.test-ready
 
 test: setup-test lint
 	$(BIN)/python -m pytest
+
+# Debian's suites with newer Slurms: 24.11 and 26.05. Needs root; the trees are kept in .cache.
+SLURM_SUITES := trixie sid
+
+test-slurm-versions: setup-test
+	@command -v debootstrap >/dev/null || { echo "install debootstrap first: apt-get install debootstrap"; exit 2; }
+	@mkdir -p .cache/slurm-trees
+	@for suite in $(SLURM_SUITES); do \
+	  tree=$(CURDIR)/.cache/slurm-trees/$$suite; \
+	  echo "Slurm of Debian $$suite"; tests/slurm-tree.sh $$suite $$tree && \
+	  GPUMEM_TEST_SLURM_ROOT=$$tree $(BIN)/python -m pytest -m slurm || exit 1; \
+	done
 
 lint: setup-test
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .

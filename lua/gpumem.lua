@@ -61,9 +61,9 @@ local function reachable(job, partitions, site, kind)
   end
   names = type(names) == "string" and sub(names, 1, MAX_NAMES_BYTES) or site.default_partition or ""
   local found, at, known = {}, 1, false
-  while at <= #names do
+  while at <= math.max(1, #names) do
     local stop = find(names, ",", at, true) or #names + 1
-    local gpus = site.partitions[sub(names, at, stop - 1)]
+    local gpus = site.partitions[sub(names, at, stop - 1)] or site.partitions["*"]
     known = known or gpus ~= nil
     for _, gpu in ipairs(gpus or {}) do
       if not kind or lower(gpu.type or "") == lower(kind) then
@@ -72,7 +72,7 @@ local function reachable(job, partitions, site, kind)
     end
     at = stop + 1
   end
-  return found, known, names
+  return found, known, names == "" and "(none)" or names
 end
 
 -- How many shares of this GPU hold `mib`.
@@ -197,11 +197,12 @@ local function rewritten(job, items, request, word)
 end
 
 -- CPUs and host memory in proportion, where the job asked for none and the site gave the figures.
-local function host_share(job, gpu, count)
+local function host_share(job, site, gpu, count)
   local numbers = {}
   local asked_memory = job.min_mem_per_node or job.min_mem_per_cpu
   if gpu.host_mib and not asked_memory then
-    numbers.pn_min_memory = math.max(1, math.floor(gpu.host_mib * count / gpu.shares))
+    local least = math.min(site.min_host_mib or 1, gpu.host_mib / 4)
+    numbers.pn_min_memory = math.floor(math.max(1, least, gpu.host_mib * count / gpu.shares))
   end
   if gpu.cpus and not given(job.cpus_per_task, NO_VAL16) and not given(job.num_tasks, NO_VAL)
       and not (given(job.min_cpus, NO_VAL) and job.min_cpus > 1) then
@@ -263,7 +264,7 @@ local function share(job, site, asked, mib, gpus)
   local word = site.gres .. (kind and ":" .. kind or "") .. format(":%d", count)
   local plan = {
     changes = rewritten(job, asked.items, request, "gres" .. request.separator .. word),
-    numbers = host_share(job, gpu, count),
+    numbers = host_share(job, site, gpu, count),
     environment = {},
   }
   if #plan.changes == 0 then

@@ -31,8 +31,8 @@ def _up(args: argparse.Namespace) -> int:
     nodes = running.spec.nodes
     first = nodes[0]
     print(
-        f"dev cluster up in {took:.1f} s: {len(nodes)} nodes, each with {first.gpus} stand-in GPUs "
-        f"({first.gpu_type}, {format_mib(first.gpu_memory_mib)})"
+        f"dev cluster up in {took:.1f} s: {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with "
+        f"{first.gpus} stand-in GPUs each ({first.gpu_type}, {format_mib(first.gpu_memory_mib)})"
     )
     print(f'use it:  eval "$(gpumem devcluster env{_state_option(args.state)})"')
     print(f"stop it: gpumem devcluster down{_state_option(args.state)}")

@@ -13,6 +13,8 @@ COMMANDS = {
     "estimate": ("slurm_gpumem.cli.estimate", "estimate a job's GPU memory from its model summary"),
     "accuracy": ("slurm_gpumem.cli.accuracy", "score every estimator on measured training runs"),
     "calibrate": ("slurm_gpumem.cli.calibrate", "measure this node's GPU and write the site's entry for it"),
+    "setup": ("slurm_gpumem.cli.setup", "admin: the configuration that shares this site's GPUs, as a diff"),
+    "doctor": ("slurm_gpumem.cli.doctor", "admin: check a running cluster's sharing, like a Nagios check"),
 }
 
 

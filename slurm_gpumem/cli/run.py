@@ -28,6 +28,7 @@ def run_command(body: Callable[[], int]) -> int:
 
 def say(message: str) -> None:
     """A message for people, on stderr, with its later lines indented under the first."""
-    first, *rest = message.splitlines()
+    # File names and values of users stand in messages; none of them may steer the terminal.
+    first, *rest = ["".join(c if c.isprintable() else "?" for c in line) for line in message.split("\n")]
     lines = [f"gpumem: {first}", *(f"        {line.strip()}" for line in rest)]
     print("\n".join(lines), file=sys.stderr)

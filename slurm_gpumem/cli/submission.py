@@ -115,8 +115,8 @@ def run_submission(submission: Submission) -> int:
     if not submission.copied or submission.script_at is None:
         try:
             os.execvpe(SBATCH, argv, env)
-        except FileNotFoundError:
-            raise _missing() from None
+        except OSError as error:
+            raise _missing(error) from None
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -140,8 +140,8 @@ def capture_submission(submission: Submission) -> Tuple[int, str]:
             done = subprocess.run(
                 argv, input=given, stdout=subprocess.PIPE, env=submission.environment, check=False
             )
-        except FileNotFoundError:
-            raise _missing() from None
+        except OSError as error:
+            raise _missing(error) from None
     return done.returncode, done.stdout.decode(errors="replace")
 
 
@@ -217,14 +217,14 @@ def _wait_for(argv: List[str], env: Mapping[str, str]) -> int:
     try:
         pid = os.posix_spawnp(SBATCH, argv, env, setsigdef=[signal.SIGINT])
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except FileNotFoundError:
-        raise _missing() from None
+    except OSError as error:
+        raise _missing(error) from None
     finally:
         signal.signal(signal.SIGINT, before)
     return code if code >= 0 else 128 - code
 
 
-def _missing() -> Exception:
-    from slurm_gpumem.slurm.commands import SlurmMissingError
+def _missing(error: OSError) -> Exception:
+    from slurm_gpumem.slurm.commands import missing
 
-    return SlurmMissingError("sbatch: not found on the PATH; is this a login node of a Slurm cluster?")
+    return missing(SBATCH, error)

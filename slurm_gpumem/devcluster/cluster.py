@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import secrets
 import shutil
 import socket
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence
 
@@ -26,10 +24,11 @@ from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.ports import PortReservation
 from slurm_gpumem.devcluster.processes import Process
 from slurm_gpumem.devcluster.record import Record
+from slurm_gpumem.devcluster.scripts import find_python, write_script
 from slurm_gpumem.devcluster.spec import ClusterSpec
+from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.errors import DevClusterError
 
-TOKEN_VARIABLE = "GPUMEM_DEVCLUSTER_TOKEN"
 STATE_VARIABLE = "GPUMEM_DEVCLUSTER"
 _STOP_ORDER = ("slurmctld", "slurmd", "slurmdbd", "mariadbd", "munged")
 _STAND_IN_FILES = ("ledger.py", "standin.py")
@@ -88,7 +87,7 @@ class Cluster:
     def stop(self) -> List[Process]:
         """Stop every process of this cluster; returns those that only KILL could end."""
         with record.locked(self.layout):
-            killed = _stop_all(self._record)
+            killed = _stop_all(self.layout, self._record)
             self._record.processes = []
             record.save(self.layout, self._record)
         return killed
@@ -108,14 +107,14 @@ def up(spec: ClusterSpec) -> Cluster:
                     f"(slurmctld, pid {running.pid})\n"
                     f"Stop it with: gpumem devcluster down --state {layout.root}"
                 )
-            _stop_all(earlier)
-        known = Record(spec, secrets.token_hex(16))
+            _stop_all(layout, earlier)
+        known = Record(spec)
         record.save(layout, known)
         cluster = Cluster(layout, known)
         try:
             _start(cluster, known)
         except BaseException:
-            _stop_all(known)
+            _stop_all(layout, known)
             raise
     return cluster
 
@@ -143,13 +142,14 @@ def down(state: Path) -> List[Process]:
 def _start(cluster: Cluster, known: Record) -> None:
     spec, layout = cluster.spec, cluster.layout
     _make_folders(layout)
-    installation: Installation = SystemSlurm()
+    installation: Installation = (
+        SystemSlurm() if spec.slurm_root is None else TreeSlurm(spec.slurm_root, layout)
+    )
     installation.prepare()
     env = {
         "PATH": SYSTEM_FOLDERS,
         "LANG": "C.UTF-8",
         "SLURM_CONF": str(layout.slurm_conf),
-        TOKEN_VARIABLE: known.token,
     }
 
     def started(process: Process) -> None:
@@ -209,18 +209,13 @@ def _install_stand_in(layout: Layout) -> None:
     package.mkdir(parents=True)
     for name in _STAND_IN_FILES:
         shutil.copyfile(Path(__file__).with_name(name), package / name)
-    launcher = layout.programs / "gpumem-standin"
-    launcher.write_text(
-        "#!/bin/sh\n"
-        "# Plays a training job against the stand-in GPUs of this dev cluster.\n"
-        f"for python in '{sys.executable}' python3; do\n"
-        '  command -v "$python" >/dev/null && break\n'
-        "done\n"
-        f"export PYTHONPATH='{layout.library}' PYTHONUNBUFFERED=1\n"
-        f"export {STATE_VARIABLE}='{layout.root}'\n"
-        'exec "$python" -m slurm_gpumem.devcluster.standin "$@"\n'
+    write_script(
+        layout.programs / "gpumem-standin",
+        "# Plays a training job against the stand-in GPUs of this dev cluster.",
+        *find_python(),
+        f"export PYTHONPATH={layout.library} PYTHONUNBUFFERED=1 {STATE_VARIABLE}={layout.root}",
+        'exec "$python" -m slurm_gpumem.devcluster.standin "$@"',
     )
-    launcher.chmod(0o755)
 
 
 def _claim_folder(layout: Layout) -> None:
@@ -253,23 +248,19 @@ def _make_folders(layout: Layout) -> None:
         folder.chmod(0o755)
 
 
-def _stop_all(known: Record) -> List[Process]:
-    """Nodes first, then what their jobs left, then the rest, as Slurm wants it."""
+def _stop_all(layout: Layout, known: Record) -> List[Process]:
+    """The controller first, so that it starts no more jobs; then nodes, jobs and the rest."""
     killed: List[Process] = []
     for program in _STOP_ORDER:
         killed += processes.stop(process for process in known.processes if process.program == program)
         if program == "slurmd":
-            killed += _stop_steps(known.token)
+            killed += _stop_steps(layout)
     return killed
 
 
-def _stop_steps(token: str) -> List[Process]:
-    """End the jobs that still run: their slurmstepd carry our token, their processes come from those."""
-    keepers = [
-        pid
-        for pid in processes.with_environment(f"{TOKEN_VARIABLE}={token}")
-        if processes.program_name(pid) == "slurmstepd"
-    ]
+def _stop_steps(layout: Layout) -> List[Process]:
+    """End the jobs that still run: a slurmstepd works in its slurmd's folder, a job comes from the step."""
+    keepers = processes.working_in(layout.root, "slurmstepd")
     family = [processes.identify(pid) for pid in processes.descendants(keepers)]
     jobs = [p for p in family if p is not None and p.pid not in keepers]
     steps = [p for p in family if p is not None and p.pid in keepers]

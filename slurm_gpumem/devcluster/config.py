@@ -51,7 +51,7 @@ def gres_conf(spec: ClusterSpec, place: Place) -> str:
         files = ",".join(place.devices[: node.gpus])
         lines.append(f"NodeName={node.name} Name=gpu Type={node.gpu_type} File={files}")
         count = node.gpus * spec.shared_per_gpu(node)
-        lines.append(f"NodeName={node.name} Name={spec.gres} Count={count}")
+        lines.append(f"NodeName={node.name} Name={spec.gres} Type={node.gpu_type} Count={count}")
     return "\n".join([*lines, ""])
 
 
@@ -154,7 +154,8 @@ def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
     )
     if node.gpus:
         shared = node.gpus * spec.shared_per_gpu(node)
-        line += f" Gres=gpu:{node.gpu_type}:{node.gpus},{spec.gres}:{shared}"
+        # Without the type on the shares too, 22.05 refuses the srun steps of jobs that ask for it.
+        line += f" Gres=gpu:{node.gpu_type}:{node.gpus},{spec.gres}:{node.gpu_type}:{shared}"
     return line
 
 

@@ -71,6 +71,11 @@ class Gpu:
                 held[holder["job"]] = held.get(holder["job"], 0) + holder["mib"]
         return held
 
+    def pids(self, job: str) -> List[int]:
+        """The processes of a job that hold memory now."""
+        with self._opened() as books:
+            return [holder["pid"] for holder in books["holders"] if holder["job"] == job]
+
     def peaks(self) -> Dict[str, int]:
         """The most MiB that a process of each job ever held here."""
         with self._opened() as books:

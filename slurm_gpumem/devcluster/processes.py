@@ -13,6 +13,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
 POLL_S = 0.01
 TERM_PATIENCE_S = 2.0
 _KILL_PATIENCE_S = 2.0
+_EXEC_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def start(
     ticks = start_ticks(child.pid)
     # Not ours to wait for: stop() and alive() do that by pid, in this process or in a later one.
     child.returncode = 0
-    return Process(program, name, child.pid, ticks or 0, boot_id())
+    process = Process(program, name, child.pid, ticks or 0, boot_id())
+    _wait_for_exec(process)
+    return process
 
 
 def alive(process: Process) -> bool:
@@ -84,16 +87,17 @@ def identify(pid: int) -> Optional[Process]:
     return None if ticks is None else Process(program, program, pid, ticks, boot_id())
 
 
-def with_environment(entry: str) -> List[int]:
-    """Processes whose environment holds `entry` ("KEY=value") and that we may look into."""
-    wanted = os.fsencode(entry)
+def working_in(folder: Path, program: str) -> List[int]:
+    """Processes of that program whose working folder is `folder`, under whatever path they see it."""
+    ours = os.stat(folder)
     found = []
     for pid in _pids():
         try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            # Followed, not read: a process in another root or mount namespace tells another path.
+            theirs = os.stat(f"/proc/{pid}/cwd")
         except OSError:
             continue  # gone meanwhile, or another user's
-        if wanted in environment.split(b"\0"):
+        if os.path.samestat(ours, theirs) and program_name(pid) == program:
             found.append(pid)
     return found
 
@@ -128,8 +132,17 @@ def program_name(pid: int) -> str:
 
 
 def _runs_program(process: Process) -> bool:
-    # Between fork and exec, and in a launcher (env, chroot), the name is not yet the program's own.
-    return program_name(process.pid) in (process.program, "env", "unshare", "chroot", "sh")
+    # In the middle of exec the kernel shows no name.
+    return program_name(process.pid) in (process.program, "")
+
+
+def _wait_for_exec(process: Process) -> None:
+    """A launcher (a shell, a change of root) comes first: wait until it has become the program."""
+    deadline = time.monotonic() + _EXEC_PATIENCE_S
+    while start_ticks(process.pid) == process.start_ticks and time.monotonic() < deadline:
+        if program_name(process.pid) == process.program:
+            return
+        time.sleep(POLL_S / 2)
 
 
 def _signal(process: Process, number: int) -> bool:

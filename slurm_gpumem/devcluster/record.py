@@ -21,11 +21,9 @@ _SCHEMA = 1
 
 @dataclass
 class Record:
-    """The cluster in one state folder: its spec, its token and the processes started so far."""
+    """The cluster in one state folder: its spec and the processes started so far."""
 
     spec: ClusterSpec
-    token: str
-    """In every daemon's environment, so that what they start can be told from a stranger's."""
     processes: List[Process] = field(default_factory=list)
 
     def controller(self) -> Optional[Process]:
@@ -54,7 +52,6 @@ def save(layout: Layout, record: Record) -> None:
     spec["slurm_root"] = None if record.spec.slurm_root is None else str(record.spec.slurm_root)
     content = {
         "schema": _SCHEMA,
-        "token": record.token,
         "spec": spec,
         "processes": [dataclasses.asdict(process) for process in record.processes],
     }
@@ -76,7 +73,6 @@ def load(layout: Layout) -> Optional[Record]:
             raise DevClusterError(f"{layout.record}: written by another version of gpumem")
         return Record(
             spec=_spec(content["spec"]),
-            token=content["token"],
             processes=[Process(**process) for process in content["processes"]],
         )
     except (KeyError, TypeError) as error:

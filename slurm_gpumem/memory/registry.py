@@ -9,11 +9,12 @@ from slurm_gpumem.memory.types import Estimate, Estimator, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
 ESTIMATORS = {
+    "structural": "slurm_gpumem.memory.structural",
     "horus": "slurm_gpumem.memory.horus",
     "faketensor": "slurm_gpumem.memory.faketensor",
     "deepspeed": "slurm_gpumem.memory.deepspeed",
 }
-DEFAULT = "horus"
+DEFAULT = "structural"
 
 
 def estimator_names() -> list[str]:

@@ -6,45 +6,85 @@ import re
 from dataclasses import replace
 from typing import List, Optional
 
-from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.model.tables import Table, bound_table, find_headers
+from slurm_gpumem.model.tables import Table, bound_table, find_headers, find_stop
 from slurm_gpumem.model.text import clean_lines, strip_prefix
-from slurm_gpumem.model.types import ModelSummary
+from slurm_gpumem.model.types import UNKNOWN_KIND, ModelSummary
 
-_SAMPLE = 40
-_NUMBERED_ROW = re.compile(r".{0,200}?[A-Za-z_]\w*-[0-9]+\s+\[")
+_SAMPLE = 60
+_SHAPE = r"\s+\[*(?:-1|[0-9]+)(?:, |\])"
+_NUMBERED_ROW = re.compile(rf".{{0,200}}?\b[A-Za-z_]\w*-[0-9]+{_SHAPE}")
+_TREE_ROW = re.compile(r".{0,200}?(?:[├└]─|[|+] )[A-Za-z_]\w*.{0,200}: [0-9]+-[0-9]+\s")
 
 
 def parse(text: str, *, origin: str) -> ModelSummary:
-    """Parse the text of any known summary format; `origin` names it in messages."""
+    """Parse the text of any known summary format; `origin` names it in messages.
+
+    Of several summaries the last is taken: who prints a model twice has changed it in between.
+    """
     lines = clean_lines(text)
     headers = find_headers(lines)
-    if not headers:
-        raise SummaryError(f"{origin}: not a model summary that we know (torchsummary, torchinfo).")
-    header = headers[-1]
-    strip_prefix(lines, header, start=header)
-    table = bound_table(lines, header, len(lines))
-    summary = _parse_table(lines, table)
-    if summary is None:
-        raise SummaryError(f"{origin}: has a summary's header at line {header + 1} but no layers under it.")
-    if len(headers) > 1:
-        others = ", ".join(str(number + 1) for number in headers[:-1][-5:])
-        note = (
-            f"{len(headers)} summaries in one text (also at line {others}); using the last, line {header + 1}"
-        )
-        summary = replace(summary, warnings=(note, *summary.warnings))
-    return summary
+    for position in range(len(headers) - 1, -1, -1):
+        header = headers[position]
+        end = headers[position + 1] if position + 1 < len(headers) else len(lines)
+        strip_prefix(lines, header, end)
+        summary = _parse_table(lines, bound_table(lines, header, end))
+        if summary is not None:
+            return _mention_others(
+                summary, [number + 1 for number in headers if number != header], header + 1
+            )
+    summary = _parse_headless(lines) or _parse_printed(lines)
+    if summary is not None:
+        return summary
+    from slurm_gpumem.model.refuse import refuse
+
+    raise refuse(lines, origin)
 
 
 def _parse_table(lines: List[str], table: Table) -> Optional[ModelSummary]:
     sample = lines[table.first : min(table.stop, table.first + _SAMPLE)]
-    numbered = sum(1 for line in sample if _NUMBERED_ROW.match(line))
-    if "depth-idx" in table.header or "var_name" in table.header or not numbered:
-        from slurm_gpumem.model import torchinfo
+    if "┃" in table.header or any("(None" in line for line in sample):
+        from slurm_gpumem.model import keras
 
-        summary = torchinfo.parse(lines, table)
-    else:
+        summary = keras.parse(lines, table)
+    elif "depth-idx" not in table.header and any(_NUMBERED_ROW.match(line) for line in sample):
         from slurm_gpumem.model import torchsummary
 
         summary = torchsummary.parse(lines, table)
-    return summary if any(layer.kind != "?" for layer in summary.layers) else None
+    else:
+        from slurm_gpumem.model import torchinfo
+
+        summary = torchinfo.parse(lines, table)
+    return summary if any(layer.kind != UNKNOWN_KIND for layer in summary.layers) else None
+
+
+def _parse_headless(lines: List[str]) -> Optional[ModelSummary]:
+    """Read a table whose beginning is cut off, from the first line that looks like a row."""
+    for number, line in enumerate(lines):
+        if ("[" in line or "─" in line) and (_NUMBERED_ROW.match(line) or _TREE_ROW.match(line)):
+            stop, closed = find_stop(lines, number, len(lines))
+            summary = _parse_table(lines, Table("", number, stop, len(lines), closed))
+            if summary is None:
+                return None
+            note = f"the beginning of the table is cut off before line {number + 1}: layers may be missing"
+            return replace(summary, warnings=(note, *summary.warnings), complete=False)
+    return None
+
+
+def _parse_printed(lines: List[str]) -> Optional[ModelSummary]:
+    if not any("(" in line for line in lines):
+        return None
+    from slurm_gpumem.model import printed
+
+    starts = printed.find_starts(lines)
+    if not starts:
+        return None
+    summary = printed.parse(lines, starts[-1])
+    return _mention_others(summary, [start + 1 for start in starts[:-1]], starts[-1] + 1)
+
+
+def _mention_others(summary: ModelSummary, others: List[int], used: int) -> ModelSummary:
+    if not others:
+        return summary
+    shown = ", ".join(str(line) for line in others[-5:])
+    note = f"{len(others) + 1} summaries in one text (also at line {shown}); using the one at line {used}"
+    return replace(summary, warnings=(note, *summary.warnings))

@@ -8,13 +8,19 @@ from typing import Dict, List, Optional, Sequence
 
 from slurm_gpumem.model.batch import detect_batch
 from slurm_gpumem.model.cells import parse_count
-from slurm_gpumem.model.flow import derive_inputs
+from slurm_gpumem.model.flow import derive_inputs, derive_outputs
 from slurm_gpumem.model.rows import Row, freeze
 from slurm_gpumem.model.types import ModelSummary, Shape
 
-_TOTAL = re.compile(r"[^\w]*(Total|Trainable|Non-trainable) params(?: \((?:Units\.)?(\w+)\))?: *([\d,._']+)")
+_TOTAL = re.compile(
+    r"[^\w]*(Total|Trainable|Non-trainable|Optimizer) params(?: \((?:Units\.)?(\w+)\))?: *([\d,._']+)"
+)
+# Twice the outputs of every layer with parameters, also of those that the table's depth hides.
+_OUTPUTS = re.compile(r"[^\w]*Forward/backward pass size \(MB\): *([\d,.]+)")
 _UNITS = {"NONE": 1.0, "K": 1e3, "M": 1e6, "MEGABYTES": 1e6, "G": 1e9, "GIGABYTES": 1e9, "T": 1e12}
-_DEEPER = "make it again with torchinfo.summary(model, input_size=..., depth=20)"
+# Below this many parameters a weight counted twice does not change the answer.
+_TIE_MATTERS = 1_000_000
+DEEPER = "torchinfo.summary(model, input_size=..., depth=20)"
 
 
 @dataclass(frozen=True)
@@ -23,13 +29,19 @@ class Totals:
 
     params: Optional[int] = None
     trainable: Optional[int] = None
+    output_bytes: Optional[int] = None
 
 
 def read_totals(lines: Sequence[str]) -> Totals:
     """Read the first "Total params" block of the lines after a table."""
     found: Dict[str, int] = {}
+    outputs: Optional[int] = None
     for line in lines:
         if "params" not in line:
+            sizes = _OUTPUTS.match(line) if "pass size" in line else None
+            if sizes is not None and sizes[1].replace(",", "").count(".") <= 1:
+                outputs = round(float(sizes[1].replace(",", "")) * 1e6 / 2)
+                break
             continue
         match = _TOTAL.match(line)
         if match is None:
@@ -42,12 +54,13 @@ def read_totals(lines: Sequence[str]) -> Totals:
             count = round(float(text.replace(",", "")) * _UNITS[unit]) if scaled else None
         if count is not None:
             found.setdefault(match[1], count)
-        if len(found) == 3:
-            break
     total, trainable = found.get("Total"), found.get("Trainable")
     if total is None and trainable is not None and "Non-trainable" in found:
         total = trainable + found["Non-trainable"]
-    return Totals(total, trainable)
+    elif total is not None:
+        # Keras 3 adds the optimizer's variables of a compiled model.
+        total = max(0, total - found.get("Optimizer", 0))
+    return Totals(total, trainable, outputs)
 
 
 def finish(
@@ -60,6 +73,7 @@ def finish(
     closed: bool = True,
     notes: Sequence[str] = (),
     check_sum: bool = True,
+    deeper: str = DEEPER,
 ) -> ModelSummary:
     """Check the rows against the totals and put the summary together."""
     warnings: List[str] = list(notes)
@@ -73,16 +87,21 @@ def finish(
         warnings.append("the totals below the table are missing: the summary may be cut off")
     elif totals.params != summed and check_sum:
         warnings.append(
-            f"the rows add up to {summed:,} parameters but the totals say {totals.params:,}; using the totals"
+            f"the rows add up to {summed:,} parameters but the totals say {totals.params:,}; using the larger"
         )
         complete = complete and summed >= totals.params
-    warnings += _about_rows(rows)
-    total = summed if totals.params is None else totals.params
-    trainable = totals.trainable
-    if trainable is None:
-        trainable = total - sum(row.params for row in rows if not row.trainable)
+    warnings += _count_attention(rows)
+    if not any(row.outputs for row in rows):
+        derive_outputs(rows)
     batch = detect_batch(rows, input_shapes)
     derive_inputs(rows, input_shapes)
+    warnings += _about_rows(rows, deeper) + _about_ties(rows)
+    summed = sum(row.params for row in rows)
+    total = max(summed, totals.params or 0)
+    if totals.params is not None and totals.trainable is not None:
+        frozen = totals.params - totals.trainable
+    else:
+        frozen = sum(row.params for row in rows if not row.trainable)
     return ModelSummary(
         format=format,
         layers=freeze(rows),
@@ -90,14 +109,15 @@ def finish(
         batch=batch,
         input_shapes=tuple(input_shapes),
         total_params=total,
-        trainable_params=max(0, min(trainable, total)),
+        trainable_params=max(0, min(total - frozen, total)),
         warnings=tuple(warnings),
         has_shapes=any(row.outputs for row in rows),
         complete=complete,
+        output_bytes=totals.output_bytes if format == "torchinfo" else None,
     )
 
 
-def _about_rows(rows: List[Row]) -> List[str]:
+def _about_rows(rows: List[Row], deeper: str) -> List[str]:
     warnings = []
     unknown = [row for row in rows if row.unknown]
     if unknown:
@@ -111,7 +131,43 @@ def _about_rows(rows: List[Row]) -> List[str]:
     if hidden:
         kinds = [f"{count} x {kind}" for kind, count in hidden.items()]
         shown = ", ".join(kinds[:4]) + (" ..." if len(kinds) > 4 else "")
-        warnings.append(f"blocks shown without their inner layers ({shown}): {_DEEPER}")
+        warnings.append(f"blocks shown without their inner layers ({shown}): make it again with {deeper}")
     if not any(row.outputs for row in rows):
         warnings.append("the summary has no shapes: activations are unknown")
     return warnings
+
+
+def _count_attention(rows: List[Row]) -> List[str]:
+    """Count what torchsummary and torchinfo before 1.7 leave out: MultiheadAttention's own weights."""
+    filled = 0
+    for row in rows:
+        if row.kind == "MultiheadAttention" and not (row.params or row.repeated) and row.leaf and row.outputs:
+            width = row.outputs[0][-1]
+            # Four projections with bias, as torch makes them unless told otherwise.
+            row.params = 4 * width * (width + 1)
+            row.params_known = True
+            row.derived = (*row.derived, "params")
+            filled += row.params
+    if not filled:
+        return []
+    return [
+        f"the tool does not count MultiheadAttention's weights: {filled:,} parameters added from its width"
+    ]
+
+
+def _about_ties(rows: List[Row]) -> List[str]:
+    """Point out weights that may be one tensor used twice; the text looks the same either way."""
+    embeddings: Dict[int, Row] = {}
+    for row in rows:
+        if row.params < _TIE_MATTERS or row.repeated or row.hidden:
+            continue
+        embedding = "Embedding" in row.kind
+        first = embeddings.get(row.params)
+        if first is not None and (embedding or row.kind.endswith("Linear")):
+            return [
+                f"{row.kind} (line {row.line}) has as many parameters as {first.kind} (line {first.line}): "
+                f"if their weights are tied, {row.params:,} parameters are counted twice"
+            ]
+        if embedding:
+            embeddings[row.params] = row
+    return []

@@ -8,58 +8,44 @@ from slurm_gpumem.model.types import UNKNOWN_KIND, Layer, Shape
 
 
 class Row:
-    """A `Layer` that can still change; the fields mean the same."""
+    """A `Layer` that can still change; the fields mean the same and have the same defaults."""
 
-    __slots__ = (
-        "attributes",
-        "called",
-        "depth",
-        "derived",
-        "hidden",
-        "inputs",
-        "kernel",
-        "kind",
-        "leaf",
-        "line",
-        "name",
-        "outputs",
-        "params",
-        "params_known",
-        "repeated",
-        "trainable",
-    )
+    kind: str
+    outputs: Tuple[Shape, ...] = ()
+    inputs: Tuple[Shape, ...] = ()
+    params: int = 0
+    trainable: bool = True
+    depth: int = 0
+    name: str = ""
+    leaf: bool = True
+    repeated: bool = False
+    kernel: Optional[Shape] = None
+    attributes: Tuple[Tuple[str, str], ...] = ()
+    line: int = 0
+    hidden: bool = False
+    called: bool = True
+    derived: Tuple[str, ...] = ()
+    params_known: bool = True
+    unknown = False
+    """Whether this is a line that could not be understood."""
 
     def __init__(self, kind: str, line: int, depth: int = 0) -> None:
         self.kind = kind
-        self.outputs: Tuple[Shape, ...] = ()
-        self.inputs: Tuple[Shape, ...] = ()
-        self.params = 0
-        self.trainable = True
-        self.depth = depth
-        self.name = ""
-        self.leaf = True
-        self.repeated = False
-        self.kernel: Optional[Shape] = None
-        self.attributes: Tuple[Tuple[str, str], ...] = ()
         self.line = line
-        self.hidden = False
-        self.called = True
-        self.derived: Tuple[str, ...] = ()
-        self.params_known = True
-
-    @property
-    def unknown(self) -> bool:
-        """Whether this is a line that could not be understood."""
-        return self.kind == UNKNOWN_KIND
+        self.depth = depth
 
     def note(self, key: str, value: str) -> None:
         """Add an attribute."""
         self.attributes = (*self.attributes, (key, value))
 
 
+class _UnknownRow(Row):
+    unknown = True
+
+
 def unknown_row(text: str, line: int, depth: int = 0) -> Row:
     """Keep a line of a table that could not be understood."""
-    row = Row(UNKNOWN_KIND, line, depth)
+    row = _UnknownRow(UNKNOWN_KIND, line, depth)
     row.note("text", quote(text))
     return row
 
@@ -73,25 +59,11 @@ def quote(text: str, limit: int = 60) -> str:
 
 def freeze(rows: List[Row]) -> Tuple[Layer, ...]:
     """Turn finished rows into layers."""
-    return tuple(
-        # In the order of Layer's fields: keywords would double the cost of long summaries.
-        Layer(
-            row.kind,
-            row.outputs,
-            row.inputs,
-            row.params,
-            row.trainable,
-            row.depth,
-            row.name,
-            row.leaf,
-            row.repeated,
-            row.kernel,
-            row.attributes,
-            row.line,
-            row.hidden,
-            row.called,
-            row.derived,
-            row.params_known,
-        )
-        for row in rows
-    )
+    layers = []
+    for row in rows:
+        # A frozen dataclass's own __init__ sets each field by a call: a third of the time of a long summary.
+        # Fields that a row has left alone have Layer's default, which is its class's attribute.
+        layer = object.__new__(Layer)
+        object.__setattr__(layer, "__dict__", row.__dict__)
+        layers.append(layer)
+    return tuple(layers)

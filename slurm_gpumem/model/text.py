@@ -29,8 +29,8 @@ def clean_lines(text: str) -> List[str]:
     return lines
 
 
-def strip_prefix(lines: List[str], header: int, start: int = 0) -> None:
-    """Remove, in place, a logger's prefix from `start` on, if the table's header shows one.
+def strip_prefix(lines: List[str], header: int, end: int) -> None:
+    """Remove, in place, a logger's prefix from the table's header on to `end`, if it has one.
 
     The rule under the header tells what stands before the table on each line; numbers in it (times, line
     numbers) may change from line to line.
@@ -38,7 +38,7 @@ def strip_prefix(lines: List[str], header: int, start: int = 0) -> None:
     pattern = _prefix_pattern(lines, header)
     if pattern is None:
         return
-    for number in range(start, len(lines)):
+    for number in range(header, end):
         match = pattern.match(lines[number])
         if match:
             lines[number] = lines[number][match.end() :]

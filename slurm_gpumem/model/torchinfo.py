@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.model.cells import ShapeReader, parse_count
 from slurm_gpumem.model.finish import finish, read_totals
 from slurm_gpumem.model.kinds import is_leaf_kind
 from slurm_gpumem.model.rows import Row, unknown_row
 from slurm_gpumem.model.tables import Table
-from slurm_gpumem.model.types import ModelSummary, Shape
+from slurm_gpumem.model.types import UNKNOWN_KIND, ModelSummary, Shape
 
 # Tree characters, also as a console without Unicode shows them.
 _ROW = re.compile(
@@ -26,7 +26,7 @@ _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 def parse(lines: Sequence[str], table: Table) -> ModelSummary:
     """Read the rows of one table."""
     columns = tuple(_TITLE.findall(table.header)) or _DEFAULT_COLUMNS
-    rows = _Reader(columns).read(lines, table)
+    rows = _Reader(columns, numbered="depth-idx" in table.header).read(lines, table)
     has_outputs = "Output Shape" in columns
     _shape_tree(rows, has_outputs)
     root = rows[0] if rows and rows[0].depth == 0 and not rows[0].unknown else None
@@ -48,43 +48,90 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
 class _Reader:
     """Reads rows with a given set of columns."""
 
-    def __init__(self, columns: Tuple[str, ...]) -> None:
+    def __init__(self, columns: Tuple[str, ...], numbered: bool) -> None:
         self._columns = columns
+        self._numbered = numbered
         self._shapes = ShapeReader()
         self._rows: List[Row] = []
+        # Class and variable name of what stands before a row's number.
+        self._heads: Dict[str, Tuple[str, Optional[str]]] = {}
+        # What cells say about a class, since real models repeat the same rows: None if not understood.
+        self._seen: Dict[Tuple[str, Optional[str]], Optional[Dict[str, Any]]] = {}
 
     def read(self, lines: Sequence[str], table: Table) -> List[Row]:
         rows = self._rows
         for number in range(table.first, table.stop):
             text = lines[number].rstrip()
-            if text and text.strip("=-_ "):
-                self._read_line(text, number + 1)
+            row = self._read_row(text, number + 1)
+            if row is not None:
+                rows.append(row)
+            elif text.strip("=-_ ") and not self._note_parameter(text):
+                rows.append(unknown_row(text, number + 1, rows[-1].depth if rows else 0))
         if not table.closed:
             # What follows the last row of a table without an end is other output.
             while rows and rows[-1].unknown:
                 rows.pop()
         return rows
 
-    def _read_line(self, text: str, line: int) -> None:
-        above = self._rows[-1] if self._rows else None
-        match = _ROW.match(text)
-        if match:
+    def _read_row(self, text: str, line: int) -> Optional[Row]:
+        # Most rows differ from earlier ones in their number only: "└─Conv2d" + ": 3-17" + cells.
+        head, _, tail = text.partition(": ")
+        number, _, rest = tail.partition(" ")
+        known = self._heads.get(head)
+        level = number.partition("-")[0]
+        if known and level.isdigit() and len(level) < 5:
+            kind, variable = known
+            depth = int(level)
+            rest = rest.lstrip()
+        else:
+            match = _ROW.match(text)
+            if match is None:
+                return None
             tree, kind, variable, level, rest = match.groups()
-            cells: List[str] = _CELL.findall(rest) if rest else []
-            if level is None and cells and above is not None and _is_parameter(kind, cells):
-                above.note(kind, cells[0] if cells[0].startswith("[") else cells[-1].lstrip("├└─"))
-                return
-            row = Row(kind, line)
-            if self._fill(row, cells):
-                if level is not None:
-                    row.depth = int(level)
-                elif tree.strip():
-                    row.depth = (len(tree.lstrip()) + 3) // 5
-                if variable:
-                    row.name = variable
-                self._rows.append(row)
-                return
-        self._rows.append(unknown_row(text, line, above.depth if above else 0))
+            if level is not None:
+                depth = int(level)
+                self._heads[head] = kind, variable
+            elif self._rows and self._is_parameter(tree, kind, rest):
+                return None
+            else:
+                depth = (len(tree.lstrip()) + 3) // 5 if tree.strip() else 0
+        key = (kind, rest)
+        try:
+            values = self._seen[key]
+        except KeyError:
+            values = self._seen[key] = self._read_cells(kind, rest)
+        if values is None:
+            return None
+        row = Row(kind, line, depth)
+        row.__dict__.update(values)
+        if variable:
+            row.name = variable
+        return row
+
+    def _is_parameter(self, tree: str, name: str, rest: Optional[str]) -> bool:
+        """Whether this is a row of verbose=2: "weight  [3, 64, 7, 7]  ├─9,408"."""
+        if self._numbered and tree.strip():
+            return True
+        return "weight" in name or "bias" in name or "├─" in (rest or "") or "└─" in (rest or "")
+
+    def _note_parameter(self, text: str) -> bool:
+        """Keep a row of verbose=2 with the layer above it; False if it is none."""
+        match = _ROW.match(text)
+        if match is None:
+            return False
+        tree, name, _, level, rest = match.groups()
+        if level is not None or not self._rows or not rest or not self._is_parameter(tree, name, rest):
+            return False
+        cells: List[str] = _CELL.findall(rest)
+        self._rows[-1].note(name, cells[0] if cells[0].startswith("[") else cells[-1].lstrip("├└─"))
+        return True
+
+    def _read_cells(self, kind: str, rest: Optional[str]) -> Optional[Dict[str, Any]]:
+        """Return the fields that the cells give a row of this class; None if they make no sense."""
+        row = Row(kind, 0)
+        if not self._fill(row, _CELL.findall(rest or "")):
+            return None
+        return {name: value for name, value in vars(row).items() if name not in ("kind", "line", "depth")}
 
     def _fill(self, row: Row, cells: List[str]) -> bool:
         """Fill in the row's values; False when they are not what the columns say."""
@@ -130,14 +177,6 @@ class _Reader:
         return shapes[0]
 
 
-def _is_parameter(name: str, cells: List[str]) -> bool:
-    """Whether this is a row of verbose=2, about one parameter: "weight  [3, 64, 7, 7]  ├─9,408"."""
-    if cells[-1][0] in "├└":
-        return True
-    last = name.rpartition(".")[2]
-    return last.startswith(("weight", "bias"))
-
-
 def _fill_params(row: Row, cell: str) -> bool:
     row.params_known = True
     if cell == "--":
@@ -160,31 +199,42 @@ def _open_batch(rows: List[Row]) -> bool:
 
 def _shape_tree(rows: List[Row], has_outputs: bool) -> None:
     """Tell containers, leaves and blocks cut at the depth limit apart, and give full names."""
-    deepest = 0
+    deepest = max((row.depth for row in rows), default=0)
+    # What rows above the limit prove about a class counts more than its name.
     proven: Dict[str, bool] = {}
+    limit = []
+    depth = 0
+    for row in reversed(rows):
+        if depth > row.depth:
+            row.leaf = False
+            proven[row.kind] = True
+        elif row.depth < deepest:
+            proven.setdefault(row.kind, False)
+        elif deepest > 0:
+            limit.append(row)
+        depth = row.depth
+        if has_outputs and not row.outputs and row.leaf and row.kind != UNKNOWN_KIND:
+            row.called = False
+    for row in limit:
+        if row.kind != UNKNOWN_KIND and _is_block(row, proven):
+            row.hidden = row.called = True
+    if any(row.name for row in rows):
+        _name_paths(rows)
+
+
+def _name_paths(rows: List[Row]) -> None:
+    """Turn variable names into paths: "conv1" into "layer1.0.conv1"."""
     path: List[Tuple[int, str]] = []
-    for row, following in zip(rows, [*rows[1:], None]):
-        deepest = max(deepest, row.depth)
-        row.leaf = following is None or following.depth <= row.depth
-        if row.name:
-            while path and path[-1][0] >= row.depth:
-                path.pop()
+    for row in rows:
+        while path and path[-1][0] >= row.depth:
+            path.pop()
+        if row.depth == 0:
+            row.name = ""
+        elif row.name:
             own = row.name
-            if row.depth == 0:
-                row.name = ""
-            else:
-                row.name = ".".join([*(part for _, part in path), own])
-                if not row.leaf:
-                    path.append((row.depth, own))
-    for row in rows:
-        # What shallower rows prove about a class counts more than its name.
-        if row.depth < deepest:
-            proven[row.kind] = proven.get(row.kind, False) or not row.leaf
-    for row in rows:
-        if row.leaf and not row.unknown:
-            if 0 < row.depth == deepest:
-                row.hidden = _is_block(row, proven)
-            row.called = row.hidden or not has_outputs or bool(row.outputs)
+            row.name = ".".join([*(part for _, part in path), own])
+            if not row.leaf:
+                path.append((row.depth, own))
 
 
 def _is_block(row: Row, proven: Dict[str, bool]) -> bool:

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.model.cells import ShapeReader, parse_count
-from slurm_gpumem.model.finish import finish, read_totals
+from slurm_gpumem.model.finish import DEEPER, finish, read_totals
 from slurm_gpumem.model.kinds import is_leaf_kind
 from slurm_gpumem.model.rows import Row, unknown_row
 from slurm_gpumem.model.tables import Table, is_rule
 from slurm_gpumem.model.types import ModelSummary
 
-ROW = re.compile(
-    r"\s*(?:([A-Za-z_][\w./]*)\s+)?([A-Za-z_]\w*)-([0-9]+)\s+(\[.*\])\s+([0-9,]+)(?:\s+([0-9,]+))?\s*$"
-)
+_CELLS = re.compile(r"(\[.*\])\s+([0-9,]+)(?:\s+([0-9,]+))?\s*$")
+_UNCOUNTED = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
+_BETTER = f"use {DEEPER}"
 
 
 def parse(lines: Sequence[str], table: Table) -> ModelSummary:
@@ -26,7 +26,7 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
     shows_blocks = "Tr. Param #" in table.header
     rows = _read_rows(lines, table)
     _mark_containers(rows, shows_blocks)
-    notes: List[str] = []
+    notes = _limits(rows) if not shows_blocks else []
     format = "pytorch-model-summary" if shows_blocks else "modelsummary" if shows_inputs else "torchsummary"
     if shows_inputs:
         for row in rows:
@@ -39,39 +39,86 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
         notes.append("some parameters are frozen, but the table does not say in which layers")
     parents = [value for row in rows for key, value in row.attributes if key == "parents"]
     root = parents[0].partition("/")[0] if parents else ""
-    return finish(format, rows, totals, name=root, closed=table.closed, notes=notes)
+    inputs = rows[0].inputs if shows_inputs and rows else ()
+    return finish(
+        format,
+        rows,
+        totals,
+        name=root,
+        input_shapes=inputs,
+        closed=table.closed,
+        notes=notes,
+        deeper="summary(model, ..., max_depth=None)",
+    )
 
 
 def _read_rows(lines: Sequence[str], table: Table) -> List[Row]:
     shapes = ShapeReader()
+    # A table repeats few cells often.
+    seen: Dict[str, Optional[Dict[str, Any]]] = {}
     rows: List[Row] = []
     for number in range(table.first, table.stop):
         text = lines[number]
-        if not text.strip() or is_rule(text, "=-"):
+        parents, name, cells = _split(text)
+        if cells not in seen:
+            seen[cells] = _read_cells(cells, shapes)
+        values = seen[cells]
+        kind, _, index = name.rpartition("-")
+        if values is None or not index.isdigit() or not kind.isidentifier():
+            if text.strip() and not is_rule(text, "=-"):
+                rows.append(unknown_row(text, number + 1))
             continue
-        match = ROW.match(text)
-        outputs = shapes.read(match[4]) if match else None
-        params = parse_count(match[5]) if match else None
-        if match is None or outputs is None or params is None:
-            rows.append(unknown_row(text, number + 1))
-            continue
-        row = Row(match[2], number + 1)
-        row.outputs = outputs
-        row.params = params
-        if match[1]:
-            row.note("parents", match[1])
-            row.depth = match[1].count("/")
-        if match[6]:
-            trainable = parse_count(match[6])
-            row.trainable = params == 0 or trainable != 0
-            if trainable is not None and 0 < trainable < params:
-                row.note("trainable_params", str(trainable))
+        row = Row(kind, number + 1)
+        row.__dict__.update(values)
+        if parents:
+            row.note("parents", parents)
+            row.depth = parents.count("/")
         rows.append(row)
     if not table.closed:
         # What follows the last row of a table without an end is other output.
         while rows and rows[-1].unknown:
             rows.pop()
     return rows
+
+
+def _split(text: str) -> Tuple[str, str, str]:
+    """Split into parent layers (mostly none), layer and cells."""
+    before, bracket, cells = text.partition("[")
+    words = before.split()
+    if not bracket or not 0 < len(words) < 3:
+        return "", "", ""
+    return words[0] if len(words) == 2 else "", words[-1], bracket + cells
+
+
+def _read_cells(text: str, shapes: ShapeReader) -> Optional[Dict[str, Any]]:
+    """Return the fields that the cells give a row; None if they make no sense."""
+    match = _CELLS.match(text)
+    outputs = shapes.read(match[1]) if match else None
+    params = parse_count(match[2]) if match else None
+    if match is None or outputs is None or params is None:
+        return None
+    fields: Dict[str, Any] = {"outputs": outputs, "params": params}
+    trainable = parse_count(match[3]) if match[3] else None
+    if trainable is not None:
+        fields["trainable"] = params == 0 or trainable != 0
+        if 0 < trainable < params:
+            fields["attributes"] = (("trainable_params", str(trainable)),)
+    return fields
+
+
+def _limits(rows: List[Row]) -> List[str]:
+    """Say what torchsummary leaves out: weights of other names than "weight" and "bias", leading sizes."""
+    notes = []
+    for row in rows:
+        row.params_known = row.params > 0 or row.kind not in _UNCOUNTED
+    uncounted = sorted({row.kind for row in rows if not row.params_known})
+    if uncounted:
+        notes.append(f"torchsummary does not count the parameters of {', '.join(uncounted)}: {_BETTER}")
+    if any("Window" in row.kind for row in rows):
+        notes.append(
+            f"torchsummary hides how many windows there are: activations come out too low; {_BETTER}"
+        )
+    return notes
 
 
 def _mark_containers(rows: List[Row], shows_blocks: bool) -> None:
@@ -92,4 +139,5 @@ def _mark_containers(rows: List[Row], shows_blocks: bool) -> None:
         if shows_blocks:
             row.hidden = row.params > 0
         else:
-            row.leaf = row.params > 0
+            # timm's BatchNormAct2d has weights and, in rows before it, children.
+            row.leaf = row.params > 0 and "NormAct" not in row.kind

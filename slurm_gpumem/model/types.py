@@ -82,6 +82,10 @@ class ModelSummary:
     complete: bool = True
     """False when the table is cut off or the text names more parameters than its rows have."""
 
+    output_bytes: Optional[int] = None
+    """Outputs of all layers that have parameters, at the summary's batch, those inside hidden blocks
+    included: half of torchinfo's "Forward/backward pass size"; None where the text does not say."""
+
     @property
     def leaves(self) -> Tuple[Layer, ...]:
         """The rows that compute: everything but containers."""

@@ -136,7 +136,7 @@ def _mps_units(
 
 
 def _part_reason(count: int, takers: Sequence[GpuKind], gres: str) -> str:
-    unit = "mps units" if gres == "mps" else "shard" if count == 1 else "shards"
+    unit = "mps units" if gres == "mps" else "shards"
     sizes = {kind.label: kind.units for kind in takers}
     if len(sizes) == 1:
         label, units = next(iter(sizes.items()))

@@ -20,6 +20,12 @@ class SlurmUnreachableError(SlurmError):
     """The controller does not answer in time."""
 
 
+def missing(command: str, error: OSError) -> SlurmMissingError:
+    """The error for a command that could not be started."""
+    reason = "not found on the PATH" if isinstance(error, FileNotFoundError) else str(error.strerror)
+    return SlurmMissingError(f"{command}: {reason}; is this a login node of a Slurm cluster?")
+
+
 def run(argv: Sequence[str], *, timeout_s: float = 3.0, env: Optional[Mapping[str, str]] = None) -> str:
     """The command's stdout; SlurmError when it is missing, too slow or unhappy."""
     try:
@@ -31,10 +37,9 @@ def run(argv: Sequence[str], *, timeout_s: float = 3.0, env: Optional[Mapping[st
             env=None if env is None else {**os.environ, **env},
             check=False,
         )
-    except FileNotFoundError:
-        raise SlurmMissingError(
-            f"{argv[0]}: not found on the PATH; is this a login node of a Slurm cluster?"
-        ) from None
+    except OSError as error:
+        # Not only missing: a PATH with a plain file or a folder that may not be entered ends here too.
+        raise missing(argv[0], error) from None
     except subprocess.TimeoutExpired:
         # Clients retry a missing controller for many seconds; waiting longer helps nobody.
         raise SlurmUnreachableError(

@@ -75,6 +75,10 @@ class OptionTable:
         self._long: Dict[str, OptionSpec] = {spec.name: spec for spec in specs}
         self._short: Dict[str, OptionSpec] = {spec.short: spec for spec in specs if spec.short}
 
+    def specs(self) -> List[OptionSpec]:
+        """Every option."""
+        return list(self._long.values())
+
     def with_more(self, specs: Sequence[OptionSpec]) -> OptionTable:
         """A table with further options; those already known stay as they are."""
         return OptionTable([*(spec for spec in specs if spec.name not in self._long), *self._long.values()])

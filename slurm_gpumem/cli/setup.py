@@ -1,0 +1,86 @@
+"""`gpumem setup`: what a site must configure to share its GPUs, as a diff; changes nothing by itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import List, Optional
+
+from slurm_gpumem.cli.run import say
+from slurm_gpumem.errors import SlurmError, UnknownNameError
+from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.site.setup import Wishes, propose, summary_lines, write_files
+from slurm_gpumem.site.snapshot import Snapshot, gather
+from slurm_gpumem.sizes import parse_mib
+
+
+def main(argv: List[str]) -> int:
+    """Entry point of the subcommand."""
+    args = _parser().parse_args(argv)
+    wishes = Wishes(
+        gpus=tuple(args.gpu),
+        gres=args.gres,
+        mode=args.mode,
+        shard_mib=parse_mib(args.shard),
+        reserve_mib=parse_mib(args.reserve),
+        mps_per_gpu=args.mps_per_gpu,
+    )
+    snapshot = None if args.offline else _running()
+    proposal = propose(wishes, snapshot, _gpu_memory)
+    for line in summary_lines(proposal.plan):
+        say(line)
+    diff = proposal.diff()
+    print(
+        diff or "# Nothing to change: the running configuration is what this would set up.",
+        end="" if diff else "\n",
+    )
+    for note in proposal.notes:
+        say(f"note: {note}")
+    if args.output:
+        write_files(proposal, Path(args.output))
+        say(f"files written to {args.output}; nothing else was changed")
+    elif diff:
+        say("nothing was changed; --output DIR writes the files into a fresh folder")
+    return 0
+
+
+def _running() -> Optional[Snapshot]:
+    try:
+        return gather()
+    except SlurmError as error:
+        say(f"{error}\nGoing on without a running cluster.")
+        return None
+
+
+def _gpu_memory(kind: str) -> Optional[int]:
+    try:
+        return find_gpu(kind).memory_mib
+    except UnknownNameError:
+        return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpumem setup", description=__doc__)
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        metavar="[NODES=]TYPE:COUNT:MEMORY",
+        help="GPUs of a node, like a100:4:40G or 'n[1-4]=a100:4:40G'; may be repeated. "
+        "Without it: what the running cluster has, else what nvidia-smi shows here",
+    )
+    parser.add_argument("--gres", choices=("shard", "mps"), default="shard", help="how GPUs are divided")
+    parser.add_argument("--mode", choices=("observe", "opt-in", "on"), default="opt-in")
+    parser.add_argument("--shard", default="1G", metavar="SIZE", help="GPU memory of one shard (default 1G)")
+    parser.add_argument(
+        "--reserve",
+        default="1G",
+        metavar="SIZE",
+        help="GPU memory kept back for driver and MPS servers (default 1G)",
+    )
+    parser.add_argument(
+        "--mps-per-gpu", type=int, default=100, metavar="N", help="units of one GPU with --gres mps"
+    )
+    parser.add_argument("--offline", action="store_true", help="do not ask a running Slurm")
+    parser.add_argument("--output", metavar="DIR", help="write the files into this fresh folder")
+    return parser

@@ -1,0 +1,133 @@
+"""Another Slurm than the system's: one that lies in a tree of its own, used without installing it.
+
+A tree with a shell (made by debootstrap) is entered with chroot, and this machine's own folders
+are mounted into it. A tree without one (unpacked packages) is laid over this machine's /usr.
+Both happen in a mount namespace that ends with the program: nobody else sees it, nothing is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import List, Optional
+
+from slurm_gpumem.devcluster.enter import MARKER
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.scripts import find_python, write_script
+from slurm_gpumem.errors import DevClusterError
+
+_CLIENTS = [
+    "sacct",
+    "sacctmgr",
+    "salloc",
+    "sattach",
+    "sbatch",
+    "sbcast",
+    "scancel",
+    "scontrol",
+    "scrontab",
+    "sdiag",
+    "sinfo",
+    "sprio",
+    "squeue",
+    "sreport",
+    "srun",
+    "sshare",
+    "sstat",
+    "strigger",
+]
+_ALTERNATIVES = ("slurmctld", "slurmd", "slurmstepd")
+"""Debian unpacks them as slurmctld-wlm ..., and a package's set-up makes the names that daemons need."""
+_OF_THE_TREE = frozenset(
+    ["bin", "boot", "etc", "lib", "lib32", "lib64", "libx32", "lost+found", "run", "sbin", "usr", "var"]
+)
+_SHARED_FILES = ("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+
+
+class TreeSlurm:
+    """Slurm as it lies in a tree."""
+
+    def __init__(self, root: Path, layout: Layout) -> None:
+        if not root.is_dir():
+            raise DevClusterError(f"{root}: no such folder; --slurm-root names a tree that holds a Slurm")
+        self._root = root
+        self._layout = layout
+        self._enter = layout.library / "enter-slurm-root"
+        if self._program("slurmctld") is None or self._program("slurmd") is None:
+            raise DevClusterError(f"{root}: no slurmctld and slurmd in its usr/sbin; is it a Slurm's tree?")
+
+    def command(self, program: str, *args: str) -> List[str]:
+        found = self._program(program)
+        if found is None:
+            raise DevClusterError(f"{self._root}: has no {program}")
+        return [str(self._enter), found, *args]
+
+    def prepare(self) -> None:
+        library = self._layout.library
+        # Copied, because the users of jobs may not enter the folder of this checkout.
+        shutil.copyfile(Path(__file__).with_name("enter.py"), library / "enter.py")
+        has_shell = _lies_in(self._root, "sh") is not None
+        view = {
+            "root": str(self._root),
+            "folders": self._folders() if has_shell else [],
+            "files": [name for name in _SHARED_FILES if self._has_file(name)] if has_shell else [],
+            "overlay": None if has_shell else self._overlay(),
+        }
+        (library / "view.json").write_text(json.dumps(view) + "\n")
+        write_script(
+            self._enter,
+            "# Runs a program with the Slurm of another tree.",
+            f'[ -e /{MARKER} ] && exec "$@"',
+            *find_python(),
+            f'exec "$python" -IS {library / "enter.py"} {library / "view.json"} "$@"',
+        )
+        for name in _CLIENTS:
+            found = self._program(name)
+            if found is not None:
+                write_script(self._layout.programs / name, f'exec {self._enter} {found} "$@"')
+
+    def _program(self, name: str) -> Optional[str]:
+        """The path that the program has once we are inside."""
+        found = _lies_in(self._root, name)
+        if found is None and name in _ALTERNATIVES and _lies_in(self._root, f"{name}-wlm"):
+            found = f"/usr/sbin/{name}"
+        return found
+
+    def _folders(self) -> List[str]:
+        """This machine's folders that the tree shall show: all but the system's, and the cluster's own."""
+        names = sorted(entry.name for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False))
+        folders = [f"/{name}" for name in names if name not in _OF_THE_TREE]
+        if self._layout.root.parts[1] in _OF_THE_TREE:
+            folders.append(str(self._layout.root))
+        for folder in folders:
+            self._make_mount_point(folder)
+        return folders
+
+    def _has_file(self, name: str) -> bool:
+        return Path(f"{self._root}{name}").is_file() and Path(name).is_file()
+
+    def _make_mount_point(self, folder: str) -> None:
+        try:
+            Path(f"{self._root}{folder}").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DevClusterError(
+                f"{self._root}{folder}: {error.strerror}; the tree needs this folder to show {folder} in it"
+            ) from None
+
+    def _overlay(self) -> str:
+        extra = self._layout.library / "usr"
+        (extra / "sbin").mkdir(parents=True)
+        for name in _ALTERNATIVES:
+            (extra / "sbin" / name).symlink_to(f"{name}-wlm")
+        return f"{extra}:{self._root / 'usr'}:/usr"
+
+
+def _lies_in(root: Path, program: str) -> Optional[str]:
+    for folder in ("usr/sbin", "usr/bin", "sbin", "bin"):
+        path = root / folder / program
+        # Not only exists(): a link into /etc/alternatives only resolves inside.
+        if path.is_symlink() or path.is_file():
+            return f"/{folder}/{program}"
+    return None

@@ -1,0 +1,211 @@
+"""Attention between projections: no row shows it, the projections around it do."""
+
+from __future__ import annotations
+
+from typing import Callable, List, Optional, Sequence
+
+from slurm_gpumem.memory.structural.kinds import family_of
+from slurm_gpumem.memory.structural.layers import input_shape, rule_for
+from slurm_gpumem.memory.structural.tape import Tensor
+from slurm_gpumem.memory.structural.tree import Node
+from slurm_gpumem.memory.structural.walk import Walk
+from slurm_gpumem.model.types import Layer, Shape
+
+Run = Callable[[Walk, Node], None]
+
+_MOST_HEADS = 64
+_PROJECTIONS = ("linear", "conv")
+_BETWEEN = (
+    "identity",
+    "dropout",
+    "layer_norm",
+    "rms_norm",
+    "batch_norm",
+    "batch_norm_act",
+    "rotary",
+    "softmax",
+)
+
+
+def projections(node: Node) -> List[Node]:
+    """The children that make queries, keys and values; empty when this container has none itself."""
+    leaves = [
+        c for c in node.children if not c.children and c.row.called and family_of(c.row.kind) in _PROJECTIONS
+    ]
+    if not leaves:
+        return []
+    first = leaves[0].row
+    if not first.outputs or not first.inputs:
+        return []
+    axis = 1 if family_of(first.kind) == "conv" else -1
+    wide, narrow = first.outputs[0][axis], first.inputs[0][axis]
+    if narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
+        return leaves[:1]
+    if len(leaves) >= 2 and leaves[1].row.outputs and leaves[1].row.outputs[0][axis] == 2 * wide:
+        return leaves[:2]
+    return leaves[:3] if len(leaves) >= 3 else []
+
+
+def container(walk: Walk, node: Node, run: Run) -> None:
+    """Walk an attention module: projections, attention, what follows."""
+    entry = walk.cur
+    sources = projections(node)
+    made: List[Tensor] = []
+    matrix = _matrix(node)
+    done = False
+    for child in node.children:
+        row = child.row
+        if child in sources:
+            wanted = input_shape(row)
+            x = entry if wanted is None or wanted == entry.shape else walk.find(wanted)
+            out = rule_for(row)(walk, row, walk.take(x))
+            made.append(out)
+            walk.give(out)
+        elif not done and made and not child.children and family_of(row.kind) in _BETWEEN:
+            if family_of(row.kind) in ("layer_norm", "rms_norm") and row.outputs:
+                made = _normalized(walk, row, made)
+        elif not done and len(made) == len(sources) and (child.children or row.called):
+            done = True
+            attend(walk, made, input_shape(row), matrix=matrix)
+            run(walk, child)
+        else:
+            run(walk, child)
+    if not done and made:
+        attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix)
+
+
+def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> List[Tensor]:
+    """Queries or keys go through a normalization of their own."""
+    params = walk.param(row.params, trainable=row.trainable)
+    count = walk.count(row.outputs[0])
+    source = made[0]
+    wide = walk.widened(source) if source.elements == count else source
+    out = walk.tape.new(row.outputs[0], count, walk.wide if walk.amp else source.width)
+    walk.tape.op((wide,), out, saved=(wide,), params=params)
+    return [*made[1:], out] if source.elements == count else [*made, out]
+
+
+def _matrix(node: Node) -> Optional[Shape]:
+    """The attention matrix's shape where a softmax or dropout over [.., queries, keys] has a row."""
+    for child in node.children:
+        row = child.row
+        if family_of(row.kind) in ("softmax", "dropout") and row.called and row.outputs:
+            shape = row.outputs[0]
+            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
+                return shape
+    return None
+
+
+def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optional[Shape] = None) -> None:
+    """Record attention over the projections; its output has `shape`."""
+    walk.uses_matmul = True
+    made = [walk.lowered(walk.take(tensor)) for tensor in made]
+    total = sum(tensor.elements for tensor in made)
+    if isinstance(shape, tuple):
+        count = walk.count(shape)
+    else:
+        shape, count = made[0].shape, (total // 3 if len(made) == 1 else made[0].elements)
+    # A fused projection is wider than its queries; the output is as large as the queries.
+    out = walk.tape.new(shape, count, walk.low)
+    if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
+        made = _cached(walk, made)
+    if matrix is not None:
+        _eager(walk, made, out, walk.count(matrix))
+    elif (
+        not walk.amp
+        and walk.low == 4
+        and len(made) == 3
+        and made[1].elements < made[0].elements
+        and _grouped(made)
+    ):
+        _grouped_math(walk, made, out)
+    else:
+        statistics = 4 * max(1, count // walk.head)
+        back = tuple(tensor.bytes for tensor in made) if len(made) == 1 else ()
+        walk.tape.op(made, out, saved=(*made, out), kept=(statistics,), back=(*back, statistics), matmul=True)
+    walk.give(out)
+
+
+def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
+    """Keys and values go through transformers' cache, which copies them and outlives the step."""
+    if len(made) == 1 and walk.rotary:
+        # Rotated queries are new, keys and values are copied: nothing looks into the fused result any more.
+        separate = [walk.tape.new((), made[0].elements // 3, made[0].width) for _ in range(3)]
+        for tensor in separate:
+            walk.tape.op(made, tensor)
+        walk.tape.survivors += separate[1:]
+        return separate
+    if len(made) == 1:
+        fused = made[0]
+        copy = walk.tape.new((), fused.elements * 2 // 3, fused.width)
+        walk.tape.op((fused,), copy)
+        walk.tape.survivors.append(copy)
+        return [fused, copy]
+    result = [made[0]]
+    for tensor in made[1:]:
+        copy = walk.tape.new(tensor.shape, tensor.elements, tensor.width)
+        walk.tape.op((tensor,), copy)
+        walk.tape.survivors.append(copy)
+        result.append(copy)
+    return result
+
+
+def _grouped(made: Sequence[Tensor]) -> bool:
+    """Whether keys are narrower than queries but as long: fewer key heads than query heads."""
+    queries, keys = made[0].shape, made[1].shape
+    return len(queries) == len(keys) and queries[:-1] == keys[:-1] and keys[-1] < queries[-1]
+
+
+def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
+    """In fp32 no fused kernel takes grouped heads: keys and values are repeated, the matrix is kept."""
+    queries = made[0]
+    scaled = walk.tape.op((queries,), walk.tape.new((), queries.elements, queries.width))
+    keys = walk.tape.op((made[1],), walk.tape.new((), queries.elements, queries.width))
+    values = walk.tape.op((made[2],), walk.tape.new((), queries.elements, queries.width))
+    tokens = max(1, queries.shape[-2])
+    _eager(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
+
+
+def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int) -> None:
+    """Scores, softmax and the product with the values, each a tensor of its own."""
+    scores = walk.tape.new((), matrix, walk.low)
+    walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True)
+    probabilities = walk.tape.new((), matrix, walk.wide)
+    walk.tape.op((scores,), probabilities, saved=(probabilities,))
+    low = walk.lowered(probabilities)
+    walk.tape.op((low, *made[-1:]), out, saved=(low, *made[-1:]), matmul=True)
+
+
+def multihead(walk: Walk, node: Node) -> None:
+    """torch.nn.MultiheadAttention: packed projection, attention, output projection, all in one row."""
+    row = node.row
+    x = walk.find(input_shape(row))
+    shape = row.outputs[0] if row.outputs else x.shape
+    width = shape[-1]
+    in_params = row.params if row.params else 0
+    rest = sum(child.row.params for child in node.children)
+    if not rest and in_params >= 4 * width * width:
+        rest = width * width + width
+        in_params -= rest
+    walk.uses_matmul = True
+    low = walk.lowered(x)
+    copies, gradients = walk.weight(walk.param(in_params, trainable=row.trainable), in_params)
+    packed = walk.tape.new((), 3 * walk.count(shape), walk.low)
+    walk.tape.op((low, *copies), packed, saved=(low, *copies), params=gradients, matmul=True)
+    separate = walk.tape.new((), packed.elements, walk.low)
+    walk.tape.op((packed,), separate)
+    out = walk.tape.new(shape, walk.count(shape), walk.low)
+    if len(row.outputs) > 1 and len(row.outputs[1]) >= 2:
+        # It returns its weights, averaged over the heads: the matrix itself has all of them.
+        heads = max(1, width // walk.head)
+        _eager(walk, (separate,), out, walk.count(row.outputs[1]) * heads)
+    else:
+        statistics = 4 * max(1, out.elements // walk.head)
+        walk.tape.op(
+            (separate,), out, saved=(separate, out), kept=(statistics,), back=(separate.bytes,), matmul=True
+        )
+    joined = walk.tape.new(shape, out.elements, walk.low)
+    walk.tape.op((out,), joined)
+    copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
+    final = walk.tape.new(shape, out.elements, walk.low)
+    walk.give(walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True))

@@ -1,0 +1,135 @@
+"""Blocks whose inner layers the summary does not show: put usual layers in their place.
+
+A torchinfo table of depth 3 names a block, its output and its parameters. From the class and the
+dimensions follows what it is made of (attention, a feed-forward pair, a transformer layer, convolutions);
+its width follows from its parameters. torchinfo's totals also count the outputs of hidden layers: what
+the visible ones do not explain is shared out among the hidden blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import List, Optional, Sequence, Tuple
+
+from slurm_gpumem.memory.structural.kinds import family_of
+from slurm_gpumem.memory.structural.patterns import Pattern, Style, holds_several, pattern_of
+from slurm_gpumem.memory.structural.tree import Node
+from slurm_gpumem.model.types import Layer, ModelSummary, Shape
+
+_NOTICEABLE = 0.02
+"""Share of all outputs that must be unexplained before unknown classes count as hidden blocks."""
+_MOST_REPEATS = 96
+_SCALES = (0.1, 30.0)
+
+
+def expand_hidden(summary: ModelSummary, tree: List[Node]) -> bool:
+    """Give every hidden block children; whether there was one."""
+    batch = summary.batch or 1
+    rest = _unexplained(summary, batch)
+    noticeable = rest is not None and rest > _NOTICEABLE * (summary.output_bytes or 0) / 4
+    if not summary.hidden and not noticeable:
+        return False
+    found: List[Tuple[Node, Shape, str]] = []
+    _collect(tree, None, found, max(row.depth for row in summary.layers) if noticeable else -1)
+    if not found:
+        return False
+    if rest is not None:
+        # Unknown classes at the deepest level were taken for layers above.
+        rest += sum(
+            summary.elements(node.row.outputs[0], batch)
+            for node, _, _ in found
+            if not node.row.hidden and node.row.outputs
+        )
+    style = Style.of(summary)
+    blocks = [_Block(node, shape, parent, style) for node, shape, parent in found]
+    if rest is not None and rest > 0:
+        _share_out(summary, blocks, rest, batch)
+    for block in blocks:
+        block.fill()
+    return True
+
+
+class _Block:
+    """One hidden block: its pattern, how often it is repeated and how wide its inner layers are."""
+
+    def __init__(self, node: Node, shape: Shape, parent: str, style: Style) -> None:
+        self.node = node
+        self.shape = shape
+        self.style = style
+        self.several = holds_several(node.row.kind)
+        self.pattern: Pattern = pattern_of(node.row, shape, style, parent)
+        self.repeats = self.pattern.repeats
+        self.scale = 1.0
+
+    def outputs(self, summary: ModelSummary, batch: int) -> Tuple[float, float]:
+        """Outputs that torchinfo counts in one repeat: (of inner layers, of the others)."""
+        each = summary.elements(self.shape, batch)
+        inner = sum(step.width for step in self.pattern.steps if step.inner and step.counts(self.style))
+        outer = sum(step.width for step in self.pattern.steps if not step.inner and step.counts(self.style))
+        return inner * each, outer * each
+
+    def fill(self) -> None:
+        """Make the children."""
+        node = self.node
+        node.guessed = True
+        node.children = self.pattern.nodes(self.shape, node.row.params, self.repeats, self.scale)
+
+
+def _share_out(summary: ModelSummary, blocks: Sequence[_Block], rest: float, batch: int) -> None:
+    """Choose repeats and widths so that the blocks' outputs add up to what the totals leave for them."""
+    made = [(block, *block.outputs(summary, batch)) for block in blocks]
+    single = sum((inner + outer) * block.repeats for block, inner, outer in made if not block.several)
+    several = sum((inner + outer) * block.repeats for block, inner, outer in made if block.several)
+    if several and rest > single:
+        factor = (rest - single) / several
+        for block, _, _ in made:
+            if block.several:
+                block.repeats = max(1, min(_MOST_REPEATS, round(block.repeats * factor)))
+    inner_all = sum(inner * block.repeats for block, inner, _ in made)
+    outer_all = sum(outer * block.repeats for block, _, outer in made)
+    if inner_all:
+        scale = min(_SCALES[1], max(_SCALES[0], (rest - outer_all) / inner_all))
+        for block, _, _ in made:
+            block.scale = scale
+
+
+def _unexplained(summary: ModelSummary, batch: int) -> Optional[float]:
+    """Outputs that the totals count and no visible row explains, in elements; None where no total says."""
+    if summary.output_bytes is None:
+        return None
+    visible = sum(
+        summary.elements(row.outputs[0], batch)
+        for row in summary.layers
+        if row.leaf
+        and not row.hidden
+        and row.outputs
+        and (row.params or row.repeated)
+        # A module of its own with an activation inside: torchinfo counts leaves only.
+        and not family_of(row.kind).endswith("_act")
+    )
+    return summary.output_bytes / 4 - visible
+
+
+def _collect(
+    nodes: Sequence[Node], above: Optional[Layer], found: List[Tuple[Node, Shape, str]], deepest: int
+) -> None:
+    parent = above.kind if above else ""
+    whole = above.outputs[0] if above and above.outputs else None
+    last = whole
+    for node in nodes:
+        row = node.row
+        shape = row.outputs[0] if row.outputs else None
+        if row.hidden or _looks_hidden(row, deepest):
+            # A list has no output of its own: what its parent makes is what its last member makes.
+            chosen = shape or whole or last
+            if chosen is not None and len(chosen) > 1:
+                found.append((node, chosen, parent))
+        elif node.children:
+            inside = row if shape or not above else replace(row, outputs=above.outputs)
+            _collect(node.children, inside, found, deepest)
+        last = shape or last
+
+
+def _looks_hidden(row: Layer, deepest: int) -> bool:
+    """Whether a class that we do not know, at the deepest level and with parameters, is a block."""
+    return row.depth == deepest and row.leaf and row.params > 0 and not family_of(row.kind)

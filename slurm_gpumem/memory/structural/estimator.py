@@ -1,0 +1,103 @@
+"""Put the parts together: from a summary and a job to an `Estimate`."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Tuple
+
+from slurm_gpumem.memory.bound import Features, request_mib
+from slurm_gpumem.memory.structural import loss
+from slurm_gpumem.memory.structural.blocks import expand_hidden
+from slurm_gpumem.memory.structural.modules import run_all
+from slurm_gpumem.memory.structural.replay import (
+    ACTIVATIONS,
+    GRADIENTS,
+    OPTIMIZER,
+    WEIGHTS,
+    WORKSPACE,
+    Replay,
+    StepPlan,
+    replay,
+)
+from slurm_gpumem.memory.structural.tree import build_tree
+from slurm_gpumem.memory.structural.walk import Walk
+from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.model.types import ModelSummary
+
+_MIB = 1 << 20
+_CATEGORIES = (
+    ("weights", WEIGHTS),
+    ("gradients", GRADIENTS),
+    ("optimizer", OPTIMIZER),
+    ("activations", ACTIVATIONS),
+    ("workspace", WORKSPACE),
+)
+
+
+def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """The process's GPU memory when the summarized model is trained as `job` says."""
+    walk, result = simulate(summary, job, gpu)
+    context = gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
+    parts = _parts(result, context)
+    peak = sum(parts.values())
+    floor = peak - parts["fragmentation"]
+    features = Features(
+        format=summary.format,
+        peak_mib=peak,
+        floor_mib=floor,
+        hidden=bool(summary.hidden),
+        has_shapes=summary.has_shapes,
+        complete=summary.complete,
+    )
+    return Estimate(
+        peak_mib=peak,
+        request_mib=request_mib(features),
+        floor_mib=floor,
+        parts=parts,
+        estimator="structural",
+        gpu=gpu.name,
+        job=job,
+        warnings=summary.warnings,
+        assumptions=_assumptions(walk, result),
+    )
+
+
+def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
+    """Rebuild the training step and replay it; for estimates, tests and the documentation's example."""
+    walk = Walk(summary, job, gpu)
+    tree = build_tree(summary)
+    if expand_hidden(summary, tree):
+        walk.assume("blocks shown without their layers are made of the usual ones for their class and size")
+    loss.start(walk, tree)
+    run_all(walk, tree)
+    loss.finish(walk)
+    walk.param_rest()
+    walk.tape.close()
+    rule = job.optimizer_rule
+    plan = StepPlan(
+        states=rule.states,
+        temporaries=rule.temporaries,
+        cublas_workspace=gpu.cublas_workspace_bytes if walk.uses_matmul else 0,
+        accumulation=job.grad_accumulation,
+        data_parallel=job.gpus > 1,
+    )
+    return walk, replay(walk.tape, plan)
+
+
+def _parts(result: Replay, context: int) -> Dict[str, int]:
+    stats = result.stats
+    parts = {name: round(result.at_peak[category] / _MIB) for name, category in _CATEGORIES}
+    parts["fragmentation"] = max(0, round(stats.peak_reserved / _MIB) - sum(parts.values()))
+    parts["context"] = context
+    return parts
+
+
+def _assumptions(walk: Walk, result: Replay) -> Tuple[str, ...]:
+    when = {
+        "forward": "in the forward pass",
+        "backward": "in the backward pass",
+        "optimizer": "in the optimizer's step",
+    }
+    found: List[str] = list(walk.assumptions)
+    if result.phase in when:
+        found.append(f"the peak falls {when[result.phase]}; the parts are what is alive then")
+    return tuple(found)

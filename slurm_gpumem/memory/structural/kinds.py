@@ -1,0 +1,135 @@
+"""What a class name says about a layer: its family, by name alone."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Sequence, Tuple
+
+# The first pattern that is found decides; so special names stand before the general ones.
+_FAMILIES: Tuple[Tuple[str, str], ...] = (
+    ("identity", r"^Identity$|^Flatten$|^Unflatten$|^Permute$|^Rearrange$|^Lambda$|^ModuleList$|^Quant"),
+    ("zero_dropout", r"^$"),
+    ("drop_path", r"DropPath|StochasticDepth|DropBlock"),
+    ("dropout", r"Dropout|^Drop$"),
+    ("mha", r"^MultiheadAttention$|^MultiHeadAttention$"),
+    ("rnn", r"^(?:LSTM|GRU|RNN)$"),
+    ("rnn_cell", r"^(?:LSTM|GRU|RNN)Cell$"),
+    ("embedding_bag", r"^EmbeddingBag$"),
+    ("rotary", r"Rotary|RotEmb"),
+    ("embedding", r"^Embedding$|WordEmbedding$|ScaledWordEmbedding$|(?:Positional|Position)Embedding$"),
+    ("conv_transpose", r"^(?:Lazy)?ConvTranspose\dd$|^Conv\dDTranspose$"),
+    ("linear", r"^(?:Lazy)?Linear$|QuantizableLinear$|^Conv1D$|^Dense$|^Bilinear$|^\w*LoraLinear$"),
+    ("depthwise", r"^DepthwiseConv2D$"),
+    (
+        "conv",
+        r"^(?:Lazy|Scaled)?(?:Std|WS|Mixed|Cond)?Conv[123][dD](?:Same|Pad)?$|^StdConv\w*$|^Conv2dSame$|^ScaledStdConv\w*$",
+    ),
+    ("batch_norm_act", r"BatchNormAct\w*$|BatchNormReLU"),
+    ("frozen_norm", r"FrozenBatchNorm"),
+    ("batch_norm", r"BatchNorm\w*$"),
+    ("instance_norm", r"InstanceNorm"),
+    ("group_norm_act", r"GroupNormAct|GroupNorm1Act|EvoNorm|FilterResponseNorm"),
+    ("group_norm", r"GroupNorm"),
+    ("rms_norm", r"RMSNorm|RmsNorm|T5LayerNorm|LayerNormSimple|SimpleNorm"),
+    ("layer_norm", r"LayerNorm\w*$|LocalResponseNorm"),
+    ("layer_scale", r"^LayerScale|LayerScale2d$|^Affine$|^Scale$"),
+    ("hard", r"^ReLU6$|^Hardswish$|^HardSwish\w*$|^Hardsigmoid$|^HardSigmoid\w*$|^Hardtanh$"),
+    ("relu", r"^ReLU$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$"),
+    ("composed_act", r"NewGELU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
+    ("softmax", r"^(?:Log)?Softmax(?:2d)?$"),
+    ("output_act", r"^Tanh$|^Sigmoid$|^Softsign$|^ELU$|^CELU$|^SELU$|SigmoidActivation$|TanhActivation$"),
+    (
+        "input_act",
+        r"GELU|Gelu|SiLU|Swish|Mish|PReLU|Softplus|ELU|LogSigmoid|Tanhshrink|Hardshrink|^GLU$|^(?:(?!Conv|Norm)\w)*Activation$",
+    ),
+    ("max_pool", r"MaxPool|^MaxPooling"),
+    (
+        "global_pool",
+        r"GlobalAveragePool|GlobalAvgPool|SelectAdaptivePool|FastAdaptiveAvgPool|^AdaptiveAvgPool",
+    ),
+    ("avg_pool", r"AvgPool|AveragePool|LPPool|BlurPool"),
+    (
+        "upsample",
+        r"Upsample|UpSampling|Upsampling|PixelShuffle|PixelUnshuffle|Pad\dd$|^ZeroPadding|^Fold$|^Unfold$|ChannelShuffle",
+    ),
+    ("merge_add", r"^Add$|^FloatFunctional$"),
+    ("merge_cat", r"^Concatenate$"),
+    ("merge_mul", r"^Multiply$"),
+    ("input", r"^InputLayer$"),
+)
+_COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES)
+
+_ATTENTION = re.compile(r"[Aa]ttention|[Aa]ttn|^MHA|MHSA")
+_PLAIN = re.compile(
+    r"^Sequential$|^ModuleList$|^ModuleDict$|Stage$|Encoder$|Decoder$|Model$|Embeddings?$|^Conv\w*(?:Norm|BN|Bn)\w*$"
+)
+_BRANCHES = re.compile(r"^RepV|^RepConv|^RepDw|^Rep(?:Vgg|VGG)|MobileOne|ReparamLarge")
+_GATE = re.compile(r"Squeeze|^SE|Excit|Effective|Eca|^GlobalContext")
+# transformers models that use one matrix as embedding and as output layer, and those that do not.
+_TIED = re.compile(r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|DoubleHeads|ForPreTraining")
+_UNTIED = re.compile(
+    r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek|Whisper$"
+)
+_RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
+
+
+@lru_cache(maxsize=4096)
+def family_of(kind: str) -> str:
+    """The family whose rule applies to this class; "" when the name says nothing."""
+    for family, pattern in _COMPILED:
+        if pattern.search(kind):
+            return family
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def is_attention(kind: str) -> bool:
+    """Whether a container of this class computes attention between its projections."""
+    return bool(_ATTENTION.search(kind))
+
+
+@lru_cache(maxsize=4096)
+def has_branches(kind: str) -> bool:
+    """Whether this is a re-parametrized block: convolutions side by side whose results are added."""
+    return bool(_BRANCHES.search(kind))
+
+
+@lru_cache(maxsize=4096)
+def is_gate(kind: str) -> bool:
+    """Whether a container of this class scales its input by channel (squeeze and excitation)."""
+    return bool(_GATE.search(kind))
+
+
+@lru_cache(maxsize=4096)
+def may_add_input(kind: str) -> bool:
+    """Whether a container of this class may add its input to its output."""
+    return bool(_RESIDUAL.search(kind)) and not _PLAIN.search(kind)
+
+
+def keeps_cache(model: str) -> bool:
+    """Whether a model of this class returns the keys and values of every layer, also while it is trained."""
+    return bool(re.search(r"LMHead|ForCausalLM", model))
+
+
+def has_decoder(model: str) -> bool:
+    """Whether its decoder does."""
+    return "ForConditionalGeneration" in model
+
+
+def ties_output(model: str) -> bool:
+    """Whether a model of this class uses its embedding's weights again as its output layer."""
+    return bool(_TIED.search(model)) and not _UNTIED.search(model)
+
+
+# Vision transformers of every library, and language models since Llama, have dropout rows with p = 0.
+_NO_DROPOUT = re.compile(
+    r"ViT|DeiT|Beit|BEiT|Swin|ConvNext|Dino|Segformer|PVT|Pvt|VisionTransformer|^Block$|^Attention$|^Mlp$|^MLPBlock$"
+    r"|^EncoderBlock$|WindowAttention|Llama|Mistral|Qwen|Gemma|Phi|CLIP|Siglip|GPTNeoX|Falcon|Bloom|Mamba|Levit|Poolformer"
+    r"|Mixer|NormMlp|ConvMlp|ClassifierHead|EfficientNet|ResNet|MobileNet|RegNet"
+)
+
+
+def drops(around: Sequence[str]) -> bool:
+    """Whether a dropout inside containers of these classes is likely to have p > 0."""
+    return not any(_NO_DROPOUT.search(kind) for kind in around[-3:])

@@ -1,0 +1,356 @@
+"""What each family of layers makes, keeps for the backward pass and needs for a moment.
+
+A rule takes the walk, the layer's row and its input, records operations and returns the output.
+"""
+
+from __future__ import annotations
+
+from math import isqrt, prod
+from typing import Callable, Dict, Optional, Tuple
+
+from slurm_gpumem.memory.structural.kinds import family_of
+from slurm_gpumem.memory.structural.tape import Tensor
+from slurm_gpumem.memory.structural.walk import Walk
+from slurm_gpumem.model.types import Layer, Shape
+
+Rule = Callable[[Walk, Layer, Tensor], Tensor]
+
+_INDEX_BYTES = 8
+_FLOAT = 4
+_CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
+_TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
+
+
+def output_shape(row: Layer, x: Tensor) -> Shape:
+    """The row's output, or its input's shape where the text says none."""
+    return row.outputs[0] if row.outputs else x.shape
+
+
+def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    shape = output_shape(row, x)
+    if shape == x.shape:
+        return x
+    if walk.count(shape) == x.elements:
+        return walk.tape.view(x, shape)
+    return walk.tape.op((x,), walk.make(shape, x.width, grad=x.grad))
+
+
+def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
+    """Kernel elements and groups of a convolution, from its parameters and channels."""
+    out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
+    if out < 1 or channels < 1 or not row.params:
+        return (prod(row.kernel) if row.kernel else 1), 1
+    for per_output in (row.params / out, row.params / out - 1):
+        if per_output < 1 or per_output != int(per_output):
+            continue
+        count = int(per_output)
+        if row.kernel:
+            taps = prod(row.kernel)
+            if count % taps == 0 and channels % (count // taps) == 0:
+                return taps, channels // (count // taps)
+            continue
+        if count % channels == 0 and (
+            count // channels in _TAPS or count // channels == isqrt(count // channels) ** 2
+        ):
+            return count // channels, 1
+        for taps in _TAPS[1:]:
+            if count % taps == 0 and channels % (count // taps) == 0:
+                return taps, channels // (count // taps)
+    return 1, 1
+
+
+def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    walk.uses_conv = True
+    x = walk.lowered(x)
+    params = walk.param(row.params, trainable=row.trainable)
+    copies, gradients = walk.weight(params, row.params)
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    taps, groups = taps_and_groups(row, channels)
+    grad = x.grad or bool(params)
+    out = walk.make(output_shape(row, x), walk.low, grad=grad)
+    # cuDNN's fast kernels want NHWC: it copies input, output and weight when the kernel is spatial.
+    work = 0
+    if taps > 1 and groups == 1 and not walk.job.channels_last:
+        work = x.bytes + out.bytes + row.params * walk.low
+    return walk.tape.op(
+        (x, *copies),
+        out,
+        saved=(x, *copies),
+        work=(work,) if work else (),
+        back=(work,) if work else (),
+        params=gradients,
+    )
+
+
+def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    walk.uses_matmul = True
+    x = walk.lowered(x)
+    if walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
+        params = walk.tied_index
+    else:
+        params = walk.param(row.params, trainable=row.trainable)
+    copies, gradients = walk.weight(params, row.params)
+    out = walk.make(output_shape(row, x), walk.low, grad=x.grad or bool(params))
+    return walk.tape.op((x, *copies), out, saved=(x, *copies), params=gradients, matmul=True)
+
+
+def _norm(walk: Walk, row: Layer, x: Tensor, statistics: int) -> Tensor:
+    params = walk.param(row.params, trainable=row.trainable)
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad or bool(params))
+    return walk.tape.op((x,), out, saved=(x,), kept=(statistics,), params=params)
+
+
+def _batch_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    walk.buffers(2 * _FLOAT * channels + _INDEX_BYTES)
+    return _norm(walk, row, x, 2 * _FLOAT * channels)
+
+
+def _layer_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    x = walk.widened(x)
+    width = max(row.params // 2, 1) if row.params else x.shape[-1]
+    return _norm(walk, row, x, 2 * _FLOAT * max(1, x.elements // max(1, width)))
+
+
+def _group_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    x = walk.widened(x)
+    return _norm(walk, row, x, 2 * _FLOAT * 32 * walk.job.batch_size)
+
+
+def _rms_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    if row.kind in ("RMSNorm", "RmsNorm", "RmsNorm2d"):
+        return _layer_norm(walk, row, x)
+    # Written out in Python: square, mean, rsqrt; the scaled input is kept for the weight's gradient.
+    x = walk.widened(x)
+    params = walk.param(row.params, trainable=row.trainable)
+    rows = max(1, x.elements // max(1, x.shape[-1]))
+    scaled = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
+    walk.tape.op((x,), scaled, saved=(x,), kept=(_FLOAT * rows,), work=(x.bytes,), back=(x.bytes, x.bytes))
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad or bool(params))
+    return walk.tape.op((scaled,), out, saved=(scaled,), params=params, back=(x.bytes,))
+
+
+def _frozen_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    walk.buffers(4 * _FLOAT * (x.shape[1] if len(x.shape) > 1 else 1))
+    middle = walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad))
+    return walk.tape.op((middle,), walk.make(output_shape(row, x), x.width, grad=x.grad))
+
+
+def _batch_norm_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    return _relu(walk, row, _batch_norm(walk, row, x))
+
+
+def _group_norm_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    return _relu(walk, row, _group_norm(walk, row, x))
+
+
+def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
+    """Whether an activation overwrites its input: as the text says, else as convolutional networks do."""
+    told = dict(row.attributes).get("inplace")
+    if told is not None:
+        return told == "True"
+    producer = walk.tape.ops[-1] if walk.tape.ops else None
+    return len(x.shape) >= 4 and producer is not None and producer.out.slot == x.slot
+
+
+def _relu(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    if in_place(walk, row, x):
+        out = walk.tape.over(x)
+        return walk.tape.op((x,), out, saved=(out,))
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    # LeakyReLU keeps its input, ReLU its output.
+    return walk.tape.op((x,), out, saved=(x if row.kind == "LeakyReLU" else out,))
+
+
+def _output_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, saved=(out,))
+
+
+def _input_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    params = walk.param(row.params, trainable=row.trainable)
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, saved=(x,), params=params)
+
+
+def _composed_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """Activations written out in Python: every product keeps its factors."""
+    if row.kind in _CUBIC_GELU:
+        # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))); autocast takes the power, and what follows, in fp32.
+        half = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
+        wide = walk.widened(x)
+        curve = walk.tape.new(x.shape, x.elements, wide.width, grad=x.grad)
+        walk.tape.op(
+            (wide,), curve, saved=(wide, curve), work=(wide.bytes, wide.bytes), back=(wide.bytes,) * 2
+        )
+        shifted = walk.tape.op(
+            (curve,), walk.tape.new(x.shape, x.elements, wide.width, grad=x.grad), alias=True
+        )
+        return walk.tape.op(
+            (half, shifted), walk.make(output_shape(row, x), wide.width), saved=(half, shifted)
+        )
+    gate = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
+    walk.tape.op((x,), gate, saved=(gate,), work=(x.bytes,))
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x, gate), out, saved=(x, gate))
+
+
+def _softmax(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    x = walk.widened(x)
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, saved=(out,))
+
+
+def _dropout(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    told = dict(row.attributes).get("p")
+    if told in ("0", "0.0") or (told is None and not walk.drops()):
+        return x
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, kept=(x.elements,))
+
+
+def _drop_path(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, kept=(_FLOAT * walk.job.batch_size,))
+
+
+def _layer_scale(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    params = walk.param(row.params, trainable=row.trainable)
+    out = walk.make(output_shape(row, x), walk.wide if walk.amp else x.width)
+    return walk.tape.op((x,), out, saved=(x,), params=params, back=(x.bytes,))
+
+
+def _max_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, saved=(x,), kept=(out.elements * _INDEX_BYTES,))
+
+
+def _avg_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, saved=(x,))
+
+
+def _global_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    shape = output_shape(row, x)
+    if shape == x.shape:
+        return x
+    out = walk.make(shape, x.width, grad=x.grad)
+    # To one value a channel it is a mean, which keeps nothing.
+    keeps = len(shape) == len(x.shape) and any(size != 1 for size in shape[2:])
+    return walk.tape.op((x,), out, saved=(x,) if keeps else ())
+
+
+def _new_only(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """Layers that make a new tensor and keep nothing: resizing, padding, shuffling."""
+    return walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad))
+
+
+def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    params = walk.param(row.params, trainable=row.trainable)
+    out = walk.make(output_shape(row, x), walk.wide)
+    if walk.tied and row.params == walk.tied and not walk.tied_index:
+        # The output layer's backward makes the gradient first; this one's is added to it.
+        walk.tied_index = params
+        return walk.tape.op((), out, back=(row.params * walk.wide,))
+    return walk.tape.op((), out, params=params)
+
+
+_GATES = {"LSTM": 6, "GRU": 5, "RNN": 2}
+
+
+def _rnn(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """CuDNN's recurrent layers are one operation with a reserve for the gates of every step."""
+    walk.uses_matmul = True
+    walk.uses_conv = True
+    x = walk.lowered(x)
+    params = walk.param(row.params, trainable=row.trainable)
+    copies, gradients = walk.weight(params, row.params)
+    out = walk.make(output_shape(row, x), walk.low)
+    layers = _rnn_layers(row, x, out)
+    reserve = out.bytes * layers * _GATES.get(row.kind, 4)
+    return walk.tape.op(
+        (x, *copies),
+        out,
+        saved=(x, out, *copies),
+        kept=(reserve,),
+        work=(out.bytes * 2,),
+        back=(out.bytes * 2, row.params * walk.low),
+        params=gradients,
+        matmul=True,
+    )
+
+
+def _rnn_layers(row: Layer, x: Tensor, out: Tensor) -> int:
+    """The number of stacked layers that the parameters allow, one or two directions."""
+    gates = {"LSTM": 4, "GRU": 3}.get(row.kind, 1)
+    best: Tuple[float, int] = (float("inf"), 1)
+    for directions in (1, 2):
+        hidden = out.shape[-1] // directions
+        if not hidden:
+            continue
+        first = directions * gates * hidden * (x.shape[-1] + hidden + 2)
+        further = directions * gates * hidden * (directions * hidden + hidden + 2)
+        layers = max(1, round((row.params - first) / further) + 1) if row.params > first else 1
+        best = min(best, (abs(first + (layers - 1) * further - row.params), layers))
+    return best[1]
+
+
+def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """A class we do not know: a new output; its input is kept, as most layers do."""
+    params = walk.param(row.params, trainable=row.trainable)
+    if not row.outputs:
+        return x
+    out = walk.make(
+        row.outputs[0], walk.low if params else min(x.width, walk.wide), grad=x.grad or bool(params)
+    )
+    walk.assume(f"{row.kind} keeps its input and makes one new tensor")
+    walk.guessed += out.bytes
+    return walk.tape.op((x,), out, saved=(x,) if x.grad else (), params=params, matmul=bool(params))
+
+
+RULES: Dict[str, Rule] = {
+    "identity": _identity,
+    "drop_path": _drop_path,
+    "dropout": _dropout,
+    "rnn": _rnn,
+    "embedding": _embedding,
+    "embedding_bag": _embedding,
+    "conv_transpose": _conv,
+    "linear": _linear,
+    "depthwise": _conv,
+    "conv": _conv,
+    "batch_norm_act": _batch_norm_act,
+    "frozen_norm": _frozen_norm,
+    "batch_norm": _batch_norm,
+    "instance_norm": _batch_norm,
+    "group_norm_act": _group_norm_act,
+    "group_norm": _group_norm,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "layer_scale": _layer_scale,
+    "hard": _input_act,
+    "relu": _relu,
+    "composed_act": _composed_act,
+    "softmax": _softmax,
+    "output_act": _output_act,
+    "input_act": _input_act,
+    "max_pool": _max_pool,
+    "global_pool": _global_pool,
+    "avg_pool": _avg_pool,
+    "upsample": _new_only,
+}
+
+
+def rule_for(row: Layer) -> Rule:
+    """The rule of a leaf's class."""
+    return RULES.get(family_of(row.kind), _unknown)
+
+
+def norm_of(row: Layer) -> Rule:
+    """The normalization inside a module that is one with an activation."""
+    return RULES[family_of(row.kind).replace("_act", "")]
+
+
+def input_shape(row: Layer) -> Optional[Shape]:
+    """The shape of the row's first input where the text gives or implies one."""
+    return row.inputs[0] if row.inputs else None

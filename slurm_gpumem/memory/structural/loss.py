@@ -1,0 +1,98 @@
+"""The two ends of a step: the batch that goes in, and the loss over the last output."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+from slurm_gpumem.memory.structural.kinds import family_of, ties_output
+from slurm_gpumem.memory.structural.layers import input_shape
+from slurm_gpumem.memory.structural.tree import Node
+from slurm_gpumem.memory.structural.walk import Walk
+from slurm_gpumem.model.types import Shape
+
+_INDEX_BYTES = 8
+_WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "uint8": 1}
+
+
+def start(walk: Walk, tree: List[Node]) -> None:
+    """Allocate the batch."""
+    walk.tied = _tied(walk)
+    first = _first_leaf(tree)
+    shapes = list(walk.summary.input_shapes)
+    integers = first is not None and family_of(first.row.kind).startswith("embedding")
+    if not shapes and first is not None:
+        shape = _batch_shape(first)
+        shapes = [shape] if shape else []
+    if not shapes:
+        shapes = [(walk.summary.batch or -1,)]
+    width = _INDEX_BYTES if integers else walk.wide
+    width = _WIDTHS.get(walk.job.input_dtype, width)
+    for shape in shapes:
+        tensor = walk.make(shape, width, grad=False)
+        walk.tape.inputs.append(tensor.store)
+        walk.give(tensor)
+    walk.cur = walk.recent[shapes[0]]
+
+
+def _tied(walk: Walk) -> int:
+    """The parameters that embedding and output layer share; 0 when nothing speaks for it."""
+    leaves = walk.summary.leaves
+    table = next((row for row in leaves if family_of(row.kind) == "embedding"), None)
+    heads = [row for row in leaves if family_of(row.kind) == "linear" and row.outputs]
+    model = walk.summary.name or walk.summary.layers[0].kind
+    if table is None or not heads or not ties_output(model):
+        return 0
+    head = heads[-1]
+    if head.params - table.params not in (0, head.outputs[0][-1]):
+        return 0
+    walk.assume("the output layer shares the embedding's weights, as this class does")
+    walk.forget(table.params)
+    return table.params
+
+
+def _first_leaf(tree: List[Node]) -> Optional[Node]:
+    for node in tree:
+        if node.children:
+            found = _first_leaf(node.children)
+            if found is not None:
+                return found
+        elif node.row.called:
+            return node
+    return None
+
+
+def _batch_shape(node: Node) -> Optional[Shape]:
+    given = input_shape(node.row)
+    if given or not node.row.outputs:
+        return given
+    made = node.row.outputs[0]
+    if len(made) == 4:
+        # An image of three channels, which the first convolution mostly halves.
+        return (made[0], 3, 2 * made[2], 2 * made[3])
+    return made
+
+
+def finish(walk: Walk) -> None:
+    """Record the loss over the current tensor; it and the output outlive the step."""
+    logits = walk.take(walk.cur)
+    walk.tape.survivors.append(logits)
+    if walk.job.loss == "none":
+        total = walk.tape.new((), 1, walk.wide, grad=logits.grad)
+        walk.tape.op((logits,), total)
+        walk.tape.survivors.append(total)
+        return
+    wide = walk.widened(logits)
+    total = walk.tape.new((), 1, 4, grad=logits.grad)
+    if walk.job.loss == "mse":
+        target = walk.tape.new(logits.shape, logits.elements, 4, grad=False)
+        walk.tape.inputs.append(target.store)
+        walk.tape.op((wide,), total, saved=(wide,))
+    else:
+        classes = max(1, logits.shape[-1] if len(logits.shape) < 4 else logits.shape[1])
+        target = walk.tape.new((), max(1, logits.elements // classes), _INDEX_BYTES, grad=False)
+        walk.tape.inputs.append(target.store)
+        logs = walk.tape.new(logits.shape, logits.elements, 4, grad=logits.grad)
+        walk.tape.op((wide,), logs, saved=(logs,))
+        walk.tape.op((logs,), total)
+        walk.assume("the loss is cross-entropy over the last layer's output")
+    walk.tape.survivors.append(total)

@@ -1,0 +1,186 @@
+"""Containers: their children in order, and what their forward does around them."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+from slurm_gpumem.memory.structural import attention
+from slurm_gpumem.memory.structural.kinds import family_of, has_branches, is_attention, is_gate, may_add_input
+from slurm_gpumem.memory.structural.layers import input_shape, norm_of, rule_for
+from slurm_gpumem.memory.structural.tape import Tensor
+from slurm_gpumem.memory.structural.tree import Node
+from slurm_gpumem.memory.structural.walk import Scope, Walk
+
+_ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
+_TRANSFORMER_NORMS = ("layer_norm", "rms_norm")
+
+
+def run(walk: Walk, node: Node) -> None:
+    """Walk one module; its output becomes the walk's current tensor."""
+    row = node.row
+    if not row.called:
+        walk.param(row.params, trainable=row.trainable)
+        for child in node.children:
+            run(walk, child)
+    elif family_of(row.kind) == "mha":
+        attention.multihead(walk, node)
+    elif node.children:
+        _container(walk, node)
+    else:
+        _leaf(walk, node)
+
+
+def _leaf(walk: Walk, node: Node) -> None:
+    row = node.row
+    family = family_of(row.kind)
+    if family == "rotary":
+        # Sines and cosines; what is done with them happens inside the attention.
+        if row.outputs and row.outputs[0][-1] > 1:
+            walk.head = row.outputs[0][-1]
+        walk.rotary = True
+        walk.param(row.params)
+        return
+    x = walk.find(input_shape(row))
+    if family in _TRANSFORMER_NORMS:
+        x = _residual_stream(walk, x)
+        out = walk.give(rule_for(row)(walk, row, x))
+        if walk.stream is not None and walk.stream.slot != x.slot:
+            walk.stream = out
+        return
+    out = walk.give(rule_for(row)(walk, row, x))
+    if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
+        walk.activated.add(out.slot)
+
+
+def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
+    """What a transformer's normalization takes: the stream plus what was just made."""
+    stream = walk.stream
+    inside = walk.scopes and not is_attention(walk.scopes[-1].kind)
+    if stream is not None and inside and stream.shape == x.shape and stream.slot != x.slot:
+        x = walk.take(walk.add(x, stream))
+    if inside:
+        walk.stream = x
+    return x
+
+
+def _container(walk: Walk, node: Node) -> None:
+    row = node.row
+    shape = input_shape(row)
+    entry = walk.find(shape) if shape is not None else walk.cur
+    scope = Scope(row.kind, entry)
+    walk.scopes.append(scope)
+    walk.cur = entry
+    family = family_of(row.kind)
+    first_op = len(walk.tape.ops)
+    own = 0 if node.guessed else row.params
+    if family in ("batch_norm_act", "group_norm_act", "batch_norm", "layer_norm"):
+        walk.give(norm_of(row)(walk, row, walk.take(entry)))
+        own = 0
+    adds = may_add_input(row.kind) and not has_branches(row.kind)
+    merged = False
+    if is_attention(row.kind) and attention.projections(node):
+        attention.container(walk, node, run)
+    elif has_branches(row.kind):
+        _branches(walk, node.children, entry)
+    else:
+        for child in node.children:
+            if adds and child is node.children[-1] and family_of(child.row.kind) in _ACTIVATIONS:
+                merged = _merge_shortcut(walk, scope, in_place=True)
+            run(walk, child)
+    if len(walk.tape.ops) == first_op and walk.cur is entry:
+        walk.give(entry)
+    _finish(walk, node, scope, own, adds and not merged)
+    walk.scopes.pop()
+    walk.tape.hold(entry)
+    walk.give(walk.cur)
+
+
+def _branches(walk: Walk, children: List[Node], entry: Tensor) -> None:
+    """Re-parametrized blocks: every convolution takes the block's input, the results are added."""
+    made: List[Tensor] = []
+    for child in children:
+        family = family_of(child.row.kind)
+        if family in _ACTIVATIONS or family == "identity" or is_gate(child.row.kind):
+            _add_all(walk, made)
+            made = []
+            run(walk, child)
+            continue
+        if not child.row.outputs and child.children:
+            for member in child.children:
+                walk.cur = entry
+                run(walk, member)
+                made.append(walk.cur)
+            continue
+        walk.cur = entry
+        run(walk, child)
+        made.append(walk.cur)
+    _add_all(walk, made)
+
+
+def _add_all(walk: Walk, made: List[Tensor]) -> None:
+    for first in made[:1]:
+        walk.cur = first
+        for other in made[1:]:
+            if other.shape == first.shape and other.slot != walk.cur.slot:
+                walk.add(walk.cur, other)
+
+
+def _merge_shortcut(walk: Walk, scope: Scope, *, in_place: bool) -> bool:
+    """Add the block's input, or what its shortcut made of it, to what its other layers made."""
+    cur = walk.cur
+    waiting = [t for t in scope.unused.values() if t.slot != cur.slot and t.shape == cur.shape]
+    other: Optional[Tensor] = None
+    if waiting:
+        other = waiting[-1]
+    elif scope.entry.shape == cur.shape and scope.entry.slot != cur.slot:
+        other = scope.entry
+    if other is None:
+        return False
+    walk.add(cur, other, in_place=in_place)
+    return True
+
+
+def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
+    """What a container does after its children: gates, scales, additions, concatenations."""
+    row = node.row
+    shape = row.outputs[0] if row.outputs else None
+    entry, cur = scope.entry, walk.cur
+    if own:
+        params = walk.param(own, trainable=row.trainable)
+        if len(cur.shape) > 1 and own in (cur.shape[1], cur.shape[-1]) and cur.slot != entry.slot:
+            # A learned scale of the block's output.
+            out = walk.tape.new(cur.shape, cur.elements, max(cur.width, walk.wide))
+            walk.take(cur)
+            walk.give(walk.tape.op((cur,), out, saved=(cur,), params=params))
+        elif params:
+            out = walk.tape.new(cur.shape, cur.elements, cur.width)
+            walk.give(walk.tape.op((walk.take(cur),), out, params=params, alias=True))
+        cur = walk.cur
+    if shape is None:
+        return
+    full = entry if entry.shape == shape else walk.recent.get(shape)
+    if full is not None and cur.shape != shape and _gates(cur, full):
+        walk.multiply(full, cur)
+    elif adds and cur.shape == shape:
+        norms = [child for child in node.children if family_of(child.row.kind) in _TRANSFORMER_NORMS]
+        if norms and walk.stream is not None and walk.stream.shape == cur.shape:
+            if walk.stream.slot != cur.slot:
+                walk.stream = walk.add(cur, walk.stream)
+        else:
+            _merge_shortcut(walk, scope, in_place=False)
+    if walk.cur.shape != shape:
+        walk.give(walk.find(shape))
+
+
+def _gates(cur: Tensor, entry: Tensor) -> bool:
+    """Whether `cur` has one value per channel of `entry`: squeeze and excitation."""
+    if len(entry.shape) != 4 or cur.elements >= entry.elements:
+        return False
+    channels = {entry.shape[1], entry.shape[3]}
+    return [size for size in cur.shape[1:] if size != 1] in [[c] for c in channels]
+
+
+def run_all(walk: Walk, nodes: List[Node]) -> None:
+    """Walk the top-level modules."""
+    for node in nodes:
+        run(walk, node)

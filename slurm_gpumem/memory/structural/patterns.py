@@ -1,0 +1,220 @@
+"""What blocks are usually made of, by class name and parameters."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import List, Tuple
+
+from slurm_gpumem.memory.structural.kinds import family_of, is_attention
+from slurm_gpumem.memory.structural.tree import Node
+from slurm_gpumem.model.types import Layer, ModelSummary, Shape
+
+_FEED_FORWARD = re.compile(r"M[Ll][Pp]|FFN|[Ff]eed[Ff]orward|Intermediate|SwiGLU")
+_SEVERAL = re.compile(
+    r"^Sequential$|^ModuleList$|^ModuleDict$|Stage|Encoder$|Decoder$|Layers$|Blocks$|^BasicLayer$|Model$|Transformer$"
+)
+_CONV_NORM = re.compile(
+    r"Conv\w*(?:Norm|Bn|BN)|^BasicConv|^ConvModule|^Downsample|^PatchMerging|^PatchEmbed|^CBR|^Stem"
+)
+_INVERTED = re.compile(
+    r"MBConv|EfficientNet|MobileNet|MNASNet|MixNet|TinyNet|InvertedResidual|DepthwiseSeparable|UniversalInverted|Ghost|LinearBottleneck"
+)
+_MODERN = re.compile(
+    r"Conv[Nn]e[Xx]t|^CNBlock|Focal|MetaNeXt|MetaFormer|PoolFormer|GatedConv|StarBlock|Mamba"
+)
+_BOTTLENECK = re.compile(r"Bottle|ResNeXt|Res2")
+_CUBIC = re.compile(r"GPT2|CodeGen|GPTJ|GPTNeo(?!X)|GPTBigCode|Albert")
+_GATED = re.compile(r"Llama|Mistral|Mixtral|Qwen|Gemma|Phi3|Olmo|StableLm|SmolLM|Granite|Cohere")
+_DROPPING = re.compile(
+    r"^(?:Bert|Roberta|XLM|Camembert|Electra|DistilBert|GPT2|OPT|Bart|T5|Deberta|Ernie|MPNet|Marian|Pegasus)"
+)
+_SMOOTH = ("input_act", "hard")
+
+
+@dataclass(frozen=True)
+class Style:
+    """What the visible rows and the model's name say about its hidden layers."""
+
+    model: str
+    """The model's class."""
+    layer_norms: bool
+    """Layer norms and no batch norm are in sight."""
+    activation: str
+    """Of convolutional blocks."""
+    gelu: str
+    """Of feed-forward blocks."""
+    norm: str
+    gated: bool
+    drops: bool
+    counts_norms: bool
+    """Whether torchinfo counts the outputs of batch norms: not when they carry their activation inside."""
+
+    @classmethod
+    def of(cls, summary: ModelSummary) -> Style:
+        """Read the visible rows."""
+        families = {row.kind: family_of(row.kind) for row in summary.layers}
+        smooth = [kind for kind, family in families.items() if family in _SMOOTH]
+        sharp = "relu" in families.values()
+        names = f"{summary.name} " + " ".join(families)
+        gated = bool(_GATED.search(names))
+        seen = set(families.values())
+        return cls(
+            model=summary.name,
+            layer_norms="layer_norm" in seen and not seen & {"batch_norm", "batch_norm_act"},
+            activation=smooth[0] if smooth and not sharp else "ReLU",
+            gelu="NewGELUActivation" if _CUBIC.search(names) else ("SiLU" if gated else "GELU"),
+            norm="LlamaRMSNorm" if gated else "LayerNorm",
+            gated=gated,
+            drops=bool(_DROPPING.search(summary.name)),
+            counts_norms="batch_norm_act" not in families.values(),
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer of a pattern: its width in multiples of the block's, its share of the parameters."""
+
+    kind: str
+    width: float = 1.0
+    share: float = 0.0
+    inner: bool = False
+    """Not the block's own width: follows the scale."""
+    group: str = ""
+    """The container it belongs to inside the block."""
+    takes: float = 0.0
+    """Width of its input where that is not what the step before made; 0: it is."""
+
+    def counts(self, style: Style) -> bool:
+        """Whether torchinfo's total of outputs has it."""
+        if "BatchNorm" in self.kind:
+            return style.counts_norms
+        return "Norm" in self.kind or self.share > 0
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The layers of one block and how often it comes one after the other."""
+
+    steps: Tuple[Step, ...]
+    repeats: int
+    axis: int
+    residual: bool
+
+    def nodes(self, shape: Shape, params: int, repeats: int, scale: float) -> List[Node]:
+        """The block as modules, its inner layers `scale` times as wide."""
+        result: List[Node] = []
+        each = params / repeats
+        for _ in range(repeats):
+            children: List[Node] = []
+            entry = shape
+            for step in self.steps:
+                factor = step.width * (scale if step.inner else 1.0)
+                made = self._widened(shape, factor)
+                takes = self._widened(shape, step.takes) if step.takes else entry
+                row = Layer(kind=step.kind, outputs=(made,), inputs=(takes,), params=int(each * step.share))
+                members = children
+                if step.group:
+                    if not children or children[-1].row.kind != step.group:
+                        box = Layer(kind=step.group, outputs=(shape,), inputs=(shape,), leaf=False)
+                        children.append(Node(box))
+                    members = children[-1].children
+                members.append(Node(row))
+                entry = made
+            if self.residual:
+                box = Layer(kind="HiddenBlock", outputs=(shape,), inputs=(shape,), leaf=False)
+                result.append(Node(box, children))
+            else:
+                result += children
+        return result
+
+    def _widened(self, shape: Shape, factor: float) -> Shape:
+        if factor == 1.0:
+            return shape
+        width = max(1, round(shape[self.axis] * factor))
+        axis = self.axis % len(shape)
+        return (*shape[:axis], width, *shape[axis + 1 :])
+
+
+def holds_several(kind: str) -> bool:
+    """Whether a container of this class holds several blocks rather than being one."""
+    return bool(_SEVERAL.search(kind))
+
+
+def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
+    """The usual inside of a block of this class and output, in a container of class `parent`."""
+    # [batch, height, width, channels] has two equal sizes in front of the channels.
+    last = len(shape) < 4 or (len(shape) == 4 and shape[1] == shape[2] != shape[3])
+    axis = -1 if last else 1
+    width = max(1, shape[axis])
+    if is_attention(row.kind):
+        return Pattern(_attention(style, ""), 1, axis, residual=False)
+    if _FEED_FORWARD.search(row.kind):
+        return Pattern(_feed_forward(row.params, width, style, 1.0, ""), 1, axis, residual=False)
+    if len(shape) == 2:
+        return Pattern((Step("Linear", share=1.0), Step("ReLU")), 1, axis, residual=False)
+    if last:
+        repeats = max(1, round(row.params / (12 * width * width))) if holds_several(row.kind) else 1
+        return Pattern(_transformer(row.params / repeats, width, style), repeats, axis, residual=True)
+    repeats = max(1, min(64, round(row.params / (8 * width * width)))) if holds_several(row.kind) else 1
+    kind = f"{parent} {style.model}" if holds_several(row.kind) else row.kind
+    return Pattern(_convolutions(kind, row.params / repeats, width, style), repeats, axis, residual=False)
+
+
+def _attention(style: Style, group: str, share: float = 1.0) -> Tuple[Step, ...]:
+    return (
+        Step("Linear", 3.0, 0.75 * share, inner=True, group=group),
+        Step("Linear", 1.0, 0.25 * share, group=group, takes=1.0),
+    )
+
+
+def _feed_forward(params: float, width: int, style: Style, share: float, group: str) -> Tuple[Step, ...]:
+    """Up, activation, down; the inner width follows from the parameters."""
+    inner = max(0.25, params / ((3 if style.gated else 2) * width * width))
+    up = Step("Linear", inner, share * (1 / 3 if style.gated else 0.5), inner=True, group=group)
+    act = Step(style.gelu, inner, inner=True, group=group)
+    down = Step("Linear", 1.0, share * (1 / 3 if style.gated else 0.5), group=group)
+    if style.gated:
+        return (up, act, Step("Linear", inner, share / 3, inner=True, group=group, takes=1.0), down)
+    return (up, act, down)
+
+
+def _transformer(params: float, width: int, style: Style) -> Tuple[Step, ...]:
+    """Normalization, attention, normalization, feed-forward."""
+    attention = min(1.0, 4 * width * width / params) if params else 0.33
+    drop = (Step("Dropout", group=""),) if style.drops else ()
+    steps = (Step(style.norm), *_attention(style, "HiddenAttention", attention), *drop, Step(style.norm))
+    if attention < 1.0 or not params:
+        rest = params * (1 - attention) if params else 8.0 * width * width
+        steps = (*steps, *_feed_forward(rest, width, style, 1 - attention, "HiddenMlp"), *drop)
+    return steps
+
+
+def _convolutions(kind: str, params: float, width: int, style: Style) -> Tuple[Step, ...]:
+    act = style.activation
+
+    def pair(size: float, share: float, *, inner: bool = True) -> Tuple[Step, ...]:
+        return (Step("Conv2d", size, share, inner=inner), Step("BatchNorm2d", size, inner=inner))
+
+    if _CONV_NORM.search(kind):
+        return (*pair(1, 1.0, inner=False), Step(act))
+    if _INVERTED.search(kind):
+        smooth = "SiLU" if act == "ReLU" else act
+        wide = min(6.0, max(1.0, params / (2.5 * width * width)))
+        middle = Step(smooth, wide, inner=True)
+        return (*pair(wide, 0.45), middle, *pair(wide, 0.1), middle, *pair(1, 0.45, inner=False))
+    if _MODERN.search(kind) or style.layer_norms:
+        wide = max(0.5, params / (2.0 * width * width))
+        depthwise = (Step("Conv2d", 1, 0.02), Step("LayerNorm2d", 1))
+        return (
+            *depthwise,
+            Step("Linear", wide, 0.49, inner=True),
+            Step("GELU", wide, inner=True),
+            Step("Linear", 1, 0.49),
+        )
+    if _BOTTLENECK.search(kind):
+        # Solves 2·C·w + 9·w² = parameters for the inner width w.
+        wide = min(1.0, max(0.1, ((4 * width**2 + 36 * params) ** 0.5 - 2 * width) / 18 / width))
+        middle = Step(act, wide, inner=True)
+        return (*pair(wide, 0.25), middle, *pair(wide, 0.5), middle, *pair(1, 0.25, inner=False), Step(act))
+    return (*pair(1, 0.5), Step(act, inner=True), *pair(1, 0.5, inner=False), Step(act))

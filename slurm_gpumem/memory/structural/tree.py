@@ -1,0 +1,73 @@
+"""The rows of a summary as a tree of modules, each with its children in the order of execution."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence, Set
+
+from slurm_gpumem.memory.structural.kinds import family_of
+from slurm_gpumem.model.types import UNKNOWN_KIND, Layer, ModelSummary
+
+
+class Node:
+    """A module: a row, or a block that a row stands for."""
+
+    __slots__ = ("children", "contains", "guessed", "row")
+
+    def __init__(self, row: Layer, children: Optional[List[Node]] = None) -> None:
+        self.row = row
+        self.children: List[Node] = children if children is not None else []
+        self.guessed = False
+        """Its children are not in the text."""
+        self.contains: Set[str] = set()
+        """Kinds of containers in it, itself included; only kept where nesting has to be worked out."""
+
+
+def build_tree(summary: ModelSummary) -> List[Node]:
+    """The top-level modules of a summary."""
+    if summary.format.startswith(("torchsummary", "torch-summary/flat")):
+        return _from_closing_rows(summary.layers)
+    return _from_depths(summary.layers)
+
+
+def _from_depths(rows: Sequence[Layer]) -> List[Node]:
+    """Parents stand before their children, and the depth says which they are."""
+    roots: List[Node] = []
+    path: List[Node] = []
+    for row in rows:
+        node = Node(row)
+        while path and path[-1].row.depth >= row.depth:
+            path.pop()
+        (path[-1].children if path else roots).append(node)
+        path.append(node)
+    return roots
+
+
+def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
+    """A container's row stands after its children's and does not say how many they are.
+
+    It takes everything since the last container that is of its kind or has one of its kind inside:
+    that one is its elder sibling or its sibling's parent.
+    """
+    open_nodes: List[Node] = []
+    for row in rows:
+        node = Node(row)
+        family = family_of(row.kind)
+        start = len(open_nodes)
+        if family in ("batch_norm_act", "group_norm_act"):
+            # Normalizes first, then calls its activation, whose row stands before it.
+            while start and len(open_nodes) - start < 2 and _belongs(open_nodes[start - 1], row):
+                start -= 1
+        elif not family and not row.params and row.kind != UNKNOWN_KIND:
+            while start and row.kind not in open_nodes[start - 1].contains:
+                start -= 1
+        node.children = open_nodes[start:]
+        del open_nodes[start:]
+        if node.children:
+            node.contains = {row.kind}.union(*(child.contains for child in node.children))
+        open_nodes.append(node)
+    return open_nodes
+
+
+def _belongs(node: Node, row: Layer) -> bool:
+    before = node.row
+    return not node.children and not before.params and before.outputs == row.outputs

@@ -1,0 +1,204 @@
+"""Keras's model.summary(), with plain columns (Keras 2) or boxes (Keras 3).
+
+Cells that do not fit go on in the next line, so a row is collected before it is read.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.model.cells import ShapeReader, parse_count
+from slurm_gpumem.model.finish import finish, read_totals
+from slurm_gpumem.model.rows import Row, unknown_row
+from slurm_gpumem.model.tables import Table
+from slurm_gpumem.model.types import ModelSummary, Shape
+
+# Titles may be cut ("Para", "Trai…").
+_TITLE = re.compile(r"Layer \(type\)|Outp\w*(?: Shape)?|Para\w*(?: #)?|Conn\w*(?: to)?|Trai\w*")
+_FULL_TITLES = {
+    "Laye": "Layer (type)",
+    "Outp": "Output Shape",
+    "Para": "Param #",
+    "Conn": "Connected to",
+    "Trai": "Trainable",
+}
+_NAME = re.compile(r"([^\s()]*)\s*\(([^\s()]*)\)?$")
+_MODEL = re.compile(r'\s*Model: "([^"]{1,100})"')
+_CONNECTION = re.compile(r"([^\s,'\[\]]+?)(…|\[)")
+_RULES = "─━═-_=¯ │┃├┤┼╇╈┡┩┏┓┳└┘┴╞╡|"
+_BOX_RULES = ("├", "└", "┡", "┏")
+_MODELS = ("Functional", "Sequential", "Model")
+# Class names as long as Keras cuts them; a cut name stands for the only one that begins like it.
+_NAMES = """AdditiveAttention Attention AveragePooling1D AveragePooling2D AveragePooling3D BatchNormalization
+Bidirectional Concatenate Conv1DTranspose Conv2DTranspose Conv3DTranspose DepthwiseConv1D DepthwiseConv2D
+EinsumDense GaussianDropout GaussianNoise GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D
+GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GroupNormalization InputLayer LayerNormalization
+MaxPooling1D MaxPooling2D MaxPooling3D MultiHeadAttention SeparableConv1D SeparableConv2D SpatialDropout1D
+SpatialDropout2D SpatialDropout3D TimeDistributed UnitNormalization UpSampling1D UpSampling2D UpSampling3D
+ZeroPadding1D ZeroPadding2D ZeroPadding3D Activation Normalization Rescaling"""
+_KINDS = tuple(_NAMES.split())
+# How many layers back a cut name in "Connected to" is looked for.
+_REACH = 60
+
+Cells = Dict[str, str]
+
+
+def parse(lines: Sequence[str], table: Table) -> ModelSummary:
+    """Read the rows of one table."""
+    shapes = ShapeReader()
+    rows: List[Row] = []
+    for line, cells in _collect(lines, table):
+        row = _read_row(cells, line, shapes)
+        rows.append(row if row else unknown_row(" ".join(" ".join(cells.values()).split()), line))
+    if not table.closed:
+        while rows and rows[-1].unknown:
+            rows.pop()
+    _nest(rows)
+    _connect(rows)
+    has_params = "Para" in table.header
+    return finish(
+        "keras",
+        rows,
+        read_totals(lines[table.stop : table.end]),
+        name=_model_name(lines, table),
+        input_shapes=[shape for row in rows if row.kind == "InputLayer" for shape in row.outputs],
+        closed=table.closed,
+        notes=() if has_params else ['the column "Param #" is cut off: parameters are known in total only'],
+        check_sum=has_params,
+        deeper="model.summary(expand_nested=True)",
+    )
+
+
+def _model_name(lines: Sequence[str], table: Table) -> str:
+    for line in reversed(lines[max(0, table.first - 6) : table.first]):
+        match = _MODEL.search(line)
+        if match:
+            return match[1]
+    return ""
+
+
+def _collect(lines: Sequence[str], table: Table) -> List[Tuple[int, Cells]]:
+    """Put the lines of one row together; a row begins where its last sure column has something in it."""
+    titles = [(_FULL_TITLES[match[0][:4]], match.start()) for match in _TITLE.finditer(table.header)]
+    names = [title for title, _ in titles]
+    starts = [start for _, start in titles]
+    key = names.index("Param #" if "Param #" in names else "Output Shape")
+    found: List[Tuple[int, List[str]]] = []
+    for number in range(table.first, table.stop):
+        text = lines[number]
+        if text.startswith(_BOX_RULES) or not text.strip(_RULES):
+            continue
+        boxed = "│" in text or "┃" in text
+        parts = _boxed_cells(text) if boxed else _plain_cells(text, starts)
+        if not found or (len(parts) > key and parts[key]):
+            found.append((number + 1, parts))
+            continue
+        row = found[-1][1]
+        for position, part in enumerate(parts[: len(row)]):
+            if part:
+                row[position] += part.strip(" │")
+    return [(line, dict(zip(names, parts))) for line, parts in found]
+
+
+def _boxed_cells(text: str) -> List[str]:
+    first, *others = text.replace("┃", "│").strip().strip("│").split("│")
+    # Keep how far the first cell is indented: it tells the nesting.
+    return [first[1:].rstrip(), *(part.strip() for part in others)]
+
+
+def _plain_cells(text: str, starts: Sequence[int]) -> List[str]:
+    """Cut at the titles' positions; an old Keras may push the name up to the next column."""
+    nested = len(text) - len(text.lstrip("|"))
+    body = text.rstrip().rstrip("|") if nested else text
+    ends = [*starts[1:], len(body)]
+    parts = [body[start:end].strip() for start, end in zip(starts, ends)]
+    if nested:
+        parts[0] = "│" * nested + body[nested : ends[0]].strip()
+    return parts
+
+
+def _read_row(cells: Cells, line: int, shapes: ShapeReader) -> Optional[Row]:
+    text = cells.get("Layer (type)", "")
+    match = _NAME.search(text.lstrip("│└ "))
+    params = cells.get("Param #")
+    count = 0 if params is None else parse_count(params.split(" ")[0])
+    if match is None or count is None:
+        return None
+    shape = cells.get("Output Shape", "")
+    outputs = shapes.read(shape) if shape not in ("?", "multiple", "unused", "") else ()
+    if outputs is None:
+        return None
+    cut = text.endswith("…") or not text.endswith(")")
+    row = Row(_full_kind(match[2]) if cut else match[2], line)
+    row.name = match[1]
+    row.outputs = outputs
+    row.params = count
+    row.params_known = params is not None
+    row.depth = _depth(text)
+    if cells.get("Connected to", "-") not in ("-", "[]", ""):
+        row.note("connected_to", cells["Connected to"])
+    row.trainable = cells.get("Trainable") != "N"
+    if params is not None and ("unbuilt" in params or "unused" in params):
+        row.params_known = row.called = False
+    return row
+
+
+def _depth(text: str) -> int:
+    bars = len(text) - len(text.lstrip("│"))
+    if bars:
+        return bars
+    # Keras 3 indents by three for each level.
+    return text.index("└") // 3 if "└" in text[:100] else 0
+
+
+def _full_kind(kind: str) -> str:
+    """Complete a class name that Keras has cut."""
+    stem = kind.rstrip("…")
+    fitting = [known for known in _KINDS if known.startswith(stem)]
+    return fitting[0] if len(fitting) == 1 else stem
+
+
+def _nest(rows: List[Row]) -> None:
+    """A nested model's row counts its layers' parameters too; leave it those it has alone."""
+    for position in range(len(rows) - 1, -1, -1):
+        row = rows[position]
+        if row.unknown:
+            continue
+        inside = 0
+        for child in rows[position + 1 :]:
+            if child.depth <= row.depth:
+                break
+            row.leaf = False
+            inside += child.params
+        if not row.leaf:
+            row.params = max(0, row.params - inside)
+        elif row.kind in _MODELS:
+            row.hidden = True
+
+
+def _connect(rows: List[Row]) -> None:
+    """Find each layer's inputs by the names it is connected to; without them, the layer before."""
+    outputs: Dict[str, Shape] = {}
+    before: Optional[Shape] = None
+    for row in rows:
+        connected = [value for key, value in row.attributes if key == "connected_to"]
+        if connected:
+            found = [_lookup(outputs, name, cut == "…") for name, cut in _CONNECTION.findall(connected[0])]
+            row.inputs = tuple(shape for shape in found if shape is not None)
+        elif before is not None and row.kind != "InputLayer" and not row.unknown:
+            row.inputs = (before,)
+        if row.inputs:
+            row.derived = ("inputs",)
+        if row.outputs:
+            before = outputs[row.name] = row.outputs[0]
+
+
+def _lookup(outputs: Dict[str, Shape], name: str, cut: bool) -> Optional[Shape]:
+    if not cut:
+        return outputs.get(name)
+    # Only the latest layers, newest first: a cut name is looked up without a table of all its beginnings.
+    recent = islice(reversed(outputs.items()), _REACH)
+    fitting = {shape for known, shape in recent if known.startswith(name)}
+    return fitting.pop() if len(fitting) == 1 else None

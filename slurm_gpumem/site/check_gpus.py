@@ -1,0 +1,206 @@
+"""Checks of how the GPUs are divided: gres, versions' traps, partitions, memory defaults."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator, List, Mapping, Tuple
+
+from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.nodes import divided_gpus, fold_names
+from slurm_gpumem.site.slurm_conf import has_default_memory, value_of, words_of
+from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS, parse_gres
+
+SPREADING = (23, 11, 0)
+"""LL_SHARED_GRES exists from this version on."""
+TYPED_STEPS = (23, 2, 0)
+"""Measured on 22.05.8: srun steps of a typed share fail unless the node's shares have a type too."""
+
+
+def sharing_is_configured(now: Snapshot) -> Iterator[Finding]:
+    """GresTypes, SelectType, and at least one node with shares."""
+    types = words_of(now.config, "GresTypes")
+    if "shard" not in types and "mps" not in types:
+        yield _critical(
+            "gres-types",
+            f"GresTypes={','.join(types) or '(unset)'} has neither shard nor mps",
+            "no GPU can be shared",
+            "gpumem setup prints the lines for slurm.conf and gres.conf",
+        )
+    elif not now.shared_nodes():
+        yield _critical(
+            "no-shares",
+            "no node has shards or mps units",
+            "no GPU can be shared",
+            "gpumem setup prints the Gres= of each node",
+        )
+    if value_of(now.config, "SelectType") != "select/cons_tres":
+        yield _critical(
+            "select-type",
+            f"SelectType={value_of(now.config, 'SelectType')}",
+            "only select/cons_tres divides GPUs",
+            "SelectType=select/cons_tres in slurm.conf, then restart slurmctld and all slurmd",
+        )
+
+
+def one_kind_of_sharing_per_node(now: Snapshot) -> Iterator[Finding]:
+    """Shards and mps on one node book the same GPU twice."""
+    both = [n["NodeName"] for n in now.nodes if {"shard", "mps"} <= _gres_names(n)]
+    if both:
+        yield _critical(
+            "shard-and-mps",
+            f"{fold_names(both)}: both shard and mps",
+            "one GPU is booked twice and CUDA_VISIBLE_DEVICES is wrong",
+            "keep one of the two in Gres= and in gres.conf",
+        )
+
+
+def shares_divide_evenly(now: Snapshot) -> Iterator[Finding]:
+    """Shares that do not divide by the GPUs leave some memory to nobody."""
+    for node in now.shared_nodes():
+        entries = parse_gres(node.get("Gres", ""))
+        gpus = sum(count for name, _, count in entries if name == "gpu")
+        untyped = sum(count for name, kind, count in entries if name in ("shard", "mps") and kind is None)
+        if gpus == 0 or untyped % gpus:
+            yield _warning(
+                "uneven-shares",
+                f"{node['NodeName']}: {untyped} shares for {gpus} GPUs",
+                "Slurm cannot give each GPU the same number",
+                "make the count a multiple of the GPUs (gpumem setup)",
+            )
+
+
+def shares_have_types(now: Snapshot) -> Iterator[Finding]:
+    """22.05 refuses srun steps of typed shares where the node's shares have no type."""
+    if now.version >= TYPED_STEPS:
+        return
+    bare = []
+    for node in now.shared_nodes():
+        entries = parse_gres(node.get("Gres", ""))
+        typed_gpu = any(name == "gpu" and kind for name, kind, _ in entries)
+        if typed_gpu and any(name in ("shard", "mps") and kind is None for name, kind, _ in entries):
+            bare.append(node["NodeName"])
+    if bare:
+        yield _warning(
+            "untyped-shares",
+            f"{fold_names(bare)}: GPUs have a type, their shares have none",
+            f"on Slurm {now.version_text} every srun inside a job that asked for shard:TYPE:N fails",
+            "write shard:TYPE:N in Gres= and Name=shard Type=TYPE in gres.conf (gpumem setup)",
+        )
+
+
+def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
+    """Before 23.02.6 a gpu:1 job can be started on a GPU whose shards are in use."""
+    if now.version >= WHOLE_GPU_BESIDE_SHARDS:
+        return
+    shared = {part for node in now.shared_nodes() for part in node.get("Partitions", "").split(",") if part}
+    asked: dict[str, set[str]] = {}
+    for job in now.jobs:
+        kinds = asked.setdefault(job.partition, set())
+        kinds |= {name for name in ("gpu", "shard", "mps") if re.search(rf"\b{name}\b", job.tres)}
+    mend = "give whole-GPU jobs a partition with nodes of their own, or upgrade to 23.02.6 or later"
+    why = f"Slurm {now.version_text} can start both on one GPU"
+    for name in sorted(shared):
+        kinds = asked.get(name, set())
+        if "gpu" in kinds and kinds & {"shard", "mps"}:
+            yield _critical("mixed-jobs", f"partition {name} has whole-GPU and shared jobs now", why, mend)
+        else:
+            yield _warning("mixed-jobs", f"partition {name} takes whole-GPU and shared jobs", why, mend)
+
+
+def spreading_exists(now: Snapshot) -> Iterator[Finding]:
+    """LL_SHARED_GRES before 23.11 stops every Slurm command."""
+    if now.version < SPREADING and "ll_shared_gres" in now.files.get("slurm.conf", "").lower():
+        yield spreading_finding(now.version_text)
+
+
+def spreading_finding(version: str) -> Finding:
+    """The finding also made when Slurm's commands already fail for it."""
+    return _critical(
+        "ll-shared-gres",
+        "slurm.conf has LL_SHARED_GRES",
+        f"Slurm {version or 'before 23.11'} does not know it, and every command and daemon fails to start",
+        "take it out of SelectTypeParameters, or upgrade to 23.11",
+    )
+
+
+def shared_jobs_have_default_memory(now: Snapshot) -> Iterator[Finding]:
+    """With memory as a consumable resource, a job that names none gets all of a node's."""
+    consumes = any("MEMORY" in word.upper() for word in words_of(now.config, "SelectTypeParameters"))
+    if not consumes or has_default_memory(now.config):
+        return
+    bare = [part["PartitionName"] for part in _shared_partitions(now) if not has_default_memory(part)]
+    if bare:
+        yield _warning(
+            "default-memory",
+            f"partition {', '.join(bare)}: no DefMemPerCPU or DefMemPerNode",
+            "a shared job without --mem takes all memory of its node, and nothing else runs there",
+            f"DefMemPerCPU={_memory_per_cpu(now)} in slurm.conf (DefMemPerGPU does not count for shares)",
+        )
+
+
+def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
+    """In an OverSubscribe=EXCLUSIVE partition shard jobs wait for ever."""
+    for part in _shared_partitions(now):
+        if part.get("OverSubscribe", "").startswith("EXCLUSIVE"):
+            yield _warning(
+                "exclusive-partition",
+                f"partition {part['PartitionName']}: OverSubscribe=EXCLUSIVE",
+                "shared jobs there wait for ever, even on idle nodes",
+                "OverSubscribe=NO, or take its nodes' shards out",
+            )
+
+
+def defaults_per_gpu_are_known_to_ignore_shares(now: Snapshot) -> Iterator[Finding]:
+    """DefCpuPerGPU and DefMemPerGPU mean nothing to a shared job."""
+    places = [
+        ("slurm.conf", now.config),
+        *((f"partition {p['PartitionName']}", p) for p in _shared_partitions(now)),
+    ]
+    for where, settings in places:
+        if "PerGPU" in settings.get("JobDefaults", ""):
+            yield Finding(
+                Severity.NOTE,
+                "defaults-per-gpu",
+                f"{where}: JobDefaults={settings['JobDefaults']}",
+                "it does not count for shared jobs",
+                "nothing to do for gpusbatch and the plug-in: they ask for CPUs and memory in proportion",
+            )
+
+
+def shares_per_gpu(now: Snapshot) -> List[Tuple[str, int]]:
+    """Gres name and the most shares that one GPU of the cluster has, for each gres in use."""
+    most = {}
+    for gres in ("shard", "mps"):
+        counts = [shares for node in now.nodes for _, _, shares in divided_gpus(node, gres)]
+        if max(counts, default=0):
+            most[gres] = max(counts)
+    return list(most.items())
+
+
+def _shared_partitions(now: Snapshot) -> List[Mapping[str, str]]:
+    names = {part for node in now.shared_nodes() for part in node.get("Partitions", "").split(",")}
+    return [part for part in now.partitions if part["PartitionName"] in names]
+
+
+def _memory_per_cpu(now: Snapshot) -> int:
+    known = [
+        int(node["RealMemory"]) // int(node["CPUTot"])
+        for node in now.shared_nodes()
+        if node.get("RealMemory", "").isdigit()
+        and node.get("CPUTot", "0").isdigit()
+        and node.get("CPUTot") != "0"
+    ]
+    return min(known, default=2048)
+
+
+def _gres_names(node: Mapping[str, str]) -> set[str]:
+    return {name for name, _, count in parse_gres(node.get("Gres", "")) if count}
+
+
+def _critical(check: str, what: str, why: str, mend: str) -> Finding:
+    return Finding(Severity.CRITICAL, check, what, why, mend)
+
+
+def _warning(check: str, what: str, why: str, mend: str) -> Finding:
+    return Finding(Severity.WARNING, check, what, why, mend)

@@ -1,0 +1,173 @@
+"""Checks of what runs around a job: the job_submit plug-in, its site table, prologs and their limits."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterator, Set, Tuple
+
+from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.nodes import divided_gpus
+from slurm_gpumem.site.plan import SLASH_SEPARATOR
+from slurm_gpumem.site.slurm_conf import value_of, words_of
+from slurm_gpumem.site.snapshot import Snapshot
+
+_REFRESH = "gpumem setup --output DIR, copy DIR/gpumem_site.lua beside job_submit.lua, touch job_submit.lua"
+
+
+def plugin_is_in_use(now: Snapshot) -> Iterator[Finding]:
+    """JobSubmitPlugins=lua, and a job_submit.lua that calls gpumem.lua."""
+    if "lua" not in words_of(now.config, "JobSubmitPlugins"):
+        yield Finding(
+            Severity.WARNING,
+            "plugin-off",
+            f"JobSubmitPlugins={value_of(now.config, 'JobSubmitPlugins') or '(unset)'}",
+            "requests are not capped, and #GPUMEM mem= in a plain sbatch script does nothing",
+            "JobSubmitPlugins=lua in slurm.conf, then restart slurmctld (gpumem setup)",
+        )
+    elif "job_submit.lua" not in now.files:
+        yield Finding(
+            Severity.NOTE,
+            "plugin-unseen",
+            "job_submit.lua cannot be read here",
+            "whether it calls gpumem.lua is not known",
+            "run gpumem doctor on the controller's host",
+        )
+    elif "gpumem" not in now.files["job_submit.lua"]:
+        yield Finding(
+            Severity.WARNING,
+            "plugin-off",
+            "job_submit.lua does not call gpumem.lua",
+            "requests are not capped, and #GPUMEM mem= in a plain sbatch script does nothing",
+            "put the marked lines in (gpumem setup shows them)",
+        )
+
+
+def lua_loads(now: Snapshot) -> Iterator[Finding]:
+    """A job_submit.lua that does not load stops slurmctld at its next start."""
+    if "lua" not in words_of(now.config, "JobSubmitPlugins") or "job_submit.lua" not in now.files:
+        return
+    if now.lua is None:
+        yield Finding(
+            Severity.NOTE,
+            "lua-untried",
+            "no Lua interpreter here",
+            "whether job_submit.lua loads was not tried",
+            "install lua5.1",
+        )
+        return
+    for name, why in now.lua.broken:
+        fatal = name == "job_submit.lua"
+        if not fatal and "gpumem" not in now.files["job_submit.lua"]:
+            continue
+        yield Finding(
+            Severity.CRITICAL if fatal else Severity.WARNING,
+            "lua-broken",
+            f"{name} does not load: {why}",
+            "slurmctld will not start again" if fatal else "jobs pass unchanged",
+            "mend the file"
+            if fatal
+            else "install the files of gpumem setup --output DIR, touch job_submit.lua",
+        )
+
+
+def site_table_matches(now: Snapshot) -> Iterator[Finding]:
+    """gpumem_site.lua must say what the cluster is now."""
+    if now.lua is None or not now.lua.site:
+        return
+    table, gres = now.lua.partitions, now.lua.site.get("gres", "")
+    cluster = _shares_by_partition(now, gres)
+    if not any(cluster.values()):
+        yield _stale(f"it divides GPUs by {gres}, the cluster does not")
+        return
+    for name in sorted(cluster):
+        said = set(table.get(name, table.get("*", ())))
+        if name not in table and "*" not in table:
+            yield _stale(f"it does not know partition {name}")
+        elif said != cluster[name]:
+            yield _stale(f"partition {name} has {_kinds(cluster[name])}, it says {_kinds(said)}")
+    separator = "/" if now.version >= SLASH_SEPARATOR else ":"
+    said_separator = now.lua.site.get("separator")
+    if said_separator not in (separator, "nil"):
+        yield _stale(f"its separator is {said_separator!r}, Slurm {now.version_text} has {separator!r}")
+
+
+def site_files_agree(now: Snapshot) -> Iterator[Finding]:
+    """gpumem.toml (gpusbatch) and gpumem_site.lua (the plug-in) must say the same."""
+    if now.lua is None or not now.lua.site:
+        return
+    for key in ("mode", "gres", "shard_mib"):
+        toml, lua = now.policy.get(key), now.lua.site.get(key)
+        if toml is not None and lua is not None and str(toml) != lua:
+            yield Finding(
+                Severity.WARNING,
+                "site-files-differ",
+                f"{key} is {toml!r} in gpumem.toml and {lua!r} in gpumem_site.lua",
+                "gpusbatch and the plug-in treat the same job differently",
+                "make them equal (gpumem setup writes both), touch job_submit.lua",
+            )
+
+
+def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
+    """Without PrologFlags=Alloc a Prolog runs only before the first step."""
+    if not any(value_of(now.config, key) for key in ("Prolog", "Epilog")):
+        yield Finding(
+            Severity.NOTE,
+            "no-prolog",
+            "no Prolog and no Epilog",
+            "a job's GPU memory is neither measured nor limited to its share",
+            "install the hooks, if the site wants that",
+        )
+        return
+    flags = {word.lower() for word in words_of(now.config, "PrologFlags")}
+    if not flags & {"alloc", "contain"}:
+        yield Finding(
+            Severity.WARNING,
+            "prolog-flags",
+            f"PrologFlags={value_of(now.config, 'PrologFlags') or '(unset)'}",
+            "the Prolog runs only before a job's first step, and not on all its nodes",
+            "PrologFlags=Alloc in slurm.conf",
+        )
+    limits = [value_of(now.config, key) for key in ("PrologEpilogTimeout", "PrologTimeout", "EpilogTimeout")]
+    if all(limit in (None, "65534", "65534 sec", "INFINITE", "UNLIMITED") for limit in limits):
+        yield Finding(
+            Severity.WARNING,
+            "prolog-timeout",
+            "no PrologEpilogTimeout",
+            "a Prolog or Epilog that hangs holds its node for ever",
+            "PrologEpilogTimeout=60 in slurm.conf",
+        )
+
+
+def everything_was_asked(now: Snapshot) -> Iterator[Finding]:
+    """What could not be read is said, not skipped."""
+    for text in now.unread:
+        yield Finding(
+            Severity.NOTE,
+            "not-asked",
+            text,
+            "what depends on it was not checked",
+            "run it as an administrator",
+        )
+
+
+def _shares_by_partition(now: Snapshot, gres: str) -> Dict[str, Set[Tuple[str, int]]]:
+    found: Dict[str, Set[Tuple[str, int]]] = {part["PartitionName"]: set() for part in now.partitions}
+    for node in now.nodes:
+        for name in node.get("Partitions", "").split(","):
+            kinds = {(kind, shares) for kind, _, shares in divided_gpus(node, gres) if shares}
+            found.setdefault(name, set()).update(kinds)
+    found.pop("", None)
+    return found
+
+
+def _kinds(kinds: Set[Tuple[str, int]]) -> str:
+    return ", ".join(f"{kind or 'gpu'} with {shares}" for kind, shares in sorted(kinds)) or "no shares"
+
+
+def _stale(what: str) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        "site-table",
+        f"gpumem_site.lua does not match the cluster: {what}",
+        "the plug-in caps and counts wrongly, or leaves jobs alone",
+        _REFRESH,
+    )

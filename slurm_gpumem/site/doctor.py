@@ -1,0 +1,83 @@
+"""Check a running cluster: each check is a small function over one snapshot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Callable, Iterator, Tuple
+
+from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.site import check_accounting, check_gpus, check_hooks
+from slurm_gpumem.site.findings import Answer, Finding, Severity, answer_of
+from slurm_gpumem.site.snapshot import Snapshot, gather
+from slurm_gpumem.slurm.commands import slurm_version
+
+Check = Callable[[Snapshot], Iterator[Finding]]
+
+CHECKS: Tuple[Check, ...] = (
+    check_gpus.sharing_is_configured,
+    check_gpus.one_kind_of_sharing_per_node,
+    check_gpus.shares_divide_evenly,
+    check_gpus.shares_have_types,
+    check_gpus.whole_and_shared_jobs_keep_apart,
+    check_gpus.spreading_exists,
+    check_gpus.shared_jobs_have_default_memory,
+    check_gpus.no_exclusive_partition_shares,
+    check_gpus.defaults_per_gpu_are_known_to_ignore_shares,
+    check_accounting.shares_are_accounted,
+    check_accounting.limits_have_twins,
+    check_accounting.billing_has_twins,
+    check_hooks.plugin_is_in_use,
+    check_hooks.lua_loads,
+    check_hooks.site_table_matches,
+    check_hooks.site_files_agree,
+    check_hooks.prolog_runs_at_allocation,
+    check_hooks.everything_was_asked,
+)
+
+
+def examine(now: Snapshot) -> Answer:
+    """The answer of all checks on one snapshot."""
+    return answer_of([finding for check in CHECKS for finding in check(now)], now.version_text)
+
+
+def examine_cluster() -> Answer:
+    """The answer for the running cluster; UNKNOWN when it cannot be asked."""
+    try:
+        now = gather()
+    except SlurmError as error:
+        return _no_answer(error)
+    return examine(now)
+
+
+def _no_answer(error: SlurmError) -> Answer:
+    conf = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
+    if "LL_SHARED_GRES" in str(error) or (_mentions_spreading(conf) and _is_old()):
+        return answer_of([check_gpus.spreading_finding("")], "")
+    return answer_of(
+        [
+            Finding(
+                Severity.UNKNOWN,
+                "controller",
+                str(error).partition("\n")[0],
+                "nothing could be checked",
+                "start slurmctld (its log says why it does not), or run this where Slurm's commands work",
+            )
+        ],
+        "",
+    )
+
+
+def _mentions_spreading(conf: Path) -> bool:
+    try:
+        return "ll_shared_gres" in conf.read_text(errors="replace").lower()
+    except OSError:
+        return False
+
+
+def _is_old() -> bool:
+    try:
+        return slurm_version() < check_gpus.SPREADING
+    except SlurmError:
+        # 22.05's `sinfo --version` itself stops at the word it does not know.
+        return True

@@ -1,0 +1,94 @@
+"""What a check found, and the answer of all checks together, as Nagios and people read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Collection, Dict, List, Sequence, Tuple
+
+SCHEMA = "gpumem-doctor/1"
+
+
+class Severity(IntEnum):
+    """How bad it is; the value is the exit code, as Nagios wants it."""
+
+    NOTE = -1
+    """Good to know; changes nothing in the answer."""
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    severity: Severity
+    check: str
+    what: str
+    why: str
+    mend: str
+
+    def line(self) -> str:
+        """The finding in one line; without "|", behind which Nagios expects figures."""
+        text = f"{self.severity.name.lower()} {self.check}: {self.what}; {self.why}; mend: {self.mend}"
+        return text.replace("|", "/").replace("\n", " ")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All findings, worst first."""
+
+    findings: Tuple[Finding, ...]
+    version: str
+    """Slurm's version; "" when the controller does not answer."""
+
+    def without(self, checks: Collection[str]) -> Answer:
+        """The answer as if these checks had found nothing."""
+        return Answer(tuple(f for f in self.findings if f.check not in checks), self.version)
+
+    @property
+    def severity(self) -> Severity:
+        """The worst that was found; what is unknown does not hide what is critical."""
+        found = {finding.severity for finding in self.findings}
+        order = (Severity.CRITICAL, Severity.WARNING, Severity.UNKNOWN)
+        return next((severity for severity in order if severity in found), Severity.OK)
+
+    @property
+    def status(self) -> str:
+        """The one line that answers."""
+        counts = [
+            f"{sum(f.severity is severity for f in self.findings)} {severity.name.lower()}"
+            for severity in (Severity.CRITICAL, Severity.WARNING, Severity.UNKNOWN)
+            if any(f.severity is severity for f in self.findings)
+        ]
+        head = f"GPUMEM {self.severity.name}"
+        where = f"Slurm {self.version}" if self.version else "Slurm does not answer"
+        if not counts:
+            return f"{head} - {where}: GPUs are shared as they should be"
+        worst = next(f for f in self.findings if f.severity is self.severity)
+        return f"{head} - {where}: {', '.join(counts)} - {worst.what}".replace("|", "/").replace("\n", " ")
+
+    def text(self) -> str:
+        """The status line and a line for each finding."""
+        return "\n".join([self.status, *(finding.line() for finding in self.findings)])
+
+    def as_json(self) -> Dict[str, Any]:
+        """The same for programs."""
+        return {
+            "schema": SCHEMA,
+            "status": self.severity.name.lower(),
+            "exit_code": int(self.severity),
+            "summary": self.status,
+            "slurm_version": self.version or None,
+            "findings": [
+                {**vars(finding), "severity": finding.severity.name.lower()} for finding in self.findings
+            ],
+        }
+
+
+def answer_of(findings: Sequence[Finding], version: str) -> Answer:
+    """The answer of these findings."""
+    order: List[Severity] = [Severity.CRITICAL, Severity.WARNING, Severity.UNKNOWN, Severity.NOTE]
+    return Answer(tuple(sorted(findings, key=lambda finding: order.index(finding.severity))), version)

@@ -1,0 +1,230 @@
+"""Which GPUs the site's nodes have: told by the admin, by nvidia-smi, or by the running cluster."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.errors import SlurmError, UsageError
+from slurm_gpumem.sizes import parse_mib
+
+_DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")
+
+_MOST_NODES = 65_536
+MemoryOf = Callable[[str], Optional[int]]
+"""MiB of a GPU type; None when it is not known."""
+
+
+@dataclass(frozen=True)
+class GpuGroup:
+    """GPUs of one type on one node."""
+
+    gpu_type: str
+    """"" where Slurm knows no type."""
+    count: int
+    memory_mib: int
+    shares: int = 0
+    """Shards (or mps units) of one GPU that the cluster already has; 0 when it is not divided yet."""
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Nodes that are alike, as Slurm writes their names: n[1-4]."""
+
+    nodes: str
+    gpus: Tuple[GpuGroup, ...]
+    partitions: Tuple[str, ...] = ()
+    cpus: int = 0
+    """0 when it is not known."""
+    memory_mib: int = 0
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of all types on one node."""
+        return sum(group.count for group in self.gpus)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether one node has GPUs of several types."""
+        return len(self.gpus) > 1
+
+
+def parse_descriptions(texts: Sequence[str], here: str) -> Tuple[NodeGroup, ...]:
+    """Node groups of `[NODES=]TYPE:COUNT:MEMORY` texts; without NODES= it is the node `here`."""
+    found: Dict[str, List[GpuGroup]] = {}
+    for text in texts:
+        match = _DESCRIPTION.fullmatch(text.strip())
+        if not match or int(match[3]) < 1:
+            raise UsageError(
+                f"--gpu {text!r} is not [NODES=]TYPE:COUNT:MEMORY; "
+                "write it like a100:4:40G or n[1-4]=a100:4:40G"
+            )
+        groups = found.setdefault(match[1] or here, [])
+        if any(group.gpu_type == match[2] for group in groups):
+            raise UsageError(f"--gpu {text!r}: type {match[2]} is already given for these nodes")
+        groups.append(GpuGroup(match[2], int(match[3]), parse_mib(match[4], default_unit="g")))
+    return tuple(NodeGroup(nodes, tuple(groups)) for nodes, groups in found.items())
+
+
+def ask_nvidia_smi(here: str, *, timeout_s: float = 10.0) -> Optional[NodeGroup]:
+    """This node's GPUs as the driver names them; None without nvidia-smi or without a GPU."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, timeout=timeout_s, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    return parse_nvidia_smi(done.stdout.decode(errors="replace"), here)
+
+
+def parse_nvidia_smi(text: str, here: str) -> Optional[NodeGroup]:
+    """A node group of `NVIDIA H200, 143771` lines; the smallest memory of a type counts."""
+    counts: Dict[str, int] = {}
+    memory: Dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, total = line.rpartition(",")
+        if name.strip() and total.strip().isdigit():
+            kind = type_of(name)
+            counts[kind] = counts.get(kind, 0) + 1
+            memory[kind] = min(memory.get(kind, int(total)), int(total))
+    groups = tuple(GpuGroup(kind, count, memory[kind]) for kind, count in counts.items())
+    return NodeGroup(here, groups) if groups else None
+
+
+def type_of(name: str) -> str:
+    """A Slurm type from the driver's name: "NVIDIA A100-SXM4-40GB" is "a100"."""
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
+    words = [word for word in words if word.lower() not in ("nvidia", "tesla", "geforce", "quadro")]
+    if words and words[0].lower() in ("rtx", "gtx", "titan") and len(words) > 1:
+        return "".join(words[:2]).lower()
+    return words[0].lower() if words else "gpu"
+
+
+def ask_cluster(
+    nodes: Sequence[Mapping[str, str]], memory_of: MemoryOf, gres: str, share_mib: int
+) -> Tuple[NodeGroup, ...]:
+    """Node groups of what `scontrol show node` says; GPUs that are divided already stay so.
+
+    Slurm does not know how much memory a GPU has: `memory_of` its type tells, else its shards;
+    with neither it is an error that says how to give it.
+    """
+    alike: Dict[NodeGroup, List[str]] = {}
+    for node in nodes:
+        groups = []
+        for kind, count, shares in divided_gpus(node, gres):
+            memory = (memory_of(kind) if kind else None) or shares * share_mib
+            if not memory:
+                raise SlurmError(
+                    f"Slurm does not say how much memory a GPU of type {kind or '(none)'} has, "
+                    "and it is none that we know.\n"
+                    f"Give the right size: --gpu '{node.get('NodeName')}={kind or 'gpu'}:{count}:40G'"
+                )
+            groups.append(GpuGroup(kind, count, memory, shares))
+        if groups:
+            partitions = tuple(part for part in node.get("Partitions", "").split(",") if part)
+            shape = NodeGroup("", tuple(groups), partitions, _int(node, "CPUTot"), _int(node, "RealMemory"))
+            alike.setdefault(shape, []).append(node.get("NodeName", ""))
+    return tuple(replace(shape, nodes=fold_names(names)) for shape, names in alike.items())
+
+
+def divided_gpus(node: Mapping[str, str], gres: str) -> List[Tuple[str, int, int]]:
+    """Type ("" for none), GPUs and shares of one GPU, for each kind of GPU of a node."""
+    from slurm_gpumem.slurm.cluster import parse_gres
+
+    entries = parse_gres(node.get("Gres", ""))
+    gpus = [(kind or "", count) for name, kind, count in entries if name == "gpu" and count]
+    shares: Dict[str, int] = {}
+    for name, kind, count in entries:
+        if name == gres:
+            shares[kind or ""] = shares.get(kind or "", 0) + count
+    everything = sum(count for _, count in gpus)
+    return [
+        (kind, count, shares[kind] // count if kind in shares and kind else shares.get("", 0) // everything)
+        for kind, count in gpus
+    ]
+
+
+def with_host(group: NodeGroup, nodes: Sequence[Mapping[str, str]], names: Sequence[str]) -> NodeGroup:
+    """The group with CPUs, memory and partitions of the cluster's nodes of these names, the least of each."""
+    known = [node for node in nodes if node.get("NodeName") in names]
+    if not known:
+        return group
+    partitions: List[str] = []
+    for node in known:
+        partitions += [
+            part for part in node.get("Partitions", "").split(",") if part and part not in partitions
+        ]
+    return replace(
+        group,
+        partitions=tuple(partitions),
+        cpus=min(_int(node, "CPUTot") for node in known),
+        memory_mib=min(_int(node, "RealMemory") for node in known),
+    )
+
+
+def fold_names(names: Sequence[str]) -> str:
+    """Slurm's short form of node names: n1, n2, n3, m7 are "n[1-3],m7"."""
+    stems: Dict[str, List[str]] = {}
+    for name in names:
+        match = re.fullmatch(r"(.*?)([0-9]*)", name)
+        stem, digits = (match[1], match[2]) if match else (name, "")
+        stems.setdefault(stem, []).append(digits)
+    folded = []
+    for stem, numbers in stems.items():
+        if len(numbers) == 1:
+            folded.append(stem + numbers[0])
+            continue
+        folded += [stem] * numbers.count("")
+        ranges = _ranges(sorted((n for n in numbers if n), key=lambda n: (len(n), int(n))))
+        if ranges:
+            folded.append(f"{stem}[{','.join(ranges)}]")
+    return ",".join(folded)
+
+
+def expand_names(text: str) -> List[str]:
+    """The node names of Slurm's short form: "n[1-3],m7" are n1, n2, n3, m7."""
+    if text.count("[") != text.count("]"):
+        raise UsageError(f"{text}: a bracket is open; node names are written like n[1-4,7]")
+    found: List[str] = []
+    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names = [""]
+        for plain, inside in re.findall(r"([^\[]+)|\[([^\]]*)\]", item):
+            names = [name + end for name in names for end in ([plain] if plain else _numbers(inside))]
+        found += names
+    return found
+
+
+def _numbers(text: str) -> List[str]:
+    """ "1-3,07" is 1, 2, 3, 07: a range keeps the width of its first number."""
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if (
+            not first.isdigit()
+            or not (last or first).isdigit()
+            or int(last or first) - int(first) > _MOST_NODES
+        ):
+            raise UsageError(f"[{text}] is not a list of numbers like [1-4,7] in a node name")
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def _ranges(numbers: Sequence[str]) -> List[str]:
+    runs: List[List[str]] = []
+    for number in numbers:
+        follows = runs and int(number) == int(runs[-1][-1]) + 1 and len(number) == len(runs[-1][-1])
+        # n9 and n10 may stand in one range; n09 and n010 may not.
+        follows = follows or (runs and number[0] != "0" and int(number) == int(runs[-1][-1]) + 1)
+        if follows:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+
+
+def _int(node: Mapping[str, str], key: str) -> int:
+    text = node.get(key, "")
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -1,0 +1,64 @@
+"""How a site's GPUs are to be divided: the one plan that all generated files are written from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
+from slurm_gpumem.sizes import format_mib
+
+Version = Tuple[int, int, int]
+
+RESERVE_MIB = 1024
+"""GPU memory that is not handed out: the driver's own, and one MPS server for each user on the GPU."""
+MPS_PER_GPU = 100
+SLASH_SEPARATOR: Version = (23, 11, 0)
+"""From this version on job_submit/lua sees and wants gres/shard:12, before it gres:shard:12."""
+
+
+@dataclass(frozen=True)
+class SitePlan:
+    """Everything that the generated files say."""
+
+    groups: Tuple[NodeGroup, ...]
+    gres: str = "shard"
+    mode: str = "opt-in"
+    shard_mib: int = 1024
+    reserve_mib: int = RESERVE_MIB
+    mps_per_gpu: int = MPS_PER_GPU
+    partitions: Tuple[str, ...] = ()
+    """All partitions of the cluster; empty when none is running."""
+    default_partition: Optional[str] = None
+    version: Optional[Version] = None
+    give_host_memory: bool = True
+    """Whether the plug-in asks for host memory in proportion; not where the site has its own default."""
+
+    def __post_init__(self) -> None:
+        for group in self.groups:
+            for gpus in group.gpus:
+                if self.shares(gpus) < 1:
+                    raise UsageError(
+                        f"{group.nodes}: a GPU of {format_mib(gpus.memory_mib)} has no room for one share "
+                        f"beside a reserve of {format_mib(self.reserve_mib)}; see --shard, --reserve"
+                    )
+
+    def shares(self, gpus: GpuGroup) -> int:
+        """Shards (or mps units) of one of these GPUs."""
+        if gpus.shares:
+            return gpus.shares
+        if self.gres == "mps":
+            return self.mps_per_gpu
+        return max(0, gpus.memory_mib - self.reserve_mib) // self.shard_mib
+
+    def usable_mib(self, gpus: GpuGroup) -> int:
+        """GPU memory that the shares of one of these GPUs stand for."""
+        if self.gres == "mps":
+            return max(0, gpus.memory_mib - self.reserve_mib)
+        return self.shares(gpus) * self.shard_mib
+
+    @property
+    def separator(self) -> str:
+        """What stands between "gres" and its name in job_submit/lua of this version."""
+        return "/" if self.version is None or self.version >= SLASH_SEPARATOR else ":"

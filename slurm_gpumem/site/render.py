@@ -1,0 +1,114 @@
+"""The plan as text: gres.conf lines, a node's Gres=, the Lua site table, gpumem.toml."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from slurm_gpumem.config import SharingPolicy
+from slurm_gpumem.site.nodes import NodeGroup
+from slurm_gpumem.site.plan import SitePlan
+
+
+def node_gres(plan: SitePlan, group: NodeGroup) -> str:
+    """The value of Gres= in slurm.conf: whole GPUs and their shares, both with their type.
+
+    The type on the shares matters: without it 22.05 refuses every srun step of a job that
+    asked for a typed share.
+    """
+    whole = [_word("gpu", gpus.gpu_type, gpus.count) for gpus in group.gpus]
+    shared = [_word(plan.gres, gpus.gpu_type, gpus.count * plan.shares(gpus)) for gpus in group.gpus]
+    return ",".join([*whole, *shared])
+
+
+def gres_lines(plan: SitePlan, *, with_gpus: bool) -> List[str]:
+    """Lines of gres.conf; `with_gpus` for sites that have none for the GPUs themselves yet."""
+    lines = []
+    for group in plan.groups:
+        first = 0
+        for gpus in group.gpus:
+            kind = f" Type={gpus.gpu_type}" if gpus.gpu_type else ""
+            if with_gpus:
+                files = _files(first, gpus.count)
+                lines.append(f"NodeName={group.nodes} Name=gpu{kind} File={files}")
+            first += gpus.count
+        first = 0
+        for gpus in group.gpus:
+            kind = f" Type={gpus.gpu_type}" if gpus.gpu_type else ""
+            head = f"NodeName={group.nodes} Name={plan.gres}{kind}"
+            if group.mixed:
+                # slurmd refuses several kinds of shares without the GPU that each belongs to.
+                lines += [
+                    f"{head} Count={plan.shares(gpus)} File={_files(first + index, 1)}"
+                    for index in range(gpus.count)
+                ]
+            else:
+                lines.append(f"{head} Count={gpus.count * plan.shares(gpus)}")
+            first += gpus.count
+    return lines
+
+
+def lua_table(plan: SitePlan) -> str:
+    """gpumem_site.lua: what the job_submit plug-in must know of the site."""
+    lines = [
+        "-- Written by `gpumem setup`; read with job_submit.lua: `touch` that after a change.",
+        "return {",
+        "  schema = 1,",
+        f"  mode = {_lua(plan.mode)}, -- observe, opt-in or on",
+        f"  gres = {_lua(plan.gres)},",
+        f"  shard_mib = {plan.shard_mib},",
+        f"  separator = {_lua(plan.separator)},",
+        f"  min_host_mib = {SharingPolicy().min_host_mib},",
+    ]
+    if plan.default_partition:
+        lines.append(f"  default_partition = {_lua(plan.default_partition)},")
+    lines.append("  partitions = {")
+    for name in plan.partitions or ("*",):
+        inside = [group for group in plan.groups if not plan.partitions or name in group.partitions]
+        entries = [entry for group in inside for entry in _lua_gpus(plan, group)]
+        entries = list(dict.fromkeys(entries))
+        if entries:
+            lines += [f"    [{_lua(name)}] = {{", *(f"      {entry}," for entry in entries), "    },"]
+        else:
+            lines.append(f"    [{_lua(name)}] = {{}},")
+    return "\n".join([*lines, "  },", "}", ""])
+
+
+def toml_file(plan: SitePlan) -> str:
+    """gpumem.toml: the site's configuration of gpusbatch and gpumem."""
+    return "\n".join(
+        [
+            "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml.",
+            "[sharing]",
+            f'mode = "{plan.mode}"  # observe, opt-in or on',
+            f'gres = "{plan.gres}"',
+            f"shard_mib = {plan.shard_mib}",
+            "",
+        ]
+    )
+
+
+def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:
+    entries = []
+    for gpus in group.gpus:
+        fields = [f"type = {_lua(gpus.gpu_type)}"] if gpus.gpu_type else []
+        fields += [f"shares = {plan.shares(gpus)}", f"memory_mib = {plan.usable_mib(gpus)}"]
+        if plan.give_host_memory and group.memory_mib:
+            fields.append(f"host_mib = {group.memory_mib // group.gpu_count}")
+        if group.cpus:
+            fields.append(f"cpus = {max(1, group.cpus // group.gpu_count)}")
+        entries.append("{ " + ", ".join(fields) + " }")
+    return entries
+
+
+def _word(name: str, kind: str, count: int) -> str:
+    return f"{name}:{kind}:{count}" if kind else f"{name}:{count}"
+
+
+def _files(first: int, count: int) -> str:
+    last = first + count - 1
+    return f"/dev/nvidia{first}" if count == 1 else f"/dev/nvidia[{first}-{last}]"
+
+
+def _lua(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

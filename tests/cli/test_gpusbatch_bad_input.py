@@ -1,0 +1,192 @@
+"""Bad input: what was wrong, where, how to mend it; exit 2, nothing submitted, never a traceback."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import Any, List
+
+import pytest
+
+
+def refused(done: Any, *messages: str) -> None:
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("gpumem: ")
+    assert len(done.stderr.splitlines()) <= 4
+    for message in messages:
+        assert re.search(message, done.stderr), done.stderr
+
+
+def test_a_missing_summary_is_named(bare_desk: Any) -> None:
+    refused(bare_desk.call("job.sh", "--model", "none.txt", "--batch-size", "8"), r"none\.txt: no such file")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "empty"),
+        (b"\x7fELF\x00\x00", "binary"),
+        (b"import torch\nx = 1\n", "not a model summary|Python code"),
+    ],
+)
+def test_a_file_that_is_no_summary_is_refused(bare_desk: Any, content: bytes, message: str) -> None:
+    (bare_desk.folder / "odd.txt").write_bytes(content)
+    refused(bare_desk.call("job.sh", "--model", "odd.txt", "--batch-size", "8"), rf"odd\.txt: .*({message})")
+
+
+def test_a_summary_of_100_mb_is_refused_without_reading_it_all(bare_desk: Any) -> None:
+    with open(bare_desk.folder / "huge.txt", "wb") as file:
+        file.truncate(100 * 1000 * 1000)
+    began = time.monotonic()
+    refused(bare_desk.call("job.sh", "--model", "huge.txt", "--batch-size", "8"), "huge.txt: larger than")
+    assert time.monotonic() - began < 5
+
+
+def test_a_folder_for_a_summary_is_refused(bare_desk: Any) -> None:
+    refused(bare_desk.call("job.sh", "--model", ".", "--batch-size", "8"), "is a directory")
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [("0", "at least 1, not 0"), ("-4", "at least 1, not -4"), ("x", "whole number")]
+)
+def test_an_impossible_batch_size_is_refused(bare_desk: Any, size: str, message: str) -> None:
+    refused(
+        bare_desk.call("job.sh", "--model", "summary.txt", "--batch-size", size), f"--batch-size: .*{message}"
+    )
+
+
+def test_no_batch_size_anywhere_is_told_with_the_ways_to_give_one(bare_desk: Any) -> None:
+    refused(bare_desk.call("job.sh", "--model", "summary.txt"), "no batch size", "--batch-size 128")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "near"),
+    [
+        ("--optimizer", "adamm", "adam"),
+        ("--gpu", "h2000", "h200"),
+        ("--precision", "fp31", "fp32"),
+        ("--on-oom", "retry", "requeue"),
+        ("--estimator", "horrus", "horus"),
+    ],
+)
+@pytest.mark.slurm
+def test_an_unknown_name_is_refused_with_the_nearest(desk: Any, option: str, value: str, near: str) -> None:
+    done = desk.call("job.sh", "--model", "summary.txt", "--batch-size", "8", option, value)
+    refused(done, f"unknown .*{value}", f"{near}")
+
+
+def test_a_missing_script_is_named(bare_desk: Any) -> None:
+    refused(
+        bare_desk.call("none.sh", "--model", "summary.txt", "--batch-size", "8"),
+        r"none\.sh: the job script cannot be read",
+    )
+
+
+def test_a_script_without_an_interpreter_line_is_refused(bare_desk: Any) -> None:
+    (bare_desk.folder / "odd.sh").write_text("echo hi\n")
+    refused(
+        bare_desk.call("odd.sh", "--gpu-mem", "4G"),
+        "odd.sh: a job script must begin with #!",
+        "Add #!/bin/bash",
+    )
+
+
+@pytest.mark.slurm
+def test_an_unknown_directive_is_a_warning_with_its_line_and_the_job_goes_on(desk: Any) -> None:
+    desk.script("job.sh", "true", "#GPUMEM mem=4G batchsize=8")
+    done = desk.call("--parsable", "-H", "job.sh")
+    assert done.returncode == 0
+    desk.jobs.append(done.stdout.strip())
+    assert (
+        "gpumem: warning: job.sh, line 2: unknown key 'batchsize' (did you mean 'batch-size'?)" in done.stderr
+    )
+
+
+@pytest.mark.slurm
+def test_directives_that_ask_for_nothing_are_a_warning(desk: Any) -> None:
+    desk.script("job.sh", "true", "#GPUMEM optimizer=sgd")
+    done = desk.call("--parsable", "-H", "job.sh")
+    desk.jobs.append(done.stdout.strip())
+    assert "without model= or mem= ask for nothing" in done.stderr
+    assert desk.gres(done.stdout.strip()) == ""
+
+
+def test_options_about_a_model_that_is_missing_are_refused(bare_desk: Any) -> None:
+    refused(bare_desk.call("job.sh", "--batch-size", "8"), "--batch-size .* there is none", "Add --model")
+    refused(bare_desk.call("job.sh", "--explain"), "--explain has nothing to show")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["job.sh", "--model"], "--model needs a value"),
+        (["job.sh", "--model="], "--model needs a value"),
+        (["job.sh", "--dry-run=yes"], "--dry-run takes no value"),
+        (["job.sh", "--gpu-mem", "many"], "--gpu-mem: 'many' is not a memory size"),
+        (["job.sh", "--gpu-mem", "4G", "--json", "--parsable"], "--json and --parsable"),
+    ],
+)
+def test_wrong_usage_is_told(bare_desk: Any, argv: List[str], message: str) -> None:
+    refused(bare_desk.call(*argv), message)
+
+
+def test_without_slurm_on_the_path_it_says_so(bare_desk: Any) -> None:
+    nowhere = {"PATH": str(bare_desk.folder)}
+    refused(bare_desk.call("job.sh", "--gpu-mem", "4G", env=nowhere), "scontrol: not found on the PATH")
+    refused(bare_desk.call("job.sh", env=nowhere), "sbatch: not found on the PATH")
+    refused(bare_desk.call("job.sh", env={"PATH": "/dev/null"}), "sbatch: ")
+
+
+@pytest.mark.slurm
+def test_a_controller_that_is_down_is_told_within_a_few_seconds(make_cluster: Any, desk_at: Any) -> None:
+    desk = desk_at(make_cluster())
+    desk.cluster.stop()
+    began = time.monotonic()
+    done = desk.call("job.sh", "--gpu-mem", "4G")
+    assert time.monotonic() - began < 6
+    refused(done, r"no answer from the Slurm controller within 3 s; try `scontrol ping`")
+
+
+@pytest.mark.slurm
+def test_a_broken_configuration_file_is_named(desk: Any) -> None:
+    (desk.folder / ".config").mkdir()
+    (desk.folder / ".config" / "gpumem.toml").write_text("[sharing]\nmode = 'sometimes'\n")
+    refused(desk.call("job.sh", "--gpu-mem", "4G"), r"gpumem\.toml: sharing\.mode must be one of")
+    # A plain job has nothing to do with it.
+    done = desk.call("--parsable", "-H", "job.sh")
+    assert done.returncode == 0
+    desk.jobs.append(done.stdout.strip())
+
+
+def test_help_tells_our_options_and_points_to_sbatchs(bare_desk: Any) -> None:
+    done = bare_desk.call("--help")
+    assert done.returncode == 0
+    for name in ("--model", "--gpu-mem", "--exclusive-gpu", "#GPUMEM", "sbatch --help"):
+        assert name in done.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_error(bare_desk: Any) -> None:
+    from conftest import GPUSBATCH
+
+    done = bare_desk.call("-c", f"'{GPUSBATCH}' --help | true; exit ${{PIPESTATUS[0]}}", command="bash")
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 141)
+
+
+@pytest.mark.slurm
+def test_nothing_heavy_is_imported_on_the_way(desk: Any) -> None:
+    """No numpy, torch or rich, nor what else makes Python slow to start."""
+    code = (
+        "import sys; from slurm_gpumem.cli.gpusbatch import main\n"
+        "main(['job.sh', '--model', 'summary.txt', '--batch-size', '8', '--dry-run'])\n"
+        "print(*sys.modules)"
+    )
+    desk.call("job.sh", "--gpu-mem", "4G", "--dry-run")  # the cluster is known from now on
+    done = desk.call("-c", code, command=sys.executable)
+    command, loaded = done.stdout.splitlines()
+    assert command.startswith("sbatch --gres=shard:")
+    assert "slurm_gpumem.cli.decide" in loaded.split()
+    assert not {"numpy", "torch", "rich", "argparse", "subprocess", "asyncio"} & set(loaded.split())

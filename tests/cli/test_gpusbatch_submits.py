@@ -1,0 +1,360 @@
+"""gpusbatch on real daemons: what reaches Slurm, and that everything else stays sbatch's."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from slurm_gpumem import estimate
+from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.sizes import ceil_div
+from slurm_gpumem.slurm.record import parse_record
+
+pytestmark = pytest.mark.slurm
+
+MODEL = ("--model", "summary.txt", "--estimator", "horus")
+
+
+def expected(desk: Any, batch: int) -> Any:
+    return estimate(desk.folder / "summary.txt", batch_size=batch, gpu="a100-40gb", estimator="horus")
+
+
+def test_a_job_asks_for_its_estimate_and_runs_on_part_of_a_gpu(desk: Any) -> None:
+    desk.script("job.sh", 'echo "$CUDA_VISIBLE_DEVICES $SLURM_SHARDS_ON_NODE $1 $2" > seen', "#SBATCH -o out")
+    job = desk.submit("job.sh", *MODEL, "--batch-size", "128", "--", "first", "two words")
+    fields = wait_for_job(desk.cluster, job)
+    assert fields["JobState"] == "COMPLETED"
+    guess = expected(desk, 128)
+    shards = ceil_div(guess.request_mib, 1024)
+    assert desk.gres(job) == f"shard:{shards}"
+    assert re.fullmatch(rf"[0-3] {shards} first two words\n", (desk.folder / "seen").read_text())
+
+
+def test_cpus_and_memory_go_with_the_part(desk: Any) -> None:
+    job = desk.submit("-H", "job.sh", "--gpu-mem", "10G")
+    fields = desk.shown(job)
+    # A quarter of a GPU, of which a node has four, with 64 CPUs and 512000 MiB.
+    assert (desk.gres(job), fields["CPUs/Task"], fields["MinMemoryNode"]) == ("shard:10", "4", "32000M")
+
+
+def test_what_the_user_asked_of_cpus_and_memory_stays(desk: Any) -> None:
+    job = desk.submit("-H", "-c", "3", "--mem=5G", "--open-mode=truncate", "job.sh", "--gpu-mem", "10G")
+    fields = desk.shown(job)
+    assert (fields["CPUs/Task"], fields["MinMemoryNode"]) == ("3", "5G")
+
+
+def test_the_record_is_behind_the_users_comment(desk: Any) -> None:
+    job = desk.submit(
+        "-H", "--comment", "mine, 'own'", "job.sh", *MODEL, "--batch-size", "64", "--on-oom", "fail"
+    )
+    guess = expected(desk, 64)
+    comment = desk.comment(job)
+    assert comment.startswith("mine, 'own' gpumem/1:")
+    assert parse_record(comment) == {
+        "est": str(guess.peak_mib),
+        "req": str(guess.request_mib),
+        "by": "horus",
+        "gpu": "a100",
+        "batch": "64",
+        "shards": str(ceil_div(guess.request_mib, 1024)),
+        "oom": "fail",
+    }
+
+
+def test_a_comment_of_the_script_is_kept_too_and_no_requeue_is_no_consent(desk: Any) -> None:
+    desk.script("job.sh", "true", "#SBATCH --comment='from the script' --no-requeue\n#GPUMEM mem=4G")
+    comment = desk.comment(desk.submit("-H", "job.sh"))
+    assert comment.startswith("from the script gpumem/1:")
+    assert parse_record(comment) == {"req": "4096", "by": "mem", "shards": "4", "oom": "fail"}
+
+
+def test_a_comment_that_leaves_no_room_goes_alone_and_is_told(desk: Any) -> None:
+    long = "x" * 1000
+    done = desk.call("--parsable", "-H", "--comment", long, "job.sh", "--gpu-mem", "4G")
+    desk.jobs.append(done.stdout.strip())
+    assert "the comment is too long for our record" in done.stderr
+    assert desk.comment(done.stdout.strip()) == long
+
+
+def test_stdout_is_sbatchs_and_the_human_line_is_on_stderr(desk: Any) -> None:
+    done = desk.call("-H", "job.sh", *MODEL, "--batch-size", "128")
+    job = re.fullmatch(r"Submitted batch job ([0-9]+)\n", done.stdout)
+    assert job, done.stdout
+    desk.jobs.append(job[1])
+    guess = expected(desk, 128)
+    shards = ceil_div(guess.request_mib, 1024)
+    assert done.stderr == (
+        f"gpumem: summary.txt, batch 128, Adam, fp32 → peak {guess.peak_mib / 1024:.1f} GiB, "
+        f"asking for {shards} GiB ({shards} of 40 shards on an a100)\n"
+    )
+
+
+def test_quiet_means_quiet(desk: Any) -> None:
+    done = desk.call("-Q", "--parsable", "-H", "job.sh", "--gpu-mem", "4G")
+    desk.jobs.append(done.stdout.strip())
+    assert done.stderr == ""
+
+
+def test_parsable_output_and_the_exit_code_are_exactly_sbatchs(desk: Any) -> None:
+    job = desk.submit("-H", "job.sh", "--gpu-mem", "4G")
+    assert int(job) > 0
+    refused = desk.call("--parsable", "--time=nonsense", "job.sh", "--gpu-mem", "4G")
+    plain = desk.call("--parsable", "--time=nonsense", "job.sh", command="sbatch")
+    assert (refused.returncode, refused.stdout) == (plain.returncode, plain.stdout)
+    assert plain.stderr.strip() in refused.stderr
+
+
+def test_waiting_hands_on_the_jobs_own_exit_code(desk: Any) -> None:
+    desk.script("job.sh", "exit 7", "#SBATCH --gpus=1 -o /dev/null")
+    assert desk.call("--wait", "job.sh", "--gpu-mem", "4G").returncode == 7
+
+
+def test_without_a_model_it_is_sbatch_with_the_same_words(desk: Any) -> None:
+    desk.script("job.sh", 'printf "%s|" "$@" > seen', "#SBATCH -o /dev/null")
+    done = desk.call("--parsable", "--mem", "100", "job.sh", "-n", "5", "--model-like", "--", "-t")
+    assert done.stderr == ""
+    wait_for_job(desk.cluster, done.stdout.strip())
+    assert (desk.folder / "seen").read_text() == "-n|5|--model-like|--|-t|"
+    fields = desk.shown(done.stdout.strip())
+    assert "TresPerNode" not in fields
+    assert "Comment" not in fields
+
+
+def test_values_that_look_like_our_options_are_values(desk: Any) -> None:
+    job = desk.submit("-H", "-J", "--model", "--comment", "--gpu-mem", "job.sh")
+    assert desk.shown(job)["JobName"] == "--model"
+    assert desk.comment(job) == "--gpu-mem"
+    assert desk.gres(job) == ""
+
+
+@pytest.mark.parametrize(
+    "given", [["--gres=gpu:a100:1"], ["--gpus=a100:1"], ["-G", "a100:1"], ["--gpus-per-node=a100:1"]]
+)
+def test_a_gpu_on_the_command_line_becomes_shards_of_its_type(desk: Any, given: Any) -> None:
+    job = desk.submit("-H", *given, "job.sh", "--gpu-mem", "10G")
+    assert desk.gres(job) == "shard:a100:10"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--gres=gpu:a100:1",
+        "--gpus=1",
+        "-G 1",
+        "--gpus-per-node=1",
+        "--gpus-per-task=1 --ntasks=1",
+        "--gpus=1 --cpus-per-gpu=4 --mem-per-gpu=4G",
+    ],
+)
+def test_a_gpu_in_the_script_becomes_shards_and_its_steps_run(desk: Any, line: str) -> None:
+    desk.script("my job.sh", "srun true && echo done > seen", f"#SBATCH {line} -o out")
+    job = desk.submit("my job.sh", "--gpu-mem", "10G")
+    fields = wait_for_job(desk.cluster, job)
+    assert (fields["JobState"], fields["JobName"]) == ("COMPLETED", "my job.sh"), (
+        desk.folder / "out"
+    ).read_text()
+    assert desk.gres(job) in ("shard:10", "shard:a100:10")
+    assert "TresPerJob" not in fields
+    assert "TresPerTask" not in fields
+    assert (desk.folder / "seen").read_text() == "done\n"
+    if "cpus-per-gpu" in line:
+        assert (fields["CPUs/Task"], fields["MinMemoryNode"]) == ("4", "4G")
+    assert not list(desk.folder.glob("gpumem-*"))
+
+
+def test_a_gpu_in_the_environment_becomes_shards(desk: Any) -> None:
+    job = desk.submit(
+        "-H", "job.sh", "--gpu-mem", "10G", env={"SBATCH_GPUS": "1", "SBATCH_CPUS_PER_GPU": "2"}
+    )
+    assert desk.gres(job) == "shard:10"
+    assert desk.shown(job)["CPUs/Task"] == "2"
+
+
+def test_settings_of_the_environment_win_over_the_scripts(desk: Any) -> None:
+    desk.script("job.sh", "true", "#GPUMEM mem=4G")
+    assert desk.gres(desk.submit("-H", "job.sh", env={"GPUMEM_MEM": "6G"})) == "shard:6"
+
+
+@pytest.mark.parametrize(
+    ("given", "gres", "why"),
+    [
+        (["--gres=gpu:2"], "gpu:2", "it asks for 2 GPUs (--gres)"),
+        (["--exclusive", "--gres=gpu:1"], "gpu:1", "--exclusive takes whole nodes"),
+        (["-N2", "--gpus-per-node=1"], "gpu:1", "it runs on 2 nodes"),
+        (["--gres=shard:a100:7"], "shard:a100:7", "its own --gres=shard:a100:7 stays"),
+        (["--exclusive"], "gpu:1", "--exclusive takes whole nodes"),
+    ],
+)
+def test_a_job_that_cannot_share_keeps_its_gpus_and_hears_why(
+    desk: Any, given: Any, gres: str, why: str
+) -> None:
+    done = desk.call("--parsable", "-H", *given, "job.sh", "--gpu-mem", "10G")
+    desk.jobs.append(done.stdout.strip())
+    assert done.returncode == 0, done.stderr
+    assert desk.gres(done.stdout.strip()) == gres
+    assert why in done.stderr
+    record = parse_record(desk.comment(done.stdout.strip()))
+    assert record is not None
+    assert record["shards"] == "0"
+
+
+def test_exclusive_gpu_leaves_room_for_nobody(desk: Any) -> None:
+    job = desk.submit("-H", "job.sh", *MODEL, "--batch-size", "8", "--exclusive-gpu")
+    version = desk.cluster.run(["sinfo", "--version"]).stdout.split()[1].split(".")
+    # Before 23.02.6 a gpu:1 job and shard jobs may be put on one GPU.
+    old = tuple(map(int, version)) < (23, 2, 6)
+    assert desk.gres(job) == ("shard:a100:40" if old else "gpu:1")
+
+
+def test_more_than_a_gpu_has_is_refused_with_what_would_fit(desk: Any) -> None:
+    before = desk.cluster.run(["squeue", "-h", "-u", "root", "-o", "%i"]).stdout
+    done = desk.call("job.sh", *MODEL, "--batch-size", "4096")
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = done.stderr.splitlines()
+    assert re.fullmatch(
+        r"gpumem: peak [0-9.]+ GiB does not fit the largest GPU of partition gpu \(a100, 40 GiB\)\.", lines[0]
+    )
+    batch = re.match(r" {8}Batch ([0-9]+) would fit\.", lines[1])
+    assert batch
+    assert lines[-1] == "        Nothing was submitted. Use --exclusive-gpu to try anyway."
+    assert desk.cluster.run(["squeue", "-h", "-u", "root", "-o", "%i"]).stdout == before
+    assert desk.call("--dry-run", "job.sh", *MODEL, "--batch-size", batch[1]).returncode == 0
+
+
+def test_memory_by_hand_is_bounded_too(desk: Any) -> None:
+    assert desk.gres(desk.submit("-H", "job.sh", "--gpu-mem", "40G")) == "shard:40"
+    done = desk.call("job.sh", "--gpu-mem", "41G")
+    assert done.returncode == 1
+    assert "41.0 GiB does not fit the largest GPU of partition gpu (a100, 40 GiB)" in done.stderr
+
+
+def test_every_task_of_an_array_gets_its_part(desk: Any) -> None:
+    desk.script(
+        "job.sh", 'echo "$SLURM_SHARDS_ON_NODE" > "seen.$SLURM_ARRAY_TASK_ID"', "#SBATCH -o /dev/null"
+    )
+    job = desk.submit("--array=1-3", "job.sh", "--gpu-mem", "3G")
+    for task in (1, 2, 3):
+        assert wait_for_job(desk.cluster, f"{job}_{task}")["JobState"] == "COMPLETED"
+        assert (desk.folder / f"seen.{task}").read_text() == "3\n"
+
+
+def test_a_dry_run_prints_the_command_and_submits_nothing(desk: Any) -> None:
+    before = desk.cluster.run(["squeue", "-h", "-o", "%i"]).stdout
+    done = desk.call("--dry-run", "-J", "a b", "job.sh", "--gpu-mem", "10G", "--", "$(x)")
+    assert done.stdout == (
+        "sbatch -J 'a b' --gres=shard:10 --cpus-per-task=4 --mem=32000M --open-mode=append "
+        "--comment=gpumem/1:req=10240,by=mem,shards=10,oom=requeue job.sh '$(x)'\n"
+    )
+    assert desk.cluster.run(["squeue", "-h", "-o", "%i"]).stdout == before
+
+
+def test_json_tells_the_job_and_all_that_led_to_it(desk: Any) -> None:
+    done = desk.call("--json", "-H", "job.sh", *MODEL, "--batch-size", "32")
+    answer = json.loads(done.stdout)
+    desk.jobs.append(str(answer["job_id"]))
+    guess = expected(desk, 32)
+    assert answer["schema"] == "gpumem-submit/1"
+    assert (answer["peak_mib"], answer["request_mib"]) == (guess.peak_mib, guess.request_mib)
+    assert sum(answer["parts"].values()) == answer["peak_mib"]
+    assert desk.gres(str(answer["job_id"])) == answer["gres"] == f"shard:{answer['shards']}"
+    assert json.loads(desk.call("--json", "--dry-run", "job.sh", "--gpu-mem", "4G").stdout)["shards"] == 4
+
+
+def test_explain_shows_the_parts_on_stderr(desk: Any) -> None:
+    done = desk.call("--explain", "--dry-run", "job.sh", *MODEL, "--batch-size", "128")
+    assert re.search(r"activations +[0-9,]+ MiB  █", done.stderr)
+    assert done.stdout.startswith("sbatch ")
+    ascii_only = desk.call(
+        "--explain", "--dry-run", "job.sh", *MODEL, "--batch-size", "128", env={"PYTHONIOENCODING": "ascii"}
+    )
+    assert ascii_only.stderr.isascii()
+    assert "activations" in ascii_only.stderr
+
+
+def test_a_site_that_observes_gets_the_record_and_nothing_else(desk: Any) -> None:
+    job = desk.submit(
+        "-H", "--gres=gpu:1", "--mem=1G", "job.sh", "--gpu-mem", "10G", env={"GPUMEM_SHARING_MODE": "observe"}
+    )
+    assert desk.gres(job) == "gpu:1"
+    record = parse_record(desk.comment(job))
+    assert record is not None
+    assert (record["req"], record["shards"]) == ("10240", "0")
+
+
+def test_a_script_on_standard_input_is_read_once_and_submitted(desk: Any) -> None:
+    text = "#!/bin/bash\n#GPUMEM mem=5G\n#SBATCH --gpus=1 -o out\necho from stdin > seen\n"
+    job = desk.submit(stdin=text)
+    assert desk.gres(job) == "shard:5"
+    assert wait_for_job(desk.cluster, job)["JobState"] == "COMPLETED"
+    assert (desk.folder / "seen").read_text() == "from stdin\n"
+    plain = desk.submit("-H", stdin="#!/bin/bash\ntrue\n")
+    assert desk.gres(plain) == ""
+
+
+def test_a_script_from_a_pipe_is_read_once_too(desk: Any) -> None:
+    command = "gpusbatch --parsable -H <(printf '#!/bin/sh\\ntrue\\n') --gpu-mem 4G"
+    import sys
+    from pathlib import Path
+
+    done = desk.call(
+        "-c", command.replace("gpusbatch", str(Path(sys.executable).with_name("gpusbatch"))), command="bash"
+    )
+    assert done.returncode == 0, done.stderr
+    desk.jobs.append(done.stdout.strip())
+    assert desk.gres(done.stdout.strip()) == "shard:4"
+
+
+def test_a_wrapped_command_can_share(desk: Any) -> None:
+    job = desk.submit("-H", "--wrap", "echo --model", "--gpu-mem", "4G")
+    assert desk.gres(job) == "shard:4"
+
+
+def test_a_heterogeneous_job_stays_as_it_is(desk: Any) -> None:
+    done = desk.call(
+        "--parsable", "-H", "-n1", "--mem=100", ":", "-n1", "--mem=100", "--gpu-mem", "4G", "job.sh"
+    )
+    assert done.returncode == 0, done.stderr
+    desk.jobs.append(done.stdout.strip())
+    assert "heterogeneous job keeps its GPUs" in done.stderr
+
+
+HOSTILE = [
+    "two words",
+    "it's",
+    'say "hi"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a;touch pwned",
+    "new\nline",
+    "-dash",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_and_comments_arrive_byte_for_byte(desk: Any, name: str) -> None:
+    desk.script(name, "true", "#SBATCH --gpus=1")
+    job = desk.submit("-H", "--comment", name, "--gpu-mem", "4G", "--", name, name)
+    assert desk.comment(job) == f"{name} gpumem/1:req=4096,by=mem,shards=4,oom=requeue"
+    shown = desk.cluster.run(["squeue", "-h", "-j", job, "-o", "%j"], check=True).stdout[:-1]
+    assert shown == name
+    assert not (desk.folder / "pwned").exists()
+
+
+def test_control_characters_do_not_reach_the_terminal(desk: Any) -> None:
+    (desk.folder / "evil\x1b[31m.txt").write_text((desk.folder / "summary.txt").read_text())
+    done = desk.call("--dry-run", "job.sh", "--model", "evil\x1b[31m.txt", "--batch-size", "8")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stderr
+    missing = desk.call("--dry-run", "job.sh", "--model", "none\x1b[31m.txt", "--batch-size", "8")
+    assert missing.returncode == 2
+    assert "\x1b" not in missing.stderr
+
+
+def test_the_estimate_follows_the_gpu_the_user_names(desk: Any) -> None:
+    done = desk.call("--dry-run", "--json", "job.sh", *MODEL, "--batch-size", "8", "--gpu", "a100")
+    assert json.loads(done.stdout)["gres"].startswith("shard:a100:")
+    other = desk.call("--dry-run", "job.sh", *MODEL, "--batch-size", "8", "--gpu", "h200")
+    assert "partition gpu has no h200" in other.stderr

@@ -1,0 +1,268 @@
+"""The plug-in in a real slurmctld: what users see of it, and that it never stands in a job's way."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence
+
+import pytest
+from played import LUA_FOLDER
+
+from slurm_gpumem.devcluster.cluster import Cluster, up
+from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
+from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
+from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.render import lua_table
+from slurm_gpumem.site.snapshot import parse_version
+
+pytestmark = pytest.mark.slurm
+
+Hook = Callable[..., str]
+RECORD = "gpumem/1:est=12045,req=13312,by=structural,shards=13"
+ASKS = "#!/bin/bash\n#GPUMEM mem=12G\n"
+SEES = 'echo "$CUDA_VISIBLE_DEVICES:$SLURM_SHARDS_ON_NODE"'
+
+
+@pytest.fixture(scope="module")
+def hook(cluster: Cluster) -> Hook:
+    """Fills a folder with the plug-in and the site table of a plan; returns its job_submit.lua."""
+    version = parse_version(cluster.run(["sinfo", "--version"], check=True).stdout)
+
+    def fill(folder: Path, **plan: Any) -> str:
+        for name in ("gpumem.lua", "gpumem_read.lua", "job_submit.lua"):
+            shutil.copy(LUA_FOLDER / name, folder)
+        fields: Dict[str, Any] = {
+            "groups": (NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu", "whole"), 64, 512_000),),
+            "partitions": ("gpu", "whole"),
+            "default_partition": "gpu",
+            "reserve_mib": 0,
+            "version": version,
+            **plan,
+        }
+        (folder / "gpumem_site.lua").write_text(lua_table(SitePlan(**fields)))
+        return str(folder / "job_submit.lua")
+
+    return fill
+
+
+@pytest.fixture(scope="module")
+def hooked(hook: Hook) -> Iterator[Cluster]:
+    """A cluster with the plug-in in mode opt-in."""
+    root = os.environ.get("GPUMEM_TEST_SLURM_ROOT")
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as state, tempfile.TemporaryDirectory() as lua:
+        os.chmod(state, 0o755)
+        running = up(
+            ClusterSpec(
+                state=Path(state), slurm_root=Path(root) if root else None, job_submit_lua=hook(Path(lua))
+            )
+        )
+        yield running
+        running.stop()
+
+
+class Job:
+    """A submitted job: what sbatch said and what Slurm shows of it."""
+
+    def __init__(self, cluster: Cluster, options: Sequence[str], script: str) -> None:
+        done = cluster.run(["sbatch", "--parsable", *options], input=script)
+        assert done.returncode == 0, done.stderr
+        self.said = done.stderr
+        self.id = done.stdout.strip()
+        self.shown = cluster.run(["scontrol", "show", "job", self.id], check=True).stdout
+
+    @classmethod
+    def held(cls, cluster: Cluster, options: Sequence[str], script: str) -> Job:
+        """A job that is looked at and never runs."""
+        job = cls(cluster, ["-H", "-o", "/dev/null", *options], script)
+        cluster.run(["scancel", job.id], check=True)
+        return job
+
+    def field(self, key: str) -> str:
+        """A field of `scontrol show job`, "" when it is not shown."""
+        return _line(self.shown, key) or _word(self.shown, key)
+
+    @property
+    def tres(self) -> str:
+        """What it asks of each node: "shard:12"."""
+        return re.sub("^gres[:/]", "", self.field("TresPerNode"))
+
+
+def _word(text: str, key: str) -> str:
+    match = re.search(rf"\b{key}=(\S*)", text)
+    return match[1] if match else ""
+
+
+def _line(text: str, key: str) -> str:
+    match = re.search(rf"^\s*{key}=(.*?)\s*$", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+@pytest.mark.parametrize(
+    ("options", "was", "tres"),
+    [
+        (["--gres=gpu:1"], "--gres=gpu:1", "shard:12"),
+        (["--gpus-per-node=1"], "--gres=gpu:1", "shard:12"),
+        (["--gpus-per-node=a100:1"], "--gres=gpu:a100:1", "shard:a100:12"),
+        (["--gpus=1"], "--gpus=1", "shard:12"),
+        (["--gpus=a100:1"], "--gpus=a100:1", "shard:a100:12"),
+        (["--gpus-per-task=1", "--ntasks=1"], "--gpus-per-task=1", "shard:12"),
+        ([], "none", "shard:12"),
+    ],
+)
+def test_a_plain_sbatch_with_a_mem_line_gets_shards_and_its_steps_run(
+    hooked: Cluster, tmp_path: Path, options: Sequence[str], was: str, tres: str
+) -> None:
+    out = tmp_path / "out"
+    script = ASKS + SEES + "\nsrun bash -c '" + SEES.replace('"', "") + "'\n"
+    job = Job(hooked, ["-o", str(out), *options], script)
+    assert job.tres == tres
+    assert job.field("TresPerJob") == ""
+    assert job.field("AdminComment") == f"gpumem/1:was={was}"
+    assert job.field("Comment") == "gpumem/1:req=12288,by=mem,shards=12"
+    assert job.said.strip().endswith(f"became --gres={tres} (one GPU has 40)")
+    assert wait_for_job(hooked, job.id)["JobState"] == "COMPLETED"
+    batch, step = out.read_text().splitlines()
+    assert re.fullmatch("[0-3]:12", batch)
+    assert step.startswith(batch[:2])
+
+
+def test_a_record_is_capped_at_one_gpu(hooked: Cluster) -> None:
+    job = Job.held(hooked, ["--gres=shard:a100:41", f"--comment=mine {RECORD}"], "#!/bin/sh\n")
+    assert job.tres == "shard:a100:40"
+    assert job.field("Comment") == f"mine {RECORD}"
+
+
+def test_arrays_are_rewritten_as_one(hooked: Cluster) -> None:
+    assert Job.held(hooked, ["--array=1-2", "--gres=gpu:1"], ASKS).tres == "shard:12"
+
+
+@pytest.mark.parametrize(
+    ("options", "script"),
+    [
+        (["--gres=gpu:1"], "#!/bin/sh\n"),
+        (["--gpus=1", "--cpus-per-gpu=2"], "#!/bin/sh\n"),
+        (["--gres=shard:3"], "#!/bin/sh\n"),
+        (["--gres=gpu:2"], ASKS),
+        (["--gres=gpu:1", "--exclusive"], ASKS),
+        (["--gpus=1", "--cpus-per-gpu=2"], ASKS),
+        (["--gres=gpu:1"], ASKS + "srun --gres=gpu:1 true\n"),
+        (["--gres=gpu:1", f"--comment={RECORD.replace('shards=13', 'shards=0')}"], "#!/bin/sh\n"),
+    ],
+)
+def test_a_job_that_is_not_ours_is_as_it_is_without_the_plugin(
+    hooked: Cluster, cluster: Cluster, options: Sequence[str], script: str
+) -> None:
+    with_plugin, without = (_but_ids(Job.held(each, options, script).shown) for each in (hooked, cluster))
+    assert with_plugin == without
+
+
+def _but_ids(shown: str) -> str:
+    """What Slurm shows of a job but for its number, its times, and where it was submitted."""
+    return re.sub(r"\b(JobId|\w*Time|Priority|WorkDir|LastSchedEval|AllocNode:Sid|SubmitLine)=\S*", "", shown)
+
+
+@pytest.mark.parametrize("command", [["srun"], ["salloc", "srun"]])
+def test_srun_and_salloc_with_a_record_share_a_gpu(hooked: Cluster, command: Sequence[str]) -> None:
+    first, *rest = command
+    done = hooked.run([first, f"--comment={RECORD}", *rest, "bash", "-c", SEES])
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"[0-9]:13", done.stdout.strip())
+    assert "became --gres=shard:13" in done.stderr
+
+
+def test_salloc_that_names_a_gpu_keeps_it_whole_and_its_steps_run(hooked: Cluster) -> None:
+    done = hooked.run(["salloc", "--gpus-per-node=1", f"--comment={RECORD}", "srun", "bash", "-c", SEES])
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"[0-9]:", done.stdout.strip())
+    assert "leave the GPU option out" in done.stderr
+
+
+def test_job_modify_is_left_alone(hooked: Cluster) -> None:
+    job = Job(hooked, ["-H", "-o", "/dev/null"], ASKS)
+    assert hooked.run(["scontrol", "update", f"JobId={job.id}", "Gres=shard:39"]).returncode == 0
+    shown = hooked.run(["scontrol", "show", "job", job.id]).stdout
+    hooked.run(["scancel", job.id])
+    assert "shard:39" in shown
+
+
+def test_observe_changes_nothing_and_logs(make_cluster: Any, hook: Hook, tmp_path: Path) -> None:
+    cluster = make_cluster(nodes=default_nodes(1), job_submit_lua=hook(tmp_path, mode="observe"))
+    job = Job.held(cluster, ["--gres=gpu:1"], ASKS)
+    assert (job.tres, job.field("Comment"), job.field("AdminComment"), job.said) == ("gpu:1", "", "", "")
+    log = (cluster.layout.log / "slurmctld.log").read_text()
+    assert "gpumem: observing only: gpumem: --gres=gpu:1 became --gres=shard:12" in log
+
+
+def test_mps_sites_get_their_part_of_the_gpu(make_cluster: Any, hook: Hook, tmp_path: Path) -> None:
+    lua = hook(tmp_path, gres="mps", mps_per_gpu=100)
+    cluster = make_cluster(nodes=default_nodes(1), gres="mps", mps_per_gpu=100, job_submit_lua=lua)
+    script, out = ASKS + "echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\nsrun true\n", tmp_path / "out"
+    job = Job(cluster, ["--gres=gpu:a100:1", "-o", str(out)], script)
+    assert job.tres == "mps:a100:30"
+    assert wait_for_job(cluster, job.id)["JobState"] == "COMPLETED"
+    assert out.read_text() == "30\n"
+
+
+def test_five_jobs_without_a_word_about_memory_share_one_node(
+    make_cluster: Any, hook: Hook, tmp_path: Path
+) -> None:
+    node = NodeSpec("n1", gpus=4, cpus=64, memory_mib=64_000)
+    groups = (NodeGroup("n1", (GpuGroup("a100", 4, 40960),), ("gpu", "whole"), 64, 64_000),)
+    cluster = make_cluster(nodes=(node,), job_submit_lua=hook(tmp_path, groups=groups))
+    # As on a site without a default: each would get the node's whole memory.
+    cluster.run(["scontrol", "update", "PartitionName=gpu", "DefMemPerNode=0"], check=True)
+    plain = [Job(cluster, ["-o", "/dev/null", "--gres=gpu:1"], "#!/bin/sh\nsleep 60\n") for _ in range(2)]
+    wait_for_job(cluster, plain[0].id, ["RUNNING"])
+    assert wait_for_job(cluster, plain[1].id, ["PENDING"])["Reason"] in ("Resources", "None")
+    cluster.run(["scancel", *(job.id for job in plain)], check=True)
+    for job in [Job(cluster, ["-o", "/dev/null"], ASKS + "sleep 60\n") for _ in range(5)]:
+        wait_for_job(cluster, job.id, ["RUNNING"])
+
+
+@pytest.mark.parametrize(("file", "text"), [("gpumem.lua", "this is not lua"), ("gpumem_site.lua", None)])
+def test_with_the_plugin_broken_slurmctld_starts_and_takes_every_job(
+    make_cluster: Any, hook: Hook, tmp_path: Path, file: str, text: Optional[str]
+) -> None:
+    script = hook(tmp_path)
+    _break(tmp_path / file, text)
+    cluster = make_cluster(nodes=default_nodes(1), job_submit_lua=script)
+    job = Job(cluster, ["--gres=gpu:1", "-o", "/dev/null"], ASKS)
+    assert (job.tres, job.said) == ("gpu:1", "")
+    assert wait_for_job(cluster, job.id)["JobState"] == "COMPLETED"
+    assert re.search(f"error: .*{file}", (cluster.layout.log / "slurmctld.log").read_text())
+
+
+def test_breaking_the_plugin_under_a_running_slurmctld_refuses_no_job(
+    make_cluster: Any, hook: Hook, tmp_path: Path
+) -> None:
+    cluster = make_cluster(nodes=default_nodes(1), job_submit_lua=hook(tmp_path))
+    folder, later = cluster.layout.slurm_conf.parent, time.time()
+    for file, text in (
+        ("gpumem.lua", ""),
+        ("gpumem.lua", None),
+        ("gpumem_read.lua", "error('x')"),
+        ("gpumem_site.lua", "return 3"),
+        ("gpumem.lua", "return { job_submit = function() error(nil) end }"),
+    ):
+        for path in tmp_path.glob("*.lua"):
+            shutil.copy(path, folder)
+        later += 10
+        os.utime(folder / "job_submit.lua", (later, later))
+        assert Job.held(cluster, ["--gres=gpu:1"], ASKS).tres == "shard:12"
+        _break(folder / file, text)
+        later += 10
+        os.utime(folder / "job_submit.lua", (later, later))
+        assert Job.held(cluster, ["--gres=gpu:1"], ASKS).tres == "gpu:1", (file, text)
+
+
+def _break(path: Path, text: Optional[str]) -> None:
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, Callable, Dict, Tuple
+
+import pytest
+
+from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.site.doctor import examine
+from slurm_gpumem.site.findings import Answer, Finding, Severity, answer_of
+from slurm_gpumem.site.lua_report import LuaReport
+from slurm_gpumem.site.snapshot import (
+    Limit,
+    QueuedJob,
+    Snapshot,
+    parse_config,
+    parse_limits,
+    parse_records,
+    parse_version,
+)
+
+NODE = {
+    "NodeName": "n1",
+    "Gres": "gpu:a100:4(S:0-1),shard:a100:160(S:0-1)",
+    "Partitions": "gpu",
+    "CPUTot": "64",
+    "RealMemory": "512000",
+}
+PARTITION = {"PartitionName": "gpu", "OverSubscribe": "NO", "DefMemPerCPU": "8000"}
+CONFIG = {
+    "GresTypes": "gpu,shard",
+    "SelectType": "select/cons_tres",
+    "SelectTypeParameters": "CR_CORE_MEMORY",
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+    "AccountingStorageTRES": "cpu,mem,node,billing,gres/gpu,gres/shard",
+    "JobSubmitPlugins": "lua",
+    "Prolog": "/etc/slurm/prolog.sh",
+    "PrologFlags": "Alloc",
+    "PrologEpilogTimeout": "60",
+}
+LUA = LuaReport(
+    site={"mode": "opt-in", "gres": "shard", "shard_mib": "1024", "separator": "/"},
+    partitions={"gpu": (("a100", 40),)},
+)
+HEALTHY = Snapshot(
+    version=(24, 11, 5),
+    config=CONFIG,
+    nodes=(NODE,),
+    partitions=(PARTITION,),
+    files={"job_submit.lua": "gpumem.job_submit", "slurm.conf": ""},
+    lua=LUA,
+    policy={"mode": "opt-in", "gres": "shard", "shard_mib": 1024},
+)
+
+
+def config(**changes: str) -> Snapshot:
+    return replace(HEALTHY, config={**CONFIG, **changes})
+
+
+def node(**changes: str) -> Snapshot:
+    return replace(HEALTHY, nodes=({**NODE, **changes},))
+
+
+def partition(**changes: str) -> Snapshot:
+    return replace(HEALTHY, partitions=({**PARTITION, **changes},))
+
+
+def lua(**changes: Any) -> Snapshot:
+    return replace(HEALTHY, lua=replace(LUA, **changes))
+
+
+OLD: Callable[..., Snapshot] = lambda **fields: replace(  # noqa: E731
+    HEALTHY,
+    version=(22, 5, 8),
+    lua=replace(LUA, site={**LUA.site, "separator": ":"}),
+    **fields,
+)
+
+
+def test_a_healthy_cluster_is_ok_and_says_so_in_one_line() -> None:
+    answer = examine(HEALTHY)
+    assert answer.text() == "GPUMEM OK - Slurm 24.11.5: GPUs are shared as they should be"
+    assert int(answer.severity) == 0
+
+
+CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
+    "no shares in GresTypes": (config(GresTypes="gpu"), Severity.CRITICAL, "gres-types", "gpumem setup"),
+    "no shares on nodes": (node(Gres="gpu:a100:4"), Severity.CRITICAL, "no-shares", "gpumem setup"),
+    "cons_res": (config(SelectType="select/cons_res"), Severity.CRITICAL, "select-type", "select/cons_tres"),
+    "shard and mps": (
+        node(Gres="gpu:a100:4,shard:a100:160,mps:a100:400"),
+        Severity.CRITICAL,
+        "shard-and-mps",
+        "keep one",
+    ),
+    "uneven": (node(Gres="gpu:4,shard:150"), Severity.WARNING, "uneven-shares", "multiple"),
+    "untyped shares on 22.05": (
+        OLD(nodes=({**NODE, "Gres": "gpu:a100:4,shard:160"},)),
+        Severity.WARNING,
+        "untyped-shares",
+        "shard:TYPE:N",
+    ),
+    "mixed partition on 22.05": (OLD(), Severity.WARNING, "mixed-jobs", "23.02.6"),
+    "mixed jobs on 22.05": (
+        OLD(jobs=(QueuedJob("gpu", "gres:gpu:1"), QueuedJob("gpu", "gres:shard:a100:3"))),
+        Severity.CRITICAL,
+        "mixed-jobs",
+        "nodes of their own",
+    ),
+    "spreading on 22.05": (
+        OLD(files={**HEALTHY.files, "slurm.conf": "SelectTypeParameters=CR_Core,LL_SHARED_GRES"}),
+        Severity.CRITICAL,
+        "ll-shared-gres",
+        "take it out",
+    ),
+    "no default memory": (
+        partition(DefMemPerCPU="", DefMemPerNode="UNLIMITED"),
+        Severity.WARNING,
+        "default-memory",
+        "DefMemPerCPU=8000",
+    ),
+    "exclusive partition": (
+        partition(OverSubscribe="EXCLUSIVE"),
+        Severity.WARNING,
+        "exclusive-partition",
+        "OverSubscribe=NO",
+    ),
+    "defaults per GPU": (
+        partition(JobDefaults="DefCpuPerGPU=8"),
+        Severity.NOTE,
+        "defaults-per-gpu",
+        "nothing to do",
+    ),
+    "shares not accounted": (
+        config(AccountingStorageTRES="cpu,mem,gres/gpu"),
+        Severity.WARNING,
+        "accounting-tres",
+        "gres/gpu,gres/shard",
+    ),
+    "limit without twin": (
+        replace(HEALTHY, limits=(Limit("qos normal", "MaxTRESPerUser", "cpu=64,gres/gpu=2"),)),
+        Severity.WARNING,
+        "limit-twin",
+        "sacctmgr modify qos where name=normal set MaxTRESPerUser=gres/shard=80",
+    ),
+    "billing without twin": (
+        partition(TRESBillingWeights="CPU=1.0,GRES/gpu=10"),
+        Severity.WARNING,
+        "billing-twin",
+        "TRESBillingWeights=CPU=1.0,GRES/gpu=10,GRES/shard=0.25",
+    ),
+    "priority without twin": (
+        config(PriorityWeightTRES="CPU=1000,GRES/gpu=8000"),
+        Severity.WARNING,
+        "priority-twin",
+        "GRES/shard=200",
+    ),
+    "no plug-in": (config(JobSubmitPlugins="(null)"), Severity.WARNING, "plugin-off", "JobSubmitPlugins=lua"),
+    "plug-in not called": (
+        replace(HEALTHY, files={"job_submit.lua": "return 0"}),
+        Severity.WARNING,
+        "plugin-off",
+        "marked lines",
+    ),
+    "plug-in out of sight": (replace(HEALTHY, files={}), Severity.NOTE, "plugin-unseen", "controller"),
+    "no interpreter": (replace(HEALTHY, lua=None), Severity.NOTE, "lua-untried", "lua5.1"),
+    "job_submit.lua broken": (
+        lua(broken=(("job_submit.lua", "line 3: x"),)),
+        Severity.CRITICAL,
+        "lua-broken",
+        "mend the file",
+    ),
+    "module broken": (
+        replace(HEALTHY, lua=LuaReport(broken=(("gpumem.lua", "x"),))),
+        Severity.WARNING,
+        "lua-broken",
+        "touch job_submit.lua",
+    ),
+    "table with other shares": (
+        lua(partitions={"gpu": (("a100", 39),)}),
+        Severity.WARNING,
+        "site-table",
+        "copy",
+    ),
+    "table without a partition": (lua(partitions={}), Severity.WARNING, "site-table", "copy"),
+    "table for mps": (lua(site={**LUA.site, "gres": "mps"}), Severity.WARNING, "site-table", "copy"),
+    "table of another version": (
+        lua(site={**LUA.site, "separator": ":"}),
+        Severity.WARNING,
+        "site-table",
+        "copy",
+    ),
+    "toml and table differ": (
+        replace(HEALTHY, policy={"mode": "on"}),
+        Severity.WARNING,
+        "site-files-differ",
+        "make them equal",
+    ),
+    "no prolog": (config(Prolog="(null)"), Severity.NOTE, "no-prolog", "hooks"),
+    "prolog flags": (config(PrologFlags="(null)"), Severity.WARNING, "prolog-flags", "PrologFlags=Alloc"),
+    "prolog for ever": (config(PrologEpilogTimeout="65534"), Severity.WARNING, "prolog-timeout", "=60"),
+    "not asked": (replace(HEALTHY, unread=("limits: denied",)), Severity.NOTE, "not-asked", "administrator"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_trap_is_found_with_what_why_and_how(case: str) -> None:
+    snapshot, severity, check, mend = CASES[case]
+    found = [finding for finding in examine(snapshot).findings if finding.check == check]
+    assert [finding.severity for finding in found] == [severity]
+    assert mend in found[0].mend
+    assert found[0].what
+    assert found[0].why
+
+
+def test_limits_and_weights_that_have_their_twin_are_fine() -> None:
+    fine = replace(
+        HEALTHY,
+        limits=(
+            Limit("qos normal", "MaxTRESPerUser", "gres/gpu=2,gres/shard=80"),
+            Limit("account a", "GrpTRES", "cpu=9"),
+        ),
+        partitions=({**PARTITION, "TRESBillingWeights": "GRES/gpu=10,GRES/shard=0.25"},),
+    )
+    assert examine(fine).findings == ()
+
+
+def test_a_wildcard_table_fits_every_partition() -> None:
+    assert examine(lua(partitions={"*": (("a100", 40),)})).findings == ()
+
+
+def test_what_is_critical_decides_and_comes_first() -> None:
+    findings = [
+        Finding(severity, severity.name, "what", "why", "mend")
+        for severity in (Severity.NOTE, Severity.UNKNOWN, Severity.WARNING, Severity.CRITICAL)
+    ]
+    answer = answer_of(findings, "22.05.8")
+    assert answer.severity is Severity.CRITICAL
+    assert [finding.check for finding in answer.findings] == ["CRITICAL", "WARNING", "UNKNOWN", "NOTE"]
+    assert answer.without(["CRITICAL", "WARNING"]).severity is Severity.UNKNOWN
+    assert answer_of([findings[0]], "x").severity is Severity.OK
+
+
+def test_no_line_holds_what_nagios_takes_for_figures() -> None:
+    answer = Answer((Finding(Severity.WARNING, "c", "a|b\nc", "d|e", "f"),), "1")
+    assert "|" not in answer.text()
+    assert len(answer.text().splitlines()) == 2
+
+
+def test_the_json_answer_is_complete() -> None:
+    answer = json.loads(json.dumps(examine(config(GresTypes="gpu")).as_json()))
+    assert (answer["schema"], answer["status"], answer["exit_code"]) == ("gpumem-doctor/1", "critical", 2)
+    assert set(answer["findings"][0]) == {"severity", "check", "what", "why", "mend"}
+
+
+def test_the_config_is_read_in_the_format_of_22_05_and_of_later_versions() -> None:
+    text = (
+        "Configuration data as of 2026-11-15T02:11:12\n"
+        "GresTypes               = gpu,shard\n"
+        "Prolog                  = (null)\n"
+        "Epilog[0]               = /etc/slurm/epilog.d/10-ours\n"
+        "Epilog[1]               = /etc/slurm/epilog.d/20-theirs\n"
+        "SlurmctldHost[0]        = ctl(10.0.0.1)\n"
+        "SLURM_VERSION           = 24.11.5\n"
+        "\n"
+        "Slurmctld(primary) at ctl is UP\n"
+    )
+    found = parse_config(text)
+    assert found["Epilog"] == "/etc/slurm/epilog.d/10-ours"
+    assert found["GresTypes"] == "gpu,shard"
+    assert parse_version(found["SLURM_VERSION"]) == (24, 11, 5)
+
+
+def test_records_keep_values_with_blanks_and_believe_the_first_of_a_key() -> None:
+    line = (
+        "NodeName=n1 Gres=gpu:a100:4(S:0-1),shard:160 OS=Linux 6.1 #1 SMP RealMemory=64000 Reason=Gres=none x"
+    )
+    (record,) = parse_records(line + "\nnothing here\n", "NodeName")
+    assert record["Gres"] == "gpu:a100:4(S:0-1),shard:160"
+    assert record["OS"] == "Linux 6.1 #1 SMP"
+    assert record["RealMemory"] == "64000"
+
+
+def test_limits_are_named_as_sacctmgr_sets_them() -> None:
+    qos = "normal||||\ngpu|gres/gpu=8||gres/gpu=2|\n"
+    associations = "root|||\nphys||gres/gpu=4|\nphys|anna||gres/gpu=1\n"
+    assert parse_limits(qos, associations) == (
+        Limit("qos gpu", "GrpTRES", "gres/gpu=8"),
+        Limit("qos gpu", "MaxTRESPerUser", "gres/gpu=2"),
+        Limit("account phys", "GrpTRES", "gres/gpu=4"),
+        Limit("user anna account=phys", "MaxTRESPerJob", "gres/gpu=1"),
+    )
+
+
+def test_without_a_slurm_the_answer_is_unknown(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert main(["doctor"]) == 3
+    assert capsys.readouterr().out.startswith(
+        "GPUMEM UNKNOWN - Slurm does not answer: 1 unknown - scontrol: not found"
+    )

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
+from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.render import gres_lines, lua_table, node_gres
+from slurm_gpumem.site.setup import Wishes, propose, write_files
+from slurm_gpumem.site.slurm_conf import edit_slurm_conf, wanted_settings
+from slurm_gpumem.site.snapshot import Snapshot
+
+A100 = NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu",), 64, 512_000)
+MIXED = NodeGroup("m1", (GpuGroup("a100", 2, 40960), GpuGroup("v100", 1, 16384)), ("gpu", "old"), 32, 128_000)
+
+RIGHT = {
+    "GresTypes": "gpu,shard",
+    "SelectType": "select/cons_tres",
+    "SelectTypeParameters": "CR_CORE_MEMORY",
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+    "AccountingStorageTRES": "cpu,mem,energy,node,billing,fs/disk,vmem,pages,gres/gpu,gres/shard",
+    "AccountingStoreFlags": "job_comment",
+    "PrologFlags": "Alloc,Contain",
+    "JobSubmitPlugins": "lua",
+    "PrologEpilogTimeout": "120",
+    "DefMemPerCPU": "4000",
+}
+
+
+def memory_of(kind: str) -> Optional[int]:
+    return {"a100": 40960}.get(kind)
+
+
+def snapshot(files: Optional[Dict[str, str]] = None, **config: str) -> Snapshot:
+    node = {"Gres": "gpu:a100:4", "Partitions": "gpu", "CPUTot": "64", "RealMemory": "512000"}
+    return Snapshot(
+        version=(24, 11, 5),
+        config={**RIGHT, **config},
+        nodes=({"NodeName": "n1", **node}, {"NodeName": "n2", **node}),
+        partitions=({"PartitionName": "gpu", "Default": "YES"}, {"PartitionName": "cpu"}),
+        files=files or {},
+    )
+
+
+def test_shards_leave_a_reserve_on_each_gpu() -> None:
+    plan = SitePlan((A100,))
+    assert node_gres(plan, A100) == "gpu:a100:4,shard:a100:156"
+    assert gres_lines(plan, with_gpus=True) == [
+        "NodeName=n[1-2] Name=gpu Type=a100 File=/dev/nvidia[0-3]",
+        "NodeName=n[1-2] Name=shard Type=a100 Count=156",
+    ]
+    assert node_gres(SitePlan((A100,), reserve_mib=0, shard_mib=512), A100) == "gpu:a100:4,shard:a100:320"
+
+
+def test_gpus_of_two_types_on_a_node_get_a_line_for_each_gpu() -> None:
+    lines = gres_lines(SitePlan((MIXED,)), with_gpus=True)
+    assert lines == [
+        "NodeName=m1 Name=gpu Type=a100 File=/dev/nvidia[0-1]",
+        "NodeName=m1 Name=gpu Type=v100 File=/dev/nvidia2",
+        "NodeName=m1 Name=shard Type=a100 Count=39 File=/dev/nvidia0",
+        "NodeName=m1 Name=shard Type=a100 Count=39 File=/dev/nvidia1",
+        "NodeName=m1 Name=shard Type=v100 Count=15 File=/dev/nvidia2",
+    ]
+
+
+def test_mps_has_the_site_s_own_count() -> None:
+    assert node_gres(SitePlan((A100,), gres="mps", mps_per_gpu=50), A100) == "gpu:a100:4,mps:a100:200"
+
+
+def test_a_gpu_without_room_for_a_share_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--shard, --reserve"):
+        SitePlan((A100,), reserve_mib=40_000)
+
+
+@pytest.mark.parametrize("interpreter", ["lua5.1", "lua5.3", "lua5.4"])
+@pytest.mark.parametrize("partitions", [(), ("gpu", "old", 'odd "name"', "cpu")])
+def test_the_lua_table_is_one_that_the_plugin_takes(
+    interpreter: str, partitions: Any, tmp_path: Path
+) -> None:
+    if shutil.which(interpreter) is None:
+        pytest.skip(f"{interpreter} is not installed")
+    plan = SitePlan((A100, MIXED), partitions=partitions, default_partition="gpu", version=(22, 5, 8))
+    for name in ("gpumem.lua", "gpumem_read.lua"):
+        shutil.copy(Path(__file__).parents[2] / "lua" / name, tmp_path)
+    (tmp_path / "gpumem_site.lua").write_text(lua_table(plan))
+    program = (
+        "local m = dofile(arg[1] .. '/gpumem.lua'); assert(m.site, m.site_error);"
+        "local p = m.site.partitions.gpu or m.site.partitions['*'];"
+        "print(m.site.separator, #p, p[1].shares, p[1].host_mib, p[1].cpus)"
+    )
+    done = subprocess.run(
+        [interpreter, "-", str(tmp_path)], input=program, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == [":", "3", "39", "128000", "16"], done.stderr
+
+
+def test_the_separator_follows_the_version() -> None:
+    assert SitePlan((A100,), version=(22, 5, 8)).separator == ":"
+    assert SitePlan((A100,), version=(23, 2, 7)).separator == ":"
+    assert SitePlan((A100,), version=(23, 11, 0)).separator == "/"
+
+
+def test_a_cluster_that_is_right_already_needs_no_setting() -> None:
+    assert wanted_settings(RIGHT, SitePlan((A100,))) == {}
+
+
+def test_settings_are_added_to_and_not_replaced() -> None:
+    running = {
+        **RIGHT,
+        "GresTypes": "gpu,nvme",
+        "JobSubmitPlugins": "throttle",
+        "PrologFlags": "X11",
+        "AccountingStorageTRES": "cpu,mem,energy,node,billing,fs/disk,vmem,pages,gres/gpu,license/matlab",
+        "PrologEpilogTimeout": "65534",
+    }
+    del running["DefMemPerCPU"]
+    assert wanted_settings(running, SitePlan((A100,))) == {
+        "GresTypes": "gpu,nvme,shard",
+        "AccountingStorageTRES": "gres/gpu,license/matlab,gres/shard",
+        "PrologFlags": "X11,Alloc",
+        "JobSubmitPlugins": "throttle,lua",
+        "PrologEpilogTimeout": "60",
+        "DefMemPerCPU": "8000",
+    }
+
+
+CONF = """# our cluster
+ClusterName=big
+gresTypes = gpu   # whole ones
+NodeName=DEFAULT CPUs=64
+NodeName=n[1-2] RealMemory=512000 Gres=gpu:a100:4,nvme:1 State=UNKNOWN
+NodeName=c[1-9] State=UNKNOWN
+PartitionName=gpu Nodes=ALL
+"""
+
+
+def test_an_edit_touches_only_what_it_must() -> None:
+    words = "gpu:a100:4,shard:a100:156"
+    edit = edit_slurm_conf(CONF, {"GresTypes": "gpu,shard"}, {"n1": words, "n2": words})
+    changed = [line for line in edit.text.splitlines() if line not in CONF.splitlines()]
+    assert changed == [
+        "GresTypes=gpu,shard",
+        "NodeName=n[1-2] RealMemory=512000 Gres=gpu:a100:4,shard:a100:156,nvme:1 State=UNKNOWN",
+    ]
+    assert edit.notes == ()
+
+
+def test_nodes_of_one_line_that_differ_are_left_to_the_admin() -> None:
+    edit = edit_slurm_conf(CONF, {}, {"n1": "gpu:a100:4,shard:a100:156", "n7": "gpu:1,shard:8"})
+    assert edit.text == CONF
+    assert ["split" in edit.notes[0], "no NodeName line for n7" in edit.notes[1]] == [True, True]
+
+
+@given(
+    st.text(alphabet="aAgG=[]1-2,# \n\t", max_size=200),
+    st.dictionaries(st.sampled_from(["GresTypes", "A", "Gg"]), st.sampled_from(["x", "y,z"])),
+)
+def test_editing_twice_changes_nothing_more(text: str, settings: Dict[str, str]) -> None:
+    once = edit_slurm_conf(text, settings, {}).text
+    again = edit_slurm_conf(once, settings, {}).text
+    assert once == again
+
+
+def test_a_site_without_plugin_gets_ours_and_one_with_its_own_gets_two_changes() -> None:
+    own = "-- policy\nfunction slurm_job_submit(desc, parts, uid)\n  return slurm.SUCCESS\nend\n"
+    proposal = propose(Wishes(), snapshot({"job_submit.lua": own}), memory_of)
+    assert (
+        "pcall(function() gpumem.job_submit(desc, parts) end)  -- gpumem\n  return"
+        in proposal.files["job_submit.lua"]
+    )
+    assert proposal.files["job_submit.lua"].count("-- gpumem\n") == 4
+    again = propose(Wishes(), snapshot({"job_submit.lua": proposal.files["job_submit.lua"]}), memory_of)
+    assert again.files["job_submit.lua"] == proposal.files["job_submit.lua"]
+    odd = propose(Wishes(), snapshot({"job_submit.lua": "return require('policy')"}), memory_of)
+    assert "by hand" in " ".join(odd.notes)
+
+
+def test_an_unreadable_slurm_conf_is_compared_with_what_the_controller_says() -> None:
+    diff = propose(Wishes(), snapshot(GresTypes="gpu"), memory_of).diff()
+    assert "-GresTypes=gpu\n" in diff
+    assert "+GresTypes=gpu,shard\n" in diff
+    assert "-NodeName=n1 Gres=gpu:a100:4\n" in diff
+    assert "+NodeName=n1 Gres=gpu:a100:4,shard:a100:156\n" in diff
+
+
+def test_a_gres_conf_keeps_its_gpu_lines_and_drops_old_shares() -> None:
+    conf = "AutoDetect=nvml\nName=mps Count=400\n"
+    text = propose(Wishes(), snapshot({"gres.conf": conf}), memory_of).files["gres.conf"]
+    assert text == "AutoDetect=nvml\nNodeName=n[1-2] Name=shard Type=a100 Count=156\n"
+
+
+def test_files_are_only_written_into_a_fresh_folder(tmp_path: Path) -> None:
+    proposal = propose(Wishes(), snapshot(), memory_of)
+    write_files(proposal, tmp_path / "new" / "folder")
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == set(proposal.files)
+    with pytest.raises(UsageError, match="fresh folder"):
+        write_files(proposal, tmp_path / "new")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError):
+        write_files(proposal, tmp_path / "file" / "sub")
+
+
+def test_the_command_works_without_a_slurm_and_changes_nothing(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["setup", "--offline", "--gpu", "n[1-2]=a100:4:40G"]) == 0
+    said = capsys.readouterr()
+    assert "+NodeName=n[1-2] Gres=gpu:a100:4,shard:a100:156" in said.out
+    assert "each 39 shards of 1024 MiB (1024 MiB kept back)" in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_what_is_wrong_with_its_options(capsys: Any) -> None:
+    assert main(["setup", "--offline", "--gpu", "four a100"]) == 2
+    assert "a100:4:40G" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""#GPUMEM lines: read where #SBATCH lines are, forgiving what they do not understand."""
+
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_gpumem.config import JOB_KEYS
+from slurm_gpumem.slurm.batch_script import BatchScript
+from slurm_gpumem.slurm.directives import Directives, read_directives
+
+
+def read(text: str) -> Directives:
+    return read_directives(BatchScript("job.sh", "job.sh", text.encode()), JOB_KEYS)
+
+
+def test_several_keys_may_share_a_line_and_values_may_be_quoted() -> None:
+    said = read("#!/bin/sh\n#GPUMEM model='my model.txt' batch-size=128\n#GPUMEM optimizer=sgd # why\n")
+    assert [(d.key, d.value, d.line) for d in said.found] == [
+        ("model", "my model.txt", 2),
+        ("batch-size", "128", 2),
+        ("optimizer", "sgd", 3),
+    ]
+    assert said.warnings == ()
+
+
+def test_lines_behind_the_first_command_do_not_count() -> None:
+    assert read("#!/bin/sh\ntrue\n#GPUMEM mem=12G\n").found == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "warning"),
+    [
+        (
+            "#GPUMEM batchsize=8",
+            "job.sh, line 2: unknown key 'batchsize' (did you mean 'batch-size'?); ignored",
+        ),
+        ("#GPUMEM batch-size", "job.sh, line 2: 'batch-size' is not key=value; ignored"),
+        ("#GPUMEM model=", "job.sh, line 2: 'model=' is not key=value; ignored"),
+        ("#GPUMEM model='open", 'job.sh, line 2: No closing quotation in "model=\'open"; line ignored'),
+    ],
+)
+def test_what_is_not_understood_is_a_warning_with_its_line(line: str, warning: str) -> None:
+    said = read(f"#!/bin/sh\n{line}\n#GPUMEM mem=12G\n")
+    assert list(said.warnings) == [warning]
+    assert [(d.key, d.value) for d in said.found] == [("mem", "12G")]
+
+
+def test_a_longer_word_is_no_directive() -> None:
+    assert read("#!/bin/sh\n#GPUMEMORY model=x\n") == Directives((), ())
+
+
+@given(st.lists(st.text(max_size=40), max_size=5))
+def test_no_text_breaks_the_reading(lines: List[str]) -> None:
+    read("#!/bin/sh\n" + "\n".join("#GPUMEM " + line for line in lines))

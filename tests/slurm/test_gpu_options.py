@@ -1,0 +1,102 @@
+"""What a job's Slurm options say of GPUs, by sbatch's own precedence."""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Sequence
+
+import pytest
+
+from slurm_gpumem.slurm.batch_script import BatchScript
+from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes
+from slurm_gpumem.slurm.sbatch_options import read_command_line, sbatch_table
+
+TABLE = sbatch_table()
+
+
+def wishes(argv: Sequence[str] = (), env: Optional[Dict[str, str]] = None, script: str = "") -> Wishes:
+    inside = BatchScript("job.sh", "job.sh", f"#!/bin/sh\n{script}\n".encode()).options(TABLE)
+    return merge_wishes(read_command_line([*argv, "job.sh"], TABLE).options, env or {}, inside)
+
+
+def wish(*argv: str, body: str = "true") -> GpuWish:
+    return gpu_wish(wishes(argv), BatchScript("job.sh", "job.sh", f"#!/bin/sh\n{body}\n".encode()))
+
+
+def test_the_command_line_wins_over_the_environment_and_that_over_the_script() -> None:
+    said = wishes(["-p", "third"], {"SBATCH_PARTITION": "second"}, "#SBATCH -p first")
+    assert said.get("partition") == "third"
+    assert wishes([], {"SBATCH_PARTITION": "second"}, "#SBATCH -p first").get("partition") == "second"
+    assert wishes([], {}, "#SBATCH -p first").get("partition") == "first"
+
+
+def test_the_last_of_several_counts() -> None:
+    assert wishes(["--mem=1G", "--mem=2G"]).get("mem") == "2G"
+
+
+@pytest.mark.parametrize(
+    ("argv", "gpus", "gpu_type"),
+    [
+        (["--gres=gpu:a100:1"], 1, "a100"),
+        (["--gres=gpu"], 1, None),
+        (["--gres=gpu:a100"], 1, "a100"),
+        (["--gpus=1"], 1, None),
+        (["-G", "a100:1"], 1, "a100"),
+        (["--gpus-per-node=h200:1"], 1, "h200"),
+        (["--gpus-per-task=1"], 1, None),
+        (["--gres=gpu:0"], 0, None),
+        (["--gpus=0"], 0, None),
+        ([], 0, None),
+    ],
+)
+def test_a_job_with_at_most_one_gpu_can_share(
+    argv: Sequence[str], gpus: int, gpu_type: Optional[str]
+) -> None:
+    said = wish(*argv)
+    assert (said.gpus, said.gpu_type, said.keep_whole) == (gpus, gpu_type, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (["--gres=gpu:2"], "it asks for 2 GPUs (--gres)"),
+        (["--gpus=a100:2"], "it asks for 2 GPUs (--gpus)"),
+        (["--gpus-per-node=4"], "it asks for 4 GPUs (--gpus-per-node)"),
+        (["--gpus-per-task=1", "-n", "4"], "it asks for 4 GPUs (--gpus-per-task)"),
+        (["--gres=gpu:a100:1,gpu:h200:1"], "it asks for several kinds of GPUs"),
+        (["--exclusive", "--gres=gpu:1"], "--exclusive takes whole nodes"),
+        (["--exclusive=user"], "--exclusive takes whole nodes"),
+        (["-N", "2", "--gres=gpu:1"], "it runs on 2 nodes"),
+        (["--nodes=2-4"], "it runs on 2 nodes"),
+        (["--tres-per-task=gres/gpu:1"], "--tres-per-task asks for its GPUs"),
+    ],
+)
+def test_a_job_that_needs_more_keeps_whole_gpus_and_says_why(argv: Sequence[str], reason: str) -> None:
+    assert wish(*argv).keep_whole == reason
+
+
+def test_one_node_is_no_obstacle() -> None:
+    assert wish("-N", "1", "--gres=gpu:1").keep_whole is None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "srun --gres=gpu:1 python t.py",
+        "exec srun -n1 --gpus=1 x",
+        "srun --gpus-per-task 1 x",
+        "  srun -G 1 x",
+    ],
+)
+def test_a_step_that_names_gpus_itself_needs_a_whole_one(step: str) -> None:
+    assert wish("--gres=gpu:1", body=step).keep_whole == "an srun in job.sh asks for a GPU itself"
+
+
+@pytest.mark.parametrize("step", ["srun python t.py", "# srun --gres=gpu:1 x", "srun -n1 -c4 python -u t.py"])
+def test_an_ordinary_step_does_not(step: str) -> None:
+    assert wish("--gres=gpu:1", body=step).keep_whole is None
+
+
+def test_other_gres_and_shards_by_hand_are_told_apart() -> None:
+    said = wish("--gres=lustre:2,gpu:a100:1,craynetwork:0")
+    assert (said.gpu_type, said.other_gres, said.shared_gres) == ("a100", ("lustre:2", "craynetwork:0"), None)
+    assert wish("--gres=shard:a100:5").shared_gres == "shard:a100:5"
