@@ -2,7 +2,8 @@
 
     rows*.jsonl.gz       one run a line: key, summary, model, family, batch, optimizer, precision, toggles,
                          run, process_bytes (None where the driver does not tell), reserved_bytes, ...
-    summaries*.jsonl.gz  one text a line: summary (the rows' key), format, text
+    summaries*.jsonl.gz  one model a line: summary (the rows' key) and its texts by the tool that made them:
+                         torchinfo_full, torchinfo, torchsummary, print (TOOL_error where it failed)
     about*.json          one measuring session: run, gpu, gpu_mib, driver, versions
 
 Rows that failed, ran out of memory or were disturbed carry `error`, `oom` or `spoiled` and are left out.
@@ -22,6 +23,8 @@ from slurm_gpumem.memory.gpus import closest_gpu
 from slurm_gpumem.memory.types import Gpu, TrainingJob
 
 FOLDER = "ground-truth"
+TOOLS = ("torchinfo_full", "torchsummary", "torchinfo", "print")
+"""Who made a summary, the fullest text first (torchinfo alone hides what lies deeper than 3)."""
 _MIB = 2**20
 # What a job of the estimator can say about itself; a run with any other toggle is not comparable.
 _JOB_TOGGLES = {
@@ -54,7 +57,7 @@ class GroundTruth:
 
     runs: Tuple[MeasuredRun, ...]
     texts: Mapping[str, Mapping[str, str]]
-    """Summary key → format → text."""
+    """Summary key → tool that made it (TOOLS) → text."""
     left_out: Mapping[str, int]
     """Why rows were not taken, and how many."""
 
@@ -65,7 +68,8 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
     abouts = {about.get("run", ""): about for about in map(_read_json, sorted(folder.glob("about*.json")))}
     texts: Dict[str, Dict[str, str]] = {}
     for line in _lines(folder, "summaries"):
-        texts.setdefault(line["summary"], {})[line["format"]] = line["text"]
+        made = {tool: line[tool] for tool in TOOLS if isinstance(line.get(tool), str)}
+        texts.setdefault(line["summary"], {}).update(made)
     runs: List[MeasuredRun] = []
     left_out: Dict[str, int] = {}
     for row in _lines(folder, "rows"):
