@@ -18,6 +18,7 @@ from slurm_gpumem.memory.structural.replay import (
     StepPlan,
     replay,
 )
+from slurm_gpumem.memory.structural.shapes import with_shapes
 from slurm_gpumem.memory.structural.tree import build_tree
 from slurm_gpumem.memory.structural.walk import Walk
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
@@ -63,7 +64,12 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
     """Rebuild the training step and replay it; for estimates, tests and the documentation's example."""
+    said = ""
+    if not summary.has_shapes:
+        summary, said = with_shapes(summary)
     walk = Walk(summary, job, gpu)
+    if said:
+        walk.assume(f"the text has no shapes; assumed input: {said}")
     tree = build_tree(summary)
     if expand_hidden(summary, tree):
         walk.assume("blocks shown without their layers are made of the usual ones for their class and size")
