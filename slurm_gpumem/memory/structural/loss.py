@@ -74,6 +74,7 @@ def _batch_shape(node: Node) -> Optional[Shape]:
 
 def finish(walk: Walk) -> None:
     """Record the loss over the current tensor; it and the output outlive the step."""
+    walk.tape.label = "loss"
     logits = walk.take(walk.cur)
     walk.tape.survivors.append(logits)
     if walk.job.loss == "none":

@@ -18,6 +18,7 @@ _TRANSFORMER_NORMS = ("layer_norm", "rms_norm")
 def run(walk: Walk, node: Node) -> None:
     """Walk one module; its output becomes the walk's current tensor."""
     row = node.row
+    walk.tape.label = row.kind
     if not row.called:
         walk.param(row.params, trainable=row.trainable)
         for child in node.children:
@@ -87,6 +88,7 @@ def _container(walk: Walk, node: Node) -> None:
             if adds and child is node.children[-1] and family_of(child.row.kind) in _ACTIVATIONS:
                 merged = _merge_shortcut(walk, scope, in_place=True)
             run(walk, child)
+    walk.tape.label = row.kind
     if len(walk.tape.ops) == first_op and walk.cur is entry:
         walk.give(entry)
     _finish(walk, node, scope, own, adds and not merged)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Set, Tuple
 
 from slurm_gpumem.memory.allocator import FREE, AllocatorStats, CachingAllocator
-from slurm_gpumem.memory.structural.tape import Tape, Tensor
+from slurm_gpumem.memory.structural.tape import DUST, Tape, Tensor
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, WORKSPACE = range(5)
 # A key says its category: each has a range of integers. Activations alternate between two halves of
@@ -20,6 +20,8 @@ _BASE = _RANGE * ACTIVATIONS
 _WORK = _RANGE * WORKSPACE
 
 _DUST = _FLOWING - 1
+_MARK = (-1, -2)
+"""Stands in a stream where the first matrix product is."""
 
 _Events = List[Tuple[int, int]]
 
@@ -128,6 +130,26 @@ def _alive(events: _Events, last: int) -> Dict[int, int]:
     return result
 
 
+def _without_dust(events: _Events, small: Set[int]) -> Tuple[_Events, int]:
+    """The events of what is worth following, and where the first matrix product is among them."""
+    kept: _Events = []
+    mark = -1
+    for event in events:
+        key, size = event
+        if size >= DUST:
+            kept.append(event)
+        elif size >= 0:
+            small.add(key)
+        elif size == FREE:
+            if key not in small:
+                kept.append(event)
+            else:
+                small.discard(key)
+        else:
+            mark = len(kept)
+    return kept, mark
+
+
 class _Stream:
     """The events of one forward and one backward pass; activations' keys still lack their base."""
 
@@ -137,11 +159,9 @@ class _Stream:
         self.forward_matmul = -1
         """Position of the first matrix product in `forward`; -1: none."""
         self.backward_matmul = -1
-        self.survivors: List[int] = [tensor.store for tensor in tape.survivors]
+        self.survivors = [tensor.store for tensor in tape.survivors if tensor.bytes >= DUST]
         """Storages that the loop's variables keep after the backward pass."""
         self._tape = tape
-        if tape.dust:
-            self.forward.append((_DUST, tape.dust))
         self._savers = [0] * len(tape.sizes)
         for op in tape.ops:
             for store in op.saved:
@@ -151,7 +171,17 @@ class _Stream:
             self._savers[store] += 1
         self._run_forward()
         self._run_backward()
+        small: Set[int] = set()
+        self.forward, self.forward_matmul = _without_dust(self.forward, small)
+        self.backward, self.backward_matmul = _without_dust(self.backward, small)
+        # Small parameters' gradients, and those of parameters that no operation used: keep the books even.
+        given = {key for key, size in self.backward if size != FREE and _GRADS <= key < _STATES}
+        for index, size in enumerate(tape.params):
+            if _GRADS + index not in given:
+                self.backward.append((_GRADS + index, size))
         if tape.dust:
+            self.forward.insert(0, (_DUST, tape.dust))
+            self.forward_matmul += self.forward_matmul >= 0
             self.backward.append((_DUST, FREE))
 
     def _run_forward(self) -> None:
@@ -172,9 +202,11 @@ class _Stream:
                 leaving.setdefault(index, []).append(store)
         defined = set(tape.inputs)
         sizes = tape.sizes
+        multiplied = False
         for index, op in enumerate(tape.ops):
-            if op.matmul and self.forward_matmul < 0:
-                self.forward_matmul = len(events)
+            if op.matmul and not multiplied:
+                multiplied = True
+                events.append(_MARK)
             store = op.out.store
             if store not in defined:
                 defined.add(store)
@@ -193,6 +225,7 @@ class _Stream:
         owners: Dict[int, int] = {}
         grads: Dict[int, int] = {}
         count = _FLOWING
+        multiplied = False
 
         def release(key: int) -> None:
             owners[key] -= 1
@@ -227,8 +260,9 @@ class _Stream:
                 events.append((grad, out.bytes))
                 owners[grad] = 1
             if grad is not None:
-                if op.matmul and self.backward_matmul < 0:
-                    self.backward_matmul = len(events)
+                if op.matmul and not multiplied:
+                    multiplied = True
+                    events.append(_MARK)
                 work = [(_WORK + number, size) for number, size in enumerate(op.back)]
                 events += work
                 made: List[Tuple[Tensor, int]] = []
@@ -259,8 +293,3 @@ class _Stream:
         # Gradients of what no operation consumed further (a branch whose output was not used).
         for slot in list(grads):
             release(grads.pop(slot))
-        # A parameter that no operation used gets no gradient; keep the books even.
-        given = {key for key, size in events if size != FREE and _GRADS <= key < _STATES}
-        for index, size in enumerate(tape.params):
-            if _GRADS + index not in given:
-                events.append((_GRADS + index, size))

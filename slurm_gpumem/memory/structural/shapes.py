@@ -50,7 +50,7 @@ def _usual_input(first: Optional[Layer]) -> Tuple[Shape, str]:
         if "1d" in first.kind:
             return (UNKNOWN_BATCH, sizes[0], STEPS), f"{STEPS} steps of {sizes[0]} channels"
         if "3d" in first.kind:
-            return (UNKNOWN_BATCH, sizes[0], VOLUME, VOLUME, VOLUME), f"a volume of {VOLUME} x {VOLUME} x {VOLUME}"
+            return (UNKNOWN_BATCH, sizes[0], VOLUME, VOLUME, VOLUME), f"a volume of {VOLUME}³ points"
         return (UNKNOWN_BATCH, sizes[0], IMAGE, IMAGE), f"an image of {IMAGE} x {IMAGE}"
     if family in ("rnn", "mha") and sizes:
         return (UNKNOWN_BATCH, STEPS, sizes[0]), f"{STEPS} steps of {sizes[0]} features"
@@ -103,7 +103,7 @@ class _Guess:
                 open_at.append(len(result))
                 main = self.cur
                 if _SHORTCUT.search(layer.name) and self.around:
-                    # Beside the block's other layers: it begins where they began, and they go on as they were.
+                    # Beside the block's other layers: it begins where they began; they go on as they were.
                     self.cur = self.around[-1]
                     self.beside[len(result)] = main
                 self.around.append(self.cur)
@@ -127,7 +127,7 @@ class _Guess:
         if not sizes or family.startswith("embedding"):
             return cur
         width = sizes[0]
-        if family in ("conv", "conv_transpose") or family.startswith(("batch_norm", "instance", "group_norm")):
+        if family.startswith(("conv", "batch_norm", "instance_norm", "group_norm")):
             if len(cur) > 2 and cur[1] == width:
                 return cur
             nearby = [shape for shape in reversed(self.around) if len(shape) > 2 and shape[1] == width]

@@ -45,7 +45,7 @@ class Tensor:
 class Op:
     """One operation of the forward pass and its counterpart in the backward pass."""
 
-    __slots__ = ("alias", "back", "ins", "kept", "matmul", "out", "params", "saved", "work")
+    __slots__ = ("alias", "back", "ins", "kept", "label", "matmul", "out", "params", "saved", "work")
 
     def __init__(
         self,
@@ -58,6 +58,7 @@ class Op:
         params: Stores,
         alias: bool,
         matmul: bool,
+        label: str,
     ) -> None:
         self.ins = ins
         self.out = out
@@ -74,6 +75,8 @@ class Op:
         self.alias = alias
         """Its backward hands the gradient on as it is (add, views) instead of making a new one."""
         self.matmul = matmul
+        self.label = label
+        """The class of the module that did it."""
 
 
 class Tape:
@@ -93,6 +96,8 @@ class Tape:
         """Storages of the batch."""
         self.cached: List[int] = []
         """Storages that live until the forward pass ends (autocast's weight cache)."""
+        self.label = ""
+        """The class of the module that is being recorded."""
         self.dust = 0
         """Bytes of small pieces that the forward pass keeps for the backward pass."""
         self._dust_params = 0
@@ -163,7 +168,9 @@ class Tape:
         saved_stores = tuple(dict.fromkeys(tensor.store for tensor in saved)) if out.grad else ()
         if _DUST_PARAM in params:
             params = tuple(index for index in params if index != _DUST_PARAM)
-        self.ops.append(Op(ins, out, saved_stores, tuple(stores), work, back, params, alias, matmul))
+        self.ops.append(
+            Op(ins, out, saved_stores, tuple(stores), work, back, params, alias, matmul, self.label)
+        )
         return out
 
     def hold(self, tensor: Tensor) -> None:
