@@ -83,7 +83,7 @@ def test_limits_without_a_twin_are_found_in_the_database(make_cluster: Any) -> N
     cluster.run(["sacctmgr", "-i", "modify", "qos", "normal", "set", "MaxTRESPerUser=gres/gpu=2"], check=True)
     answer = gpumem(cluster, "doctor").stdout
     assert "sacctmgr modify qos where name=normal set MaxTRESPerUser=gres/shard=80" in answer
-    twin = "qos where name=normal set MaxTRESPerUser=gres/shard=80".split()
+    twin = ["qos", "where", "name=normal", "set", "MaxTRESPerUser=gres/shard=80"]
     done = cluster.run(["sacctmgr", "-i", "modify", *twin])
     assert done.returncode == 0, done.stderr
     assert "limit-twin" not in gpumem(cluster, "doctor").stdout

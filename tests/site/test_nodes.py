@@ -34,7 +34,7 @@ def test_a_description_names_nodes_type_count_and_memory() -> None:
     "text", ["a100", "a100:4", "a100:0:40G", "a100:x:40G", "4:a100:40G", "n1=a100:4:much", ""]
 )
 def test_a_wrong_description_shows_a_right_one(text: str) -> None:
-    with pytest.raises(UsageError, match="a100:4:40G|memory size"):
+    with pytest.raises(UsageError, match=r"a100:4:40G|memory size"):
         parse_descriptions([text], "here")
 
 
