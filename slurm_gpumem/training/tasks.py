@@ -1,0 +1,337 @@
+"""What a model is fed and how its loss is taken: one function a kind of training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Mapping, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from slurm_gpumem.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Where and how large a batch is made."""
+
+    batch: int
+    size: int
+    device: torch.device
+    dtype: torch.dtype
+    """Of floating-point inputs."""
+    args: Mapping[str, Any]
+    config: Any = None
+    """A transformers model's configuration, which knows its vocabulary and image size."""
+
+    def floats(self, *shape: int) -> Tensor:
+        return torch.randn(self.batch, *shape, device=self.device, dtype=self.dtype)
+
+    def ints(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(high, (self.batch, *shape), device=self.device)
+
+    def ones(self, *shape: int) -> Tensor:
+        return torch.ones((self.batch, *shape), device=self.device, dtype=torch.int64)
+
+    def get(self, name: str, default: int) -> int:
+        value = self.args.get(name, getattr(self.config, name, default))
+        return int(value)
+
+
+@dataclass
+class Batch:
+    """One step's data, as the model's forward takes it, and what its output is compared with."""
+
+    args: Tuple[Any, ...] = ()
+    kwargs: Dict[str, Any] = field(default_factory=dict)
+    target: Any = None
+
+
+Make = Callable[[Feed], Batch]
+Loss = Callable[[Any, Any], Tensor]
+
+
+def _image(f: Feed) -> Batch:
+    x = f.floats(f.get("channels", 3), f.size, f.size)
+    return Batch((x,), target=f.ints(f.get("classes", 1000)))
+
+
+def _video(f: Feed) -> Batch:
+    x = f.floats(3, f.get("frames", 16), f.size, f.size)
+    return Batch((x,), target=f.ints(400))
+
+
+def _segment(f: Feed) -> Batch:
+    x = f.floats(f.get("channels", 3), f.size, f.size)
+    return Batch((x,), target=f.ints(f.get("classes", 21), f.size, f.size))
+
+
+def _volume(f: Feed) -> Batch:
+    x = f.floats(f.get("channels", 1), f.size, f.size, f.size)
+    return Batch((x,), target=f.ints(f.get("classes", 4), f.size, f.size, f.size))
+
+
+def _detect(f: Feed) -> Batch:
+    images = [torch.rand(3, f.size, f.size, device=f.device, dtype=f.dtype) for _ in range(f.batch)]
+    side = float(f.size)
+    boxes = torch.tensor([[0.1, 0.1, 0.5, 0.5], [0.3, 0.2, 0.9, 0.8], [0.6, 0.5, 0.8, 0.9]]) * side
+    targets = [
+        {"boxes": boxes.to(f.device), "labels": torch.ones(3, dtype=torch.int64, device=f.device)}
+        for _ in range(f.batch)
+    ]
+    return Batch((images, targets))
+
+
+def _text(f: Feed) -> Batch:
+    ids = f.ints(f.get("vocab_size", 1000), f.size)
+    labels = f.ints(2)
+    return Batch(kwargs={"input_ids": ids, "attention_mask": f.ones(f.size), "labels": labels})
+
+
+def _lm(f: Feed) -> Batch:
+    ids = f.ints(f.get("vocab_size", 1000), f.size)
+    return Batch(kwargs={"input_ids": ids, "attention_mask": f.ones(f.size), "labels": ids.clone()})
+
+
+def _seq2seq(f: Feed) -> Batch:
+    vocabulary = f.get("vocab_size", 1000)
+    ids = f.ints(vocabulary, f.size)
+    labels = f.ints(vocabulary, max(f.size // 4, 8))
+    return Batch(kwargs={"input_ids": ids, "attention_mask": f.ones(f.size), "labels": labels})
+
+
+def _hf_image(f: Feed) -> Batch:
+    return Batch(kwargs={"pixel_values": f.floats(3, f.size, f.size), "labels": f.ints(2)})
+
+
+def _hf_segment(f: Feed) -> Batch:
+    labels = f.ints(2, f.size, f.size)
+    return Batch(kwargs={"pixel_values": f.floats(3, f.size, f.size), "labels": labels})
+
+
+def _hf_video(f: Feed) -> Batch:
+    x = f.floats(f.get("num_frames", 16), 3, f.size, f.size)
+    return Batch(kwargs={"pixel_values": x, "labels": f.ints(2)})
+
+
+def _audio(f: Feed) -> Batch:
+    return Batch(kwargs={"input_values": f.floats(f.size), "labels": f.ints(31, 24) + 1})
+
+
+def _audio_class(f: Feed) -> Batch:
+    return Batch(kwargs={"input_values": f.floats(f.size), "labels": f.ints(2)})
+
+
+def _spectrogram(f: Feed) -> Batch:
+    x = f.floats(f.size, f.get("num_mel_bins", 128))
+    return Batch(kwargs={"input_values": x, "labels": f.ints(2)})
+
+
+def _whisper(f: Feed) -> Batch:
+    x = f.floats(f.get("num_mel_bins", 80), 3000)
+    return Batch(kwargs={"input_features": x, "labels": f.ints(f.get("vocab_size", 1000), f.size)})
+
+
+def _image_text(f: Feed) -> Batch:
+    length = f.get("tokens", 64)
+    kwargs: Dict[str, Any] = {
+        "input_ids": f.ints(f.get("vocabulary", 30000), length),
+        "pixel_values": f.floats(3, f.size, f.size),
+        "return_loss": True,
+    }
+    return Batch(kwargs=kwargs)
+
+
+def _forecast(f: Feed) -> Batch:
+    channels = f.get("num_input_channels", 7)
+    past = f.floats(f.size, channels)
+    return Batch(
+        kwargs={"past_values": past, "future_values": f.floats(f.get("prediction_length", 96), channels)}
+    )
+
+
+def _tokens(f: Feed) -> Batch:
+    return Batch((f.ints(f.get("vocabulary", 10000), f.size),), target=f.ints(f.get("classes", 2)))
+
+
+def _next_token(f: Feed) -> Batch:
+    vocabulary = f.get("vocabulary", 10000)
+    return Batch((f.ints(vocabulary, f.size),), target=f.ints(vocabulary, f.size))
+
+
+def _translate(f: Feed) -> Batch:
+    vocabulary = f.get("vocabulary", 10000)
+    source, target = f.ints(vocabulary, f.size), f.ints(vocabulary, f.size)
+    return Batch((source, target), target=f.ints(vocabulary, f.size))
+
+
+def _table(f: Feed) -> Batch:
+    return Batch((f.floats(f.size),), target=f.ints(f.get("classes", 10)))
+
+
+def _regress(f: Feed) -> Batch:
+    return Batch((f.floats(f.size),), target=f.floats(f.get("outputs", 1)))
+
+
+def _clicks(f: Feed) -> Batch:
+    dense = f.floats(f.get("dense", 13))
+    sparse = f.ints(f.get("rows", 100000), f.size)
+    return Batch((dense, sparse), target=torch.rand(f.batch, device=f.device, dtype=f.dtype))
+
+
+def _ratings(f: Feed) -> Batch:
+    users, items = f.ints(f.get("users", 100000)), f.ints(f.get("items", 50000))
+    return Batch((users, items), target=torch.rand(f.batch, device=f.device, dtype=f.dtype))
+
+
+def _denoise(f: Feed) -> Batch:
+    channels = f.get("channels", 3)
+    x, noise = f.floats(channels, f.size, f.size), f.floats(channels, f.size, f.size)
+    return Batch((x, f.ints(1000)), target=noise)
+
+
+def _reconstruct(f: Feed) -> Batch:
+    x = f.floats(f.get("channels", 3), f.size, f.size)
+    return Batch((x,), target=x)
+
+
+def _upscale(f: Feed) -> Batch:
+    factor = f.get("factor", 4)
+    x = f.floats(3, f.size, f.size)
+    return Batch((x,), target=f.floats(3, f.size * factor, f.size * factor))
+
+
+def _series(f: Feed) -> Batch:
+    x = f.floats(f.get("channels", 1), f.size)
+    return Batch((x,), target=f.ints(f.get("classes", 10)))
+
+
+def _sequence(f: Feed) -> Batch:
+    x = f.floats(f.size, f.get("features", 64))
+    return Batch((x,), target=f.ints(f.get("classes", 10)))
+
+
+def _frames(f: Feed) -> Batch:
+    x = f.floats(f.get("frames", 8), f.get("channels", 1), f.size, f.size)
+    return Batch((x,), target=f.floats(f.get("channels", 1), f.size, f.size))
+
+
+def _points(f: Feed) -> Batch:
+    return Batch((f.floats(3, f.size),), target=f.ints(f.get("classes", 40)))
+
+
+def _graph(f: Feed) -> Batch:
+    nodes = f.batch * f.size
+    x = torch.randn(nodes, f.get("features", 128), device=f.device, dtype=f.dtype)
+    edges = torch.randint(nodes, (2, nodes * f.get("degree", 8)), device=f.device)
+    return Batch((x, edges), target=torch.randint(f.get("classes", 40), (nodes,), device=f.device))
+
+
+def _cross_entropy(out: Any, target: Any) -> Tensor:
+    if isinstance(out, tuple):
+        # GoogLeNet and Inception return auxiliary classifiers while they train.
+        first, *others = [o for o in out if isinstance(o, Tensor)]
+        loss = F.cross_entropy(first, target)
+        for other in others:
+            loss = loss + 0.3 * F.cross_entropy(other, target)
+        return loss
+    return F.cross_entropy(out, target)
+
+
+def _segment_loss(out: Any, target: Any) -> Tensor:
+    if isinstance(out, dict):
+        loss = F.cross_entropy(out["out"], target)
+        return loss + 0.5 * F.cross_entropy(out["aux"], target) if "aux" in out else loss
+    return F.cross_entropy(out, target)
+
+
+def _token_loss(out: Any, target: Any) -> Tensor:
+    return F.cross_entropy(out.flatten(0, 1), target.flatten())
+
+
+def _model_loss(out: Any, target: Any) -> Tensor:
+    loss: Tensor = out["loss"] if isinstance(out, dict) and "loss" in out else out.loss
+    return loss
+
+
+def _sum_loss(out: Any, target: Any) -> Tensor:
+    total: Tensor = sum(out.values())
+    return total
+
+
+def _squared(out: Any, target: Any) -> Tensor:
+    return F.mse_loss(out, target)
+
+
+def _click_loss(out: Any, target: Any) -> Tensor:
+    return F.binary_cross_entropy_with_logits(out, target)
+
+
+def _vae_loss(out: Any, target: Any) -> Tensor:
+    image, mean, spread = out
+    divergence: Tensor = -0.5 * (1 + spread - mean.pow(2) - spread.exp()).mean()
+    return F.mse_loss(image, target) + divergence
+
+
+TASKS: Dict[str, Tuple[Make, Loss]] = {
+    "image": (_image, _cross_entropy),
+    "video": (_video, _cross_entropy),
+    "segment": (_segment, _segment_loss),
+    "volume": (_volume, _segment_loss),
+    "detect": (_detect, _sum_loss),
+    "text": (_text, _model_loss),
+    "lm": (_lm, _model_loss),
+    "seq2seq": (_seq2seq, _model_loss),
+    "hf-image": (_hf_image, _model_loss),
+    "hf-segment": (_hf_segment, _model_loss),
+    "hf-video": (_hf_video, _model_loss),
+    "audio": (_audio, _model_loss),
+    "audio-class": (_audio_class, _model_loss),
+    "spectrogram": (_spectrogram, _model_loss),
+    "whisper": (_whisper, _model_loss),
+    "image-text": (_image_text, _model_loss),
+    "forecast": (_forecast, _model_loss),
+    "tokens": (_tokens, _cross_entropy),
+    "next-token": (_next_token, _token_loss),
+    "translate": (_translate, _token_loss),
+    "table": (_table, _cross_entropy),
+    "regress": (_regress, _squared),
+    "clicks": (_clicks, _click_loss),
+    "ratings": (_ratings, _click_loss),
+    "denoise": (_denoise, _squared),
+    "reconstruct": (_reconstruct, _squared),
+    "vae": (_reconstruct, _vae_loss),
+    "upscale": (_upscale, _squared),
+    "series": (_series, _cross_entropy),
+    "sequence": (_sequence, _cross_entropy),
+    "frames": (_frames, _squared),
+    "points": (_points, _cross_entropy),
+    "graph": (_graph, _cross_entropy),
+}
+
+
+def task_named(name: str) -> Tuple[Make, Loss]:
+    """The batch maker and the loss of a task; ConfigError when there is none of that name."""
+    try:
+        return TASKS[name]
+    except KeyError:
+        raise ConfigError(f"unknown task {name!r}; known: {', '.join(TASKS)}") from None
+
+
+def describe_inputs(batch: Batch) -> Dict[str, str]:
+    """Names, types and shapes of a batch's tensors, for the row: {'0': 'float32 8x3x224x224'}."""
+    named = {**{str(i): value for i, value in enumerate(batch.args)}, **batch.kwargs}
+    if isinstance(batch.target, Tensor):
+        named["target"] = batch.target
+    return {name: _shape(value) for name, value in named.items() if isinstance(value, (Tensor, list))}
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, list):
+        return (
+            f"{len(value)} x {_shape(value[0])}"
+            if isinstance(value[0], (Tensor, list))
+            else f"{len(value)} items"
+        )
+    return f"{str(value.dtype).replace('torch.', '')} {'x'.join(str(n) for n in value.shape)}"
