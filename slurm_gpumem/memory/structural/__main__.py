@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from typing import List, Set
 
 from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.structural.estimator import simulate
 from slurm_gpumem.memory.structural.replay import Replay
 from slurm_gpumem.memory.structural.walk import Walk
-from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.memory.types import Gpu, TrainingJob
 from slurm_gpumem.model.reader import read_summary
 
 _MIB = 1 << 20
@@ -28,11 +29,29 @@ def main(argv: List[str]) -> int:
     parser.add_argument("--optimizer", default="adam")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--time", action="store_true", help="print only how long reading and estimating take")
     args = parser.parse_args(argv)
     job = TrainingJob(batch_size=args.batch_size, optimizer=args.optimizer, precision=args.precision)
+    if args.time:
+        print(timing(args.summary, job, find_gpu(args.gpu)))
+        return 0
     walk, result = simulate(read_summary(args.summary), job, find_gpu(args.gpu))
     print("\n".join(table(walk, result)))
     return 0
+
+
+def timing(path: str, job: TrainingJob, gpu: Gpu) -> str:
+    """The best of twenty rounds, in CPU time."""
+    reading, estimating = [], []
+    for _ in range(20):
+        start = time.process_time()
+        summary = read_summary(path)
+        middle = time.process_time()
+        simulate(summary, job, gpu)
+        reading.append(middle - start)
+        estimating.append(time.process_time() - middle)
+    rows = len(summary.layers)
+    return f"{rows} rows: read {min(reading) * 1000:.1f} ms, estimated {min(estimating) * 1000:.1f} ms"
 
 
 def table(walk: Walk, result: Replay) -> List[str]:

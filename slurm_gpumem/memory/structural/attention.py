@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, List, Optional, Sequence
 
-from slurm_gpumem.memory.structural.kinds import family_of
+from slurm_gpumem.memory.structural.kinds import family_of, is_attention
 from slurm_gpumem.memory.structural.layers import input_shape, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
@@ -14,6 +14,7 @@ from slurm_gpumem.model.types import Layer, Shape
 Run = Callable[[Walk, Node], None]
 
 _MOST_HEADS = 64
+_WINDOW_HEAD = 32
 _PROJECTIONS = ("linear", "conv")
 _BETWEEN = (
     "identity",
@@ -44,6 +45,51 @@ def projections(node: Node) -> List[Node]:
     if len(leaves) >= 2 and leaves[1].row.outputs and leaves[1].row.outputs[0][axis] == 2 * wide:
         return leaves[:2]
     return leaves[:3] if len(leaves) >= 3 else []
+
+
+def uses_weights_only(node: Node) -> bool:
+    """Whether this is attention whose projections were never called: it uses their weights itself."""
+    row = node.row
+    if not is_attention(row.kind) or not row.called:
+        return False
+    if not node.children:
+        return row.params > 0 and bool(row.outputs) and not row.hidden and row.leaf
+    members = [child.row for child in node.children]
+    return not any(member.called for member in members) and any(member.params for member in members)
+
+
+def functional(walk: Walk, node: Node) -> None:
+    """Attention with products and softmax of its own, as torchvision's over windows with a position bias."""
+    row = node.row
+    x = walk.take(walk.cur)
+    shape = row.outputs[0] if row.outputs else x.shape
+    width = max(1, shape[-1])
+    params = [child.row.params for child in node.children if child.row.params]
+    table = row.params
+    if not params:
+        params = [3 * width * (width + 1), width * (width + 1)]
+        table = max(0, row.params - sum(params))
+    walk.uses_matmul = True
+    windows = walk.tape.op((x,), walk.tape.new(shape, x.elements, x.width))
+    low = walk.lowered(windows)
+    copies, gradients = walk.weight(walk.param(params[0], trainable=row.trainable), params[0])
+    fused = walk.tape.new((), 3 * x.elements, walk.low)
+    walk.tape.op((low, *copies), fused, saved=(low, *copies), params=gradients, matmul=True)
+    heads = max(1, shape[-1] // _WINDOW_HEAD)
+    # The bias has one entry for each distance within a window: (2w - 1) in every direction.
+    distances = max(1.0, table / heads)
+    dimensions = max(1, len(shape) - 2)
+    tokens = ((distances ** (1 / dimensions) + 1) / 2) ** dimensions if table else shape[-2]
+    walk.param(table, trainable=row.trainable)
+    scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
+    out = walk.tape.new(shape, x.elements, walk.low)
+    _eager(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
+    joined = walk.tape.op((out,), walk.tape.new(shape, x.elements, walk.low))
+    rest = sum(params[1:])
+    copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
+    final = walk.tape.new(shape, x.elements, walk.low)
+    walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True)
+    walk.give(final)
 
 
 def container(walk: Walk, node: Node, run: Run) -> None:

@@ -6,7 +6,7 @@ A rule takes the walk, the layer's row and its input, records operations and ret
 from __future__ import annotations
 
 from math import isqrt, prod
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, Iterator, Optional, Tuple
 
 from slurm_gpumem.memory.structural.kinds import family_of
 from slurm_gpumem.memory.structural.tape import Tensor
@@ -57,6 +57,27 @@ def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
     return 1, 1
+
+
+def may_take(row: Layer, shape: Shape) -> bool:
+    """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
+    if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
+        return False
+    made = row.outputs[0]
+    if any(0 < before < after for before, after in zip(shape[2:], made[2:])):
+        return False
+    taps, groups = taps_and_groups(row, shape[1])
+    weights = made[1] * max(1, shape[1] // groups) * taps
+    return row.params - weights in (0, made[1]) and (groups in (1, shape[1]) or row.kernel is not None)
+
+
+def needed_channels(row: Layer) -> Iterator[int]:
+    """Input channels that an ungrouped convolution's parameters allow, usual kernels first."""
+    out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 2 else 0
+    for per_output in (row.params // out, row.params // out - 1) if out > 0 else ():
+        for taps in (prod(row.kernel),) if row.kernel else (9, 1, 25, 49, 4, 16, 27):
+            if per_output >= taps and per_output % taps == 0:
+                yield per_output // taps
 
 
 def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -245,6 +266,16 @@ def _new_only(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     return walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad))
 
 
+def _merge_add(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    other = walk.waiting(x)
+    ins = (x,) if other is None else (x, walk.take(other))
+    return walk.tape.op(ins, walk.make(output_shape(row, x), x.width, grad=x.grad), alias=True)
+
+
+def _merge_multiply(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    return walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad), saved=(x,))
+
+
 def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     params = walk.param(row.params, trainable=row.trainable)
     out = walk.make(output_shape(row, x), walk.wide)
@@ -317,7 +348,6 @@ RULES: Dict[str, Rule] = {
     "embedding_bag": _embedding,
     "conv_transpose": _conv,
     "linear": _linear,
-    "depthwise": _conv,
     "conv": _conv,
     "batch_norm_act": _batch_norm_act,
     "frozen_norm": _frozen_norm,
@@ -338,6 +368,9 @@ RULES: Dict[str, Rule] = {
     "global_pool": _global_pool,
     "avg_pool": _avg_pool,
     "upsample": _new_only,
+    "merge_cat": _new_only,
+    "merge_add": _merge_add,
+    "merge_mul": _merge_multiply,
 }
 
 

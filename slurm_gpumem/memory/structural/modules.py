@@ -6,10 +6,11 @@ from typing import List, Optional
 
 from slurm_gpumem.memory.structural import attention
 from slurm_gpumem.memory.structural.kinds import family_of, has_branches, is_attention, is_gate, may_add_input
-from slurm_gpumem.memory.structural.layers import input_shape, norm_of, rule_for
+from slurm_gpumem.memory.structural.layers import input_shape, may_take, needed_channels, norm_of, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Scope, Walk
+from slurm_gpumem.model.types import Layer, Shape
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
 _TRANSFORMER_NORMS = ("layer_norm", "rms_norm")
@@ -25,7 +26,7 @@ def run(walk: Walk, node: Node) -> None:
             run(walk, child)
     elif family_of(row.kind) == "mha":
         attention.multihead(walk, node)
-    elif node.children:
+    elif node.children or attention.uses_weights_only(node):
         _container(walk, node)
     else:
         _leaf(walk, node)
@@ -41,7 +42,7 @@ def _leaf(walk: Walk, node: Node) -> None:
         walk.rotary = True
         walk.param(row.params)
         return
-    x = walk.find(input_shape(row))
+    x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
         out = walk.give(rule_for(row)(walk, row, x))
@@ -51,6 +52,28 @@ def _leaf(walk: Walk, node: Node) -> None:
     out = walk.give(rule_for(row)(walk, row, x))
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
         walk.activated.add(out.slot)
+
+
+def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
+    """What a convolution takes. Where the text does not say, what the parser worked out may be too small."""
+    shape = input_shape(row)
+    if shape is not None and "inputs" not in row.derived:
+        return shape
+    for candidate in (walk.cur.shape, shape, *reversed(walk.recent)):
+        if candidate is not None and may_take(row, candidate):
+            return candidate
+    return _concatenated(walk, row) or shape
+
+
+def _concatenated(walk: Walk, row: Layer) -> Optional[Shape]:
+    """What is there joined with something earlier, when that has the channels which the weights need."""
+    cur = walk.cur.shape
+    for channels in needed_channels(row):
+        wanted = (*cur[:1], channels, *cur[2:])
+        missing = (*cur[:1], channels - cur[1], *cur[2:]) if len(cur) > 2 else ()
+        if missing in walk.recent and may_take(row, wanted):
+            return wanted
+    return None
 
 
 def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
@@ -67,7 +90,10 @@ def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
 def _container(walk: Walk, node: Node) -> None:
     row = node.row
     shape = input_shape(row)
-    entry = walk.find(shape) if shape is not None else walk.cur
+    if node.shortcut and walk.scopes:
+        entry = walk.scopes[-1].entry
+    else:
+        entry = walk.find(shape) if shape is not None else walk.cur
     scope = Scope(row.kind, entry)
     walk.scopes.append(scope)
     walk.cur = entry
@@ -81,6 +107,9 @@ def _container(walk: Walk, node: Node) -> None:
     merged = False
     if is_attention(row.kind) and attention.projections(node):
         attention.container(walk, node, run)
+    elif attention.uses_weights_only(node):
+        attention.functional(walk, node)
+        own = 0
     elif has_branches(row.kind):
         _branches(walk, node.children, entry)
     else:

@@ -61,12 +61,14 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
         events += enumerate(tape.params, _GRADS + len(tape.params))
     stream = _Stream(tape)
     keep: _Events = []
+    passes = 0
     for step in range(plan.steps):
         if step:
             events += [(_GRADS + index, FREE) for index in range(len(tape.params))]
         for micro in range(min(plan.accumulation, 2)):
-            base = _BASE + (_OTHER_STEP if (step + micro) % 2 else 0)
-            first = step + micro == 0
+            base = _BASE + (_OTHER_STEP if passes % 2 else 0)
+            first = passes == 0
+            passes += 1
             phases.append((len(events), "forward"))
             events += [(base + store, tape.sizes[store]) for store in tape.inputs]
             events += [(key, FREE) for key, kind in keep if kind == 0]
@@ -99,7 +101,8 @@ def _accumulating(backward: _Events, base: int) -> _Events:
     events: _Events = []
     for key, size in backward:
         if _GRADS <= key < _STATES:
-            events += [(key - _GRADS + _WORK, size), (key - _GRADS + _WORK, FREE)]
+            passing = key - _GRADS + _WORK + _FLOWING
+            events += [(passing, size), (passing, FREE)]
         else:
             events.append((key + base if key < _RANGE else key, size))
     return events
