@@ -1,6 +1,6 @@
 """Small networks with the connections that a summary does not show; their summaries are in data/structural.
 
-The texts were written by torchinfo 1.8.0 with depth=20, with all columns (-full) and its default ones (-plain).
+torchinfo 1.8.0 wrote the texts with depth=20, with all columns (-full) and its default ones (-plain).
 """
 
 from __future__ import annotations

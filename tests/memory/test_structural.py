@@ -141,6 +141,18 @@ def test_accumulated_gradients_live_through_the_forward_pass() -> None:
     assert often.floor_mib - once.floor_mib == pytest.approx(gradients, rel=0.25)
 
 
+def test_checkpointed_blocks_keep_their_input_and_are_computed_again() -> None:
+    summary = read_summary(real_summaries()["torchinfo-1.8.0-depth20-resnet50.txt"])
+    kept = estimate(summary, TrainingJob(batch_size=64), H200)
+    again = estimate(summary, TrainingJob(batch_size=64, checkpointing=True), H200)
+    assert again.parts["activations"] < 0.5 * kept.parts["activations"]
+    assert again.parts["weights"] == kept.parts["weights"]
+    walk, _ = simulate(summary, TrainingJob(batch_size=64, checkpointing=True), H200)
+    assert len(walk.tape.segments) == 16
+    plan = StepPlan(states=0, temporaries=0, cublas_workspace=0, steps=4)
+    assert replay(walk.tape, plan).stats.allocated == replay(walk.tape, replace(plan, steps=1)).stats.allocated
+
+
 def test_a_text_without_shapes_says_which_input_was_assumed() -> None:
     summary = read_summary(real_summaries()["print-torch-print-resnet50.txt"])
     result = estimate(summary, TrainingJob(batch_size=32), H200)

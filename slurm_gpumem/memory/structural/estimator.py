@@ -8,17 +8,9 @@ from slurm_gpumem.memory.bound import Features, request_mib
 from slurm_gpumem.memory.structural import loss
 from slurm_gpumem.memory.structural.blocks import expand_hidden
 from slurm_gpumem.memory.structural.modules import run_all
-from slurm_gpumem.memory.structural.replay import (
-    ACTIVATIONS,
-    GRADIENTS,
-    OPTIMIZER,
-    WEIGHTS,
-    WORKSPACE,
-    Replay,
-    StepPlan,
-    replay,
-)
+from slurm_gpumem.memory.structural.replay import Replay, StepPlan, replay
 from slurm_gpumem.memory.structural.shapes import with_shapes
+from slurm_gpumem.memory.structural.stream import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, WORKSPACE
 from slurm_gpumem.memory.structural.tree import build_tree
 from slurm_gpumem.memory.structural.walk import Walk
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob

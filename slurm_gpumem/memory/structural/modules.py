@@ -124,6 +124,17 @@ def _container(walk: Walk, node: Node) -> None:
     walk.scopes.pop()
     walk.tape.hold(entry)
     walk.give(walk.cur)
+    if walk.job.checkpointing and may_add_input(row.kind):
+        _checkpoint(walk, first_op)
+
+
+def _checkpoint(walk: Walk, first_op: int) -> None:
+    """Mark a block as computed again in the backward pass; the outermost one counts."""
+    tape = walk.tape
+    while tape.segments and tape.segments[-1][0] >= first_op:
+        tape.segments.pop()
+    if len(tape.ops) > first_op:
+        tape.segments.append((first_op, len(tape.ops)))
 
 
 def _branches(walk: Walk, children: List[Node], entry: Tensor) -> None:

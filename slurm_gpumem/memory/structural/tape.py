@@ -92,6 +92,8 @@ class Tape:
         """Bytes of parameters and buffers that have no gradient."""
         self.held: List[Tuple[int, int]] = []
         """(storage, number of operations until which a caller's variable holds it)."""
+        self.segments: List[Tuple[int, int]] = []
+        """Checkpointed blocks: (first operation, one past the last)."""
         self.inputs: List[int] = []
         """Storages of the batch."""
         self.cached: List[int] = []

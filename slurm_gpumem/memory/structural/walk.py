@@ -53,9 +53,9 @@ class Walk:
         """Width of an attention head; the usual one unless a row shows it."""
         self.rotary = False
         """Whether queries and keys are rotated by their position."""
-        self.caches = keeps_cache(summary.name)
+        self.caches = keeps_cache(summary.name) and not job.checkpointing
         """Whether attention keeps keys and values for generation (transformers' decoders do by default)."""
-        self.caches_decoder = has_decoder(summary.name)
+        self.caches_decoder = has_decoder(summary.name) and not job.checkpointing
         self.uses_conv = False
         self.uses_matmul = False
         self.assumptions: Dict[str, None] = {}
