@@ -98,7 +98,12 @@ def _visible_gpus() -> List[Gpu]:
             f"{missing.args[0]} is not set: run this inside a job that asked for a GPU, "
             'after eval "$(gpumem devcluster env)"'
         ) from None
-    return [Gpu(folder, node, int(index)) for index in visible.split(",") if index]
+    return [Gpu(folder, node, _number(name)) for name in visible.split(",") if name]
+
+
+def _number(name: str) -> int:
+    """A GPU's number: CUDA takes indexes and UUIDs, and a stand-in's UUID ends in its index."""
+    return int(name.rpartition("-")[2], 16) if name.startswith("GPU-") else int(name)
 
 
 def _default_curve(peak: int, steps: int) -> List[int]:

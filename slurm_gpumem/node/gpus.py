@@ -47,7 +47,8 @@ def find_gpus(config: NodeConfig, node: str) -> Tuple[Gpu, ...]:
     if config.ledger is not None:
         return standin_gpus(config.ledger, node)
     found = proc_gpus(_PROC_GPUS)
-    return found or nvml_gpus()
+    # Only NVML knows how much memory a GPU has, which a share of its SMs is reckoned from.
+    return nvml_gpus() or found if config.thread_percentage or not found else found
 
 
 def proc_gpus(folder: Path) -> Tuple[Gpu, ...]:

@@ -6,24 +6,27 @@ over anything else. Neither calls Slurm, opens a file of the user's, or waits fo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
-from slurm_gpumem.node.files import locked, read_json
+from slurm_gpumem.node.files import locked, read_json, write_json
 from slurm_gpumem.node.gpus import Gpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
+from slurm_gpumem.slurm.record import parse_record
 
-_LOCK_TIMEOUT_S = 5.0
+_LOCK_TIMEOUT_S = 10.0
+"""Less than the time limit of the shell hooks."""
 _NO_LIMIT_MIB = 1 << 20
+_FAULT_NOTE_S = 30.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,11 +54,11 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     if job is None:
         return
     folder.make()
-    with _gpu_locks(folder, job.gpus):
+    # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
+    jobs.put(folder, job)
+    if job.mode == "mps":
+        job = _with_mps(folder, config, job)
         jobs.put(folder, job)
-        if job.mode == "mps":
-            job = _with_mps(folder, config, job)
-            jobs.put(folder, job)
     jobs.put_task_file(folder, job.job_id, task_file(folder, config, job, gpus))
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
@@ -79,6 +82,15 @@ def finish(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, statu
     usage = live.get("jobs", {}).get(str(job.job_id)) if isinstance(live, dict) else None
     if isinstance(usage, dict) and usage.get("restarts") == job.restarts:
         records.merge_usage(record, usage)
+    if job.mode == "mps" and status != "0:0":
+        try:
+            with _gpu_locks(folder, job.gpus):
+                events = faults_at_end(folder, config, job)
+        except OSError as error:
+            log(folder.root, f"job {job.job_id}: whether its MPS server had faulted is not known: {error}")
+            events = []
+        for event in events:
+            records.add_event(record, event)
     records.close_record(record, end=round(time.time(), 3), status=status)
     try:
         _write_record(folder, config, record)
@@ -88,15 +100,41 @@ def finish(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, statu
             sweep(folder, config, job.gpus)
 
 
+def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[Dict[str, Any]]:
+    """Had the user's MPS server faulted when this job failed? Then its other clients there failed with it.
+
+    The first of them to end sees the server's own word; it leaves a note for the others, since the
+    server recovers when all are gone. The caller holds the GPUs' locks.
+    """
+    found = []
+    service = MpsService(folder, config.mps_control)
+    for uuid in job.gpus:
+        path = folder.pipe(uuid, job.uid).with_name("fault.json")
+        note, now = read_json(path), time.time()
+        if not isinstance(note, dict) or now - note["at"] > _FAULT_NOTE_S:
+            if not service.faulted(uuid, job.uid):
+                continue
+            note = {
+                "at": round(now, 1),
+                "jobs": [other.job_id for other in jobs.users_of(folder, uuid, job.uid)],
+            }
+            write_json(path, note, mode=0o600)
+        others = sorted({*note["jobs"]} - {job.job_id})
+        found.append({"kind": "mps-fault", "gpu": uuid, "at": note["at"], "with": others})
+    return found
+
+
 def sweep(folder: RunFolder, config: NodeConfig, uuids: Sequence[str]) -> None:
     """Stop every daemon on these GPUs that no job refers to; the caller holds their locks."""
     service = MpsService(folder, config.mps_control)
     here = {(daemon.uuid, daemon.uid) for daemon in service.daemons()}
     for uuid in uuids:
-        folders = (name for name in _names(folder.mps / uuid) if name.isdigit())
+        folders = (name for name in names_in(folder.mps / uuid) if name.isdigit())
         for uid in {*(owner for gpu, owner in here if gpu == uuid), *map(int, folders)}:
             if not jobs.users_of(folder, uuid, uid):
                 service.stop(uuid, uid)
+        with contextlib.suppress(OSError):  # somebody's daemon is there, or nobody's folder
+            (folder.mps / uuid).rmdir()
 
 
 def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[Gpu]) -> Optional[NodeJob]:
@@ -117,7 +155,7 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[Gpu]) ->
         cluster=env.get("SLURM_CLUSTER_NAME", "")[:64],
         partition=env.get("SLURM_JOB_PARTITION", "")[:64],
         sluid=jobs.valid_sluid(env.get("SLURM_JOB_SLUID", "")),
-        claim=jobs.parse_claim(env.get("SLURM_JOB_COMMENT", "")),
+        claim=parse_record(env.get("SLURM_JOB_COMMENT", "")[:4096]),
     )
 
 
@@ -160,13 +198,20 @@ def _with_mps(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
     if not service.available():
         return replace(job, mode="timeslice", notes=(f"no MPS: {config.mps_control} is not there",))
     try:
-        for uuid in job.gpus:
-            service.ensure(uuid, job.uid)
-            if config.limits:
-                _set_default_limit(service, folder, config, uuid, job.uid)
+        with _gpu_locks(folder, job.gpus):
+            _ensure_daemons(service, folder, config, job)
     except (MpsError, OSError) as error:
         return replace(job, mode="timeslice", notes=(f"no MPS: {error}",))
     return job
+
+
+def _ensure_daemons(service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob) -> None:
+    for uuid in job.gpus:
+        # A job whose prolog is through may be computing; one that waits for our lock is not yet.
+        users = (other.job_id for other in jobs.users_of(folder, uuid, job.uid) if other.job_id != job.job_id)
+        service.ensure(uuid, job.uid, in_use=any(folder.task_file(user).exists() for user in users))
+        if config.limits:
+            _set_default_limit(service, folder, config, uuid, job.uid)
 
 
 def _set_default_limit(
@@ -179,9 +224,9 @@ def _set_default_limit(
         service.set_default_limit(uuid, uid, max(known) if len(known) == len(claims) else _NO_LIMIT_MIB)
 
 
-def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> ExitStack:
+def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> contextlib.ExitStack:
     """All locks of these GPUs, in one order for everybody."""
-    stack = ExitStack()
+    stack = contextlib.ExitStack()
     try:
         for uuid in sorted(uuids):
             stack.enter_context(locked(folder.gpu_lock(uuid), _LOCK_TIMEOUT_S))
@@ -191,7 +236,7 @@ def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> ExitStack:
     return stack
 
 
-def _write_record(folder: RunFolder, config: NodeConfig, record: dict) -> None:  # type: ignore[type-arg]
+def _write_record(folder: RunFolder, config: NodeConfig, record: Dict[str, Any]) -> None:
     try:
         with locked(folder.records_lock, _LOCK_TIMEOUT_S):
             records.write_record(config.spool, record, durable=record["end"] is not None)
@@ -199,7 +244,8 @@ def _write_record(folder: RunFolder, config: NodeConfig, record: dict) -> None: 
         log(folder.root, f"record of job {record['job_id']}: {error}")
 
 
-def _names(folder: Path) -> List[str]:
+def names_in(folder: Path) -> List[str]:
+    """What is in a folder; nothing when it is not there."""
     try:
         return os.listdir(folder)
     except OSError:

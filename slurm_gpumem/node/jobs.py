@@ -10,11 +10,10 @@ import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional, Tuple
 
 from slurm_gpumem.node.files import read_json, remove, write_atomic, write_json
 
-_RECORD = re.compile(r"(?:^|\s)gpumem/1:([A-Za-z0-9._+,=-]{1,500})(?=\s|$)")
 _JOB_ID = re.compile(r"[0-9]{1,10}")
 _SLUID = re.compile(r"[A-Za-z0-9]{4,32}")
 
@@ -97,15 +96,6 @@ class RunFolder:
             # Made before us, by somebody else? Then we do not write there.
             if os.stat(folder, follow_symlinks=False).st_uid != os.geteuid():
                 raise PermissionError(f"{folder} belongs to another user")
-
-
-def parse_claim(comment: str) -> Optional[Dict[str, str]]:
-    """The `gpumem/1:` word of a job's comment as a table; None when there is none."""
-    match = _RECORD.search(comment[:4096])
-    if not match:
-        return None
-    pairs = (pair.partition("=") for pair in match[1].split(","))
-    return {key: value for key, equals, value in pairs if equals and re.fullmatch(r"[a-z-]+", key)}
 
 
 def valid_job_id(text: str) -> Optional[int]:

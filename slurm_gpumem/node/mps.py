@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import select
 import shutil
 import subprocess
 import time
@@ -25,6 +26,7 @@ from slurm_gpumem.node.processes import Process
 _PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _CONTROL = "nvidia-cuda-mps-control"
 _SERVER = "nvidia-cuda-mps-server"
+_ANSWER_LIMIT = 65536
 _SYSTEMD = Path("/run/systemd/system")
 
 
@@ -56,14 +58,17 @@ class MpsService:
         """Whether this node has MPS at all."""
         return os.access(self.control, os.X_OK)
 
-    def ensure(self, uuid: str, uid: int) -> bool:
-        """A daemon that answers; True when it had to be started. MpsError when there is none to be had."""
+    def ensure(self, uuid: str, uid: int, *, in_use: bool) -> bool:
+        """A daemon that answers; True when it had to be started. MpsError when there is none to be had.
+
+        One that is `in_use` by another job is left alone while it lives, however slow its answers are.
+        """
         if not UUID.fullmatch(uuid):
             raise MpsError(f"{uuid!r} is no GPU UUID")
         running = [daemon for daemon in self.daemons(uuid, uid) if not daemon.is_server]
-        if len(running) == 1 and self.ask(uuid, uid, "get_server_list") is not None:
+        if running and (in_use or self.ask(uuid, uid, "get_server_list") is not None):
             return False
-        # Dead, deaf, or doubled by a crash: away with what is left of it.
+        # Dead, deaf, or left half-made by a crash: away with what is left of it.
         self._clear(uuid, uid)
         self._start(uuid, uid)
         return True
@@ -90,43 +95,56 @@ class MpsService:
                     found.append(Daemon(Process(pid, start), owner, place[0], is_server))
         return found
 
-    def ask(self, uuid: str, uid: int, command: str) -> Optional[str]:
-        """What the daemon answers to one command; None when it does not answer in time."""
+    def ask(self, uuid: str, uid: int, *commands: str) -> Optional[str]:
+        """What the daemon answers to these commands; None when it does not answer in time.
+
+        The daemon is the user's own process and may say anything, at any length: a little is read.
+        """
         try:
-            done = subprocess.run(
+            client = subprocess.Popen(
                 [self.control],
-                input=command + "\n",
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=self._environment(uuid, uid),
-                timeout=self.quit_timeout_s,
-                check=False,
-                text=True,
-                errors="replace",
                 cwd="/",
                 **_as_user(uid),
             )
-        except (OSError, subprocess.TimeoutExpired):
+        except OSError:
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        try:
+            return _converse(client, "".join(f"{command}\n" for command in commands), self.quit_timeout_s)
+        finally:
+            client.kill()
+            client.wait()
+
+    def faulted(self, uuid: str, uid: int) -> bool:
+        """Whether a server says that a client's fatal fault has put it out of service."""
+        for server in (self.ask(uuid, uid, "get_server_list") or "").split():
+            status = self.ask(uuid, uid, f"get_server_status {server}") if server.isdigit() else None
+            if status and "FAULT" in status.upper():
+                return True
+        return False
 
     def set_default_limit(self, uuid: str, uid: int, mib: int) -> None:
         """The limit of clients that bring none of their own; also for a server that already runs."""
-        self.ask(uuid, uid, f"set_default_device_pinned_mem_limit 0 {mib}M")
-        for server in (self.ask(uuid, uid, "get_server_list") or "").split():
-            if server.isdigit():
-                self.ask(uuid, uid, f"set_device_pinned_mem_limit {server} 0 {mib}M")
+        default = f"set_default_device_pinned_mem_limit 0 {mib}M"
+        servers = [
+            pid for pid in (self.ask(uuid, uid, default, "get_server_list") or "").split() if pid.isdigit()
+        ]
+        if servers:
+            self.ask(uuid, uid, *(f"set_device_pinned_mem_limit {pid} 0 {mib}M" for pid in servers))
 
     def _start(self, uuid: str, uid: int) -> None:
-        home = self.folder.pipe(uuid, uid).parent
         pipe, log = self.folder.pipe(uuid, uid), self.folder.log(uuid, uid)
         try:
-            home.mkdir(mode=0o755, parents=True, exist_ok=True)
+            pipe.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             for place in (pipe, log):
                 place.mkdir(mode=0o700)
                 if os.geteuid() == 0:
                     os.chown(place, uid, -1)
-            subprocess.Popen(
+            # Either way this command itself ends at once; the daemon stays.
+            done = subprocess.run(
                 self._launcher(uuid, uid),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -134,22 +152,25 @@ class MpsService:
                 env=self._environment(uuid, uid),
                 cwd="/",
                 start_new_session=True,
+                timeout=self.start_timeout_s,
+                check=False,
                 **({} if _has_systemd() else _as_user(uid)),
             )
-        except OSError as error:
+        except (OSError, subprocess.TimeoutExpired) as error:
+            self._clear(uuid, uid)
             raise MpsError(f"cannot start {self.control}: {error}") from None
         deadline = time.monotonic() + self.start_timeout_s
-        while time.monotonic() < deadline:
-            # lstat only: the folder is the user's, and root opens nothing in there.
+        while done.returncode == 0 and time.monotonic() < deadline:
+            # lexists only: the folder is the user's, and root opens nothing in there.
             if os.path.lexists(pipe / "control"):
                 return
             time.sleep(0.005)
         self._clear(uuid, uid)
-        raise MpsError(f"{self.control} made no control socket within {self.start_timeout_s:g} s")
+        raise MpsError(f"{self.control} ended with {done.returncode} and made no control socket")
 
     def _launcher(self, uuid: str, uid: int) -> List[str]:
         if not _has_systemd():
-            return [self.control, "-f"]
+            return [self.control, "-d"]
         # A unit of its own: what a prolog starts may die with the job's cgroup. A template unit cannot
         # take its user from half of its instance name, so the unit is made for the occasion.
         settings = [f"--setenv={key}={value}" for key, value in self._environment(uuid, uid).items()]
@@ -174,6 +195,31 @@ class MpsService:
             _PIPE: str(self.folder.pipe(uuid, uid)),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder.log(uuid, uid)),
         }
+
+
+def _converse(client: subprocess.Popen[bytes], text: str, timeout_s: float) -> Optional[str]:
+    assert client.stdin is not None
+    assert client.stdout is not None
+    deadline, answer = time.monotonic() + timeout_s, b""
+    with client.stdin, client.stdout:
+        try:
+            client.stdin.write(text.encode())
+            client.stdin.close()
+        except OSError:
+            return None
+        while len(answer) < _ANSWER_LIMIT:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([client.stdout], [], [], left)[0]:
+                return None
+            data = os.read(client.stdout.fileno(), 4096)
+            if not data:
+                break
+            answer += data
+    try:
+        code = client.wait(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+    return answer.decode(errors="replace").strip() if code == 0 else None
 
 
 def _place(folder: RunFolder, pipe: str) -> Optional[Tuple[str, int]]:

@@ -100,9 +100,9 @@ class _GpmMetricsGet(Structure):
 class Nvml:
     """An initialised NVML; devices are handles kept by UUID."""
 
-    def __init__(self, library: str = LIBRARY) -> None:
+    def __init__(self, library: Optional[Any] = None) -> None:
         """Raises OSError without the library and NvmlError without a working driver."""
-        self._lib = ctypes.CDLL(library)
+        self._lib: Any = ctypes.CDLL(LIBRARY) if library is None else library
         self._call("nvmlInit_v2")
         self._handles: Dict[str, Any] = {}
         self._versions: Dict[str, Optional[Tuple[Any, Any]]] = {}
@@ -205,9 +205,10 @@ class Nvml:
     def xids(self) -> List[Tuple[Optional[str], int]]:
         """(UUID, Xid) since the last call; never waits."""
         found: List[Tuple[Optional[str], int]] = []
-        while self._events is not None and len(found) < 100:
+        wait = getattr(self._lib, "nvmlEventSetWait_v2", None)
+        while wait is not None and self._events is not None and len(found) < 100:
             data = _EventData()
-            code = self._function("nvmlEventSetWait_v2")(self._events, byref(data), c_uint(0))
+            code = wait(self._events, byref(data), c_uint(0))
             if code != _SUCCESS:
                 break
             found.append((self._uuid_of(data.device), int(data.data)))

@@ -12,13 +12,13 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
 from slurm_gpumem.node.faults import FaultLog, Loss
 from slurm_gpumem.node.files import lock_for_life, locked, read_json, write_json
-from slurm_gpumem.node.gpus import Gpu, find_gpus
+from slurm_gpumem.node.gpus import UUID, Gpu, find_gpus
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.metrics import GpuProcess, GpuSample, MetricSource, SourceError, choose_source
@@ -31,6 +31,8 @@ from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 LIVE_SCHEMA = "gpumem-live/1"
 _SWEEP_AFTER_S = 20.0
 """A job this young may not be in Slurm's answer yet."""
+_ACCOUNTING_EVERY = 5
+_LIVE_EVERY_S = 2.0
 
 
 class Sampler:
@@ -60,11 +62,16 @@ class Sampler:
         self._silent: Dict[str, str] = {}
         self._looked = time.monotonic()
         self._recorded = time.monotonic()
+        self._ticks = 0
+        self._told: List[Tuple[int, Optional[float], int]] = []
+        self._written = float("-inf")
+        self._accounted: Set[Tuple[int, float]] = set()
         self._take_up()
 
     def tick(self) -> bool:
         """One look; False when no shared job is here."""
         now = time.monotonic()
+        self._ticks += 1
         seconds, self._looked = min(now - self._looked, 10 * self.config.interval_s), now
         here = self._jobs_here()
         self._ask_slurm(here)
@@ -83,10 +90,15 @@ class Sampler:
             seen.extend(process.pid for process in found)
             by_job = self._by_job(found, sluids, uids, uuid)
             gpus[uuid] = self._account(uuid, sample, by_job, seconds)
+            self._take_driver_peaks(uuid, by_job)
         self._owners.keep_only(frozenset(seen))
         self._note_faults()
         self._enforce(now)
-        self._write_live(gpus)
+        # Writing it is the dearest part of a look: at once when a job, a process or a peak is new.
+        signature = [(job_id, usage.peak_mib(), usage.processes()) for job_id, usage in self.usage.items()]
+        if signature != self._told or now - self._written >= _LIVE_EVERY_S:
+            self._told, self._written = signature, now
+            self._write_live(gpus)
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.write_records()
@@ -102,7 +114,7 @@ class Sampler:
                         records.merge_usage(record, self.usage[job.job_id].as_json())
                         records.write_record(self.config.spool, record)
         except OSError as error:
-            self._complain("records", str(error))
+            self.complain("records", str(error))
         else:
             self._silent.pop("records", None)
 
@@ -120,15 +132,24 @@ class Sampler:
         # A change within the clock's own grain would be missed once: look again for a while after it.
         if stamp != self._jobs_stamp or time.time_ns() - stamp < 2_000_000_000:
             self._jobs_stamp = stamp
+            before = self._jobs
             self._jobs = {job.job_id: job for job in jobs.all_jobs(self.folder)}
             for job_id in [job_id for job_id in self.usage if job_id not in self._jobs | self._adopted]:
-                del self.usage[job_id]
-                self._watch.forget(job_id)
+                self._forget(job_id, before.get(job_id))
         for job in self._jobs.values():
             if self.usage.setdefault(job.job_id, JobUsage(job.restarts)).restarts != job.restarts:
                 self.usage[job.job_id] = JobUsage(job.restarts)
             self._set_limit(job)
         return {**self._adopted, **self._jobs}
+
+    def _forget(self, job_id: int, job: Optional[NodeJob]) -> None:
+        """The epilog was here; what the job had on its GPUs a look ago, it has lost since."""
+        del self.usage[job_id]
+        self._watch.forget(job_id)
+        for uuid in job.gpus if job else ():
+            if self._had.get((job_id, uuid)) and job:
+                self._lost(job, uuid)
+        self._had = {key: had for key, had in self._had.items() if key[0] != job_id}
 
     def _set_limit(self, job: NodeJob) -> None:
         usage, known = self.usage[job.job_id], self._slurm.get(job.job_id)
@@ -172,7 +193,8 @@ class Sampler:
 
     def _sweep_daemons(self) -> None:
         service = MpsService(self.folder, self.config.mps_control)
-        for uuid in {daemon.uuid for daemon in service.daemons()}:
+        folders = (name for name in hook.names_in(self.folder.mps) if UUID.fullmatch(name))
+        for uuid in {*folders, *(daemon.uuid for daemon in service.daemons())}:
 
             def sweep(uuid: str = uuid) -> None:
                 with locked(self.folder.gpu_lock(uuid), 1.0):
@@ -185,7 +207,7 @@ class Sampler:
             looked = self.source.sample(uuid), self.source.processes(uuid)
         except SourceError as error:
             # A hiccup, or a GPU off the bus: say it once, and look again next time.
-            self._complain(uuid, str(error))
+            self.complain(uuid, str(error))
             return None
         self._silent.pop(uuid, None)
         return looked
@@ -230,7 +252,8 @@ class Sampler:
             usage.met.update(other for other in active if other != job_id and mine)
             if self._had.get((job_id, uuid)) and not mine:
                 self._lost(here[job_id], uuid)
-            self._had[job_id, uuid] = bool(mine)
+            else:
+                self._had[job_id, uuid] = bool(mine)
         gpu = self.gpus.get(uuid)
         others = [process.mib for process in by_job.get(None, ()) if process.mib is not None]
         return {
@@ -239,6 +262,29 @@ class Sampler:
             "other_mib": round(sum(others), 1),
             **{key: value for key, value in vars(sample).items() if value is not None},
         }
+
+    def _take_driver_peaks(self, uuid: str, by_job: Mapping[Optional[int], List[GpuProcess]]) -> None:
+        """What the driver's own accounting saw between our looks, where the site enabled it.
+
+        A process that is still there is its job's when it is the job's only one on the GPU. One that
+        came and went unseen is the job's that was alone on the GPU in that time; else nobody's.
+        """
+        if self._ticks % _ACCOUNTING_EVERY:
+            return
+        try:
+            peaks = self.source.finished(uuid)
+        except SourceError:
+            return
+        owners = {found[0].pid: job_id for job_id, found in by_job.items() if len(found) == 1}
+        present = {process.pid for found in by_job.values() for process in found}
+        for pid, (mib, start, _) in peaks.items():
+            owner = owners.get(pid)
+            if pid not in present and (pid, start) not in self._accounted:
+                self._accounted.add((pid, start))
+                alone = [job for job in self._jobs.values() if uuid in job.gpus and job.started <= start]
+                owner = alone[0].job_id if len(alone) == 1 else None
+            if owner is not None:
+                self.usage[owner].note_peak(uuid, mib)
 
     def _energy_since(self, uuid: str, sample: GpuSample, seconds: float) -> Optional[float]:
         if sample.energy_j is None:
@@ -249,14 +295,8 @@ class Sampler:
         return None if before is None or sample.energy_j < before else sample.energy_j - before
 
     def _lost(self, job: NodeJob, uuid: str) -> None:
+        self._had[job.job_id, uuid] = False
         self._faults.lost(Loss(job.job_id, job.uid, uuid, time.time(), job.restarts))
-        if job.mode != "mps":
-            return
-        service = MpsService(self.folder, self.config.mps_control)
-        for server in (service.ask(uuid, job.uid, "get_server_list") or "").split():
-            status = service.ask(uuid, job.uid, f"get_server_status {server}") if server.isdigit() else None
-            if status and "FAULT" in status.upper():
-                self._faults.fault(uuid, time.time(), {"kind": "mps-fault"})
 
     def _note_faults(self) -> None:
         for uuid, xid in self.source.xids():
@@ -325,7 +365,8 @@ class Sampler:
             if text.isdigit() and present.get(int(text)) == table.get("restarts"):
                 self.usage[int(text)] = usage_from(table)
 
-    def _complain(self, about: str, message: str) -> None:
+    def complain(self, about: str, message: str) -> None:
+        """Log it once, not once a second."""
         if self._silent.get(about) != message:
             self._silent[about] = message
             log(self.folder.root, f"sampler: {message}")
@@ -335,7 +376,7 @@ class Sampler:
         try:
             action()
         except OSError as error:
-            self._complain("files", str(error))
+            self.complain("files", str(error))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -373,7 +414,12 @@ def _sample_until_idle(
     log(folder.root, f"sampler: {len(gpus)} GPUs, source {sampler.source.name}")
     busy = due = time.monotonic()
     while not ended:
-        if sampler.tick():
+        try:
+            here = sampler.tick()
+        except Exception as error:  # noqa: BLE001 - one bad look must not end the measuring of all jobs
+            sampler.complain("look", f"{type(error).__name__}: {error}")
+            here = True
+        if here:
             busy = time.monotonic()
         elif not stay and time.monotonic() - busy > config.idle_exit_s:
             break

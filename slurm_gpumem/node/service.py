@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Dict, List
+from typing import Dict, List, Mapping
 
 from slurm_gpumem.node.files import lock_for_life
 from slurm_gpumem.node.jobs import RunFolder
@@ -29,10 +29,7 @@ def start_sampler(folder: RunFolder, node: str) -> None:
     """Start one unless one runs."""
     if sampler_runs(folder):
         return
-    env = {
-        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-        **{key: os.environ[key] for key in _KEPT if key in os.environ},
-    }
+    env = sampler_environment(os.environ)
     subprocess.Popen(
         sampler_command(node, env),
         stdin=subprocess.DEVNULL,
@@ -42,6 +39,11 @@ def start_sampler(folder: RunFolder, node: str) -> None:
         cwd="/",
         start_new_session=True,
     )
+
+
+def sampler_environment(hooks: Mapping[str, str]) -> Dict[str, str]:
+    """What the sampler needs of the hook's environment; an empty SLURM_CONF would mislead squeue."""
+    return {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", **{key: hooks[key] for key in _KEPT if hooks.get(key)}}
 
 
 def sampler_command(node: str, env: Dict[str, str]) -> List[str]:

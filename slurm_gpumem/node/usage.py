@@ -94,6 +94,10 @@ class JobUsage:
         """The most on any one GPU: shards are counted per GPU."""
         return max((gpu.peak_mib for gpu in self.gpus.values() if gpu.peak_mib is not None), default=None)
 
+    def processes(self) -> int:
+        """Its GPU processes at the last look."""
+        return sum(gpu.processes for gpu in self.gpus.values())
+
     def note_peak(self, uuid: str, mib: float) -> None:
         """A peak that somebody else measured, e.g. the driver's accounting."""
         gpu = self.gpus.setdefault(uuid, GpuUsage())
@@ -113,7 +117,7 @@ class JobUsage:
             "energy_j": _rounded(sum(energies)) if energies else None,
             "gpu": {uuid: gpu.as_json() for uuid, gpu in self.gpus.items()},
             "now_mib": {uuid: _rounded(gpu.now_mib) for uuid, gpu in self.gpus.items()},
-            "processes": sum(gpu.processes for gpu in self.gpus.values()),
+            "processes": self.processes(),
             "met": sorted(self.met),
             "samples": self.samples,
             "events": self.events,

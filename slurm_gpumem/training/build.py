@@ -129,6 +129,9 @@ def _same(tensor: Any, *args: Any, **kwargs: Any) -> Any:
 
 def import_sources(entries: Iterable[Entry]) -> Dict[str, str]:
     """Import what the entries need once, so that forked children have it; versions, or why one is missing."""
+    importlib.import_module(
+        "torch._dynamo"
+    )  # optimizers import it at their first step: seconds, in every child
     found = {"torch": str(torch.__version__)}
     classes = {entry.build for entry in entries if entry.source == "transformers"}
     for name in sorted({entry.source for entry in entries} - {"own"}):

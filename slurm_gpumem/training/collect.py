@@ -18,10 +18,10 @@ from typing import Any, Dict, Iterable, List, Optional, Set, TextIO
 
 import torch
 
-from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.training.build import import_sources
 from slurm_gpumem.training.children import Children, Ended
+from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.device import UsedMemory, describe_device
 from slurm_gpumem.training.measure import measure
 from slurm_gpumem.training.sample import Job, load_jobs
@@ -32,7 +32,7 @@ PROGRESS_SECONDS = 5.0
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run the configuration's jobs until all are done or the time is over."""
-    return run_command(lambda: _collect(_options(argv)))
+    return exit_code(lambda: _collect(_options(argv)))
 
 
 def _options(argv: Optional[List[str]]) -> argparse.Namespace:
@@ -70,6 +70,8 @@ def _collect(options: argparse.Namespace) -> int:
     if options.tiny:
         jobs = _tiny(jobs)
     versions = import_sources([job.entry for job in jobs])
+    if torch.cuda.is_initialized():
+        raise UsageError("a library initialised CUDA while it was imported; forked children could not use it")
     about = describe_device(options.device, versions)
     about.update(
         {

@@ -22,9 +22,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.training.build import import_sources
 from slurm_gpumem.training.children import Children
+from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.device import describe_device
 from slurm_gpumem.training.measure import train
 from slurm_gpumem.training.sample import Job, load_jobs
@@ -131,7 +131,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         "--annotate", type=int, default=14, help="record the first N again with operators named"
     )
     parser.add_argument("--max-jobs", type=int, default=0)
-    return run_command(lambda: _main(parser.parse_args(argv)))
+    return exit_code(lambda: _main(parser.parse_args(argv)))
 
 
 def _main(options: argparse.Namespace) -> int:

@@ -24,14 +24,14 @@ from unittest import mock
 import torch
 from torch import nn
 
-from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.training.build import build_model, import_sources
 from slurm_gpumem.training.children import Children
+from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.footprint import values_are_one
 from slurm_gpumem.training.sample import Job, load_jobs
 from slurm_gpumem.training.tasks import Batch, Feed, task_named
 
-COLUMNS = ("input_size", "output_size", "num_params", "kernel_size", "groups", "mult_adds", "trainable")
+COLUMNS = ("input_size", "output_size", "num_params", "kernel_size", "mult_adds", "trainable")
 NEEDS_LABELS = ("seq2seq", "whisper", "forecast")
 ONE_IMAGE = ("image", "video", "segment", "volume", "series", "sequence", "points", "table", "regress")
 BATCH = 2
@@ -48,6 +48,8 @@ def summarise(job: Job) -> Dict[str, Any]:
     batch = make(Feed(BATCH, job.size, device, torch.float32, job.entry.task_args, config))
     full: Dict[str, Any] = {"depth": 20, "col_names": COLUMNS}
     row.update(_attempt("torchinfo_full", lambda: _torchinfo(model, batch, job.entry.task, device, full)))
+    deep: Dict[str, Any] = {"depth": 20}
+    row.update(_attempt("torchinfo_deep", lambda: _torchinfo(model, batch, job.entry.task, device, deep)))
     row.update(_attempt("torchinfo", lambda: _torchinfo(model, batch, job.entry.task, device, {})))
     row.update(_attempt("torchsummary", lambda: _torchsummary(model, batch, job.entry.task, device)))
     return row
@@ -102,7 +104,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--limit-seconds", type=float, default=120, help="for one model")
     parser.add_argument("--total-seconds", type=float, default=1e9, help="start no model after this time")
     parser.add_argument("--only", default="", help="models whose id contains this text")
-    return run_command(lambda: _main(parser.parse_args(argv)))
+    return exit_code(lambda: _main(parser.parse_args(argv)))
 
 
 def _main(options: argparse.Namespace) -> int:

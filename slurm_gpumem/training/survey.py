@@ -32,7 +32,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     known = {e.id for e in load_catalogue()}
     table = {name: row for name, row in table.items() if name in known}
     if options.missing:
-        entries = [e for e in entries if e.id not in table or "saved" not in table[e.id]]
+        entries = [e for e in entries if e.id not in table]
     print(import_sources(entries), file=sys.stderr)
     failed = 0
     children, queue = Children(), list(entries)
@@ -43,7 +43,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         for ended in children.wait(1):
             if ended.answer is None:
                 failed += 1
-                table[ended.tag] = {"error": ended.error[-200:]}
                 print(f"{ended.tag}: {ended.error[-200:]}", flush=True)
             else:
                 table[ended.tag] = ended.answer

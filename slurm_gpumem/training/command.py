@@ -1,0 +1,17 @@
+"""Turn what goes wrong in one of this folder's commands into a message and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Callable
+
+from slurm_gpumem.errors import GpumemError
+
+
+def exit_code(body: Callable[[], int]) -> int:
+    """`body`'s exit code; an error of the input's becomes one message on stderr."""
+    try:
+        return body()
+    except GpumemError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code

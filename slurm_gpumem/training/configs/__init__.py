@@ -1,0 +1,1 @@
+"""Configurations of what is collected: ranges, counts, seeds."""

@@ -1,0 +1,164 @@
+"""A node without a cluster: its folders, the stand-in for MPS, the stand-in GPUs' books, the hooks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import pytest
+
+from slurm_gpumem.devcluster import ledger
+from slurm_gpumem.node.config import NodeConfig
+from slurm_gpumem.node.gpus import Gpu, standin_gpus
+from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.node.mps import MpsService
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MPS_STANDIN = Path(__file__).with_name("bin") / "nvidia-cuda-mps-control"
+NODE = "n1"
+USER, OTHER_USER = 65534, 1
+"""nobody and daemon: every Linux has them."""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node's folders and what the site configured there."""
+
+    root: Path
+    folder: RunFolder
+    config: NodeConfig
+    hooks: Path
+
+    @property
+    def gpus(self) -> List[Gpu]:
+        return list(standin_gpus(self.root / "ledger", NODE))
+
+    @property
+    def mps(self) -> MpsService:
+        return MpsService(self.folder, self.config.mps_control)
+
+    def env(
+        self, job_id: int, *, uid: int = USER, gpu: str = "0", comment: Optional[str] = None, **more: str
+    ) -> Dict[str, str]:
+        """What slurmd would put into a hook's environment."""
+        word = "gpumem/1:est=7000,req=8192" if comment is None else comment
+        return {
+            "SLURM_JOB_ID": str(job_id),
+            "SLURM_JOB_UID": str(uid),
+            "SLURM_JOB_USER": f"u{uid}",
+            "SLURM_JOB_GPUS": gpu,
+            "SLURM_JOB_COMMENT": word,
+            "SLURMD_NODENAME": NODE,
+            "SLURM_JOB_RESTART_COUNT": "0",
+            **more,
+        }
+
+    def hook(self, name: str, env: Dict[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a shell hook as slurmd does: nothing but its own variables."""
+        return subprocess.run(
+            [str(self.hooks / f"{name}.sh")],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **options,
+        )
+
+    def with_config(self, **changes: Any) -> Node:
+        """The same node, configured otherwise."""
+        config = replace(self.config, **changes)
+        write_site_config(self.root, config)
+        return replace(self, config=config)
+
+    def log(self) -> str:
+        """What hooks and sampler complained about."""
+        try:
+            return (self.folder.root / "log").read_text()
+        except OSError:
+            return ""
+
+
+def write_site_config(root: Path, config: NodeConfig) -> None:
+    values = {
+        "mode": config.mode,
+        "ledger": config.ledger,
+        "spool": config.spool,
+        "mps_control": config.mps_control,
+        "on_overrun": config.on_overrun,
+        "on_unfenced": config.on_unfenced,
+    }
+    numbers = {
+        key: getattr(config, key)
+        for key in ("interval_s", "idle_exit_s", "slurm_every_s", "grace_s", "headroom_mib")
+    }
+    lines = [f'{key} = "{value}"' for key, value in values.items() if value is not None]
+    lines += [f"{key} = {value}" for key, value in numbers.items()]
+    (root / "gpumem.toml").write_text("\n".join(["[node]", *lines, ""]))
+
+
+@pytest.fixture
+def node(state_folder: Path) -> Iterator[Node]:
+    """A node with four stand-in GPUs of 40 GiB, hooks installed, no sampler unless a hook starts one."""
+    (state_folder / "ledger").mkdir()
+    ledger.create(state_folder / "ledger", {NODE: [40 * 1024] * 4})
+    control = state_folder / "bin" / MPS_STANDIN.name
+    control.parent.mkdir()
+    shutil.copy(MPS_STANDIN, control)
+    hooks = state_folder / "hooks"
+    shutil.copytree(REPOSITORY / "prolog", hooks)
+    (hooks / "hooks.conf").write_text(
+        f"python={sys.executable}\nsite_config={state_folder}/gpumem.toml\nrun_dir={state_folder}/run\n"
+    )
+    config = NodeConfig(
+        ledger=state_folder / "ledger",
+        spool=state_folder / "spool",
+        mps_control=str(control),
+        interval_s=0.1,
+        idle_exit_s=0.5,
+        slurm_every_s=1.0,
+        grace_s=0.2,
+    )
+    write_site_config(state_folder, config)
+    folder = RunFolder(state_folder / "run")
+    folder.make()
+    made = Node(state_folder, folder, config, hooks)
+    yield made
+    for process in [*made.mps.daemons()]:
+        os.kill(process.process.pid, 9)
+    for pid in samplers_of(made):
+        os.kill(pid, 9)
+
+
+def samplers_of(node: Node) -> List[int]:
+    """Samplers that the hooks of this node started."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                line = Path(f"/proc/{entry}/cmdline").read_bytes()
+                wanted = b"slurm_gpumem.node.sampler" in line
+                if wanted and str(node.folder.root).encode() in Path(f"/proc/{entry}/environ").read_bytes():
+                    found.append(int(entry))
+            except OSError:
+                continue
+    return found
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
+    """Poll for a true value; fails the test when none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"did not come true within {timeout_s:g} s")

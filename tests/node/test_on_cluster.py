@@ -1,0 +1,227 @@
+"""The hooks in a real Slurm: two users on one GPU, forged comments, things killed at random."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
+
+import pytest
+
+from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.spec import NodeSpec
+from slurm_gpumem.node import jobs
+from slurm_gpumem.node.gpus import standin_uuid
+from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.node.mps import MpsService
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, needs_root, samplers_of, until
+
+pytestmark = [needs_root, pytest.mark.slurm]
+USERS = ("nobody", "daemon")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster of one node with our hooks."""
+
+    cluster: Cluster
+    root: Path
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.root / "run")
+
+    @property
+    def mps(self) -> MpsService:
+        return MpsService(self.folder, str(self.root / "bin" / MPS_STANDIN.name))
+
+    def submit(
+        self,
+        command: str,
+        *,
+        shards: int = 8,
+        user: str = USERS[0],
+        comment: str = "gpumem/1:est=7000,req=8192",
+    ) -> int:
+        argv = [
+            "sbatch",
+            "--parsable",
+            f"--gres=shard:{shards}",
+            "-o",
+            f"{self.root}/out/%j",
+            "--wrap",
+            command,
+        ]
+        done = self.cluster.run(
+            [*argv, *([f"--comment={comment}"] if comment else [])], user=user, cwd=Path("/"), check=True
+        )
+        return int(done.stdout)
+
+    def out(self, job_id: int) -> str:
+        return (self.root / "out" / str(job_id)).read_text()
+
+    def queue(self) -> List[str]:
+        return self.cluster.run(["squeue", "-h", "-o", "%i %T"], check=True).stdout.splitlines()
+
+    def node_state(self) -> str:
+        return self.cluster.run(["sinfo", "-h", "-N", "-p", "gpu", "-o", "%T"], check=True).stdout.strip()
+
+    def record(self, job_id: int) -> Dict[str, Any]:
+        table: Dict[str, Any] = json.loads((self.root / "records" / f"{job_id}.0.n1.json").read_text())
+        return table
+
+    def live(self, job_id: int) -> Dict[str, Any]:
+        try:
+            table: Dict[str, Any] = json.loads(self.folder.live.read_text())["jobs"].get(str(job_id), {})
+        except (OSError, ValueError):
+            return {}
+        return table
+
+    def samplers(self) -> List[int]:
+        return samplers_of(self)  # type: ignore[arg-type]
+
+    def assert_clean(self) -> None:
+        assert self.mps.daemons() == []
+        assert jobs.all_jobs(self.folder) == ()
+        assert list(self.folder.mps.iterdir()) == []
+        assert self.node_state() == "idle"
+
+
+@pytest.fixture
+def make_site(make_cluster: Callable[..., Cluster], state_folder: Path) -> Callable[..., Site]:
+    def make(**settings: object) -> Site:
+        for name in ("bin", "out"):
+            (state_folder / name).mkdir()
+        (state_folder / "out").chmod(0o1777)
+        shutil.copy(MPS_STANDIN, state_folder / "bin")
+        hooks = state_folder / "hooks"
+        shutil.copytree(REPOSITORY / "prolog", hooks)
+        (hooks / "hooks.conf").write_text(
+            f"python={sys.executable}\nsite_config={state_folder}/gpumem.toml\nrun_dir={state_folder}/run\n"
+        )
+        cluster = make_cluster(
+            nodes=(NodeSpec("n1"),),
+            extra_conf=(
+                "PrologFlags=Alloc",
+                f"Prolog={hooks}/prolog.sh",
+                f"Epilog={hooks}/epilog.sh",
+                f"TaskProlog={hooks}/task_prolog.sh",
+                f"TaskEpilog={hooks}/task_epilog.sh",
+            ),
+        )
+        values = {
+            "ledger": str(cluster.layout.ledger),
+            "spool": str(state_folder / "records"),
+            "interval_s": 0.2,
+            "mps_control": str(state_folder / "bin" / MPS_STANDIN.name),
+            "slurm_every_s": 1,
+            "idle_exit_s": 3,
+            "grace_s": 0.1,
+            **settings,
+        }
+        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        (state_folder / "gpumem.toml").write_text("\n".join(["[node]", *lines, ""]))
+        RunFolder(state_folder / "run").make()
+        return Site(cluster, state_folder)
+
+    return make
+
+
+def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    work = "env | grep ^CUDA; gpumem-standin --peak {} --steps 4 --seconds 3"
+    ids = [site.submit(work.format(1000 * number), user=USERS[number % 2]) for number in range(1, 5)]
+    until(lambda: all(site.live(job).get("processes") for job in ids), 30)
+    assert {daemon.uid for daemon in site.mps.daemons()} == {65534, 1}
+    until(lambda: not site.queue(), 40)
+    uuid = standin_uuid("n1", 0)
+    for number, job in enumerate(ids, start=1):
+        assert f"CUDA_VISIBLE_DEVICES={uuid}" in site.out(job)
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M" in site.out(job)
+        record = site.record(job)
+        assert (record["peak_mib"], record["exit_code"]) == (1000.0 * number, 0)
+        assert (record["shards"], record["shards_verified"], record["mode"]) == (8, True, "mps")
+        assert set(record["met"]) == set(ids) - {job}
+    site.assert_clean()
+    until(lambda: not site.samplers(), 20)
+
+
+def test_a_job_on_the_fourth_gpu_is_pointed_at_the_fourth_gpu(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    blockers = [site.submit("sleep 30", shards=40, comment="") for _ in range(3)]
+    until(lambda: sum("RUNNING" in line for line in site.queue()) == 3, 20)
+    job = site.submit("env | grep ^CUDA; gpumem-standin --peak 3000 --seconds 1")
+    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()), 30)
+    site.cluster.run(["scancel", *map(str, blockers)], check=True)
+    assert f"CUDA_VISIBLE_DEVICES={standin_uuid('n1', 3)}" in site.out(job)
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M" in site.out(job)
+    assert site.record(job)["gpus"] == [standin_uuid("n1", 3)]
+
+
+def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable[..., Site]) -> None:
+    site = make_site(on_overrun="cancel")
+    job = site.submit(
+        "gpumem-standin --peak 9000 --seconds 60", shards=2, comment="gpumem/1:est=1,req=38000,shards=38"
+    )
+    until(lambda: not site.queue(), 40)
+    record = site.record(job)
+    assert (record["shards"], record["shards_verified"], record["limit_mib"]) == (2, True, 2048)
+    assert "its comment claims 38 shards, Slurm gave 2" in record["notes"]
+    assert any("2048 MiB are its shards" in note for note in record["notes"])
+    site.assert_clean()
+
+
+def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    dice = random.Random(11)
+    ids = [
+        site.submit(
+            f"gpumem-standin --peak {dice.randrange(500, 4000)} --seconds {dice.uniform(0.2, 2):.1f}",
+            shards=5,
+            user=USERS[number % 2],
+        )
+        for number in range(16)
+    ]
+    killed = 0
+    while site.queue():
+        victim = _victim(site, dice)
+        if victim is not None:
+            os.kill(victim, signal.SIGKILL)
+            killed += 1
+        time.sleep(dice.random() * 0.2)  # the moment of death is the point
+    assert killed > 5
+    assert site.node_state() == "idle"
+    for path in (site.root / "records").glob("*.json"):
+        json.loads(path.read_text())
+    last = site.submit("true")
+    until(lambda: not site.queue(), 30)
+    # Whose epilog was killed twice is finished by the sampler once Slurm has forgotten the job.
+    until(lambda: not jobs.all_jobs(site.folder), 60)
+    assert len(ids) == 16
+    assert last
+    until(lambda: not site.mps.daemons() and not list(site.folder.mps.iterdir()), 20)
+    site.assert_clean()
+
+
+def _victim(site: Site, dice: random.Random) -> Optional[int]:
+    """Any process of ours: a hook's Python, the sampler, an MPS daemon."""
+    found = [*site.samplers(), *(daemon.process.pid for daemon in site.mps.daemons())]
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                line = Path(f"/proc/{entry}/cmdline").read_bytes()
+                if (
+                    b"slurm_gpumem.node.hook" in line
+                    and str(site.root).encode() in Path(f"/proc/{entry}/environ").read_bytes()
+                ):
+                    found.append(int(entry))
+            except OSError:
+                continue
+    return dice.choice(found) if found else None

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_gpumem.node.owners import Owners, job_in_cgroup
+from tests.node.conftest import USER, needs_root, until
+
+V1 = "9:name=systemd:/\n4:memory:/slurm/uid_1000/job_42/step_batch/task_0\n1:cpu:/\n"
+V1_NAMED = "4:memory:/slurm_n1/uid_1000/job_42/step_0/task_3\n"
+V2 = "0::/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0\n"
+V2_NAMED = "0::/system.slice/n1_slurmstepd.scope/job_42/step_extern/user\n"
+SLUID = "0::/system.slice/slurmstepd.scope/sA1B2C3D4E5F6G/step_batch/user/task_0\n"
+SLUID_PREFIXED = "0::/system.slice/slurmstepd.scope/job_sA1B2C3D4E5F6G/step_batch/user/task_0\n"
+
+
+@pytest.mark.parametrize("text", [V1, V1_NAMED, V2, V2_NAMED, SLUID, SLUID_PREFIXED])
+def test_the_job_stands_in_the_cgroups_path(text: str) -> None:
+    assert job_in_cgroup(text, {"sA1B2C3D4E5F6G": 42}) == 42
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0::/user.slice/user-1000.slice/job_42\n",
+        "0::/init.scope",
+        "0::/system.slice/slurmd.service\n",
+        SLUID,
+        "nonsense",
+    ],
+)
+def test_other_cgroups_are_no_jobs(text: str) -> None:
+    assert job_in_cgroup(text, {}) is None
+
+
+@given(st.text(max_size=300))
+def test_no_cgroup_text_breaks_the_reader(text: str) -> None:
+    job_in_cgroup(text, {"x": 1})
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[int, int]]:
+    """(a slurmstepd's child, its child), the stepd being a bash that is called so."""
+    stepd = subprocess.Popen(
+        ["bash", "-c", "exec -a 'slurmstepd: [77.batch]' bash -c 'bash -c \"sleep 60; :\"; :'"],
+        start_new_session=True,
+    )
+    child = until(lambda: _child(stepd.pid))
+    yield child, until(lambda: _child(child))
+    os.killpg(stepd.pid, 9)
+    stepd.wait()
+
+
+def _child(pid: int) -> int:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(text[0]) if text else 0
+
+
+def test_without_cgroups_the_ancestors_tell(family: tuple[int, int]) -> None:
+    assert Owners().job_of(family[0], {}, {}) == 77
+    assert Owners().job_of(family[1], {}, {}) == 77
+
+
+@needs_root
+def test_a_users_process_that_calls_itself_slurmstepd_is_not_believed() -> None:
+    liar = subprocess.Popen(
+        ["bash", "-c", "exec -a 'slurmstepd: [77.batch]' bash -c 'sleep 60; :'"],
+        start_new_session=True,
+        user=USER,
+        group=USER,
+    )
+    child = until(lambda: _child(liar.pid))
+    assert Owners().job_of(child, {}, {}) is None
+    os.killpg(liar.pid, 9)
+    liar.wait()
+
+
+@pytest.mark.parametrize(
+    ("uids", "job"), [({88: os.getuid()}, 88), ({88: os.getuid() + 1}, None), ({}, None)]
+)
+def test_what_a_process_says_is_believed_of_its_own_users_jobs_only(
+    uids: dict[int, int], job: object
+) -> None:
+    process = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": "88"})
+    until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+    assert Owners().job_of(process.pid, {}, uids) == job
+    process.kill()
+    process.wait()
+
+
+def test_a_process_that_is_gone_is_nobodys() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert Owners().job_of(process.pid, {}, {}) is None

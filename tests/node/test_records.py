@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_gpumem.node import records
+from slurm_gpumem.node.config import NodeConfig
+from slurm_gpumem.node.faults import FaultLog, Loss
+from slurm_gpumem.node.jobs import NodeJob
+from slurm_gpumem.node.metrics import GpuSample
+from slurm_gpumem.node.policy import Watch
+from slurm_gpumem.node.slurm_truth import SlurmJob, parse_jobs
+from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
+
+JOB = NodeJob(
+    7, 65534, "nobody", ("GPU-aa",), "mps", 100.0, claim={"est": "7000", "req": "8192", "shards": "x"}
+)
+
+
+def closed(status: str = "1:0", **usage: Any) -> dict[str, Any]:
+    record = records.open_record(JOB, "n1")
+    records.merge_usage(record, usage)
+    records.close_record(record, end=160.0, status=status)
+    return record
+
+
+def test_what_nobody_measured_is_null_not_zero() -> None:
+    record = records.open_record(JOB, "n1")
+    assert record["estimate_mib"] == 7000
+    for key in ("peak_mib", "mean_mib", "energy_j", "shards", "limit_mib", "end", "exit_code"):
+        assert record[key] is None
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "signal"), [("0:0", 0, 0), ("1:0", 1, 0), ("0:9", 0, 9), ("", None, None)]
+)
+def test_the_exit_code_is_slurms(status: str, code: object, signal: object) -> None:
+    record = closed(status)
+    assert (record["exit_code"], record["signal"]) == (code, signal)
+
+
+@pytest.mark.parametrize(
+    ("usage", "hints"),
+    [
+        ({"peak_mib": 8000.0, "limit_mib": 8192}, ["near-limit"]),
+        ({"peak_mib": 3000.0, "limit_mib": 8192}, []),
+        ({"peak_mib": None, "limit_mib": 8192}, []),
+        ({"events": [{"kind": "mps-fault", "with": [8]}]}, ["neighbour-fault"]),
+        ({"events": [{"kind": "xid", "xid": 31, "with": []}]}, ["gpu-fault"]),
+        (
+            {"peak_mib": 8190.0, "limit_mib": 8192, "events": [{"kind": "mps-fault", "with": [8]}]},
+            ["near-limit", "neighbour-fault"],
+        ),
+    ],
+)  # fmt: skip
+def test_hints_tell_a_neighbours_fault_from_too_little_memory(
+    usage: dict[str, Any], hints: list[str]
+) -> None:
+    assert closed("1:0", **usage)["hints"] == hints
+    assert closed("0:0", **usage)["hints"] == []
+
+
+def test_records_are_found_by_job_and_strange_files_passed_over(tmp_path: Path) -> None:
+    records.write_record(tmp_path, closed())
+    (tmp_path / "8.0.n1.json").write_text("{torn")
+    (tmp_path / "9.0.n1.json").write_text('{"schema": "other/1"}')
+    (tmp_path / ".7.0.n1.json.123.tmp").write_text("{")
+    assert [record["job_id"] for record in records.read_records(tmp_path)] == [7]
+    assert [record["job_id"] for record in records.read_records(tmp_path, 7)] == [7]
+    assert list(records.read_records(tmp_path, 70)) == []
+    assert list(records.read_records(tmp_path / "missing")) == []
+
+
+def test_an_event_that_comes_late_changes_the_closed_record(tmp_path: Path) -> None:
+    records.write_record(tmp_path, closed())
+    for others in ([], [8]):
+        event = {"kind": "xid", "xid": 31, "gpu": "GPU-aa", "at": 159.0, "with": others}
+        records.amend_record(tmp_path, 7, 0, "n1", event)
+    record = json.loads((tmp_path / "7.0.n1.json").read_text())
+    assert [event["with"] for event in record["events"]] == [[8]]
+    assert record["hints"] == ["neighbour-fault"]
+    records.amend_record(tmp_path, 99, 0, "n1", {"kind": "xid"})
+    assert not (tmp_path / "99.0.n1.json").exists()
+
+
+def test_jobs_that_lose_their_processes_with_a_fault_are_told_of_each_other() -> None:
+    log = FaultLog()
+    log.lost(Loss(7, 1000, "GPU-aa", 50.0))
+    log.lost(Loss(9, 2000, "GPU-aa", 50.5))
+    log.lost(Loss(10, 1000, "GPU-bb", 50.5))
+    assert log.events(50.6) == []
+    log.fault("GPU-aa", 51.0, {"kind": "xid", "xid": 31})
+    first = {loss.job_id: event["with"] for loss, event in log.events(51.0)}
+    assert first == {7: [], 9: []}
+    log.lost(Loss(8, 1000, "GPU-aa", 52.0))
+    assert {loss.job_id: event["with"] for loss, event in log.events(52.0)} == {7: [8], 8: [7]}
+    assert log.events(53.0) == []
+    assert log.events(500.0) == []
+
+
+def test_a_job_that_ends_long_after_a_fault_has_nothing_to_do_with_it() -> None:
+    log = FaultLog()
+    log.fault("GPU-aa", 50.0, {"kind": "xid", "xid": 31})
+    log.lost(Loss(7, 1000, "GPU-aa", 58.0))
+    assert log.events(58.0) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "shards"),
+    [
+        ("5 1000 gres:shard:12", 12),
+        ("5 1000 gres/shard:12", 12),
+        ("5 1000 gres:shard:a100:12", 12),
+        ("5 1000 gres/gpu:a100:1", None),
+        ("5 1000 gres:mps:30", 30),
+        ("5 1000 gres:gpu:1,gres:shard:3", 3),
+        ("5 1000 N/A", None),
+        ("5 1000", None),
+    ],
+)
+def test_slurms_count_of_shards_is_read_in_every_versions_spelling(line: str, shards: object) -> None:
+    assert parse_jobs(line + "\n") == {5: SlurmJob(5, 1000, shards)}  # type: ignore[arg-type]
+
+
+def test_other_lines_of_squeue_are_passed_over() -> None:
+    assert parse_jobs("slurm_load_jobs error: x\n\n5_2 1000 N/A\n") == {}
+
+
+def test_peaks_are_per_gpu_and_energy_is_split_evenly() -> None:
+    usage = JobUsage(0)
+    for mib, sharers in ((100.0, 1), (300.0, 2), (200.0, 2)):
+        usage.gpus.setdefault("GPU-aa", GpuUsage()).add(
+            mib, 1, GpuSample(sm_active=0.8, power_w=300.0), sharers, 1.0, 300.0
+        )
+    table = usage.as_json()
+    assert (table["peak_mib"], table["mean_mib"], table["energy_j"]) == (300.0, 200.0, 600.0)
+    gpu = table["gpu"]["GPU-aa"]
+    assert gpu["sm_active_share"] == pytest.approx((0.8 + 0.4 + 0.4) / 3, abs=1e-4)
+    assert gpu["gpu_sm_active"] == 0.8
+    assert gpu["gpu_dram_active"] is None
+
+
+def test_a_process_whose_memory_is_unknown_makes_no_peak() -> None:
+    usage = JobUsage(0)
+    usage.gpus.setdefault("GPU-aa", GpuUsage()).add(None, 1, GpuSample(), 1, 1.0, None)
+    assert usage.as_json()["peak_mib"] is None
+
+
+def test_a_new_sampler_takes_up_peaks_events_and_shards() -> None:
+    usage = JobUsage(1, shards=8, verified=True, limit_mib=8192, met={9}, events=[{"kind": "xid"}])
+    usage.note_peak("GPU-aa", 500.0)
+    again = usage_from(json.loads(json.dumps(usage.as_json())))
+    assert (again.peak_mib(), again.shards, again.verified, again.met, again.events) == (
+        500.0,
+        8,
+        True,
+        {9},
+        [{"kind": "xid"}],
+    )
+
+
+def checks(config: NodeConfig, times: list[float], **what: Any) -> list[tuple[str, str]]:
+    watch, due = Watch(config), []
+    for now in times:
+        due += watch.check(
+            7, now, **{"mib": 9000.0, "limit_mib": 8192, "verified": True, "unfenced": 0, **what}
+        )
+    return due
+
+
+def test_an_overrun_that_lasts_is_acted_on_once() -> None:
+    config = NodeConfig(on_overrun="cancel", grace_s=10.0)
+    assert checks(config, [0, 5]) == []
+    ((action, message),) = checks(config, [0, 5, 10, 15, 20])
+    assert action == "cancel"
+    assert "9000 MiB" in message
+    assert "8192" in message
+
+
+def test_a_claim_alone_never_cancels_a_job() -> None:
+    assert [
+        action for action, _ in checks(NodeConfig(on_overrun="cancel", grace_s=1.0), [0, 5], verified=False)
+    ] == ["log"]
+
+
+def test_a_job_within_its_shards_is_left_alone() -> None:
+    assert checks(NodeConfig(grace_s=0.0), [0, 5], mib=8192.0) == []
+    assert checks(NodeConfig(grace_s=0.0), [0, 5], mib=None) == []
+    assert checks(NodeConfig(grace_s=0.0), [0, 5], limit_mib=None) == []
+
+
+def test_a_process_outside_mps_is_flagged_by_its_own_policy() -> None:
+    config = NodeConfig(on_unfenced="warn", grace_s=1.0)
+    assert [action for action, _ in checks(config, [0, 2], mib=1.0, unfenced=2)] == ["warn"]

@@ -1,0 +1,348 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+import pytest
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.node import jobs, records
+from slurm_gpumem.node.config import NodeConfig
+from slurm_gpumem.node.gpus import Gpu
+from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.metrics import GpuProcess, GpuSample, SourceError
+from slurm_gpumem.node.sampler import Sampler
+from slurm_gpumem.node.service import sampler_environment
+from slurm_gpumem.node.status import as_json, look, render
+from tests.node.conftest import until
+
+GPUS = [Gpu(number, f"GPU-0000000{number}", "card", 80_000) for number in range(8)]
+
+
+class Played:
+    """A source that says what the test puts in."""
+
+    name = "played"
+
+    def __init__(self) -> None:
+        self.found: Dict[str, Tuple[GpuProcess, ...]] = {}
+        self.broken: Dict[str, bool] = {}
+        self.pending: List[Tuple[Optional[str], int]] = []
+        self.accounts: Dict[int, Tuple[float, float, float]] = {}
+        self.energy = 0.0
+
+    def sample(self, uuid: str) -> GpuSample:
+        if self.broken.get(uuid):
+            raise SourceError("nvmlDeviceGetMemoryInfo: NVML error 15")
+        self.energy += 100.0
+        return GpuSample(2000.0, 80_000.0, sm_active=0.5, power_w=300.0, energy_j=self.energy)
+
+    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        return self.found.get(uuid, ())
+
+    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
+        told, self.pending = self.pending, []
+        return told
+
+    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
+        return self.accounts
+
+    def close(self) -> None:
+        return None
+
+
+class Desk:
+    """A sampler at work, with processes of two jobs."""
+
+    def __init__(self, root: Path, squeue: str = "exit 1", **config: object) -> None:
+        self.folder = RunFolder(root / "run")
+        self.folder.make()
+        (root / "bin").mkdir()
+        for name, body in (
+            ("squeue", squeue),
+            ("scontrol", f'echo "$@" >>{root}/said'),
+            ("scancel", f'echo cancel "$@" >>{root}/said'),
+        ):
+            (root / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+            (root / "bin" / name).chmod(0o755)
+        values = {
+            "spool": root / "spool",
+            "slurm_bin": root / "bin",
+            "slurm_every_s": 0.05,
+            "grace_s": 0.0,
+            "mps_control": "/nonexistent",
+            **config,
+        }
+        self.config = NodeConfig(**values)  # type: ignore[arg-type]
+        self.source = Played()
+        self.processes: List[subprocess.Popen[bytes]] = []
+        self.root = root
+        self.sampler = self.new_sampler()
+
+    def new_sampler(self) -> Sampler:
+        return Sampler(self.folder, self.config, "n1", self.source, GPUS)
+
+    def job(
+        self, job_id: int, *, mode: str = "timeslice", gpu: int = 0, claim: Optional[Dict[str, str]] = None
+    ) -> None:
+        jobs.put(
+            self.folder,
+            NodeJob(job_id, os.getuid(), f"user{job_id}", (GPUS[gpu].uuid,), mode, time.time(), claim=claim),
+        )
+
+    def process(self, job_id: int) -> int:
+        started = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": str(job_id)})
+        self.processes.append(started)
+        until(lambda: Path(f"/proc/{started.pid}/comm").read_text() == "sleep\n")
+        return started.pid
+
+    def hold(self, sizes: Dict[int, float], *, gpu: int = 0, mps: Optional[bool] = None) -> None:
+        self.source.found[GPUS[gpu].uuid] = tuple(GpuProcess(pid, mib, mps) for pid, mib in sizes.items())
+
+    def live(self) -> Dict[str, Dict[str, object]]:
+        self.sampler._written = float("-inf")
+        self.sampler.tick()
+        return json.loads(self.folder.live.read_text())["jobs"]
+
+    def said(self) -> str:
+        return (self.root / "said").read_text() if (self.root / "said").exists() else ""
+
+
+@pytest.fixture
+def make_desk(tmp_path: Path) -> Iterator[object]:
+    desks: List[Desk] = []
+
+    def make(**options: object) -> Desk:
+        desks.append(Desk(tmp_path, **options))  # type: ignore[arg-type]
+        return desks[-1]
+
+    yield make
+    for process in (process for desk in desks for process in desk.processes):
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def desk(make_desk) -> Desk:  # type: ignore[no-untyped-def]
+    return make_desk()
+
+
+def test_each_job_gets_the_memory_of_its_own_processes(desk: Desk) -> None:
+    desk.job(1)
+    desk.job(2)
+    desk.hold({desk.process(1): 1000.0, desk.process(1): 500.0, desk.process(2): 300.0})
+    live = desk.live()
+    assert (live["1"]["peak_mib"], live["2"]["peak_mib"]) == (1500.0, 300.0)
+    assert (live["1"]["met"], live["2"]["met"]) == ([2], [1])
+    desk.hold({})
+    assert desk.live()["1"]["now_mib"] == {GPUS[0].uuid: 0.0}
+    assert desk.live()["1"]["peak_mib"] == 1500.0
+
+
+def test_memory_of_processes_that_are_no_jobs_is_nobodys(desk: Desk) -> None:
+    desk.job(1)
+    desk.hold({os.getpid(): 66.0})
+    assert desk.live()["1"]["peak_mib"] == 0.0
+    assert json.loads(desk.folder.live.read_text())["gpus"][GPUS[0].uuid]["other_mib"] == 66.0
+
+
+def test_a_gpu_off_the_bus_does_not_stop_the_others(desk: Desk) -> None:
+    desk.job(1)
+    desk.job(2, gpu=1)
+    desk.hold({desk.process(1): 1000.0})
+    desk.hold({desk.process(2): 700.0}, gpu=1)
+    desk.source.broken[GPUS[0].uuid] = True
+    for _ in range(3):
+        assert desk.live()["2"]["peak_mib"] == 700.0
+    assert (desk.folder.root / "log").read_text().count("NVML error 15") == 1
+    desk.source.broken.clear()
+    assert desk.live()["1"]["peak_mib"] == 1000.0
+
+
+def test_slurms_count_of_shards_overrules_the_comment(make_desk) -> None:  # type: ignore[no-untyped-def]
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} gres:shard:4")
+    desk.job(1, claim={"shards": "40", "req": "40960"})
+    first = desk.live()["1"]
+    assert (first["shards"], first["shards_verified"]) == (40, False)
+    until(lambda: desk.live()["1"]["shards_verified"])
+    job = desk.live()["1"]
+    assert (job["shards"], job["limit_mib"]) == (4, 4096)
+    assert job["notes"] == ["its comment claims 40 shards, Slurm gave 4"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [("log", ""), ("warn", "notify 1 gpumem: job 1 uses 9000 MiB"), ("cancel", "cancel 1")],
+)
+def test_an_overrun_is_logged_warned_of_or_cancelled(make_desk, policy: str, said: str) -> None:  # type: ignore[no-untyped-def]
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} gres:shard:4", on_overrun=policy)
+    desk.job(1)
+    desk.hold({desk.process(1): 9000.0})
+    until(lambda: any("9000 MiB" in note for note in desk.live()["1"]["notes"]))
+    if said:
+        until(lambda: desk.live() and said in desk.said())
+    else:
+        assert desk.said() == ""
+
+
+def test_a_process_outside_mps_is_noted(desk: Desk) -> None:
+    desk.job(1, mode="mps")
+    desk.job(2, mode="mps")
+    inside, outside = desk.process(1), desk.process(2)
+    desk.source.found[GPUS[0].uuid] = (GpuProcess(inside, 10.0, True), GpuProcess(outside, 10.0, False))
+    live = desk.live()
+    assert live["1"]["notes"] == []
+    assert "outside MPS" in str(live["2"]["notes"])
+
+
+def test_a_controller_that_is_away_ends_no_job(desk: Desk) -> None:
+    desk.job(1)
+    for _ in range(20):
+        desk.sampler.tick()
+        time.sleep(0.01)
+    assert jobs.get(desk.folder, 1) is not None
+
+
+def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
+    make_desk, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("slurm_gpumem.node.sampler._SWEEP_AFTER_S", 0.0)
+    desk = make_desk(squeue='cat "$0.answer"')
+    answer = desk.root / "bin" / "squeue.answer"
+    answer.write_text(f"5 {os.getuid()} gres:shard:6\n1 {os.getuid()} gres:shard:6\n")
+    desk.job(1)
+    until(lambda: desk.live()["1"]["shards_verified"])
+    stepd = subprocess.Popen(
+        ["bash", "-c", "exec -a 'slurmstepd: [5.batch]' bash -c 'sleep 60; :'"], start_new_session=True
+    )
+    try:
+        text = Path(f"/proc/{stepd.pid}/task/{stepd.pid}/children")
+        child = int(until(lambda: text.read_text().split())[0])
+        desk.hold({child: 900.0})
+        until(lambda: desk.live().get("5", {}).get("peak_mib") == 900.0)
+    finally:
+        os.killpg(stepd.pid, 9)
+        stepd.wait()
+    desk.hold({})
+    answer.write_text(f"1 {os.getuid()} gres:shard:6\n")
+    until(lambda: "5" not in desk.live())
+    (record,) = records.read_records(desk.config.spool, 5)
+    assert (record["peak_mib"], record["shards"]) == (900.0, 6)
+    assert "no prolog announced it" in record["notes"][0]
+
+
+def test_an_xid_marks_the_jobs_that_lost_their_processes(desk: Desk) -> None:
+    for job_id in (1, 2):
+        desk.job(job_id, mode="mps")
+    desk.hold({desk.process(1): 10.0, desk.process(2): 10.0}, mps=True)
+    desk.sampler.tick()
+    desk.hold({})
+    desk.source.pending = [(GPUS[0].uuid, 31)]
+    live = desk.live()
+    assert [event["with"] for event in live["1"]["events"]] == [[2]]  # type: ignore[attr-defined]
+    assert [event["xid"] for event in live["2"]["events"]] == [31]  # type: ignore[attr-defined]
+
+
+def test_an_xid_after_the_epilog_still_reaches_the_record(desk: Desk) -> None:
+    desk.job(1, mode="mps")
+    desk.hold({desk.process(1): 10.0}, mps=True)
+    desk.sampler.tick()
+    job = jobs.get(desk.folder, 1)
+    assert job is not None
+    record = records.open_record(job, "n1")
+    records.close_record(record, end=time.time(), status="1:0")
+    records.write_record(desk.config.spool, record)
+    jobs.drop(desk.folder, 1)
+    desk.source.pending = [(GPUS[0].uuid, 31)]
+    desk.sampler.tick()
+    (amended,) = records.read_records(desk.config.spool, 1)
+    assert amended["hints"] == ["gpu-fault"]
+
+
+def test_the_drivers_accounting_fills_in_what_fell_between_two_looks(desk: Desk) -> None:
+    desk.job(1)
+    pid = desk.process(1)
+    desk.hold({pid: 100.0})
+    desk.source.accounts = {pid: (750.0, time.time(), 1.0), 999_999: (800.0, time.time() + 1, 0.2)}
+    for _ in range(6):
+        desk.sampler.tick()
+    assert desk.live()["1"]["peak_mib"] == 800.0
+
+
+def test_a_process_that_two_jobs_could_have_run_is_nobodys(desk: Desk) -> None:
+    desk.job(1)
+    desk.job(2)
+    desk.source.accounts = {999_999: (800.0, time.time() + 1, 0.2)}
+    for _ in range(6):
+        desk.sampler.tick()
+    assert desk.live()["1"]["peak_mib"] == 0.0
+
+
+def test_a_look_costs_less_than_five_milliseconds_with_eight_gpus_and_forty_processes(desk: Desk) -> None:
+    for number in range(40):
+        desk.job(number + 1, gpu=number % 8)
+    for gpu in range(8):
+        desk.hold({desk.process(number + 1): 1000.0 for number in range(gpu, 40, 8)}, gpu=gpu)
+    os.utime(desk.folder.jobs, (0, 0))
+    desk.sampler.tick()
+    best = min(_cpu_of_looks(desk.sampler, 20) for _ in range(5))
+    assert best < 0.005
+    assert _rss_mib() < 200  # of this test's own process; the sampler's own is in docs/admin/node.md
+
+
+def _cpu_of_looks(sampler: Sampler, count: int) -> float:
+    start = time.process_time()
+    for number in range(count):
+        if number % 2:
+            sampler._written = float("-inf")
+        sampler.tick()
+    return (time.process_time() - start) / count
+
+
+def _rss_mib() -> float:
+    text = Path("/proc/self/status").read_text()
+    return int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1]) / 1024
+
+
+def test_the_sampler_inherits_only_what_it_needs_and_nothing_empty() -> None:
+    env = sampler_environment(
+        {"SLURM_CONF": "", "GPUMEM_RUN_DIR": "/x", "LD_PRELOAD": "y", "SLURM_JOB_ID": "7"}
+    )
+    assert env == {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "GPUMEM_RUN_DIR": "/x"}
+    assert sampler_environment({"SLURM_CONF": "/c"})["SLURM_CONF"] == "/c"
+
+
+def test_the_screen_shows_who_shares_what(desk: Desk) -> None:
+    desk.job(11, claim={"shards": "8"})
+    desk.job(12, claim={"shards": "20"})
+    desk.hold({desk.process(11): 9 * 1024.0, desk.process(12): 18 * 1024.0})
+    desk.live()
+    lines = render(look(desk.folder, desk.config))
+    assert lines[0].startswith("n1  no sampler runs · source played, 0 s ago")
+    assert "gpu0 ▕█████▒▒▒▒▒▒▒▒▒▒" in lines[2]
+    assert "2.0/78.1 GiB  SM 50%  300 W" in lines[2]
+    assert (
+        "█       11 user11     now    9.0  peak    9.0  of    8.0 GiB claimed  timeslice  OVER ITS SHARDS"
+        in lines[3]
+    )
+    assert "▒       12 user12     now   18.0" in lines[4]
+    assert all(len(line) <= 100 for line in lines)
+    assert all(line.isascii() for line in render(look(desk.folder, desk.config), utf8=False))
+    assert as_json(look(desk.folder, desk.config))["jobs"]["11"]["peak_mib"] == 9216.0
+
+
+def test_a_name_cannot_paint_the_screen(desk: Desk) -> None:
+    jobs.put(desk.folder, NodeJob(1, os.getuid(), "\x1b[2Jevil\n", (GPUS[0].uuid,), "mps", time.time()))
+    desk.live()
+    assert not any("\x1b" in line or "\n" in line for line in render(look(desk.folder, desk.config)))
+
+
+def test_a_node_without_shared_jobs_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no shared job has run on this node"):
+        look(RunFolder(tmp_path / "missing"), NodeConfig())
+    RunFolder(tmp_path).make()
+    assert "no shared job is on this node" in render(look(RunFolder(tmp_path), NodeConfig()))

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_gpumem.node import jobs
+from tests.node.conftest import REPOSITORY, USER, Node, needs_root
+
+HOOKS = ("prolog", "epilog", "task_prolog", "task_epilog")
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_has_at_most_forty_lines_and_names_no_slurm_command(name: str) -> None:
+    text = (REPOSITORY / "prolog" / f"{name}.sh").read_text()
+    assert len(text.splitlines()) <= 40
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    assert not re.search(r"\b(squeue|scontrol|sacct|sinfo|scancel|sbatch)\b", code)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_job_that_is_not_ours_passes_within_five_milliseconds(node: Node, name: str) -> None:
+    env = {**node.env(7, comment="my own words"), "SLURM_JOB_GPUS": "0"}
+    bare = _seconds(["/bin/sh", "-c", ":"], env)
+    assert _seconds([str(node.hooks / f"{name}.sh")], env) - bare < 0.005
+    assert not list(node.folder.jobs.iterdir())
+
+
+def _seconds(command: list[str], env: dict[str, str]) -> float:
+    """The shortest of many: what the hook costs when nothing else wants the processor."""
+    times = []
+    for _ in range(30):
+        start = time.perf_counter()
+        assert subprocess.run(command, env=env, check=False).returncode == 0
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("prolog", 0), ("epilog", 0), ("task_prolog", 3), ("task_epilog", 0)]
+)
+def test_the_sites_own_hook_follows_with_the_environment_it_would_have_had(
+    node: Node, name: str, code: int
+) -> None:
+    own = node.root / "own"
+    own.write_text(f'#!/bin/sh\necho "ran for $SLURM_JOB_ID: $SLURM_JOB_COMMENT $SOMETHING"\nexit {code}\n')
+    own.chmod(0o755)
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write(f"next_{name}={own}\n")
+    done = node.hook(name, {**node.env(7, comment="words"), "SOMETHING": "else"})
+    assert done.stdout == "ran for 7: words else\n"
+    assert done.returncode == code
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["prolog", "epilog"])
+@pytest.mark.parametrize("python", ["/nonexistent/python", "/bin/false"])
+def test_without_a_working_python_the_exit_code_is_still_0(node: Node, name: str, python: str) -> None:
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write(f"python={python}\n")
+    (node.folder.jobs / "7.json").write_text("{}")
+    assert node.hook(name, node.env(7)).returncode == 0
+
+
+@needs_root
+def test_the_users_environment_does_not_reach_roots_python(node: Node) -> None:
+    trap = node.root / "trap"
+    trap.mkdir()
+    (trap / "json.py").write_text("raise SystemExit('trapped')")
+    (trap / "sitecustomize.py").write_text(f"open({str(node.root / 'trapped')!r}, 'w')")
+    env = {
+        **node.env(7),
+        "PYTHONPATH": str(trap),
+        "PYTHONSTARTUP": str(trap / "json.py"),
+        "LD_PRELOAD": "/nonexistent.so",
+    }
+    node.hook("prolog", env, cwd=trap)
+    assert not (node.root / "trapped").exists()
+    assert jobs.get(node.folder, 7) is not None
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "nasty",
+    [
+        "$(touch {0})",
+        "`touch {0}`",
+        "; touch {0}",
+        "\n touch {0}",
+        "%s%n",
+        "'\"; touch {0} #",
+        "x" * 30000,
+        "\x1b[31m",
+    ],
+)
+def test_no_text_of_a_job_is_ever_run(node: Node, nasty: str) -> None:
+    target = node.root / "touched"
+    text = nasty.replace("{0}", str(target))
+    env = node.env(7, comment=f"gpumem/1:est=5,req=6,by={text} gpumem/1:req={text}")
+    env.update(SLURM_JOB_USER=text, SLURM_JOB_PARTITION=text, SLURM_CLUSTER_NAME=text, SLURM_JOB_SLUID=text)
+    for name in ("prolog", "task_prolog", "epilog"):
+        assert node.hook(name, {**env, "SLURM_SHARDS_ON_NODE": "6"}).returncode == 0
+    assert not target.exists()
+    assert node.mps.daemons() == []
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("SLURM_JOB_ID", "7;x"), ("SLURM_JOB_ID", ""), ("SLURM_JOB_UID", "0x0"), ("SLURM_JOB_GPUS", "0;1")],
+)
+def test_an_id_that_is_none_is_left_alone(node: Node, key: str, value: str) -> None:
+    assert node.hook("prolog", {**node.env(7), key: value}).returncode == 0
+    assert jobs.all_jobs(node.folder) == ()
+    assert node.mps.daemons() == []
+
+
+@needs_root
+def test_a_task_is_pointed_at_mps_with_a_limit_from_its_shards(node: Node) -> None:
+    node.hook("prolog", node.env(7, gpu="3"))
+    uuid = node.gpus[3].uuid
+    assert _exports(node, gpu="3", SLURM_SHARDS_ON_NODE="12") == {
+        "CUDA_MPS_PIPE_DIRECTORY": str(node.folder.pipe(uuid, USER)),
+        "CUDA_VISIBLE_DEVICES": uuid,
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=12288M",
+    }
+
+
+@needs_root
+def test_tasks_of_one_step_share_the_limit(node: Node) -> None:
+    node.with_config(headroom_mib=256).hook("prolog", node.env(7))
+    exports = _exports(node, SLURM_SHARDS_ON_NODE="12", SLURM_GTIDS="0,1,2,3", SLURM_STEP_GPUS="0")
+    assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={(12 * 1024 + 256) // 4}M"
+
+
+@needs_root
+def test_a_whole_gpu_gets_neither_mps_nor_a_limit(node: Node) -> None:
+    node.hook("prolog", node.env(7))
+    assert _exports(node) == {}
+
+
+@needs_root
+def test_a_task_with_several_gpus_gets_none_of_their_daemons(node: Node) -> None:
+    node.hook("prolog", node.env(7, gpu="0,1"))
+    assert _exports(node, gpu="0,1", SLURM_SHARDS_ON_NODE="50") == {}
+    assert (
+        _exports(node, gpu="0,1", SLURM_STEP_GPUS="1", SLURM_SHARDS_ON_NODE="10")["CUDA_VISIBLE_DEVICES"]
+        == node.gpus[1].uuid
+    )
+
+
+@needs_root
+def test_gres_mps_takes_the_limit_from_the_record(node: Node) -> None:
+    node.hook("prolog", node.env(7))
+    exports = _exports(node, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30")
+    assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
+
+
+@needs_root
+def test_in_timeslice_mode_nothing_is_exported(node: Node) -> None:
+    node.with_config(mode="timeslice").hook("prolog", node.env(7))
+    assert _exports(node, SLURM_SHARDS_ON_NODE="12") == {}
+    assert node.mps.daemons() == []
+
+
+def _exports(node: Node, *, gpu: str = "0", **more: str) -> dict[str, str]:
+    done = node.hook("task_prolog", {**node.env(7, gpu=gpu), "PATH": os.environ["PATH"], **more})
+    assert done.returncode == 0
+    assert done.stderr == ""
+    return dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
+
+
+@needs_root
+def test_the_hooks_stay_within_their_time(node: Node) -> None:
+    """150 ms and 300 ms on top of bare Python, in processor time: other load does not count.
+
+    The stand-in for MPS is a Python program where the real one is C: its own starts do not count either.
+    """
+    node = node.with_config(idle_exit_s=60.0)
+    python = min(_cpu([_python(node), "-I", "-c", "pass"], {}) for _ in range(5))
+    mps = min(_cpu([node.config.mps_control], {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}) for _ in range(5))
+    spent: dict[str, list[float]] = {"prolog": [], "epilog": []}
+    node.hook("prolog", node.env(1, gpu="1"))  # keeps the sampler running: its start is the first job's
+    for job_id in range(10, 15):
+        for name in spent:
+            spent[name].append(_cpu([str(node.hooks / f"{name}.sh")], node.env(job_id)) - python)
+    node.hook("epilog", node.env(1, gpu="1"))
+    # Started and told the default limit; asked to quit.
+    assert min(spent["prolog"]) - 2 * mps < 0.150
+    assert min(spent["epilog"]) - mps < 0.300
+
+
+def _python(node: Node) -> str:
+    return (node.hooks / "hooks.conf").read_text().splitlines()[0].partition("=")[2]
+
+
+def _cpu(command: list[str], env: dict[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, env=env, check=True, stdin=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+@needs_root
+def test_the_record_is_opened_and_closed_with_the_exit_code(node: Node) -> None:
+    node.hook("prolog", node.env(7))
+    opened = json.loads((node.root / "spool" / "7.0.n1.json").read_text())
+    assert (opened["end"], opened["estimate_mib"], opened["request_mib"]) == (None, 7000, 8192)
+    node.hook("epilog", {**node.env(7), "SLURM_JOB_EXIT_CODE2": "1:0"})
+    closed = json.loads((node.root / "spool" / "7.0.n1.json").read_text())
+    assert (closed["exit_code"], closed["signal"]) == (1, 0)
+    assert closed["end"] >= closed["start"]
+    assert list(Path(node.folder.jobs).iterdir()) == []
