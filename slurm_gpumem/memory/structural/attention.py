@@ -166,6 +166,8 @@ def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optiona
     ):
         _grouped_math(walk, made, out)
     else:
+        # In half precision Hopper takes cuDNN's kernel, and the library with it.
+        walk.uses_conv = walk.uses_conv or walk.low == 2
         statistics = 4 * max(1, count // walk.head)
         back = tuple(tensor.bytes for tensor in made) if len(made) == 1 else ()
         walk.tape.op(made, out, saved=(*made, out), kept=(statistics,), back=(*back, statistics), matmul=True)

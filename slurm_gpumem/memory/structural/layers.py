@@ -17,6 +17,11 @@ Rule = Callable[[Walk, Layer, Tensor], Tensor]
 
 _INDEX_BYTES = 8
 _FLOAT = 4
+# Measured with cuDNN 9 on an H200 (models/allocator).
+_PARTIAL_SUMS = 8 << 20
+_FEW_CHANNELS = 4
+_SMALL_KERNEL = 9
+_FEW_PIXELS = 49
 _CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 
@@ -89,18 +94,42 @@ def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     taps, groups = taps_and_groups(row, channels)
     grad = x.grad or bool(params)
     out = walk.make(output_shape(row, x), walk.low, grad=grad)
-    # cuDNN's fast kernels want NHWC: it copies input, output and weight when the kernel is spatial.
-    work = 0
-    if taps > 1 and groups == 1 and not walk.job.channels_last:
-        work = x.bytes + out.bytes + row.params * walk.low
+    forward, of_input, of_weight = _workspaces(walk, row, x, out, taps, groups)
     return walk.tape.op(
         (x, *copies),
         out,
         saved=(x, *copies),
-        work=(work,) if work else (),
-        back=(work,) if work else (),
+        work=(forward,) if forward else (),
+        passing=(of_input, of_weight),
         params=gradients,
     )
+
+
+def _workspaces(
+    walk: Walk, row: Layer, x: Tensor, out: Tensor, taps: int, groups: int
+) -> Tuple[int, int, int]:
+    """cuDNN's temporary memory: forward, for the input's gradient and for the weight's.
+
+    Its fast kernels want NHWC and copy input, output and weight into that order. A gradient of the weight
+    is summed from parts: a few MiB for spatial kernels, one part a sample for 1 x 1 ones.
+    """
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    if walk.job.channels_last or groups >= channels > 1:
+        return 0, 0, 0
+    weight = row.params * walk.low
+    both = x.bytes + out.bytes
+    if taps > 1:
+        if channels <= _FEW_CHANNELS and taps <= _SMALL_KERNEL:
+            return 0, 0, 0
+        whole = both + weight
+        return whole, whole, whole + min(_PARTIAL_SUMS, 14 * weight)
+    parts = min(walk.job.batch_size * row.params * _FLOAT, both + _PARTIAL_SUMS)
+    if x.shape[2:] != out.shape[2:]:
+        return x.bytes + weight, both, both + _PARTIAL_SUMS
+    few_pixels = 1
+    for size in out.shape[2:]:
+        few_pixels *= size
+    return 0, both if few_pixels <= _FEW_PIXELS else 0, parts
 
 
 def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -170,6 +199,9 @@ def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
     told = dict(row.attributes).get("inplace")
     if told is not None:
         return told == "True"
+    if row.kind == "LeakyReLU" and not (walk.scopes and "Act" in walk.scopes[-1].kind):
+        # It keeps its input unless it overwrites it, which is not what people write.
+        return False
     producer = walk.tape.ops[-1] if walk.tape.ops else None
     return len(x.shape) >= 4 and producer is not None and producer.out.slot == x.slot
 
@@ -277,8 +309,10 @@ def _merge_multiply(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    params = walk.param(row.params, trainable=row.trainable)
     out = walk.make(output_shape(row, x), walk.wide)
+    if walk.tied_index and row.params == walk.tied:
+        return walk.tape.op((), out, back=(row.params * walk.wide,))
+    params = walk.param(row.params, trainable=row.trainable)
     if walk.tied and row.params == walk.tied and not walk.tied_index:
         # The output layer's backward makes the gradient first; this one's is added to it.
         walk.tied_index = params

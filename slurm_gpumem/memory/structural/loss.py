@@ -46,7 +46,10 @@ def _tied(walk: Walk) -> int:
     if head.params - table.params not in (0, head.outputs[0][-1]):
         return 0
     walk.assume("the output layer shares the embedding's weights, as this class does")
-    walk.forget(table.params)
+    # The encoder's and the decoder's embedding are the same weights too.
+    copies = sum(family_of(row.kind) == "embedding" and row.params == table.params for row in leaves)
+    for _ in range(copies):
+        walk.forget(table.params)
     return table.params
 
 

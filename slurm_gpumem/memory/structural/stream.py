@@ -131,15 +131,20 @@ class Stream:
         work = [(WORK + number, size) for number, size in enumerate(op.back)]
         events += work
         made: List[Tuple[Tensor, int]] = []
-        for tensor in op.ins:
+        passing = op.passing
+        for position, tensor in enumerate(op.ins):
             if not tensor.grad:
                 continue
             if op.alias and tensor.elements == op.out.elements:
                 made.append((tensor, flow.share(grad)))
-            else:
-                made.append((tensor, flow.make(tensor)))
+                continue
+            made.append((tensor, flow.make(tensor)))
+            if passing and passing[position > 0]:
+                events += [(WORK, passing[position > 0]), (WORK, FREE)]
         for index in op.params:
             events.append((GRADS + index, self._tape.params[index]))
+        if passing and op.params and passing[1]:
+            events += [(WORK, passing[1]), (WORK, FREE)]
         events += [(key, FREE) for key, _ in work]
         flow.release(grad)
         return made

@@ -45,7 +45,19 @@ class Tensor:
 class Op:
     """One operation of the forward pass and its counterpart in the backward pass."""
 
-    __slots__ = ("alias", "back", "ins", "kept", "label", "matmul", "out", "params", "saved", "work")
+    __slots__ = (
+        "alias",
+        "back",
+        "ins",
+        "kept",
+        "label",
+        "matmul",
+        "out",
+        "params",
+        "passing",
+        "saved",
+        "work",
+    )
 
     def __init__(
         self,
@@ -55,6 +67,7 @@ class Op:
         kept: Stores,
         work: Stores,
         back: Stores,
+        passing: Stores,
         params: Stores,
         alias: bool,
         matmul: bool,
@@ -70,6 +83,8 @@ class Op:
         """Sizes of temporary memory in the forward pass, one after the other."""
         self.back = back
         """Sizes of temporary memory in the backward pass, all together."""
+        self.passing = passing
+        """(for the first input's gradient, for the weight's): there while each is computed; may be empty."""
         self.params = params
         """Indices of the parameters whose gradients its backward makes."""
         self.alias = alias
@@ -118,6 +133,11 @@ class Tape:
         """The same memory and gradient under another shape."""
         return Tensor(shape, base.elements, base.width, base.store, base.slot, base.grad)
 
+    def part(self, base: Tensor, shape: Shape, elements: int) -> Tensor:
+        """A view of some of the numbers: the same memory, a gradient of its own size."""
+        self._slots += 1
+        return Tensor(shape, elements, base.width, base.store, self._slots, base.grad)
+
     def over(self, base: Tensor) -> Tensor:
         """The result of an in-place operation: the same memory, a gradient of its own."""
         self._slots += 1
@@ -154,6 +174,7 @@ class Tape:
         kept: Sequence[int] = (),
         work: Stores = (),
         back: Stores = (),
+        passing: Stores = (),
         params: Stores = (),
         alias: bool = False,
         matmul: bool = False,
@@ -171,7 +192,7 @@ class Tape:
         if _DUST_PARAM in params:
             params = tuple(index for index in params if index != _DUST_PARAM)
         self.ops.append(
-            Op(ins, out, saved_stores, tuple(stores), work, back, params, alias, matmul, self.label)
+            Op(ins, out, saved_stores, tuple(stores), work, back, passing, params, alias, matmul, self.label)
         )
         return out
 

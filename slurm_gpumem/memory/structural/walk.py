@@ -208,6 +208,11 @@ class Walk:
         return None
 
     def _derived(self, shape: Shape) -> Tensor:
+        if self._is_half(shape):
+            # A part of the channels, seen through a view: the whole stays as long as the part is needed.
+            part = self.tape.part(self.cur, shape, self.count(shape))
+            self.recent[shape] = part
+            return self.tape.op((self.take(self.cur),), part)
         parts = self._parts_of(shape)
         sources = parts or [self.cur]
         width = max(tensor.width for tensor in sources)
@@ -218,6 +223,10 @@ class Walk:
         self.tape.op(tuple(sources), out)
         self.recent[shape] = out
         return out
+
+    def _is_half(self, shape: Shape) -> bool:
+        cur = self.cur.shape
+        return len(shape) == len(cur) > 2 and 2 * shape[1] == cur[1] and shape[2:] == cur[2:]
 
     def _parts_of(self, shape: Shape) -> List[Tensor]:
         """The tensors that make `shape` when they are concatenated; empty when none do."""
