@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Callable, List, Optional, Sequence
 
-from slurm_gpumem.memory.structural.kinds import family_of, is_attention
+from slurm_gpumem.memory.structural.kinds import computes_matrix, family_of, is_attention
 from slurm_gpumem.memory.structural.layers import input_shape, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
@@ -40,7 +41,7 @@ def projections(node: Node) -> List[Node]:
         return []
     axis = 1 if family_of(first.kind) == "conv" else -1
     wide, narrow = first.outputs[0][axis], first.inputs[0][axis]
-    if narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
+    if len(leaves) < 4 and narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
         return leaves[:1]
     if len(leaves) >= 2 and leaves[1].row.outputs and leaves[1].row.outputs[0][axis] == 2 * wide:
         return leaves[:2]
@@ -98,6 +99,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     sources = projections(node)
     made: List[Tensor] = []
     matrix = _matrix(node)
+    style = _Style(_grouped([child.row for child in sources]), computes_matrix(node.row.kind))
     done = False
     for child in node.children:
         row = child.row
@@ -112,12 +114,12 @@ def container(walk: Walk, node: Node, run: Run) -> None:
                 made = _normalized(walk, row, made)
         elif not done and len(made) == len(sources) and (child.children or row.called):
             done = True
-            attend(walk, made, input_shape(row), matrix=matrix)
+            attend(walk, made, input_shape(row), matrix=matrix, style=style)
             run(walk, child)
         else:
             run(walk, child)
     if not done and made:
-        attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix)
+        attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix, style=style)
 
 
 def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> List[Tensor]:
@@ -142,7 +144,19 @@ def _matrix(node: Node) -> Optional[Shape]:
     return None
 
 
-def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optional[Shape] = None) -> None:
+@dataclass(frozen=True)
+class _Style:
+    """How a module computes its attention, besides what its rows show."""
+
+    grouped: bool
+    """Fewer heads for keys than for queries."""
+    written_out: bool
+    """The matrix is computed although no row shows it."""
+
+
+def attend(
+    walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optional[Shape], style: _Style
+) -> None:
     """Record attention over the projections; its output has `shape`."""
     walk.uses_matmul = True
     made = [walk.lowered(walk.take(tensor)) for tensor in made]
@@ -157,13 +171,10 @@ def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optiona
         made = _cached(walk, made)
     if matrix is not None:
         _eager(walk, made, out, walk.count(matrix))
-    elif (
-        not walk.amp
-        and walk.low == 4
-        and len(made) == 3
-        and made[1].elements < made[0].elements
-        and _grouped(made)
-    ):
+    elif style.written_out and len(made) == 3:
+        keys = made[1].shape
+        _eager(walk, made, out, made[0].elements // walk.head * max(1, keys[-2] if len(keys) > 2 else 1))
+    elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)
     else:
         # In half precision Hopper takes cuDNN's kernel, and the library with it.
@@ -198,9 +209,11 @@ def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
     return result
 
 
-def _grouped(made: Sequence[Tensor]) -> bool:
+def _grouped(rows: Sequence[Layer]) -> bool:
     """Whether keys are narrower than queries but as long: fewer key heads than query heads."""
-    queries, keys = made[0].shape, made[1].shape
+    if len(rows) != 3 or not rows[0].outputs or not rows[1].outputs:
+        return False
+    queries, keys = rows[0].outputs[0], rows[1].outputs[0]
     return len(queries) == len(keys) and queries[:-1] == keys[:-1] and keys[-1] < queries[-1]
 
 
@@ -210,7 +223,7 @@ def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
     scaled = walk.tape.op((queries,), walk.tape.new((), queries.elements, queries.width))
     keys = walk.tape.op((made[1],), walk.tape.new((), queries.elements, queries.width))
     values = walk.tape.op((made[2],), walk.tape.new((), queries.elements, queries.width))
-    tokens = max(1, queries.shape[-2])
+    tokens = max(1, queries.shape[-2] if len(queries.shape) == 3 else queries.shape[1])
     _eager(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
 
 

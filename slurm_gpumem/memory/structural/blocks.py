@@ -93,13 +93,16 @@ def _share_out(summary: ModelSummary, blocks: Sequence[_Block], rest: float, bat
         factor = (rest - single) / several
         for block, _, _ in made:
             if block.several:
-                block.repeats = max(1, min(_MOST_REPEATS, round(block.repeats * factor)))
+                # Attention that uses weights without calling their modules is not in torchinfo's total, so
+                # transformers may have more layers than it says, never fewer than their parameters say.
+                wanted = factor if block.pattern.axis == 1 else max(1.0, factor)
+                block.repeats = max(1, min(_MOST_REPEATS, round(block.repeats * wanted)))
     inner_all = sum(inner * block.repeats for block, inner, _ in made)
     outer_all = sum(outer * block.repeats for block, _, outer in made)
     if inner_all:
         scale = min(_SCALES[1], max(_SCALES[0], (rest - outer_all) / inner_all))
         for block, _, _ in made:
-            block.scale = scale
+            block.scale = scale if block.pattern.axis == 1 else max(1.0, scale)
 
 
 def _unexplained(summary: ModelSummary, batch: int) -> Optional[float]:

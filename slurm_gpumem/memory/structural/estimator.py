@@ -37,7 +37,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         format=summary.format,
         peak_mib=peak,
         floor_mib=floor,
-        hidden=bool(summary.hidden),
+        hidden=walk.has_guesses,
         has_shapes=summary.has_shapes,
         complete=summary.complete,
     )
@@ -63,7 +63,8 @@ def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, R
     if said:
         walk.assume(f"the text has no shapes; assumed input: {said}")
     tree = build_tree(summary)
-    if expand_hidden(summary, tree):
+    walk.has_guesses = expand_hidden(summary, tree)
+    if walk.has_guesses:
         walk.assume("blocks shown without their layers are made of the usual ones for their class and size")
     loss.start(walk, tree)
     run_all(walk, tree)

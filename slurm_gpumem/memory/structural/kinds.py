@@ -70,8 +70,9 @@ _GATE = re.compile(r"Squeeze|^SE|Excit|Effective|Eca|^GlobalContext")
 # transformers models that use one matrix as embedding and as output layer, and those that do not.
 _TIED = re.compile(r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|DoubleHeads|ForPreTraining")
 _UNTIED = re.compile(
-    r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek|Whisper$"
+    r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek"
 )
+_WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
 _RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
 
 
@@ -88,6 +89,12 @@ def family_of(kind: str) -> str:
 def is_attention(kind: str) -> bool:
     """Whether a container of this class computes attention between its projections."""
     return bool(_ATTENTION.search(kind))
+
+
+@lru_cache(maxsize=4096)
+def computes_matrix(kind: str) -> bool:
+    """Whether attention of this class writes its matrix out although no row shows it."""
+    return bool(_WRITTEN_OUT.search(kind))
 
 
 @lru_cache(maxsize=4096)

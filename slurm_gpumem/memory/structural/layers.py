@@ -135,7 +135,7 @@ def _workspaces(
 def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     walk.uses_matmul = True
     x = walk.lowered(x)
-    if walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
+    if walk.ties_head and walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
         params = walk.tied_index
     else:
         params = walk.param(row.params, trainable=row.trainable)
@@ -316,7 +316,8 @@ def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     if walk.tied and row.params == walk.tied and not walk.tied_index:
         # The output layer's backward makes the gradient first; this one's is added to it.
         walk.tied_index = params
-        return walk.tape.op((), out, back=(row.params * walk.wide,))
+        if walk.ties_head:
+            return walk.tape.op((), out, back=(row.params * walk.wide,))
     return walk.tape.op((), out, params=params)
 
 
@@ -369,7 +370,6 @@ def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         row.outputs[0], walk.low if params else min(x.width, walk.wide), grad=x.grad or bool(params)
     )
     walk.assume(f"{row.kind} keeps its input and makes one new tensor")
-    walk.guessed += out.bytes
     return walk.tape.op((x,), out, saved=(x,) if x.grad else (), params=params, matmul=bool(params))
 
 

@@ -52,6 +52,9 @@ def _leaf(walk: Walk, node: Node) -> None:
     out = walk.give(rule_for(row)(walk, row, x))
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
         walk.activated.add(out.slot)
+        if x.slot in walk.halves:
+            # One half, activated, gates the other.
+            walk.multiply(out, x)
 
 
 def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:

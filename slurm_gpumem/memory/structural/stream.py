@@ -36,7 +36,8 @@ class Stream:
         self.forward_matmul = -1
         """Position of the first matrix product in `forward`; -1: none."""
         self.backward_matmul = -1
-        self.survivors = [tensor.store for tensor in tape.survivors if tensor.bytes >= DUST]
+        kept = {tensor.store: None for tensor in tape.survivors if tensor.bytes >= DUST}
+        self.survivors = [store for store in kept if store not in tape.inputs]
         """Storages that the loop's variables keep after the backward pass."""
         self._tape = tape
         self._segments = _Segments(tape)

@@ -49,6 +49,8 @@ class Walk:
         """The residual stream of a transformer: what its last normalization took or made."""
         self.activated: Set[int] = set()
         """Slots of activations' results."""
+        self.halves: Set[int] = set()
+        """Slots of views of one half."""
         self.head = 64
         """Width of an attention head; the usual one unless a row shows it."""
         self.rotary = False
@@ -59,10 +61,12 @@ class Walk:
         self.uses_conv = False
         self.uses_matmul = False
         self.assumptions: Dict[str, None] = {}
-        self.guessed = 0
-        """Bytes of activations that come from blocks or layers the text does not show."""
+        self.has_guesses = False
+        """Whether blocks had to be filled with layers that the text does not show."""
         self.tied = 0
-        """Parameters of the embedding that serves as the output layer too; 0: none does."""
+        """Parameters of an embedding whose weights serve more than one module; 0: none does."""
+        self.ties_head = False
+        """Whether the output layer uses it (and not only a second embedding)."""
         self.tied_index: Tuple[int, ...] = ()
         self._unregistered = summary.total_params or sum(row.params for row in summary.layers)
         self._counts: Dict[Shape, int] = {}
@@ -212,6 +216,7 @@ class Walk:
             # A part of the channels, seen through a view: the whole stays as long as the part is needed.
             part = self.tape.part(self.cur, shape, self.count(shape))
             self.recent[shape] = part
+            self.halves.add(part.slot)
             return self.tape.op((self.take(self.cur),), part)
         parts = self._parts_of(shape)
         sources = parts or [self.cur]
@@ -226,7 +231,10 @@ class Walk:
 
     def _is_half(self, shape: Shape) -> bool:
         cur = self.cur.shape
-        return len(shape) == len(cur) > 2 and 2 * shape[1] == cur[1] and shape[2:] == cur[2:]
+        if len(shape) != len(cur) or len(shape) < 3:
+            return False
+        channels = 2 * shape[1] == cur[1] and shape[2:] == cur[2:]
+        return channels or (2 * shape[-1] == cur[-1] and shape[:-1] == cur[:-1])
 
     def _parts_of(self, shape: Shape) -> List[Tensor]:
         """The tensors that make `shape` when they are concatenated; empty when none do."""
