@@ -1,8 +1,19 @@
-"""How much to ask for: the estimate's peak and a margin. A learned bound will take this place."""
+"""How much to ask for: the estimate's peak and a margin. A learned bound will take this place.
+
+The margins are the 90th percentiles of (real - peak) / peak over measured training runs on an H200 of the
+models whose name has sha1(name) % 3 != 0, rounded up: such a share of those runs stayed within its request.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+SHOWN = 0.18
+"""Every layer is in the text: torchinfo with depth=20, torchsummary."""
+HIDDEN = 0.25
+"""Blocks stand without their inner layers, or the table is cut off."""
+SHAPELESS = 1.2
+"""No shapes at all: print(model)."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +31,10 @@ class Features:
 
 def request_mib(features: Features) -> int:
     """MiB to reserve: the peak and a margin that grows with what had to be inferred."""
-    margin = 0.10
-    if features.hidden or not features.complete:
-        margin = 0.25
     if not features.has_shapes:
-        margin = 0.50
+        margin = SHAPELESS
+    elif features.hidden or not features.complete:
+        margin = HIDDEN
+    else:
+        margin = SHOWN
     return round(features.peak_mib * (1 + margin))

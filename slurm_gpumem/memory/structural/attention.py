@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Callable, List, Optional, Sequence
 
-from slurm_gpumem.memory.structural.kinds import family_of
+from slurm_gpumem.memory.structural.kinds import computes_matrix, family_of, is_attention
 from slurm_gpumem.memory.structural.layers import input_shape, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
@@ -14,6 +15,7 @@ from slurm_gpumem.model.types import Layer, Shape
 Run = Callable[[Walk, Node], None]
 
 _MOST_HEADS = 64
+_WINDOW_HEAD = 32
 _PROJECTIONS = ("linear", "conv")
 _BETWEEN = (
     "identity",
@@ -39,11 +41,56 @@ def projections(node: Node) -> List[Node]:
         return []
     axis = 1 if family_of(first.kind) == "conv" else -1
     wide, narrow = first.outputs[0][axis], first.inputs[0][axis]
-    if narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
+    if len(leaves) < 4 and narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
         return leaves[:1]
     if len(leaves) >= 2 and leaves[1].row.outputs and leaves[1].row.outputs[0][axis] == 2 * wide:
         return leaves[:2]
     return leaves[:3] if len(leaves) >= 3 else []
+
+
+def uses_weights_only(node: Node) -> bool:
+    """Whether this is attention whose projections were never called: it uses their weights itself."""
+    row = node.row
+    if not is_attention(row.kind) or not row.called:
+        return False
+    if not node.children:
+        return row.params > 0 and bool(row.outputs) and not row.hidden and row.leaf
+    members = [child.row for child in node.children]
+    return not any(member.called for member in members) and any(member.params for member in members)
+
+
+def functional(walk: Walk, node: Node) -> None:
+    """Attention with products and softmax of its own, as torchvision's over windows with a position bias."""
+    row = node.row
+    x = walk.take(walk.cur)
+    shape = row.outputs[0] if row.outputs else x.shape
+    width = max(1, shape[-1])
+    params = [child.row.params for child in node.children if child.row.params]
+    table = row.params
+    if not params:
+        params = [3 * width * (width + 1), width * (width + 1)]
+        table = max(0, row.params - sum(params))
+    walk.uses_matmul = True
+    windows = walk.tape.op((x,), walk.tape.new(shape, x.elements, x.width))
+    low = walk.lowered(windows)
+    copies, gradients = walk.weight(walk.param(params[0], trainable=row.trainable), params[0])
+    fused = walk.tape.new((), 3 * x.elements, walk.low)
+    walk.tape.op((low, *copies), fused, saved=(low, *copies), params=gradients, matmul=True)
+    heads = max(1, shape[-1] // _WINDOW_HEAD)
+    # The bias has one entry for each distance within a window: (2w - 1) in every direction.
+    distances = max(1.0, table / heads)
+    dimensions = max(1, len(shape) - 2)
+    tokens = ((distances ** (1 / dimensions) + 1) / 2) ** dimensions if table else shape[-2]
+    walk.param(table, trainable=row.trainable)
+    scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
+    out = walk.tape.new(shape, x.elements, walk.low)
+    _eager(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
+    joined = walk.tape.op((out,), walk.tape.new(shape, x.elements, walk.low))
+    rest = sum(params[1:])
+    copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
+    final = walk.tape.new(shape, x.elements, walk.low)
+    walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True)
+    walk.give(final)
 
 
 def container(walk: Walk, node: Node, run: Run) -> None:
@@ -52,6 +99,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     sources = projections(node)
     made: List[Tensor] = []
     matrix = _matrix(node)
+    style = _Style(_grouped([child.row for child in sources]), computes_matrix(node.row.kind))
     done = False
     for child in node.children:
         row = child.row
@@ -66,12 +114,12 @@ def container(walk: Walk, node: Node, run: Run) -> None:
                 made = _normalized(walk, row, made)
         elif not done and len(made) == len(sources) and (child.children or row.called):
             done = True
-            attend(walk, made, input_shape(row), matrix=matrix)
+            attend(walk, made, input_shape(row), matrix=matrix, style=style)
             run(walk, child)
         else:
             run(walk, child)
     if not done and made:
-        attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix)
+        attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix, style=style)
 
 
 def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> List[Tensor]:
@@ -96,7 +144,19 @@ def _matrix(node: Node) -> Optional[Shape]:
     return None
 
 
-def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optional[Shape] = None) -> None:
+@dataclass(frozen=True)
+class _Style:
+    """How a module computes its attention, besides what its rows show."""
+
+    grouped: bool
+    """Fewer heads for keys than for queries."""
+    written_out: bool
+    """The matrix is computed although no row shows it."""
+
+
+def attend(
+    walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optional[Shape], style: _Style
+) -> None:
     """Record attention over the projections; its output has `shape`."""
     walk.uses_matmul = True
     made = [walk.lowered(walk.take(tensor)) for tensor in made]
@@ -111,15 +171,14 @@ def attend(walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optiona
         made = _cached(walk, made)
     if matrix is not None:
         _eager(walk, made, out, walk.count(matrix))
-    elif (
-        not walk.amp
-        and walk.low == 4
-        and len(made) == 3
-        and made[1].elements < made[0].elements
-        and _grouped(made)
-    ):
+    elif style.written_out and len(made) == 3:
+        keys = made[1].shape
+        _eager(walk, made, out, made[0].elements // walk.head * max(1, keys[-2] if len(keys) > 2 else 1))
+    elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)
     else:
+        # In half precision Hopper takes cuDNN's kernel, and the library with it.
+        walk.uses_conv = walk.uses_conv or walk.low == 2
         statistics = 4 * max(1, count // walk.head)
         back = tuple(tensor.bytes for tensor in made) if len(made) == 1 else ()
         walk.tape.op(made, out, saved=(*made, out), kept=(statistics,), back=(*back, statistics), matmul=True)
@@ -150,9 +209,11 @@ def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
     return result
 
 
-def _grouped(made: Sequence[Tensor]) -> bool:
+def _grouped(rows: Sequence[Layer]) -> bool:
     """Whether keys are narrower than queries but as long: fewer key heads than query heads."""
-    queries, keys = made[0].shape, made[1].shape
+    if len(rows) != 3 or not rows[0].outputs or not rows[1].outputs:
+        return False
+    queries, keys = rows[0].outputs[0], rows[1].outputs[0]
     return len(queries) == len(keys) and queries[:-1] == keys[:-1] and keys[-1] < queries[-1]
 
 
@@ -162,7 +223,7 @@ def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
     scaled = walk.tape.op((queries,), walk.tape.new((), queries.elements, queries.width))
     keys = walk.tape.op((made[1],), walk.tape.new((), queries.elements, queries.width))
     values = walk.tape.op((made[2],), walk.tape.new((), queries.elements, queries.width))
-    tokens = max(1, queries.shape[-2])
+    tokens = max(1, queries.shape[-2] if len(queries.shape) == 3 else queries.shape[1])
     _eager(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
 
 

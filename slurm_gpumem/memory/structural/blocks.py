@@ -11,13 +11,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.memory.structural.kinds import family_of
-from slurm_gpumem.memory.structural.patterns import Pattern, Style, holds_several, pattern_of
+from slurm_gpumem.memory.structural.kinds import family_of, may_add_input
+from slurm_gpumem.memory.structural.patterns import (
+    Pattern,
+    Style,
+    holds_several,
+    pattern_of,
+    shortcut_pattern,
+)
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.model.types import Layer, ModelSummary, Shape
 
 _NOTICEABLE = 0.02
 """Share of all outputs that must be unexplained before unknown classes count as hidden blocks."""
+_SAME_SHAPE = ("relu", "hard", "input_act", "output_act", "batch_norm", "batch_norm_act")
 _MOST_REPEATS = 96
 _SCALES = (0.1, 30.0)
 
@@ -56,8 +63,10 @@ class _Block:
         self.node = node
         self.shape = shape
         self.style = style
-        self.several = holds_several(node.row.kind)
-        self.pattern: Pattern = pattern_of(node.row, shape, style, parent)
+        self.several = holds_several(node.row.kind) and not node.shortcut
+        self.pattern: Pattern = (
+            shortcut_pattern() if node.shortcut else pattern_of(node.row, shape, style, parent)
+        )
         self.repeats = self.pattern.repeats
         self.scale = 1.0
 
@@ -84,13 +93,16 @@ def _share_out(summary: ModelSummary, blocks: Sequence[_Block], rest: float, bat
         factor = (rest - single) / several
         for block, _, _ in made:
             if block.several:
-                block.repeats = max(1, min(_MOST_REPEATS, round(block.repeats * factor)))
+                # Attention that uses weights without calling their modules is not in torchinfo's total, so
+                # transformers may have more layers than it says, never fewer than their parameters say.
+                wanted = factor if block.pattern.axis == 1 else max(1.0, factor)
+                block.repeats = max(1, min(_MOST_REPEATS, round(block.repeats * wanted)))
     inner_all = sum(inner * block.repeats for block, inner, _ in made)
     outer_all = sum(outer * block.repeats for block, _, outer in made)
     if inner_all:
         scale = min(_SCALES[1], max(_SCALES[0], (rest - outer_all) / inner_all))
         for block, _, _ in made:
-            block.scale = scale
+            block.scale = scale if block.pattern.axis == 1 else max(1.0, scale)
 
 
 def _unexplained(summary: ModelSummary, batch: int) -> Optional[float]:
@@ -116,18 +128,29 @@ def _collect(
     parent = above.kind if above else ""
     whole = above.outputs[0] if above and above.outputs else None
     last = whole
-    for node in nodes:
+    has_convolutions = any(family_of(node.row.kind) == "conv" for node in nodes)
+    for index, node in enumerate(nodes):
         row = node.row
         shape = row.outputs[0] if row.outputs else None
         if row.hidden or _looks_hidden(row, deepest):
-            # A list has no output of its own: what its parent makes is what its last member makes.
-            chosen = shape or whole or last
+            # A list has no output of its own: the activation behind it has it, or its parent.
+            chosen = shape or _next_shape(nodes[index + 1 :]) or whole or last
+            node.shortcut = row.kind == "Sequential" and may_add_input(parent) and has_convolutions
             if chosen is not None and len(chosen) > 1:
                 found.append((node, chosen, parent))
         elif node.children:
             inside = row if shape or not above else replace(row, outputs=above.outputs)
             _collect(node.children, inside, found, deepest)
         last = shape or last
+
+
+def _next_shape(following: Sequence[Node]) -> Optional[Shape]:
+    """The output of what follows, when that is a layer which does not change its input's shape."""
+    for node in following:
+        if node.row.outputs:
+            family = family_of(node.row.kind)
+            return node.row.outputs[0] if family in _SAME_SHAPE and not node.children else None
+    return None
 
 
 def _looks_hidden(row: Layer, deepest: int) -> bool:

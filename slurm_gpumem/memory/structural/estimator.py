@@ -8,16 +8,9 @@ from slurm_gpumem.memory.bound import Features, request_mib
 from slurm_gpumem.memory.structural import loss
 from slurm_gpumem.memory.structural.blocks import expand_hidden
 from slurm_gpumem.memory.structural.modules import run_all
-from slurm_gpumem.memory.structural.replay import (
-    ACTIVATIONS,
-    GRADIENTS,
-    OPTIMIZER,
-    WEIGHTS,
-    WORKSPACE,
-    Replay,
-    StepPlan,
-    replay,
-)
+from slurm_gpumem.memory.structural.replay import Replay, StepPlan, replay
+from slurm_gpumem.memory.structural.shapes import with_shapes
+from slurm_gpumem.memory.structural.stream import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, WORKSPACE
 from slurm_gpumem.memory.structural.tree import build_tree
 from slurm_gpumem.memory.structural.walk import Walk
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
@@ -44,7 +37,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         format=summary.format,
         peak_mib=peak,
         floor_mib=floor,
-        hidden=bool(summary.hidden),
+        hidden=walk.has_guesses,
         has_shapes=summary.has_shapes,
         complete=summary.complete,
     )
@@ -63,9 +56,15 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
     """Rebuild the training step and replay it; for estimates, tests and the documentation's example."""
+    said = ""
+    if not summary.has_shapes:
+        summary, said = with_shapes(summary)
     walk = Walk(summary, job, gpu)
+    if said:
+        walk.assume(f"the text has no shapes; assumed input: {said}")
     tree = build_tree(summary)
-    if expand_hidden(summary, tree):
+    walk.has_guesses = expand_hidden(summary, tree)
+    if walk.has_guesses:
         walk.assume("blocks shown without their layers are made of the usual ones for their class and size")
     loss.start(walk, tree)
     run_all(walk, tree)

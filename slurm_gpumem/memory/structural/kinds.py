@@ -8,8 +8,10 @@ from typing import Sequence, Tuple
 
 # The first pattern that is found decides; so special names stand before the general ones.
 _FAMILIES: Tuple[Tuple[str, str], ...] = (
-    ("identity", r"^Identity$|^Flatten$|^Unflatten$|^Permute$|^Rearrange$|^Lambda$|^ModuleList$|^Quant"),
-    ("zero_dropout", r"^$"),
+    (
+        "identity",
+        r"^Identity$|^InputLayer$|^Reshape$|^Flatten$|^Unflatten$|^Permute$|^Rearrange$|^Lambda$|^Quant",
+    ),
     ("drop_path", r"DropPath|StochasticDepth|DropBlock"),
     ("dropout", r"Dropout|^Drop$"),
     ("mha", r"^MultiheadAttention$|^MultiHeadAttention$"),
@@ -20,7 +22,7 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("embedding", r"^Embedding$|WordEmbedding$|ScaledWordEmbedding$|(?:Positional|Position)Embedding$"),
     ("conv_transpose", r"^(?:Lazy)?ConvTranspose\dd$|^Conv\dDTranspose$"),
     ("linear", r"^(?:Lazy)?Linear$|QuantizableLinear$|^Conv1D$|^Dense$|^Bilinear$|^\w*LoraLinear$"),
-    ("depthwise", r"^DepthwiseConv2D$"),
+    ("conv", r"^DepthwiseConv2D$|^SeparableConv2D$"),
     (
         "conv",
         r"^(?:Lazy|Scaled)?(?:Std|WS|Mixed|Cond)?Conv[123][dD](?:Same|Pad)?$|^StdConv\w*$|^Conv2dSame$|^ScaledStdConv\w*$",
@@ -35,7 +37,7 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("layer_norm", r"LayerNorm\w*$|LocalResponseNorm"),
     ("layer_scale", r"^LayerScale|LayerScale2d$|^Affine$|^Scale$"),
     ("hard", r"^ReLU6$|^Hardswish$|^HardSwish\w*$|^Hardsigmoid$|^HardSigmoid\w*$|^Hardtanh$"),
-    ("relu", r"^ReLU$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$"),
+    ("relu", r"^ReLU$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$|^Activation$"),
     ("composed_act", r"NewGELU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
     ("softmax", r"^(?:Log)?Softmax(?:2d)?$"),
     ("output_act", r"^Tanh$|^Sigmoid$|^Softsign$|^ELU$|^CELU$|^SELU$|SigmoidActivation$|TanhActivation$"),
@@ -56,7 +58,6 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("merge_add", r"^Add$|^FloatFunctional$"),
     ("merge_cat", r"^Concatenate$"),
     ("merge_mul", r"^Multiply$"),
-    ("input", r"^InputLayer$"),
 )
 _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES)
 
@@ -69,8 +70,9 @@ _GATE = re.compile(r"Squeeze|^SE|Excit|Effective|Eca|^GlobalContext")
 # transformers models that use one matrix as embedding and as output layer, and those that do not.
 _TIED = re.compile(r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|DoubleHeads|ForPreTraining")
 _UNTIED = re.compile(
-    r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek|Whisper$"
+    r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek"
 )
+_WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
 _RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
 
 
@@ -87,6 +89,12 @@ def family_of(kind: str) -> str:
 def is_attention(kind: str) -> bool:
     """Whether a container of this class computes attention between its projections."""
     return bool(_ATTENTION.search(kind))
+
+
+@lru_cache(maxsize=4096)
+def computes_matrix(kind: str) -> bool:
+    """Whether attention of this class writes its matrix out although no row shows it."""
+    return bool(_WRITTEN_OUT.search(kind))
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ A rule takes the walk, the layer's row and its input, records operations and ret
 from __future__ import annotations
 
 from math import isqrt, prod
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, Iterator, Optional, Tuple
 
 from slurm_gpumem.memory.structural.kinds import family_of
 from slurm_gpumem.memory.structural.tape import Tensor
@@ -17,6 +17,11 @@ Rule = Callable[[Walk, Layer, Tensor], Tensor]
 
 _INDEX_BYTES = 8
 _FLOAT = 4
+# Measured with cuDNN 9 on an H200 (models/allocator).
+_PARTIAL_SUMS = 8 << 20
+_FEW_CHANNELS = 4
+_SMALL_KERNEL = 9
+_FEW_PIXELS = 49
 _CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 
@@ -59,6 +64,27 @@ def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
     return 1, 1
 
 
+def may_take(row: Layer, shape: Shape) -> bool:
+    """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
+    if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
+        return False
+    made = row.outputs[0]
+    if any(0 < before < after for before, after in zip(shape[2:], made[2:])):
+        return False
+    taps, groups = taps_and_groups(row, shape[1])
+    weights = made[1] * max(1, shape[1] // groups) * taps
+    return row.params - weights in (0, made[1]) and (groups in (1, shape[1]) or row.kernel is not None)
+
+
+def needed_channels(row: Layer) -> Iterator[int]:
+    """Input channels that an ungrouped convolution's parameters allow, usual kernels first."""
+    out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 2 else 0
+    for per_output in (row.params // out, row.params // out - 1) if out > 0 else ():
+        for taps in (prod(row.kernel),) if row.kernel else (9, 1, 25, 49, 4, 16, 27):
+            if per_output >= taps and per_output % taps == 0:
+                yield per_output // taps
+
+
 def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     walk.uses_conv = True
     x = walk.lowered(x)
@@ -68,24 +94,48 @@ def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     taps, groups = taps_and_groups(row, channels)
     grad = x.grad or bool(params)
     out = walk.make(output_shape(row, x), walk.low, grad=grad)
-    # cuDNN's fast kernels want NHWC: it copies input, output and weight when the kernel is spatial.
-    work = 0
-    if taps > 1 and groups == 1 and not walk.job.channels_last:
-        work = x.bytes + out.bytes + row.params * walk.low
+    forward, of_input, of_weight = _workspaces(walk, row, x, out, taps, groups)
     return walk.tape.op(
         (x, *copies),
         out,
         saved=(x, *copies),
-        work=(work,) if work else (),
-        back=(work,) if work else (),
+        work=(forward,) if forward else (),
+        passing=(of_input, of_weight),
         params=gradients,
     )
+
+
+def _workspaces(
+    walk: Walk, row: Layer, x: Tensor, out: Tensor, taps: int, groups: int
+) -> Tuple[int, int, int]:
+    """cuDNN's temporary memory: forward, for the input's gradient and for the weight's.
+
+    Its fast kernels want NHWC and copy input, output and weight into that order. A gradient of the weight
+    is summed from parts: a few MiB for spatial kernels, one part a sample for 1 x 1 ones.
+    """
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    if walk.job.channels_last or groups >= channels > 1:
+        return 0, 0, 0
+    weight = row.params * walk.low
+    both = x.bytes + out.bytes
+    if taps > 1:
+        if channels <= _FEW_CHANNELS and taps <= _SMALL_KERNEL:
+            return 0, 0, 0
+        whole = both + weight
+        return whole, whole, whole + min(_PARTIAL_SUMS, 14 * weight)
+    parts = min(walk.job.batch_size * row.params * _FLOAT, both + _PARTIAL_SUMS)
+    if x.shape[2:] != out.shape[2:]:
+        return x.bytes + weight, both, both + _PARTIAL_SUMS
+    few_pixels = 1
+    for size in out.shape[2:]:
+        few_pixels *= size
+    return 0, both if few_pixels <= _FEW_PIXELS else 0, parts
 
 
 def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     walk.uses_matmul = True
     x = walk.lowered(x)
-    if walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
+    if walk.ties_head and walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
         params = walk.tied_index
     else:
         params = walk.param(row.params, trainable=row.trainable)
@@ -149,6 +199,9 @@ def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
     told = dict(row.attributes).get("inplace")
     if told is not None:
         return told == "True"
+    if row.kind == "LeakyReLU" and not (walk.scopes and "Act" in walk.scopes[-1].kind):
+        # It keeps its input unless it overwrites it, which is not what people write.
+        return False
     producer = walk.tape.ops[-1] if walk.tape.ops else None
     return len(x.shape) >= 4 and producer is not None and producer.out.slot == x.slot
 
@@ -245,13 +298,26 @@ def _new_only(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     return walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad))
 
 
+def _merge_add(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    other = walk.waiting(x)
+    ins = (x,) if other is None else (x, walk.take(other))
+    return walk.tape.op(ins, walk.make(output_shape(row, x), x.width, grad=x.grad), alias=True)
+
+
+def _merge_multiply(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    return walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad), saved=(x,))
+
+
 def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    params = walk.param(row.params, trainable=row.trainable)
     out = walk.make(output_shape(row, x), walk.wide)
+    if walk.tied_index and row.params == walk.tied:
+        return walk.tape.op((), out, back=(row.params * walk.wide,))
+    params = walk.param(row.params, trainable=row.trainable)
     if walk.tied and row.params == walk.tied and not walk.tied_index:
         # The output layer's backward makes the gradient first; this one's is added to it.
         walk.tied_index = params
-        return walk.tape.op((), out, back=(row.params * walk.wide,))
+        if walk.ties_head:
+            return walk.tape.op((), out, back=(row.params * walk.wide,))
     return walk.tape.op((), out, params=params)
 
 
@@ -304,7 +370,6 @@ def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         row.outputs[0], walk.low if params else min(x.width, walk.wide), grad=x.grad or bool(params)
     )
     walk.assume(f"{row.kind} keeps its input and makes one new tensor")
-    walk.guessed += out.bytes
     return walk.tape.op((x,), out, saved=(x,) if x.grad else (), params=params, matmul=bool(params))
 
 
@@ -317,7 +382,6 @@ RULES: Dict[str, Rule] = {
     "embedding_bag": _embedding,
     "conv_transpose": _conv,
     "linear": _linear,
-    "depthwise": _conv,
     "conv": _conv,
     "batch_norm_act": _batch_norm_act,
     "frozen_norm": _frozen_norm,
@@ -338,6 +402,9 @@ RULES: Dict[str, Rule] = {
     "global_pool": _global_pool,
     "avg_pool": _avg_pool,
     "upsample": _new_only,
+    "merge_cat": _new_only,
+    "merge_add": _merge_add,
+    "merge_mul": _merge_multiply,
 }
 
 

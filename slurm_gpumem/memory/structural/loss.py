@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from slurm_gpumem.memory.structural.kinds import family_of, ties_output
+from slurm_gpumem.memory.structural.kinds import family_of, has_decoder, ties_output
 from slurm_gpumem.memory.structural.layers import input_shape
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Walk
@@ -35,18 +35,25 @@ def start(walk: Walk, tree: List[Node]) -> None:
 
 
 def _tied(walk: Walk) -> int:
-    """The parameters that embedding and output layer share; 0 when nothing speaks for it."""
+    """The parameters that embeddings, and perhaps the output layer, share; 0 when nothing speaks for it."""
     leaves = walk.summary.leaves
     table = next((row for row in leaves if family_of(row.kind) == "embedding"), None)
     heads = [row for row in leaves if family_of(row.kind) == "linear" and row.outputs]
     model = walk.summary.name or walk.summary.layers[0].kind
-    if table is None or not heads or not ties_output(model):
+    if table is None or not heads or not table.params:
         return 0
-    head = heads[-1]
-    if head.params - table.params not in (0, head.outputs[0][-1]):
+    same = heads[-1].params - table.params in (0, heads[-1].outputs[0][-1])
+    walk.ties_head = same and ties_output(model)
+    copies = int(walk.ties_head)
+    if has_decoder(model):
+        # The encoder's and the decoder's embedding are the same weights.
+        copies += sum(family_of(row.kind) == "embedding" and row.params == table.params for row in leaves) - 1
+    if not copies:
         return 0
-    walk.assume("the output layer shares the embedding's weights, as this class does")
-    walk.forget(table.params)
+    if walk.ties_head:
+        walk.assume("the output layer shares the embedding's weights, as this class does")
+    for _ in range(copies):
+        walk.forget(table.params)
     return table.params
 
 
@@ -74,6 +81,7 @@ def _batch_shape(node: Node) -> Optional[Shape]:
 
 def finish(walk: Walk) -> None:
     """Record the loss over the current tensor; it and the output outlive the step."""
+    walk.tape.label = "loss"
     logits = walk.take(walk.cur)
     walk.tape.survivors.append(logits)
     if walk.job.loss == "none":

@@ -6,10 +6,11 @@ from typing import List, Optional
 
 from slurm_gpumem.memory.structural import attention
 from slurm_gpumem.memory.structural.kinds import family_of, has_branches, is_attention, is_gate, may_add_input
-from slurm_gpumem.memory.structural.layers import input_shape, norm_of, rule_for
+from slurm_gpumem.memory.structural.layers import input_shape, may_take, needed_channels, norm_of, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Scope, Walk
+from slurm_gpumem.model.types import Layer, Shape
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
 _TRANSFORMER_NORMS = ("layer_norm", "rms_norm")
@@ -18,13 +19,14 @@ _TRANSFORMER_NORMS = ("layer_norm", "rms_norm")
 def run(walk: Walk, node: Node) -> None:
     """Walk one module; its output becomes the walk's current tensor."""
     row = node.row
+    walk.tape.label = row.kind
     if not row.called:
         walk.param(row.params, trainable=row.trainable)
         for child in node.children:
             run(walk, child)
     elif family_of(row.kind) == "mha":
         attention.multihead(walk, node)
-    elif node.children:
+    elif node.children or attention.uses_weights_only(node):
         _container(walk, node)
     else:
         _leaf(walk, node)
@@ -40,7 +42,7 @@ def _leaf(walk: Walk, node: Node) -> None:
         walk.rotary = True
         walk.param(row.params)
         return
-    x = walk.find(input_shape(row))
+    x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
         out = walk.give(rule_for(row)(walk, row, x))
@@ -50,6 +52,31 @@ def _leaf(walk: Walk, node: Node) -> None:
     out = walk.give(rule_for(row)(walk, row, x))
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
         walk.activated.add(out.slot)
+        if x.slot in walk.halves:
+            # One half, activated, gates the other.
+            walk.multiply(out, x)
+
+
+def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
+    """What a convolution takes. Where the text does not say, what the parser worked out may be too small."""
+    shape = input_shape(row)
+    if shape is not None and "inputs" not in row.derived:
+        return shape
+    for candidate in (walk.cur.shape, shape, *reversed(walk.recent)):
+        if candidate is not None and may_take(row, candidate):
+            return candidate
+    return _concatenated(walk, row) or shape
+
+
+def _concatenated(walk: Walk, row: Layer) -> Optional[Shape]:
+    """What is there joined with something earlier, when that has the channels which the weights need."""
+    cur = walk.cur.shape
+    for channels in needed_channels(row):
+        wanted = (*cur[:1], channels, *cur[2:])
+        missing = (*cur[:1], channels - cur[1], *cur[2:]) if len(cur) > 2 else ()
+        if missing in walk.recent and may_take(row, wanted):
+            return wanted
+    return None
 
 
 def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
@@ -66,7 +93,10 @@ def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
 def _container(walk: Walk, node: Node) -> None:
     row = node.row
     shape = input_shape(row)
-    entry = walk.find(shape) if shape is not None else walk.cur
+    if node.shortcut and walk.scopes:
+        entry = walk.scopes[-1].entry
+    else:
+        entry = walk.find(shape) if shape is not None else walk.cur
     scope = Scope(row.kind, entry)
     walk.scopes.append(scope)
     walk.cur = entry
@@ -80,6 +110,9 @@ def _container(walk: Walk, node: Node) -> None:
     merged = False
     if is_attention(row.kind) and attention.projections(node):
         attention.container(walk, node, run)
+    elif attention.uses_weights_only(node):
+        attention.functional(walk, node)
+        own = 0
     elif has_branches(row.kind):
         _branches(walk, node.children, entry)
     else:
@@ -87,12 +120,24 @@ def _container(walk: Walk, node: Node) -> None:
             if adds and child is node.children[-1] and family_of(child.row.kind) in _ACTIVATIONS:
                 merged = _merge_shortcut(walk, scope, in_place=True)
             run(walk, child)
+    walk.tape.label = row.kind
     if len(walk.tape.ops) == first_op and walk.cur is entry:
         walk.give(entry)
     _finish(walk, node, scope, own, adds and not merged)
     walk.scopes.pop()
     walk.tape.hold(entry)
     walk.give(walk.cur)
+    if walk.job.checkpointing and may_add_input(row.kind):
+        _checkpoint(walk, first_op)
+
+
+def _checkpoint(walk: Walk, first_op: int) -> None:
+    """Mark a block as computed again in the backward pass; the outermost one counts."""
+    tape = walk.tape
+    while tape.segments and tape.segments[-1][0] >= first_op:
+        tape.segments.pop()
+    if len(tape.ops) > first_op:
+        tape.segments.append((first_op, len(tape.ops)))
 
 
 def _branches(walk: Walk, children: List[Node], entry: Tensor) -> None:

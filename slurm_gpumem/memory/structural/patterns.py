@@ -144,7 +144,7 @@ def holds_several(kind: str) -> bool:
 def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
     """The usual inside of a block of this class and output, in a container of class `parent`."""
     # [batch, height, width, channels] has two equal sizes in front of the channels.
-    last = len(shape) < 4 or (len(shape) == 4 and shape[1] == shape[2] != shape[3])
+    last = len(shape) < 4 or shape[-3] == shape[-2] != shape[-1]
     axis = -1 if last else 1
     width = max(1, shape[axis])
     if is_attention(row.kind):
@@ -159,6 +159,11 @@ def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
     repeats = max(1, min(64, round(row.params / (8 * width * width)))) if holds_several(row.kind) else 1
     kind = f"{parent} {style.model}" if holds_several(row.kind) else row.kind
     return Pattern(_convolutions(kind, row.params / repeats, width, style), repeats, axis, residual=False)
+
+
+def shortcut_pattern() -> Pattern:
+    """The way around a residual block's layers: one convolution and its norm."""
+    return Pattern((Step("Conv2d", share=1.0), Step("BatchNorm2d")), 1, 1, residual=False)
 
 
 def _attention(style: Style, group: str, share: float = 1.0) -> Tuple[Step, ...]:

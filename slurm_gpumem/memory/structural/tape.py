@@ -45,7 +45,19 @@ class Tensor:
 class Op:
     """One operation of the forward pass and its counterpart in the backward pass."""
 
-    __slots__ = ("alias", "back", "ins", "kept", "matmul", "out", "params", "saved", "work")
+    __slots__ = (
+        "alias",
+        "back",
+        "ins",
+        "kept",
+        "label",
+        "matmul",
+        "out",
+        "params",
+        "passing",
+        "saved",
+        "work",
+    )
 
     def __init__(
         self,
@@ -55,9 +67,11 @@ class Op:
         kept: Stores,
         work: Stores,
         back: Stores,
+        passing: Stores,
         params: Stores,
         alias: bool,
         matmul: bool,
+        label: str,
     ) -> None:
         self.ins = ins
         self.out = out
@@ -69,11 +83,15 @@ class Op:
         """Sizes of temporary memory in the forward pass, one after the other."""
         self.back = back
         """Sizes of temporary memory in the backward pass, all together."""
+        self.passing = passing
+        """(for the first input's gradient, for the weight's): there while each is computed; may be empty."""
         self.params = params
         """Indices of the parameters whose gradients its backward makes."""
         self.alias = alias
         """Its backward hands the gradient on as it is (add, views) instead of making a new one."""
         self.matmul = matmul
+        self.label = label
+        """The class of the module that did it."""
 
 
 class Tape:
@@ -89,10 +107,14 @@ class Tape:
         """Bytes of parameters and buffers that have no gradient."""
         self.held: List[Tuple[int, int]] = []
         """(storage, number of operations until which a caller's variable holds it)."""
+        self.segments: List[Tuple[int, int]] = []
+        """Checkpointed blocks: (first operation, one past the last)."""
         self.inputs: List[int] = []
         """Storages of the batch."""
         self.cached: List[int] = []
         """Storages that live until the forward pass ends (autocast's weight cache)."""
+        self.label = ""
+        """The class of the module that is being recorded."""
         self.dust = 0
         """Bytes of small pieces that the forward pass keeps for the backward pass."""
         self._dust_params = 0
@@ -110,6 +132,11 @@ class Tape:
     def view(self, base: Tensor, shape: Shape) -> Tensor:
         """The same memory and gradient under another shape."""
         return Tensor(shape, base.elements, base.width, base.store, base.slot, base.grad)
+
+    def part(self, base: Tensor, shape: Shape, elements: int) -> Tensor:
+        """A view of some of the numbers: the same memory, a gradient of its own size."""
+        self._slots += 1
+        return Tensor(shape, elements, base.width, base.store, self._slots, base.grad)
 
     def over(self, base: Tensor) -> Tensor:
         """The result of an in-place operation: the same memory, a gradient of its own."""
@@ -147,6 +174,7 @@ class Tape:
         kept: Sequence[int] = (),
         work: Stores = (),
         back: Stores = (),
+        passing: Stores = (),
         params: Stores = (),
         alias: bool = False,
         matmul: bool = False,
@@ -163,7 +191,9 @@ class Tape:
         saved_stores = tuple(dict.fromkeys(tensor.store for tensor in saved)) if out.grad else ()
         if _DUST_PARAM in params:
             params = tuple(index for index in params if index != _DUST_PARAM)
-        self.ops.append(Op(ins, out, saved_stores, tuple(stores), work, back, params, alias, matmul))
+        self.ops.append(
+            Op(ins, out, saved_stores, tuple(stores), work, back, passing, params, alias, matmul, self.label)
+        )
         return out
 
     def hold(self, tensor: Tensor) -> None:

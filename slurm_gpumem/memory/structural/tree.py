@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List, Optional, Sequence, Set
 
 from slurm_gpumem.memory.structural.kinds import family_of
@@ -11,22 +12,31 @@ from slurm_gpumem.model.types import UNKNOWN_KIND, Layer, ModelSummary
 class Node:
     """A module: a row, or a block that a row stands for."""
 
-    __slots__ = ("children", "contains", "guessed", "row")
+    __slots__ = ("children", "contains", "guessed", "row", "shortcut")
 
     def __init__(self, row: Layer, children: Optional[List[Node]] = None) -> None:
         self.row = row
         self.children: List[Node] = children if children is not None else []
         self.guessed = False
         """Its children are not in the text."""
+        self.shortcut = False
+        """It leads around a residual block's other layers."""
         self.contains: Set[str] = set()
         """Kinds of containers in it, itself included; only kept where nesting has to be worked out."""
 
 
 def build_tree(summary: ModelSummary) -> List[Node]:
     """The top-level modules of a summary."""
+    if summary.format == "keras":
+        # Its channels stand last; inputs that were worked out for channels in front do not hold.
+        return _from_depths([_without_derived_inputs(row) for row in summary.layers])
     if summary.format.startswith(("torchsummary", "torch-summary/flat")):
         return _from_closing_rows(summary.layers)
     return _from_depths(summary.layers)
+
+
+def _without_derived_inputs(row: Layer) -> Layer:
+    return replace(row, inputs=()) if "inputs" in row.derived else row
 
 
 def _from_depths(rows: Sequence[Layer]) -> List[Node]:

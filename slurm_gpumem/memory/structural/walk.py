@@ -49,20 +49,24 @@ class Walk:
         """The residual stream of a transformer: what its last normalization took or made."""
         self.activated: Set[int] = set()
         """Slots of activations' results."""
+        self.halves: Set[int] = set()
+        """Slots of views of one half."""
         self.head = 64
         """Width of an attention head; the usual one unless a row shows it."""
         self.rotary = False
         """Whether queries and keys are rotated by their position."""
-        self.caches = keeps_cache(summary.name)
+        self.caches = keeps_cache(summary.name) and not job.checkpointing
         """Whether attention keeps keys and values for generation (transformers' decoders do by default)."""
-        self.caches_decoder = has_decoder(summary.name)
+        self.caches_decoder = has_decoder(summary.name) and not job.checkpointing
         self.uses_conv = False
         self.uses_matmul = False
         self.assumptions: Dict[str, None] = {}
-        self.guessed = 0
-        """Bytes of activations that come from blocks or layers the text does not show."""
+        self.has_guesses = False
+        """Whether blocks had to be filled with layers that the text does not show."""
         self.tied = 0
-        """Parameters of the embedding that serves as the output layer too; 0: none does."""
+        """Parameters of an embedding whose weights serve more than one module; 0: none does."""
+        self.ties_head = False
+        """Whether the output layer uses it (and not only a second embedding)."""
         self.tied_index: Tuple[int, ...] = ()
         self._unregistered = summary.total_params or sum(row.params for row in summary.layers)
         self._counts: Dict[Shape, int] = {}
@@ -208,6 +212,12 @@ class Walk:
         return None
 
     def _derived(self, shape: Shape) -> Tensor:
+        if self._is_half(shape):
+            # A part of the channels, seen through a view: the whole stays as long as the part is needed.
+            part = self.tape.part(self.cur, shape, self.count(shape))
+            self.recent[shape] = part
+            self.halves.add(part.slot)
+            return self.tape.op((self.take(self.cur),), part)
         parts = self._parts_of(shape)
         sources = parts or [self.cur]
         width = max(tensor.width for tensor in sources)
@@ -218,6 +228,13 @@ class Walk:
         self.tape.op(tuple(sources), out)
         self.recent[shape] = out
         return out
+
+    def _is_half(self, shape: Shape) -> bool:
+        cur = self.cur.shape
+        if len(shape) != len(cur) or len(shape) < 3:
+            return False
+        channels = 2 * shape[1] == cur[1] and shape[2:] == cur[2:]
+        return channels or (2 * shape[-1] == cur[-1] and shape[:-1] == cur[:-1])
 
     def _parts_of(self, shape: Shape) -> List[Tensor]:
         """The tensors that make `shape` when they are concatenated; empty when none do."""
