@@ -56,7 +56,7 @@ def test_jobs_that_come_and_go_at_once_never_lose_a_daemon_they_need(node: Node)
 def test_hooks_killed_at_random_moments_are_made_good(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(5)
     for name in ("prolog", "epilog"):
-        hooks = [_start(node, name, job_id) for job_id in range(1, 21)]
+        hooks = [_start(node, name, job_id) for job_id in range(1, 13)]
         for hook in hooks:
             time.sleep(dice.random() * 0.1)  # the moment of death is the point
             os.killpg(hook.pid, signal.SIGKILL)
