@@ -153,7 +153,7 @@ def make_site(site: Site) -> Iterator[Callable[..., Site]]:
 
 
 def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callable[..., Site]) -> None:
-    site = make_site()
+    site = make_site(idle_exit_s=1)
     work = "env | grep ^CUDA; gpumem-standin --peak {} --steps 4 --seconds 3"
     ids = [site.submit(work.format(1000 * number), user=USERS[number % 2]) for number in range(1, 5)]
     until(lambda: all(site.live(job).get("processes") for job in ids), 30)
