@@ -199,11 +199,12 @@ def test_a_process_outside_mps_is_noted(desk: Desk) -> None:
     assert "outside MPS" in str(live["2"]["notes"])
 
 
-def test_a_controller_that_is_away_ends_no_job(desk: Desk) -> None:
+def test_a_controller_that_is_away_ends_no_job(make_desk, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("slurm_gpumem.node.sampler._SWEEP_AFTER_S", 0.0)
+    desk = make_desk(squeue='echo >>"$0.asked"; exit 1')
+    asked = desk.root / "bin" / "squeue.asked"
     desk.job(1)
-    for _ in range(20):
-        desk.sampler.tick()
-        time.sleep(0.01)
+    until(lambda: desk.sampler.tick() and asked.exists() and len(asked.read_text()) >= 4)
     assert jobs.get(desk.folder, 1) is not None
 
 
