@@ -83,8 +83,8 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
             runs.append(_run(row, abouts.get(row.get("run", ""), {})))
     if not runs:
         raise UsageError(
-            f"{folder}: no measured runs there. They are kept in the repository (models/{FOLDER}), not in the "
-            "installed package: run this in a checkout, or name a folder of runs with --data"
+            f"{folder}: no measured runs there. They are kept in the repository (models/{FOLDER}), not in "
+            "the installed package: run this in a checkout, or name a folder of runs with --data"
         )
     return GroundTruth(tuple(runs), texts, left_out)
 

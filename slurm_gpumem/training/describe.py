@@ -51,7 +51,6 @@ def _toggles(row: Row) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(row["toggles"].items())) or "none"
 
 
-
 _GROUPS: Dict[str, Callable[[Row], str]] = {
     "family": lambda row: str(row["family"]),
     "source": lambda row: str(row["source"]),

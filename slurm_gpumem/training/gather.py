@@ -139,7 +139,7 @@ def _write(path: Path, text: str) -> bool:
     if path.suffix == ".gz":
         data = gzip.compress(data, 9, mtime=0)
     elif path.suffix == ".xz":
-        data = lzma.compress(data, preset=9)
+        data = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
     path.with_name(f"{path.name}.new").write_bytes(data)
     path.with_name(f"{path.name}.new").replace(path)
     return True

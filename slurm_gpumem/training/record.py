@@ -4,8 +4,8 @@
 
 Each recording is one JSON document: `events` are [kind, block, size] with kind one of
 "a" (allocated), "f" (freed), "s" (segment taken from the driver), "r" (segment returned), and block a
-number that no other allocation or segment of the recording has; annotated ones have a fourth element, the index into `ops` of
-the operator that was running. `peaks` are torch.cuda.memory_stats at the end.
+number that no other allocation or segment of the recording has; annotated ones have a fourth element,
+the index into `ops` of the operator that was running. `peaks` are torch.cuda.memory_stats at the end.
 """
 
 from __future__ import annotations
