@@ -151,9 +151,7 @@ class Collector:
         job, alone = tagged.job, tagged.alone
         self._scheduler.ended(job)
         row = {**_describe(job), **(ended.answer or {"error": ended.error[-300:]}), "run": self._run}
-        disturbed = (
-            row.get("oom") or row.get("alloc_retries") or "out of memory" in str(row.get("error", "")).lower()
-        )
+        disturbed = row.get("oom") or row.get("alloc_retries") or _lacked_memory(str(row.get("error", "")))
         if disturbed and not alone:
             # Perhaps only its neighbours were in the way: again, with the GPU to itself.
             self._scheduler.alone.append(job)
@@ -223,6 +221,11 @@ def _describe(job: Job) -> Dict[str, Any]:
         "toggles": dict(job.toggles),
         "expected_mib": round(job.expected_mib),
     }
+
+
+def _lacked_memory(error: str) -> bool:
+    """Libraries say it in their own ways: cuBLAS and cuDNN have a status of that name."""
+    return any(text in error.lower() for text in ("out of memory", "alloc_failed"))
 
 
 def _shard(jobs: List[Job], text: str) -> List[Job]:
