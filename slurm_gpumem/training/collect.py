@@ -44,6 +44,9 @@ def _options(argv: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--skip", type=Path, action="append", default=[], help="rows of earlier runs (.jsonl or .jsonl.gz)"
     )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="run again what failed otherwise than by lack of memory"
+    )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--jobs", type=int, default=14, help="children at once")
     parser.add_argument(
@@ -64,7 +67,7 @@ def _collect(options: argparse.Namespace) -> int:
     jobs = _shard(load_jobs(options.config), options.shard)
     options.out.mkdir(parents=True, exist_ok=True)
     rows_path = options.out / f"rows-{options.config.stem}-{options.shard.replace('/', 'of')}.jsonl"
-    done = _done_keys([*options.skip, rows_path])
+    done = _done_keys([*options.skip, rows_path], options.retry_failed)
     jobs = [job for job in jobs if job.key not in done]
     jobs = jobs[: options.max_jobs] if options.max_jobs else jobs
     if options.tiny:
@@ -247,7 +250,7 @@ def _tiny(jobs: Iterable[Job]) -> List[Job]:
     ]
 
 
-def _done_keys(paths: Iterable[Path]) -> Set[str]:
+def _done_keys(paths: Iterable[Path], retry_failed: bool) -> Set[str]:
     keys: Set[str] = set()
     for path in paths:
         if not path.exists():
@@ -258,7 +261,8 @@ def _done_keys(paths: Iterable[Path]) -> Set[str]:
                     row = json.loads(line)
                 except ValueError:
                     continue  # the last line of a run that was killed while it wrote
-                if not row.get("spoiled"):
+                failed = "error" in row and not row.get("oom")
+                if not row.get("spoiled") and not (failed and retry_failed):
                     keys.add(row["key"])
     return keys
 

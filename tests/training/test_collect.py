@@ -102,6 +102,18 @@ def test_rows_of_other_files_are_skipped_too(config: Path, monkeypatch: pytest.M
     assert spoiled.key in keys
 
 
+def test_failed_rows_are_run_again_only_when_asked_for(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(collect, "measure", lambda job, device: {"error": "odd"})
+    _collect(config)
+    _collect(config)
+    assert "0 jobs to run, 3 done before" in capsys.readouterr().out
+    monkeypatch.setattr(collect, "measure", _fine)
+    _collect(config, "--retry-failed")
+    assert [row.get("error") for row in _rows(config)] == ["odd"] * 3 + [None] * 3
+
+
 def test_a_row_that_was_cut_off_does_not_spoil_the_next(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
