@@ -32,10 +32,10 @@ PROGRESS_SECONDS = 5.0
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run the configuration's jobs until all are done or the time is over."""
-    return exit_code(lambda: _collect(_options(argv)))
+    return exit_code(lambda: _collect(_parser().parse_args(argv)))
 
 
-def _options(argv: Optional[List[str]]) -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.training.collect", description=__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -58,7 +58,16 @@ def _options(argv: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--tiny", action="store_true", help="one step at the smallest batch (a check, not a measurement)"
     )
-    return parser.parse_args(argv)
+    return parser
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command for the data card: the configuration and what was set, without folders of this machine."""
+    words = [options.config.name]
+    for name, value in vars(options).items():
+        if name not in ("config", "out", "skip") and value != _parser().get_default(name):
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return " ".join(words)
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -79,7 +88,7 @@ def _collect(options: argparse.Namespace) -> int:
     about.update(
         {
             "run": f"{options.config.stem}-{about['when']}",
-            "command": " ".join(sys.argv[1:]),
+            "command": _command(options),
             "jobs": len(jobs),
         }
     )

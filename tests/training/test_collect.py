@@ -77,6 +77,7 @@ def test_hand_written_models_train_and_leave_a_row_each(
     said = json.loads(about.read_text())
     assert {row["run"] for row in rows.values()} == {said["run"]}
     assert said["versions"]["torch"]
+    assert said["command"] == "three.toml --device cpu --jobs 2"
     assert "3 jobs to run, 0 done before" in capsys.readouterr().out
 
 
