@@ -1,6 +1,7 @@
 # make demo    set everything up and watch real Slurm daemons share GPUs
 # make test    set everything up and run all tests
 # make test-slurm-versions   the Slurm tests again, on newer Slurms in trees of their own (as root)
+# make bench   start-up of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make accuracy  score every estimator on the measured training runs in models/
 
@@ -10,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
 	lua5.1 lua5.3 lua5.4 shellcheck python3-venv
+DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
 TORCH := torch==2.13.0
 RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
@@ -35,6 +37,11 @@ $(VENV)/.test-ready: $(BIN)/gpumem setup.cfg
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
 	@touch $@
 
+# The demo needs no database, no linter and no torch: it is to start soon.
+demo: APT_PACKAGES := $(DEMO_PACKAGES)
+demo: setup
+	@$(BIN)/python -m slurm_gpumem.cli.demo
+
 setup: apt $(BIN)/gpumem
 setup-test: apt $(VENV)/.test-ready
 
@@ -52,6 +59,9 @@ test-slurm-versions: setup-test
 	  echo "Slurm of Debian $$suite"; tests/slurm-tree.sh $$suite $$tree && \
 	  GPUMEM_TEST_SLURM_ROOT=$$tree $(BIN)/python -m pytest -m slurm || exit 1; \
 	done
+
+bench: setup-test
+	$(BIN)/python tests/bench/bench.py
 
 lint: setup-test
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .

@@ -45,6 +45,7 @@ local function as_option(item)
   local value = match(item.raw, "^gres[:/](.*)$") or item.raw
   if item.field ~= "tres_per_node" then
     value = match(value, "^gpu[:=](.*)$") or (value == "gpu" and "1" or value)
+    value = value:gsub("=", ":")
   end
   return OPTION[item.field] .. value
 end
@@ -119,6 +120,10 @@ local function reason_to_leave(job, request, script, directives)
   elseif (job.cpus_per_tres or "") ~= "" or (job.mem_per_tres or "") ~= ""
       or given(job.ntasks_per_tres, NO_VAL16) then
     return "Slurm refuses --cpus-per-gpu, --mem-per-gpu and --ntasks-per-gpu for part of a GPU"
+  end
+  if type(job.tres_bind) == "string" and find(job.tres_bind, "gpu", 1, true) then
+    -- SLURM_TRES_BIND cannot be unset from here, and 26.05 gives steps no device with any other value.
+    return "--gpus-per-task and --gpu-bind bind its steps to a whole GPU; --gres=gpu:1 would share"
   end
   local line = request.whole and script and read.find_gpu_srun(script)
   return line and format("line %d of the script has an srun that names GPUs", line) or nil
@@ -285,7 +290,12 @@ local function share(job, site, asked, mib, gpus)
     add("comment", format("%sreq=%d,by=mem,shards=%d%s", RECORD, mib, count, oom))
   end
   if request.whole and asked.script then
-    plan.environment = { "SLURM_GPUS_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_TASK" }
+    plan.environment = { SLURM_GPUS_PER_NODE = "", SLURM_GPUS = "", SLURM_GPUS_PER_TASK = "" }
+    for _, change in ipairs(plan.changes) do
+      if change.field == "tres_per_task" then -- from 23.11 on, with what else the tasks ask for
+        plan.environment.SLURM_TRES_PER_TASK = change.new
+      end
+    end
   end
   plan.message = format("gpumem: %s became --gres=%s (one GPU has %d)%s",
     came and was or "no GPU option", word, gpu.shares,
@@ -294,7 +304,7 @@ local function share(job, site, asked, mib, gpus)
 end
 
 --- What to do with a job: nil (nothing), or a plan: `message` for the user, `changes` of text
--- fields, `numbers` to set, `environment` names to empty. Changes nothing itself.
+-- fields, `numbers` to set, `environment` to set where it is set. Changes nothing itself.
 function M.plan(job, partitions, site)
   local script = job.script
   local asked = { record = read.find_record(job.comment), items = read.parse_request(job) }
@@ -349,10 +359,10 @@ function M.apply(job, plan, log)
       log("gpumem: " .. field .. ": " .. clean(why))
     end
   end
-  for _, name in ipairs(plan.environment or {}) do
+  for name, value in pairs(plan.environment or {}) do
     pcall(function()
       if job.environment[name] then
-        job.environment[name] = ""
+        job.environment[name] = value
       end
     end)
   end

@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
 import pytest
+from hypothesis import settings
 
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
+
+# A busy machine is no reason to fail: a property test is judged by its result, not by its time.
+settings.register_profile("gpumem", deadline=None)
+settings.load_profile("gpumem")
 
 ClusterFactory = Callable[..., Cluster]
 
@@ -62,6 +67,10 @@ class _clusters:
         root = os.environ.get("GPUMEM_TEST_SLURM_ROOT")
         if root:
             fields.setdefault("slurm_root", Path(root))
-        cluster = up(ClusterSpec(**fields))
+        try:
+            cluster = up(ClusterSpec(**fields))
+        except Exception:
+            shutil.rmtree(fields["state"])
+            raise
         self._running.append(cluster)
         return cluster

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Sequence
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.accuracy import Failure, Score, figures, grouped, score, worst
-from slurm_gpumem.memory.ground_truth import GroundTruth, load_ground_truth
+from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, load_ground_truth
 from slurm_gpumem.sizes import format_mib
 
 SCHEMA = "gpumem-accuracy/1"
@@ -190,8 +190,8 @@ def _parser() -> argparse.ArgumentParser:
         "--format",
         action="append",
         default=[],
-        metavar="NAME",
-        help="summaries of this format (default: the best)",
+        choices=TOOLS,
+        help="score these summaries (repeatable; default: the fullest that a model has)",
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="folder of measured runs (models/ground-truth)"

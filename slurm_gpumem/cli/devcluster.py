@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import time
 from pathlib import Path
-from typing import List
+from typing import List, Sequence
 
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.devcluster import cluster, processes
-from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes, default_state
+from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.sizes import format_mib, parse_mib
+
+_NODE = re.compile(r"([^=]+)=([0-9]+)x([^:]+):(.+)")
 
 
 def main(argv: List[str]) -> int:
@@ -28,12 +31,7 @@ def _up(args: argparse.Namespace) -> int:
     started = time.monotonic()
     running = cluster.up(_spec(args))
     took = time.monotonic() - started
-    nodes = running.spec.nodes
-    first = nodes[0]
-    print(
-        f"dev cluster up in {took:.1f} s: {len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with "
-        f"{first.gpus} stand-in GPUs each ({first.gpu_type}, {format_mib(first.gpu_memory_mib)})"
-    )
+    print(f"dev cluster up in {took:.1f} s: {_describe(running.spec.nodes)}")
     print(f'use it:  eval "$(gpumem devcluster env{_state_option(args.state)})"')
     print(f"stop it: gpumem devcluster down{_state_option(args.state)}")
     return 0
@@ -67,10 +65,11 @@ def _down(args: argparse.Namespace) -> int:
 def _spec(args: argparse.Namespace) -> ClusterSpec:
     if args.nodes < 1:
         raise UsageError(f"--nodes {args.nodes}: a cluster needs at least one node")
+    nodes = tuple(_node(text) for text in args.node) or default_nodes(
+        args.nodes, args.gpus_per_node, args.gpu_type, parse_mib(args.gpu_memory, default_unit="g")
+    )
     return ClusterSpec(
-        nodes=default_nodes(
-            args.nodes, args.gpus_per_node, args.gpu_type, parse_mib(args.gpu_memory, default_unit="g")
-        ),
+        nodes=nodes,
         gres=args.gres,
         accounting=args.accounting,
         job_submit_lua=None if args.job_submit is None else str(Path(args.job_submit).absolute()),
@@ -78,6 +77,26 @@ def _spec(args: argparse.Namespace) -> ClusterSpec:
         state=args.state,
         slurm_root=None if args.slurm_root is None else Path(args.slurm_root).absolute(),
     )
+
+
+def _node(text: str) -> NodeSpec:
+    match = _NODE.fullmatch(text)
+    if not match:
+        raise UsageError(f"--node {text!r}: write it like big=2xh100:80G (name, GPUs, type, memory of each)")
+    name, gpus, gpu_type, memory = match.groups()
+    return NodeSpec(name, int(gpus), gpu_type, parse_mib(memory, default_unit="g"))
+
+
+def _describe(nodes: Sequence[NodeSpec]) -> str:
+    """ "2 nodes with 4 stand-in GPUs each (a100, 40.0 GiB)", or each node by itself where they differ."""
+    kinds = {(node.gpus, node.gpu_type, node.gpu_memory_mib) for node in nodes}
+    if len(kinds) == 1:
+        count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        each = "" if len(nodes) == 1 else " each"
+        (gpus, gpu_type, memory) = kinds.pop()
+        return f"{count} with {gpus} stand-in GPUs{each} ({gpu_type}, {format_mib(memory)})"
+    listed = (f"{n.name} with {n.gpus} {n.gpu_type} of {format_mib(n.gpu_memory_mib)}" for n in nodes)
+    return f"{len(nodes)} nodes with stand-in GPUs: {', '.join(listed)}"
 
 
 def _state_option(state: Path) -> str:
@@ -99,6 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus-per-node", type=int, default=4, help="stand-in GPUs of each (default 4)")
     up.add_argument("--gpu-memory", default="40G", metavar="SIZE", help="memory of each GPU (default 40G)")
     up.add_argument("--gpu-type", default="a100", metavar="TYPE", help="Slurm's type for them (default a100)")
+    up.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME=COUNTxTYPE:SIZE",
+        help="a node of its own kind, such as big=2xh100:80G; repeatable, instead of the four options above",
+    )
     up.add_argument("--gres", default="shard", choices=["shard", "mps"], help="what GPUs are shared by")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--job-submit", metavar="FILE", help="a job_submit.lua to run at every submission")

@@ -99,7 +99,7 @@ def _gpusbatch(argv: List[str]) -> int:
         check_script(script)
     from slurm_gpumem.cli.share_job import submit_shared
 
-    return submit_shared(line, script, settings, config, table, switches, warnings)
+    return submit_shared(line, script, settings, config, table, switches, warnings, _plugin_options)
 
 
 def _own_options(line: CommandLine) -> Dict[str, str]:

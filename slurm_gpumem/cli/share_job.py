@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.cli.decide import Decision, decide
 from slurm_gpumem.cli.job_settings import JobSettings
@@ -24,7 +24,7 @@ from slurm_gpumem.sharing.types import GpuRequest
 from slurm_gpumem.sizes import format_mib
 from slurm_gpumem.slurm.batch_script import BatchScript
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
-from slurm_gpumem.slurm.sbatch_options import CommandLine, OptionTable
+from slurm_gpumem.slurm.sbatch_options import CommandLine, OptionSpec, OptionTable
 
 SCHEMA = "gpumem-submit/1"
 
@@ -37,9 +37,10 @@ def submit_shared(
     table: OptionTable,
     switches: Mapping[str, bool],
     warnings: Sequence[str],
+    plugin_options: Callable[[], Sequence[OptionSpec]],
 ) -> int:
     """Decide what the job asks for and submit it so."""
-    in_script = script.options(table) if script else ()
+    in_script = script.options(table, plugin_options) if script else ()
     wishes = merge_wishes(line.options, os.environ, in_script)
     if switches["json"] and wishes.any_of("parsable"):
         raise UsageError("--json and --parsable both say what stdout is; choose one")
@@ -67,19 +68,18 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
     from slurm_gpumem.cli.parts_table import speaks_unicode
 
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
-    request, need = decision.request, decision.need
+    request = decision.request
     told = []
     if decision.estimate and settings.model:
         told.append(f"{os.path.basename(settings.model)}, {_job_words(decision.estimate)} {arrow}")
         told.append(f"peak {format_mib(decision.estimate.peak_mib)},")
-    elif need:
-        told.append(f"{_size(need.request_mib)} of GPU memory by hand,")
     if request is None:
         told.append(f"GPU options left as they are: {decision.reason}")
     elif request.whole_gpu:
         told.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
     else:
         told.append(f"asking for {_size(_asked_mib(request, decision.gpu, config))} ({request.reason})")
+        told += [] if decision.estimate else ["as given by hand"]
     return " ".join(told)
 
 

@@ -41,7 +41,7 @@ def plain_submission(line: CommandLine, argv: List[str], script: Optional[BatchS
     if any(option.ours for option in line.options):
         words, at = _with_script(line, [w for o in line.options if not o.ours for w in o.words])
         return Submission(tuple(words), script=script, script_at=at, copied=_unreadable(script))
-    at = argv.index(line.script) + 1 if line.script is not None and _unreadable(script) else None
+    at = None if line.script_at is None else line.script_at + 1
     return Submission((SBATCH, *argv), script=script, script_at=at, copied=_unreadable(script))
 
 
@@ -77,6 +77,8 @@ def build_submission(
         changed = script.without(lambda option: option.name in REPLACED - {"gres"}, table)
         if changed is not script:
             notes.append(f"the GPU options of {script.name} are taken out of the copy that is submitted")
+    if script is not None and decision.shared:
+        notes += _unset_variables(script)
     unset = tuple(
         variable
         for name, variable in ENVIRONMENT.items()
@@ -193,6 +195,17 @@ def _with_script(line: CommandLine, options: List[str]) -> Tuple[List[str], Opti
     if line.script.startswith("-") or line.script == ":":
         words.append("--")
     return [*words, line.script, *line.script_args], len(words)
+
+
+def _unset_variables(script: BatchScript) -> List[str]:
+    """A script that counts its GPUs by a variable which only whole-GPU options set would trip over it."""
+    text = script.text()
+    for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS"):
+        if f"${name}" in text.replace("{", "").replace(f"${name}_", ""):
+            return [
+                f"{script.name} reads ${name}, which a shared job does not have; $SLURM_GPUS_ON_NODE is 1"
+            ]
+    return []
 
 
 def _unreadable(script: Optional[BatchScript]) -> bool:

@@ -30,6 +30,7 @@ from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.errors import DevClusterError
 
 STATE_VARIABLE = "GPUMEM_DEVCLUSTER"
+_OF_SLURM = ("SLURM", "SBATCH_", "SALLOC_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
 _STOP_ORDER = ("slurmctld", "slurmd", "slurmdbd", "mariadbd", "munged")
 _STAND_IN_FILES = ("ledger.py", "standin.py")
 
@@ -68,7 +69,7 @@ class Cluster:
         as_user = {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid}
         return subprocess.run(  # type: ignore[call-overload, no-any-return]
             list(argv),
-            env={**os.environ, **self.env, **(env or {})},
+            env={**_without_slurm(os.environ), **self.env, **(env or {})},
             cwd=cwd,
             input=input,
             stdin=subprocess.DEVNULL if input is None else None,
@@ -139,6 +140,11 @@ def down(state: Path) -> List[Process]:
     return Cluster(layout, known).stop()
 
 
+def _without_slurm(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The environment less what another Slurm left in it: we may be inside one of its jobs."""
+    return {key: value for key, value in environ.items() if not key.startswith(_OF_SLURM)}
+
+
 def _start(cluster: Cluster, known: Record) -> None:
     spec, layout = cluster.spec, cluster.layout
     _make_folders(layout)
@@ -186,13 +192,22 @@ def _write_files(
     (layout.conf / "cgroup.conf").write_text(config.cgroup_conf(slurm_version))
     layout.site_config.write_text(config.site_config(spec))
     if spec.accounting:
-        private = layout.conf / "slurmdbd.conf"
-        private.touch(mode=0o600)
-        private.write_text(config.slurmdbd_conf(layout, place))
+        (layout.conf / "slurmdbd.conf").write_text(config.slurmdbd_conf(layout, place))
     if spec.job_submit_lua is not None:
         _copy_lua(Path(spec.job_submit_lua), layout.conf)
     ledger.create(layout.ledger, {node.name: [node.gpu_memory_mib] * node.gpus for node in spec.nodes})
     _install_stand_in(layout)
+    for folder in (layout.conf, layout.library):
+        _let_read(folder)
+    if spec.accounting:
+        (layout.conf / "slurmdbd.conf").chmod(0o600)
+
+
+def _let_read(folder: Path) -> None:
+    """Let everybody read what is in a folder, whatever our umask; scripts stay executable."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
 
 
 def _copy_lua(script: Path, folder: Path) -> None:
@@ -235,6 +250,12 @@ def _claim_folder(layout: Layout) -> None:
         raise DevClusterError(f"{root}: must belong to you and be writable by you only (chmod 755)")
     # Those whose jobs run here must get through, whatever our umask.
     root.chmod(0o755)
+    closed = [parent for parent in root.parents if not parent.stat().st_mode & stat.S_IXOTH]
+    if closed and os.geteuid() == 0:
+        raise DevClusterError(
+            f"{root}: other users cannot enter {closed[-1]}, so their jobs could not use this cluster; "
+            "choose another state folder with --state"
+        )
 
 
 def _make_folders(layout: Layout) -> None:

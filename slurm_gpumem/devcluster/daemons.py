@@ -62,6 +62,9 @@ class Starter:
             f"--seed-file={layout.munge / 'seed'}",
             "--num-threads=2",
         ]
+        if not self._place.is_root:
+            # Else it refuses a home folder that others cannot enter; nobody else uses this cluster.
+            argv.append("--force")
         process = self._start(argv, "munged")
         self._await(process, lambda: _answers_unix(layout.munge_socket), "munged.out")
 

@@ -46,6 +46,8 @@ def start(
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
+            # What daemons make, the users of jobs must be able to reach, whatever our own umask.
+            umask=0o022,
         )
     # The kernel keeps a child's /proc entry until it is waited for, so this cannot miss it.
     ticks = start_ticks(child.pid)

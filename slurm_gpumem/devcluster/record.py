@@ -34,15 +34,21 @@ class Record:
 @contextlib.contextmanager
 def locked(layout: Layout) -> Iterator[None]:
     """Hold the state folder: `up` and `down` never work in one folder at the same time."""
-    with open(layout.lock, "a") as file:
+    try:
+        descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise DevClusterError(f"{layout.lock}: {error.strerror}; is this another user's cluster?") from None
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DevClusterError(
                 f"{layout.root}: another gpumem devcluster command is at work in this state folder; "
                 "wait for it or choose another with --state"
             ) from None
         yield
+    finally:
+        os.close(descriptor)
 
 
 def save(layout: Layout, record: Record) -> None:
@@ -57,6 +63,7 @@ def save(layout: Layout, record: Record) -> None:
     }
     temporary = layout.record.with_suffix(".new")
     temporary.write_text(json.dumps(content, indent=1) + "\n")
+    temporary.chmod(0o644)
     os.replace(temporary, layout.record)
 
 

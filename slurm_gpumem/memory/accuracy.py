@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.ground_truth import GroundTruth, MeasuredRun
+from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, MeasuredRun
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.sizes import ceil_div
-
-# The fullest text first: what a user would be asked to make.
-FORMATS = ("torchinfo", "torchsummary", "pytorch-model-summary", "keras", "print")
 
 
 @dataclass(frozen=True)
@@ -165,5 +162,4 @@ def _share(flags: Iterable[bool]) -> float:
 def _choose(texts: Mapping[str, str], formats: Sequence[str]) -> List[str]:
     if formats:
         return [name for name in formats if name in texts]
-    best: Optional[str] = next((name for name in FORMATS if name in texts), None)
-    return [best or sorted(texts)[0]]
+    return [next(name for name in TOOLS if name in texts)]

@@ -10,6 +10,7 @@ this package but its neighbours, so that it runs in any environment that trains.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -39,15 +40,17 @@ def main(argv: List[str]) -> int:
     """Measure the stages named and print the result."""
     # So that the numbers of CUDA_VISIBLE_DEVICES are NVML's.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    try:
-        import torch
-    except ImportError as error:
-        return _say({"error": "no-torch", "detail": str(error)})
+    if importlib.util.find_spec("torch") is None:
+        return _say({"error": "no-torch", "detail": "no module named torch"})
     try:
         source = open_source()
         memory = OwnMemory(source)
     except OSError as error:
         return _say({"error": "no-gpu", "detail": str(error)})
+    try:
+        import torch
+    except ImportError as error:
+        return _say({"error": "no-torch", "detail": str(error)})
     if not torch.cuda.is_available():
         return _say({"error": "no-gpu", "detail": f"torch {torch.__version__} sees no CUDA device"})
     return _say(_measure(torch, argv, memory, source))

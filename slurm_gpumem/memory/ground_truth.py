@@ -2,8 +2,9 @@
 
     rows*.jsonl.gz       one run a line: key, summary, model, family, batch, optimizer, precision, toggles,
                          run, process_bytes (None where the driver does not tell), reserved_bytes, ...
-    summaries*.jsonl.gz  one text a line: summary (the rows' key), format, text
-    about*.json          one measuring session: run, gpu, gpu_mib, driver, versions
+    summaries*.jsonl.xz  one model and input size a line: summary (the rows' key) and its texts by the tool
+                         that made them (TOOLS; TOOL_error where it failed)
+    about*.json          a list of measuring runs: run, gpu, gpu_mib, driver, versions, command
 
 Rows that failed, ran out of memory or were disturbed carry `error`, `oom` or `spoiled` and are left out.
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, TextIO, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
@@ -22,6 +24,8 @@ from slurm_gpumem.memory.gpus import closest_gpu
 from slurm_gpumem.memory.types import Gpu, TrainingJob
 
 FOLDER = "ground-truth"
+TOOLS = ("torchinfo_full", "torchinfo_deep", "torchsummary", "torchinfo", "print")
+"""Who made a summary, the fullest text first (torchinfo alone hides what lies deeper than 3)."""
 _MIB = 2**20
 # What a job of the estimator can say about itself; a run with any other toggle is not comparable.
 _JOB_TOGGLES = {
@@ -54,7 +58,7 @@ class GroundTruth:
 
     runs: Tuple[MeasuredRun, ...]
     texts: Mapping[str, Mapping[str, str]]
-    """Summary key → format → text."""
+    """Summary key → tool that made it (TOOLS) → text."""
     left_out: Mapping[str, int]
     """Why rows were not taken, and how many."""
 
@@ -62,10 +66,13 @@ class GroundTruth:
 def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
     """Read a folder of measured runs (default: the package's own); UsageError when there are none."""
     folder = data_path("models", FOLDER) if folder is None else folder
-    abouts = {about.get("run", ""): about for about in map(_read_json, sorted(folder.glob("about*.json")))}
+    abouts = {
+        about["run"]: about for path in sorted(folder.glob("about*.json")) for about in _read_abouts(path)
+    }
     texts: Dict[str, Dict[str, str]] = {}
     for line in _lines(folder, "summaries"):
-        texts.setdefault(line["summary"], {})[line["format"]] = line["text"]
+        made = {tool: line[tool] for tool in TOOLS if isinstance(line.get(tool), str)}
+        texts.setdefault(line["summary"], {}).update(made)
     runs: List[MeasuredRun] = []
     left_out: Dict[str, int] = {}
     for row in _lines(folder, "rows"):
@@ -113,9 +120,15 @@ def _run(row: Mapping[str, Any], about: Mapping[str, Any]) -> MeasuredRun:
 
 
 def _lines(folder: Path, prefix: str) -> Iterator[Dict[str, Any]]:
-    for path in sorted([*folder.glob(f"{prefix}*.jsonl"), *folder.glob(f"{prefix}*.jsonl.gz")]):
-        with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
+    for path in sorted(folder.glob(f"{prefix}*.jsonl*")):
+        with _open_text(path) as file:
             yield from _parsed(path, file)
+
+
+def _open_text(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt")
+    return lzma.open(path, "rt") if path.suffix == ".xz" else open(path)
 
 
 def _parsed(path: Path, file: Iterable[str]) -> Iterator[Dict[str, Any]]:
@@ -126,9 +139,10 @@ def _parsed(path: Path, file: Iterable[str]) -> Iterator[Dict[str, Any]]:
             raise UsageError(f"{path}: line {number} is not JSON") from None
 
 
-def _read_json(path: Path) -> Dict[str, Any]:
+def _read_abouts(path: Path) -> List[Dict[str, Any]]:
     try:
-        content: Dict[str, Any] = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except ValueError as error:
         raise UsageError(f"{path}: is not JSON: {error}") from None
-    return content
+    # The collector writes one; a data set gathered from several runs keeps a list.
+    return content if isinstance(content, list) else [content]

@@ -23,6 +23,14 @@ def parse_count(text: str) -> Optional[int]:
     return None
 
 
+def parse_decimal(text: str) -> Optional[float]:
+    """Read "1,234.56"; None when it is no such number."""
+    whole, _, fraction = text.partition(".")
+    if parse_count(whole) is None or (fraction and parse_count(fraction) is None):
+        return None
+    return float(f"{parse_count(whole)}.{fraction or 0}")
+
+
 class ShapeReader:
     """Reads shapes; remembers what it has read, since a summary repeats few shapes often."""
 

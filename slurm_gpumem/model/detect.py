@@ -12,8 +12,9 @@ from slurm_gpumem.model.types import UNKNOWN_KIND, ModelSummary
 
 _SAMPLE = 60
 _SHAPE = r"\s+\[*(?:-1|[0-9]+)(?:, |\])"
-_NUMBERED_ROW = re.compile(rf".{{0,200}}?\b[A-Za-z_]\w*-[0-9]+{_SHAPE}")
-_TREE_ROW = re.compile(r".{0,200}?(?:[├└]─|[|+] )[A-Za-z_]\w*.{0,200}: [0-9]+-[0-9]+\s")
+_NUMBERED_ROW = rf".{{0,200}}?\b[A-Za-z_]\w*-[0-9]+{_SHAPE}"
+_BOXED_ROW = r".{0,200}?│ .{0,200}\([A-Z]\w*[)…] *│ [\[(]*(?:None|[0-9])"
+_TREE_ROW = r".{0,200}?(?:[├└]─|[|+] )[A-Za-z_]\w*.{0,200}: [0-9]+-[0-9]+\s"
 
 
 def parse(text: str, *, origin: str) -> ModelSummary:
@@ -46,7 +47,7 @@ def _parse_table(lines: List[str], table: Table) -> Optional[ModelSummary]:
         from slurm_gpumem.model import keras
 
         summary = keras.parse(lines, table)
-    elif "depth-idx" not in table.header and any(_NUMBERED_ROW.match(line) for line in sample):
+    elif "depth-idx" not in table.header and any(re.match(_NUMBERED_ROW, line) for line in sample):
         from slurm_gpumem.model import torchsummary
 
         summary = torchsummary.parse(lines, table)
@@ -54,13 +55,17 @@ def _parse_table(lines: List[str], table: Table) -> Optional[ModelSummary]:
         from slurm_gpumem.model import torchinfo
 
         summary = torchinfo.parse(lines, table)
-    return summary if any(layer.kind != UNKNOWN_KIND for layer in summary.layers) else None
+    return summary if _has_layers(summary) else None
+
+
+def _has_layers(summary: ModelSummary) -> bool:
+    return any(layer.kind != UNKNOWN_KIND for layer in summary.layers)
 
 
 def _parse_headless(lines: List[str]) -> Optional[ModelSummary]:
     """Read a table whose beginning is cut off, from the first line that looks like a row."""
     for number, line in enumerate(lines):
-        if ("[" in line or "─" in line) and (_NUMBERED_ROW.match(line) or _TREE_ROW.match(line)):
+        if ("[" in line or "─" in line or "│" in line) and _looks_like_row(line):
             stop, closed = find_stop(lines, number, len(lines))
             summary = _parse_table(lines, Table("", number, stop, len(lines), closed))
             if summary is None:
@@ -68,6 +73,10 @@ def _parse_headless(lines: List[str]) -> Optional[ModelSummary]:
             note = f"the beginning of the table is cut off before line {number + 1}: layers may be missing"
             return replace(summary, warnings=(note, *summary.warnings), complete=False)
     return None
+
+
+def _looks_like_row(line: str) -> bool:
+    return any(re.match(row, line) for row in (_NUMBERED_ROW, _TREE_ROW, _BOXED_ROW))
 
 
 def _parse_printed(lines: List[str]) -> Optional[ModelSummary]:
@@ -79,6 +88,8 @@ def _parse_printed(lines: List[str]) -> Optional[ModelSummary]:
     if not starts:
         return None
     summary = printed.parse(lines, starts[-1])
+    if not _has_layers(summary):
+        return None
     return _mention_others(summary, [start + 1 for start in starts[:-1]], starts[-1] + 1)
 
 

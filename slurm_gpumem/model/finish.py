@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.model.batch import detect_batch
-from slurm_gpumem.model.cells import parse_count
+from slurm_gpumem.model.cells import parse_count, parse_decimal
 from slurm_gpumem.model.flow import derive_inputs, derive_outputs
 from slurm_gpumem.model.rows import Row, freeze
 from slurm_gpumem.model.types import ModelSummary, Shape
 
 _TOTAL = re.compile(
-    r"[^\w]*(Total|Trainable|Non-trainable|Optimizer) params(?: \((?:Units\.)?(\w+)\))?: *([\d,._']+)"
+    r"[^\w]*(Total|Trainable|Non-trainable|Optimizer) params(?: \((?:Units\.)?(\w+)\))?: *([0-9,._']+)"
 )
 # Twice the outputs of every layer with parameters, also of those that the table's depth hides.
-_OUTPUTS = re.compile(r"[^\w]*Forward/backward pass size \(MB\): *([\d,.]+)")
+_OUTPUTS = re.compile(r"[^\w]*Forward/backward pass size \(MB\): *([0-9,]+(?:\.[0-9]+)?)")
 _UNITS = {"NONE": 1.0, "K": 1e3, "M": 1e6, "MEGABYTES": 1e6, "G": 1e9, "GIGABYTES": 1e9, "T": 1e12}
 # Below this many parameters a weight counted twice does not change the answer.
 _TIE_MATTERS = 1_000_000
 DEEPER = "torchinfo.summary(model, input_size=..., depth=20)"
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(NamedTuple):
     """The parameters a summary states below its table; None where it does not."""
 
     params: Optional[int] = None
@@ -39,8 +37,9 @@ def read_totals(lines: Sequence[str]) -> Totals:
     for line in lines:
         if "params" not in line:
             sizes = _OUTPUTS.match(line) if "pass size" in line else None
-            if sizes is not None and sizes[1].replace(",", "").count(".") <= 1:
-                outputs = round(float(sizes[1].replace(",", "")) * 1e6 / 2)
+            megabytes = parse_decimal(sizes[1]) if sizes else None
+            if megabytes is not None:
+                outputs = round(megabytes * 1e6 / 2)
                 break
             continue
         match = _TOTAL.match(line)
@@ -50,8 +49,8 @@ def read_totals(lines: Sequence[str]) -> Totals:
         if unit is None:
             count = parse_count(text)
         else:
-            scaled = text.replace(",", "").count(".") <= 1 and unit in _UNITS
-            count = round(float(text.replace(",", "")) * _UNITS[unit]) if scaled else None
+            number = parse_decimal(text)
+            count = None if number is None or unit not in _UNITS else round(number * _UNITS[unit])
         if count is not None:
             found.setdefault(match[1], count)
     total, trainable = found.get("Total"), found.get("Trainable")

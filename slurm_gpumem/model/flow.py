@@ -99,20 +99,27 @@ def _linear_input(row: Row, output: Shape, recent: Dict[Shape, None]) -> Optiona
 
 
 def _conv_input(row: Row, output: Shape, recent: Dict[Shape, None]) -> Optional[Shape]:
-    """Find the input whose channels the weights need; prefer an ungrouped convolution."""
+    """Find the input whose channels the weights need; prefer an ungrouped or a depthwise convolution."""
     per_output = row.params // output[1]
     taps = (prod(row.kernel),) if row.kernel else _TAPS
-    rank = len(output)
+    widens = "Transpose" in row.kind
     latest: Optional[Shape] = None
     for shape in reversed(recent):
-        if len(shape) == rank and shape[1] > 0:
-            latest = latest or shape
-            pairs, rest = divmod(per_output, shape[1])
-            # A bias adds one to each output's weights.
-            if (pairs in taps and rest == 0) or (
-                (per_output - 1) // shape[1] in taps and rest == 1 % shape[1]
-            ):
+        if len(shape) != len(output) or shape[1] < 1 or not (widens or shape[2] >= output[2]):
+            continue
+        if latest is None:
+            latest = shape
+            depthwise = shape[1] == output[1] and (per_output in taps or per_output - 1 in taps)
+            if depthwise and per_output > 2:
                 return shape
+        weights, rest = divmod(per_output, shape[1])
+        # A bias adds one to each output's weights.
+        if rest > 1 or weights not in taps:
+            continue
+        if weights == 1 and shape[2] > 2 * output[2] > 0:
+            # Something that is no layer has pooled it: the gate of a squeeze-and-excitation.
+            return (*shape[:2], *output[2:])
+        return shape
     if latest is None:
         return None
     needed = [

@@ -24,11 +24,12 @@ _FULL_TITLES = {
     "Conn": "Connected to",
     "Trai": "Trainable",
 }
-_NAME = re.compile(r"([^\s()]*)\s*\(([^\s()]*)\)?$")
+_NAME = re.compile(r"([^\s()│└]*)\s*\(([^\s()…]*)([)…]*)$")
 _MODEL = re.compile(r'\s*Model: "([^"]{1,100})"')
-_CONNECTION = re.compile(r"([^\s,'\[\]]+?)(…|\[)")
 _RULES = "─━═-_=¯ │┃├┤┼╇╈┡┩┏┓┳└┘┴╞╡|"
 _BOX_RULES = ("├", "└", "┡", "┏")
+_NO_SHAPE = ("?", "multiple", "unused", "")
+_DERIVED = ("inputs",)
 _MODELS = ("Functional", "Sequential", "Model")
 # Class names as long as Keras cuts them; a cut name stands for the only one that begins like it.
 _NAMES = """AdditiveAttention Attention AveragePooling1D AveragePooling2D AveragePooling3D BatchNormalization
@@ -41,6 +42,8 @@ ZeroPadding1D ZeroPadding2D ZeroPadding3D Activation Normalization Rescaling"""
 _KINDS = tuple(_NAMES.split())
 # How many layers back a cut name in "Connected to" is looked for.
 _REACH = 60
+# Longer cells are damage: a row that goes on over hundreds of lines.
+_MAX_CELL = 1000
 
 Cells = Dict[str, str]
 
@@ -57,7 +60,7 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
             rows.pop()
     _nest(rows)
     _connect(rows)
-    has_params = "Para" in table.header
+    has_params = "Para" in table.header or not table.header
     return finish(
         "keras",
         rows,
@@ -82,15 +85,18 @@ def _model_name(lines: Sequence[str], table: Table) -> str:
 def _collect(lines: Sequence[str], table: Table) -> List[Tuple[int, Cells]]:
     """Put the lines of one row together; a row begins where its last sure column has something in it."""
     titles = [(_FULL_TITLES[match[0][:4]], match.start()) for match in _TITLE.finditer(table.header)]
-    names = [title for title, _ in titles]
+    # Boxes can be read without their titles, columns cannot.
+    names = [title for title, _ in titles] or list(_FULL_TITLES.values())
     starts = [start for _, start in titles]
-    key = names.index("Param #" if "Param #" in names else "Output Shape")
+    key = next((names.index(title) for title in ("Param #", "Output Shape") if title in names), 0)
     found: List[Tuple[int, List[str]]] = []
     for number in range(table.first, table.stop):
         text = lines[number]
         if text.startswith(_BOX_RULES) or not text.strip(_RULES):
             continue
         boxed = "│" in text or "┃" in text
+        if not boxed and not starts:
+            continue
         parts = _boxed_cells(text) if boxed else _plain_cells(text, starts)
         if not found or (len(parts) > key and parts[key]):
             found.append((number + 1, parts))
@@ -120,27 +126,29 @@ def _plain_cells(text: str, starts: Sequence[int]) -> List[str]:
 
 
 def _read_row(cells: Cells, line: int, shapes: ShapeReader) -> Optional[Row]:
-    text = cells.get("Layer (type)", "")
-    match = _NAME.search(text.lstrip("│└ "))
+    text = cells.get("Layer (type)", "")[:_MAX_CELL]
+    match = _NAME.search(text)
     params = cells.get("Param #")
-    count = 0 if params is None else parse_count(params.split(" ")[0])
-    if match is None or count is None:
-        return None
+    count = 0 if params is None else parse_count(params) or parse_count(params.partition(" ")[0])
     shape = cells.get("Output Shape", "")
-    outputs = shapes.read(shape) if shape not in ("?", "multiple", "unused", "") else ()
-    if outputs is None:
+    outputs = () if shape in _NO_SHAPE else shapes.read(shape)
+    if match is None or count is None or outputs is None:
         return None
-    cut = text.endswith("…") or not text.endswith(")")
-    row = Row(_full_kind(match[2]) if cut else match[2], line)
-    row.name = match[1]
+    name, kind, end = match.groups()
+    row = Row(kind if end == ")" else _full_kind(kind), line)
+    row.name = name
     row.outputs = outputs
     row.params = count
-    row.params_known = params is not None
-    row.depth = _depth(text)
-    if cells.get("Connected to", "-") not in ("-", "[]", ""):
-        row.note("connected_to", cells["Connected to"])
-    row.trainable = cells.get("Trainable") != "N"
-    if params is not None and ("unbuilt" in params or "unused" in params):
+    if text[0] in "│ ":
+        row.depth = _depth(text)
+    connected = cells.get("Connected to")
+    if connected and connected not in ("-", "[]"):
+        row.attributes = (("connected_to", connected),)
+    if cells.get("Trainable") == "N":
+        row.trainable = False
+    if params is None:
+        row.params_known = False
+    elif "unbuilt" in params or "unused" in params:
         row.params_known = row.called = False
     return row
 
@@ -155,50 +163,58 @@ def _depth(text: str) -> int:
 
 def _full_kind(kind: str) -> str:
     """Complete a class name that Keras has cut."""
-    stem = kind.rstrip("…")
-    fitting = [known for known in _KINDS if known.startswith(stem)]
-    return fitting[0] if len(fitting) == 1 else stem
+    fitting = [known for known in _KINDS if known.startswith(kind)]
+    return fitting[0] if len(fitting) == 1 else kind
 
 
 def _nest(rows: List[Row]) -> None:
     """A nested model's row counts its layers' parameters too; leave it those it has alone."""
-    for position in range(len(rows) - 1, -1, -1):
-        row = rows[position]
-        if row.unknown:
-            continue
-        inside = 0
-        for child in rows[position + 1 :]:
-            if child.depth <= row.depth:
-                break
+    inside: Dict[int, int] = {}
+    for row in reversed(rows):
+        deeper = [depth for depth in inside if depth > row.depth]
+        stated = row.params
+        if deeper and not row.unknown:
             row.leaf = False
-            inside += child.params
-        if not row.leaf:
-            row.params = max(0, row.params - inside)
+            row.params = max(0, stated - sum(inside[depth] for depth in deeper))
         elif row.kind in _MODELS:
             row.hidden = True
+        for depth in deeper:
+            del inside[depth]
+        inside[row.depth] = inside.get(row.depth, 0) + stated
 
 
 def _connect(rows: List[Row]) -> None:
     """Find each layer's inputs by the names it is connected to; without them, the layer before."""
     outputs: Dict[str, Shape] = {}
-    before: Optional[Shape] = None
+    before: Tuple[Shape, ...] = ()
     for row in rows:
-        connected = [value for key, value in row.attributes if key == "connected_to"]
-        if connected:
-            found = [_lookup(outputs, name, cut == "…") for name, cut in _CONNECTION.findall(connected[0])]
-            row.inputs = tuple(shape for shape in found if shape is not None)
-        elif before is not None and row.kind != "InputLayer" and not row.unknown:
-            row.inputs = (before,)
+        if row.attributes and row.attributes[0][0] == "connected_to":
+            row.inputs = _inputs(row.attributes[0][1], outputs)
+        elif row.kind != "InputLayer" and not row.unknown:
+            row.inputs = before
         if row.inputs:
-            row.derived = ("inputs",)
+            row.derived = _DERIVED
         if row.outputs:
-            before = outputs[row.name] = row.outputs[0]
+            before = row.outputs[:1]
+            outputs[row.name] = before[0]
 
 
-def _lookup(outputs: Dict[str, Shape], name: str, cut: bool) -> Optional[Shape]:
-    if not cut:
-        return outputs.get(name)
+def _inputs(connected: str, outputs: Dict[str, Shape]) -> Tuple[Shape, ...]:
+    """Read "['conv2d[0][0]', 'add[0][0]']" or "conv2d[0][0], add[0][0]"."""
+    found = []
+    for part in connected[:_MAX_CELL].split(","):
+        name = part.strip(" '[").partition("[")[0]
+        shape = outputs.get(name) or _lookup(outputs, name)
+        if shape:
+            found.append(shape)
+    return tuple(found)
+
+
+def _lookup(outputs: Dict[str, Shape], name: str) -> Optional[Shape]:
+    """Find the shape of the only layer whose name begins like a cut one."""
+    if not name.endswith("…"):
+        return None
     # Only the latest layers, newest first: a cut name is looked up without a table of all its beginnings.
     recent = islice(reversed(outputs.items()), _REACH)
-    fitting = {shape for known, shape in recent if known.startswith(name)}
+    fitting = {shape for known, shape in recent if known.startswith(name[:-1])}
     return fitting.pop() if len(fitting) == 1 else None

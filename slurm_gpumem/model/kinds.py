@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+# Patterns stay text here: compiling them costs more than most summaries need them for.
+
 _LEAVES = frozenset(
     # torch.nn modules whose names do not end like one of _LEAF_NAME.
     [
@@ -132,7 +134,7 @@ _LEAVES = frozenset(
 
 # Names that end like this are layers in torch.nn, timm and transformers alike
 # (StdConv2d, LlamaRMSNorm, NewGELUActivation, NonDynamicallyQuantizableLinear ...).
-_LEAF_NAME = re.compile(
+_LEAF_NAME = (
     r"(?:Conv(?:Transpose)?[123][dD](?:Transpose|Same|Pad|Tf)?|Norm(?:alization)?(?:[123][dD])?|Linear"
     r"|ReLU6?|GELU|SiLU|Activation|Sigmoid|Softmax|Tanh|Swish|Mish|Dropout(?:[123][dD])?"
     r"|(?:Max|Avg|Average|Adaptive|Fractional\w{0,12})Pool(?:ing)?(?:[123][dD])?"
@@ -155,11 +157,11 @@ _BLOCKS = frozenset(
 
 def is_leaf_kind(kind: str) -> bool:
     """Whether a class of this name computes itself, rather than through children."""
-    return kind in _LEAVES or (kind not in _BLOCKS and _LEAF_NAME.search(kind) is not None)
+    return kind in _LEAVES or (kind not in _BLOCKS and re.search(_LEAF_NAME, kind) is not None)
 
 
 # Layers of torch.nn, timm and transformers that never have parameters.
-_NO_PARAMS = re.compile(
+_NO_PARAMS = (
     r"(?:ReLU6?|[CEGS]?ELU|SiLU|GLU|Sigmoid|sigmoid|Swish|swish|Mish|Tanh|tanh|Shrink|shrink|Soft\w{1,8}|softmax"
     r"|Activation|Drop\w{0,12}|Dropout[123]?d?|StochasticDepth|Pool(?:ing)?(?:[123][dD])?|Unpool[123]d|Identity"
     r"|Pad[123]d|Flatten|Unflatten|Fold|Unfold|Upsample|Upsampling\w{1,12}|Shuffle|Unshuffle|Loss|Threshold"
@@ -170,4 +172,4 @@ _NO_PARAMS = re.compile(
 
 def has_no_params(kind: str) -> bool:
     """Whether a class of this name certainly has no parameters of its own."""
-    return kind != "PReLU" and _NO_PARAMS.search(kind) is not None
+    return kind != "PReLU" and re.search(_NO_PARAMS, kind) is not None

@@ -36,7 +36,7 @@ def find_starts(lines: Sequence[str]) -> List[int]:
         if "): " in line:
             if first_child is None and _CHILD.match(line):
                 first_child = number
-        elif line.endswith("(") and _ROOT.search(line[-200:]):
+        elif _ROOT.search(line[-200:].rstrip()):
             following = lines[number + 1 : number + 4]
             if any("): " in later and _CHILD.match(later) for later in following):
                 starts.append(number)
@@ -122,11 +122,12 @@ class _Reader:
         self._seen: Dict[Tuple[str, str], Tuple[Optional[int], Dict[str, Any]]] = {}
 
     def read(self, lines: Sequence[str], offset: int) -> None:
-        """Read until the root's bracket closes."""
+        """Read until the root's bracket closes; to the end if the root's line is lost."""
+        headless = lines[0].startswith("(")
         for number, text in enumerate(lines, start=offset + 1):
             if text:
                 self._read_line(text, number)
-                if not self._open and self.closed:
+                if self.closed and not headless:
                     return
         while self.rows and self.rows[-1].unknown:
             self.rows.pop()

@@ -77,6 +77,7 @@ def _guess_utf16(sample: bytes) -> Optional[str]:
     """UTF-16 without a mark: nearly every second byte of a table is zero."""
     for offset, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
         high, low = sample[offset::2], sample[1 - offset :: 2]
-        if high.count(0) > 0.8 * len(high) and low.count(0) == 0:
+        # Some of a tree's characters have a zero for their lower byte.
+        if high.count(0) > 0.8 * len(high) and low.count(0) < 0.2 * len(low):
             return encoding
     return None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List
+from typing import List, NamedTuple
 
 _HEADER = "Layer (type"
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """One table; numbers are indexes into the lines."""
 
     header: str

@@ -142,7 +142,8 @@ def shared_jobs_have_default_memory(now: Snapshot) -> Iterator[Finding]:
 def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
     """In an OverSubscribe=EXCLUSIVE partition shard jobs wait for ever."""
     for part in _shared_partitions(now):
-        if part.get("OverSubscribe", "").startswith("EXCLUSIVE"):
+        # 26.05 shows the same as Exclusive=NODE.
+        if part.get("OverSubscribe", "").startswith("EXCLUSIVE") or part.get("Exclusive") == "NODE":
             yield _warning(
                 "exclusive-partition",
                 f"partition {part['PartitionName']}: OverSubscribe=EXCLUSIVE",

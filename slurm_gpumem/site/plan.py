@@ -32,8 +32,6 @@ class SitePlan:
     """All partitions of the cluster; empty when none is running."""
     default_partition: Optional[str] = None
     version: Optional[Version] = None
-    give_host_memory: bool = True
-    """Whether the plug-in asks for host memory in proportion; not where the site has its own default."""
 
     def __post_init__(self) -> None:
         for group in self.groups:

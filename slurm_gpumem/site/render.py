@@ -92,7 +92,7 @@ def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:
     for gpus in group.gpus:
         fields = [f"type = {_lua(gpus.gpu_type)}"] if gpus.gpu_type else []
         fields += [f"shares = {plan.shares(gpus)}", f"memory_mib = {plan.usable_mib(gpus)}"]
-        if plan.give_host_memory and group.memory_mib:
+        if group.memory_mib:
             fields.append(f"host_mib = {group.memory_mib // group.gpu_count}")
         if group.cpus:
             fields.append(f"cpus = {max(1, group.cpus // group.gpu_count)}")

@@ -17,7 +17,6 @@ from slurm_gpumem.site.plan import RESERVE_MIB, SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.slurm_conf import (
     edit_slurm_conf,
-    has_default_memory,
     running_as_conf,
     wanted_settings,
 )
@@ -83,7 +82,6 @@ def propose(wishes: Wishes, snapshot: Optional[Snapshot], memory_of: MemoryOf) -
         partitions=tuple(part["PartitionName"] for part in snapshot.partitions) if snapshot else (),
         default_partition=_default_partition(snapshot),
         version=snapshot.version if snapshot else None,
-        give_host_memory=not has_default_memory(running),
     )
     notes: List[str] = []
     current = dict(snapshot.files) if snapshot else {}

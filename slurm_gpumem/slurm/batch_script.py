@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.sbatch_options import Option, OptionTable, read_command_line
+from slurm_gpumem.slurm.sbatch_options import Option, OptionSpec, OptionTable, read_options
 
 MAX_BYTES = 4 * 1024 * 1024
 """sbatch's own default limit."""
@@ -41,10 +41,11 @@ class BatchScript(NamedTuple):
                 return
             yield number, line
 
-    def options(self, table: OptionTable) -> Tuple[Option, ...]:
-        """The options of its #SBATCH lines, in order."""
-        words = [word for _, word in self._words()]
-        return read_command_line(words, table).options
+    def options(
+        self, table: OptionTable, ask_more: Callable[[], Sequence[OptionSpec]] = tuple
+    ) -> Tuple[Option, ...]:
+        """The options of its #SBATCH lines, in order; `ask_more` as for a command line."""
+        return read_options([word for _, word in self._words()], table, ask_more=ask_more)
 
     @property
     def het_job(self) -> bool:
@@ -54,7 +55,7 @@ class BatchScript(NamedTuple):
     def without(self, unwanted: Callable[[Option], bool], table: OptionTable) -> BatchScript:
         """A copy whose #SBATCH lines lack some options; all other lines stay as they are."""
         words = list(self._words())
-        options = read_command_line([word for _, word in words], table).options
+        options = read_options([word for _, word in words], table)
         changed = {
             words[at][0]
             for option in options

@@ -50,7 +50,7 @@ class Cluster(NamedTuple):
     default_partition: Optional[str]
     partitions: Tuple[str, ...]
     exclusive_partitions: Tuple[str, ...]
-    """Partitions that give whole nodes (OverSubscribe=EXCLUSIVE)."""
+    """Partitions that give whole nodes."""
     version: Version
 
     def in_partitions(self, names: Sequence[str]) -> Tuple[GpuNodes, ...]:
@@ -85,9 +85,7 @@ def parse_cluster(nodes: str, partitions: str) -> Cluster:
         gpu_nodes=tuple(group._replace(nodes=count) for group, count in groups.items()),
         default_partition=next((name for name, line in names if _field(line, "Default") == "YES"), None),
         partitions=tuple(name for name, _ in names if name),
-        exclusive_partitions=tuple(
-            name for name, line in names if name and _field(line, "OverSubscribe") == "EXCLUSIVE"
-        ),
+        exclusive_partitions=tuple(name for name, line in names if name and _gives_whole_nodes(line)),
         version=version,
     )
 
@@ -122,6 +120,11 @@ def _ask_slurm(clusters: Optional[str], timeout_s: float) -> Cluster:
     if not cluster.partitions:
         raise SlurmError("scontrol show partition: names no partition; is this cluster configured?")
     return cluster
+
+
+def _gives_whole_nodes(partition: str) -> bool:
+    # 26.05 writes Exclusive=NODE where older versions write OverSubscribe=EXCLUSIVE.
+    return _field(partition, "OverSubscribe") == "EXCLUSIVE" or _field(partition, "Exclusive") == "NODE"
 
 
 def _gpu_nodes(line: str) -> List[GpuNodes]:

@@ -14,21 +14,22 @@ NO_VALUE, REQUIRED, OPTIONAL = "no value", "required", "optional"
 # Names as `name` or `name:short`; what newer versions added stands here too: an old sbatch
 # refuses it in its own words. tests/slurm holds the table against the installed sbatch.
 _REQUIRED = """
-    account:A acctg-freq array:a autocomplete batch bb bbf begin:b chdir:D cluster cluster-constraint
-    clusters:M comment constraint:C container container-id core-spec:S cores-per-socket cpu-freq
-    cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d distribution:m error:e exclude:x
-    export export-file extra extra-node-info:B gid gpu-bind gpu-freq gpus:G gpus-per-node
-    gpus-per-socket gpus-per-task gres gres-flags hint input:i job-name:J kill-on-invalid-dep
-    licenses:L mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network
-    nodefile:F nodelist:w nodes:N ntasks:n ntasks-per-core ntasks-per-gpu ntasks-per-node
-    ntasks-per-socket ntasks-per-tres open-mode output:o partition:p power prefer priority profile
-    qos:q reservation segment signal sockets-per-node switches tasks-per-node thread-spec
-    threads-per-core time:t time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap
+    account:A acctg-freq array:a autocomplete batch bb bbf begin:b chdir:D cluster
+    cluster-constraint clusters:M comment constraint:C container container-id container-type
+    core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline delay-boot
+    dependency:d distribution:m error:e exclude:x export export-file extra extra-node-info:B gid
+    gpu-bind gpu-freq gpus:G gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint
+    input:i job-name:J kill-on-invalid-dep licenses:L mail-type mail-user mcs-label mem mem-bind
+    mem-per-cpu mem-per-gpu mincpus network nodefile:F nodelist:w nodes:N ntasks:n ntasks-per-core
+    ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output:o partition:p
+    power prefer priority profile qos:q reservation segment signal sockets-per-node switches
+    tasks-per-node thread-spec threads-per-core time:t time-min tmp tres-bind tres-per-task uid
+    wait-all-nodes wckey wrap
 """
-_OPTIONAL = "exclusive get-user-env nice no-kill:k oom-kill-step propagate resv-ports"
+_OPTIONAL = "exclusive get-user-env nice no-kill:k oom-kill-step propagate requeue resv-ports"
 _NO_VALUE = """
     consolidate-segments contiguous external help:h hold:H ignore-pbs no-requeue overcommit:O
-    oversubscribe:s parsable quiet:Q reboot requeue spread-job spread-segments stepmgr test-only
+    oversubscribe:s parsable quiet:Q reboot spread-job spread-segments stepmgr test-only
     usage use-min-nodes verbose:v version:V wait:W
 """
 _SAME_AS = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
@@ -63,7 +64,9 @@ class CommandLine(NamedTuple):
     script: Optional[str]
     script_args: Tuple[str, ...]
     het_job: bool
-    """A ":" between options: several components."""
+    """A ":" between options (kept among them): several components."""
+    script_at: Optional[int] = None
+    """Index of the script's word."""
     missing_value: Optional[str] = None
     """The option that ended the line without the value it needs."""
 
@@ -127,6 +130,16 @@ def options_from_help(text: str) -> List[OptionSpec]:
     return specs
 
 
+def read_options(
+    words: Sequence[str],
+    table: OptionTable,
+    *,
+    ask_more: Callable[[], Sequence[OptionSpec]] = tuple,
+) -> Tuple[Option, ...]:
+    """The options among the words of a script's #SBATCH lines; stray words are passed over."""
+    return _Reader(words, table, ask_more).read_all()
+
+
 def read_command_line(
     argv: Sequence[str],
     table: OptionTable,
@@ -154,6 +167,7 @@ class _Reader:
         self.at = 0
         self.options: List[Option] = []
         self.script: Optional[str] = None
+        self.script_at: Optional[int] = None
         self.het_job = False
         self.missing_value: Optional[str] = None
 
@@ -163,25 +177,41 @@ class _Reader:
             if word == "--":
                 self.at += 1
                 if self.script is None and self.at < len(self.argv):
-                    self.script = self.argv[self.at]
-                    self.at += 1
+                    self._take_script()
                 break
             if word == ":" and self.script is None:
                 self.het_job = True
+                self.options.append(Option(":", None, (":",), at=self.at))
                 self.at += 1
-            elif word.startswith("--"):
-                if not self._long_option(word):
-                    break
             elif word.startswith("-") and word != "-":
-                if not self._short_options(word):
+                if not self._option(word):
                     break
             elif self.script is None:
-                self.script = word
-                self.at += 1
+                self._take_script()
             else:
                 break
-        rest = tuple(self.argv[self.at :])
-        return CommandLine(tuple(self.options), self.script, rest, self.het_job, self.missing_value)
+        return CommandLine(
+            options=tuple(self.options),
+            script=self.script,
+            script_args=tuple(self.argv[self.at :]),
+            het_job=self.het_job,
+            script_at=self.script_at,
+            missing_value=self.missing_value,
+        )
+
+    def read_all(self) -> Tuple[Option, ...]:
+        while self.at < len(self.argv):
+            word = self.argv[self.at]
+            if word in ("-", "--") or not word.startswith("-") or not self._option(word):
+                self.at += 1
+        return tuple(self.options)
+
+    def _take_script(self) -> None:
+        self.script, self.script_at = self.argv[self.at], self.at
+        self.at += 1
+
+    def _option(self, word: str) -> bool:
+        return self._long_option(word) if word.startswith("--") else self._short_options(word)
 
     def _long_option(self, word: str) -> bool:
         name, equals, value = word[2:].partition("=")

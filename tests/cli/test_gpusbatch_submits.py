@@ -157,12 +157,21 @@ def test_a_gpu_in_the_script_becomes_shards_and_its_steps_run(desk: Any, line: s
         desk.folder / "out"
     ).read_text()
     assert desk.gres(job) in ("shard:10", "shard:a100:10")
-    assert "TresPerJob" not in fields
-    assert "TresPerTask" not in fields
+    assert "gpu" not in fields.get("TresPerJob", "") + fields.get("TresPerTask", "")
     assert (desk.folder / "seen").read_text() == "done\n"
     if "cpus-per-gpu" in line:
         assert (fields["CPUs/Task"], fields["MinMemoryNode"]) == ("4", "4G")
     assert not list(desk.folder.glob("gpumem-*"))
+
+
+def test_a_script_that_counts_gpus_by_a_variable_of_whole_ones_is_warned(desk: Any) -> None:
+    desk.script(
+        "job.sh", "torchrun --nproc_per_node=${SLURM_GPUS_PER_NODE} t.py", "#SBATCH --gpus-per-node=1"
+    )
+    done = desk.call("--dry-run", "job.sh", "--gpu-mem", "4G")
+    assert "job.sh reads $SLURM_GPUS_PER_NODE, which a shared job does not have" in done.stderr
+    desk.script("job.sh", "echo $SLURM_GPUS_ON_NODE")
+    assert "reads" not in desk.call("--dry-run", "job.sh", "--gpu-mem", "4G").stderr
 
 
 def test_a_gpu_in_the_environment_becomes_shards(desk: Any) -> None:
@@ -319,6 +328,7 @@ def test_a_heterogeneous_job_stays_as_it_is(desk: Any) -> None:
     assert done.returncode == 0, done.stderr
     desk.jobs.append(done.stdout.strip())
     assert "heterogeneous job keeps its GPUs" in done.stderr
+    assert "HetJobOffset" in desk.shown(done.stdout.strip())
 
 
 HOSTILE = [

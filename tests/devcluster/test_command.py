@@ -15,10 +15,11 @@ from slurm_jobs import wait_until
 
 import slurm_gpumem
 from slurm_gpumem.devcluster import processes, record
+from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
 
 pytestmark = pytest.mark.slurm
-ROOT = os.environ.get("GPUMEM_TEST_SLURM_ROOT")
+ROOT = os.environ.get("GPUMEM_TEST_SLURM_ROOT") or None
 
 
 def run_gpumem(
@@ -57,7 +58,7 @@ def state(state_folder: Path) -> Iterator[Path]:
 def test_up_status_env_down(state: Path) -> None:
     up = run_gpumem(*up_options(state), "--gpus-per-node", "2", "--gpu-memory", "80G", "--gpu-type", "h100")
     assert up.returncode == 0, up.stderr
-    assert "1 nodes" not in up.stdout
+    assert ": 1 node with 2 stand-in GPUs (h100, 80.0 GiB)" in up.stdout
     try:
         shown = run_gpumem("status", "--state", str(state))
         assert shown.returncode == 0
@@ -91,6 +92,18 @@ def test_up_status_env_down(state: Path) -> None:
     assert run_gpumem("status", "--state", str(state)).returncode == 1
 
 
+def test_nodes_of_different_kinds_are_named_one_by_one(state: Path) -> None:
+    options = ["--node", "old=4xa100:40G", "--node", "new=2xh100:80G"]
+    up = run_gpumem(*up_options(state), *options)
+    try:
+        assert "old with 4 a100 of 40.0 GiB, new with 2 h100 of 80.0 GiB" in up.stdout, up.stderr
+        shown = run_gpumem("status", "--state", str(state)).stdout
+        assert "gpu:a100:4,shard:a100:160" in shown
+        assert "gpu:h100:2,shard:h100:160" in shown
+    finally:
+        run_gpumem("down", "--state", str(state))
+
+
 def test_status_and_down_of_nothing_say_so(state: Path) -> None:
     for action in ("status", "env", "down"):
         done = run_gpumem(action, "--state", str(state))
@@ -107,6 +120,8 @@ def test_status_and_down_of_nothing_say_so(state: Path) -> None:
         (["--gpu-memory", "100M"], "at least 1 GiB"),
         (["--conf", "nonsense"], "not one line Key=value"),
         (["--gpu-type", "a 100"], "names are letters"),
+        (["--node", "big"], "write it like big=2xh100:80G"),
+        (["--node", "a=1xh100:80G", "--node", "a=1xh100:80G"], "names must differ"),
     ],
 )
 def test_bad_options_are_refused_before_anything_starts(state: Path, options: list[str], said: str) -> None:
@@ -122,14 +137,36 @@ def test_a_tree_without_a_slurm_is_refused(state: Path, tmp_path: Path) -> None:
     assert "no slurmctld" in done.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's cluster runs other users' jobs")
+def test_root_is_told_of_a_folder_that_other_users_cannot_enter(state: Path) -> None:
+    state.chmod(0o700)
+    done = run_gpumem(*up_options(state / "cluster"))
+    assert done.returncode == 1
+    assert f"other users cannot enter {state}" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_another_user_may_use_roots_cluster_but_not_stop_it(cluster: Cluster, state: Path) -> None:
+    package = state / "package"
+    shutil.copytree(Path(slurm_gpumem.__file__).parent, package / "slurm_gpumem")
+    theirs = str(cluster.layout.root)
+    assert run_gpumem("env", "--state", theirs, user="nobody", package=package).returncode == 0
+    done = run_gpumem("down", "--state", theirs, user="nobody", package=package)
+    assert done.returncode == 1
+    assert "is this another user's cluster?" in done.stderr
+    assert all(processes.alive(process) for process in cluster.processes())
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="as an ordinary user every other test here proves it")
 @pytest.mark.skipif(ROOT is not None, reason="an ordinary user cannot add mount points to root's tree")
 def test_an_ordinary_user_can_have_a_cluster(state: Path) -> None:
     package = state / "package"
-    home = state / "cluster"
-    home.mkdir()
+    home = state / "home" / "cluster"
+    home.mkdir(parents=True)
     shutil.copytree(Path(slurm_gpumem.__file__).parent, package / "slurm_gpumem")
-    shutil.chown(home, "nobody")
+    home.parent.chmod(0o700)  # as many machines make them
+    for folder in (home, home.parent):
+        shutil.chown(folder, "nobody")
     up = run_gpumem(*up_options(home), user="nobody", package=package)
     assert up.returncode == 0, up.stderr
     try:

@@ -44,6 +44,7 @@ def test_a_job_that_did_not_ask_for_sharing_is_never_touched(play: Player, job: 
         ({"cpus_per_tres": "gres:gpu:4"}, "--cpus-per-gpu"),
         ({"mem_per_tres": "gres:gpu:2048"}, "--mem-per-gpu"),
         ({"ntasks_per_tres": 2}, "--ntasks-per-gpu"),
+        ({"tres_bind": "gres/gpu:per_task:1"}, "--gpus-per-task"),
         ({"het_job_offset": 0}, "heterogeneous"),
         ({"tres_per_node": "gres:mps:50"}, "not understood"),
         ({"tres_per_node": "gres:gpu:(x)"}, "not understood"),

@@ -60,6 +60,16 @@ def test_environment_that_would_ask_for_the_gpu_again_is_emptied(play: Player) -
     assert played.env == {"SLURM_GPUS_PER_NODE": "", "SLURM_GPUS": "", "HOME": "/home/u"}
 
 
+def test_what_tasks_ask_for_besides_the_gpu_stays(play: Player) -> None:
+    asked = "cpu=2,gres/gpu:a100=1"
+    job = {"script": ASKS, "tres_per_task": asked, "num_tasks": 1}
+    played = play({**job, "environment": {"SLURM_TRES_PER_TASK": asked}})
+    assert played.job["tres_per_task"] == "cpu=2"
+    assert played.env == {"SLURM_TRES_PER_TASK": "cpu=2"}
+    assert played.job["tres_per_node"] == "gres/shard:a100:12"
+    assert played.job["admin_comment"] == "gpumem/1:was=--gpus-per-task=a100:1"
+
+
 def test_the_user_s_comments_are_kept(play: Player) -> None:
     played = play(
         {

@@ -17,7 +17,7 @@ from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.plan import SLASH_SEPARATOR, SitePlan
 from slurm_gpumem.site.render import lua_table
 from slurm_gpumem.site.snapshot import parse_version
 
@@ -111,7 +111,6 @@ def _line(text: str, key: str) -> str:
         (["--gpus-per-node=a100:1"], "--gres=gpu:a100:1", "shard:a100:12"),
         (["--gpus=1"], "--gpus=1", "shard:12"),
         (["--gpus=a100:1"], "--gpus=a100:1", "shard:a100:12"),
-        (["--gpus-per-task=1", "--ntasks=1"], "--gpus-per-task=1", "shard:12"),
         ([], "none", "shard:12"),
     ],
 )
@@ -130,6 +129,19 @@ def test_a_plain_sbatch_with_a_mem_line_gets_shards_and_its_steps_run(
     batch, step = out.read_text().splitlines()
     assert re.fullmatch("[0-3]:12", batch)
     assert step.startswith(batch[:2])
+
+
+def test_gpus_per_task_is_shared_where_slurm_can_and_its_steps_run_anyway(
+    hooked: Cluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    script = ASKS + "srun bash -c 'echo $CUDA_VISIBLE_DEVICES'\n"
+    job = Job(hooked, ["--gpus-per-task=1", "--ntasks=1", "-o", str(out)], script)
+    shared = parse_version(hooked.run(["sinfo", "--version"]).stdout) < SLASH_SEPARATOR
+    assert job.tres == ("shard:12" if shared else "")
+    assert shared or "left as it is: --gpus-per-task" in job.said
+    assert wait_for_job(hooked, job.id)["JobState"] == "COMPLETED"
+    assert re.fullmatch("[0-3]\n", out.read_text())
 
 
 def test_a_record_is_capped_at_one_gpu(hooked: Cluster) -> None:

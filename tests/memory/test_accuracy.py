@@ -44,7 +44,7 @@ def _write(folder: Path, rows: List[Dict[str, Any]]) -> Path:
     with gzip.open(folder / "rows-test.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     (folder / "summaries.jsonl").write_text(
-        json.dumps({"summary": "own/net@32", "format": "torchsummary", "text": TEXT}) + "\n"
+        json.dumps({"summary": "own/net@32", "batch": 2, "torchsummary": TEXT, "torchinfo_error": "x"}) + "\n"
     )
     (folder / "about-r1.json").write_text(json.dumps({"run": "r1", "gpu": "NVIDIA H200", "gpu_mib": 143771}))
     return folder
@@ -132,9 +132,19 @@ def test_scores_are_grouped_by_any_field(tmp_path: Path) -> None:
 def test_a_text_that_is_no_summary_is_a_failure_not_a_crash(tmp_path: Path) -> None:
     _write(tmp_path, [_row(1), _row(2, summary="own/bad@1")])
     with open(tmp_path / "summaries.jsonl", "a") as file:
-        file.write(json.dumps({"summary": "own/bad@1", "format": "torchinfo", "text": "import torch"}) + "\n")
+        file.write(json.dumps({"summary": "own/bad@1", "torchinfo": "import torch"}) + "\n")
     scores, failures = score(load_ground_truth(tmp_path), ["faketensor"])
     assert (len(scores), len(failures)) == (1, 1)
+
+
+def test_the_fullest_text_is_scored_unless_others_are_asked_for(tmp_path: Path) -> None:
+    _write(tmp_path, [_row(1)])
+    both = {"summary": "own/net@32", "torchsummary": TEXT, "torchinfo_full": TEXT}
+    (tmp_path / "summaries.jsonl").write_text(json.dumps(both) + "\n")
+    truth = load_ground_truth(tmp_path)
+    assert [s.format for s in score(truth, ["faketensor"])[0]] == ["torchinfo_full"]
+    assert [s.format for s in score(truth, ["faketensor"], ["torchsummary"])[0]] == ["torchsummary"]
+    assert score(truth, ["faketensor"], ["print"]) == ([], [])
 
 
 def test_an_empty_folder_and_a_broken_line_are_said(tmp_path: Path) -> None:

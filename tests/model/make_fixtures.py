@@ -2,8 +2,10 @@
 
 Every tool version is installed on its own into DIR and runs in a process of its own. Beside each summary we
 record what the live model says (parameters, calls of leaf modules, numbers they put out), so that the tests
-compare a parser with the model and not with itself. Needs torch, timm and transformers; for Keras 2 a Python
-with tensorflow 2.15 (--keras2-python), without it those fixtures are left out.
+compare a parser with the model and not with itself. Needs torch, timm (which needs a torchvision that fits
+torch) and transformers; their versions are recorded with each summary. Installing timm may replace torch by a
+newer one, so use an environment of its own. For Keras 2 name a Python with tensorflow 2.15 (--keras2-python);
+without it those fixtures are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -152,11 +155,35 @@ def _pack(folder: Path) -> None:
     facts = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     rows = [f"{json.dumps(name)}: {json.dumps(fact, sort_keys=True)}" for name, fact in facts.items()]
     (FIXTURES / "expected.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    (FIXTURES / "README.md").write_text(_readme(facts))
     with tarfile.open(FIXTURES / "summaries.tar.xz", "w:xz", preset=9) as archive:
         for path in sorted(folder.glob("*.txt")):
             info = tarfile.TarInfo(path.name)
             info.size = path.stat().st_size
             archive.addfile(info, io.BytesIO(path.read_bytes()))
+
+
+def _readme(facts: Dict[str, Fact]) -> str:
+    """List the tools and the versions of what they showed."""
+    counts: Dict[Tuple[str, str], int] = {}
+    for fact in facts.values():
+        key = (fact["tool"], fact["version"])
+        counts[key] = counts.get(key, 0) + 1
+    libraries = "; ".join(sorted({fact["made_with"] for fact in facts.values() if "made_with" in fact}))
+    rows = [f"| {tool} | {version} | {count} |" for (tool, version), count in sorted(counts.items())]
+    return "\n".join(
+        [
+            "# Summaries made by the real tools",
+            "",
+            f"{len(facts)} summaries in `summaries.tar.xz`, what the live models said in `expected.json`;",
+            f"both and this page are written by `make_fixtures.py`. The models come from {libraries}.",
+            "",
+            "| tool | version | summaries |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
 
 
 def _run_tool(tool: Tuple[str, str], out: Path) -> None:
@@ -217,6 +244,9 @@ def _facts(model: Any, inputs: Any) -> Fact:
         "leaf_calls": len(calls),
         "elements": sum(count for _, count in calls),
         "input": [list(tensor.shape) for tensor in inputs],
+        "made_with": ", ".join(
+            f"{name} {metadata.version(name)}" for name in ("torch", "timm", "transformers")
+        ),
     }
 
 

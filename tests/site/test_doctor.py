@@ -126,6 +126,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "exclusive-partition",
         "OverSubscribe=NO",
     ),
+    "exclusive partition of 26.05": (
+        partition(Exclusive="NODE"),
+        Severity.WARNING,
+        "exclusive-partition",
+        "OverSubscribe=NO",
+    ),
     "defaults per GPU": (
         partition(JobDefaults="DefCpuPerGPU=8"),
         Severity.NOTE,

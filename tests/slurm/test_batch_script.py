@@ -39,6 +39,11 @@ def test_quotes_and_backslashes_are_read_as_sbatch_does() -> None:
     assert options("#!/bin/sh\n#SBATCH --comment=a#b\n") == [("comment", "a")]
 
 
+def test_an_option_of_a_plugin_hides_none_that_follow() -> None:
+    text = "#!/bin/sh\n#SBATCH --container-image my/image --gpus=1\n#SBATCH --odd -p gpu\n"
+    assert [name for name, _ in options(text)] == ["container-image", "gpus", "odd", "partition"]
+
+
 def test_an_indented_line_is_no_directive() -> None:
     assert options("#!/bin/sh\n #SBATCH --gpus=1\n") == []
 

@@ -48,6 +48,12 @@ def test_shards_are_counted_per_gpu_by_type() -> None:
     assert [g.gpu_type for g in found.in_partitions(["big"])] == ["h200", "a100"]
 
 
+def test_a_partition_of_whole_nodes_is_known_by_old_and_new_words() -> None:
+    new = "PartitionName=big Default=NO Exclusive=NODE Nodes=n3 OverSubscribe=NO State=UP\n"
+    assert parse_cluster("", new).exclusive_partitions == ("big",)
+    assert parse_cluster("", new.replace("NODE", "USER")).exclusive_partitions == ()
+
+
 def test_shards_and_mps_without_a_type_are_spread_over_the_gpus() -> None:
     (shared,) = parse_cluster(node("n1", "gpu:4,shard:160"), PARTITIONS).gpu_nodes
     assert (shared.gpu_type, shared.units_per_gpu("shard"), shared.units_per_gpu("mps")) == (None, 40, 0)

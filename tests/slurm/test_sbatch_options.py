@@ -166,16 +166,16 @@ def test_the_table_agrees_with_the_installed_sbatch(cluster: Any) -> None:
         if "unrecognized option" in bare:
             unknown.add(spec.name)
             continue
+        # Whether a value may follow an equals sign changes between versions, and changes no reading.
         assert ("requires an argument" in bare) == (spec.kind == REQUIRED), spec
-        if spec.kind != REQUIRED:
-            refused = "doesn't allow an argument" in cluster.run(["sbatch", f"--{spec.name}=x"]).stderr
-            assert refused == (spec.kind == NO_VALUE), spec
     assert len(unknown) < 15, unknown
 
 
 @pytest.mark.slurm
-def test_every_letter_of_the_installed_sbatch_is_in_the_table(cluster: Any) -> None:
+def test_every_option_of_the_installed_sbatch_is_in_the_table(cluster: Any) -> None:
     text = cluster.run(["sbatch", "--help"], check=True).stdout
+    names = {spec.name for spec in TABLE.specs()}
+    assert {spec.name for spec in options_from_help(text)} - names == set()
     for line in text.splitlines():
         words = line.split()
         if len(words) > 1 and words[0].startswith("-") and not words[0].startswith("--"):

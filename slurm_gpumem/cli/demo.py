@@ -1,0 +1,222 @@
+"""The demo: a Slurm cluster of its own, five training jobs, and where they end up.
+
+Run by `make demo`. The daemons and the scheduling are real; the GPUs are stand-ins.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+from slurm_gpumem.cli.gpu_picture import GpuRow, Segment, draw
+from slurm_gpumem.cli.parts_table import speaks_unicode
+from slurm_gpumem.cli.run import run_command
+from slurm_gpumem.devcluster import cluster as devcluster
+from slurm_gpumem.devcluster import jobs, ledger
+from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec, default_nodes
+from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.sizes import format_mib
+from slurm_gpumem.slurm.placement import Placement, placements
+from slurm_gpumem.slurm.record import parse_record
+
+_EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+_SCRIPTS = ("resnet50.sh", "bert.sh", "mobilenetv3.sh", "gpt2.sh", "vit.sh")
+_PATIENCE_S = 60.0
+_ORIGIN_OF_PEAKS = (
+    "What a stand-in holds is no GPU's measurement but a trace of the real model on a CPU: weights,\n"
+    "gradients, optimizer states and what autograd keeps, plus a CUDA context as an H200 was seen to have\n"
+    "(docs/examples/make_examples.py trace)."
+)
+
+
+class DemoJob(NamedTuple):
+    """One submitted example."""
+
+    job_id: str
+    name: str
+    script: Path
+
+
+class Outcome(NamedTuple):
+    """What became of one example; sizes in MiB, None where nothing is known."""
+
+    job: DemoJob
+    state: str
+    estimated: Optional[int]
+    requested: int
+    measured: Optional[int]
+
+
+def main() -> int:
+    """Entry point of `python -m slurm_gpumem.cli.demo`."""
+    return run_command(_demo)
+
+
+def _demo() -> int:
+    begin = time.monotonic()
+    _check_examples()
+    folder = Path(tempfile.mkdtemp(prefix="gpumem-demo-"))
+    folder.chmod(0o755)
+    cluster: Optional[Cluster] = None
+    try:
+        cluster = devcluster.up(ClusterSpec(nodes=default_nodes(2), state=folder / "cluster"))
+        outcomes = _play(cluster, folder, time.monotonic() - begin)
+    finally:
+        if cluster is not None:
+            cluster.stop()
+        shutil.rmtree(folder)
+    _say(
+        f"All daemons are stopped and the cluster's files are gone ({time.monotonic() - begin:.0f} s in all)."
+    )
+    return 0 if all(outcome.state == "COMPLETED" for outcome in outcomes) else 1
+
+
+def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
+    nodes = cluster.spec.nodes
+    _title(f"1. A Slurm cluster, up in {took:.1f} s")
+    _say(
+        f"Slurm is what shares out a cluster's machines among its users' jobs. A real one runs here now,\n"
+        f"with {len(nodes)} pretended machines (nodes) of {nodes[0].gpus} GPUs, "
+        f"{format_mib(nodes[0].gpu_memory_mib)} each. This computer needs no GPU:\n"
+        "they are stand-ins, and so is the training. A stand-in job takes as much memory of its GPU as\n"
+        "the last line of its script says, keeps book of it, and fails as PyTorch does when there is none."
+    )
+    _title("2. Five training jobs, submitted with gpusbatch")
+    _say(
+        "gpusbatch reads the model's summary, estimates the GPU memory that training it takes,\n"
+        "and asks Slurm for that part of a GPU instead of a whole one."
+    )
+    submitted: List[DemoJob] = []
+    where: Dict[str, List[Placement]] = {}
+    for name in _SCRIPTS:
+        submitted.append(_submit(cluster, _EXAMPLES / name, logs))
+        _note_places(cluster, submitted, where)
+    _title("3. Where Slurm put them")
+    _wait_for_places(cluster, submitted, where)
+    rows = _rows(nodes, submitted, where)
+    print("\n".join(draw(rows, width=_width(), unicode=speaks_unicode())))
+    used = sum(1 for row in rows if row.segments)
+    _say(
+        "Each line is a GPU, each block a job: its number, its name and its part of the GPU's memory.\n"
+        f"{len(submitted)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
+        "without sharing each would hold one alone."
+    )
+    _title("4. What they asked for and what they took")
+    outcomes = [_outcome(cluster, job, where[job.job_id]) for job in submitted]
+    print("\n".join(table(outcomes)))
+    _say(
+        "Estimated: from the summary alone. Requested: with a reserve, in whole GiB, which Slurm counts.\n"
+        "Measured: the most that the stand-in job held at any time, from the GPU's books.\n"
+        f"{_ORIGIN_OF_PEAKS}"
+    )
+    return outcomes
+
+
+def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
+    shown = f"docs/examples/{script.name}"
+    print(f"\n$ gpusbatch {shown}", flush=True)
+    # What users type; the log's place is our own affair.
+    done = cluster.run(
+        [str(Path(sys.executable).with_name("gpusbatch")), str(script)],
+        env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log"},
+        cwd=script.parent,
+        timeout_s=_PATIENCE_S,
+    )
+    print((done.stderr + done.stdout).rstrip(), flush=True)
+    job_id = done.stdout.split()[-1] if done.returncode == 0 and done.stdout.split() else ""
+    if not job_id.isdecimal():
+        raise DevClusterError(f"gpusbatch {shown} submitted nothing (exit code {done.returncode})")
+    return DemoJob(job_id, script.stem, script)
+
+
+def _wait_for_places(
+    cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]
+) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while len(where) < len(submitted):
+        if time.monotonic() > deadline:
+            waiting = [job.name for job in submitted if job.job_id not in where]
+            raise DevClusterError(f"Slurm did not start {', '.join(waiting)} within {_PATIENCE_S:.0f} s")
+        time.sleep(0.1)
+        _note_places(cluster, submitted, where)
+
+
+def _note_places(cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]) -> None:
+    """Slurm forgets a job's GPUs when it ends: note them as soon as they are known."""
+    for job in submitted:
+        if job.job_id not in where:
+            shown = cluster.run(["scontrol", "show", "job", "-d", job.job_id], check=True).stdout
+            places = placements(shown)
+            if places:
+                where[job.job_id] = places
+
+
+def _rows(
+    nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]
+) -> List[GpuRow]:
+    names = {job.job_id: job.name for job in submitted}
+    rows = []
+    for node in nodes:
+        for gpu in range(node.gpus):
+            here = tuple(
+                Segment(job_id, names[job_id], place.units, f"{place.units}G")
+                for job_id, places in where.items()
+                for place in places
+                if (place.node, place.gpu) == (node.name, gpu)
+            )
+            rows.append(GpuRow(node.name, gpu, node.gpu_memory_mib // MIB_PER_SHARD, here))
+    return rows
+
+
+def _outcome(cluster: Cluster, job: DemoJob, places: Sequence[Placement]) -> Outcome:
+    ended = jobs.wait_for_job(cluster, job.job_id, timeout_s=_PATIENCE_S)
+    record = parse_record(ended.get("Comment", "")) or {}
+    estimated = record.get("est", "")
+    return Outcome(
+        job,
+        ended["JobState"],
+        int(estimated) if estimated.isdecimal() else None,
+        sum(place.units for place in places) * MIB_PER_SHARD,
+        ledger.job_peaks(cluster.layout.ledger).get(job.job_id),
+    )
+
+
+def table(outcomes: Sequence[Outcome]) -> List[str]:
+    """Estimated, requested and measured memory, one line a job."""
+    lines = [f"{'Job':<5}{'Model':<14}{'Estimated':>10}{'Requested':>11}{'Measured':>10}  State"]
+    for outcome in outcomes:
+        lines.append(
+            f"{outcome.job.job_id:<5}{outcome.job.name:<14}{_size(outcome.estimated):>10}"
+            f"{_size(outcome.requested):>11}{_size(outcome.measured):>10}  {outcome.state}"
+        )
+    return lines
+
+
+def _check_examples() -> None:
+    if not all((_EXAMPLES / name).is_file() for name in _SCRIPTS):
+        raise DevClusterError(f"{_EXAMPLES}: the examples are missing; run the demo in a checkout: make demo")
+
+
+def _size(mib: Optional[int]) -> str:
+    return "?" if mib is None else format_mib(mib)
+
+
+def _width() -> int:
+    return min(100, max(60, shutil.get_terminal_size((100, 24)).columns))
+
+
+def _title(text: str) -> None:
+    print(f"\n{text}\n{'-' * len(text)}", flush=True)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

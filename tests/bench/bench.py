@@ -1,0 +1,183 @@
+"""The three figures of the submission path, as ratios within one run; exits 1 when one is over its limit.
+
+Run it with `make bench`. Machines are noisy, so what is compared is taken in turns and judged by
+the median of the turns' ratios; the times beside each ratio are this machine's, for orientation.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Callable, Dict, List
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.devcluster.cluster import Cluster, up
+from slurm_gpumem.devcluster.spec import ClusterSpec
+from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
+from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.render import lua_table
+from slurm_gpumem.site.snapshot import parse_version
+
+START_LIMIT, HOOK_LIMIT, UP_LIMIT_S = 8.0, 1.05, 2.0
+START_ROUNDS, SUBMISSIONS, UP_ROUNDS = 15, 200, 3
+LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "job_submit.lua")
+SUMMARY = """\
+        Layer (type)               Output Shape         Param #
+================================================================
+            Conv2d-1         [-1, 64, 112, 112]           9,408
+       BatchNorm2d-2         [-1, 64, 112, 112]             128
+              ReLU-3         [-1, 64, 112, 112]               0
+            Linear-4                 [-1, 1000]         257,000
+================================================================
+Total params: 266,536
+"""
+JOB = "#!/bin/bash\n#GPUMEM mem=12G\ntrue\n"
+
+
+def main() -> int:
+    """Take all figures and print them."""
+    with tempfile.TemporaryDirectory(prefix="gpumem-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        within = [_bring_up(folder), _cold_start(folder), _hook(folder)]
+    return 0 if all(within) else 1
+
+
+def _bring_up(folder: Path) -> bool:
+    """`gpumem devcluster up`: the command itself, as a user calls it."""
+    times = []
+    for round_ in range(UP_ROUNDS):
+        state = folder / f"up{round_}"
+        times.append(_seconds(lambda state=state: _devcluster("up", state)))  # type: ignore[misc]
+        _devcluster("down", state)
+    return _report("gpumem devcluster up", min(times), UP_LIMIT_S, "s", f"best of {UP_ROUNDS}")
+
+
+def _devcluster(verb: str, state: Path) -> None:
+    command = [str(Path(sys.executable).with_name("gpumem")), "devcluster", verb, "--state", str(state)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=_environment(state.parent))
+
+
+def _cold_start(folder: Path) -> bool:
+    """`gpusbatch --dry-run` with a model, against the same interpreter doing nothing."""
+    cluster = up(ClusterSpec(state=folder / "start"))
+    try:
+        env = {**_environment(folder), **cluster.env}
+        (folder / "summary.txt").write_text(SUMMARY)
+        (folder / "job.sh").write_text("#!/bin/bash\ntrue\n")
+        command = str(Path(sys.executable).with_name("gpusbatch"))
+        dry_run = [command, "job.sh", "--model", "summary.txt", "--batch-size", "128", "--dry-run"]
+        bare, whole = _in_turns(
+            START_ROUNDS,
+            lambda: _call([sys.executable, "-c", "pass"], folder, env),
+            lambda: _call(dry_run, folder, env),
+        )
+    finally:
+        cluster.stop()
+    note = f"{_milliseconds(whole)} against {_milliseconds(bare)}"
+    return _report("gpusbatch --dry-run / python3 -c pass", _ratio(whole, bare), START_LIMIT, "x", note)
+
+
+def _hook(folder: Path) -> bool:
+    """Submissions to a controller with the Lua plug-in, against one without.
+
+    A second controller without it takes its turn too: how far the two differ is this machine's noise.
+    """
+    plain = up(ClusterSpec(state=folder / "plain"))
+    twin = up(ClusterSpec(state=folder / "twin"))
+    hooked = up(ClusterSpec(state=folder / "hooked", job_submit_lua=_lua_folder(folder, plain)))
+    try:
+        _check_hook(hooked)
+        without, again, with_hook = _in_turns(
+            SUBMISSIONS, lambda: _submit(plain), lambda: _submit(twin), lambda: _submit(hooked)
+        )
+    finally:
+        for cluster in (hooked, twin, plain):
+            cluster.stop()
+    note = f"{SUBMISSIONS} each of {_milliseconds(without)}; without / without {_ratio(again, without):.2f} x"
+    return _report("sbatch with the Lua hook / without", _ratio(with_hook, without), HOOK_LIMIT, "x", note)
+
+
+def _lua_folder(folder: Path, cluster: Cluster) -> str:
+    lua = folder / "lua"
+    lua.mkdir()
+    for name in LUA_FILES:
+        shutil.copy(data_path("lua", name), lua)
+    nodes = NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu", "whole"), 64, 512_000)
+    plan = SitePlan(
+        groups=(nodes,),
+        partitions=("gpu", "whole"),
+        default_partition="gpu",
+        reserve_mib=0,
+        version=parse_version(cluster.run(["sinfo", "--version"], check=True).stdout),
+    )
+    (lua / "gpumem_site.lua").write_text(lua_table(plan))
+    return str(lua / "job_submit.lua")
+
+
+def _submit(cluster: Cluster) -> None:
+    cluster.run(["sbatch", "-H", "--gres=gpu:1"], input=JOB, check=True)
+
+
+def _check_hook(cluster: Cluster) -> None:
+    """A hook that does nothing would be quick and prove nothing."""
+    job = cluster.run(["sbatch", "--parsable", "-H", "--gres=gpu:1"], input=JOB, check=True).stdout.strip()
+    shown = cluster.run(["scontrol", "show", "job", job], check=True).stdout
+    if "shard:12" not in shown:
+        raise SystemExit("the Lua hook did not turn the job into shards; nothing to measure")
+
+
+def _environment(folder: Path) -> Dict[str, str]:
+    """As an installed command runs: compiled once, no configuration or cache of this user."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    own = {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    return {**env, **own, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+
+
+def _call(command: List[str], folder: Path, env: Dict[str, str]) -> None:
+    quiet = subprocess.DEVNULL
+    subprocess.run(command, check=True, cwd=folder, env=env, stdin=quiet, stdout=quiet, stderr=quiet)
+
+
+def _in_turns(rounds: int, *actions: Callable[[], None]) -> List[List[float]]:
+    """Seconds of each action in each round; a first round does not count."""
+    taken: List[List[float]] = [[] for _ in actions]
+    for action in actions:
+        action()
+    for round_ in range(rounds):
+        # Who goes first changes, so that nobody always finds another's warm cache.
+        for at in range(len(actions)):
+            turn = (at + round_) % len(actions)
+            taken[turn].append(_seconds(actions[turn]))
+    return taken
+
+
+def _ratio(one: List[float], other: List[float]) -> float:
+    """How many times longer one takes: the median over the rounds, each within the same moment."""
+    return statistics.median(a / b for a, b in zip(one, other))
+
+
+def _milliseconds(times: List[float]) -> str:
+    return f"{statistics.median(times) * 1000:.0f} ms"
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def _report(what: str, value: float, limit: float, unit: str, note: str) -> bool:
+    verdict = "ok" if value <= limit else "OVER"
+    print(f"{what:<40} {value:6.2f} {unit}  (limit {limit:g} {unit})  {verdict:<4}  {note}", flush=True)
+    return value <= limit
+
+
+if __name__ == "__main__":
+    sys.exit(main())
