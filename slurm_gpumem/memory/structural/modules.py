@@ -108,8 +108,12 @@ def _container(walk: Walk, node: Node) -> None:
         own = 0
     adds = may_add_input(row.kind) and not has_branches(row.kind)
     merged = False
+    uncalled = attention.uncalled_projection(node)
     if is_attention(row.kind) and attention.projections(node):
         attention.container(walk, node, run)
+    elif uncalled:
+        attention.around_uncalled(walk, node, uncalled, run)
+        own = 0
     elif attention.uses_weights_only(node):
         attention.functional(walk, node)
         own = 0
