@@ -7,7 +7,7 @@ import json
 import lzma
 import re
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
 import pytest
 
@@ -23,18 +23,14 @@ KEYS = ("model", "batch-size", "optimizer", "precision")
 
 @pytest.fixture(scope="module")
 def rows() -> Dict[str, Dict[str, Any]]:
-    paths = GROUND_TRUTH.glob("rows-*.jsonl.gz")
-    lines = [line for path in paths for line in gzip.open(path, "rt", encoding="utf-8")]
-    return {row["key"]: row for row in map(json.loads, lines)}
+    texts = [gzip.decompress(path.read_bytes()) for path in GROUND_TRUTH.glob("rows-*.jsonl.gz")]
+    return {row["key"]: row for text in texts for row in map(json.loads, text.splitlines())}
 
 
 @pytest.fixture(scope="module")
 def summaries() -> Dict[str, Dict[str, Any]]:
-    def lines() -> Iterator[str]:
-        with lzma.open(GROUND_TRUTH / "summaries.jsonl.xz", "rt", encoding="utf-8") as file:
-            yield from file
-
-    return {entry["summary"]: entry for entry in map(json.loads, lines())}
+    text = lzma.decompress((GROUND_TRUTH / "summaries.jsonl.xz").read_bytes())
+    return {entry["summary"]: entry for entry in map(json.loads, text.splitlines())}
 
 
 def test_there_are_five_examples_of_two_tools() -> None:
