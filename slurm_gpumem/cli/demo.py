@@ -25,13 +25,8 @@ from slurm_gpumem.slurm.placement import Placement, placements
 from slurm_gpumem.slurm.record import parse_record
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-_SCRIPTS = ("resnet50.sh", "bert.sh", "mobilenetv3.sh", "gpt2.sh", "vit.sh")
+_SCRIPTS = ("resnet50.sh", "bert.sh", "mobilenetv3.sh", "vit.sh", "gpt2.sh")
 _PATIENCE_S = 60.0
-_ORIGIN_OF_PEAKS = (
-    "What a stand-in holds is no GPU's measurement but a trace of the real model on a CPU: weights,\n"
-    "gradients, optimizer states and what autograd keeps, plus a CUDA context as an H200 was seen to have\n"
-    "(docs/examples/make_examples.py trace)."
-)
 
 
 class DemoJob(NamedTuple):
@@ -82,9 +77,9 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
     _say(
         f"Slurm is what shares out a cluster's machines among its users' jobs. A real one runs here now,\n"
         f"with {len(nodes)} pretended machines (nodes) of {nodes[0].gpus} GPUs, "
-        f"{format_mib(nodes[0].gpu_memory_mib)} each. This computer needs no GPU:\n"
-        "they are stand-ins, and so is the training. A stand-in job takes as much memory of its GPU as\n"
-        "the last line of its script says, keeps book of it, and fails as PyTorch does when there is none."
+        f"{nodes[0].gpu_memory_mib // MIB_PER_SHARD} GiB each. This computer needs no GPU:\n"
+        "they are stand-ins, and so is the training. A stand-in job takes as much of its GPU's memory as\n"
+        "the same training took on a real GPU, and fails as PyTorch does when there is not enough."
     )
     _title("2. Five training jobs, submitted with gpusbatch")
     _say(
@@ -110,9 +105,9 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
     outcomes = [_outcome(cluster, job, where[job.job_id]) for job in submitted]
     print("\n".join(table(outcomes)))
     _say(
-        "Estimated: from the summary alone. Requested: with a reserve, in whole GiB, which Slurm counts.\n"
-        "Measured: the most that the stand-in job held at any time, from the GPU's books.\n"
-        f"{_ORIGIN_OF_PEAKS}"
+        "Estimated: from the model's summary alone. Requested: with a reserve, in the whole GiB that Slurm\n"
+        "counts (shards). Measured: the most that the stand-in held, which is what PyTorch took for this\n"
+        "model, batch size, optimizer and precision on an NVIDIA H200 (models/ground-truth)."
     )
     return outcomes
 
