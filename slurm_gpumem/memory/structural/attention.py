@@ -49,6 +49,30 @@ def projections(node: Node) -> List[Node]:
     return leaves[:3] if len(leaves) >= 3 else []
 
 
+def is_packed(node: Node) -> bool:
+    """Whether this layer makes queries, keys and values side by side: three times as wide as what it takes."""
+    row = node.row
+    if node.children or not row.called or family_of(row.kind) != "linear" or not row.outputs:
+        return False
+    taken = input_shape(row)
+    return taken is not None and len(taken) > 2 and row.outputs[0][-1] == 3 * taken[-1]
+
+
+def ends_attention(walk: Walk, node: Node, packed: List[Tensor]) -> bool:
+    """Record attention before a projection that takes one third of what the packed ones made.
+
+    Returns whether nothing is left to attend to: another layer between them means that it was none.
+    """
+    row = node.row
+    if not node.children and (not row.called or family_of(row.kind) in _BETWEEN):
+        return False
+    taken = input_shape(row)
+    linear = not node.children and family_of(row.kind) == "linear"
+    if linear and taken is not None and 3 * taken[-1] == packed[-1].shape[-1]:
+        attend(walk, packed, taken, matrix=None, style=_Style(grouped=False, written_out=False))
+    return True
+
+
 def uses_weights_only(node: Node) -> bool:
     """Whether this is attention whose projections were never called: it uses their weights itself."""
     row = node.row
@@ -208,7 +232,9 @@ def attend(
         # In half precision Hopper takes cuDNN's kernel, and the library with it.
         walk.uses_conv = walk.uses_conv or walk.low == 2
         statistics = 4 * max(1, count // walk.head)
-        back = tuple(tensor.bytes for tensor in made) if len(made) == 1 else ()
+        # The gradients of parts of a fused projection are joined to one.
+        fused = any(tensor.elements > count for tensor in made)
+        back = (3 * out.bytes,) if fused else ()
         walk.tape.op(made, out, saved=(*made, out), kept=(statistics,), back=(*back, statistics), matmul=True)
     walk.give(out)
 
