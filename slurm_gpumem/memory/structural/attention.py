@@ -50,7 +50,7 @@ def projections(node: Node) -> List[Node]:
 
 
 def is_packed(node: Node) -> bool:
-    """Whether this layer makes queries, keys and values side by side: three times as wide as what it takes."""
+    """Whether this layer makes queries, keys and values side by side: three times as wide as its input."""
     row = node.row
     if node.children or not row.called or family_of(row.kind) != "linear" or not row.outputs:
         return False
