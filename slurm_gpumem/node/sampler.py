@@ -90,7 +90,7 @@ class Sampler:
             try:
                 found = self.source.processes(uuid)
                 by_job = self._by_job(found, sluids, uids, uuid)
-                reading = self._meter.read(uuid, frozenset(by_job) - {None}, now)
+                reading = self._meter.read(uuid, frozenset(job for job in by_job if job is not None), now)
             except SourceError as error:
                 # A hiccup, or a GPU off the bus: say it once, and look again next time.
                 self.complain(uuid, str(error))
