@@ -59,7 +59,8 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     settings.on_oom  # noqa: B018 - the same
     reach, warnings = _reach(settings, wishes, wish, config)
     if reach is None:
-        return Decision(None, HostShare(0, 0), "partition unknown", warnings=tuple(warnings))
+        reason = f"Slurm knows no partition {wishes.get('partition')}"
+        return Decision(None, HostShare(0, 0), reason, warnings=tuple(warnings))
     estimates = [
         registry.run(settings.text("estimator") or "auto", summary, job, gpu) if summary and job else None
         for gpu in reach.gpus
@@ -124,7 +125,7 @@ def _reach(
         cluster, said = discover_cluster(clusters, timeout_s=config.slurm.timeout_s, max_age_s=0)
     names = asked or ([cluster.default_partition] if cluster.default_partition else list(cluster.partitions))
     if not set(names) & set(cluster.partitions):
-        return None, [*warnings, f"Slurm knows no partition {', '.join(names)}; leaving the answer to sbatch"]
+        return None, warnings
     groups: Sequence[GpuNodes] = cluster.in_partitions(names)
     if not groups:
         having = sorted({name for group in cluster.gpu_nodes for name in group.partitions})

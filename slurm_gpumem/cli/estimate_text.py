@@ -14,10 +14,12 @@ from slurm_gpumem.sizes import ceil_div, format_mib
 WIDTH = 96
 
 
-def result_line(estimate: Estimate, shard_mib: int) -> str:
-    """The answer in one line."""
+def result_line(summary: ModelSummary, estimate: Estimate, shard_mib: int) -> str:
+    """The answer in one line, and for which job it is one."""
     shards = ceil_div(estimate.request_mib, shard_mib)
+    arrow = "→" if speaks_unicode() else "->"
     return (
+        f"{summary.name or 'model'}, {describe_job(estimate.job)}, {estimate.gpu} {arrow} "
         f"peak {format_mib(estimate.peak_mib)}, request {format_mib(estimate.request_mib)} "
         f"= {_count(shards, 'shard')}"
     )

@@ -130,7 +130,9 @@ def test_a_partition_slurm_does_not_know_is_sbatchs_to_refuse(desk: Any) -> None
     done = desk.call("-p", "nowhere", "job.sh", "--gpu-mem", "4G")
     plain = desk.call("-p", "nowhere", "job.sh", command="sbatch")
     assert done.returncode == plain.returncode
-    assert plain.stderr.strip() in done.stderr
+    assert done.stderr == (
+        f"gpumem: GPU options left as they are: Slurm knows no partition nowhere\n{plain.stderr}"
+    )
 
 
 def test_a_job_that_takes_more_than_the_gpu_has_fails_as_pytorch_does(desk: Any) -> None:

@@ -30,7 +30,7 @@ def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.Comp
 def test_the_answer_is_one_line() -> None:
     done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--estimator", "deepspeed")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "peak 0 MiB, request 0 MiB = 0 shards\n"
+    assert done.stdout == "small_cnn, batch 8, Adam, fp32, h200 → peak 0 MiB, request 0 MiB = 0 shards\n"
     assert done.stderr == ""
 
 

@@ -251,7 +251,23 @@ def test_what_is_critical_decides_and_comes_first() -> None:
 def test_no_line_holds_what_nagios_takes_for_figures() -> None:
     answer = Answer((Finding(Severity.WARNING, "c", "a|b\nc", "d|e", "f"),), "1")
     assert "|" not in answer.text()
-    assert len(answer.text().splitlines()) == 2
+    assert answer.text().splitlines() == [
+        "GPUMEM WARNING - Slurm 1: 1 warning - a/b c",
+        "warning c: a/b c; d/e",
+        "    mend: f",
+    ]
+
+
+def test_partitions_with_the_same_trouble_are_one_finding() -> None:
+    nodes = ({**NODE, "Partitions": "gpu,long"},)
+    jobs = (QueuedJob("long", "gres:gpu:1"), QueuedJob("long", "gres:shard:3"))
+    assert [f.what for f in examine(OLD(nodes=nodes)).findings if f.check == "mixed-jobs"] == [
+        "partition gpu, long takes whole-GPU and shared jobs"
+    ]
+    assert [f.what for f in examine(OLD(nodes=nodes, jobs=jobs)).findings if f.check == "mixed-jobs"] == [
+        "whole-GPU and shared jobs are queued in partition long",
+        "partition gpu takes whole-GPU and shared jobs",
+    ]
 
 
 def test_the_json_answer_is_complete() -> None:
