@@ -154,14 +154,13 @@ def _note_places(cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str
 def _rows(
     nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]
 ) -> List[GpuRow]:
-    names = {job.job_id: job.name for job in submitted}
     rows = []
     for node in nodes:
         for gpu in range(node.gpus):
             here = tuple(
-                Segment(job_id, names[job_id], place.units, f"{place.units}G")
-                for job_id, places in where.items()
-                for place in places
+                Segment(job.job_id, job.name, place.units, f"{place.units}G")
+                for job in submitted
+                for place in where[job.job_id]
                 if (place.node, place.gpu) == (node.name, gpu)
             )
             rows.append(GpuRow(node.name, gpu, node.gpu_memory_mib // MIB_PER_SHARD, here))
