@@ -59,9 +59,8 @@ def comparison_lines(estimates: Sequence[Estimate], shard_mib: int) -> List[str]
     lines = [f"{'estimator':<{width}}       peak    request  shards"]
     for e in estimates:
         shards = ceil_div(e.request_mib, shard_mib)
-        lines.append(
-            f"{e.estimator:<{width}} {format_mib(e.peak_mib):>10} {format_at_least(e.request_mib):>10} {shards:>7}"
-        )
+        peak, request = format_mib(e.peak_mib), format_at_least(e.request_mib)
+        lines.append(f"{e.estimator:<{width}} {peak:>10} {request:>10} {shards:>7}")
     return lines
 
 
