@@ -115,10 +115,10 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
 def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
     shown = f"docs/examples/{script.name}"
     print(f"\n$ gpusbatch {shown}", flush=True)
-    # What users type; the log's place is our own affair.
+    # What users type; where the log and what gpusbatch remembers of the cluster go is our own affair.
     done = cluster.run(
         [str(Path(sys.executable).with_name("gpusbatch")), str(script)],
-        env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log"},
+        env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log", "XDG_CACHE_HOME": str(logs)},
         cwd=script.parent,
         timeout_s=_PATIENCE_S,
     )
