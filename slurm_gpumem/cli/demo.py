@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.cli.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.cli.parts_table import speaks_unicode
@@ -27,6 +27,9 @@ from slurm_gpumem.slurm.record import parse_record
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 _SCRIPTS = ("resnet50.sh", "bert.sh", "mobilenetv3.sh", "vit.sh", "gpt2.sh")
 _PATIENCE_S = 60.0
+
+Places = Dict[str, List[Placement]]
+"""Job → its GPUs, at one moment."""
 
 
 class DemoJob(NamedTuple):
@@ -87,18 +90,21 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         "and asks Slurm for that part of a GPU instead of a whole one."
     )
     submitted: List[DemoJob] = []
-    where: Dict[str, List[Placement]] = {}
+    looks: List[Places] = []
     for name in _SCRIPTS:
         submitted.append(_submit(cluster, _EXAMPLES / name, logs))
-        _note_places(cluster, submitted, where)
+        looks.append(_places_now(cluster, submitted))
     _title("3. Where Slurm put them")
-    _wait_for_places(cluster, submitted, where)
-    rows = _rows(nodes, submitted, where)
+    _wait_for_places(cluster, submitted, looks)
+    # One look, not several laid over each other: the first job may end before the last starts.
+    fullest = max(looks, key=len)
+    where = {job_id: places for look in looks for job_id, places in look.items()}
+    rows = _rows(nodes, submitted, fullest)
     print("\n".join(draw(rows, width=_width(), unicode=speaks_unicode())))
     used = sum(1 for row in rows if row.segments)
     _say(
         "Each line is a GPU, each block a job: its number, its name and its part of the GPU's memory.\n"
-        f"{len(submitted)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
+        f"{len(fullest)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
         "without sharing each would hold one alone."
     )
     _title("4. What they asked for and what they took")
@@ -129,30 +135,36 @@ def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
     return DemoJob(job_id, script.stem, script)
 
 
-def _wait_for_places(
-    cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]
-) -> None:
+def _wait_for_places(cluster: Cluster, submitted: Sequence[DemoJob], looks: List[Places]) -> None:
+    """Look until all jobs run at once, or until each has been seen running."""
     deadline = time.monotonic() + _PATIENCE_S
-    while len(where) < len(submitted):
+    while not _all_seen(submitted, looks):
         if time.monotonic() > deadline:
-            waiting = [job.name for job in submitted if job.job_id not in where]
+            seen = {job_id for look in looks for job_id in look}
+            waiting = [job.name for job in submitted if job.job_id not in seen]
             raise DevClusterError(f"Slurm did not start {', '.join(waiting)} within {_PATIENCE_S:.0f} s")
         time.sleep(0.1)
-        _note_places(cluster, submitted, where)
+        looks.append(_places_now(cluster, submitted))
 
 
-def _note_places(cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]) -> None:
-    """Slurm forgets a job's GPUs when it ends: note them as soon as they are known."""
-    for job in submitted:
-        if job.job_id not in where:
-            shown = cluster.run(["scontrol", "show", "job", "-d", job.job_id], check=True).stdout
-            places = placements(shown)
-            if places:
-                where[job.job_id] = places
+def _all_seen(submitted: Sequence[DemoJob], looks: Sequence[Places]) -> bool:
+    """Whether every job stands in one of the looks (Slurm forgets a job's GPUs when it ends)."""
+    return {job.job_id for job in submitted} <= {job_id for look in looks for job_id in look}
+
+
+def _places_now(cluster: Cluster, submitted: Sequence[DemoJob]) -> Places:
+    """The GPUs of all jobs that run at this moment."""
+    found: Places = {}
+    for text in cluster.run(["scontrol", "show", "job", "-d"], check=True).stdout.split("\n\n"):
+        job_id = text.strip().partition(" ")[0].partition("JobId=")[2]
+        places = placements(text)
+        if places and any(job.job_id == job_id for job in submitted):
+            found[job_id] = places
+    return found
 
 
 def _rows(
-    nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]
+    nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Mapping[str, List[Placement]]
 ) -> List[GpuRow]:
     rows = []
     for node in nodes:

@@ -13,7 +13,7 @@ _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
 _CGROUP_LIMIT = 65536
 _GENERATIONS = 64
 _LOOK_AGAIN = 10
-"""A process that is no job's is looked at again only every so often: MPS servers stay what they are."""
+"""A known process is looked at again only every so many looks: MPS servers stay what they are."""
 
 
 def job_in_cgroup(text: str, sluids: Mapping[str, int]) -> Optional[int]:
@@ -43,11 +43,15 @@ class Owners:
 
     def job_of(self, pid: int, sluids: Mapping[str, int], uids: Mapping[int, int]) -> Optional[int]:
         """The job; `uids` says whose the jobs here are, to check what a process says of itself."""
+        known_start, job, looks = self._known.get(pid, (None, None, 0))
+        if known_start is not None and looks % _LOOK_AGAIN:
+            # In the list without a break since the last look: no other process can have got its number.
+            self._known[pid] = (known_start, job, looks + 1)
+            return job
         start = processes.start_of(pid)
         if start is None:
             return None
-        known_start, job, looks = self._known.get(pid, (None, None, 0))
-        if known_start == start and (job is not None or looks % _LOOK_AGAIN):
+        if known_start == start and job is not None:
             self._known[pid] = (start, job, looks + 1)
             return job
         job = _from_cgroup(pid, sluids)

@@ -80,11 +80,13 @@ def _collect(options: argparse.Namespace) -> int:
             "jobs": len(jobs),
         }
     )
-    (options.out / f"about-{rows_path.stem}.json").write_text(json.dumps(about, indent=1) + "\n")
+    stamp = about["when"].replace(":", "")
+    (options.out / f"about-{rows_path.stem}-{stamp}.json").write_text(json.dumps(about, indent=1) + "\n")
     print(f"{len(jobs)} jobs to run, {len(done)} done before; {json.dumps(about)}", flush=True)
     # Children inherit the libraries; what is frozen is never copied by their garbage collector.
     gc.collect()
     gc.freeze()
+    _end_last_line(rows_path)
     with open(rows_path, "a") as file:
         collector = Collector(options, jobs, file, about["run"], started)
         collector.run()
@@ -256,6 +258,13 @@ def _done_keys(paths: Iterable[Path]) -> Set[str]:
                 if not row.get("spoiled"):
                     keys.add(row["key"])
     return keys
+
+
+def _end_last_line(path: Path) -> None:
+    """A run that was killed while it wrote must not have the next run's first row glued to its last."""
+    if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size:
+        with open(path, "a") as file:
+            file.write("\n")
 
 
 def _quiet_libraries() -> None:

@@ -117,8 +117,8 @@ def _main(options: argparse.Namespace) -> int:
     queue = [job for key, job in wanted.items() if key not in done and options.only in key]
     print(f"{len(queue)} to make, {len(done)} made before; {import_sources([j.entry for j in queue])}")
     children, failed = Children(), 0
-    # Appending gzip members keeps what is there; readers see one stream.
-    with gzip.open(path, "at", compresslevel=9) as file:
+    # A gzip member a line: what is there is kept whenever the run ends, and readers see one stream.
+    with open(path, "ab") as file:
         while queue or len(children):
             if time.monotonic() - started > options.total_seconds:
                 queue.clear()
@@ -130,7 +130,9 @@ def _main(options: argparse.Namespace) -> int:
                     failed += 1
                     print(f"{ended.tag}: {ended.error}", flush=True)
                 else:
-                    file.write(json.dumps(ended.answer, separators=(",", ":")) + "\n")
+                    line = json.dumps(ended.answer, separators=(",", ":")) + "\n"
+                    file.write(gzip.compress(line.encode()))
+                    file.flush()
     print(f"{failed} failed")
     return 1 if failed else 0
 

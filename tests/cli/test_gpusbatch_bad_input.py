@@ -188,7 +188,7 @@ def test_help_tells_our_options_and_points_to_sbatchs(bare_desk: Any) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error(bare_desk: Any) -> None:
-    from conftest import GPUSBATCH
+    from tests.cli.conftest import GPUSBATCH
 
     done = bare_desk.call("-c", f"'{GPUSBATCH}' --help | true; exit ${{PIPESTATUS[0]}}", command="bash")
     assert "Traceback" not in done.stderr

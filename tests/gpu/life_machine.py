@@ -272,6 +272,16 @@ class Machine:
     def mps_pids(self) -> List[int]:
         return [pid for pid in pids_with("nvidia-cuda-mps") if str(self.state).encode() in _environ(pid)]
 
+    def mps_logs(self) -> Dict[str, str]:
+        """The end of what each MPS daemon and server wrote so far."""
+        found = {}
+        for path in self.run_dir.glob("mps/*/*/log/*.log"):
+            try:
+                found[f"{path.parts[-3]}-{path.name}"] = path.read_text(errors="replace")[-4000:]
+            except OSError as error:
+                found[f"{path.parts[-3]}-{path.name}"] = str(error)
+        return found
+
     def collect(self) -> None:
         """Logs and records, for whoever has to find out what went wrong."""
         logs = self.out / "logs"

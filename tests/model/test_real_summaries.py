@@ -6,10 +6,10 @@ import functools
 from typing import List
 
 import pytest
-from saved_summaries import Saved, one, saved_summaries, select
 
 from slurm_gpumem.model.detect import parse
 from slurm_gpumem.model.types import UNKNOWN_KIND, ModelSummary
+from tests.model.saved_summaries import Saved, one, saved_summaries, select
 
 ALL = list(saved_summaries().values())
 # Tables that show every call of every layer. (Tools that name a module once, or cut at a depth, do not.)

@@ -260,7 +260,7 @@ def test_an_xid_after_the_epilog_still_reaches_the_record(desk: Desk) -> None:
     desk.source.pending = [(GPUS[0].uuid, 31)]
     desk.sampler.tick()
     (amended,) = records.read_records(desk.config.spool, 1)
-    assert amended["hints"] == ["gpu-fault"]
+    assert amended["hints"] == ["own-fault"]
 
 
 def test_the_drivers_accounting_fills_in_what_fell_between_two_looks(desk: Desk) -> None:
@@ -280,6 +280,40 @@ def test_a_process_that_two_jobs_could_have_run_is_nobodys(desk: Desk) -> None:
     for _ in range(6):
         desk.sampler.tick()
     assert desk.live()["1"]["peak_mib"] == 0.0
+
+
+def test_activity_is_read_when_it_is_due_or_the_jobs_change(desk: Desk) -> None:
+    desk.job(1)
+    first = desk.process(1)
+    desk.hold({first: 100.0})
+    for _ in range(5):
+        desk.sampler.tick()
+    assert desk.source.energy == 100.0
+    desk.job(2)
+    desk.hold({first: 100.0, desk.process(2): 100.0})
+    desk.sampler.tick()
+    assert desk.source.energy == 200.0
+    # What was used before the second job came is the first one's alone.
+    assert (desk.live()["1"]["energy_j"], desk.live()["2"]["energy_j"]) == (100.0, None)
+    desk.hold({})
+    live = desk.live()
+    assert (live["1"]["energy_j"], live["2"]["energy_j"]) == (150.0, 50.0)
+
+
+def test_a_job_that_ended_gets_slurms_word_on_how(make_desk) -> None:  # type: ignore[no-untyped-def]
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} gres:shard:4 CANCELLED")
+    desk.job(1)
+    desk.sampler.tick()
+    record = records.open_record(jobs.get(desk.folder, 1), "n1")  # type: ignore[arg-type]
+    records.close_record(record, end=time.time(), status="0:0")
+    records.write_record(desk.config.spool, record)
+    jobs.drop(desk.folder, 1)
+
+    def state() -> object:
+        desk.sampler.tick()
+        return next(records.read_records(desk.config.spool, 1))["state"]
+
+    until(lambda: state() == "CANCELLED")
 
 
 def test_a_look_costs_less_than_five_milliseconds_with_eight_gpus_and_forty_processes(desk: Desk) -> None:

@@ -108,18 +108,28 @@ def _container(walk: Walk, node: Node) -> None:
         own = 0
     adds = may_add_input(row.kind) and not has_branches(row.kind)
     merged = False
+    uncalled = attention.uncalled_projection(node)
     if is_attention(row.kind) and attention.projections(node):
         attention.container(walk, node, run)
+    elif uncalled:
+        attention.around_uncalled(walk, node, uncalled, run)
+        own = 0
     elif attention.uses_weights_only(node):
         attention.functional(walk, node)
         own = 0
     elif has_branches(row.kind):
         _branches(walk, node.children, entry)
     else:
+        packed: List[Tensor] = []
         for child in node.children:
             if adds and child is node.children[-1] and family_of(child.row.kind) in _ACTIVATIONS:
                 merged = _merge_shortcut(walk, scope, in_place=True)
+            is_packed = attention.is_packed(child)
+            if packed and not is_packed and attention.ends_attention(walk, child, packed):
+                packed = []
             run(walk, child)
+            if is_packed:
+                packed.append(walk.cur)
     walk.tape.label = row.kind
     if len(walk.tape.ops) == first_op and walk.cur is entry:
         walk.give(entry)
