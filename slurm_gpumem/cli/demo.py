@@ -121,10 +121,10 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
 def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
     shown = f"docs/examples/{script.name}"
     print(f"\n$ gpusbatch {shown}", flush=True)
-    # What users type; the log's place is our own affair.
+    # What users type; where the log and what gpusbatch remembers of the cluster go is our own affair.
     done = cluster.run(
         [str(Path(sys.executable).with_name("gpusbatch")), str(script)],
-        env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log"},
+        env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log", "XDG_CACHE_HOME": str(logs)},
         cwd=script.parent,
         timeout_s=_PATIENCE_S,
     )
@@ -166,14 +166,13 @@ def _places_now(cluster: Cluster, submitted: Sequence[DemoJob]) -> Places:
 def _rows(
     nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Mapping[str, List[Placement]]
 ) -> List[GpuRow]:
-    names = {job.job_id: job.name for job in submitted}
     rows = []
     for node in nodes:
         for gpu in range(node.gpus):
             here = tuple(
-                Segment(job_id, names[job_id], place.units, f"{place.units}G")
-                for job_id, places in where.items()
-                for place in places
+                Segment(job.job_id, job.name, place.units, f"{place.units}G")
+                for job in submitted
+                for place in where[job.job_id]
                 if (place.node, place.gpu) == (node.name, gpu)
             )
             rows.append(GpuRow(node.name, gpu, node.gpu_memory_mib // MIB_PER_SHARD, here))

@@ -16,13 +16,14 @@ pytestmark = pytest.mark.slurm
 @pytest.mark.skipif(
     bool(os.environ.get("GPUMEM_TEST_SLURM_ROOT")), reason="the demo shows the system's Slurm"
 )
-def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path) -> None:
+def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path, tmp_path: Path) -> None:
+    own = {"PYTHONIOENCODING": "ascii", "COLUMNS": "100", "TMPDIR": str(state_folder), "HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "slurm_gpumem.cli.demo"],
         capture_output=True,
         text=True,
         timeout=110,
-        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "100", "TMPDIR": str(state_folder)},
+        env={**os.environ, **own},
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
@@ -41,3 +42,4 @@ def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path) -> N
         assert 0 < float(measured) <= float(requested), name
     assert "warning" not in done.stdout
     assert list(state_folder.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []

@@ -121,6 +121,18 @@ def test_directives_that_ask_for_nothing_are_a_warning(desk: Any) -> None:
     assert desk.gres(done.stdout.strip()) == ""
 
 
+def test_a_batch_beyond_all_memory_is_told_without_a_traceback(desk: Any) -> None:
+    refused(
+        desk.call("job.sh", "--model", "summary.txt", "--batch-size", "99999999999999"),
+        "more memory than any computer has; is the batch size right",
+    )
+
+
+def test_a_warning_is_told_before_the_error_it_may_explain(bare_desk: Any) -> None:
+    done = bare_desk.call("job.sh", "--model", "summary.txt", env={"GPUMEM_BATCHSIZE": "8"})
+    refused(done, "warning: .*GPUMEM_BATCHSIZE is not known(.|\n)*no batch size")
+
+
 def test_options_about_a_model_that_is_missing_are_refused(bare_desk: Any) -> None:
     refused(bare_desk.call("job.sh", "--batch-size", "8"), "--batch-size .* there is none", "Add --model")
     refused(bare_desk.call("job.sh", "--explain"), "--explain has nothing to show")

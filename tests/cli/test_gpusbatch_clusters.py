@@ -135,6 +135,12 @@ def test_a_partition_slurm_does_not_know_is_sbatchs_to_refuse(desk: Any) -> None
     )
 
 
+def test_a_gpu_type_the_partition_does_not_have_is_sbatchs_to_refuse(desk: Any) -> None:
+    done = desk.call("--gres=gpu:v100:1", "job.sh", "--gpu-mem", "4G", "--dry-run")
+    assert done.stderr == "gpumem: GPU options left as they are: partition gpu has no GPU of type v100\n"
+    assert done.stdout.startswith("sbatch --gres=gpu:v100:1 ")
+
+
 def test_a_job_that_takes_more_than_the_gpu_has_fails_as_pytorch_does(desk: Any) -> None:
     desk.script("job.sh", "gpumem-standin --peak 50000 --seconds 0.2 --name big", "#SBATCH -o out")
     job = desk.submit("job.sh", "--gpu-mem", "8G")

@@ -12,6 +12,7 @@ from typing import Dict, Optional
 import pytest
 
 from slurm_gpumem.memory import registry
+from slurm_gpumem.sizes import format_at_least
 
 CNN = Path(__file__).parent / "data" / "small_cnn.txt"
 _GPUMEM = [sys.executable, "-c", "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"]
@@ -32,6 +33,12 @@ def test_the_answer_is_one_line() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "small_cnn, batch 8, Adam, fp32, h200 → peak 0 MiB, request 0 MiB = 0 shards\n"
     assert done.stderr == ""
+
+
+def test_a_request_reads_as_what_is_enough() -> None:
+    assert [format_at_least(mib) for mib in (500, 1024, 16384, 16385)] == [
+        "500 MiB", "1.0 GiB", "16.0 GiB", "16.1 GiB",
+    ]  # fmt: skip
 
 
 def test_json_has_the_contract_and_says_the_whole_job() -> None:

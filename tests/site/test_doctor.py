@@ -34,6 +34,7 @@ CONFIG = {
     "SelectTypeParameters": "CR_CORE_MEMORY",
     "AccountingStorageType": "accounting_storage/slurmdbd",
     "AccountingStorageTRES": "cpu,mem,node,billing,gres/gpu,gres/shard",
+    "AccountingStoreFlags": "job_env,job_comment",
     "JobSubmitPlugins": "lua",
     "Prolog": "/etc/slurm/prolog.sh",
     "PrologFlags": "Alloc",
@@ -100,6 +101,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         Severity.WARNING,
         "untyped-shares",
         "shard:TYPE:N",
+    ),
+    "comments not kept": (
+        config(AccountingStoreFlags="(null)"),
+        Severity.NOTE,
+        "comments-lost",
+        "AccountingStoreFlags=job_comment",
     ),
     "mixed partition on 22.05": (OLD(), Severity.WARNING, "mixed-jobs", "23.02.6"),
     "mixed jobs on 22.05": (
