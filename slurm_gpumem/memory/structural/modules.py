@@ -14,6 +14,7 @@ from slurm_gpumem.model.types import Layer, Shape
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
 _TRANSFORMER_NORMS = ("layer_norm", "rms_norm")
+_MOST_SCALES = 4
 
 
 def run(walk: Walk, node: Node) -> None:
@@ -83,11 +84,35 @@ def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
     """What a transformer's normalization takes: the stream plus what was just made."""
     stream = walk.stream
     inside = walk.scopes and not is_attention(walk.scopes[-1].kind)
-    if stream is not None and inside and stream.shape == x.shape and stream.slot != x.slot:
-        x = walk.take(walk.add(x, stream))
+    if stream is not None and inside and _same_tokens(stream, x) and stream.slot != x.slot:
+        x = walk.take(walk.add(_scaled(walk, x), stream))
     if inside:
         walk.stream = x
     return x
+
+
+def _same_tokens(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors hold as many tokens of one width, however these are laid out."""
+    if left.shape == right.shape:
+        return True
+    return left.elements == right.elements and left.shape[-1:] == right.shape[-1:]
+
+
+def _scaled(walk: Walk, x: Tensor) -> Tensor:
+    """A branch times the learned scale that the block around it has for it."""
+    scope = walk.scopes[-1]
+    if not scope.scales or x.slot == scope.entry.slot:
+        return x
+    scope.scales -= 1
+    out = walk.tape.new(x.shape, x.elements, max(x.width, walk.wide))
+    walk.give(walk.tape.op((walk.take(x),), out, saved=(x,), back=(x.bytes,)))
+    return out
+
+
+def _count_scales(row: Layer, own: int) -> int:
+    """How many of a block's branches have a scale for each channel: its own parameters say."""
+    width = row.outputs[0][-1] if row.outputs and len(row.outputs[0]) > 2 else 0
+    return own // width if width > 0 and own % width == 0 and 1 < own // width <= _MOST_SCALES else 0
 
 
 def _container(walk: Walk, node: Node) -> None:
@@ -107,6 +132,8 @@ def _container(walk: Walk, node: Node) -> None:
         walk.give(norm_of(row)(walk, row, walk.take(entry)))
         own = 0
     adds = may_add_input(row.kind) and not has_branches(row.kind)
+    if adds:
+        scope.scales = _count_scales(row, own)
     merged = False
     uncalled = attention.uncalled_projection(node)
     if is_attention(row.kind) and attention.projections(node):
@@ -200,7 +227,9 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
     row = node.row
     shape = row.outputs[0] if row.outputs else None
     entry, cur = scope.entry, walk.cur
-    if own:
+    if _count_scales(row, own) and adds:
+        walk.param(own, trainable=row.trainable)
+    elif own:
         params = walk.param(own, trainable=row.trainable)
         if len(cur.shape) > 1 and own in (cur.shape[1], cur.shape[-1]) and cur.slot != entry.slot:
             # A learned scale of the block's output.
@@ -213,14 +242,17 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
         cur = walk.cur
     if shape is None:
         return
+    if adds and cur.shape != shape and cur.elements == walk.count(shape):
+        # Tokens in a row are pixels of an image again.
+        cur = walk.give(walk.tape.view(walk.take(cur), shape))
     full = entry if entry.shape == shape else walk.recent.get(shape)
     if full is not None and cur.shape != shape and _gates(cur, full):
         walk.multiply(full, cur)
     elif adds and cur.shape == shape:
         norms = [child for child in node.children if family_of(child.row.kind) in _TRANSFORMER_NORMS]
-        if norms and walk.stream is not None and walk.stream.shape == cur.shape:
+        if norms and walk.stream is not None and _same_tokens(walk.stream, cur):
             if walk.stream.slot != cur.slot:
-                walk.stream = walk.add(cur, walk.stream)
+                walk.stream = walk.add(_scaled(walk, cur), walk.stream)
         else:
             _merge_shortcut(walk, scope, in_place=False)
     if walk.cur.shape != shape:

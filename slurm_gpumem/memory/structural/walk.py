@@ -20,12 +20,14 @@ from slurm_gpumem.model.types import ModelSummary, Shape
 class Scope:
     """A container that is being walked: its input, and what its children made that nobody took yet."""
 
-    __slots__ = ("entry", "kind", "unused")
+    __slots__ = ("entry", "kind", "scales", "unused")
 
     def __init__(self, kind: str, entry: Tensor) -> None:
         self.kind = kind
         self.entry = entry
         self.unused: Dict[int, Tensor] = {}
+        self.scales = 0
+        """Learned scales of branches that were not used yet."""
 
 
 class Walk:
