@@ -73,6 +73,10 @@ _UNTIED = re.compile(
     r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek"
 )
 _WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
+# transformers' layers in the manner of Bart; their default probability is 0.1.
+_FUNCTIONAL_DROPOUT = re.compile(
+    r"^(?:M?Bart|Marian|Pegasus\w*|Blenderbot\w*|M2M100|LED|OPT|PLBart|FSMT|XGLM)(?:Encoder|Decoder)Layer$"
+)
 _RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
 
 
@@ -113,6 +117,12 @@ def is_gate(kind: str) -> bool:
 def may_add_input(kind: str) -> bool:
     """Whether a container of this class may add its input to its output."""
     return bool(_RESIDUAL.search(kind)) and not _PLAIN.search(kind)
+
+
+@lru_cache(maxsize=4096)
+def drops_branches(kind: str) -> bool:
+    """Whether a layer of this class calls dropout as a function, which has no row, on each branch."""
+    return bool(_FUNCTIONAL_DROPOUT.search(kind))
 
 
 def keeps_cache(model: str) -> bool:

@@ -20,7 +20,7 @@ from slurm_gpumem.model.types import ModelSummary, Shape
 class Scope:
     """A container that is being walked: its input, and what its children made that nobody took yet."""
 
-    __slots__ = ("entry", "kind", "scales", "unused")
+    __slots__ = ("entry", "kind", "post_norm", "scales", "unused")
 
     def __init__(self, kind: str, entry: Tensor) -> None:
         self.kind = kind
@@ -28,6 +28,8 @@ class Scope:
         self.unused: Dict[int, Tensor] = {}
         self.scales = 0
         """Learned scales of branches that were not used yet."""
+        self.post_norm = False
+        """Whether its last layer normalizes the sum of input and branch."""
 
 
 class Walk:
