@@ -20,7 +20,8 @@ from slurm_gpumem.memory.structural.walk import Scope, Walk
 from slurm_gpumem.model.types import Layer, Shape
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
-_TRANSFORMER_NORMS = ("layer_norm", "rms_norm")
+_TRANSFORMER_NORMS = ("layer_norm", "rms_norm", "affine")
+_HALVED = (*_ACTIVATIONS, *_TRANSFORMER_NORMS)
 _MOST_SCALES = 4
 _RELU = Layer(kind="ReLU", attributes=(("inplace", "False"),))
 
@@ -51,7 +52,15 @@ def _leaf(walk: Walk, node: Node) -> None:
         walk.rotary = True
         walk.param(row.params)
         return
-    x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
+    if family in _HALVED and walk.is_half(input_shape(row)):
+        # What takes one half of what was just made, not an older tensor of that shape.
+        x = walk.half(input_shape(row))
+        if family in _TRANSFORMER_NORMS and walk.scopes:
+            walk.scopes[-1].half = x
+            walk.give(rule_for(row)(walk, row, x))
+            return
+    else:
+        x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
         out = walk.give(rule_for(row)(walk, row, x))
@@ -165,7 +174,7 @@ def _container(walk: Walk, node: Node) -> None:
         attention.around_uncalled(walk, node, uncalled, run)
         own = 0
     elif attention.uses_weights_only(node):
-        attention.functional(walk, node)
+        attention.functional(walk, node, run)
         own = 0
     elif has_branches(row.kind):
         _branches(walk, node.children, entry)
@@ -283,6 +292,8 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
     if adds and cur.shape != shape and cur.elements == walk.count(shape):
         # Tokens in a row are pixels of an image again.
         cur = walk.give(walk.tape.view(walk.take(cur), shape))
+    if scope.half is not None and cur.elements == scope.half.elements:
+        cur = walk.multiply(walk.tape.view(walk.take(cur), shape), scope.half)
     full = entry if entry.shape == shape else walk.recent.get(shape)
     if full is not None and cur.shape != shape and _gates(cur, full):
         walk.multiply(full, cur)
