@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Sequence, Tuple
 
 from slurm_gpumem.memory.allocator import FREE, AllocatorStats, CachingAllocator
@@ -18,6 +18,9 @@ from slurm_gpumem.memory.structural.stream import (
     Stream,
 )
 from slurm_gpumem.memory.structural.tape import Tape
+
+_LARGEST = 1 << 42
+"""Bytes in all tensors of a step up to which the allocator is played byte for byte."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +86,28 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
             keep += [(base + store, 1) for store in stream.survivors]
         phases.append((len(events), "optimizer"))
         events += _update(tape.params, plan, first=step == 0)
+    stats = _play(events, sum(tape.sizes) + sum(tape.params))
+    phase = [name for start, name in phases if start <= stats.peak_event][-1]
+    return Replay(stats, _alive(events, stats.peak_event), phase)
+
+
+def _play(events: Events, total: int) -> AllocatorStats:
+    """Replay; sizes beyond any GPU (a badly guessed input) are played in a smaller scale."""
+    scale = max(1, total // _LARGEST)
+    if scale > 1:
+        events = [(key, size // scale if size > 0 else size) for key, size in events]
     allocator = CachingAllocator()
     allocator.replay(events)
     stats = allocator.stats()
-    phase = [name for start, name in phases if start <= stats.peak_event][-1]
-    return Replay(stats, _alive(events, stats.peak_event), phase)
+    if scale == 1:
+        return stats
+    return replace(
+        stats,
+        **{
+            name: getattr(stats, name) * scale
+            for name in ("allocated", "reserved", "peak_allocated", "peak_reserved")
+        },
+    )
 
 
 def _accumulating(backward: Events, base: int) -> Events:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import List, Optional, Sequence, Set
 
 from slurm_gpumem.memory.structural.kinds import family_of
-from slurm_gpumem.model.types import UNKNOWN_KIND, Layer, ModelSummary
+from slurm_gpumem.model.types import UNKNOWN_KIND, Layer, ModelSummary, Shape
 
 
 class Node:
@@ -31,8 +31,35 @@ def build_tree(summary: ModelSummary) -> List[Node]:
         # Its channels stand last; inputs that were worked out for channels in front do not hold.
         return _from_depths([_without_derived_inputs(row) for row in summary.layers])
     if summary.format.startswith(("torchsummary", "torch-summary/flat")):
-        return _from_closing_rows(summary.layers)
+        return _from_closing_rows(_with_windows(summary.layers))
     return _from_depths(summary.layers)
+
+
+def _with_windows(rows: Sequence[Layer]) -> Sequence[Layer]:
+    """Put the windows back that torchsummary's "-1" swallows: [batch · windows, tokens, width] is printed
+    as [-1, tokens, width], so that all tokens but one window's would be lost."""
+    if not any("Window" in row.kind for row in rows):
+        return rows
+    result: List[Layer] = []
+    image: Shape = ()
+    for row in rows:
+        shape = row.outputs[0] if row.outputs else ()
+        if len(shape) == 4 and shape[1] == shape[2] != shape[3]:
+            image = shape
+        elif len(shape) == 3 and image and shape[1] > 1 and shape[2] % image[3] == 0:
+            pixels = image[1] * image[2]
+            if pixels > shape[1] and pixels % shape[1] == 0:
+                row = replace(row, outputs=((shape[0], pixels, shape[2]),), inputs=())
+        elif len(shape) == 4 and image and 1 < shape[2] == shape[3] < image[1] * image[2]:
+            # The attention matrix of each window.
+            pixels = image[1] * image[2]
+            if pixels % shape[2] == 0:
+                row = replace(row, outputs=((*shape[:2], pixels, shape[3]),), inputs=())
+        if row.kind.startswith("ShiftedWindowAttention") and not row.params and shape:
+            # It uses its projections' weights without calling them: they have no rows.
+            row = replace(row, params=4 * shape[-1] * (shape[-1] + 1), leaf=True, inputs=())
+        result.append(row)
+    return result
 
 
 def _without_derived_inputs(row: Layer) -> Layer:
