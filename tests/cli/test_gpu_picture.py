@@ -74,4 +74,4 @@ def test_jobs_stand_in_the_order_of_their_submission_and_one_that_ended_is_not_d
     jobs = [DemoJob(str(number), "x", Path("x.sh")) for number in (1, 2, 3)]
     where = {"3": [Placement("n1", 1, "shard", 5)], "2": [Placement("n1", 1, "shard", 7)]}
     rows = gpu_rows(default_nodes(1), jobs, where)
-    assert [[segment.job_id for segment in row.segments] for row in rows[:2]] == [[], ["2", "3"]]
+    assert [[segment.job for segment in row.segments] for row in rows[:2]] == [[], ["2", "3"]]
