@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.node import hook, jobs, records
@@ -26,6 +27,7 @@ from slurm_gpumem.node.metrics import GpuProcess, MetricSource, SourceError, cho
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
+from slurm_gpumem.node.processes import uid_of
 from slurm_gpumem.node.slurm_truth import SlurmJob, SlurmTruth
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 
@@ -34,6 +36,7 @@ _SWEEP_AFTER_S = 2.0
 """Slurm knows a job before its prolog runs: only a question asked this long after that counts against it."""
 _ACCOUNTING_EVERY = 5
 _ASK_OF_ENDS = 4
+_ELSEWHERE_EVERY = 5
 _LIVE_EVERY_S = 2.0
 
 
@@ -86,11 +89,14 @@ class Sampler:
         seen: List[int] = []
         self._unfenced = {}
         wanted = {uuid for job in here.values() for uuid in job.gpus}
-        for uuid in sorted(wanted | set(self.gpus) if self._slurm else wanted):
+        # Jobs that no prolog announced are looked for on the other GPUs, which costs, so not each time.
+        everywhere = self._slurm and self._ticks % _ELSEWHERE_EVERY == 0
+        for uuid in sorted(wanted | set(self.gpus) if everywhere else wanted):
             try:
                 found = self.source.processes(uuid)
                 by_job = self._by_job(found, sluids, uids, uuid)
-                reading = self._meter.read(uuid, frozenset(job for job in by_job if job is not None), now)
+                active = frozenset(job_id for job_id in by_job if job_id is not None)
+                reading = self._meter.read(uuid, active, now)
             except SourceError as error:
                 # A hiccup, or a GPU off the bus: say it once, and look again next time.
                 self.complain(uuid, str(error))
@@ -241,15 +247,18 @@ class Sampler:
         by_job: Dict[Optional[int], List[GpuProcess]] = {}
         for process in found:
             owner = self._owners.job_of(process.pid, sluids, uids)
-            if owner is not None and owner not in self.usage and not self._adopt(owner, uuid):
+            if owner is not None and owner not in self.usage and not self._adopt(owner, process.pid, uuid):
                 owner = None
+            adopted = None if owner is None else self._adopted.get(owner)
+            if adopted is not None and uuid not in adopted.gpus:
+                self._adopted[adopted.job_id] = replace(adopted, gpus=(*adopted.gpus, uuid))
             by_job.setdefault(owner, []).append(process)
         return by_job
 
-    def _adopt(self, job_id: int, uuid: str) -> bool:
+    def _adopt(self, job_id: int, pid: int, uuid: str) -> bool:
         """A job with shards that no prolog announced: measured like the others, but not fenced."""
         known = self._slurm.get(job_id)
-        if known is None or known.shards is None:
+        if known is None or known.shards is None or known.uid != uid_of(pid):
             return False
         note = ("no prolog announced it: measured, not fenced",)
         job = NodeJob(job_id, known.uid, "", (uuid,), "timeslice", round(time.time(), 3), notes=note)

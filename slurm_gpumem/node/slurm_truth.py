@@ -20,7 +20,7 @@ _SHARED = re.compile(r"(?:^|[,:/])(?:shard|mps)(?::[A-Za-z][^:,]*)?:([0-9]+)")
 _FINAL = re.compile(
     r"(?:BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)"
 )
-_COLUMNS = "JobID:16 ,UserID:16 ,tres-per-node:128 ,State:24 "
+_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,tres-per-node:128 "
 _WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
@@ -32,7 +32,7 @@ class SlurmJob:
     uid: int
     shards: Optional[int]
     """Per node; None for a job without shared GPUs."""
-    state: str = "RUNNING"
+    state: str
 
     @property
     def is_over(self) -> bool:
@@ -46,14 +46,13 @@ class SlurmJob:
 
 
 def parse_jobs(text: str) -> Dict[int, SlurmJob]:
-    """The answer of `squeue -O JobID,UserID,tres-per-node,State`, widths as asked below."""
+    """The answer of `squeue -O JobID,UserID,State,tres-per-node`; the last may be empty."""
     found = {}
     for line in text.splitlines():
         words = line.split()
-        if len(words) >= 2 and words[0].isdigit() and words[1].isdigit():
-            match = _SHARED.search(words[2]) if len(words) > 2 else None
-            state = words[3] if len(words) > 3 else "RUNNING"
-            job = SlurmJob(int(words[0]), int(words[1]), int(match[1]) if match else None, state)
+        if len(words) >= 3 and words[0].isdigit() and words[1].isdigit():
+            match = _SHARED.search(words[3]) if len(words) > 3 else None
+            job = SlurmJob(int(words[0]), int(words[1]), int(match[1]) if match else None, words[2])
             found[job.job_id] = job
     return found
 

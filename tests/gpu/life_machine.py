@@ -332,6 +332,35 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def nvml_costs() -> Dict[str, float]:
+    """Processor milliseconds of each NVML call that the sampler makes, on the first GPU."""
+    from slurm_gpumem.node.nvml import Nvml, NvmlError
+
+    costs: Dict[str, float] = {}
+    try:
+        nvml = Nvml()
+        uuid = nvml.devices()[0][1]
+        sample = nvml.gpm_sample(uuid)
+        calls = {
+            **{
+                name: lambda name=name: getattr(nvml, name)(uuid)
+                for name in ("processes", "mps_processes", "memory_mib", "utilization", "power_w", "energy_j")
+            },
+            "gpm_sample": lambda: nvml.gpm_sample(uuid, sample),
+            "gpm_metrics": lambda: sample and nvml.gpm_metrics(sample, sample),
+            "xids": nvml.xids,
+            "accounting_peaks": lambda: nvml.accounting_peaks(uuid),
+        }
+        for name, call in calls.items():
+            began = time.process_time()
+            for _ in range(50):
+                call()
+            costs[name] = round((time.process_time() - began) * 20, 3)
+    except (OSError, NvmlError) as error:
+        print(f"NVML's costs: {error}", flush=True)
+    return costs
+
+
 def rss_mib(pid: int) -> float:
     """Its resident memory."""
     fields = dict(

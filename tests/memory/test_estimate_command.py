@@ -22,7 +22,7 @@ def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.Comp
     # No configuration of the machine that runs the tests.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUMEM_")}
     environment.update(
-        {"PYTHONIOENCODING": "utf-8", "GPUMEM_SITE_CONFIG": "/nonexistent", "HOME": "/nonexistent"}
+        {"PYTHONIOENCODING": "utf-8", "GPUMEM_SITE_CONFIG": "/dev/null/nothing", "HOME": "/dev/null/nothing"}
     )
     environment.update(env or {})
     return subprocess.run([*_GPUMEM, *args], capture_output=True, text=True, env=environment, check=False)

@@ -22,7 +22,7 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import standin_uuid
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
-from tests.node.conftest import MPS_STANDIN, REPOSITORY, needs_root, samplers_of, until
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of, until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 USERS = ("nobody", "daemon")
@@ -153,7 +153,7 @@ def make_site(site: Site) -> Iterator[Callable[..., Site]]:
 
 
 def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callable[..., Site]) -> None:
-    site = make_site()
+    site = make_site(idle_exit_s=1)
     work = "env | grep ^CUDA; gpumem-standin --peak {} --steps 4 --seconds 3"
     ids = [site.submit(work.format(1000 * number), user=USERS[number % 2]) for number in range(1, 5)]
     until(lambda: all(site.live(job).get("processes") for job in ids), 30)
@@ -221,9 +221,7 @@ def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable
     killed = 0
     while site.queue():
         victim = _victim(site, dice)
-        if victim is not None:
-            os.kill(victim, signal.SIGKILL)
-            killed += 1
+        killed += victim is not None and kill(victim)
         time.sleep(dice.random() * 0.2)  # the moment of death is the point
     assert killed > 5
     assert site.node_state() == "idle"

@@ -77,6 +77,7 @@ def test_hand_written_models_train_and_leave_a_row_each(
     said = json.loads(about.read_text())
     assert {row["run"] for row in rows.values()} == {said["run"]}
     assert said["versions"]["torch"]
+    assert said["command"] == "three.toml --device cpu --jobs 2"
     assert "3 jobs to run, 0 done before" in capsys.readouterr().out
 
 
@@ -100,6 +101,18 @@ def test_rows_of_other_files_are_skipped_too(config: Path, monkeypatch: pytest.M
     keys = [row["key"] for row in _rows(config)]
     assert done.key not in keys
     assert spoiled.key in keys
+
+
+def test_failed_rows_are_run_again_only_when_asked_for(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(collect, "measure", lambda job, device: {"error": "odd"})
+    _collect(config)
+    _collect(config)
+    assert "0 jobs to run, 3 done before" in capsys.readouterr().out
+    monkeypatch.setattr(collect, "measure", _fine)
+    _collect(config, "--retry-failed")
+    assert [row.get("error") for row in _rows(config)] == ["odd"] * 3 + [None] * 3
 
 
 def test_a_row_that_was_cut_off_does_not_spoil_the_next(
@@ -138,15 +151,16 @@ def test_rows_are_in_the_file_before_the_run_ends(config: Path, monkeypatch: pyt
     assert [row["written"] for row in _rows(config)] == [0, 1, 2]
 
 
-def test_a_job_that_ran_out_of_memory_among_others_is_run_again_alone(
-    config: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", ["out of memory", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED"])
+def test_a_job_that_lacked_memory_among_others_is_run_again_alone(
+    error: str, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = config.parent / "tried"
 
     def crowded(job: Job, device: str) -> Dict[str, Any]:
         if job.entry.id == "own/lenet" and not tried.exists():
             tried.touch()
-            return {"oom": True, "error": "out of memory"}
+            return {"error": error}
         return {"steps": 5}
 
     monkeypatch.setattr(collect, "measure", crowded)
@@ -154,7 +168,7 @@ def test_a_job_that_ran_out_of_memory_among_others_is_run_again_alone(
     (row,) = [row for row in _rows(config) if row["model"] == "own/lenet"]
     assert row["alone"] is True
     assert row["steps"] == 5
-    assert "oom" not in row
+    assert "error" not in row
 
 
 def test_a_job_that_hangs_becomes_an_error_and_the_rest_goes_on(

@@ -163,3 +163,11 @@ def test_the_figures_of_a_data_set_are_counted(tmp_path: Path, capsys: pytest.Ca
     assert "2 runs of 1 models, 1 of them good" in text
     assert "| out of memory | 1 | y |" in text
     assert "| torchsummary | 0 | 1 | 1 × IndexError: i |" in text
+
+
+def test_the_card_holds_the_figures_of_the_committed_data() -> None:
+    pytest.importorskip("torch", reason="the plan behind the figures needs torch")
+    from slurm_gpumem.training.describe import describe
+
+    mend = "python -m slurm_gpumem.training.gather --describe models/ground-truth > .../FIGURES.md"
+    assert (COMMITTED / "FIGURES.md").read_text() == "\n".join(describe(COMMITTED)) + "\n", mend

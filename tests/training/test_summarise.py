@@ -48,6 +48,7 @@ def test_the_printed_model_and_its_parameters_are_kept(folder: Path) -> None:
     assert line["summary"] == "own/lenet@28"
     assert line["parameters"] == LENET_PARAMETERS
     assert "Conv2d(1, 6" in line["print"]
+    assert line["versions"]["torch"]
 
 
 @pytest.mark.parametrize("text", ["torchinfo", "torchinfo_deep", "torchinfo_full"])

@@ -81,6 +81,10 @@ def uses_weights_only(node: Node) -> bool:
     if not node.children:
         return row.params > 0 and bool(row.outputs) and not row.hidden and row.leaf
     members = [child.row for child in node.children]
+    width = row.outputs[0][-1] if row.outputs else 0
+    if width > 0 and row.params >= 4 * width * width:
+        # All four projections are its own; what is called inside makes a position bias.
+        return True
     return not any(member.called for member in members) and any(member.params for member in members)
 
 
@@ -110,13 +114,14 @@ def around_uncalled(walk: Walk, node: Node, params: int, run: Run) -> None:
         run(walk, child)
 
 
-def functional(walk: Walk, node: Node) -> None:
+def functional(walk: Walk, node: Node, run: Run) -> None:
     """Attention with products and softmax of its own, as torchvision's over windows with a position bias."""
     row = node.row
     x = walk.take(walk.cur)
     shape = row.outputs[0] if row.outputs else x.shape
     width = max(1, shape[-1])
-    params = [child.row.params for child in node.children if child.row.params]
+    called = [child for child in node.children if child.row.called]
+    params = [child.row.params for child in node.children if child.row.params and not child.row.called]
     table = row.params
     if not params:
         params = [3 * width * (width + 1), width * (width + 1)]
@@ -133,9 +138,18 @@ def functional(walk: Walk, node: Node) -> None:
     dimensions = max(1, len(shape) - 2)
     tokens = ((distances ** (1 / dimensions) + 1) / 2) ** dimensions if table else shape[-2]
     walk.param(table, trainable=row.trainable)
-    scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
     out = walk.tape.new(shape, x.elements, walk.low)
-    _eager(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
+    if called:
+        # The bias is computed from distances: [.., 2w - 1, 2w - 1, 2].
+        distances_shape = next((child.row.inputs[0] for child in called if child.row.inputs), shape)
+        for child in called:
+            run(walk, child)
+            walk.take(walk.cur)
+        tokens = prod((size + 1) / 2 for size in distances_shape[1:-1])
+        _cosine(walk, fused, out, round(x.elements / _WINDOW_HEAD * tokens))
+    else:
+        scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
+        _eager(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
     joined = walk.tape.op((out,), walk.tape.new(shape, x.elements, walk.low))
     rest = sum(params[1:])
     copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
@@ -289,6 +303,22 @@ def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int) -> None
     walk.tape.op((scores,), probabilities, saved=(probabilities,))
     low = walk.lowered(probabilities)
     walk.tape.op((low, *made[-1:]), out, saved=(low, *made[-1:]), matmul=True)
+
+
+def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int) -> None:
+    """Queries and keys divided by their lengths, and scores by a learned temperature, which keeps them."""
+    unit = []
+    for _ in range(2):
+        wide = walk.tape.new((), out.elements, walk.wide)
+        unit.append(walk.lowered(walk.tape.op((fused,), wide, saved=(fused,))))
+    scores = walk.tape.new((), matrix, walk.low)
+    walk.tape.op(unit, scores, saved=tuple(unit), matmul=True)
+    warm = walk.tape.new((), matrix, walk.wide)
+    walk.tape.op((scores,), warm, saved=(scores,))
+    probabilities = walk.tape.new((), matrix, walk.wide)
+    walk.tape.op((warm,), probabilities, saved=(probabilities,))
+    low = walk.lowered(probabilities)
+    walk.tape.op((low, fused), out, saved=(low, fused), matmul=True)
 
 
 def multihead(walk: Walk, node: Node) -> None:

@@ -392,6 +392,7 @@ RULES: Dict[str, Rule] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "layer_scale": _layer_scale,
+    "affine": _layer_scale,
     "hard": _input_act,
     "relu": _relu,
     "composed_act": _composed_act,
