@@ -99,7 +99,7 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
     # One look, not several laid over each other: the first job may end before the last starts.
     fullest = max(looks, key=len)
     where = {job_id: places for look in looks for job_id, places in look.items()}
-    rows = _rows(nodes, submitted, fullest)
+    rows = gpu_rows(nodes, submitted, fullest)
     print("\n".join(draw(rows, width=_width(), unicode=speaks_unicode())))
     used = sum(1 for row in rows if row.segments)
     _say(
@@ -163,16 +163,17 @@ def _places_now(cluster: Cluster, submitted: Sequence[DemoJob]) -> Places:
     return found
 
 
-def _rows(
+def gpu_rows(
     nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Mapping[str, List[Placement]]
 ) -> List[GpuRow]:
+    """Every GPU with the jobs that run on it, in the order they were submitted."""
     rows = []
     for node in nodes:
         for gpu in range(node.gpus):
             here = tuple(
                 Segment(job.job_id, job.name, place.units, f"{place.units}G")
                 for job in submitted
-                for place in where[job.job_id]
+                for place in where.get(job.job_id, ())
                 if (place.node, place.gpu) == (node.name, gpu)
             )
             rows.append(GpuRow(node.name, gpu, node.gpu_memory_mib // MIB_PER_SHARD, here))

@@ -130,9 +130,9 @@ def _about_rows(rows: List[Row], deeper: str) -> List[str]:
         if row.hidden:
             hidden[row.kind] = hidden.get(row.kind, 0) + 1
     if hidden:
-        kinds = [f"{count} x {kind}" for kind, count in hidden.items()]
-        shown = ", ".join(kinds[:4]) + (" ..." if len(kinds) > 4 else "")
-        warnings.append(f"blocks shown without their inner layers ({shown}): make it again with {deeper}")
+        kinds = [f"{hidden[kind]} x {kind}" for kind in sorted(hidden, key=lambda kind: -hidden[kind])]
+        shown = ", ".join(kinds[:2]) + (" ..." if len(kinds) > 2 else "")
+        warnings.append(f"blocks without their inner layers ({shown}) are guessed: use {deeper}")
     if not any(row.outputs for row in rows):
         warnings.append("the summary has no shapes: activations are unknown")
     return warnings

@@ -236,6 +236,11 @@ def test_what_a_tool_leaves_out_is_said(stem: str, needle: str) -> None:
     assert needle in " ".join(parse(one(stem), origin=stem).warnings)
 
 
+def test_a_warning_is_short_enough_to_be_read() -> None:
+    longest = max((warning for saved in ALL for warning in read(saved).warnings), key=len)
+    assert len(longest) <= 132, longest
+
+
 SHOWN = select(tool="torchinfo", version="1.8.0", label="full")
 
 
