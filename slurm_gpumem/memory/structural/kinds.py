@@ -78,7 +78,9 @@ _WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^Di
 _FUNCTIONAL_DROPOUT = re.compile(
     r"^(?:M?Bart|Marian|Pegasus\w*|Blenderbot\w*|M2M100|LED|OPT|PLBart|FSMT|XGLM)(?:Encoder|Decoder)Layer$"
 )
-_LOGITS_BIAS = re.compile(r"^(?:M?Bart|Marian|Pegasus|Blenderbot|LED|PLBart)\w*(?:ForConditionalGeneration|MTModel)$")
+_LOGITS_BIAS = re.compile(
+    r"^(?:M?Bart|Marian|Pegasus|Blenderbot|LED|PLBart)\w*(?:ForConditionalGeneration|MTModel)$"
+)
 _RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
 
 
