@@ -89,12 +89,13 @@ def finish(
             f"the rows add up to {summed:,} parameters but the totals say {totals.params:,}; using the larger"
         )
         complete = complete and summed >= totals.params
-    warnings += _count_attention(rows)
+    remarks = _count_attention(rows)
     if not any(row.outputs for row in rows):
         derive_outputs(rows)
     batch = detect_batch(rows, input_shapes)
     derive_inputs(rows, input_shapes)
-    warnings += _about_rows(rows, deeper) + _about_ties(rows)
+    warnings += _about_rows(rows, deeper)
+    remarks += _about_ties(rows)
     summed = sum(row.params for row in rows)
     total = max(summed, totals.params or 0)
     if totals.params is not None and totals.trainable is not None:
@@ -110,6 +111,7 @@ def finish(
         total_params=total,
         trainable_params=max(0, min(total - frozen, total)),
         warnings=tuple(warnings),
+        remarks=tuple(remarks),
         has_shapes=any(row.outputs for row in rows),
         complete=complete,
         output_bytes=totals.output_bytes if format == "torchinfo" else None,
@@ -164,8 +166,8 @@ def _about_ties(rows: List[Row]) -> List[str]:
         first = embeddings.get(row.params)
         if first is not None and (embedding or row.kind.endswith("Linear")):
             return [
-                f"{row.kind} (line {row.line}) has as many parameters as {first.kind} (line {first.line}): "
-                f"if their weights are tied, {row.params:,} parameters are counted twice"
+                f"{first.kind} (line {first.line}) and {row.kind} (line {row.line}) may be one weight "
+                f"of {row.params:,} parameters"
             ]
         if embedding:
             embeddings[row.params] = row

@@ -52,9 +52,10 @@ def _leaf(walk: Walk, node: Node) -> None:
         walk.rotary = True
         walk.param(row.params)
         return
-    if family in _HALVED and walk.is_half(input_shape(row)):
+    taken = input_shape(row)
+    if family in _HALVED and taken is not None and walk.is_half(taken):
         # What takes one half of what was just made, not an older tensor of that shape.
-        x = walk.half(input_shape(row))
+        x = walk.half(taken)
         if family in _TRANSFORMER_NORMS and walk.scopes:
             walk.scopes[-1].half = x
             walk.give(rule_for(row)(walk, row, x))
