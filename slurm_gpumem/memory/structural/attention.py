@@ -50,7 +50,7 @@ def projections(node: Node) -> List[Node]:
 
 
 def is_packed(node: Node) -> bool:
-    """Whether this layer makes queries, keys and values side by side: three times as wide as its input."""
+    """Whether this layer makes queries, keys and values side by side, three times as wide as its input."""
     row = node.row
     if node.children or not row.called or family_of(row.kind) != "linear" or not row.outputs:
         return False
@@ -164,7 +164,9 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     sources = projections(node)
     made: List[Tensor] = []
     matrix = _matrix(node)
-    style = _Style(_grouped([child.row for child in sources]), computes_matrix(node.row.kind))
+    written_out = computes_matrix(node.row.kind)
+    drops = (written_out and node.row.kind == "T5Attention") or _drops_matrix(node)
+    style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops())
     done = False
     for child in node.children:
         row = child.row
@@ -177,6 +179,9 @@ def container(walk: Walk, node: Node, run: Run) -> None:
         elif not done and made and not child.children and family_of(row.kind) in _BETWEEN:
             if family_of(row.kind) in ("layer_norm", "rms_norm") and row.outputs:
                 made = _normalized(walk, row, made)
+        elif not done and made and not child.children and family_of(row.kind) == "embedding":
+            # A bias for each distance, added to the scores.
+            walk.param(row.params, trainable=row.trainable)
         elif not done and len(made) == len(sources) and (child.children or row.called):
             done = True
             attend(walk, made, input_shape(row), matrix=matrix, style=style)
@@ -209,6 +214,17 @@ def _matrix(node: Node) -> Optional[Shape]:
     return None
 
 
+def _drops_matrix(node: Node) -> bool:
+    """Whether a dropout over [.., queries, keys] has a row."""
+    for child in node.children:
+        row = child.row
+        if family_of(row.kind) == "dropout" and row.called and row.outputs:
+            shape = row.outputs[0]
+            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
+                return True
+    return False
+
+
 @dataclass(frozen=True)
 class _Style:
     """How a module computes its attention, besides what its rows show."""
@@ -217,6 +233,8 @@ class _Style:
     """Fewer heads for keys than for queries."""
     written_out: bool
     """The matrix is computed although no row shows it."""
+    drops: bool = False
+    """Dropout acts on the matrix, so that a mask and the result are kept besides it."""
 
 
 def attend(
@@ -235,11 +253,11 @@ def attend(
     if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
         made = _cached(walk, made)
     if matrix is not None:
-        _eager(walk, made, out, walk.count(matrix))
+        _eager(walk, made, out, walk.count(matrix), drops=style.drops)
     elif style.written_out:
         keys = made[1 if len(made) == 3 else 0].shape
         tokens = max(1, prod(keys[1:-1]))
-        _eager(walk, made, out, count // walk.head * tokens)
+        _eager(walk, made, out, count // walk.head * tokens, drops=style.drops)
     elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)
     else:
@@ -295,12 +313,15 @@ def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
     _eager(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
 
 
-def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int) -> None:
+def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drops: bool = False) -> None:
     """Scores, softmax and the product with the values, each a tensor of its own."""
     scores = walk.tape.new((), matrix, walk.low)
     walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True)
     probabilities = walk.tape.new((), matrix, walk.wide)
     walk.tape.op((scores,), probabilities, saved=(probabilities,))
+    if drops:
+        dropped = walk.tape.new((), matrix, walk.wide)
+        probabilities = walk.tape.op((probabilities,), dropped, kept=(matrix,))
     low = walk.lowered(probabilities)
     walk.tape.op((low, *made[-1:]), out, saved=(low, *made[-1:]), matmul=True)
 

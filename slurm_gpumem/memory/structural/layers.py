@@ -5,6 +5,7 @@ A rule takes the walk, the layer's row and its input, records operations and ret
 
 from __future__ import annotations
 
+import re
 from math import isqrt, prod
 from typing import Callable, Dict, Iterator, Optional, Tuple
 
@@ -23,6 +24,7 @@ _FEW_CHANNELS = 4
 _SMALL_KERNEL = 9
 _FEW_PIXELS = 49
 _CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
+_WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][dD]$|^FeatureAlphaDropout$")
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 
 
@@ -259,6 +261,10 @@ def _dropout(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     if told in ("0", "0.0") or (told is None and not walk.drops()):
         return x
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    if _WHOLE_CHANNELS.match(row.kind) and len(x.shape) > 2:
+        # One number for each channel.
+        rest = prod(x.shape[2:])
+        return walk.tape.op((x,), out, kept=(x.elements // max(1, rest) * x.width,))
     return walk.tape.op((x,), out, kept=(x.elements,))
 
 
@@ -321,7 +327,8 @@ def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     return walk.tape.op((), out, params=params)
 
 
-_GATES = {"LSTM": 6, "GRU": 5, "RNN": 2}
+# Outputs' sizes that cuDNN 9 keeps a layer; the backward pass works in as much again (runs on an H200).
+_GATES = {"LSTM": 6, "GRU": 7, "RNN": 2}
 
 
 def _rnn(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -333,14 +340,14 @@ def _rnn(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     copies, gradients = walk.weight(params, row.params)
     out = walk.make(output_shape(row, x), walk.low)
     layers = _rnn_layers(row, x, out)
-    reserve = out.bytes * layers * _GATES.get(row.kind, 4)
+    each = out.bytes * _GATES.get(row.kind, 4)
     return walk.tape.op(
         (x, *copies),
         out,
         saved=(x, out, *copies),
-        kept=(reserve,),
+        kept=(each * layers,),
         work=(out.bytes * 2,),
-        back=(out.bytes * 2, row.params * walk.low),
+        back=(each, row.params * walk.low),
         params=gradients,
         matmul=True,
     )
