@@ -78,12 +78,16 @@ def may_take(row: Layer, shape: Shape) -> bool:
     """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
     if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
         return False
-    made = row.outputs[0]
+    return _may_take(row.params, row.outputs[0], row.kernel, shape)
+
+
+@lru_cache(maxsize=4096)
+def _may_take(params: int, made: Shape, kernel: Optional[Tuple[int, ...]], shape: Shape) -> bool:
     if any(0 < before < after for before, after in zip(shape[2:], made[2:])):
         return False
-    taps, groups = taps_and_groups(row, shape[1])
+    taps, groups = _taps_and_groups(params, made[1], kernel, shape[1])
     weights = made[1] * max(1, shape[1] // groups) * taps
-    return row.params - weights in (0, made[1]) and (groups in (1, shape[1]) or row.kernel is not None)
+    return params - weights in (0, made[1]) and (groups in (1, shape[1]) or kernel is not None)
 
 
 def needed_channels(row: Layer) -> Iterator[int]:
