@@ -6,6 +6,7 @@ A rule takes the walk, the layer's row and its input, records operations and ret
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from math import isqrt, prod
 from typing import Callable, Dict, Iterator, Optional, Tuple
 
@@ -45,14 +46,21 @@ def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
     """Kernel elements and groups of a convolution, from its parameters and channels."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
-    if out < 1 or channels < 1 or not row.params:
-        return (prod(row.kernel) if row.kernel else 1), 1
-    for per_output in (row.params / out, row.params / out - 1):
+    return _taps_and_groups(row.params, out, row.kernel, channels)
+
+
+@lru_cache(maxsize=4096)
+def _taps_and_groups(
+    params: int, out: int, kernel: Optional[Tuple[int, ...]], channels: int
+) -> Tuple[int, int]:
+    if out < 1 or channels < 1 or not params:
+        return (prod(kernel) if kernel else 1), 1
+    for per_output in (params / out, params / out - 1):
         if per_output < 1 or per_output != int(per_output):
             continue
         count = int(per_output)
-        if row.kernel:
-            taps = prod(row.kernel)
+        if kernel:
+            taps = prod(kernel)
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
             continue
@@ -70,12 +78,16 @@ def may_take(row: Layer, shape: Shape) -> bool:
     """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
     if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
         return False
-    made = row.outputs[0]
+    return _may_take(row.params, row.outputs[0], row.kernel, shape)
+
+
+@lru_cache(maxsize=4096)
+def _may_take(params: int, made: Shape, kernel: Optional[Tuple[int, ...]], shape: Shape) -> bool:
     if any(0 < before < after for before, after in zip(shape[2:], made[2:])):
         return False
-    taps, groups = taps_and_groups(row, shape[1])
+    taps, groups = _taps_and_groups(params, made[1], kernel, shape[1])
     weights = made[1] * max(1, shape[1] // groups) * taps
-    return row.params - weights in (0, made[1]) and (groups in (1, shape[1]) or row.kernel is not None)
+    return params - weights in (0, made[1]) and (groups in (1, shape[1]) or kernel is not None)
 
 
 def needed_channels(row: Layer) -> Iterator[int]:

@@ -135,8 +135,8 @@ def _branch(walk: Walk, x: Tensor) -> Tensor:
 
 def _ends_with_norm(node: Node) -> bool:
     """Whether a block normalizes after its last addition, as the first transformers did."""
-    called = [child for child in node.children if child.row.called]
-    return bool(called) and family_of(called[-1].row.kind) in _TRANSFORMER_NORMS
+    last = next((child for child in reversed(node.children) if child.row.called), None)
+    return last is not None and family_of(last.row.kind) in _TRANSFORMER_NORMS
 
 
 def _count_scales(row: Layer, own: int) -> int:
@@ -184,13 +184,14 @@ def _container(walk: Walk, node: Node) -> None:
         for child in node.children:
             if adds and child is node.children[-1] and family_of(child.row.kind) in _ACTIVATIONS:
                 merged = _merge_shortcut(walk, scope, in_place=True)
-            is_packed = attention.is_packed(child)
+            linear = family_of(child.row.kind) == "linear"
+            is_packed = linear and attention.is_packed(child)
             if packed and not is_packed and attention.ends_attention(walk, child, packed):
                 packed = []
             run(walk, child)
             if is_packed:
                 packed.append(walk.cur)
-            elif _hides_activation(node.children, child):
+            elif linear and _hides_activation(node.children, child):
                 walk.give(rule_for(_RELU)(walk, _RELU, walk.take(walk.cur)))
     walk.tape.label = row.kind
     if len(walk.tape.ops) == first_op and walk.cur is entry:
@@ -206,8 +207,6 @@ def _container(walk: Walk, node: Node) -> None:
 def _hides_activation(children: List[Node], child: Node) -> bool:
     """Whether a function that has no row stands behind this layer: it widens, the next linear one narrows
     again, and between them is no activation."""
-    if family_of(child.row.kind) != "linear" or child.children:
-        return False
     made, taken = child.row.outputs[:1], child.row.inputs[:1]
     following = children[children.index(child) + 1 :]
     after = next((c for c in following if c.row.called and family_of(c.row.kind) != "dropout"), None)
