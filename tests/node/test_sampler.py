@@ -318,6 +318,7 @@ def test_a_job_that_ended_gets_slurms_word_on_how(make_desk) -> None:  # type: i
 
 
 def test_a_look_costs_less_than_five_milliseconds_with_eight_gpus_and_forty_processes(desk: Desk) -> None:
+    before = _rss_mib()
     for number in range(40):
         desk.job(number + 1, gpu=number % 8)
     for gpu in range(8):
@@ -326,7 +327,7 @@ def test_a_look_costs_less_than_five_milliseconds_with_eight_gpus_and_forty_proc
     desk.sampler.tick()
     best = min(_cpu_of_looks(desk.sampler, 20) for _ in range(5))
     assert best < 0.005
-    assert _rss_mib() < 200  # of this test's own process; the sampler's own is in docs/admin/node.md
+    assert _rss_mib() - before < 20  # beside Python itself; the whole sampler's is in docs/admin/node.md
 
 
 def _cpu_of_looks(sampler: Sampler, count: int) -> float:
