@@ -28,6 +28,11 @@ _CATEGORIES = (
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """The process's GPU memory when the summarized model is trained as `job` says."""
+    return estimate_with(summary, job, gpu)[0]
+
+
+def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Estimate, Walk, Replay]:
+    """The estimate and what it was made from, for the learned correction."""
     walk, result = simulate(summary, job, gpu)
     context = gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
     parts = _parts(result, context)
@@ -41,7 +46,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         has_shapes=summary.has_shapes,
         complete=summary.complete,
     )
-    return Estimate(
+    found = Estimate(
         peak_mib=peak,
         request_mib=request_mib(features),
         floor_mib=floor,
@@ -52,6 +57,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         warnings=summary.warnings,
         assumptions=_assumptions(walk, result),
     )
+    return found, walk, result
 
 
 def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
