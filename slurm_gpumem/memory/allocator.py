@@ -169,7 +169,9 @@ class CachingAllocator:
         # The gap of one unit keeps the blocks of two segments from ever being neighbours.
         self._next_segment += size + 1
         if self._next_segment > _ADDRESS_MASK:
-            raise DoesNotFitError("as its summary reads, the model would need more than 32 TiB; is the batch size right?")
+            raise DoesNotFitError(
+                "as its summary reads, the model would need more than 32 TiB; is the batch size right?"
+            )
         self._reserved += size
         return address, size
 

@@ -47,9 +47,7 @@ def rows(truth: GroundTruth) -> Iterator[Row]:
         yield from _rows_of(run, truth, parsed)
 
 
-def _rows_of(
-    run: MeasuredRun, truth: GroundTruth, parsed: Dict[Tuple[str, str], ModelSummary]
-) -> List[Row]:
+def _rows_of(run: MeasuredRun, truth: GroundTruth, parsed: Dict[Tuple[str, str], ModelSummary]) -> List[Row]:
     found: List[Row] = []
     texts = truth.texts[run.summary]
     for tool in (tool for tool in TOOLS if tool in texts):

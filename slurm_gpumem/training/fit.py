@@ -1,7 +1,7 @@
 """Fit the learned correction and its bound on the measured runs: `python -m slurm_gpumem.training.fit`.
 
-Writes models/correction.json (fitted on all rows) and models/correction-folds.json.gz (one fit a fold, without
-that fold's models; `gpumem accuracy` scores with these), and prints the cross-validated figures.
+Writes models/correction.json (fitted on all rows) and models/correction-folds.json.gz (one fit a fold,
+without that fold's models; `gpumem accuracy` scores with these), and prints the cross-validated figures.
 """
 
 from __future__ import annotations

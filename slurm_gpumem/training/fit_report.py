@@ -82,9 +82,9 @@ def report_lines(
         f"- coverage asked of the bound: {_coverage(card['coverage'])}",
         "- known gaps: one GPU type, one PyTorch version, synthetic data as input, no torch.compile",
         "",
-        f"Figures in % of {card['folds']} folds; a model and its sizes and namesakes in other libraries are in one fold.",
-        "`request` is below the real need in `<req`, holds `over` more than it in the median, and makes as many",
-        "shards of 1 GiB as needed or one more in `0/+1`.",
+        f"Figures in % of {card['folds']} folds; a model, its sizes and namesakes are in one fold.",
+        "`request` is below the real need in `<req`, holds `over` more than it in the median, and makes",
+        "as many shards of 1 GiB as needed or one more in `0/+1`.",
     ]
     groupings: Dict[str, Callable[[Held], str]] = {
         "text": lambda i: i.row.tool,

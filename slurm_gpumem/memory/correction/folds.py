@@ -15,7 +15,7 @@ _GENERATED = ("mlp", "cnn", "transformer")
 
 
 def group_of(model: str) -> str:
-    """What is never split between fitting and checking: resnet18 and resnet50 of any library are one group."""
+    """What is never split between fitting and checking: resnet18 and resnet50 of any library are one."""
     source, _, name = model.partition("/")
     if source in _GENERATED:
         return model  # the number is its identity

@@ -1,7 +1,8 @@
 """The learned correction as a file: small trees, quantiles and ranges in JSON, executed in plain Python.
 
     {"format": "gpumem-correction/1", "features": [names], "center": ensemble, "spread": ensemble,
-     "bounds": {group: {"quantile": q, "outside": q, "coverage": c}}, "ranges": [[low, high], ...], "card": {...}}
+     "bounds": {group: {"quantile": q, "outside": q, "coverage": c}}, "ranges": [[low, high], ...],
+     "card": {...}}
 
 An ensemble is {"start": number, "trees": [tree, ...]}; a tree is a number (a leaf) or
 [feature, threshold, tree if value <= threshold, tree otherwise]; its answer is the sum over the trees.
@@ -23,6 +24,7 @@ FORMAT = "gpumem-correction/1"
 SIZE_CAP = 4 << 20
 """Bytes; the real file has a twentieth of it."""
 _DEPTH_CAP = 12
+_LIMIT = 1e12
 
 Tree = Union[float, Sequence[Any]]
 
@@ -109,27 +111,32 @@ def from_json(content: Any, where: str) -> Correction:
 
 def _ensemble(content: Any) -> Ensemble:
     trees = content["trees"]
-    for tree in trees:
-        _check(tree, 0)
-    return Ensemble(_number(content["start"]), tuple(trees))
+    level = list(trees)
+    # Level by level over all trees at once: this runs at every submission.
+    for _ in range(_DEPTH_CAP):
+        nodes = [node for node in level if type(node) is list]
+        _numbers([node for node in level if type(node) is not list])
+        if not nodes:
+            return Ensemble(_number(content["start"]), tuple(trees))
+        if {len(node) for node in nodes} != {4}:
+            raise ValueError("a node has four members")
+        used = {node[0] for node in nodes}
+        if any(type(feature) is not int or not 0 <= feature < len(NAMES) for feature in used):
+            raise ValueError("a node asks for a feature that there is not")
+        _numbers([node[1] for node in nodes])
+        level = [node[2] for node in nodes] + [node[3] for node in nodes]
+    raise ValueError("a tree is too deep")
 
 
-def _check(node: Any, depth: int) -> None:
-    if not isinstance(node, list):
-        _number(node)
-        return
-    if depth > _DEPTH_CAP:
-        raise ValueError("a tree is too deep")
-    feature, threshold, below, above = node
-    if type(feature) is not int or not 0 <= feature < len(NAMES):
-        raise ValueError(f"{feature!r} is no feature")
-    _number(threshold)
-    _check(below, depth + 1)
-    _check(above, depth + 1)
+def _numbers(values: Sequence[Any]) -> None:
+    if not {type(value) for value in values} <= {int, float}:
+        raise ValueError("something in a tree is not a number")
+    # A NaN is neither; a sum of a few hundred such numbers stays finite.
+    if not all(-_LIMIT <= value <= _LIMIT for value in values):
+        raise ValueError("a number in a tree is not usable")
 
 
 def _number(value: Any) -> float:
-    # A sum of a few hundred such numbers stays finite.
-    if type(value) not in (int, float) or not isfinite(value) or abs(value) > 1e12:
+    if type(value) not in (int, float) or not isfinite(value) or abs(value) > _LIMIT:
         raise ValueError(f"{value!r} is not a usable number")
     return float(value)
