@@ -7,7 +7,7 @@ here=${0%/*}
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
 number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
-mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=index threads=no claim_mib='' uuid='' pipe='' total=0
+mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
 if [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ]; then
     while read -r key one two three four; do
         case $key in

@@ -6,6 +6,9 @@ no traceback reaches a user.
 
 from __future__ import annotations
 
+_ALL_SHOWN, _SHOWN = 12, 6
+"""So many names are listed whole; of more than that, only so many that are near."""
+
 
 class GpumemError(Exception):
     """Base of all errors that are the input's or the site's, not a bug of ours."""
@@ -27,9 +30,11 @@ class UnknownNameError(UsageError):
     def __init__(self, what: str, given: str, known: list[str]) -> None:
         import difflib
 
-        near = difflib.get_close_matches(given.lower(), known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(given.lower(), known, n=_SHOWN, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        super().__init__(f"unknown {what} {given!r}; {hint}known: {', '.join(known)}")
+        listed = "known" if not near or len(known) <= _ALL_SHOWN else f"nearest of {len(known)} known"
+        names = known if listed == "known" else near
+        super().__init__(f"unknown {what} {given!r}; {hint}{listed}: {', '.join(names)}")
 
 
 class ConfigError(GpumemError):

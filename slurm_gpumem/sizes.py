@@ -27,6 +27,11 @@ def format_mib(mib: float) -> str:
     return f"{mib / 1024:.1f} GiB"
 
 
+def format_at_least(mib: int) -> str:
+    """A size to reserve, for people: rounded up, so that what is read off it is enough."""
+    return format_mib(mib) if mib < 1024 else f"{ceil_div(mib * 10, 1024) / 10:.1f} GiB"
+
+
 def ceil_div(amount: int, unit: int) -> int:
     """How many whole units hold `amount`."""
     return -(-amount // unit)

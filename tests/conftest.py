@@ -38,6 +38,13 @@ def make_cluster() -> Iterator[ClusterFactory]:
         yield make
 
 
+@pytest.fixture(scope="module")
+def make_module_cluster() -> Iterator[ClusterFactory]:
+    """The same for all tests of a module; it is stopped after the last of them."""
+    with _clusters() as make:
+        yield make
+
+
 @pytest.fixture
 def state_folder() -> Iterator[Path]:
     """An empty folder that users of jobs can enter and whose path is short enough for sockets."""

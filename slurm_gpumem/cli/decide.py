@@ -59,7 +59,8 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     settings.on_oom  # noqa: B018 - the same
     reach, warnings = _reach(settings, wishes, wish, config)
     if reach is None:
-        return Decision(None, HostShare(0, 0), "partition unknown", warnings=tuple(warnings))
+        # sbatch refuses it, in its own words.
+        return Decision(None, HostShare(0, 0), warnings.pop(), warnings=tuple(warnings))
     estimates = [
         registry.run(settings.text("estimator") or "auto", summary, job, gpu) if summary and job else None
         for gpu in reach.gpus
@@ -113,6 +114,7 @@ def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int]) -> Need:
 def _reach(
     settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config
 ) -> Tuple[Optional[_Reach], List[str]]:
+    """The GPUs in reach, and warnings; None when there are none as the job wants them, the last says why."""
     clusters = wishes.get("clusters")
     asked = [name for name in (wishes.get("partition") or "").split(",") if name]
     cluster, said = discover_cluster(
@@ -124,7 +126,7 @@ def _reach(
         cluster, said = discover_cluster(clusters, timeout_s=config.slurm.timeout_s, max_age_s=0)
     names = asked or ([cluster.default_partition] if cluster.default_partition else list(cluster.partitions))
     if not set(names) & set(cluster.partitions):
-        return None, [*warnings, f"Slurm knows no partition {', '.join(names)}; leaving the answer to sbatch"]
+        return None, [*warnings, f"Slurm knows no partition {', '.join(names)}"]
     groups: Sequence[GpuNodes] = cluster.in_partitions(names)
     if not groups:
         having = sorted({name for group in cluster.gpu_nodes for name in group.partitions})
@@ -133,6 +135,9 @@ def _reach(
             f"Partitions with GPUs: {', '.join(having) or 'none'}. Choose one with --partition.\n"
             "Nothing was submitted."
         )
+    types = {group.gpu_type for group in groups}
+    if wish.gpu_type and wish.gpu_type not in types:
+        return None, [*warnings, f"partition {', '.join(names)} has no GPU of type {wish.gpu_type}"]
     groups, gpu_type, more = _of_type(groups, wish.gpu_type, settings.gpu, names)
     kinds, gpus = _kinds(groups, config, settings.gpu)
     return _Reach(cluster, tuple(names), kinds, gpus, gpu_type), warnings + more
@@ -144,9 +149,7 @@ def _of_type(
     """The groups of the type that the GPU request or --gpu names."""
     types = {group.gpu_type for group in groups if group.gpu_type}
     if asked:
-        found = [group for group in groups if group.gpu_type == asked]
-        said = [] if found else [f"partition {', '.join(partitions)} has no GPU of type {asked!r}"]
-        return found or groups, asked, said
+        return [group for group in groups if group.gpu_type == asked], asked, []
     if gpu is None:
         return groups, None, []
     entry = find_gpu(gpu).name

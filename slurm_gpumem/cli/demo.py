@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.cli.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.cli.parts_table import speaks_unicode
@@ -25,13 +25,11 @@ from slurm_gpumem.slurm.placement import Placement, placements
 from slurm_gpumem.slurm.record import parse_record
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-_SCRIPTS = ("resnet50.sh", "bert.sh", "mobilenetv3.sh", "gpt2.sh", "vit.sh")
+_SCRIPTS = ("resnet50.sh", "bert.sh", "mobilenetv3.sh", "vit.sh", "gpt2.sh")
 _PATIENCE_S = 60.0
-_ORIGIN_OF_PEAKS = (
-    "What a stand-in holds is no GPU's measurement but a trace of the real model on a CPU: weights,\n"
-    "gradients, optimizer states and what autograd keeps, plus a CUDA context as an H200 was seen to have\n"
-    "(docs/examples/make_examples.py trace)."
-)
+
+Places = Dict[str, List[Placement]]
+"""Job → its GPUs, at one moment."""
 
 
 class DemoJob(NamedTuple):
@@ -82,9 +80,9 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
     _say(
         f"Slurm is what shares out a cluster's machines among its users' jobs. A real one runs here now,\n"
         f"with {len(nodes)} pretended machines (nodes) of {nodes[0].gpus} GPUs, "
-        f"{format_mib(nodes[0].gpu_memory_mib)} each. This computer needs no GPU:\n"
-        "they are stand-ins, and so is the training. A stand-in job takes as much memory of its GPU as\n"
-        "the last line of its script says, keeps book of it, and fails as PyTorch does when there is none."
+        f"{nodes[0].gpu_memory_mib // MIB_PER_SHARD} GiB each. This computer needs no GPU:\n"
+        "they are stand-ins, and so is the training. A stand-in job takes as much of its GPU's memory as\n"
+        "the same training took on a real GPU, and fails as PyTorch does when there is not enough."
     )
     _title("2. Five training jobs, submitted with gpusbatch")
     _say(
@@ -92,27 +90,30 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         "and asks Slurm for that part of a GPU instead of a whole one."
     )
     submitted: List[DemoJob] = []
-    where: Dict[str, List[Placement]] = {}
+    looks: List[Places] = []
     for name in _SCRIPTS:
         submitted.append(_submit(cluster, _EXAMPLES / name, logs))
-        _note_places(cluster, submitted, where)
+        looks.append(_places_now(cluster, submitted))
     _title("3. Where Slurm put them")
-    _wait_for_places(cluster, submitted, where)
-    rows = _rows(nodes, submitted, where)
+    _wait_for_places(cluster, submitted, looks)
+    # One look, not several laid over each other: the first job may end before the last starts.
+    fullest = max(looks, key=len)
+    where = {job_id: places for look in looks for job_id, places in look.items()}
+    rows = gpu_rows(nodes, submitted, fullest)
     print("\n".join(draw(rows, width=_width(), unicode=speaks_unicode())))
     used = sum(1 for row in rows if row.segments)
     _say(
         "Each line is a GPU, each block a job: its number, its name and its part of the GPU's memory.\n"
-        f"{len(submitted)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
+        f"{len(fullest)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
         "without sharing each would hold one alone."
     )
     _title("4. What they asked for and what they took")
     outcomes = [_outcome(cluster, job, where[job.job_id]) for job in submitted]
     print("\n".join(table(outcomes)))
     _say(
-        "Estimated: from the summary alone. Requested: with a reserve, in whole GiB, which Slurm counts.\n"
-        "Measured: the most that the stand-in job held at any time, from the GPU's books.\n"
-        f"{_ORIGIN_OF_PEAKS}"
+        "Estimated: from the model's summary alone. Requested: with a reserve, in the whole GiB that Slurm\n"
+        "counts (shards). Measured: the most that the stand-in held, which is what PyTorch took for this\n"
+        "model, batch size, optimizer and precision on an NVIDIA H200 (models/ground-truth)."
     )
     return outcomes
 
@@ -120,10 +121,10 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
 def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
     shown = f"docs/examples/{script.name}"
     print(f"\n$ gpusbatch {shown}", flush=True)
-    # What users type; the log's place is our own affair.
+    # What users type; where the log and what gpusbatch remembers of the cluster go is our own affair.
     done = cluster.run(
         [str(Path(sys.executable).with_name("gpusbatch")), str(script)],
-        env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log"},
+        env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log", "XDG_CACHE_HOME": str(logs)},
         cwd=script.parent,
         timeout_s=_PATIENCE_S,
     )
@@ -134,39 +135,45 @@ def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
     return DemoJob(job_id, script.stem, script)
 
 
-def _wait_for_places(
-    cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]
-) -> None:
+def _wait_for_places(cluster: Cluster, submitted: Sequence[DemoJob], looks: List[Places]) -> None:
+    """Look until all jobs run at once, or until each has been seen running."""
     deadline = time.monotonic() + _PATIENCE_S
-    while len(where) < len(submitted):
+    while not _all_seen(submitted, looks):
         if time.monotonic() > deadline:
-            waiting = [job.name for job in submitted if job.job_id not in where]
+            seen = {job_id for look in looks for job_id in look}
+            waiting = [job.name for job in submitted if job.job_id not in seen]
             raise DevClusterError(f"Slurm did not start {', '.join(waiting)} within {_PATIENCE_S:.0f} s")
         time.sleep(0.1)
-        _note_places(cluster, submitted, where)
+        looks.append(_places_now(cluster, submitted))
 
 
-def _note_places(cluster: Cluster, submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]) -> None:
-    """Slurm forgets a job's GPUs when it ends: note them as soon as they are known."""
-    for job in submitted:
-        if job.job_id not in where:
-            shown = cluster.run(["scontrol", "show", "job", "-d", job.job_id], check=True).stdout
-            places = placements(shown)
-            if places:
-                where[job.job_id] = places
+def _all_seen(submitted: Sequence[DemoJob], looks: Sequence[Places]) -> bool:
+    """Whether every job stands in one of the looks (Slurm forgets a job's GPUs when it ends)."""
+    return {job.job_id for job in submitted} <= {job_id for look in looks for job_id in look}
 
 
-def _rows(
-    nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Dict[str, List[Placement]]
+def _places_now(cluster: Cluster, submitted: Sequence[DemoJob]) -> Places:
+    """The GPUs of all jobs that run at this moment."""
+    found: Places = {}
+    for text in cluster.run(["scontrol", "show", "job", "-d"], check=True).stdout.split("\n\n"):
+        job_id = text.strip().partition(" ")[0].partition("JobId=")[2]
+        places = placements(text)
+        if places and any(job.job_id == job_id for job in submitted):
+            found[job_id] = places
+    return found
+
+
+def gpu_rows(
+    nodes: Sequence[NodeSpec], submitted: Sequence[DemoJob], where: Mapping[str, List[Placement]]
 ) -> List[GpuRow]:
-    names = {job.job_id: job.name for job in submitted}
+    """Every GPU with the jobs that run on it, in the order they were submitted."""
     rows = []
     for node in nodes:
         for gpu in range(node.gpus):
             here = tuple(
-                Segment(job_id, names[job_id], place.units, f"{place.units}G")
-                for job_id, places in where.items()
-                for place in places
+                Segment(job.job_id, job.name, place.units, f"{place.units}G")
+                for job in submitted
+                for place in where.get(job.job_id, ())
                 if (place.node, place.gpu) == (node.name, gpu)
             )
             rows.append(GpuRow(node.name, gpu, node.gpu_memory_mib // MIB_PER_SHARD, here))

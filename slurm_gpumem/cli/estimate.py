@@ -62,7 +62,7 @@ def main(argv: List[str]) -> int:
     if len(estimates) > 1:
         lines += comparison_lines(estimates, shard_mib)
     elif not args.explain:
-        lines.append(result_line(chosen, shard_mib))
+        lines.append(result_line(summary, chosen, shard_mib))
     lines += fit_line(chosen, gpu)
     print("\n".join(lines))
     for warning in (*config.warnings, *_warnings(summary, chosen)):

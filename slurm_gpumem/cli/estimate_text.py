@@ -9,16 +9,18 @@ from slurm_gpumem.memory.assumptions import PRECISION_TITLES, assumptions, descr
 from slurm_gpumem.memory.types import Estimate, Gpu
 from slurm_gpumem.memory.whatif import Alternatives
 from slurm_gpumem.model.types import ModelSummary
-from slurm_gpumem.sizes import ceil_div, format_mib
+from slurm_gpumem.sizes import ceil_div, format_at_least, format_mib
 
 WIDTH = 96
 
 
-def result_line(estimate: Estimate, shard_mib: int) -> str:
-    """The answer in one line."""
+def result_line(summary: ModelSummary, estimate: Estimate, shard_mib: int) -> str:
+    """The answer in one line, and for which job it is one."""
     shards = ceil_div(estimate.request_mib, shard_mib)
+    arrow = "→" if speaks_unicode() else "->"
     return (
-        f"peak {format_mib(estimate.peak_mib)}, request {format_mib(estimate.request_mib)} "
+        f"{summary.name or 'model'}, {describe_job(estimate.job)}, {estimate.gpu} {arrow} "
+        f"peak {format_mib(estimate.peak_mib)}, request {format_at_least(estimate.request_mib)} "
         f"= {_count(shards, 'shard')}"
     )
 
@@ -57,9 +59,8 @@ def comparison_lines(estimates: Sequence[Estimate], shard_mib: int) -> List[str]
     lines = [f"{'estimator':<{width}}       peak    request  shards"]
     for e in estimates:
         shards = ceil_div(e.request_mib, shard_mib)
-        lines.append(
-            f"{e.estimator:<{width}} {format_mib(e.peak_mib):>10} {format_mib(e.request_mib):>10} {shards:>7}"
-        )
+        peak, request = format_mib(e.peak_mib), format_at_least(e.request_mib)
+        lines.append(f"{e.estimator:<{width}} {peak:>10} {request:>10} {shards:>7}")
     return lines
 
 

@@ -68,6 +68,7 @@ def _gpusbatch(argv: List[str]) -> int:
     if any(option.name == "help" for option in line.options):
         print(USAGE, end="")
         return 0
+    _hint_at_typo(line, argv)
     ours = _own_options(line)
     script = _script(line, needed=bool(ours))
     from slurm_gpumem.cli.job_settings import DIRECTIVES, OPTIONS, job_settings
@@ -100,6 +101,22 @@ def _gpusbatch(argv: List[str]) -> int:
     from slurm_gpumem.cli.share_job import submit_shared
 
     return submit_shared(line, script, settings, config, table, switches, warnings, _plugin_options)
+
+
+def _hint_at_typo(line: CommandLine, argv: Sequence[str]) -> None:
+    """An option of ours with a slip in it would quietly become the script's argument: say so."""
+    first = line.script_args[0] if line.script_args else ""
+    if not first.startswith("--") or argv[len(argv) - len(line.script_args) - 1] == "--":
+        return
+    import difflib
+
+    known = [spec.name for spec in OUR_OPTIONS]
+    near = difflib.get_close_matches(first[2:].partition("=")[0], known, n=1, cutoff=0.75)
+    if near:
+        say(
+            f"warning: {first} is no option; it goes to {line.script} as an argument. "
+            f"Did you mean --{near[0]}?\nIf not, write -- before it."
+        )
 
 
 def _own_options(line: CommandLine) -> Dict[str, str]:

@@ -99,16 +99,21 @@ class JobSettings:
                 "Give it with --batch-size 128 or #GPUMEM batch-size=128."
             )
         values = {
-            "optimizer": self.text("optimizer"),
-            "precision": self.text("precision"),
+            "optimizer": self._name("optimizer"),
+            "precision": self._name("precision"),
             "grad_accumulation": self._number("grad-accumulation"),
             "checkpointing": self._switch("checkpointing") or None,
             "channels_last": self._switch("channels-last") or None,
-            "loss": self.text("loss"),
-            "input_dtype": self.text("input-dtype"),
+            "loss": self._name("loss"),
+            "input_dtype": self._name("input-dtype"),
         }
         given = {key: value for key, value in values.items() if value is not None}
         return TrainingJob(batch_size=batch, gpus=gpus, **given)  # type: ignore[arg-type]
+
+    def _name(self, key: str) -> Optional[str]:
+        """A name as it is known, however it was written: "AdamW", "sgd_momentum"."""
+        text = self.text(key)
+        return None if text is None else text.lower().replace("_", "-")
 
     def _number(self, key: str) -> Optional[int]:
         setting = self._settings.get(key)

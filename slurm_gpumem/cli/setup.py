@@ -22,7 +22,7 @@ def main(argv: List[str]) -> int:
         gres=args.gres,
         mode=args.mode,
         shard_mib=parse_mib(args.shard),
-        reserve_mib=parse_mib(args.reserve),
+        reserve_mib=None if args.reserve is None else parse_mib(args.reserve),
         mps_per_gpu=args.mps_per_gpu,
     )
     snapshot = None if args.offline else _running()
@@ -74,9 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard", default="1G", metavar="SIZE", help="GPU memory of one shard (default 1G)")
     parser.add_argument(
         "--reserve",
-        default="1G",
         metavar="SIZE",
-        help="GPU memory kept back for driver and MPS servers (default 1G)",
+        help="GPU memory kept back for driver and MPS servers (default 1G; GPUs that the running cluster "
+        "divides already stay as they are)",
     )
     parser.add_argument(
         "--mps-per-gpu", type=int, default=100, metavar="N", help="units of one GPU with --gres mps"

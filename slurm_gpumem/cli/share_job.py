@@ -40,13 +40,15 @@ def submit_shared(
     plugin_options: Callable[[], Sequence[OptionSpec]],
 ) -> int:
     """Decide what the job asks for and submit it so."""
+    # Before anything can fail: a warning is often the reason.
+    _say_all(f"warning: {warning}" for warning in warnings)
     in_script = script.options(table, plugin_options) if script else ()
     wishes = merge_wishes(line.options, os.environ, in_script)
     if switches["json"] and wishes.any_of("parsable"):
         raise UsageError("--json and --parsable both say what stdout is; choose one")
     if line.het_job or (script is not None and script.het_job):
         say("a heterogeneous job keeps its GPUs as they are; nothing was estimated")
-        return _hand_over(plain_submission(line, [], script), None, config, switches, [])
+        return _hand_over(plain_submission(line, [], script), None, config, switches, warnings)
     wish = gpu_wish(wishes, script)
     decision = decide(settings, wishes, wish, config)
     observe = config.sharing.mode == "observe"
@@ -56,11 +58,10 @@ def submit_shared(
     if not wishes.any_of("quiet"):
         say(human_line(decision, settings, config))
         _say_all(submission.notes)
-    said = [*warnings, *decision.warnings]
-    _say_all(f"warning: {warning}" for warning in said)
+    _say_all(f"warning: {warning}" for warning in decision.warnings)
     if switches["explain"]:
         print("\n".join(_explained(decision, settings, config)), file=sys.stderr)
-    return _hand_over(submission, decision, config, switches, said)
+    return _hand_over(submission, decision, config, switches, [*warnings, *decision.warnings])
 
 
 def human_line(decision: Decision, settings: JobSettings, config: Config) -> str:

@@ -52,6 +52,7 @@ def assumptions(
     said.append("PyTorch's default allocator and foreach optimizer")
     if not gpu.measured:
         said.append(f"CUDA context of {gpu.name} as of an H200 (gpumem calibrate measures it)")
+    said += summary.remarks
     for line in estimate.assumptions if estimate else ():
         # An estimator may say a default in its own words around ours.
         if not any(known in line for known in said):

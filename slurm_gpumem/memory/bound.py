@@ -1,6 +1,6 @@
 """How much to ask for: the estimate's peak and a margin. A learned bound will take this place.
 
-The margins are the 90th percentiles of (real - peak) / peak over measured training runs on an H200 of the
+The margins are no less than the 90th percentiles of (real - peak) / peak over runs measured on an H200 of the
 models whose name has sha1(name) % 3 != 0, rounded up: such a share of those runs stayed within its request.
 """
 

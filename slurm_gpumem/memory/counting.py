@@ -1,10 +1,11 @@
-"""Counts that the simple estimators share: activations of a summary at another batch size."""
+"""What the simple estimators share: counts at another batch size, an estimate without a bound."""
 
 from __future__ import annotations
 
 from math import prod
-from typing import Iterable, Optional
+from typing import Iterable, Mapping, Optional, Tuple
 
+from slurm_gpumem.memory.types import PARTS, Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
 
 _MIB = 2**20
@@ -35,3 +36,20 @@ def leaves(summary: ModelSummary) -> Iterable[Layer]:
 def mib(size: float) -> int:
     """Bytes as whole MiB."""
     return round(size / _MIB)
+
+
+def unbounded(
+    estimator: str, parts: Mapping[str, int], job: TrainingJob, gpu: Gpu, assumptions: Tuple[str, ...] = ()
+) -> Estimate:
+    """An estimate of an estimator that knows no bound: its request and its floor are its peak."""
+    peak = sum(parts.values())
+    return Estimate(
+        peak_mib=peak,
+        request_mib=peak,
+        floor_mib=peak,
+        parts={name: parts.get(name, 0) for name in PARTS},
+        estimator=estimator,
+        gpu=gpu.name,
+        job=job,
+        assumptions=assumptions,
+    )

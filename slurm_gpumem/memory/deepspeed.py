@@ -8,7 +8,7 @@ design; they say so themselves. Other optimizers count as many states as they ke
 
 from __future__ import annotations
 
-from slurm_gpumem.memory.counting import mib
+from slurm_gpumem.memory.counting import mib, unbounded
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
@@ -24,19 +24,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         "weights": mib(summary.total_params * (_FULL + (_HALF if mixed else 0))),
         "gradients": mib(trainable * _FULL),
         "optimizer": mib(trainable * _FULL * job.optimizer_rule.states),
-        "activations": 0,
-        "workspace": 0,
-        "fragmentation": 0,
-        "context": 0,
     }
-    peak = sum(parts.values())
-    return Estimate(
-        peak_mib=peak,
-        request_mib=peak,
-        floor_mib=peak,
-        parts=parts,
-        estimator="deepspeed",
-        gpu=gpu.name,
-        job=job,
-        assumptions=("model states only: no activations, no allocator, no CUDA context",),
+    return unbounded(
+        "deepspeed", parts, job, gpu, ("model states only: no activations, no allocator, no CUDA context",)
     )

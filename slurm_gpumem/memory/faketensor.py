@@ -10,7 +10,7 @@ there already and count nothing; a model that does not use them in place needs m
 
 from __future__ import annotations
 
-from slurm_gpumem.memory.counting import activation_elements, leaves, mib
+from slurm_gpumem.memory.counting import activation_elements, leaves, mib, unbounded
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
@@ -39,18 +39,11 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         "gradients": mib(trainable * job.weight_bytes),
         "optimizer": mib(trainable * job.weight_bytes * job.optimizer_rule.states),
         "activations": mib(activations),
-        "workspace": 0,
-        "fragmentation": 0,
-        "context": 0,
     }
-    peak = sum(parts.values())
-    return Estimate(
-        peak_mib=peak,
-        request_mib=peak,
-        floor_mib=peak,
-        parts=parts,
-        estimator="faketensor",
-        gpu=gpu.name,
-        job=job,
-        assumptions=("no allocator, no workspaces, no CUDA context", "activation functions in place"),
+    return unbounded(
+        "faketensor",
+        parts,
+        job,
+        gpu,
+        ("no allocator, no workspaces, no CUDA context", "activation functions in place"),
     )

@@ -83,8 +83,8 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
             runs.append(_run(row, abouts.get(row.get("run", ""), {})))
     if not runs:
         raise UsageError(
-            f"{folder}: no measured runs there. They are in the repository's models/{FOLDER}; "
-            "name another folder with --data"
+            f"{folder}: no measured runs there. They are kept in the repository (models/{FOLDER}), not in "
+            "the installed package: run this in a checkout, or name a folder of runs with --data"
         )
     return GroundTruth(tuple(runs), texts, left_out)
 
@@ -121,11 +121,12 @@ def _run(row: Mapping[str, Any], about: Mapping[str, Any]) -> MeasuredRun:
 
 def _lines(folder: Path, prefix: str) -> Iterator[Dict[str, Any]]:
     for path in sorted(folder.glob(f"{prefix}*.jsonl*")):
-        with _open_text(path) as file:
+        with open_text(path) as file:
             yield from _parsed(path, file)
 
 
-def _open_text(path: Path) -> TextIO:
+def open_text(path: Path) -> TextIO:
+    """The file's text, whatever packs it: .gz, .xz or nothing."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt")
     return lzma.open(path, "rt") if path.suffix == ".xz" else open(path)

@@ -9,7 +9,7 @@ do not enter. It is here so that every other estimator can be held against it on
 
 from __future__ import annotations
 
-from slurm_gpumem.memory.counting import activation_elements, leaves, mib
+from slurm_gpumem.memory.counting import activation_elements, leaves, mib, unbounded
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
@@ -25,19 +25,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     parts = {
         "weights": weights,
         "gradients": backward,
-        "optimizer": 0,
         "activations": forward,
-        "workspace": 0,
-        "fragmentation": 0,
         "context": gpu.context_mib,
     }
-    peak = sum(parts.values())
-    return Estimate(
-        peak_mib=peak,
-        request_mib=peak,
-        floor_mib=peak,
-        parts=parts,
-        estimator="horus",
-        gpu=gpu.name,
-        job=job,
-    )
+    return unbounded("horus", parts, job, gpu)

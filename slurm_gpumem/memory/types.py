@@ -68,6 +68,9 @@ class TrainingJob:
 
 
 def _at_least_one(what: str, value: int) -> None:
+    # The API takes what its caller gives: "128" or 12.5 would fail far from here.
+    if not isinstance(value, int):
+        raise UsageError(f"{what} must be a whole number, not {value!r}")
     if value < 1:
         raise UsageError(f"{what} must be at least 1, not {value}")
 

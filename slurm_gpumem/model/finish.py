@@ -89,12 +89,13 @@ def finish(
             f"the rows add up to {summed:,} parameters but the totals say {totals.params:,}; using the larger"
         )
         complete = complete and summed >= totals.params
-    warnings += _count_attention(rows)
+    remarks = _count_attention(rows)
     if not any(row.outputs for row in rows):
         derive_outputs(rows)
     batch = detect_batch(rows, input_shapes)
     derive_inputs(rows, input_shapes)
-    warnings += _about_rows(rows, deeper) + _about_ties(rows)
+    warnings += _about_rows(rows, deeper)
+    remarks += _about_ties(rows)
     summed = sum(row.params for row in rows)
     total = max(summed, totals.params or 0)
     if totals.params is not None and totals.trainable is not None:
@@ -110,6 +111,7 @@ def finish(
         total_params=total,
         trainable_params=max(0, min(total - frozen, total)),
         warnings=tuple(warnings),
+        remarks=tuple(remarks),
         has_shapes=any(row.outputs for row in rows),
         complete=complete,
         output_bytes=totals.output_bytes if format == "torchinfo" else None,
@@ -128,9 +130,9 @@ def _about_rows(rows: List[Row], deeper: str) -> List[str]:
         if row.hidden:
             hidden[row.kind] = hidden.get(row.kind, 0) + 1
     if hidden:
-        kinds = [f"{count} x {kind}" for kind, count in hidden.items()]
-        shown = ", ".join(kinds[:4]) + (" ..." if len(kinds) > 4 else "")
-        warnings.append(f"blocks shown without their inner layers ({shown}): make it again with {deeper}")
+        kinds = [f"{hidden[kind]} x {kind}" for kind in sorted(hidden, key=lambda kind: -hidden[kind])]
+        shown = ", ".join(kinds[:2]) + (" ..." if len(kinds) > 2 else "")
+        warnings.append(f"blocks without their inner layers ({shown}) are guessed: use {deeper}")
     if not any(row.outputs for row in rows):
         warnings.append("the summary has no shapes: activations are unknown")
     return warnings
@@ -164,8 +166,8 @@ def _about_ties(rows: List[Row]) -> List[str]:
         first = embeddings.get(row.params)
         if first is not None and (embedding or row.kind.endswith("Linear")):
             return [
-                f"{row.kind} (line {row.line}) has as many parameters as {first.kind} (line {first.line}): "
-                f"if their weights are tied, {row.params:,} parameters are counted twice"
+                f"{first.kind} (line {first.line}) and {row.kind} (line {row.line}) may be one weight "
+                f"of {row.params:,} parameters"
             ]
         if embedding:
             embeddings[row.params] = row

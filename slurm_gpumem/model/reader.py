@@ -26,6 +26,9 @@ _MARKS = (
 
 def read_summary(source: Union[str, os.PathLike[str]]) -> ModelSummary:
     """Parse a summary given as a path, or as the text itself when it has a line break."""
+    if isinstance(source, str) and not source.strip():
+        # Path("") would be the working directory.
+        raise SummaryError(f"the summary's text is empty, or its path is.\n{HOW}")
     if isinstance(source, str) and "\n" in source:
         return parse(source, origin="summary text")
     path = Path(source)

@@ -48,7 +48,7 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
         input_shapes=inputs,
         closed=table.closed,
         notes=notes,
-        deeper="summary(model, ..., max_depth=None)",
+        deeper="max_depth=None",
     )
 
 

@@ -77,6 +77,9 @@ class ModelSummary:
     """As the summary's totals state them; the rows' sum where it states none."""
     trainable_params: int = 0
     warnings: Tuple[str, ...] = ()
+    """What makes an estimate less sure than it could be, and what its user can do about it."""
+    remarks: Tuple[str, ...] = ()
+    """What was seen or filled in and needs nobody's doing: for those who ask how."""
     has_shapes: bool = True
     """False when no layer has an output shape: activations are unknown (print(model))."""
     complete: bool = True

@@ -27,11 +27,15 @@ class NodeConfig:
     """Other modes for GPUs whose name contains the key, e.g. {"T4": "timeslice"}."""
     shard_mib: int = 1024
     headroom_mib: int = 0
-    """Added to every job's limit; uncounted memory of the GPU must cover it."""
+    """Added to every job's limit; uncounted memory of the GPU must cover it.
+
+    0 kills nobody wrongly: MPS counts what NVML shows for the process, context included
+    (docs/admin/node-life.md), and that sum is what shards are asked for.
+    """
     limits: bool = True
     """Set a memory limit for MPS clients; without it MPS shares but does not fence."""
-    limit_key: str = "index"
-    """How the limit names the GPU: "index" (0: a daemon pinned to one GPU renumbers it) or "uuid"."""
+    limit_key: str = "uuid"
+    """How the limit names the GPU: "uuid" or "index" (0: a daemon pinned to one GPU renumbers it)."""
     thread_percentage: bool = False
     """Also set CUDA_MPS_ACTIVE_THREAD_PERCENTAGE from the job's part of the GPU."""
     spool: Path = Path("/var/spool/gpumem")
@@ -40,6 +44,8 @@ class NodeConfig:
     ledger: Optional[Path] = None
     """The stand-in GPUs' folder; only for source "standin"."""
     interval_s: float = 1.0
+    activity_every_s: float = 5.0
+    """How often activity, power and energy are read; memory is looked at every `interval_s`."""
     record_every_s: float = 30.0
     slurm_every_s: float = 15.0
     idle_exit_s: float = 30.0
@@ -78,7 +84,7 @@ _CHOICES = {
     "limit_key": LIMIT_KEYS,
 }
 _PATHS = ("spool", "ledger", "slurm_bin")
-_NUMBERS = ("interval_s", "record_every_s", "slurm_every_s", "idle_exit_s", "grace_s")
+_NUMBERS = ("interval_s", "activity_every_s", "record_every_s", "slurm_every_s", "idle_exit_s", "grace_s")
 
 
 def run_dir() -> Path:

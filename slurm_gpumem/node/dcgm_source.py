@@ -15,6 +15,9 @@ FIELDS = {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active"}
 """DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
 
 
+_KEPT_ROWS = 600
+
+
 def parse_dmon(lines: Iterable[str]) -> Dict[int, Dict[str, Optional[float]]]:
     """GPU number → its last values. Headers repeat; N/A is None; odd lines are passed over."""
     found: Dict[int, Dict[str, Optional[float]]] = {}
@@ -35,6 +38,11 @@ def _number(word: str) -> Optional[float]:
     return value if 0 <= value <= 1.5 else None
 
 
+def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 class DcgmSource:
     """NVML with DCGM's activity values laid over it."""
 
@@ -49,6 +57,8 @@ class DcgmSource:
         self._stream: Optional[subprocess.Popen[bytes]] = None
         self._rest = b""
         self._latest: Dict[int, Dict[str, Optional[float]]] = {}
+        self._rows: Dict[int, List[Dict[str, Optional[float]]]] = {}
+        """Per GPU: what was printed since the last `sample`."""
         self._retry_at = 0.0
 
     def answers(self, within_s: float = 5.0) -> bool:
@@ -65,7 +75,14 @@ class DcgmSource:
 
     def sample(self, uuid: str) -> GpuSample:
         self._read()
-        values = self._latest.get(self._indexes.get(uuid, -1), {})
+        index = self._indexes.get(uuid, -1)
+        # dcgmi prints more often than it is asked here: the mean of what it said since.
+        latest = self._latest.get(index, {})
+        rows = self._rows.pop(index, None) or [latest]
+        values = {
+            name: None if latest.get(name) is None else _mean([row.get(name) for row in rows])
+            for name in FIELDS.values()
+        }
         return replace(self._base.sample(uuid), **values)
 
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
@@ -103,11 +120,15 @@ class DcgmSource:
             assert self._stream.stdout is not None
             os.set_blocking(self._stream.stdout.fileno(), False)
         lines, ended = self._lines()
-        self._latest.update(parse_dmon(lines))
+        for line in lines:
+            for index, values in parse_dmon([line]).items():
+                self._latest[index] = values
+                self._rows.setdefault(index, []).append(values)
+                del self._rows[index][:-_KEPT_ROWS]
         if ended:
             self.stop()
             # Old values must not pass for new ones.
-            self._latest = {}
+            self._latest, self._rows = {}, {}
 
     def _lines(self) -> Tuple[List[str], bool]:
         assert self._stream is not None

@@ -37,7 +37,9 @@ def write_atomic(
     has none, by the group `reader_gid`.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    # What lies there by that name is a killed writer's, or a trap: never written into, only removed.
+    remove(temporary)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
             _write_all(handle, text.encode())

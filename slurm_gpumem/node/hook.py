@@ -91,7 +91,8 @@ def finish(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, statu
             events = []
         for event in events:
             records.add_event(record, event)
-    records.close_record(record, end=round(time.time(), 3), status=status)
+    earlier = records.earlier_runs(config.spool, job.job_id, job.restarts)
+    records.close_record(record, end=round(time.time(), 3), status=status, earlier=earlier)
     try:
         _write_record(folder, config, record)
     finally:

@@ -52,7 +52,8 @@ class MpsService:
     control: str
     """Path of nvidia-cuda-mps-control."""
     start_timeout_s: float = 3.0
-    quit_timeout_s: float = 2.0
+    quit_timeout_s: float = 1.5
+    """All of it together stays below the time that another user's hook waits for the GPU's lock."""
 
     def available(self) -> bool:
         """Whether this node has MPS at all."""
@@ -137,6 +138,7 @@ class MpsService:
 
     def _start(self, uuid: str, uid: int) -> None:
         pipe, log = self.folder.pipe(uuid, uid), self.folder.log(uuid, uid)
+        deadline = time.monotonic() + self.start_timeout_s
         try:
             pipe.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             for place in (pipe, log):
@@ -159,7 +161,6 @@ class MpsService:
         except (OSError, subprocess.TimeoutExpired) as error:
             self._clear(uuid, uid)
             raise MpsError(f"cannot start {self.control}: {error}") from None
-        deadline = time.monotonic() + self.start_timeout_s
         while done.returncode == 0 and time.monotonic() < deadline:
             # lexists only: the folder is the user's, and root opens nothing in there.
             if os.path.lexists(pipe / "control"):
@@ -174,7 +175,8 @@ class MpsService:
         # A unit of its own: what a prolog starts may die with the job's cgroup. A template unit cannot
         # take its user from half of its instance name, so the unit is made for the occasion.
         settings = [f"--setenv={key}={value}" for key, value in self._environment(uuid, uid).items()]
-        unit = f"--unit=gpumem-mps-{uid}-{uuid}"
+        # Named anew each time: systemd may still be busy with the unit of the daemon before.
+        unit = f"--unit=gpumem-mps-{uid}-{uuid}-{os.getpid()}"
         who = [f"--uid={uid}", "--collect", "--quiet", "--slice=system.slice"]
         return ["systemd-run", unit, *who, *settings, self.control, "-f"]
 

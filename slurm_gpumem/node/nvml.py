@@ -8,6 +8,7 @@ or a permission may lack answers None instead of failing.
 from __future__ import annotations
 
 import ctypes
+import math
 from ctypes import Structure, byref, c_char, c_double, c_uint, c_ulonglong, c_void_p
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -95,6 +96,11 @@ class _GpmMetricsGet(Structure):
         ("sample2", c_void_p),
         ("metrics", _GpmMetric * 8),
     ]
+
+
+def _part(percent: float) -> Optional[float]:
+    """GPM's percent as a part of 1; it also gives NaN, e.g. when the counters were not running in between."""
+    return percent / 100 if math.isfinite(percent) and 0 <= percent <= 150 else None
 
 
 class Nvml:
@@ -241,7 +247,7 @@ class Nvml:
         if not self._ask("nvmlGpmMetricsGet", byref(request)):
             return dict.fromkeys(ids)
         return {
-            name: metric.value / 100 if metric.code == _SUCCESS else None
+            name: _part(metric.value) if metric.code == _SUCCESS else None
             for name, metric in zip(ids, request.metrics)
         }
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.node.metrics import GpuProcess, GpuSample, SourceError
 from slurm_gpumem.node.nvml import Nvml, NvmlError
+
+_CLIENTS_EVERY = 10
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """Which of the processes on a GPU are MPS clients."""
+
+    pids: Optional[FrozenSet[int]]
+    """None when the driver cannot tell."""
+    listed: FrozenSet[int]
+    """All that were there when it was asked."""
+    looks_left: int
 
 
 class NvmlSource:
@@ -16,6 +29,7 @@ class NvmlSource:
 
     def __init__(self, nvml: Nvml, uuids: List[str]) -> None:
         self.nvml = nvml
+        self._clients: Dict[str, _Clients] = {}
         nvml.watch_xids(uuids)
 
     def sample(self, uuid: str) -> GpuSample:
@@ -33,18 +47,32 @@ class NvmlSource:
 
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
         try:
-            clients = self.nvml.mps_processes(uuid)
             found: Dict[int, Optional[float]] = dict(self.nvml.processes(uuid))
+            known = self._clients[uuid] = self._look_for_clients(uuid, found, self._clients.get(uuid))
         except NvmlError as error:
+            self._clients.pop(uuid, None)
             raise SourceError(str(error)) from None
-        # Drivers differ in whether the plain list has the MPS clients too.
-        for pid, mib in clients or ():
+        return tuple(
+            GpuProcess(pid, mib, None if known.pids is None else pid in known.pids)
+            for pid, mib in found.items()
+        )
+
+    def _look_for_clients(
+        self, uuid: str, found: Dict[int, Optional[float]], known: Optional[_Clients]
+    ) -> _Clients:
+        """Who is an MPS client: asked when a process is new, and now and then; it is a second dear call."""
+        if known is not None and known.looks_left and known.listed.issuperset(found):
+            return replace(known, looks_left=known.looks_left - 1)
+        clients = self.nvml.mps_processes(uuid)
+        if clients is None:
+            return _Clients(None, frozenset(found), _CLIENTS_EVERY)
+        # Drivers differ in whether the plain list has the MPS clients too; without them, ask each time.
+        complete = all(found.get(pid) is not None for pid, _ in clients)
+        for pid, mib in clients:
             if found.get(pid) is None:
                 found[pid] = mib
-        mps_pids = None if clients is None else {pid for pid, _ in clients}
-        return tuple(
-            GpuProcess(pid, mib, None if mps_pids is None else pid in mps_pids) for pid, mib in found.items()
-        )
+        pids = frozenset(pid for pid, _ in clients)
+        return _Clients(pids, frozenset(found), _CLIENTS_EVERY if complete else 0)
 
     def xids(self) -> Sequence[Tuple[Optional[str], int]]:
         return self.nvml.xids()

@@ -8,12 +8,13 @@ from typing import Dict, Mapping, Optional, Tuple
 
 from slurm_gpumem.node import processes
 
-_JOB = re.compile(r"/job_([0-9]{1,10})(?=/|$)")
+_JOB = re.compile(r"job_([0-9]{1,10})")
+_USERS_OWN = re.compile(r"/user\.slice/|/user@[0-9]+\.service")
 _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
 _CGROUP_LIMIT = 65536
 _GENERATIONS = 64
 _LOOK_AGAIN = 10
-"""A process that is no job's is looked at again only every so often: MPS servers stay what they are."""
+"""A known process is looked at again only every so many looks: MPS servers stay what they are."""
 
 
 def job_in_cgroup(text: str, sluids: Mapping[str, int]) -> Optional[int]:
@@ -24,12 +25,14 @@ def job_in_cgroup(text: str, sluids: Mapping[str, int]) -> Optional[int]:
     """
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
-        if "slurm" not in path:
+        # Below their own slice users make and name cgroups as they like.
+        if "slurm" not in path or _USERS_OWN.search(path):
             continue
-        match = _JOB.search(path)
-        if match:
-            return int(match[1])
+        # From the top: what is further down may be the job's own making.
         for part in path.split("/"):
+            match = _JOB.fullmatch(part)
+            if match:
+                return int(match[1])
             if part.removeprefix("job_") in sluids:
                 return sluids[part.removeprefix("job_")]
     return None
@@ -43,16 +46,20 @@ class Owners:
 
     def job_of(self, pid: int, sluids: Mapping[str, int], uids: Mapping[int, int]) -> Optional[int]:
         """The job; `uids` says whose the jobs here are, to check what a process says of itself."""
+        known_start, job, looks = self._known.get(pid, (None, None, 0))
+        if known_start is not None and looks % _LOOK_AGAIN:
+            # In the list without a break since the last look: no other process can have got its number.
+            self._known[pid] = (known_start, job, looks + 1)
+            return job
         start = processes.start_of(pid)
         if start is None:
             return None
-        known_start, job, looks = self._known.get(pid, (None, None, 0))
-        if known_start == start and (job is not None or looks % _LOOK_AGAIN):
+        if known_start == start and job is not None:
             self._known[pid] = (start, job, looks + 1)
             return job
         job = _from_cgroup(pid, sluids)
         if job is None:
-            job = _from_ancestors(pid)
+            job = _from_ancestors(pid, uids)
         if job is None:
             job = _from_environment(pid, uids)
         self._known[pid] = (start, job, 1)
@@ -72,8 +79,11 @@ def _from_cgroup(pid: int, sluids: Mapping[str, int]) -> Optional[int]:
         return None
 
 
-def _from_ancestors(pid: int) -> Optional[int]:
-    """The slurmstepd above it; anybody can take that name, so it must be root's (or ours, without root)."""
+def _from_ancestors(pid: int, uids: Mapping[int, int]) -> Optional[int]:
+    """The slurmstepd above it; anybody can take that name, so it must be root's (or ours, without root).
+
+    A program like su runs as root under any name its caller gives it: so the job must also be the user's.
+    """
     parent: Optional[int] = pid
     for _ in range(_GENERATIONS):
         parent = None if parent is None else processes.parent_of(parent)
@@ -81,7 +91,8 @@ def _from_ancestors(pid: int) -> Optional[int]:
             return None
         match = _STEPD.match(processes.command_line(parent))
         if match and processes.uid_of(parent) in (0, os.geteuid()):
-            return int(match[1])
+            job = int(match[1])
+            return job if uids.get(job, processes.uid_of(pid)) == processes.uid_of(pid) else None
     return None
 
 

@@ -81,12 +81,25 @@ def end(processes: Iterable[Process], grace_s: float) -> None:
 
 
 def _signal(process: Process, number: int) -> bool:
-    if start_of(process.pid) != process.start:
-        return False
+    """Signal exactly that process: a handle on it is taken first and its start compared then."""
     try:
-        os.kill(process.pid, number)
+        handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return False
+    except (AttributeError, OSError):
+        handle = None  # a kernel before 5.3: the pid could change hands between the two lines below
+    try:
+        if start_of(process.pid) != process.start:
+            return False
+        if handle is None:
+            os.kill(process.pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        if handle is not None:
+            os.close(handle)
     return True
 
 

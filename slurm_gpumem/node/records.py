@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from slurm_gpumem.node.files import read_json, write_json
 from slurm_gpumem.node.jobs import NodeJob
@@ -15,6 +15,8 @@ from slurm_gpumem.node.jobs import NodeJob
 SCHEMA = "gpumem-job/1"
 _NEAR = 0.9
 """A peak within this part of the limit makes an out-of-memory error likely."""
+_PROGRAMS_XIDS = (13, 31, 43, 45)
+"""Driver errors that programs cause; others are the GPU's, its memory's or the bus's."""
 
 
 def record_path(spool: Path, job_id: int, restarts: int, node: str) -> Path:
@@ -45,6 +47,7 @@ def open_record(job: NodeJob, node: str) -> Dict[str, Any]:
         "end": None,
         "exit_code": None,
         "signal": None,
+        "state": None,
         "peak_mib": None,
         "mean_mib": None,
         "gpu": {},
@@ -68,13 +71,15 @@ def merge_usage(record: Dict[str, Any], usage: Mapping[str, Any]) -> None:
     record["notes"] = sorted({*record["notes"], *usage.get("notes", ())})
 
 
-def close_record(record: Dict[str, Any], *, end: float, status: str) -> None:
+def close_record(
+    record: Dict[str, Any], *, end: float, status: str, earlier: Iterable[Mapping[str, Any]] = ()
+) -> None:
     """End it with the job's exit code ("1:0", as SLURM_JOB_EXIT_CODE2 writes it) and what that suggests."""
     code, _, signal = status.partition(":")
     record["end"] = end
     record["exit_code"] = int(code) if code.isdigit() else None
     record["signal"] = int(signal) if signal.isdigit() else None
-    record["hints"] = hints(record)
+    record["hints"] = hints(record, earlier)
 
 
 def add_event(record: Dict[str, Any], event: Mapping[str, Any]) -> None:
@@ -89,25 +94,66 @@ def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: Mapp
     record = read_json(record_path(spool, job_id, restarts, node))
     if isinstance(record, dict) and record.get("schema") == SCHEMA:
         add_event(record, event)
-        record["hints"] = hints(record)
+        record["hints"] = hints(record, earlier_runs(spool, job_id, restarts))
         write_record(spool, record, durable=True)
 
 
-def hints(record: Mapping[str, Any]) -> List[str]:
-    """What the measurements say about a failed job; whoever decides also reads the job's own output."""
+def amend_state(spool: Path, job_id: int, restarts: int, node: str, state: str) -> None:
+    """How Slurm says that the job ended; an Epilog is told less. Does nothing where there is no record."""
+    record = read_json(record_path(spool, job_id, restarts, node))
+    if isinstance(record, dict) and record.get("schema") == SCHEMA and record.get("end") is not None:
+        record["state"] = state
+        write_record(spool, record, durable=True)
+
+
+def hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]] = ()) -> List[str]:
+    """What the measurements say about a failed job; whoever decides also reads the job's own output.
+
+    `earlier` are the records of the job's runs before this one; they are only looked at after a fault.
+    """
     failed = bool(record["exit_code"] or record["signal"])
     if not failed:
         return []
-    faults = [event for event in record["events"] if event.get("kind") in ("mps-fault", "xid")]
     peak, limit = record["peak_mib"], record["limit_mib"]
     near = peak is not None and limit is not None and peak >= _NEAR * limit
-    found = ["near-limit"] if near else []
-    # A client's fault takes its user's other clients with it and MPS does not say whose it was.
-    if any(event.get("with") for event in faults):
-        found.append("neighbour-fault")
-    elif faults:
-        found.append("gpu-fault")
-    return found
+    return [*(["near-limit"] if near else []), *_fault_hints(record, earlier)]
+
+
+def _fault_hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]) -> List[str]:
+    """Whose fault? A client's fault takes its user's other clients with it, all with the same error.
+
+    Neither MPS nor the driver says whose it was: the pid in the kernel's Xid line is some client's of that
+    server, not the culprit's. So only company tells: who faults without any did it, and
+    so did who faults again in quite other company.
+    """
+    faults = _faults(record)
+    if not faults:
+        return []
+    if any(event.get("xid", _PROGRAMS_XIDS[0]) not in _PROGRAMS_XIDS for event in faults):
+        return ["gpu-fault"]
+    company = _company(faults)
+    if not company:
+        return ["own-fault"]
+    before = [_company(old) for old in map(_faults, earlier) if old]
+    if not before:
+        return ["neighbour-fault"]
+    return ["neighbour-fault", "repeated-fault"] if set.intersection(company, *before) else ["own-fault"]
+
+
+def _faults(record: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    return [event for event in record["events"] if event.get("kind") in ("mps-fault", "xid")]
+
+
+def _company(faults: Iterable[Mapping[str, Any]]) -> Set[int]:
+    return {job_id for event in faults for job_id in event.get("with", ())}
+
+
+def earlier_runs(spool: Path, job_id: int, restarts: int) -> Iterator[Dict[str, Any]]:
+    """The job's runs before this one, on any node that writes into this spool."""
+    if restarts:
+        for record in read_records(spool, job_id):
+            if record["restarts"] < restarts:
+                yield record
 
 
 def write_record(spool: Path, record: Mapping[str, Any], *, durable: bool = False) -> None:

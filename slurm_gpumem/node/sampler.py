@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.node import hook, jobs, records
@@ -21,17 +22,21 @@ from slurm_gpumem.node.files import lock_for_life, locked, read_json, write_json
 from slurm_gpumem.node.gpus import UUID, Gpu, find_gpus
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
-from slurm_gpumem.node.metrics import GpuProcess, GpuSample, MetricSource, SourceError, choose_source
+from slurm_gpumem.node.meter import Meter, Reading
+from slurm_gpumem.node.metrics import GpuProcess, MetricSource, SourceError, choose_source
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
+from slurm_gpumem.node.processes import uid_of
 from slurm_gpumem.node.slurm_truth import SlurmJob, SlurmTruth
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 
 LIVE_SCHEMA = "gpumem-live/1"
-_SWEEP_AFTER_S = 20.0
-"""A job this young may not be in Slurm's answer yet."""
+_SWEEP_AFTER_S = 2.0
+"""Slurm knows a job before its prolog runs: only a question asked this long after that counts against it."""
 _ACCOUNTING_EVERY = 5
+_ASK_OF_ENDS = 4
+_ELSEWHERE_EVERY = 5
 _LIVE_EVERY_S = 2.0
 
 
@@ -56,14 +61,16 @@ class Sampler:
         self._owners = Owners()
         self._watch = Watch(config)
         self._faults = FaultLog()
-        self._energy: Dict[str, float] = {}
+        self._meter = Meter(source, config.activity_every_s)
         self._unfenced: Dict[int, int] = {}
+        self._ended: Dict[Tuple[int, int], int] = {}
+        """(job, restarts) whose epilog was here → how often Slurm has been asked since how it ended."""
         self._had: Dict[Tuple[int, str], bool] = {}
         self._silent: Dict[str, str] = {}
         self._looked = time.monotonic()
         self._recorded = time.monotonic()
         self._ticks = 0
-        self._told: List[Tuple[int, Optional[float], int]] = []
+        self._told: List[Tuple[int, Optional[float], int, int, int]] = []
         self._written = float("-inf")
         self._accounted: Set[Tuple[int, float]] = set()
         self._take_up()
@@ -74,28 +81,39 @@ class Sampler:
         self._ticks += 1
         seconds, self._looked = min(now - self._looked, 10 * self.config.interval_s), now
         here = self._jobs_here()
-        self._ask_slurm(here)
-        here = self._jobs_here()
+        if self._ask_slurm(here):
+            here = self._jobs_here()
         sluids = {job.sluid: job.job_id for job in here.values() if job.sluid}
         uids = {job.job_id: job.uid for job in here.values()}
         gpus: Dict[str, Any] = {}
         seen: List[int] = []
         self._unfenced = {}
         wanted = {uuid for job in here.values() for uuid in job.gpus}
-        for uuid in sorted(wanted | set(self.gpus) if self._slurm else wanted):
-            looked = self._look(uuid)
-            if looked is None:
+        # Jobs that no prolog announced are looked for on the other GPUs, which costs, so not each time.
+        everywhere = self._slurm and self._ticks % _ELSEWHERE_EVERY == 0
+        for uuid in sorted(wanted | set(self.gpus) if everywhere else wanted):
+            try:
+                found = self.source.processes(uuid)
+                by_job = self._by_job(found, sluids, uids, uuid)
+                active = frozenset(job_id for job_id in by_job if job_id is not None)
+                reading = self._meter.read(uuid, active, now)
+            except SourceError as error:
+                # A hiccup, or a GPU off the bus: say it once, and look again next time.
+                self.complain(uuid, str(error))
                 continue
-            sample, found = looked
+            self._silent.pop(uuid, None)
             seen.extend(process.pid for process in found)
-            by_job = self._by_job(found, sluids, uids, uuid)
-            gpus[uuid] = self._account(uuid, sample, by_job, seconds)
+            gpus[uuid] = self._account(uuid, here, reading, by_job, seconds)
             self._take_driver_peaks(uuid, by_job)
         self._owners.keep_only(frozenset(seen))
         self._note_faults()
         self._enforce(now)
-        # Writing it is the dearest part of a look: at once when a job, a process or a peak is new.
-        signature = [(job_id, usage.peak_mib(), usage.processes()) for job_id, usage in self.usage.items()]
+        # Writing it is the dearest part of a look: at once when a job, a process, a peak or a note is new,
+        # since the epilog of a job that has just been cancelled reads it.
+        signature = [
+            (job_id, usage.peak_mib(), usage.processes(), len(usage.notes), len(usage.events))
+            for job_id, usage in self.usage.items()
+        ]
         if signature != self._told or now - self._written >= _LIVE_EVERY_S:
             self._told, self._written = signature, now
             self._write_live(gpus)
@@ -144,7 +162,7 @@ class Sampler:
 
     def _forget(self, job_id: int, job: Optional[NodeJob]) -> None:
         """The epilog was here; what the job had on its GPUs a look ago, it has lost since."""
-        del self.usage[job_id]
+        self._ended[job_id, self.usage.pop(job_id).restarts] = 0
         self._watch.forget(job_id)
         for uuid in job.gpus if job else ():
             if self._had.get((job_id, uuid)) and job:
@@ -165,19 +183,40 @@ class Sampler:
             )
         usage.limit_mib = None if usage.shards is None else self.config.job_mib(usage.shards)
 
-    def _ask_slurm(self, here: Mapping[int, NodeJob]) -> None:
+    def _ask_slurm(self, here: Mapping[int, NodeJob]) -> bool:
+        """Whether there is news; the question runs beside us."""
         unverified = any(not self.usage[job_id].verified for job_id in self._jobs)
         answer = self.truth.poll(urgent=unverified)
         if answer is None:
-            return
-        self._slurm = answer
+            return False
+        self._slurm = {job_id: job for job_id, job in answer.items() if job.is_here}
+        self._note_ends(answer)
         for job in here.values():
-            gone = job.job_id not in answer and time.time() - job.started > _SWEEP_AFTER_S
+            asked_late_enough = self.truth.asked_at - job.started > _SWEEP_AFTER_S
+            gone = job.job_id not in self._slurm and asked_late_enough
             self._absent[job.job_id] = self._absent.get(job.job_id, 0) + 1 if gone else 0
             if self._absent[job.job_id] >= 2:
                 self._sweep(job)
         self._absent = {job_id: count for job_id, count in self._absent.items() if job_id in here}
         self._sweep_daemons()
+        return True
+
+    def _note_ends(self, answer: Mapping[int, SlurmJob]) -> None:
+        """Slurm's word on how a job ended: an Epilog is told "0:0" of a job that was cancelled."""
+        for (job_id, restarts), asked in list(self._ended.items()):
+            known = answer.get(job_id)
+            if known is not None and known.is_over:
+
+                def amend(job_id: int = job_id, restarts: int = restarts, state: str = known.state) -> None:
+                    with locked(self.folder.records_lock, 1.0):
+                        records.amend_state(self.config.spool, job_id, restarts, self.node, state)
+
+                self._try(amend)
+            # Requeued, or forgotten: nobody will tell any more.
+            if (known is not None and known.is_over) or asked >= _ASK_OF_ENDS:
+                del self._ended[job_id, restarts]
+            else:
+                self._ended[job_id, restarts] = asked + 1
 
     def _sweep(self, job: NodeJob) -> None:
         """Slurm has told us twice that the job is not here any more: its epilog never ran to its end."""
@@ -202,31 +241,24 @@ class Sampler:
 
             self._try(sweep)
 
-    def _look(self, uuid: str) -> Optional[Tuple[GpuSample, Tuple[GpuProcess, ...]]]:
-        try:
-            looked = self.source.sample(uuid), self.source.processes(uuid)
-        except SourceError as error:
-            # A hiccup, or a GPU off the bus: say it once, and look again next time.
-            self.complain(uuid, str(error))
-            return None
-        self._silent.pop(uuid, None)
-        return looked
-
     def _by_job(
         self, found: Sequence[GpuProcess], sluids: Mapping[str, int], uids: Mapping[int, int], uuid: str
     ) -> Dict[Optional[int], List[GpuProcess]]:
         by_job: Dict[Optional[int], List[GpuProcess]] = {}
         for process in found:
             owner = self._owners.job_of(process.pid, sluids, uids)
-            if owner is not None and owner not in self.usage and not self._adopt(owner, uuid):
+            if owner is not None and owner not in self.usage and not self._adopt(owner, process.pid, uuid):
                 owner = None
+            adopted = None if owner is None else self._adopted.get(owner)
+            if adopted is not None and uuid not in adopted.gpus:
+                self._adopted[adopted.job_id] = replace(adopted, gpus=(*adopted.gpus, uuid))
             by_job.setdefault(owner, []).append(process)
         return by_job
 
-    def _adopt(self, job_id: int, uuid: str) -> bool:
+    def _adopt(self, job_id: int, pid: int, uuid: str) -> bool:
         """A job with shards that no prolog announced: measured like the others, but not fenced."""
         known = self._slurm.get(job_id)
-        if known is None or known.shards is None:
+        if known is None or known.shards is None or known.uid != uid_of(pid):
             return False
         note = ("no prolog announced it: measured, not fenced",)
         job = NodeJob(job_id, known.uid, "", (uuid,), "timeslice", round(time.time(), 3), notes=note)
@@ -236,17 +268,27 @@ class Sampler:
         return True
 
     def _account(
-        self, uuid: str, sample: GpuSample, by_job: Mapping[Optional[int], List[GpuProcess]], seconds: float
+        self,
+        uuid: str,
+        here: Mapping[int, NodeJob],
+        reading: Optional[Reading],
+        by_job: Mapping[Optional[int], List[GpuProcess]],
+        seconds: float,
     ) -> Dict[str, Any]:
-        energy = self._energy_since(uuid, sample, seconds)
         active = [job_id for job_id in by_job if job_id is not None]
-        here = {**self._adopted, **self._jobs}
+        here = {**self._adopted, **here}
         for job_id in {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}:
             mine = by_job.get(job_id, [])
             sizes = [process.mib for process in mine if process.mib is not None]
             mib = sum(sizes) if sizes else (None if mine else 0.0)
             usage = self.usage[job_id]
-            usage.gpus.setdefault(uuid, GpuUsage()).add(mib, len(mine), sample, len(active), seconds, energy)
+            gpu_usage = usage.gpus.get(uuid) or usage.gpus.setdefault(uuid, GpuUsage())
+            gpu_usage.add_memory(mib, len(mine), seconds)
+            if reading is not None:
+                sharers = len(reading.sharers) if job_id in reading.sharers else 0
+                gpu_usage.add_activity(
+                    reading.sample, reading.seconds, sharers=sharers, energy_j=reading.energy_j
+                )
             usage.samples += 1
             self._unfenced[job_id] = self._unfenced.get(job_id, 0) + sum(p.mps is False for p in mine)
             usage.met.update(other for other in active if other != job_id and mine)
@@ -260,7 +302,7 @@ class Sampler:
             "number": gpu.number if gpu else None,
             "name": gpu.name if gpu else "",
             "other_mib": round(sum(others), 1),
-            **{key: value for key, value in vars(sample).items() if value is not None},
+            **{key: value for key, value in vars(self._meter.last(uuid)).items() if value is not None},
         }
 
     def _take_driver_peaks(self, uuid: str, by_job: Mapping[Optional[int], List[GpuProcess]]) -> None:
@@ -285,14 +327,6 @@ class Sampler:
                 owner = alone[0].job_id if len(alone) == 1 else None
             if owner is not None:
                 self.usage[owner].note_peak(uuid, mib)
-
-    def _energy_since(self, uuid: str, sample: GpuSample, seconds: float) -> Optional[float]:
-        if sample.energy_j is None:
-            return None if sample.power_w is None else sample.power_w * seconds
-        before = self._energy.get(uuid)
-        self._energy[uuid] = sample.energy_j
-        # The counter starts anew when the driver is loaded again.
-        return None if before is None or sample.energy_j < before else sample.energy_j - before
 
     def _lost(self, job: NodeJob, uuid: str) -> None:
         self._had[job.job_id, uuid] = False

@@ -54,7 +54,8 @@ def sampler_command(node: str, env: Dict[str, str]) -> List[str]:
     settings = [f"--setenv={key}={value}" for key, value in env.items()]
     return [
         "systemd-run",
-        "--unit=gpumem-sampler",
+        # Named anew each time: systemd may still be busy with the one that has just ended.
+        f"--unit=gpumem-sampler-{os.getpid()}",
         "--collect",
         "--quiet",
         "--slice=system.slice",

@@ -17,7 +17,11 @@ from slurm_gpumem.node.config import NodeConfig
 
 _TIMEOUT_S = 10.0
 _SHARED = re.compile(r"(?:^|[,:/])(?:shard|mps)(?::[A-Za-z][^:,]*)?:([0-9]+)")
-_HERE = "RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
+_FINAL = re.compile(
+    r"(?:BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)"
+)
+_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,tres-per-node:128 "
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,27 @@ class SlurmJob:
     uid: int
     shards: Optional[int]
     """Per node; None for a job without shared GPUs."""
+    state: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended for good; Slurm remembers it for a while (MinJobAge)."""
+        return _FINAL.fullmatch(self.state) is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on its node, computing or not."""
+        return not self.is_over and self.state not in _WAITING
 
 
 def parse_jobs(text: str) -> Dict[int, SlurmJob]:
-    """The answer of `squeue -O JobID,UserID,tres-per-node`, widths as asked below."""
+    """The answer of `squeue -O JobID,UserID,State,tres-per-node`; the last may be empty."""
     found = {}
     for line in text.splitlines():
         words = line.split()
-        if len(words) >= 2 and words[0].isdigit() and words[1].isdigit():
-            match = _SHARED.search(words[2]) if len(words) > 2 else None
-            job = SlurmJob(int(words[0]), int(words[1]), int(match[1]) if match else None)
+        if len(words) >= 3 and words[0].isdigit() and words[1].isdigit():
+            match = _SHARED.search(words[3]) if len(words) > 3 else None
+            job = SlurmJob(int(words[0]), int(words[1]), int(match[1]) if match else None, words[2])
             found[job.job_id] = job
     return found
 
@@ -49,19 +64,20 @@ class SlurmTruth:
         self._config = config
         self._node = node
         self._asked = float("-inf")
+        self.asked_at = 0.0
+        """Unix time of the question whose answer came last, or is awaited."""
         self._query: Optional[subprocess.Popen[bytes]] = None
         self._jobs: List[subprocess.Popen[bytes]] = []
 
     def poll(self, *, urgent: bool) -> Optional[Dict[int, SlurmJob]]:
-        """The jobs on this node when an answer has just come; starts the next question when it is time."""
+        """The jobs of this node when an answer has just come, those that just ended among them."""
         now = time.monotonic()
         self._jobs = [job for job in self._jobs if job.poll() is None]
         if self._query is None:
             wait = min(2.0, self._config.slurm_every_s) if urgent else self._config.slurm_every_s
             if now - self._asked >= wait:
-                self._asked = now
-                self._query = self._start("squeue", "-h", "-w", self._node, "-t", _HERE,
-                                          "-O", "JobID:16 ,UserID:16 ,tres-per-node:128 ")  # fmt: skip
+                self._asked, self.asked_at = now, time.time()
+                self._query = self._start("squeue", "-h", "-w", self._node, "-t", "all", "-O", _COLUMNS)
             return None
         if self._query.poll() is None:
             if now - self._asked > _TIMEOUT_S:

@@ -42,23 +42,21 @@ class GpuUsage:
     energy_j: Optional[float] = None
     processes: int = 0
 
-    def add(
-        self,
-        mib: Optional[float],
-        processes: int,
-        sample: GpuSample,
-        sharers: int,
-        seconds: float,
-        energy_j: Optional[float],
-    ) -> None:
-        """One look: `energy_j` is what the GPU used since the last one."""
+    def add_memory(self, mib: Optional[float], processes: int, seconds: float) -> None:
+        """One look at the process list."""
         self.now_mib, self.processes = mib, processes
         if mib is not None:
-            self.peak_mib = mib if self.peak_mib is None else max(self.peak_mib, mib)
-        self.memory.add(mib, seconds)
+            if self.peak_mib is None or mib > self.peak_mib:
+                self.peak_mib = mib
+            self.memory.add(mib, seconds)
+
+    def add_activity(
+        self, sample: GpuSample, seconds: float, *, sharers: int, energy_j: Optional[float]
+    ) -> None:
+        """One reading; `sharers` had memory of the GPU in that time, this job among them, else it is 0."""
         for name, mean in self.whole.items():
             mean.add(getattr(sample, name), seconds)
-        if processes and sharers:
+        if sharers:
             if sample.sm_active is not None:
                 self.share.add(sample.sm_active / sharers, seconds)
             if energy_j is not None:

@@ -29,6 +29,20 @@ def shares_are_accounted(now: Snapshot) -> Iterator[Finding]:
             )
 
 
+def comments_are_kept(now: Snapshot) -> Iterator[Finding]:
+    """The record of a job's estimate and request is in its comment, which Slurm forgets by default."""
+    if value_of(now.config, "AccountingStorageType") != "accounting_storage/slurmdbd":
+        return
+    if "job_comment" not in words_of(now.config, "AccountingStoreFlags"):
+        yield Finding(
+            Severity.NOTE,
+            "comments-lost",
+            "AccountingStoreFlags has no job_comment",
+            "what a job was estimated at is forgotten when it ends",
+            "AccountingStoreFlags=job_comment in slurm.conf, then restart slurmctld",
+        )
+
+
 def limits_have_twins(now: Snapshot) -> Iterator[Finding]:
     """A limit on gres/gpu does not bound shared jobs."""
     for limit in now.limits:

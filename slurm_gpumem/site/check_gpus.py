@@ -100,12 +100,18 @@ def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
         kinds |= {name for name in ("gpu", "shard", "mps") if re.search(rf"\b{name}\b", job.tres)}
     mend = "give whole-GPU jobs a partition with nodes of their own, or upgrade to 23.02.6 or later"
     why = f"Slurm {now.version_text} can start both on one GPU"
-    for name in sorted(shared):
-        kinds = asked.get(name, set())
-        if "gpu" in kinds and kinds & {"shard", "mps"}:
-            yield _critical("mixed-jobs", f"partition {name} has whole-GPU and shared jobs now", why, mend)
-        else:
-            yield _warning("mixed-jobs", f"partition {name} takes whole-GPU and shared jobs", why, mend)
+    mixed = [name for name in sorted(shared) if _both_kinds(asked.get(name, set()))]
+    open_to_both = [name for name in sorted(shared) if name not in mixed]
+    if mixed:
+        what = f"whole-GPU and shared jobs are queued in partition {', '.join(mixed)}"
+        yield _critical("mixed-jobs", what, why, mend)
+    if open_to_both:
+        what = f"partition {', '.join(open_to_both)} takes whole-GPU and shared jobs"
+        yield _warning("mixed-jobs", what, why, mend)
+
+
+def _both_kinds(kinds: set[str]) -> bool:
+    return "gpu" in kinds and bool(kinds & {"shard", "mps"})
 
 
 def spreading_exists(now: Snapshot) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ CHECKS: Tuple[Check, ...] = (
     check_gpus.no_exclusive_partition_shares,
     check_gpus.defaults_per_gpu_are_known_to_ignore_shares,
     check_accounting.shares_are_accounted,
+    check_accounting.comments_are_kept,
     check_accounting.limits_have_twins,
     check_accounting.billing_has_twins,
     check_hooks.plugin_is_in_use,

@@ -30,10 +30,10 @@ class Finding:
     why: str
     mend: str
 
-    def line(self) -> str:
-        """The finding in one line; without "|", behind which Nagios expects figures."""
-        text = f"{self.severity.name.lower()} {self.check}: {self.what}; {self.why}; mend: {self.mend}"
-        return text.replace("|", "/").replace("\n", " ")
+    def lines(self) -> List[str]:
+        """The finding for people: what and why, then how to mend it."""
+        said = f"{self.severity.name.lower()} {self.check}: {self.what}; {self.why}"
+        return [_plain(said), _plain(f"    mend: {self.mend}")]
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,21 @@ class Answer:
     def status(self) -> str:
         """The one line that answers."""
         counts = [
-            f"{sum(f.severity is severity for f in self.findings)} {severity.name.lower()}"
+            f"{count} {severity.name.lower()}{'s' if severity is Severity.WARNING and count > 1 else ''}"
             for severity in (Severity.CRITICAL, Severity.WARNING, Severity.UNKNOWN)
-            if any(f.severity is severity for f in self.findings)
+            for count in [sum(f.severity is severity for f in self.findings)]
+            if count
         ]
         head = f"GPUMEM {self.severity.name}"
         where = f"Slurm {self.version}" if self.version else "Slurm does not answer"
         if not counts:
             return f"{head} - {where}: GPUs are shared as they should be"
         worst = next(f for f in self.findings if f.severity is self.severity)
-        return f"{head} - {where}: {', '.join(counts)} - {worst.what}".replace("|", "/").replace("\n", " ")
+        return _plain(f"{head} - {where}: {', '.join(counts)} - {worst.what}")
 
     def text(self) -> str:
-        """The status line and a line for each finding."""
-        return "\n".join([self.status, *(finding.line() for finding in self.findings)])
+        """The status line and two lines for each finding."""
+        return "\n".join([self.status, *(line for finding in self.findings for line in finding.lines())])
 
     def as_json(self) -> Dict[str, Any]:
         """The same for programs."""
@@ -86,6 +87,11 @@ class Answer:
                 {**vars(finding), "severity": finding.severity.name.lower()} for finding in self.findings
             ],
         }
+
+
+def _plain(text: str) -> str:
+    """One line, without "|", behind which Nagios expects figures."""
+    return text.replace("|", "/").replace("\n", " ")
 
 
 def answer_of(findings: Sequence[Finding], version: str) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -39,7 +39,8 @@ class Wishes:
     gres: str = "shard"
     mode: str = "opt-in"
     shard_mib: int = 1024
-    reserve_mib: int = RESERVE_MIB
+    reserve_mib: Optional[int] = None
+    """None: RESERVE_MIB, and GPUs that are divided already stay as they are."""
     mps_per_gpu: int = 100
 
 
@@ -77,13 +78,21 @@ def propose(wishes: Wishes, snapshot: Optional[Snapshot], memory_of: MemoryOf) -
         gres=wishes.gres,
         mode=wishes.mode,
         shard_mib=wishes.shard_mib,
-        reserve_mib=wishes.reserve_mib,
+        reserve_mib=RESERVE_MIB if wishes.reserve_mib is None else wishes.reserve_mib,
         mps_per_gpu=wishes.mps_per_gpu,
         partitions=tuple(part["PartitionName"] for part in snapshot.partitions) if snapshot else (),
         default_partition=_default_partition(snapshot),
         version=snapshot.version if snapshot else None,
     )
     notes: List[str] = []
+    if wishes.reserve_mib is None and any(
+        gpus.shares and gpus.memory_mib - plan.usable_mib(gpus) < RESERVE_MIB
+        for group in plan.groups
+        for gpus in group.gpus
+    ):
+        notes.append(
+            "the shares in use leave little or nothing for the driver and MPS servers; --reserve 1G does"
+        )
     current = dict(snapshot.files) if snapshot else {}
     files = {
         "slurm.conf": _slurm_conf(plan, running, current, snapshot, notes),
@@ -119,7 +128,12 @@ def _groups(wishes: Wishes, snapshot: Optional[Snapshot], memory_of: MemoryOf) -
             site_nodes.with_host(group, known, site_nodes.expand_names(group.nodes)) for group in described
         )
     if any("gpu" in node.get("Gres", "") for node in known):
-        return site_nodes.ask_cluster(known, memory_of, wishes.gres, wishes.shard_mib)
+        groups = site_nodes.ask_cluster(known, memory_of, wishes.gres, wishes.shard_mib)
+        if wishes.reserve_mib is None:
+            return groups
+        return tuple(
+            replace(group, gpus=tuple(replace(gpus, shares=0) for gpus in group.gpus)) for group in groups
+        )
     found = site_nodes.ask_nvidia_smi(here)
     if found is None:
         raise UsageError(
@@ -141,10 +155,20 @@ def _slurm_conf(
     snapshot: Optional[Snapshot],
     notes: List[str],
 ) -> str:
-    settings = wanted_settings(running, plan)
+    settings = wanted_settings(running, plan, snapshot.partitions if snapshot else ())
     gres = {
         node: node_gres(plan, group) for group in plan.groups for node in site_nodes.expand_names(group.nodes)
     }
+    other = "shard" if plan.gres == "mps" else "mps"
+    strays = [
+        node["NodeName"]
+        for node in (snapshot.nodes if snapshot else ())
+        if node["NodeName"] not in gres and f"{other}:" in node.get("Gres", "")
+    ]
+    if strays:
+        notes.append(
+            f"{site_nodes.fold_names(strays)}: has {other}; a cluster has one of the two, so name these too"
+        )
     if snapshot and "slurm.conf" not in current:
         notes.append("slurm.conf cannot be read here: the diff is against what the controller says")
         now = {node["NodeName"]: node.get("Gres", "") for node in snapshot.nodes if node["NodeName"] in gres}

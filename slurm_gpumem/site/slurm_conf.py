@@ -19,7 +19,9 @@ class Edit(NamedTuple):
     notes: Tuple[str, ...]
 
 
-def wanted_settings(running: Mapping[str, str], plan: SitePlan) -> Dict[str, str]:
+def wanted_settings(
+    running: Mapping[str, str], plan: SitePlan, partitions: Sequence[Mapping[str, str]] = ()
+) -> Dict[str, str]:
     """The settings that must change, with their new values; what is right already is left out."""
     wanted: Dict[str, str] = {}
 
@@ -30,6 +32,11 @@ def wanted_settings(running: Mapping[str, str], plan: SitePlan) -> Dict[str, str
             wanted[key] = ",".join([*have, *missing])
 
     add_words("GresTypes", "gpu", plan.gres)
+    # One kind of sharing per cluster: both would book the same GPU twice.
+    other = "shard" if plan.gres == "mps" else "mps"
+    types = wanted.get("GresTypes", value_of(running, "GresTypes") or "").split(",")
+    if other in types:
+        wanted["GresTypes"] = ",".join(word for word in types if word != other)
     if value_of(running, "SelectType") != "select/cons_tres":
         wanted["SelectType"] = "select/cons_tres"
     if not any(word.upper().startswith("CR_") for word in words_of(running, "SelectTypeParameters")):
@@ -49,7 +56,8 @@ def wanted_settings(running: Mapping[str, str], plan: SitePlan) -> Dict[str, str
     if value_of(running, "PrologEpilogTimeout") in (None, "65534", "INFINITE", "infinite"):
         wanted["PrologEpilogTimeout"] = str(PROLOG_TIMEOUT_S)
     per_cpu = _memory_per_cpu(plan)
-    if per_cpu and not has_default_memory(running):
+    everywhere = bool(partitions) and all(map(has_default_memory, partitions))
+    if per_cpu and not everywhere and not has_default_memory(running):
         wanted["DefMemPerCPU"] = str(per_cpu)
     return wanted
 

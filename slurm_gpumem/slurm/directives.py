@@ -29,8 +29,10 @@ def read_directives(script: BatchScript, known_keys: Iterable[str]) -> Directive
     known = list(known_keys)
     found: List[Directive] = []
     warnings: List[str] = []
+    end = 0
     for number, line in script.head():
-        if not line.startswith(MARK) or line[len(MARK) :][:1].strip():
+        end = number
+        if not _is_directive(line):
             continue
         where = f"{script.name}, line {number}"
         for word in _words(line[len(MARK) :], where, warnings):
@@ -41,7 +43,17 @@ def read_directives(script: BatchScript, known_keys: Iterable[str]) -> Directive
                 warnings.append(f"{where}: unknown key {key!r}{_nearest(key, known)}; ignored")
             else:
                 found.append(Directive(key, value, number))
+    for number, line in enumerate(script.text().split("\n")[end:], end + 1):
+        if _is_directive(line):
+            warnings.append(
+                f"{script.name}, line {number}: {MARK} stands behind the first command and is not read"
+            )
+            break
     return Directives(tuple(found), tuple(warnings))
+
+
+def _is_directive(line: str) -> bool:
+    return line.startswith(MARK) and not line[len(MARK) :][:1].strip()
 
 
 def _words(text: str, where: str, warnings: List[str]) -> List[str]:

@@ -141,6 +141,8 @@ def _why_whole(
             return f"it asks for {count} GPUs ({origin})"
     if len(counts) > 1 and len({origin for _, origin in counts}) < len(counts):
         return "it asks for several kinds of GPUs"
+    if not nodes and tasks.isdigit() and int(tasks) > 1:
+        return f"its {tasks} tasks may run on several nodes (-N 1 would share)"
     if script is not None and _INNER_SRUN.search(script.text()):
         # Such a step is refused in an allocation that has shards only.
         return f"an srun in {script.name} asks for a GPU itself"

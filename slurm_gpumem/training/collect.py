@@ -32,10 +32,10 @@ PROGRESS_SECONDS = 5.0
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run the configuration's jobs until all are done or the time is over."""
-    return exit_code(lambda: _collect(_options(argv)))
+    return exit_code(lambda: _collect(_parser().parse_args(argv)))
 
 
-def _options(argv: Optional[List[str]]) -> argparse.Namespace:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.training.collect", description=__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("--out", type=Path, required=True)
@@ -43,6 +43,9 @@ def _options(argv: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--shard", default="1/1", help="I/N: the I-th of N parts, dealt out in order")
     parser.add_argument(
         "--skip", type=Path, action="append", default=[], help="rows of earlier runs (.jsonl or .jsonl.gz)"
+    )
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="run again what failed otherwise than by lack of memory"
     )
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--jobs", type=int, default=14, help="children at once")
@@ -55,7 +58,16 @@ def _options(argv: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument(
         "--tiny", action="store_true", help="one step at the smallest batch (a check, not a measurement)"
     )
-    return parser.parse_args(argv)
+    return parser
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command for the data card: the configuration and what was set, without folders of this machine."""
+    words = [options.config.name]
+    for name, value in vars(options).items():
+        if name not in ("config", "out", "skip") and value != _parser().get_default(name):
+            words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return " ".join(words)
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -64,7 +76,7 @@ def _collect(options: argparse.Namespace) -> int:
     jobs = _shard(load_jobs(options.config), options.shard)
     options.out.mkdir(parents=True, exist_ok=True)
     rows_path = options.out / f"rows-{options.config.stem}-{options.shard.replace('/', 'of')}.jsonl"
-    done = _done_keys([*options.skip, rows_path])
+    done = _done_keys([*options.skip, rows_path], options.retry_failed)
     jobs = [job for job in jobs if job.key not in done]
     jobs = jobs[: options.max_jobs] if options.max_jobs else jobs
     if options.tiny:
@@ -76,15 +88,17 @@ def _collect(options: argparse.Namespace) -> int:
     about.update(
         {
             "run": f"{options.config.stem}-{about['when']}",
-            "command": " ".join(sys.argv[1:]),
+            "command": _command(options),
             "jobs": len(jobs),
         }
     )
-    (options.out / f"about-{rows_path.stem}.json").write_text(json.dumps(about, indent=1) + "\n")
+    stamp = about["when"].replace(":", "")
+    (options.out / f"about-{rows_path.stem}-{stamp}.json").write_text(json.dumps(about, indent=1) + "\n")
     print(f"{len(jobs)} jobs to run, {len(done)} done before; {json.dumps(about)}", flush=True)
     # Children inherit the libraries; what is frozen is never copied by their garbage collector.
     gc.collect()
     gc.freeze()
+    _end_last_line(rows_path)
     with open(rows_path, "a") as file:
         collector = Collector(options, jobs, file, about["run"], started)
         collector.run()
@@ -149,9 +163,7 @@ class Collector:
         job, alone = tagged.job, tagged.alone
         self._scheduler.ended(job)
         row = {**_describe(job), **(ended.answer or {"error": ended.error[-300:]}), "run": self._run}
-        disturbed = (
-            row.get("oom") or row.get("alloc_retries") or "out of memory" in str(row.get("error", "")).lower()
-        )
+        disturbed = row.get("oom") or row.get("alloc_retries") or _lacked_memory(str(row.get("error", "")))
         if disturbed and not alone:
             # Perhaps only its neighbours were in the way: again, with the GPU to itself.
             self._scheduler.alone.append(job)
@@ -223,6 +235,11 @@ def _describe(job: Job) -> Dict[str, Any]:
     }
 
 
+def _lacked_memory(error: str) -> bool:
+    """Libraries say it in their own ways: cuBLAS and cuDNN have a status of that name."""
+    return any(text in error.lower() for text in ("out of memory", "alloc_failed"))
+
+
 def _shard(jobs: List[Job], text: str) -> List[Job]:
     try:
         index, count = (int(part) for part in text.split("/"))
@@ -242,7 +259,7 @@ def _tiny(jobs: Iterable[Job]) -> List[Job]:
     ]
 
 
-def _done_keys(paths: Iterable[Path]) -> Set[str]:
+def _done_keys(paths: Iterable[Path], retry_failed: bool) -> Set[str]:
     keys: Set[str] = set()
     for path in paths:
         if not path.exists():
@@ -253,9 +270,17 @@ def _done_keys(paths: Iterable[Path]) -> Set[str]:
                     row = json.loads(line)
                 except ValueError:
                     continue  # the last line of a run that was killed while it wrote
-                if not row.get("spoiled"):
+                failed = "error" in row and not row.get("oom")
+                if not row.get("spoiled") and not (failed and retry_failed):
                     keys.add(row["key"])
     return keys
+
+
+def _end_last_line(path: Path) -> None:
+    """A run that was killed while it wrote must not have the next run's first row glued to its last."""
+    if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size:
+        with open(path, "a") as file:
+            file.write("\n")
 
 
 def _quiet_libraries() -> None:

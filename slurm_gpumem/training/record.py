@@ -4,8 +4,8 @@
 
 Each recording is one JSON document: `events` are [kind, block, size] with kind one of
 "a" (allocated), "f" (freed), "s" (segment taken from the driver), "r" (segment returned), and block a
-small number that stands for an address; annotated ones have a fourth element, the index into `ops` of
-the operator that was running. `peaks` are torch.cuda.memory_stats at the end.
+number that no other allocation or segment of the recording has; annotated ones have a fourth element,
+the index into `ops` of the operator that was running. `peaks` are torch.cuda.memory_stats at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import gzip
+import itertools
 import json
 import sys
 import time
@@ -100,6 +101,7 @@ def record(job: Job, annotate: bool) -> Dict[str, Any]:
 def _compact(trace: List[Dict[str, Any]], ops: List[Tuple[int, str]]) -> Tuple[List[List[Any]], List[str]]:
     """Events with small numbers for addresses; ops numbered in order of first use."""
     numbers: Dict[Tuple[str, int], int] = {}
+    given = itertools.count()
     names: Dict[str, int] = {}
     events: List[List[Any]] = []
     at = -1
@@ -110,7 +112,8 @@ def _compact(trace: List[Dict[str, Any]], ops: List[Tuple[int, str]]) -> Tuple[L
         space = "block" if kind in "af" else "segment"
         address = (space, entry.get("addr", 0))
         if kind in "as" or address not in numbers:
-            numbers[address] = len(numbers)
+            # An address that is taken again is another allocation: its number is new.
+            numbers[address] = next(given)
         event: List[Any] = [kind, numbers[address], entry["size"]]
         while at + 1 < len(ops) and ops[at + 1][0] <= entry.get("time_us", 0):
             at += 1

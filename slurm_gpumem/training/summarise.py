@@ -17,6 +17,7 @@ import io
 import json
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Set
 from unittest import mock
@@ -39,7 +40,7 @@ BATCH = 2
 
 def summarise(job: Job) -> Dict[str, Any]:
     """All texts of one model at one input size."""
-    row: Dict[str, Any] = {"summary": job.summary_key, "batch": BATCH}
+    row: Dict[str, Any] = {"summary": job.summary_key, "batch": BATCH, "versions": _versions(job)}
     model, device = _build(job)
     row["print"] = str(model)
     row["parameters"] = sum(p.numel() for p in model.parameters())
@@ -53,6 +54,15 @@ def summarise(job: Job) -> Dict[str, Any]:
     row.update(_attempt("torchinfo", lambda: _torchinfo(model, batch, job.entry.task, device, {})))
     row.update(_attempt("torchsummary", lambda: _torchsummary(model, batch, job.entry.task, device)))
     return row
+
+
+def _versions(job: Job) -> Dict[str, str]:
+    names = {"torch", "torchinfo", "torchsummary", job.entry.source} - {"own"}
+    found = {}
+    for name in sorted(names):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def _build(job: Job) -> tuple[nn.Module, torch.device]:
@@ -117,8 +127,8 @@ def _main(options: argparse.Namespace) -> int:
     queue = [job for key, job in wanted.items() if key not in done and options.only in key]
     print(f"{len(queue)} to make, {len(done)} made before; {import_sources([j.entry for j in queue])}")
     children, failed = Children(), 0
-    # Appending gzip members keeps what is there; readers see one stream.
-    with gzip.open(path, "at", compresslevel=9) as file:
+    # A gzip member a line: what is there is kept whenever the run ends, and readers see one stream.
+    with open(path, "ab") as file:
         while queue or len(children):
             if time.monotonic() - started > options.total_seconds:
                 queue.clear()
@@ -130,7 +140,9 @@ def _main(options: argparse.Namespace) -> int:
                     failed += 1
                     print(f"{ended.tag}: {ended.error}", flush=True)
                 else:
-                    file.write(json.dumps(ended.answer, separators=(",", ":")) + "\n")
+                    line = json.dumps(ended.answer, separators=(",", ":")) + "\n"
+                    file.write(gzip.compress(line.encode()))
+                    file.flush()
     print(f"{failed} failed")
     return 1 if failed else 0
 

@@ -1,4 +1,4 @@
-"""The three figures of the submission path, as ratios within one run; exits 1 when one is over its limit.
+"""The figures of the submission path, as ratios within one run, and of one estimate; exits 1 if one is over.
 
 Run it with `make bench`. Machines are noisy, so what is compared is taken in turns and judged by
 the median of the turns' ratios; the times beside each ratio are this machine's, for orientation.
@@ -19,24 +19,20 @@ from typing import Callable, Dict, List
 from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
+from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.structural.estimator import estimate
+from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table
 from slurm_gpumem.site.snapshot import parse_version
 
 START_LIMIT, HOOK_LIMIT, UP_LIMIT_S = 8.0, 1.05, 2.0
-START_ROUNDS, SUBMISSIONS, UP_ROUNDS = 15, 200, 3
+RESNET_LIMIT_MS, LONG_LIMIT_MS, LONG_LINES = 10.0, 60.0, 2000
+START_ROUNDS, SUBMISSIONS, UP_ROUNDS, ESTIMATES = 15, 200, 3, 20
 LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "job_submit.lua")
-SUMMARY = """\
-        Layer (type)               Output Shape         Param #
-================================================================
-            Conv2d-1         [-1, 64, 112, 112]           9,408
-       BatchNorm2d-2         [-1, 64, 112, 112]             128
-              ReLU-3         [-1, 64, 112, 112]               0
-            Linear-4                 [-1, 1000]         257,000
-================================================================
-Total params: 266,536
-"""
+SUMMARY = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 JOB = "#!/bin/bash\n#GPUMEM mem=12G\ntrue\n"
 
 
@@ -45,8 +41,36 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpumem-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        within = [_bring_up(folder), _cold_start(folder), _hook(folder)]
+        within = [*_estimates(), _bring_up(folder), _cold_start(folder), _hook(folder)]
     return 0 if all(within) else 1
+
+
+def _estimates() -> List[bool]:
+    """One estimate in process, in CPU time: ResNet-50, and its table repeated to a long one."""
+    text = (Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt").read_text()
+    lines = text.splitlines()
+    first, *rows, last = (number for number, line in enumerate(lines) if "[" in line)
+    inner = [lines[number] for number in rows]
+    repeated = (inner * (1 + LONG_LINES // len(inner)))[: LONG_LINES - len(lines) + len(inner)]
+    long = "\n".join([*lines[: first + 1], *repeated, *lines[last:]]) + "\n"
+    return [
+        _one_estimate("estimate of ResNet-50", text, RESNET_LIMIT_MS),
+        _one_estimate(f"estimate of a summary of {LONG_LINES:,} lines", long, LONG_LIMIT_MS),
+    ]
+
+
+def _one_estimate(what: str, text: str, limit: float) -> bool:
+    job, gpu = TrainingJob(batch_size=64), find_gpu("h200")
+    reading, estimating = [], []
+    for _ in range(ESTIMATES):
+        begun = time.process_time()
+        summary = read_summary(text)
+        read = time.process_time()
+        estimate(summary, job, gpu)
+        reading.append(read - begun)
+        estimating.append(time.process_time() - read)
+    note = f"best of {ESTIMATES}; reading it {min(reading) * 1000:.1f} ms more"
+    return _report(what, min(estimating) * 1000, limit, "ms", note)
 
 
 def _bring_up(folder: Path) -> bool:
@@ -56,7 +80,9 @@ def _bring_up(folder: Path) -> bool:
         state = folder / f"up{round_}"
         times.append(_seconds(lambda state=state: _devcluster("up", state)))  # type: ignore[misc]
         _devcluster("down", state)
-    return _report("gpumem devcluster up", min(times), UP_LIMIT_S, "s", f"best of {UP_ROUNDS}")
+    return _report(
+        "gpumem devcluster up", statistics.median(times), UP_LIMIT_S, "s", f"median of {UP_ROUNDS}"
+    )
 
 
 def _devcluster(verb: str, state: Path) -> None:
@@ -69,10 +95,9 @@ def _cold_start(folder: Path) -> bool:
     cluster = up(ClusterSpec(state=folder / "start"))
     try:
         env = {**_environment(folder), **cluster.env}
-        (folder / "summary.txt").write_text(SUMMARY)
         (folder / "job.sh").write_text("#!/bin/bash\ntrue\n")
         command = str(Path(sys.executable).with_name("gpusbatch"))
-        dry_run = [command, "job.sh", "--model", "summary.txt", "--batch-size", "128", "--dry-run"]
+        dry_run = [command, "job.sh", "--model", str(SUMMARY), "--batch-size", "128", "--dry-run"]
         bare, whole = _in_turns(
             START_ROUNDS,
             lambda: _call([sys.executable, "-c", "pass"], folder, env),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_gpumem.cli.demo import DemoJob, gpu_rows
 from slurm_gpumem.cli.gpu_picture import GpuRow, Segment, draw
+from slurm_gpumem.devcluster.spec import default_nodes
+from slurm_gpumem.slurm.placement import Placement
 
 ROWS = [
     GpuRow(
@@ -63,3 +68,10 @@ def test_whatever_is_on_a_gpu_the_line_keeps_its_width(units: list[int], capacit
     first, second = draw([row, empty], width=width)
     assert first.index("▕") == second.index("▕")
     assert first.index("▏") == second.index("▏")
+
+
+def test_jobs_stand_in_the_order_of_their_submission_and_one_that_ended_is_not_drawn() -> None:
+    jobs = [DemoJob(str(number), "x", Path("x.sh")) for number in (1, 2, 3)]
+    where = {"3": [Placement("n1", 1, "shard", 5)], "2": [Placement("n1", 1, "shard", 7)]}
+    rows = gpu_rows(default_nodes(1), jobs, where)
+    assert [[segment.job for segment in row.segments] for row in rows[:2]] == [[], ["2", "3"]]

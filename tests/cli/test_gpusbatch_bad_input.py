@@ -49,6 +49,13 @@ def test_a_folder_for_a_summary_is_refused(bare_desk: Any) -> None:
     refused(bare_desk.call("job.sh", "--model", ".", "--batch-size", "8"), "is a directory")
 
 
+def test_a_slip_in_an_option_of_ours_is_pointed_out(bare_desk: Any) -> None:
+    done = bare_desk.call("job.sh", "--modle", "summary.txt", "--dry-run")
+    assert "--modle is no option; it goes to job.sh as an argument. Did you mean --model?" in done.stderr
+    for args in (["--", "--modle", "x"], ["--epochs", "3"]):
+        assert bare_desk.call("--dry-run", "job.sh", *args).stderr == ""
+
+
 @pytest.mark.parametrize(
     ("size", "message"), [("0", "at least 1, not 0"), ("-4", "at least 1, not -4"), ("x", "whole number")]
 )
@@ -114,6 +121,18 @@ def test_directives_that_ask_for_nothing_are_a_warning(desk: Any) -> None:
     assert desk.gres(done.stdout.strip()) == ""
 
 
+def test_a_batch_beyond_all_memory_is_told_without_a_traceback(desk: Any) -> None:
+    done = desk.call("job.sh", "--model", "summary.txt", "--batch-size", "99999999999999")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "does not fit the largest GPU of partition gpu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_warning_is_told_before_the_error_it_may_explain(bare_desk: Any) -> None:
+    done = bare_desk.call("job.sh", "--model", "summary.txt", env={"GPUMEM_BATCHSIZE": "8"})
+    refused(done, "warning: .*GPUMEM_BATCHSIZE is not known(.|\n)*no batch size")
+
+
 def test_options_about_a_model_that_is_missing_are_refused(bare_desk: Any) -> None:
     refused(bare_desk.call("job.sh", "--batch-size", "8"), "--batch-size .* there is none", "Add --model")
     refused(bare_desk.call("job.sh", "--explain"), "--explain has nothing to show")
@@ -169,7 +188,7 @@ def test_help_tells_our_options_and_points_to_sbatchs(bare_desk: Any) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error(bare_desk: Any) -> None:
-    from conftest import GPUSBATCH
+    from tests.cli.conftest import GPUSBATCH
 
     done = bare_desk.call("-c", f"'{GPUSBATCH}' --help | true; exit ${{PIPESTATUS[0]}}", command="bash")
     assert "Traceback" not in done.stderr

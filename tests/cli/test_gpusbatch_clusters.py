@@ -130,7 +130,15 @@ def test_a_partition_slurm_does_not_know_is_sbatchs_to_refuse(desk: Any) -> None
     done = desk.call("-p", "nowhere", "job.sh", "--gpu-mem", "4G")
     plain = desk.call("-p", "nowhere", "job.sh", command="sbatch")
     assert done.returncode == plain.returncode
-    assert plain.stderr.strip() in done.stderr
+    assert done.stderr == (
+        f"gpumem: GPU options left as they are: Slurm knows no partition nowhere\n{plain.stderr}"
+    )
+
+
+def test_a_gpu_type_the_partition_does_not_have_is_sbatchs_to_refuse(desk: Any) -> None:
+    done = desk.call("--gres=gpu:v100:1", "job.sh", "--gpu-mem", "4G", "--dry-run")
+    assert done.stderr == "gpumem: GPU options left as they are: partition gpu has no GPU of type v100\n"
+    assert done.stdout.startswith("sbatch --gres=gpu:v100:1 ")
 
 
 def test_a_job_that_takes_more_than_the_gpu_has_fails_as_pytorch_does(desk: Any) -> None:

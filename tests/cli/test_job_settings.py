@@ -71,6 +71,11 @@ def test_an_unknown_name_comes_with_the_nearest(key: str, value: str, near: str)
         settings(options={key: value}).training_job(8, 1)
 
 
+def test_names_may_be_written_as_pytorch_writes_them() -> None:
+    job = settings(options={"optimizer": "AdamW", "precision": "AMP_bf16"}).training_job(8, 1)
+    assert (job.optimizer, job.precision) == ("adamw", "amp-bf16")
+
+
 def test_memory_by_hand_replaces_an_earlier_model_and_a_later_model_replaces_it() -> None:
     by_hand = settings(directives={"model": "m.txt"}, options={"mem": "12G"})
     assert (by_hand.model, by_hand.mem_mib) == (None, 12 * 1024)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Iterator, Optional
 
 import pytest
-from slurm_jobs import wait_until
 
 import slurm_gpumem
 from slurm_gpumem.devcluster import processes, record
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
+from tests.devcluster.slurm_jobs import wait_until
 
 pytestmark = pytest.mark.slurm
 ROOT = os.environ.get("GPUMEM_TEST_SLURM_ROOT") or None

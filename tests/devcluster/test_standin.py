@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_jobs import jobs_on_gpus, submit_shared, wait_until
 
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.ledger import Gpu
 from slurm_gpumem.devcluster.spec import default_nodes
+from tests.devcluster.slurm_jobs import jobs_on_gpus, submit_shared, wait_until
 
 slurm = pytest.mark.slurm
 

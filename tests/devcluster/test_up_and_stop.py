@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_jobs import jobs_on_gpus, submit, submit_shared, wait_until
 
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import processes, record
@@ -17,6 +16,7 @@ from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.errors import DevClusterError
+from tests.devcluster.slurm_jobs import jobs_on_gpus, submit, submit_shared, wait_until
 
 pytestmark = pytest.mark.slurm
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as other users")

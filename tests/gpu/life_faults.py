@@ -50,6 +50,7 @@ def neighbours(
     }
     if after:
         answer["next_job"] = _next_job(m, name)
+    answer["mps_log"] = m.mps_logs()
     stop.touch()
     answer["victims_ended"] = m.ended(victims, 20)
     if not answer["victims_ended"]:
@@ -82,6 +83,7 @@ def neighbours(
             "exit_code": m.record(victim).get("exit_code"),
             "signal": m.record(victim).get("signal"),
         }
+    answer["pids"] = {job: m.result(job).get("pid") for job in (culprit, *victims)}
     answer["mps_left_behind"] = not until(lambda: not m.mps_pids(), 8)
     answer["ok"] = ready and culprit_gone
     return answer

@@ -272,6 +272,16 @@ class Machine:
     def mps_pids(self) -> List[int]:
         return [pid for pid in pids_with("nvidia-cuda-mps") if str(self.state).encode() in _environ(pid)]
 
+    def mps_logs(self) -> Dict[str, str]:
+        """The end of what each MPS daemon and server wrote so far."""
+        found = {}
+        for path in self.run_dir.glob("mps/*/*/log/*.log"):
+            try:
+                found[f"{path.parts[-3]}-{path.name}"] = path.read_text(errors="replace")[-4000:]
+            except OSError as error:
+                found[f"{path.parts[-3]}-{path.name}"] = str(error)
+        return found
+
     def collect(self) -> None:
         """Logs and records, for whoever has to find out what went wrong."""
         logs = self.out / "logs"
@@ -320,6 +330,35 @@ def cpu_s(pid: int) -> float:
     """Processor seconds it has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def nvml_costs() -> Dict[str, float]:
+    """Processor milliseconds of each NVML call that the sampler makes, on the first GPU."""
+    from slurm_gpumem.node.nvml import Nvml, NvmlError
+
+    costs: Dict[str, float] = {}
+    try:
+        nvml = Nvml()
+        uuid = nvml.devices()[0][1]
+        sample = nvml.gpm_sample(uuid)
+        calls = {
+            **{
+                name: lambda name=name: getattr(nvml, name)(uuid)
+                for name in ("processes", "mps_processes", "memory_mib", "utilization", "power_w", "energy_j")
+            },
+            "gpm_sample": lambda: nvml.gpm_sample(uuid, sample),
+            "gpm_metrics": lambda: sample and nvml.gpm_metrics(sample, sample),
+            "xids": nvml.xids,
+            "accounting_peaks": lambda: nvml.accounting_peaks(uuid),
+        }
+        for name, call in calls.items():
+            began = time.process_time()
+            for _ in range(50):
+                call()
+            costs[name] = round((time.process_time() - began) * 20, 3)
+    except (OSError, NvmlError) as error:
+        print(f"NVML's costs: {error}", flush=True)
+    return costs
 
 
 def rss_mib(pid: int) -> float:

@@ -120,6 +120,7 @@ def _overhead(part: Dict[str, Any]) -> List[str]:
         f"{_n(part['sampler_rss_mib'], 1)} MiB.",
         f"Blocks with: {[round(x, 3) for x in part['block_means_ms_with']]}, "
         f"without: {[round(x, 3) for x in part['block_means_ms_without']]} ms.",
+        *([f"NVML, processor ms per call: {part['nvml_ms']}."] if part.get("nvml_ms") else []),
     ]
 
 

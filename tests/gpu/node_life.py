@@ -32,7 +32,7 @@ from typing import Any, Callable, Dict, List, Optional
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from life_faults import neighbours
-from life_machine import REPOSITORY, LifeError, Machine, cpu_s, rss_mib, run, said, until
+from life_machine import REPOSITORY, LifeError, Machine, cpu_s, nvml_costs, rss_mib, run, said, until
 from life_report import report
 
 sys.path.insert(0, str(REPOSITORY))
@@ -327,8 +327,8 @@ class Life:
             time.sleep(3.5 * self.pace)
             blocks.append((running, start + 0.3, time.time()))
         os.kill(pid, signal.SIGCONT)
-        cpu = cpu_s(pid) - cpu_before
-        rss = rss_mib(pid)
+        cpu, rss = cpu_s(pid) - cpu_before, rss_mib(pid)
+        costs = {} if m.ledger else nvml_costs()
         stop.touch()
         m.ended(["overhead"], 30)
         steps = m.steps("overhead")
@@ -355,6 +355,7 @@ class Life:
             "steps": [len(times[True]), len(times[False])],
             "sampler_cpu_share": cpu / ((time.monotonic() - began) / 2),
             "sampler_rss_mib": rss,
+            "nvml_ms": costs,
             "source": m.live().get("source"),
             "record": m.record("overhead"),
             "ok": on / off - 1 <= 0.005,

@@ -3,7 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from played import INTERPRETERS, Player
+
+from tests.lua.played import INTERPRETERS, Player
 
 
 @pytest.fixture(params=INTERPRETERS)

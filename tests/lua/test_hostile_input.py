@@ -6,7 +6,8 @@ import random
 from typing import Any, Dict
 
 import pytest
-from played import Player
+
+from tests.lua.played import Player
 
 LIMIT_MS = 5.0
 TYPICAL_MS = 1.0

@@ -3,7 +3,8 @@ from __future__ import annotations
 from typing import Any, Dict
 
 import pytest
-from played import SITE, Player
+
+from tests.lua.played import SITE, Player
 
 HEAD = "#!/bin/bash\n#GPUMEM mem=12G\n"
 RECORD = "gpumem/1:est=12045,req=13312,by=structural,shards=13"
@@ -129,7 +130,7 @@ def test_a_site_table_that_cannot_be_used_is_refused_when_loaded(
 ) -> None:
     import shutil
 
-    from played import LUA_FOLDER, to_lua
+    from tests.lua.played import LUA_FOLDER, to_lua
 
     for name in ("gpumem.lua", "gpumem_read.lua"):
         shutil.copy(LUA_FOLDER / name, tmp_path)
@@ -141,7 +142,7 @@ def test_a_site_table_that_cannot_be_used_is_refused_when_loaded(
 def test_a_site_table_can_call_nothing(play: Player, tmp_path: Any) -> None:
     import shutil
 
-    from played import LUA_FOLDER
+    from tests.lua.played import LUA_FOLDER
 
     for name in ("gpumem.lua", "gpumem_read.lua"):
         shutil.copy(LUA_FOLDER / name, tmp_path)

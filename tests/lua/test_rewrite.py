@@ -4,7 +4,8 @@ import copy
 from typing import Any
 
 import pytest
-from played import A100, A100_80, LUA_FOLDER, SITE, Player
+
+from tests.lua.played import A100, A100_80, LUA_FOLDER, SITE, Player
 
 ASKS = "#!/bin/bash\n#SBATCH --gres=gpu:1\n#GPUMEM mem=12G\npython train.py\n"
 RECORD = "gpumem/1:est=12045,req=13312,by=structural,gpu=a100,shards=13"

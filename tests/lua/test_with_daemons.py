@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 import pytest
-from played import LUA_FOLDER
 
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.jobs import wait_for_job
@@ -20,6 +19,7 @@ from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SLASH_SEPARATOR, SitePlan
 from slurm_gpumem.site.render import lua_table
 from slurm_gpumem.site.snapshot import parse_version
+from tests.lua.played import LUA_FOLDER
 
 pytestmark = pytest.mark.slurm
 

@@ -12,6 +12,7 @@ from typing import Dict, Optional
 import pytest
 
 from slurm_gpumem.memory import registry
+from slurm_gpumem.sizes import format_at_least
 
 CNN = Path(__file__).parent / "data" / "small_cnn.txt"
 _GPUMEM = [sys.executable, "-c", "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"]
@@ -21,7 +22,7 @@ def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.Comp
     # No configuration of the machine that runs the tests.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUMEM_")}
     environment.update(
-        {"PYTHONIOENCODING": "utf-8", "GPUMEM_SITE_CONFIG": "/nonexistent", "HOME": "/nonexistent"}
+        {"PYTHONIOENCODING": "utf-8", "GPUMEM_SITE_CONFIG": "/dev/null/nothing", "HOME": "/dev/null/nothing"}
     )
     environment.update(env or {})
     return subprocess.run([*_GPUMEM, *args], capture_output=True, text=True, env=environment, check=False)
@@ -30,8 +31,14 @@ def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.Comp
 def test_the_answer_is_one_line() -> None:
     done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--estimator", "deepspeed")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "peak 0 MiB, request 0 MiB = 0 shards\n"
+    assert done.stdout == "small_cnn, batch 8, Adam, fp32, h200 → peak 0 MiB, request 0 MiB = 0 shards\n"
     assert done.stderr == ""
+
+
+def test_a_request_reads_as_what_is_enough() -> None:
+    assert [format_at_least(mib) for mib in (500, 1024, 16384, 16385)] == [
+        "500 MiB", "1.0 GiB", "16.0 GiB", "16.1 GiB",
+    ]  # fmt: skip
 
 
 def test_json_has_the_contract_and_says_the_whole_job() -> None:

@@ -55,8 +55,8 @@ def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
     name: str, columns: str, optimizer: str
 ) -> None:
     torch = pytest.importorskip("torch")
-    from meta_trace import peak_of_training
-    from structural_models import MODELS
+    from tests.memory.meta_trace import peak_of_training
+    from tests.memory.structural_models import MODELS
 
     build, shape = MODELS[name]
     traced = peak_of_training(build, lambda: torch.empty(shape), optimizer)

@@ -18,6 +18,8 @@ TEXT = ModelSummary("torchinfo", (Layer("Embedding", outputs=((4, 16, 8),), para
     ("fields", "message"),
     [
         ({"batch_size": 0}, "batch size must be at least 1, not 0"),
+        ({"batch_size": "8"}, "batch size must be a whole number, not '8'"),
+        ({"batch_size": 4.5}, "batch size must be a whole number, not 4.5"),
         ({"batch_size": -4}, "batch size must be at least 1"),
         ({"batch_size": 1, "gpus": 0}, "number of GPUs"),
         ({"batch_size": 1, "grad_accumulation": 0}, "gradient accumulation"),

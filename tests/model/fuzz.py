@@ -11,16 +11,12 @@ import random
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Tuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from saved_summaries import saved_summaries
 
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.model.detect import parse
 from slurm_gpumem.model.types import ModelSummary
+from tests.model.saved_summaries import saved_summaries
 
 SLOWEST_S = 5.0
 _JUNK = (

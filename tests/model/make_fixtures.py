@@ -204,7 +204,7 @@ def _run_tool(tool: Tuple[str, str], out: Path) -> None:
 
 
 def _torch_models() -> Dict[str, Any]:
-    from fixture_models import MODELS
+    from tests.model.fixture_models import MODELS
 
     return MODELS
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from saved_summaries import one, select
 
 from slurm_gpumem.model.detect import parse
+from tests.model.saved_summaries import one, select
 
 
 def fingerprint(stem: str) -> str:

@@ -8,9 +8,9 @@ import time
 from typing import Callable
 
 import pytest
-from saved_summaries import one
 
 from slurm_gpumem.model.detect import parse
+from tests.model.saved_summaries import one
 
 LIMIT_S = 0.020
 LINES = 2000

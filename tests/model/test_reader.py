@@ -15,6 +15,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_summary(tmp_path / "nowhere.txt")
 
 
+@pytest.mark.parametrize("source", ["", " ", "\n\n"])
+def test_an_empty_text_or_path_is_refused_as_such(source: str) -> None:
+    with pytest.raises(SummaryError, match="is empty, or its path is"):
+        read_summary(source)
+
+
 def test_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SummaryError, match="is a directory"):
         read_summary(tmp_path)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import fuzz
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved_summaries import saved_summaries
 
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.model.detect import parse
 from slurm_gpumem.model.types import UNKNOWN_KIND
+from tests.model import fuzz
+from tests.model.saved_summaries import saved_summaries
 
 STEMS = sorted(saved_summaries())
 WORDS = st.sampled_from(

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-from saved_summaries import one
 
 from slurm_gpumem.model.detect import parse
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import UNKNOWN_KIND, ModelSummary
+from tests.model.saved_summaries import one
 
 TORCHINFO = "torchinfo-1.8.0-depth20-resnet18"
 TORCHSUMMARY = "torchsummary-1.5.1-open-resnet18"

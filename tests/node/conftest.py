@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -132,10 +133,17 @@ def node(state_folder: Path) -> Iterator[Node]:
     folder.make()
     made = Node(state_folder, folder, config, hooks)
     yield made
-    for process in [*made.mps.daemons()]:
-        os.kill(process.process.pid, 9)
-    for pid in samplers_of(made):
-        os.kill(pid, 9)
+    for pid in [*(daemon.process.pid for daemon in made.mps.daemons()), *samplers_of(made)]:
+        kill(pid)
+
+
+def kill(pid: int) -> bool:
+    """KILL; False when it had just ended by itself."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def samplers_of(node: Node) -> List[int]:

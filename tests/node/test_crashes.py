@@ -43,8 +43,8 @@ def test_fifty_pairs_at_once_leave_nothing_behind(node: Node) -> None:
 def test_jobs_that_come_and_go_at_once_never_lose_a_daemon_they_need(node: Node) -> None:
     node.hook("prolog", node.env(100))
     (kept,) = node.mps.daemons()
-    for job_id in range(1, 9):
-        node.hook("prolog", node.env(job_id))
+    for hook in [_start(node, "prolog", job_id, gpu=0, uid=USER) for job_id in range(1, 9)]:
+        assert hook.wait(timeout=60) == 0
     hooks = [
         _start(node, "epilog" if job_id < 9 else "prolog", job_id, gpu=0, uid=USER) for job_id in range(1, 17)
     ]
@@ -56,7 +56,7 @@ def test_jobs_that_come_and_go_at_once_never_lose_a_daemon_they_need(node: Node)
 def test_hooks_killed_at_random_moments_are_made_good(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(5)
     for name in ("prolog", "epilog"):
-        hooks = [_start(node, name, job_id) for job_id in range(1, 21)]
+        hooks = [_start(node, name, job_id) for job_id in range(1, 13)]
         for hook in hooks:
             time.sleep(dice.random() * 0.1)  # the moment of death is the point
             os.killpg(hook.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -55,13 +56,14 @@ def test_a_file_that_is_no_json_reads_as_none(tmp_path: Path) -> None:
     assert read_json(tmp_path / "missing") is None
 
 
-def test_a_temporary_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lay", [os.symlink, os.link])
+def test_a_file_that_lies_in_wait_is_not_written_into(tmp_path: Path, lay: Callable[..., None]) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / f".a.{os.getpid()}.tmp").symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
-        write_atomic(tmp_path / "a", "new")
-    assert victim.read_text() == "precious"
+    lay(victim, tmp_path / f".record.{os.getpid()}.tmp")
+    write_atomic(tmp_path / "record", "text")
+    assert (victim.read_text(), (tmp_path / "record").read_text()) == ("precious", "text")
+    assert not (tmp_path / "record").is_symlink()
 
 
 @needs_root

@@ -127,6 +127,42 @@ def test_mps_clients_are_told_from_other_processes() -> None:
     assert set(found) == {GpuProcess(5, 100.0, True), GpuProcess(6, 7.0, False), GpuProcess(9, 40.0, True)}
 
 
+def test_clients_are_asked_for_when_a_process_is_new_and_now_and_then() -> None:
+    there = [(5, 100 * MIB)]
+
+    def clients(handle: Any, count: Any, infos: Any) -> int:
+        count._obj.value = 1
+        infos[0].pid, infos[0].used = 5, 100 * MIB
+        return 0
+
+    library = driver(processes=there, nvmlDeviceGetMPSComputeRunningProcesses_v3=clients)
+    source = NvmlSource(opened(library), [])
+    asked = "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+    for _ in range(10):
+        assert source.processes("GPU-aa") == (GpuProcess(5, 100.0, True),)
+    assert library.calls.count(asked) == 1
+    there.append((6, MIB))
+    assert source.processes("GPU-aa")[1] == GpuProcess(6, 1.0, False)
+    assert library.calls.count(asked) == 2
+    for _ in range(11):
+        source.processes("GPU-aa")
+    assert library.calls.count(asked) == 3
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0, 1e300])
+def test_a_counter_that_is_no_number_is_none(odd: float) -> None:
+    def metrics(pointer: Any) -> int:
+        pointer._obj.metrics[0].value = odd
+        return 0
+
+    library = driver(
+        nvmlGpmSampleAlloc=lambda *_: 0, nvmlGpmSampleGet=lambda *_: 0, nvmlGpmMetricsGet=metrics
+    )
+    source = GpmSource(NvmlSource(opened(library), []))
+    source.sample("GPU-aa")
+    assert source.sample("GPU-aa").sm_active is None
+
+
 def test_without_the_list_of_clients_nobody_is_called_unfenced() -> None:
     assert NvmlSource(opened(driver(processes=[(5, MIB)])), []).processes("GPU-aa") == (
         GpuProcess(5, 1.0, None),

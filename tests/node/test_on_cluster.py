@@ -8,10 +8,11 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
@@ -21,7 +22,7 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import standin_uuid
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
-from tests.node.conftest import MPS_STANDIN, REPOSITORY, needs_root, samplers_of, until
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of, until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 USERS = ("nobody", "daemon")
@@ -94,48 +95,65 @@ class Site:
         assert self.node_state() == "idle"
 
 
+@pytest.fixture(scope="module")
+def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
+    """One cluster for all tests here: starting one costs more than most of them."""
+    root = Path(tempfile.mkdtemp(prefix="gpumem-"))
+    root.chmod(0o755)
+    for name in ("bin", "out"):
+        (root / name).mkdir()
+    (root / "out").chmod(0o1777)
+    shutil.copy(MPS_STANDIN, root / "bin")
+    hooks = root / "hooks"
+    shutil.copytree(REPOSITORY / "prolog", hooks)
+    (hooks / "hooks.conf").write_text(
+        f"python={sys.executable}\nsite_config={root}/gpumem.toml\nrun_dir={root}/run\n"
+    )
+    RunFolder(root / "run").make()
+    cluster = make_module_cluster(
+        nodes=(NodeSpec("n1"),),
+        extra_conf=(
+            "PrologFlags=Alloc",
+            f"Prolog={hooks}/prolog.sh",
+            f"Epilog={hooks}/epilog.sh",
+            f"TaskProlog={hooks}/task_prolog.sh",
+            f"TaskEpilog={hooks}/task_epilog.sh",
+        ),
+    )
+    yield Site(cluster, root)
+    cluster.stop()
+    shutil.rmtree(root)
+
+
 @pytest.fixture
-def make_site(make_cluster: Callable[..., Cluster], state_folder: Path) -> Callable[..., Site]:
+def make_site(site: Site) -> Iterator[Callable[..., Site]]:
+    """The cluster with the test's own settings, and no sampler of an earlier test that has others."""
+
     def make(**settings: object) -> Site:
-        for name in ("bin", "out"):
-            (state_folder / name).mkdir()
-        (state_folder / "out").chmod(0o1777)
-        shutil.copy(MPS_STANDIN, state_folder / "bin")
-        hooks = state_folder / "hooks"
-        shutil.copytree(REPOSITORY / "prolog", hooks)
-        (hooks / "hooks.conf").write_text(
-            f"python={sys.executable}\nsite_config={state_folder}/gpumem.toml\nrun_dir={state_folder}/run\n"
-        )
-        cluster = make_cluster(
-            nodes=(NodeSpec("n1"),),
-            extra_conf=(
-                "PrologFlags=Alloc",
-                f"Prolog={hooks}/prolog.sh",
-                f"Epilog={hooks}/epilog.sh",
-                f"TaskProlog={hooks}/task_prolog.sh",
-                f"TaskEpilog={hooks}/task_epilog.sh",
-            ),
-        )
         values = {
-            "ledger": str(cluster.layout.ledger),
-            "spool": str(state_folder / "records"),
+            "ledger": str(site.cluster.layout.ledger),
+            "spool": str(site.root / "records"),
             "interval_s": 0.2,
-            "mps_control": str(state_folder / "bin" / MPS_STANDIN.name),
+            "mps_control": str(site.root / "bin" / MPS_STANDIN.name),
             "slurm_every_s": 1,
             "idle_exit_s": 3,
             "grace_s": 0.1,
             **settings,
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-        (state_folder / "gpumem.toml").write_text("\n".join(["[node]", *lines, ""]))
-        RunFolder(state_folder / "run").make()
-        return Site(cluster, state_folder)
+        (site.root / "gpumem.toml").write_text("\n".join(["[node]", *lines, ""]))
+        return site
 
-    return make
+    yield make
+    site.cluster.run(["scancel", "-p", "gpu"], check=True)
+    until(lambda: not site.queue(), 40)
+    for sampler in site.samplers():
+        os.kill(sampler, signal.SIGTERM)
+    until(lambda: not site.samplers(), 20)
 
 
 def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callable[..., Site]) -> None:
-    site = make_site()
+    site = make_site(idle_exit_s=1)
     work = "env | grep ^CUDA; gpumem-standin --peak {} --steps 4 --seconds 3"
     ids = [site.submit(work.format(1000 * number), user=USERS[number % 2]) for number in range(1, 5)]
     until(lambda: all(site.live(job).get("processes") for job in ids), 30)
@@ -144,7 +162,7 @@ def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callab
     uuid = standin_uuid("n1", 0)
     for number, job in enumerate(ids, start=1):
         assert f"CUDA_VISIBLE_DEVICES={uuid}" in site.out(job)
-        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M" in site.out(job)
+        assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={uuid}=8192M" in site.out(job)
         record = site.record(job)
         assert (record["peak_mib"], record["exit_code"]) == (1000.0 * number, 0)
         assert (record["shards"], record["shards_verified"], record["mode"]) == (8, True, "mps")
@@ -160,13 +178,14 @@ def test_a_job_on_the_fourth_gpu_is_pointed_at_the_fourth_gpu(make_site: Callabl
     job = site.submit("env | grep ^CUDA; gpumem-standin --peak 3000 --seconds 1")
     until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()), 30)
     site.cluster.run(["scancel", *map(str, blockers)], check=True)
-    assert f"CUDA_VISIBLE_DEVICES={standin_uuid('n1', 3)}" in site.out(job)
-    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M" in site.out(job)
-    assert site.record(job)["gpus"] == [standin_uuid("n1", 3)]
+    uuid = standin_uuid("n1", 3)
+    assert f"CUDA_VISIBLE_DEVICES={uuid}" in site.out(job)
+    assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={uuid}=8192M" in site.out(job)
+    assert site.record(job)["gpus"] == [uuid]
 
 
 def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable[..., Site]) -> None:
-    site = make_site(on_overrun="cancel")
+    site = make_site(on_overrun="cancel", idle_exit_s=15)
     job = site.submit(
         "gpumem-standin --peak 9000 --seconds 60", shards=2, comment="gpumem/1:est=1,req=38000,shards=38"
     )
@@ -176,6 +195,16 @@ def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable
     assert "its comment claims 38 shards, Slurm gave 2" in record["notes"]
     assert any("2048 MiB are its shards" in note for note in record["notes"])
     site.assert_clean()
+    # An Epilog is told "0:0" of a cancelled job by some Slurms; the sampler asks Slurm how it ended.
+    until(lambda: site.record(job)["state"] == "CANCELLED", 30)
+
+
+def test_the_record_says_how_slurm_saw_the_end(make_site: Callable[..., Site]) -> None:
+    site = make_site(idle_exit_s=15)
+    good, bad = site.submit("true"), site.submit("exit 3")
+    until(lambda: not site.queue(), 40)
+    until(lambda: site.record(good)["state"] == "COMPLETED" and site.record(bad)["state"] == "FAILED", 30)
+    assert (site.record(good)["exit_code"], site.record(bad)["exit_code"]) == (0, 3)
 
 
 def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable[..., Site]) -> None:
@@ -192,9 +221,7 @@ def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable
     killed = 0
     while site.queue():
         victim = _victim(site, dice)
-        if victim is not None:
-            os.kill(victim, signal.SIGKILL)
-            killed += 1
+        killed += victim is not None and kill(victim)
         time.sleep(dice.random() * 0.2)  # the moment of death is the point
     assert killed > 5
     assert site.node_state() == "idle"

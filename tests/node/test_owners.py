@@ -30,6 +30,8 @@ def test_the_job_stands_in_the_cgroups_path(text: str) -> None:
     [
         "",
         "0::/user.slice/user-1000.slice/job_42\n",
+        "0::/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_42/step_0\n",
+        "0::/user@1000.service/slurm/uid_7/job_42/step_0\n",
         "0::/init.scope",
         "0::/system.slice/slurmd.service\n",
         SLUID,
@@ -38,6 +40,11 @@ def test_the_job_stands_in_the_cgroups_path(text: str) -> None:
 )
 def test_other_cgroups_are_no_jobs(text: str) -> None:
     assert job_in_cgroup(text, {}) is None
+
+
+def test_a_cgroup_that_a_job_makes_below_its_own_changes_nothing() -> None:
+    assert job_in_cgroup("0::/system.slice/slurmstepd.scope/job_42/step_0/user/job_7\n", {}) == 42
+    assert job_in_cgroup("0::/system.slice/slurmstepd.scope/sAAAA/step_0/user/job_7\n", {"sAAAA": 42}) == 42
 
 
 @given(st.text(max_size=300))
@@ -66,6 +73,11 @@ def _child(pid: int) -> int:
 def test_without_cgroups_the_ancestors_tell(family: tuple[int, int]) -> None:
     assert Owners().job_of(family[0], {}, {}) == 77
     assert Owners().job_of(family[1], {}, {}) == 77
+
+
+def test_a_root_process_by_that_name_gives_nobody_anothers_job(family: tuple[int, int]) -> None:
+    assert Owners().job_of(family[0], {}, {77: os.getuid() + 1}) is None
+    assert Owners().job_of(family[0], {}, {77: os.getuid()}) == 77
 
 
 @needs_root

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, List, Optional
 
 import pytest
 
@@ -14,6 +15,7 @@ from slurm_gpumem.node.metrics import GpuSample
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.slurm_truth import SlurmJob, parse_jobs
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
+from tests.node.conftest import REPOSITORY
 
 JOB = NodeJob(
     7, 65534, "nobody", ("GPU-aa",), "mps", 100.0, claim={"est": "7000", "req": "8192", "shards": "x"}
@@ -49,7 +51,11 @@ def test_the_exit_code_is_slurms(status: str, code: object, signal: object) -> N
         ({"peak_mib": 3000.0, "limit_mib": 8192}, []),
         ({"peak_mib": None, "limit_mib": 8192}, []),
         ({"events": [{"kind": "mps-fault", "with": [8]}]}, ["neighbour-fault"]),
-        ({"events": [{"kind": "xid", "xid": 31, "with": []}]}, ["gpu-fault"]),
+        ({"events": [{"kind": "xid", "xid": 31, "with": [8]}]}, ["neighbour-fault"]),
+        ({"events": [{"kind": "xid", "xid": 31, "with": []}]}, ["own-fault"]),
+        ({"events": [{"kind": "mps-fault", "with": []}]}, ["own-fault"]),
+        ({"events": [{"kind": "xid", "xid": 79, "with": [8]}]}, ["gpu-fault"]),
+        ({"events": [{"kind": "xid", "xid": 94, "with": []}]}, ["gpu-fault"]),
         (
             {"peak_mib": 8190.0, "limit_mib": 8192, "events": [{"kind": "mps-fault", "with": [8]}]},
             ["near-limit", "neighbour-fault"],
@@ -61,6 +67,50 @@ def test_hints_tell_a_neighbours_fault_from_too_little_memory(
 ) -> None:
     assert closed("1:0", **usage)["hints"] == hints
     assert closed("0:0", **usage)["hints"] == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "hints"),
+    [
+        ([8], [9], ["own-fault"]),
+        ([8], [8, 9], ["neighbour-fault", "repeated-fault"]),
+        ([8], [], ["own-fault"]),
+        (None, [8], ["neighbour-fault"]),
+    ],
+)
+def test_a_job_that_faults_again_in_other_company_did_it_itself(
+    tmp_path: Path, before: Optional[List[int]], now: List[int], hints: List[str]
+) -> None:
+    events = [] if before is None else [{"kind": "xid", "xid": 31, "with": before}]
+    records.write_record(tmp_path, closed("1:0", events=events))
+    again = {**closed("1:0", events=[]), "restarts": 1, "node": "n2"}
+    records.write_record(tmp_path, again)
+    event = {"kind": "mps-fault", "gpu": "GPU-aa", "at": 159.0, "with": now}
+    records.amend_record(tmp_path, 7, 1, "n2", event)
+    assert json.loads((tmp_path / "7.1.n2.json").read_text())["hints"] == hints
+
+
+def test_the_kernels_pid_is_no_evidence_against_the_process_it_names() -> None:
+    """The recorded fault: the line of the driver names the victim, so nothing may be built on it."""
+    run = json.loads((REPOSITORY / "docs" / "admin" / "node-life.json").read_text())["parts"]
+    line = next(line for line in run["afterwards"]["kernel"] if " Xid " in line)
+    match = re.search(r"NVRM: Xid \(PCI:[0-9a-f:.]+\): 31, pid=([0-9]+), name=", line)
+    assert match is not None
+    pids = run["illegal access"]["pids"]
+    assert (int(match[1]), pids["illegal-culprit"]) == (pids["illegal-same"], 3388)
+    for event in run["illegal access"]["victims"]["illegal-same"]["record_events"]:
+        assert closed("1:0", events=[event])["hints"] == ["neighbour-fault"]
+
+
+def test_a_state_is_only_put_into_a_record_that_is_closed(tmp_path: Path) -> None:
+    records.write_record(tmp_path, {**closed(), "end": None})
+    records.amend_state(tmp_path, 7, 0, "n1", "CANCELLED")
+    assert next(records.read_records(tmp_path, 7))["state"] is None
+    records.write_record(tmp_path, closed())
+    records.amend_state(tmp_path, 7, 0, "n1", "CANCELLED")
+    assert next(records.read_records(tmp_path, 7))["state"] == "CANCELLED"
+    records.amend_state(tmp_path, 99, 0, "n1", "CANCELLED")
+    assert list(records.read_records(tmp_path, 99)) == []
 
 
 def test_records_are_found_by_job_and_strange_files_passed_over(tmp_path: Path) -> None:
@@ -111,18 +161,36 @@ def test_a_job_that_ends_long_after_a_fault_has_nothing_to_do_with_it() -> None:
 @pytest.mark.parametrize(
     ("line", "shards"),
     [
-        ("5 1000 gres:shard:12", 12),
-        ("5 1000 gres/shard:12", 12),
-        ("5 1000 gres:shard:a100:12", 12),
-        ("5 1000 gres/gpu:a100:1", None),
-        ("5 1000 gres:mps:30", 30),
-        ("5 1000 gres:gpu:1,gres:shard:3", 3),
-        ("5 1000 N/A", None),
-        ("5 1000", None),
+        ("5 1000 RUNNING gres:shard:12", 12),
+        ("5 1000 RUNNING gres/shard:12", 12),
+        ("5 1000 RUNNING gres:shard:a100:12", 12),
+        ("5 1000 RUNNING gres/gpu:a100:1", None),
+        ("5 1000 RUNNING gres:mps:30", 30),
+        ("5 1000 RUNNING gres:gpu:1,gres:shard:3", 3),
+        ("5 1000 RUNNING N/A", None),
+        ("5 1000 RUNNING", None),
     ],
 )
 def test_slurms_count_of_shards_is_read_in_every_versions_spelling(line: str, shards: object) -> None:
-    assert parse_jobs(line + "\n") == {5: SlurmJob(5, 1000, shards)}  # type: ignore[arg-type]
+    assert parse_jobs(line + "\n") == {5: SlurmJob(5, 1000, shards, "RUNNING")}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("state", "here", "over"),
+    [
+        ("RUNNING", True, False),
+        ("COMPLETING", True, False),
+        ("CONFIGURING", True, False),
+        ("SUSPENDED", True, False),
+        ("PENDING", False, False),
+        ("REQUEUE_HOLD", False, False),
+        ("CANCELLED", False, True),
+        ("OUT_OF_MEMORY", False, True),
+    ],
+)
+def test_a_jobs_state_says_whether_it_is_here_or_over(state: str, here: bool, over: bool) -> None:
+    job = parse_jobs(f"5 1000 {state} gres:shard:1\n")[5]
+    assert (job.is_here, job.is_over) == (here, over)
 
 
 def test_other_lines_of_squeue_are_passed_over() -> None:
@@ -132,9 +200,9 @@ def test_other_lines_of_squeue_are_passed_over() -> None:
 def test_peaks_are_per_gpu_and_energy_is_split_evenly() -> None:
     usage = JobUsage(0)
     for mib, sharers in ((100.0, 1), (300.0, 2), (200.0, 2)):
-        usage.gpus.setdefault("GPU-aa", GpuUsage()).add(
-            mib, 1, GpuSample(sm_active=0.8, power_w=300.0), sharers, 1.0, 300.0
-        )
+        gpu_usage = usage.gpus.setdefault("GPU-aa", GpuUsage())
+        gpu_usage.add_memory(mib, 1, 1.0)
+        gpu_usage.add_activity(GpuSample(sm_active=0.8, power_w=300.0), 1.0, sharers=sharers, energy_j=300.0)
     table = usage.as_json()
     assert (table["peak_mib"], table["mean_mib"], table["energy_j"]) == (300.0, 200.0, 600.0)
     gpu = table["gpu"]["GPU-aa"]
@@ -145,7 +213,7 @@ def test_peaks_are_per_gpu_and_energy_is_split_evenly() -> None:
 
 def test_a_process_whose_memory_is_unknown_makes_no_peak() -> None:
     usage = JobUsage(0)
-    usage.gpus.setdefault("GPU-aa", GpuUsage()).add(None, 1, GpuSample(), 1, 1.0, None)
+    usage.gpus.setdefault("GPU-aa", GpuUsage()).add_memory(None, 1, 1.0)
     assert usage.as_json()["peak_mib"] is None
 
 

@@ -128,7 +128,7 @@ def test_a_task_is_pointed_at_mps_with_a_limit_from_its_shards(node: Node) -> No
     assert _exports(node, gpu="3", SLURM_SHARDS_ON_NODE="12") == {
         "CUDA_MPS_PIPE_DIRECTORY": str(node.folder.pipe(uuid, USER)),
         "CUDA_VISIBLE_DEVICES": uuid,
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=12288M",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"{uuid}=12288M",
     }
 
 
@@ -136,7 +136,7 @@ def test_a_task_is_pointed_at_mps_with_a_limit_from_its_shards(node: Node) -> No
 def test_tasks_of_one_step_share_the_limit(node: Node) -> None:
     node.with_config(headroom_mib=256).hook("prolog", node.env(7))
     exports = _exports(node, SLURM_SHARDS_ON_NODE="12", SLURM_GTIDS="0,1,2,3", SLURM_STEP_GPUS="0")
-    assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={(12 * 1024 + 256) // 4}M"
+    assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{node.gpus[0].uuid}={(12 * 1024 + 256) // 4}M"
 
 
 @needs_root
@@ -159,7 +159,7 @@ def test_a_task_with_several_gpus_gets_none_of_their_daemons(node: Node) -> None
 def test_gres_mps_takes_the_limit_from_the_record(node: Node) -> None:
     node.hook("prolog", node.env(7))
     exports = _exports(node, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30")
-    assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=8192M"
+    assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{node.gpus[0].uuid}=8192M"
 
 
 @needs_root

@@ -34,6 +34,7 @@ CONFIG = {
     "SelectTypeParameters": "CR_CORE_MEMORY",
     "AccountingStorageType": "accounting_storage/slurmdbd",
     "AccountingStorageTRES": "cpu,mem,node,billing,gres/gpu,gres/shard",
+    "AccountingStoreFlags": "job_env,job_comment",
     "JobSubmitPlugins": "lua",
     "Prolog": "/etc/slurm/prolog.sh",
     "PrologFlags": "Alloc",
@@ -100,6 +101,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         Severity.WARNING,
         "untyped-shares",
         "shard:TYPE:N",
+    ),
+    "comments not kept": (
+        config(AccountingStoreFlags="(null)"),
+        Severity.NOTE,
+        "comments-lost",
+        "AccountingStoreFlags=job_comment",
     ),
     "mixed partition on 22.05": (OLD(), Severity.WARNING, "mixed-jobs", "23.02.6"),
     "mixed jobs on 22.05": (
@@ -251,7 +258,23 @@ def test_what_is_critical_decides_and_comes_first() -> None:
 def test_no_line_holds_what_nagios_takes_for_figures() -> None:
     answer = Answer((Finding(Severity.WARNING, "c", "a|b\nc", "d|e", "f"),), "1")
     assert "|" not in answer.text()
-    assert len(answer.text().splitlines()) == 2
+    assert answer.text().splitlines() == [
+        "GPUMEM WARNING - Slurm 1: 1 warning - a/b c",
+        "warning c: a/b c; d/e",
+        "    mend: f",
+    ]
+
+
+def test_partitions_with_the_same_trouble_are_one_finding() -> None:
+    nodes = ({**NODE, "Partitions": "gpu,long"},)
+    jobs = (QueuedJob("long", "gres:gpu:1"), QueuedJob("long", "gres:shard:3"))
+    assert [f.what for f in examine(OLD(nodes=nodes)).findings if f.check == "mixed-jobs"] == [
+        "partition gpu, long takes whole-GPU and shared jobs"
+    ]
+    assert [f.what for f in examine(OLD(nodes=nodes, jobs=jobs)).findings if f.check == "mixed-jobs"] == [
+        "whole-GPU and shared jobs are queued in partition long",
+        "partition gpu takes whole-GPU and shared jobs",
+    ]
 
 
 def test_the_json_answer_is_complete() -> None:

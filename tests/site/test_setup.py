@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -110,6 +111,38 @@ def test_the_separator_follows_the_version() -> None:
 
 def test_a_cluster_that_is_right_already_needs_no_setting() -> None:
     assert wanted_settings(RIGHT, SitePlan((A100,))) == {}
+
+
+def test_a_cluster_has_shards_or_mps_never_both() -> None:
+    assert wanted_settings(RIGHT, SitePlan((A100,), gres="mps"))["GresTypes"] == "gpu,mps"
+    both = {**RIGHT, "GresTypes": "gpu,mps,shard"}
+    assert wanted_settings(both, SitePlan((A100,)))["GresTypes"] == "gpu,shard"
+    running = snapshot()
+    nodes = tuple({**node, "Gres": "gpu:a100:4,shard:a100:160"} for node in running.nodes)
+    wishes = Wishes(gpus=("n1=a100:4:40G",), gres="mps")
+    notes = propose(wishes, replace(running, nodes=nodes), memory_of).notes
+    assert "n2: has shard; a cluster has one of the two, so name these too" in notes
+
+
+def test_default_memory_of_every_partition_is_default_memory_enough() -> None:
+    running = {key: value for key, value in RIGHT.items() if key != "DefMemPerCPU"}
+    some = {"PartitionName": "gpu", "DefMemPerCPU": "4000"}
+    none = {"PartitionName": "cpu", "DefMemPerNode": "UNLIMITED"}
+    assert wanted_settings(running, SitePlan((A100,)), (some,)) == {}
+    assert wanted_settings(running, SitePlan((A100,)), (some, none)) == {"DefMemPerCPU": "8000"}
+
+
+def test_gpus_that_are_divided_stay_so_unless_a_reserve_is_asked_for() -> None:
+    running = snapshot()
+    nodes = tuple({**node, "Gres": "gpu:a100:4,shard:a100:160"} for node in running.nodes)
+
+    def gres_of(wishes: Wishes) -> str:
+        plan = propose(wishes, replace(running, nodes=nodes), memory_of).plan
+        return node_gres(plan, plan.groups[0])
+
+    assert gres_of(Wishes()) == "gpu:a100:4,shard:a100:160"
+    assert "--reserve 1G does" in propose(Wishes(), replace(running, nodes=nodes), memory_of).notes[0]
+    assert gres_of(Wishes(reserve_mib=2048)) == "gpu:a100:4,shard:a100:152"
 
 
 def test_settings_are_added_to_and_not_replaced() -> None:

@@ -27,6 +27,12 @@ def test_several_keys_may_share_a_line_and_values_may_be_quoted() -> None:
     assert said.warnings == ()
 
 
+def test_a_line_behind_the_first_command_is_pointed_out_once() -> None:
+    said = read("#!/bin/sh\n#GPUMEM model=a.txt\ntrue\n#GPUMEMO x\n#GPUMEM gpu=x\n#GPUMEM gpu=y\n")
+    assert [found.key for found in said.found] == ["model"]
+    assert said.warnings == ("job.sh, line 5: #GPUMEM stands behind the first command and is not read",)
+
+
 def test_lines_behind_the_first_command_do_not_count() -> None:
     assert read("#!/bin/sh\ntrue\n#GPUMEM mem=12G\n").found == ()
 

@@ -67,6 +67,7 @@ def test_a_job_with_at_most_one_gpu_can_share(
         (["--exclusive=user"], "--exclusive takes whole nodes"),
         (["-N", "2", "--gres=gpu:1"], "it runs on 2 nodes"),
         (["--nodes=2-4"], "it runs on 2 nodes"),
+        (["-n", "4", "--gres=gpu:1"], "its 4 tasks may run on several nodes (-N 1 would share)"),
         (["--tres-per-task=gres/gpu:1"], "--tres-per-task asks for its GPUs"),
     ],
 )
@@ -76,6 +77,7 @@ def test_a_job_that_needs_more_keeps_whole_gpus_and_says_why(argv: Sequence[str]
 
 def test_one_node_is_no_obstacle() -> None:
     assert wish("-N", "1", "--gres=gpu:1").keep_whole is None
+    assert wish("-N", "1", "-n", "4", "--gres=gpu:1").keep_whole is None
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,30 @@ def projections(node: Node) -> List[Node]:
     return leaves[:3] if len(leaves) >= 3 else []
 
 
+def is_packed(node: Node) -> bool:
+    """Whether this layer makes queries, keys and values side by side, three times as wide as its input."""
+    row = node.row
+    if node.children or not row.called or family_of(row.kind) != "linear" or not row.outputs:
+        return False
+    taken = input_shape(row)
+    return taken is not None and len(taken) > 2 and row.outputs[0][-1] == 3 * taken[-1]
+
+
+def ends_attention(walk: Walk, node: Node, packed: List[Tensor]) -> bool:
+    """Record attention before a projection that takes one third of what the packed ones made.
+
+    Returns whether nothing is left to attend to: another layer between them means that it was none.
+    """
+    row = node.row
+    if not node.children and (not row.called or family_of(row.kind) in _BETWEEN):
+        return False
+    taken = input_shape(row)
+    linear = not node.children and family_of(row.kind) == "linear"
+    if linear and taken is not None and 3 * taken[-1] == packed[-1].shape[-1]:
+        attend(walk, packed, taken, matrix=None, style=_Style(grouped=False, written_out=False))
+    return True
+
+
 def uses_weights_only(node: Node) -> bool:
     """Whether this is attention whose projections were never called: it uses their weights itself."""
     row = node.row
@@ -57,6 +81,10 @@ def uses_weights_only(node: Node) -> bool:
     if not node.children:
         return row.params > 0 and bool(row.outputs) and not row.hidden and row.leaf
     members = [child.row for child in node.children]
+    width = row.outputs[0][-1] if row.outputs else 0
+    if width > 0 and row.params >= 4 * width * width:
+        # All four projections are its own; what is called inside makes a position bias.
+        return True
     return not any(member.called for member in members) and any(member.params for member in members)
 
 
@@ -86,13 +114,14 @@ def around_uncalled(walk: Walk, node: Node, params: int, run: Run) -> None:
         run(walk, child)
 
 
-def functional(walk: Walk, node: Node) -> None:
+def functional(walk: Walk, node: Node, run: Run) -> None:
     """Attention with products and softmax of its own, as torchvision's over windows with a position bias."""
     row = node.row
     x = walk.take(walk.cur)
     shape = row.outputs[0] if row.outputs else x.shape
     width = max(1, shape[-1])
-    params = [child.row.params for child in node.children if child.row.params]
+    called = [child for child in node.children if child.row.called]
+    params = [child.row.params for child in node.children if child.row.params and not child.row.called]
     table = row.params
     if not params:
         params = [3 * width * (width + 1), width * (width + 1)]
@@ -109,9 +138,18 @@ def functional(walk: Walk, node: Node) -> None:
     dimensions = max(1, len(shape) - 2)
     tokens = ((distances ** (1 / dimensions) + 1) / 2) ** dimensions if table else shape[-2]
     walk.param(table, trainable=row.trainable)
-    scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
     out = walk.tape.new(shape, x.elements, walk.low)
-    _eager(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
+    if called:
+        # The bias is computed from distances: [.., 2w - 1, 2w - 1, 2].
+        distances_shape = next((child.row.inputs[0] for child in called if child.row.inputs), shape)
+        for child in called:
+            run(walk, child)
+            walk.take(walk.cur)
+        tokens = prod((size + 1) / 2 for size in distances_shape[1:-1])
+        _cosine(walk, fused, out, round(x.elements / _WINDOW_HEAD * tokens))
+    else:
+        scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
+        _eager(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
     joined = walk.tape.op((out,), walk.tape.new(shape, x.elements, walk.low))
     rest = sum(params[1:])
     copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
@@ -126,7 +164,9 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     sources = projections(node)
     made: List[Tensor] = []
     matrix = _matrix(node)
-    style = _Style(_grouped([child.row for child in sources]), computes_matrix(node.row.kind))
+    written_out = computes_matrix(node.row.kind)
+    drops = (written_out and node.row.kind == "T5Attention") or _drops_matrix(node)
+    style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops())
     done = False
     for child in node.children:
         row = child.row
@@ -139,6 +179,9 @@ def container(walk: Walk, node: Node, run: Run) -> None:
         elif not done and made and not child.children and family_of(row.kind) in _BETWEEN:
             if family_of(row.kind) in ("layer_norm", "rms_norm") and row.outputs:
                 made = _normalized(walk, row, made)
+        elif not done and made and not child.children and family_of(row.kind) == "embedding":
+            # A bias for each distance, added to the scores.
+            walk.param(row.params, trainable=row.trainable)
         elif not done and len(made) == len(sources) and (child.children or row.called):
             done = True
             attend(walk, made, input_shape(row), matrix=matrix, style=style)
@@ -171,6 +214,17 @@ def _matrix(node: Node) -> Optional[Shape]:
     return None
 
 
+def _drops_matrix(node: Node) -> bool:
+    """Whether a dropout over [.., queries, keys] has a row."""
+    for child in node.children:
+        row = child.row
+        if family_of(row.kind) == "dropout" and row.called and row.outputs:
+            shape = row.outputs[0]
+            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
+                return True
+    return False
+
+
 @dataclass(frozen=True)
 class _Style:
     """How a module computes its attention, besides what its rows show."""
@@ -179,6 +233,8 @@ class _Style:
     """Fewer heads for keys than for queries."""
     written_out: bool
     """The matrix is computed although no row shows it."""
+    drops: bool = False
+    """Dropout acts on the matrix, so that a mask and the result are kept besides it."""
 
 
 def attend(
@@ -197,18 +253,20 @@ def attend(
     if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
         made = _cached(walk, made)
     if matrix is not None:
-        _eager(walk, made, out, walk.count(matrix))
+        _eager(walk, made, out, walk.count(matrix), drops=style.drops)
     elif style.written_out:
         keys = made[1 if len(made) == 3 else 0].shape
         tokens = max(1, prod(keys[1:-1]))
-        _eager(walk, made, out, count // walk.head * tokens)
+        _eager(walk, made, out, count // walk.head * tokens, drops=style.drops)
     elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)
     else:
         # In half precision Hopper takes cuDNN's kernel, and the library with it.
         walk.uses_conv = walk.uses_conv or walk.low == 2
         statistics = 4 * max(1, count // walk.head)
-        back = tuple(tensor.bytes for tensor in made) if len(made) == 1 else ()
+        # The gradients of parts of a fused projection are joined to one.
+        fused = any(tensor.elements > count for tensor in made)
+        back = (3 * out.bytes,) if fused else ()
         walk.tape.op(made, out, saved=(*made, out), kept=(statistics,), back=(*back, statistics), matmul=True)
     walk.give(out)
 
@@ -255,14 +313,33 @@ def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
     _eager(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
 
 
-def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int) -> None:
+def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drops: bool = False) -> None:
     """Scores, softmax and the product with the values, each a tensor of its own."""
     scores = walk.tape.new((), matrix, walk.low)
     walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True)
     probabilities = walk.tape.new((), matrix, walk.wide)
     walk.tape.op((scores,), probabilities, saved=(probabilities,))
+    if drops:
+        dropped = walk.tape.new((), matrix, walk.wide)
+        probabilities = walk.tape.op((probabilities,), dropped, kept=(matrix,))
     low = walk.lowered(probabilities)
     walk.tape.op((low, *made[-1:]), out, saved=(low, *made[-1:]), matmul=True)
+
+
+def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int) -> None:
+    """Queries and keys divided by their lengths, and scores by a learned temperature, which keeps them."""
+    unit = []
+    for _ in range(2):
+        wide = walk.tape.new((), out.elements, walk.wide)
+        unit.append(walk.lowered(walk.tape.op((fused,), wide, saved=(fused,))))
+    scores = walk.tape.new((), matrix, walk.low)
+    walk.tape.op(unit, scores, saved=tuple(unit), matmul=True)
+    warm = walk.tape.new((), matrix, walk.wide)
+    walk.tape.op((scores,), warm, saved=(scores,))
+    probabilities = walk.tape.new((), matrix, walk.wide)
+    walk.tape.op((warm,), probabilities, saved=(probabilities,))
+    low = walk.lowered(probabilities)
+    walk.tape.op((low, fused), out, saved=(low, fused), matmul=True)
 
 
 def multihead(walk: Walk, node: Node) -> None:

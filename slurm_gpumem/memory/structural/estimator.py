@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Tuple
+import gc
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, Tuple
 
 from slurm_gpumem.memory.bound import Features, request_mib
 from slurm_gpumem.memory.structural import loss
@@ -33,7 +35,8 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Estimate, Walk, Replay]:
     """The estimate and what it was made from, for the learned correction."""
-    walk, result = simulate(summary, job, gpu)
+    with _without_collector():
+        walk, result = simulate(summary, job, gpu)
     context = gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
     parts = _parts(result, context)
     peak = sum(parts.values())
@@ -58,6 +61,19 @@ def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Es
         assumptions=_assumptions(walk, result),
     )
     return found, walk, result
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Thousands of small objects that all stay until the end: looking for rubbish among them finds none."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:

@@ -35,7 +35,8 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("group_norm", r"GroupNorm"),
     ("rms_norm", r"RMSNorm|RmsNorm|T5LayerNorm|LayerNormSimple|SimpleNorm"),
     ("layer_norm", r"LayerNorm\w*$|LocalResponseNorm"),
-    ("layer_scale", r"^LayerScale|LayerScale2d$|^Affine$|^Scale$"),
+    ("layer_scale", r"^LayerScale|LayerScale2d$|^Scale$"),
+    ("affine", r"^Affine$"),
     ("hard", r"^ReLU6$|^Hardswish$|^HardSwish\w*$|^Hardsigmoid$|^HardSigmoid\w*$|^Hardtanh$"),
     ("relu", r"^ReLU$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$|^Activation$"),
     ("composed_act", r"NewGELU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
@@ -73,6 +74,13 @@ _UNTIED = re.compile(
     r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek"
 )
 _WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
+# transformers' layers in the manner of Bart; their default probability is 0.1.
+_FUNCTIONAL_DROPOUT = re.compile(
+    r"^(?:M?Bart|Marian|Pegasus\w*|Blenderbot\w*|M2M100|LED|OPT|PLBart|FSMT|XGLM)(?:Encoder|Decoder)Layer$"
+)
+_LOGITS_BIAS = re.compile(
+    r"^(?:M?Bart|Marian|Pegasus|Blenderbot|LED|PLBart)\w*(?:ForConditionalGeneration|MTModel)$"
+)
 _RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
 
 
@@ -113,6 +121,17 @@ def is_gate(kind: str) -> bool:
 def may_add_input(kind: str) -> bool:
     """Whether a container of this class may add its input to its output."""
     return bool(_RESIDUAL.search(kind)) and not _PLAIN.search(kind)
+
+
+@lru_cache(maxsize=4096)
+def drops_branches(kind: str) -> bool:
+    """Whether a layer of this class calls dropout as a function, which has no row, on each branch."""
+    return bool(_FUNCTIONAL_DROPOUT.search(kind))
+
+
+def adds_logits_bias(model: str) -> bool:
+    """Whether a model of this class adds a bias in full precision to its logits."""
+    return bool(_LOGITS_BIAS.search(model))
 
 
 def keeps_cache(model: str) -> bool:

@@ -5,6 +5,8 @@ A rule takes the walk, the layer's row and its input, records operations and ret
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from math import isqrt, prod
 from typing import Callable, Dict, Iterator, Optional, Tuple
 
@@ -23,6 +25,7 @@ _FEW_CHANNELS = 4
 _SMALL_KERNEL = 9
 _FEW_PIXELS = 49
 _CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
+_WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][dD]$|^FeatureAlphaDropout$")
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 
 
@@ -43,14 +46,21 @@ def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
     """Kernel elements and groups of a convolution, from its parameters and channels."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
-    if out < 1 or channels < 1 or not row.params:
-        return (prod(row.kernel) if row.kernel else 1), 1
-    for per_output in (row.params / out, row.params / out - 1):
+    return _taps_and_groups(row.params, out, row.kernel, channels)
+
+
+@lru_cache(maxsize=4096)
+def _taps_and_groups(
+    params: int, out: int, kernel: Optional[Tuple[int, ...]], channels: int
+) -> Tuple[int, int]:
+    if out < 1 or channels < 1 or not params:
+        return (prod(kernel) if kernel else 1), 1
+    for per_output in (params / out, params / out - 1):
         if per_output < 1 or per_output != int(per_output):
             continue
         count = int(per_output)
-        if row.kernel:
-            taps = prod(row.kernel)
+        if kernel:
+            taps = prod(kernel)
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
             continue
@@ -68,12 +78,16 @@ def may_take(row: Layer, shape: Shape) -> bool:
     """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
     if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
         return False
-    made = row.outputs[0]
+    return _may_take(row.params, row.outputs[0], row.kernel, shape)
+
+
+@lru_cache(maxsize=4096)
+def _may_take(params: int, made: Shape, kernel: Optional[Tuple[int, ...]], shape: Shape) -> bool:
     if any(0 < before < after for before, after in zip(shape[2:], made[2:])):
         return False
-    taps, groups = taps_and_groups(row, shape[1])
+    taps, groups = _taps_and_groups(params, made[1], kernel, shape[1])
     weights = made[1] * max(1, shape[1] // groups) * taps
-    return row.params - weights in (0, made[1]) and (groups in (1, shape[1]) or row.kernel is not None)
+    return params - weights in (0, made[1]) and (groups in (1, shape[1]) or kernel is not None)
 
 
 def needed_channels(row: Layer) -> Iterator[int]:
@@ -259,6 +273,10 @@ def _dropout(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     if told in ("0", "0.0") or (told is None and not walk.drops()):
         return x
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    if _WHOLE_CHANNELS.match(row.kind) and len(x.shape) > 2:
+        # One number for each channel.
+        rest = prod(x.shape[2:])
+        return walk.tape.op((x,), out, kept=(x.elements // max(1, rest) * x.width,))
     return walk.tape.op((x,), out, kept=(x.elements,))
 
 
@@ -321,7 +339,8 @@ def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     return walk.tape.op((), out, params=params)
 
 
-_GATES = {"LSTM": 6, "GRU": 5, "RNN": 2}
+# Outputs' sizes that cuDNN 9 keeps a layer; the backward pass works in as much again (runs on an H200).
+_GATES = {"LSTM": 6, "GRU": 7, "RNN": 2}
 
 
 def _rnn(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -333,14 +352,14 @@ def _rnn(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     copies, gradients = walk.weight(params, row.params)
     out = walk.make(output_shape(row, x), walk.low)
     layers = _rnn_layers(row, x, out)
-    reserve = out.bytes * layers * _GATES.get(row.kind, 4)
+    each = out.bytes * _GATES.get(row.kind, 4)
     return walk.tape.op(
         (x, *copies),
         out,
         saved=(x, out, *copies),
-        kept=(reserve,),
+        kept=(each * layers,),
         work=(out.bytes * 2,),
-        back=(out.bytes * 2, row.params * walk.low),
+        back=(each, row.params * walk.low),
         params=gradients,
         matmul=True,
     )
@@ -392,6 +411,7 @@ RULES: Dict[str, Rule] = {
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "layer_scale": _layer_scale,
+    "affine": _layer_scale,
     "hard": _input_act,
     "relu": _relu,
     "composed_act": _composed_act,

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from slurm_gpumem.memory.structural.kinds import family_of, has_decoder, ties_output
+from slurm_gpumem.memory.structural.kinds import (
+    adds_logits_bias,
+    family_of,
+    has_decoder,
+    keeps_cache,
+    ties_output,
+)
 from slurm_gpumem.memory.structural.layers import input_shape
+from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Walk
 from slurm_gpumem.model.types import Shape
 
 _INDEX_BYTES = 8
+_FLOAT = 4
 _WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "uint8": 1}
 
 
@@ -83,15 +91,18 @@ def finish(walk: Walk) -> None:
     """Record the loss over the current tensor; it and the output outlive the step."""
     walk.tape.label = "loss"
     logits = walk.take(walk.cur)
+    if adds_logits_bias(walk.summary.name):
+        biased = walk.tape.new(logits.shape, logits.elements, walk.wide, grad=logits.grad)
+        logits = walk.tape.op((logits,), biased, alias=not walk.amp)
     walk.tape.survivors.append(logits)
     if walk.job.loss == "none":
         total = walk.tape.new((), 1, walk.wide, grad=logits.grad)
         walk.tape.op((logits,), total)
         walk.tape.survivors.append(total)
         return
-    wide = walk.widened(logits)
     total = walk.tape.new((), 1, 4, grad=logits.grad)
     if walk.job.loss == "mse":
+        wide = walk.widened(logits)
         target = walk.tape.new(logits.shape, logits.elements, 4, grad=False)
         walk.tape.inputs.append(target.store)
         walk.tape.op((wide,), total, saved=(wide,))
@@ -99,8 +110,21 @@ def finish(walk: Walk) -> None:
         classes = max(1, logits.shape[-1] if len(logits.shape) < 4 else logits.shape[1])
         target = walk.tape.new((), max(1, logits.elements // classes), _INDEX_BYTES, grad=False)
         walk.tape.inputs.append(target.store)
-        logs = walk.tape.new(logits.shape, logits.elements, 4, grad=logits.grad)
-        walk.tape.op((wide,), logs, saved=(logs,))
-        walk.tape.op((logs,), total)
+        _cross_entropy(walk, logits, total)
         walk.assume("the loss is cross-entropy over the last layer's output")
     walk.tape.survivors.append(total)
+
+
+def _cross_entropy(walk: Walk, logits: Tensor, total: Tensor) -> None:
+    """Log-probabilities and the choice among them.
+
+    cross_entropy takes the logarithm in the logits' own precision, and autocast widens it afterwards.
+    Language models of transformers widen the logits first.
+    """
+    if logits.width < _FLOAT and keeps_cache(walk.summary.name):
+        wide = walk.tape.new(logits.shape, logits.elements, _FLOAT, grad=logits.grad)
+        logits = walk.tape.op((logits,), wide)
+    logs = walk.tape.new(logits.shape, logits.elements, logits.width, grad=logits.grad)
+    walk.tape.op((logits,), logs, saved=(logs,))
+    chosen = walk.widened(logs)
+    walk.tape.op((chosen,), total, saved=(chosen,))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import List, Optional
 
 from slurm_gpumem.memory.structural import attention
-from slurm_gpumem.memory.structural.kinds import family_of, has_branches, is_attention, is_gate, may_add_input
+from slurm_gpumem.memory.structural.kinds import (
+    drops_branches,
+    family_of,
+    has_branches,
+    is_attention,
+    is_gate,
+    may_add_input,
+)
 from slurm_gpumem.memory.structural.layers import input_shape, may_take, needed_channels, norm_of, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
@@ -13,7 +20,10 @@ from slurm_gpumem.memory.structural.walk import Scope, Walk
 from slurm_gpumem.model.types import Layer, Shape
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
-_TRANSFORMER_NORMS = ("layer_norm", "rms_norm")
+_TRANSFORMER_NORMS = ("layer_norm", "rms_norm", "affine")
+_HALVED = (*_ACTIVATIONS, *_TRANSFORMER_NORMS)
+_MOST_SCALES = 4
+_RELU = Layer(kind="ReLU", attributes=(("inplace", "False"),))
 
 
 def run(walk: Walk, node: Node) -> None:
@@ -42,11 +52,21 @@ def _leaf(walk: Walk, node: Node) -> None:
         walk.rotary = True
         walk.param(row.params)
         return
-    x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
+    taken = input_shape(row)
+    if family in _HALVED and taken is not None and walk.is_half(taken):
+        # What takes one half of what was just made, not an older tensor of that shape.
+        x = walk.half(taken)
+        if family in _TRANSFORMER_NORMS and walk.scopes:
+            walk.scopes[-1].half = x
+            walk.give(rule_for(row)(walk, row, x))
+            return
+    else:
+        x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
         out = walk.give(rule_for(row)(walk, row, x))
-        if walk.stream is not None and walk.stream.slot != x.slot:
+        post = bool(walk.scopes) and walk.scopes[-1].post_norm
+        if walk.stream is not None and (post or walk.stream.slot != x.slot):
             walk.stream = out
         return
     out = walk.give(rule_for(row)(walk, row, x))
@@ -83,11 +103,46 @@ def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
     """What a transformer's normalization takes: the stream plus what was just made."""
     stream = walk.stream
     inside = walk.scopes and not is_attention(walk.scopes[-1].kind)
-    if stream is not None and inside and stream.shape == x.shape and stream.slot != x.slot:
-        x = walk.take(walk.add(x, stream))
+    if stream is not None and inside and _same_tokens(stream, x) and stream.slot != x.slot:
+        x = walk.take(walk.add(_branch(walk, x), stream))
     if inside:
         walk.stream = x
     return x
+
+
+def _same_tokens(left: Tensor, right: Tensor) -> bool:
+    """Whether two tensors hold as many tokens of one width, however these are laid out."""
+    if left.shape == right.shape:
+        return True
+    return left.elements == right.elements and left.shape[-1:] == right.shape[-1:]
+
+
+def _branch(walk: Walk, x: Tensor) -> Tensor:
+    """What a block does to a branch before it is added: a dropout without a row, a learned scale."""
+    scope = walk.scopes[-1]
+    if x.slot == scope.entry.slot:
+        return x
+    if drops_branches(scope.kind):
+        kept = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
+        x = walk.give(walk.tape.op((walk.take(x),), kept, kept=(x.elements,)))
+    if not scope.scales:
+        return x
+    scope.scales -= 1
+    out = walk.tape.new(x.shape, x.elements, max(x.width, walk.wide))
+    walk.give(walk.tape.op((walk.take(x),), out, saved=(x,), back=(x.bytes,)))
+    return out
+
+
+def _ends_with_norm(node: Node) -> bool:
+    """Whether a block normalizes after its last addition, as the first transformers did."""
+    last = next((child for child in reversed(node.children) if child.row.called), None)
+    return last is not None and family_of(last.row.kind) in _TRANSFORMER_NORMS
+
+
+def _count_scales(row: Layer, own: int) -> int:
+    """How many of a block's branches have a scale for each channel: its own parameters say."""
+    width = row.outputs[0][-1] if row.outputs and len(row.outputs[0]) > 2 else 0
+    return own // width if width > 0 and own % width == 0 and 1 < own // width <= _MOST_SCALES else 0
 
 
 def _container(walk: Walk, node: Node) -> None:
@@ -107,6 +162,11 @@ def _container(walk: Walk, node: Node) -> None:
         walk.give(norm_of(row)(walk, row, walk.take(entry)))
         own = 0
     adds = may_add_input(row.kind) and not has_branches(row.kind)
+    if adds:
+        scope.scales = _count_scales(row, own)
+        scope.post_norm = _ends_with_norm(node)
+        if scope.post_norm:
+            walk.stream = entry
     merged = False
     uncalled = attention.uncalled_projection(node)
     if is_attention(row.kind) and attention.projections(node):
@@ -115,15 +175,24 @@ def _container(walk: Walk, node: Node) -> None:
         attention.around_uncalled(walk, node, uncalled, run)
         own = 0
     elif attention.uses_weights_only(node):
-        attention.functional(walk, node)
+        attention.functional(walk, node, run)
         own = 0
     elif has_branches(row.kind):
         _branches(walk, node.children, entry)
     else:
+        packed: List[Tensor] = []
         for child in node.children:
             if adds and child is node.children[-1] and family_of(child.row.kind) in _ACTIVATIONS:
                 merged = _merge_shortcut(walk, scope, in_place=True)
+            linear = family_of(child.row.kind) == "linear"
+            is_packed = linear and attention.is_packed(child)
+            if packed and not is_packed and attention.ends_attention(walk, child, packed):
+                packed = []
             run(walk, child)
+            if is_packed:
+                packed.append(walk.cur)
+            elif linear and _hides_activation(node.children, child):
+                walk.give(rule_for(_RELU)(walk, _RELU, walk.take(walk.cur)))
     walk.tape.label = row.kind
     if len(walk.tape.ops) == first_op and walk.cur is entry:
         walk.give(entry)
@@ -133,6 +202,17 @@ def _container(walk: Walk, node: Node) -> None:
     walk.give(walk.cur)
     if walk.job.checkpointing and may_add_input(row.kind):
         _checkpoint(walk, first_op)
+
+
+def _hides_activation(children: List[Node], child: Node) -> bool:
+    """Whether a function that has no row stands behind this layer: it widens, the next linear one narrows
+    again, and between them is no activation."""
+    made, taken = child.row.outputs[:1], child.row.inputs[:1]
+    following = children[children.index(child) + 1 :]
+    after = next((c for c in following if c.row.called and family_of(c.row.kind) != "dropout"), None)
+    if after is None or after.children or family_of(after.row.kind) != "linear" or not made or not taken:
+        return False
+    return after.row.inputs[:1] == made and after.row.outputs[:1] == taken and made[0][-1] > taken[0][-1]
 
 
 def _checkpoint(walk: Walk, first_op: int) -> None:
@@ -194,7 +274,9 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
     row = node.row
     shape = row.outputs[0] if row.outputs else None
     entry, cur = scope.entry, walk.cur
-    if own:
+    if _count_scales(row, own) and adds:
+        walk.param(own, trainable=row.trainable)
+    elif own:
         params = walk.param(own, trainable=row.trainable)
         if len(cur.shape) > 1 and own in (cur.shape[1], cur.shape[-1]) and cur.slot != entry.slot:
             # A learned scale of the block's output.
@@ -207,16 +289,24 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
         cur = walk.cur
     if shape is None:
         return
+    if adds and cur.shape != shape and cur.elements == walk.count(shape):
+        # Tokens in a row are pixels of an image again.
+        cur = walk.give(walk.tape.view(walk.take(cur), shape))
+    if scope.half is not None and cur.elements == scope.half.elements:
+        cur = walk.multiply(walk.tape.view(walk.take(cur), shape), scope.half)
     full = entry if entry.shape == shape else walk.recent.get(shape)
     if full is not None and cur.shape != shape and _gates(cur, full):
         walk.multiply(full, cur)
-    elif adds and cur.shape == shape:
+    elif adds and cur.shape == shape and not (scope.post_norm and walk.stream is cur):
         norms = [child for child in node.children if family_of(child.row.kind) in _TRANSFORMER_NORMS]
-        if norms and walk.stream is not None and walk.stream.shape == cur.shape:
+        if norms and walk.stream is not None and _same_tokens(walk.stream, cur):
             if walk.stream.slot != cur.slot:
-                walk.stream = walk.add(cur, walk.stream)
+                walk.stream = walk.add(_branch(walk, cur), walk.stream)
         else:
             _merge_shortcut(walk, scope, in_place=False)
+    if len(walk.scopes) == 1 and shape in walk.recent:
+        # A model returns several tensors, of which the row shows one; the loss is taken over the last made.
+        return
     if walk.cur.shape != shape:
         walk.give(walk.find(shape))
 

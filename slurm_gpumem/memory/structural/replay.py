@@ -135,13 +135,9 @@ def _update(params: Sequence[int], plan: StepPlan, *, first: bool) -> Events:
 
 
 def _alive(events: Events, last: int) -> Dict[int, int]:
-    live: Dict[int, int] = {}
-    for key, size in events[: last + 1]:
-        if size == FREE:
-            del live[key]
-        else:
-            live[key] = size
     result = dict.fromkeys(range(5), 0)
-    for key, size in live.items():
-        result[key // RANGE] += -(-size // 512) * 512
+    # Of each key only its last event counts.
+    for key, size in dict(events[: last + 1]).items():
+        if size != FREE:
+            result[key // RANGE] += -(-size // 512) * 512
     return result

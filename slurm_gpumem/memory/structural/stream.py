@@ -41,10 +41,11 @@ class Stream:
         """Storages that the loop's variables keep after the backward pass."""
         self._tape = tape
         self._segments = _Segments(tape)
+        self._checkpoints = bool(tape.segments)
         self._savers = [0] * len(tape.sizes)
         for index, op in enumerate(tape.ops):
             for store in op.saved:
-                if not self._segments.inside(index, store):
+                if not (self._checkpoints and self._segments.inside(index, store)):
                     self._savers[store] += 1
         for store in (*tape.inputs, *self.survivors, *self._segments.entries):
             # Counted as saved once more: a variable of the loop, or a checkpoint, does not let go of it.
@@ -97,7 +98,7 @@ class Stream:
                 events += [(WORK, size), (WORK, FREE)]
             if index in leaving:
                 events += [(store, FREE) for store in leaving[index]]
-            if not op.out.grad or self._segments.of(index) is not None:
+            if op.kept and (not op.out.grad or self._segments.of(index) is not None):
                 events += [(kept, FREE) for kept in op.kept]
 
     def _run_backward(self) -> None:
@@ -107,7 +108,8 @@ class Stream:
         for index in range(len(tape.ops) - 1, -1, -1):
             op = tape.ops[index]
             out = op.out
-            segments.enter(index, events)
+            if self._checkpoints:
+                segments.enter(index, events)
             if not out.grad:
                 self._leave(index)
                 continue
@@ -154,18 +156,20 @@ class Stream:
         """Free what an operation saved and nobody else needs."""
         savers, events, segments = self._savers, self.backward, self._segments
         for store in op.saved:
-            if segments.inside(index, store):
+            if self._checkpoints and segments.inside(index, store):
                 segments.release(store, events)
                 continue
             savers[store] -= 1
             if not savers[store]:
                 events.append((store, FREE))
-        again = _AGAIN if segments.of(index) is not None else 0
-        for store in op.kept:
-            events.append((store + again, FREE))
+        if op.kept:
+            again = _AGAIN if segments.of(index) is not None else 0
+            events += [(store + again, FREE) for store in op.kept]
 
     def _leave(self, index: int) -> None:
         """Let go of what a checkpointed block took, once its first operation is differentiated."""
+        if not self._checkpoints:
+            return
         for store in self._segments.left(index):
             self._savers[store] -= 1
             if not self._savers[store]:

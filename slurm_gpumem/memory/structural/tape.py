@@ -188,7 +188,10 @@ class Tape:
                 continue
             self.sizes.append(size)
             stores.append(len(self.sizes) - 1)
-        saved_stores = tuple(dict.fromkeys(tensor.store for tensor in saved)) if out.grad else ()
+        saved_stores: Stores = ()
+        if out.grad and saved:
+            one = len(saved) == 1
+            saved_stores = (saved[0].store,) if one else tuple({t.store: None for t in saved})
         if _DUST_PARAM in params:
             params = tuple(index for index in params if index != _DUST_PARAM)
         self.ops.append(

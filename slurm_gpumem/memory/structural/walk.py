@@ -20,12 +20,18 @@ from slurm_gpumem.model.types import ModelSummary, Shape
 class Scope:
     """A container that is being walked: its input, and what its children made that nobody took yet."""
 
-    __slots__ = ("entry", "kind", "unused")
+    __slots__ = ("entry", "half", "kind", "post_norm", "scales", "unused")
 
     def __init__(self, kind: str, entry: Tensor) -> None:
         self.kind = kind
         self.entry = entry
         self.unused: Dict[int, Tensor] = {}
+        self.half: Optional[Tensor] = None
+        """One half of its input, which will gate the other."""
+        self.scales = 0
+        """Learned scales of branches that were not used yet."""
+        self.post_norm = False
+        """Whether its last layer normalizes the sum of input and branch."""
 
 
 class Walk:
@@ -212,12 +218,8 @@ class Walk:
         return None
 
     def _derived(self, shape: Shape) -> Tensor:
-        if self._is_half(shape):
-            # A part of the channels, seen through a view: the whole stays as long as the part is needed.
-            part = self.tape.part(self.cur, shape, self.count(shape))
-            self.recent[shape] = part
-            self.halves.add(part.slot)
-            return self.tape.op((self.take(self.cur),), part)
+        if self.is_half(shape):
+            return self.half(shape)
         parts = self._parts_of(shape)
         sources = parts or [self.cur]
         width = max(tensor.width for tensor in sources)
@@ -229,9 +231,17 @@ class Walk:
         self.recent[shape] = out
         return out
 
-    def _is_half(self, shape: Shape) -> bool:
+    def half(self, shape: Shape) -> Tensor:
+        """A part of the channels, seen through a view: the whole stays as long as the part is needed."""
+        part = self.tape.part(self.cur, shape, self.count(shape))
+        self.recent[shape] = part
+        self.halves.add(part.slot)
+        return self.tape.op((self.take(self.cur),), part)
+
+    def is_half(self, shape: Optional[Shape]) -> bool:
+        """Whether `shape` is one half of the current tensor's channels."""
         cur = self.cur.shape
-        if len(shape) != len(cur) or len(shape) < 3:
+        if shape is None or len(shape) != len(cur) or len(shape) < 3:
             return False
         channels = 2 * shape[1] == cur[1] and shape[2:] == cur[2:]
         return channels or (2 * shape[-1] == cur[-1] and shape[:-1] == cur[:-1])

@@ -1,0 +1,62 @@
+"""The examples are what they say: real tools' summaries, and memory that a real GPU was seen to need."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import re
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from slurm_gpumem.sizes import ceil_div
+from slurm_gpumem.slurm.batch_script import read_script
+from slurm_gpumem.slurm.directives import read_directives
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUND_TRUTH = ROOT / "models" / "ground-truth"
+SCRIPTS = sorted((ROOT / "docs" / "examples").glob("*.sh"))
+KEYS = ("model", "batch-size", "optimizer", "precision")
+
+
+@pytest.fixture(scope="module")
+def rows() -> Dict[str, Dict[str, Any]]:
+    texts = [gzip.decompress(path.read_bytes()) for path in GROUND_TRUTH.glob("rows-*.jsonl.gz")]
+    return {row["key"]: row for text in texts for row in map(json.loads, text.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def summaries() -> Dict[str, Dict[str, Any]]:
+    text = lzma.decompress((GROUND_TRUTH / "summaries.jsonl.xz").read_bytes())
+    return {entry["summary"]: entry for entry in map(json.loads, text.splitlines())}
+
+
+def test_there_are_five_examples_of_two_tools() -> None:
+    texts = [script.with_suffix(".txt").read_text(encoding="utf-8") for script in SCRIPTS]
+    assert len(texts) == 5
+    assert {"(type:depth-idx)" in text for text in texts} == {True, False}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.stem))
+def test_an_example_is_a_row_of_the_ground_truth(
+    script: Path, rows: Dict[str, Dict[str, Any]], summaries: Dict[str, Dict[str, Any]]
+) -> None:
+    text = script.read_text(encoding="utf-8")
+    said = re.search(r"NVIDIA H200: (\d+) MiB \(models/ground-truth, (\S+)\)", text)
+    peak = re.search(r"--peak (\d+)", text)
+    assert said
+    assert peak
+    row = rows[said[2]]
+    process_mib = ceil_div(row["process_bytes"], 1 << 20)
+    assert (int(said[1]), int(peak[1]), row["toggles"]) == (process_mib, process_mib, {})
+    given = {found.key: found.value for found in read_directives(read_script(str(script)), KEYS).found}
+    assert given == {
+        "model": f"{script.stem}.txt",
+        "batch-size": str(row["batch"]),
+        "optimizer": row["optimizer"],
+        "precision": row["precision"],
+    }
+    summary = script.with_suffix(".txt").read_text(encoding="utf-8")
+    assert summary in summaries[row["summary"]].values()

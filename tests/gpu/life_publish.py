@@ -1,0 +1,75 @@
+"""Make the committed report of a run: without serial numbers, UUIDs and paths of the machine it ran on.
+
+    python3 tests/gpu/life_publish.py node_life.json [folder of the jobs' own results] docs/admin/node-life
+
+The text above the first heading of the second level in an existing page is kept: people wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from life_report import report
+
+UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+SOME_GPU = "GPU-11111111-2222-3333-4444-555555555555"
+_DROPPED = ("Serial Number", "loading NVIDIA", "Clearing it", "Persistence mode")
+_STATE = re.compile(r"(?<![\w/])/[\w./-]*?/glife\b")
+
+
+def public(value: Any) -> Any:
+    """The same tree with nothing in it that names the machine; NaN, which JSON does not have, is null."""
+    if isinstance(value, dict):
+        return {public(key): public(_short(key, entry)) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [public(entry) for entry in value if not _dropped(entry)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, str):
+        return _STATE.sub("STATE", UUID.sub(SOME_GPU, value))
+    return value
+
+
+def with_pids(results: Dict[str, Any], jobs: Path) -> None:
+    """Who was which process: from the jobs' own results, for a run that did not note it."""
+    for part in ("overrun", "device-side assert", "illegal access"):
+        word = {"device-side assert": "assert", "illegal access": "illegal"}.get(part, part)
+        entry = results["parts"].get(part, {})
+        entry.setdefault("pids", {})
+        for path in sorted(jobs.glob(f"work-{word}-*.json")):
+            entry["pids"][path.stem[len("work-") :]] = json.loads(path.read_text())["pid"]
+
+
+def _short(key: str, entry: Any) -> Any:
+    """A kernel's number is enough; what its builder called it names the machine."""
+    return entry.partition("-")[0] if key == "kernel" and isinstance(entry, str) else entry
+
+
+def _dropped(entry: Any) -> bool:
+    return isinstance(entry, str) and any(word in entry for word in _DROPPED)
+
+
+def main(argv: List[str]) -> int:
+    """Write TARGET.json and TARGET.md."""
+    results, target = json.loads(Path(argv[0]).read_text()), Path(argv[-1])
+    if len(argv) > 2:
+        with_pids(results, Path(argv[1]))
+    results = public(results)
+    data, page = target.with_suffix(".json"), target.with_suffix(".md")
+    data.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+    fresh = report(results).replace("node_life.json", data.name)
+    if page.exists():
+        fresh = page.read_text().partition("\n## ")[0] + "\n## " + fresh.partition("\n## ")[2]
+    page.write_text(fresh.rstrip("\n") + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
