@@ -29,7 +29,7 @@ _COLUMNS = (
 _LEGEND = """\
 median, P90: absolute error of the peak. <peak, <req: runs that took more than the estimate, the request.
 over: median of what the request holds beyond the need. exact, ±1, too few: shards of {shard} MiB
-asked for, against those needed."""
+asked for, against those needed. corrected: each model by a fit that saw neither it nor its namesakes."""
 
 
 def main(argv: List[str]) -> int:

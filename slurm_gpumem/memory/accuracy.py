@@ -7,10 +7,17 @@ from typing import Callable, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory import registry
+from slurm_gpumem.memory.correction import folds
+from slurm_gpumem.memory.correction.estimator import corrected
+from slurm_gpumem.memory.correction.trees import Correction
 from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, MeasuredRun
+from slurm_gpumem.memory.types import Estimate
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.sizes import ceil_div
+
+LEARNED = "corrected"
+"""The estimator that was fitted on measured runs and must not be scored on those it saw."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ def score(
     scores: List[Score] = []
     failures: List[Failure] = []
     parsed: Dict[Tuple[str, str], ModelSummary] = {}
+    held_out = _HeldOut()
     for run in truth.runs:
         texts = truth.texts[run.summary]
         for chosen in _choose(texts, formats):
@@ -83,12 +91,27 @@ def score(
                 continue
             for name in estimators:
                 try:
-                    estimate = registry.run(name, summary, run.job, run.gpu)
+                    if name == LEARNED:
+                        estimate = held_out.estimate(run, summary)
+                    else:
+                        estimate = registry.run(name, summary, run.job, run.gpu)
                 except GpumemError as error:
                     failures.append(Failure(run, name, str(error)))
                     continue
                 scores.append(Score(run, name, chosen, real, estimate.peak_mib, estimate.request_mib))
     return scores, failures
+
+
+class _HeldOut:
+    """The learned estimator, answering for each model by the fit that never saw it."""
+
+    def __init__(self) -> None:
+        self._folds: List[Correction] = []
+
+    def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
+        self._folds = self._folds or folds.load_folds()
+        model = str(run.row.get("model", run.summary))
+        return corrected(summary, run.job, run.gpu, self._folds[folds.fold_of(model)])
 
 
 def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:

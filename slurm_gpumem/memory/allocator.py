@@ -27,6 +27,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import Dict, Hashable, Iterable, List, Tuple
 
+from slurm_gpumem.errors import DoesNotFitError
+
 MIB = 1 << 20
 ROUNDING = 512
 SMALL_REQUEST = 1 * MIB
@@ -166,6 +168,10 @@ class CachingAllocator:
         address = self._next_segment
         # The gap of one unit keeps the blocks of two segments from ever being neighbours.
         self._next_segment += size + 1
+        if self._next_segment > _ADDRESS_MASK:
+            raise DoesNotFitError(
+                "as its summary reads, the model would need more than 32 TiB; is the batch size right?"
+            )
         self._reserved += size
         return address, size
 

@@ -9,12 +9,13 @@ from slurm_gpumem.memory.types import Estimate, Estimator, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
 ESTIMATORS = {
+    "corrected": "slurm_gpumem.memory.correction",
     "structural": "slurm_gpumem.memory.structural",
     "horus": "slurm_gpumem.memory.horus",
     "faketensor": "slurm_gpumem.memory.faketensor",
     "deepspeed": "slurm_gpumem.memory.deepspeed",
 }
-DEFAULT = "structural"
+DEFAULT = "corrected"
 
 
 def estimator_names() -> list[str]:

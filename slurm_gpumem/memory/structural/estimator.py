@@ -30,6 +30,11 @@ _CATEGORIES = (
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """The process's GPU memory when the summarized model is trained as `job` says."""
+    return estimate_with(summary, job, gpu)[0]
+
+
+def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Estimate, Walk, Replay]:
+    """The estimate and what it was made from, for the learned correction."""
     with _without_collector():
         walk, result = simulate(summary, job, gpu)
     context = gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
@@ -44,7 +49,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         has_shapes=summary.has_shapes,
         complete=summary.complete,
     )
-    return Estimate(
+    found = Estimate(
         peak_mib=peak,
         request_mib=request_mib(features),
         floor_mib=floor,
@@ -55,6 +60,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
         warnings=summary.warnings,
         assumptions=_assumptions(walk, result),
     )
+    return found, walk, result
 
 
 @contextmanager
