@@ -10,6 +10,7 @@ import sys
 import time
 from typing import List, Set
 
+from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.structural.estimator import simulate
 from slurm_gpumem.memory.structural.replay import Replay
@@ -85,4 +86,8 @@ def _batch(walk: Walk) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except GpumemError as error:
+        print(f"gpumem: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
