@@ -47,6 +47,11 @@ def run(argv: Sequence[str], *, timeout_s: float = 3.0, env: Optional[Mapping[st
         ) from None
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        if "Could not establish a configuration source" in said:
+            raise SlurmUnreachableError(
+                f"{argv[0]}: finds no Slurm configuration on this machine; "
+                "is this a login node? Else set SLURM_CONF to the cluster's slurm.conf."
+            )
         raise SlurmError(f"{' '.join(argv[:2])}: {said}")
     return done.stdout.decode(errors="replace")
 
