@@ -181,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: [part for part in text.split(",") if part],
         default=["family", "precision", "gpu"],
         metavar="FIELDS",
-        help="group by these, comma-separated: family, precision, gpu, optimizer, source, model, format ...",
+        help="group by these, comma-separated: family, precision, gpu, optimizer, source, format, part ...",
     )
     parser.add_argument(
         "--where", type=_condition, action="append", default=[], metavar="FIELD=VALUE", help="only such runs"

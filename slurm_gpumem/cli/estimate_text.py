@@ -34,7 +34,8 @@ def explain_lines(
     lines += parts_lines(estimate.parts, unicode=unicode)
     width = max(len(name) for name in estimate.parts)
     shards = ceil_div(estimate.request_mib, shard_mib)
-    held = "" if estimate.coverage is None else f" (holds for {estimate.coverage * 100:.3g} % of jobs)"
+    share = estimate.coverage
+    held = "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs)"
     lines.append(
         f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
         f"request {estimate.request_mib:,} MiB = {_count(shards, 'shard')}{held}"

@@ -136,7 +136,7 @@ class Estimate:
     warnings: Tuple[str, ...] = ()
     assumptions: Tuple[str, ...] = ()
     coverage: Optional[float] = None
-    """Share of jobs for which request_mib holds, where a model card proves one."""
+    """Share of jobs request_mib is calibrated for; models/correction.md tells how held-out ones fared."""
 
 
 class Estimator(Protocol):

@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 import pytest
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory.accuracy import Score, figures, grouped, quantile, score, worst
+from slurm_gpumem.memory.accuracy import Score, figures, grouped, part_of, quantile, score, worst
 from slurm_gpumem.memory.ground_truth import load_ground_truth
 
 MIB = 2**20
@@ -200,3 +200,8 @@ def test_wrong_options_are_said(tmp_path: Path, args: List[str], message: str) -
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_is_in_one_part_for_good() -> None:
+    assert part_of("torchvision/resnet50") == "development"
+    assert part_of("torchvision/vgg16") == "hold-out"
