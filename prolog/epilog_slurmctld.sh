@@ -2,7 +2,7 @@
 # Slurm's EpilogSlurmctld, as SlurmUser: a job of ours that ran out of GPU memory comes back with more.
 # Every job of the cluster ends later by as long as this takes: those that are not ours or did not fail leave at once.
 # docs/admin/recovery.md tells all. The exit code means nothing to Slurm.
-python=/usr/bin/python3 site_config=/etc/slurm/gpumem.toml next_epilog_slurmctld= recovery_log=
+python=/usr/bin/python3 site_config=/etc/slurm/gpumem.toml recovery_log='' next_epilog_slurmctld=
 here=${0%/*}
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
@@ -11,7 +11,6 @@ recover() {
     /usr/bin/timeout -k 2 40 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
         GPUMEM_SITE_CONFIG="$site_config" GPUMEM_RECOVERY_LOG="$recovery_log" SLURM_JOB_ID="$SLURM_JOB_ID" \
         SLURM_ARRAY_JOB_ID="$SLURM_ARRAY_JOB_ID" SLURM_ARRAY_TASK_ID="$SLURM_ARRAY_TASK_ID" \
-        SLURM_JOB_EXIT_CODE2="$SLURM_JOB_EXIT_CODE2" \
         /usr/bin/nice "$python" -I -m slurm_gpumem.recovery.hook </dev/null >/dev/null 2>&1
 }
 

@@ -12,9 +12,10 @@ look() {
         "$python" -I -m slurm_gpumem.recovery.task </dev/null >/dev/null
 }
 
-# Ours is what our prolog noted a record for.
-task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=no
+# Ours is what our prolog noted a record for; where no prolog came through, what has shards may be.
+task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes}
 if [ -r "$task_file" ]; then
+    ours=no
     while read -r key one _; do
         [ "$key $one" = "record yes" ] && ours=yes
     done <"$task_file"

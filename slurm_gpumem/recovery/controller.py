@@ -25,7 +25,7 @@ _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 """JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
 _COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
-    ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16), ("Partition", 400),
+    ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16), ("Partition", 400),
     ("tres-per-node", 400), ("Comment", 1100),
 )  # fmt: skip
 _FORMAT = ",".join(f"{name}:{width}" for name, width in _COLUMNS)
@@ -42,6 +42,8 @@ class Job(NamedTuple):
     restarts: int
     may_requeue: bool
     batch: bool
+    status: str
+    """How its last run ended, as "1:0": exit code and signal."""
     het: bool
     priority: int
     nice: int
@@ -176,6 +178,7 @@ def parse_job(line: str) -> Optional[Job]:
         restarts=_number(cells["RestartCnt"]),
         may_requeue=cells["Requeue"] == "1",
         batch=cells["BatchFlag"] == "1",
+        status=_status(cells["exit_code"]),
         het=cells["HetJobID"] not in ("", "N/A", "0"),
         priority=_number(cells["PriorityLong"]),
         nice=_number(cells["Nice"]),
@@ -198,6 +201,13 @@ def replaced(request: str, gres: str) -> str:
     return ",".join(
         gres if re.match(r"(?:gpu|shard|mps)(?:[:=]|$)", item) else item.replace("=", ":") for item in items
     )
+
+
+def _status(text: str) -> str:
+    """ "0:6" as 24.11 writes it; 22.05 writes the number that wait() gave."""
+    if text.isdigit():
+        return f"{int(text) >> 8}:{int(text) & 127}"
+    return text
 
 
 def _number(text: str) -> int:

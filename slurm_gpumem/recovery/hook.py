@@ -54,9 +54,7 @@ def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
     site = _site(slurm, deadline)
     with lock(site.state, name, _LOCK_S) as ours:
         if ours:
-            outcome = Requeue(slurm, config, site, deadline).recover(
-                name, env.get("SLURM_JOB_EXIT_CODE2", "")
-            )
+            outcome = Requeue(slurm, config, site, deadline).recover(name)
             log(f"job {name}: {_told(outcome)}")
     with lock(site.state, SWEEP) as ours:
         if ours:

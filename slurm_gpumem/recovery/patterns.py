@@ -103,8 +103,8 @@ VOICES: Tuple[Voice, ...] = (
     _voice(
         "cuda-code",
         Kind.OOM,
-        r"(?i)(?:cuda|hip)[\w :()=]*?\b(?:error"
-        r"|code)[ =:]*\(?2\b.*(?:out of memory|MemoryAllocation)",
+        r"(?i)\b(?:cuda|hip)\b.{0,120}?\b(?:error|code)[ =:]*\(?2\b"
+        r".{0,80}(?:out of memory|MemoryAllocation)",
     ),
     _voice(
         "cuda-name",
@@ -182,12 +182,18 @@ VOICES: Tuple[Voice, ...] = (
     _voice("exit", Kind.CONSEQUENCE, r"^SystemExit\b"),
     # -- other ends without a traceback --------------------------------------------------------------
     _voice("crash", Kind.OTHER, r"Segmentation fault|Bus error|Illegal instruction|Floating point exception"),
-    _voice("assert", Kind.OTHER, r"device-side assert|Assertion .* failed"),
+    _voice("assert", Kind.OTHER, r"device-side assert triggered|Assertion .* failed"),
     _voice("usage", Kind.OTHER, r": error: (?:unrecognized arguments|the following arguments|argument )"),
     _voice("shell", Kind.OTHER, r": (?:command not found|No such file or directory)$"),
     _voice("time-limit", Kind.OTHER, r"CANCELLED AT .*(?:DUE TO TIME LIMIT|DUE TO PREEMPTION|DUE TO NODE)"),
     _voice("disk", Kind.OTHER, r"No space left on device|Disk quota exceeded"),
     # -- still at work -------------------------------------------------------------------------------
+    _voice(
+        "survived",
+        Kind.PROGRESS,
+        r"(?i)(?<!try )(?<!consider )(?<!by )\b(?:retrying|skipp(?:ing|ed)|falling back|halving|reducing|trying|using"
+        r"|switching|continuing)\b.{0,60}\b(?:batch|cpu|smaller|chunk|sample|step)",
+    ),
     _voice("bar", Kind.PROGRESS, r"\d+%\|.*\|\s*\d+/\d+ \["),
     _voice(
         "training",

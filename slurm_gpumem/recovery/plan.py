@@ -31,13 +31,13 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def why_not(job: Job, words: Words, config: RecoveryConfig, site: Site, status: str) -> Optional[Refusal]:
+def why_not(job: Job, words: Words, config: RecoveryConfig, site: Site) -> Optional[Refusal]:
     """What speaks against another run before any request is looked at; None when nothing does."""
     record, end = words.record, words.end
     if record is None or end is None or end.saw not in (OOM, NEIGHBOUR):
         return Refusal("nothing in it says that GPU memory ran out")
-    if status in ("0:0", *_KILLED):
-        return Refusal(f"its exit code is {status}")
+    if job.ended and job.status in ("0:0", *_KILLED):
+        return Refusal(f"its exit code is {job.status}")
     if not config.enabled:
         return Refusal("the site does not requeue (recovery.enabled)")
     if record.get("oom", config.on_oom) != "requeue":

@@ -36,8 +36,8 @@ class Requeue:
         self._slurm, self._config, self._site = slurm, config, site
         self._deadline = deadline
 
-    def recover(self, name: str, status: str = "") -> Outcome:
-        """Take the job from wherever it stands to the queue; `status` is its exit code, where known."""
+    def recover(self, name: str) -> Outcome:
+        """Take the job from wherever it stands to the queue, if it belongs there."""
         reason = ""
         for _ in range(_ROUNDS):
             job = self._patiently(lambda: self._slurm.job(name))
@@ -54,7 +54,7 @@ class Requeue:
                 return Outcome(False, reason or f"it is {job.state} ({job.reason})")
             if words.end is None or words.end.run != job.restarts - (1 if job.held else 0):
                 return Outcome(False, "what its comment says is of another run")
-            answer = self._answer(job, words, status)
+            answer = self._answer(job, words)
             if isinstance(answer, Refusal):
                 # Held all the same? Then by somebody else: we would not have.
                 return Outcome(False, answer.reason)
@@ -69,8 +69,8 @@ class Requeue:
                     return self._give_up(job, refused)
         return Outcome(False, f"not done after {_ROUNDS} rounds: {reason}")
 
-    def _answer(self, job: Job, words: Words, status: str) -> Union[Plan, Refusal]:
-        refusal = why_not(job, words, self._config, self._site, status)
+    def _answer(self, job: Job, words: Words) -> Union[Plan, Refusal]:
+        refusal = why_not(job, words, self._config, self._site)
         if refusal is not None:
             return refusal
         held = held_by(job.request)

@@ -27,6 +27,7 @@ _CHAINED = ("During handling of the above exception", "The above exception was t
 _IGNORED = ("Exception ignored in", "Error in sys.excepthook", "Error in atexit", "Exception in thread")
 _IGNORED_LINES = 3
 """So many lines later its traceback must have begun."""
+_FEW, _SOME, _MESSAGE_LINES = 8, 20, 25
 _TRIED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]B)?")
 _HELD = re.compile(r"this process has ([\d.]+) ?(bytes|KiB|MiB|GiB) memory in use")
 _UNITS = {"b": 2**-20, "k": 2**-10, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
@@ -58,17 +59,36 @@ class _Line(NamedTuple):
 def look(text: str) -> Sighting:
     """What the text of a log says of its job's end."""
     lines = _lines(text)
+    later = 0
     for at in range(len(lines) - 1, -1, -1):
         seen = _hear(lines[at])
-        if seen.kind is None or seen.kind is Kind.CONSEQUENCE:
+        if seen.kind is None:
+            later += 1
+            continue
+        if seen.kind is Kind.CONSEQUENCE:
+            # What follows is what launchers print of a failure.
+            later = 0
             continue
         if seen.kind is Kind.PROGRESS:
             return NOTHING
+        if seen.kind is Kind.OOM and later > _room(lines, at, seen.voice):
+            return seen._replace(kind=Kind.MAYBE)
         if seen.kind is Kind.OTHER and lines[at].chained:
             # Raised while another was handled: that other one is where it began.
             return _first_of_chain(lines[:at]) or seen
         return seen
     return NOTHING
+
+
+def _room(lines: Sequence[_Line], at: int, voice: str) -> int:
+    """How many lines may follow an error that was the end: a script prints a few, one that goes on prints more.
+
+    Some libraries' messages are long themselves; those stand in an exception or shortly behind its name.
+    """
+    in_message = any(line.header for line in lines[max(0, at - _MESSAGE_LINES) : at + 1])
+    if not in_message:
+        return _FEW
+    return _SOME if voice.startswith("torch") else MAX_LINES
 
 
 def _hear(line: _Line) -> Sighting:
@@ -98,7 +118,8 @@ def _lines(text: str) -> List[_Line]:
     ignored = 0
     for line in _plain_lines(text):
         ignored -= 1 if ignored and not inside else 0
-        if line.startswith(_TRACEBACK):
+        if line.endswith(_TRACEBACK):
+            # Perhaps behind a progress bar that had not ended its line.
             inside = True
             continue
         if line.startswith(_CHAINED):

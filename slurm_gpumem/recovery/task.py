@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Dict, Mapping, Optional
 
 from slurm_gpumem.errors import SlurmError
@@ -24,6 +25,9 @@ from slurm_gpumem.recovery.sighting import Sighting, look
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.weigh import Measured, weigh
 from slurm_gpumem.recovery.words import OOM, End, Words, advice, read_words, with_end
+
+_FRESH_S = 3.0
+"""A record written so lately has seen the run's end."""
 
 
 def main() -> int:
@@ -76,14 +80,16 @@ def _look(slurm: Controller, name: str) -> Sighting:
 
 def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: int) -> Measured:
     """What the node's record says of this run so far; a user may read that of their own job."""
-    record = read_json(record_path(config.spool, job_id, run, env.get("SLURMD_NODENAME", "")))
+    path = record_path(config.spool, job_id, run, env.get("SLURMD_NODENAME", ""))
+    record = read_json(path)
     if not isinstance(record, dict):
         return Measured()
     limit = record.get("limit_mib")
     shards = env.get("SLURM_SHARDS_ON_NODE", "")
     if limit is None and shards.isdigit():
         limit = int(shards) * config.shard_mib
-    return Measured(record.get("peak_mib"), limit, record.get("samples") or 0)
+    fresh = time.time() - path.stat().st_mtime < _FRESH_S
+    return Measured(record.get("peak_mib"), limit, record.get("samples") or 0, fresh)
 
 
 def _consent(slurm: Controller, job: Job, words: Words, end: End, config: RecoveryConfig) -> Dict[str, str]:

@@ -25,13 +25,20 @@ class Measured(NamedTuple):
     limit_mib: Optional[float] = None
     """What its share allows, or the GPU has."""
     samples: int = 0
+    fresh: bool = False
+    """Whether it was written just now: an older one can say that much was used, not that little was."""
 
     @property
     def part(self) -> Optional[float]:
-        """The peak as a part of the limit, when both are known from enough looks."""
-        if self.peak_mib is None or not self.limit_mib or self.samples < _ENOUGH_SAMPLES:
+        """The peak as a part of the limit, when both are known."""
+        if self.peak_mib is None or not self.limit_mib:
             return None
         return self.peak_mib / self.limit_mib
+
+    @property
+    def certain(self) -> bool:
+        """Whether a low peak means that little was used."""
+        return self.part is not None and self.fresh and self.samples >= _ENOUGH_SAMPLES
 
 
 def weigh(seen: Sighting, measured: Measured, company: Sequence[int] = ()) -> Optional[str]:
@@ -48,9 +55,9 @@ def weigh(seen: Sighting, measured: Measured, company: Sequence[int] = ()) -> Op
         return OOM if near else None
     if seen.kind is not Kind.OOM:
         return None
-    if measured.part is None or measured.limit_mib is None:
+    if not measured.certain or measured.part is None or measured.limit_mib is None:
         return OOM
     if seen.need_mib is None:
         return OOM if measured.part >= _NOTHING else None
-    need = max(seen.need_mib, (measured.peak_mib or 0) + seen.need_mib)
+    need = (measured.peak_mib or 0) + seen.need_mib
     return OOM if need >= _FAR * measured.limit_mib else None
