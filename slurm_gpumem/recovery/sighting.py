@@ -81,7 +81,7 @@ def look(text: str) -> Sighting:
 
 
 def _room(lines: Sequence[_Line], at: int, voice: str) -> int:
-    """How many lines may follow an error that was the end: a script prints a few, one that goes on prints more.
+    """How many lines may follow an error that was the end: few of a script, more of a job that goes on.
 
     Some libraries' messages are long themselves; those stand in an exception or shortly behind its name.
     """

@@ -22,7 +22,7 @@ def read_tail(path: str) -> str:
     """The last 64 KiB of a regular file; "" for anything else and for what cannot be read."""
     try:
         return _read(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC))
-    except OSError:
+    except (OSError, ValueError):
         # No log is no witness; the job's exit code stands for itself.
         return ""
 

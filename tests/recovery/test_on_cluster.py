@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterator, Tuple
+from typing import Dict, Tuple
 
 import pytest
 
@@ -20,7 +20,7 @@ ARRAY_OOMS = (3, 7, 20)
 
 
 @pytest.fixture(scope="module")
-def lives(module_site: Site) -> Iterator[Dict[str, str]]:
+def lives(module_site: Site) -> Dict[str, str]:
     """One job of each kind, all submitted before the first is looked at."""
     site = module_site
     picks = " ".join(map(str, ARRAY_OOMS))
@@ -57,7 +57,7 @@ def lives(module_site: Site) -> Iterator[Dict[str, str]]:
     jobs["het"] = site.cluster.run(
         het, user="nobody", input=f"#!/bin/bash\n{ALWAYS}\n", check=True
     ).stdout.strip()
-    yield jobs
+    return jobs
 
 
 def test_a_job_that_runs_out_once_comes_back_on_a_whole_gpu_and_finishes(
