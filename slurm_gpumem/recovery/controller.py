@@ -25,8 +25,8 @@ _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 """JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
 _COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
-    ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16), ("Partition", 400),
-    ("tres-per-node", 400), ("Comment", 1100),
+    ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16),
+    ("Partition", 400), ("tres-per-node", 400), ("Comment", 1100),
 )  # fmt: skip
 _FORMAT = ",".join(f"{name}:{width}" for name, width in _COLUMNS)
 _TIMEOUT_S = 5.0

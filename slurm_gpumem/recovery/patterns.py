@@ -191,8 +191,8 @@ VOICES: Tuple[Voice, ...] = (
     _voice(
         "survived",
         Kind.PROGRESS,
-        r"(?i)(?<!try )(?<!consider )(?<!by )\b(?:retrying|skipp(?:ing|ed)|falling back|halving|reducing|trying|using"
-        r"|switching|continuing)\b.{0,60}\b(?:batch|cpu|smaller|chunk|sample|step)",
+        r"(?i)(?<!try )(?<!consider )(?<!by )\b(?:retrying|skipp(?:ing|ed)|falling back|halving|reducing"
+        r"|trying|using|switching|continuing)\b.{0,60}\b(?:batch|cpu|smaller|chunk|sample|step)",
     ),
     _voice("bar", Kind.PROGRESS, r"\d+%\|.*\|\s*\d+/\d+ \["),
     _voice(

@@ -1,6 +1,6 @@
 """EpilogSlurmctld killed before and after each of its steps, and slurmctld restarted in the middle.
 
-Slurm's commands are wrapped: the wrapper kills whoever called it, at the step and moment that a file asks for.
+Slurm's commands are wrapped: the wrapper kills whoever called it, when a file asks for it.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: st
             controller.wait(timeout=20)
 
 
-def restart_slurmctld(cluster: Cluster) -> "subprocess.Popen[bytes]":
+def restart_slurmctld(cluster: Cluster) -> subprocess.Popen[bytes]:
     """Stop the controller and start it again with what it had saved."""
     pid = int((cluster.layout.run / "slurmctld.pid").read_text())
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -12,7 +12,8 @@ from slurm_gpumem.recovery.weigh import Measured, weigh
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of "
-    "12.00 GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has {} GiB memory in use."
+    "12.00 GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has {} GiB memory in "
+    "use."
 )
 
 

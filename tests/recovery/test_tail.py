@@ -57,7 +57,8 @@ def test_bytes_that_are_no_text_are_borne(tmp_path: Path) -> None:
 def test_our_own_stderr_is_read_through_the_open_file_even_when_it_was_renamed(tmp_path: Path) -> None:
     code = (
         "import os, sys; from slurm_gpumem.recovery.tail import read_own_stderr; "
-        f"os.rename({str(tmp_path / 'log')!r}, {str(tmp_path / 'other')!r}); sys.stdout.write(read_own_stderr())"
+        f"os.rename({str(tmp_path / 'log')!r}, {str(tmp_path / 'other')!r}); "
+        "sys.stdout.write(read_own_stderr())"
     )
     with open(tmp_path / "log", "w") as file:
         file.write("what the job said\n")
