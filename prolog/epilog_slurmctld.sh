@@ -11,7 +11,7 @@ recover() {
     /usr/bin/timeout -k 2 40 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
         GPUMEM_SITE_CONFIG="$site_config" GPUMEM_RECOVERY_LOG="$recovery_log" SLURM_JOB_ID="$SLURM_JOB_ID" \
         SLURM_ARRAY_JOB_ID="$SLURM_ARRAY_JOB_ID" SLURM_ARRAY_TASK_ID="$SLURM_ARRAY_TASK_ID" \
-        /usr/bin/nice "$python" -I -m slurm_gpumem.recovery.hook </dev/null >/dev/null 2>&1
+        /usr/bin/nice -n 19 "$python" -I -m slurm_gpumem.recovery.hook </dev/null >/dev/null 2>&1
 }
 
 # Failed, and the task epilog's word on this very run in the comment: else there is nothing to do.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -35,6 +36,17 @@ def until(holds: Callable[[], Any], timeout_s: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"still not so after {timeout_s} s"
         time.sleep(0.05)
+
+
+def let_go(fifo: Path) -> bool:
+    """Let everybody go on who waits to read it; always true, to stand in a condition."""
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        # Nobody waits, or nobody yet.
+        if error.errno != errno.ENXIO:
+            raise
+    return True
 
 
 def install_package(folder: Path) -> Path:

@@ -14,13 +14,13 @@ from typing import Callable, Iterator, List, Tuple
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from tests.recovery.conftest import OOM, Site, close_site, make_site, needs_root, until
+from tests.recovery.conftest import OOM, Site, close_site, let_go, make_site, needs_root, until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
 STEPS = ("requeuehold", "change", "release", "nice")
 POINTS = tuple((step, moment) for step in STEPS for moment in ("before", "after"))
-SCRIPT = 'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; while [ ! -e GO ]; do sleep 0.1; done; ' + OOM
+SCRIPT = 'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; cat GO; ' + OOM
 WRAPPER = """#!/bin/sh
 name=${{0##*/}} job=$2 step=$1
 if [ "$step" = update ]; then
@@ -72,10 +72,14 @@ def trapped(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
 def submit_trapped(site: Site, points: Tuple[Tuple[str, str], ...], how: str) -> List[str]:
     """One job for each point, all of which fail at once when the traps are laid."""
     go = site.root / f"go-{how}"
+    os.mkfifo(go)
+    go.chmod(0o644)
     jobs = [site.submit(SCRIPT.replace("GO", str(go)), shards=8) for _ in points]
     for job, (step, moment) in zip(jobs, points):
         (site.root / "traps" / job).write_text(f"{step} {moment} {how}\n")
-    go.touch()
+    # A job that reads it waits until somebody writes; all that wait go on together.
+    until(lambda: all(site.runs(job) for job in jobs), 60)
+    until(lambda: let_go(go) and all("out of memory" in site.out(job) for job in jobs), 60)
     return jobs
 
 
