@@ -44,12 +44,13 @@ def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
     name = job_name(env)
     if name is None:
         return
-    slurm, deadline = Controller(config.slurm_env), time.monotonic() + PATIENCE_S
+    began = time.monotonic()
+    slurm, deadline = Controller(config.slurm_env), began + PATIENCE_S
     site = _site(slurm, deadline)
     with lock(site.state, name, _LOCK_S) as ours:
         if ours:
             outcome = Requeue(slurm, config, site, deadline).recover(name)
-            log(f"job {name}: {_told(outcome)}")
+            log(f"job {name}: {_told(outcome)} ({time.monotonic() - began:.2f} s)")
     with lock(site.state, SWEEP) as ours:
         if ours:
             for line in sweep(slurm, config, site, deadline, but=name):

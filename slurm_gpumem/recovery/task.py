@@ -53,7 +53,8 @@ def _task_epilog(env: Mapping[str, str]) -> None:
     run = int(env.get("SLURM_RESTART_COUNT") or 0)
     company = []
     if seen.kind is Kind.FAULT:
-        company = company_at_fault(RunFolder(run_dir()), load_node_config(site_config_path()), int(number))
+        node = load_node_config(site_config_path())
+        company = company_at_fault(RunFolder(run_dir()), node, int(number), os.getuid())
     saw = weigh(seen, _measured(config, env, int(number), run), company)
     job = slurm.job(name) if saw else None
     words = read_words(job.comment) if job else None

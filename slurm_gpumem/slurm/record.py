@@ -65,7 +65,12 @@ def parse_record(comment: str) -> Optional[Dict[str, str]]:
 
 def format_end(end: End) -> str:
     """The word for a run's end."""
-    fields = {"run": end.run, "saw": end.saw, "by": end.by, "need": end.need_mib}
+    fields: Dict[str, Union[str, int, None]] = {
+        "run": end.run,
+        "saw": end.saw,
+        "by": end.by,
+        "need": end.need_mib,
+    }
     return END_PREFIX + format_record(fields)[len(PREFIX) :]
 
 

@@ -122,6 +122,14 @@ class Site:
     def out(self, job: str) -> str:
         return (self.root / "out" / job).read_text()
 
+    def record(self, job: str, run: int) -> Dict[str, Any]:
+        """The node's record of one run."""
+        until(lambda: list((self.root / "records").glob(f"{job}.{run}.*.json")), 10)
+        (path,) = (self.root / "records").glob(f"{job}.{run}.*.json")
+        until(lambda: json.loads(path.read_text())["end"], 10)
+        table: Dict[str, Any] = json.loads(path.read_text())
+        return table
+
     def runs(self, job: str) -> int:
         """How often its script has begun, by its own log: a script begins with `echo begins`."""
         try:
@@ -129,7 +137,7 @@ class Site:
         except OSError:
             return 0
 
-    def ended(self, job: str, state: str, timeout_s: float = 40.0) -> Dict[str, str]:
+    def ended(self, job: str, state: str, timeout_s: float = 120.0) -> Dict[str, str]:
         """The job's fields once it is over in that state."""
         deadline = time.monotonic() + timeout_s
         while (shown := self.show(job)).get("State") != state:
@@ -152,7 +160,7 @@ class Site:
 
     def clear(self) -> None:
         self.cluster.run(["scancel", "-p", "gpu"])
-        until(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), 40)
+        until(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), 120)
 
 
 def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:

@@ -78,13 +78,13 @@ def submit_trapped(site: Site, points: Tuple[Tuple[str, str], ...], how: str) ->
     for job, (step, moment) in zip(jobs, points):
         (site.root / "traps" / job).write_text(f"{step} {moment} {how}\n")
     # A job that reads it waits until somebody writes; all that wait go on together.
-    until(lambda: all(site.runs(job) for job in jobs), 60)
-    until(lambda: let_go(go) and all("out of memory" in site.out(job) for job in jobs), 60)
+    until(lambda: all(site.runs(job) for job in jobs), 120)
+    until(lambda: let_go(go) and all("out of memory" in site.out(job) for job in jobs), 120)
     return jobs
 
 
 def finished_once(site: Site, job: str) -> None:
-    shown = site.ended(job, "COMPLETED", 60)
+    shown = site.ended(job, "COMPLETED")
     assert (site.root / "traps" / f"struck.{job}").exists()
     assert (site.runs(job), shown["RestartCnt"]) == (2, "1")
     assert "retry=1,was=8,why=oom" in shown["Comment"]
@@ -100,11 +100,11 @@ def test_killed_at_any_step_it_is_finished_by_the_same_hook(trapped: Site) -> No
 
 def test_killed_with_its_shell_at_any_step_it_is_finished_by_the_next_hook(trapped: Site) -> None:
     jobs = submit_trapped(trapped, POINTS, "all")
-    until(lambda: all((trapped.root / "traps" / f"struck.{job}").exists() for job in jobs), 60)
-    until(lambda: not any(trapped.show(job)["State"] == "COMPLETING" for job in jobs), 30)
+    until(lambda: all((trapped.root / "traps" / f"struck.{job}").exists() for job in jobs), 120)
+    until(lambda: not any(trapped.show(job)["State"] == "COMPLETING" for job in jobs), 120)
     following = trapped.submit(f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] || {{ {OOM}; }}', shards=8)
     for job in [*jobs, following]:
-        trapped.ended(job, "COMPLETED", 60)
+        trapped.ended(job, "COMPLETED")
     for job in jobs:
         finished_once(trapped, job)
 
@@ -127,11 +127,11 @@ def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: st
     for name in ("waits", "go-on"):
         (site.root / "traps" / name).unlink(missing_ok=True)
     (job,) = submit_trapped(site, ((step, "wait"),), f"restart-{step}")
-    until((site.root / "traps" / "waits").exists, 40)
+    until((site.root / "traps" / "waits").exists, 120)
     controller = restart_slurmctld(site.cluster)
     try:
         (site.root / "traps" / "go-on").touch()
-        shown = site.ended(job, "COMPLETED", 60)
+        shown = site.ended(job, "COMPLETED")
         assert (site.runs(job), shown["RestartCnt"]) == (2, "1")
     finally:
         if step == "release":
@@ -145,11 +145,11 @@ def restart_slurmctld(cluster: Cluster) -> subprocess.Popen[bytes]:
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     env = dict(part.decode().split("=", 1) for part in environ if part)
     os.kill(pid, signal.SIGTERM)
-    until(lambda: _is_over(pid), 20)
+    until(lambda: _is_over(pid), 60)
     enter = cluster.layout.library / "enter-slurm-root"
     command = [str(enter)] if enter.exists() else []
     process = subprocess.Popen([*command, "/usr/sbin/slurmctld", "-D"], env=env, cwd=cluster.layout.root)
-    until(lambda: cluster.run(["squeue", "-h"], timeout_s=20).returncode == 0, 30)
+    until(lambda: cluster.run(["squeue", "-h"], timeout_s=20).returncode == 0, 120)
     return process
 
 

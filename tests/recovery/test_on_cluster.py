@@ -82,6 +82,13 @@ def test_the_failed_estimate_is_marked_in_the_record(module_site: Site, lives: D
     }  # fmt: skip
 
 
+def test_the_nodes_record_of_the_first_run_has_the_verdict(module_site: Site, lives: Dict[str, str]) -> None:
+    module_site.ended(lives["once"], "COMPLETED")
+    runs = [module_site.record(lives["once"], run) for run in (0, 1)]
+    assert [(run["verdict"], run["exit_code"]) for run in runs] == [("oom", 1), (None, 0)]
+    assert (runs[1]["claimed"]["was"], runs[1]["claimed"]["why"]) == ("12", "oom")
+
+
 def test_a_type_in_the_request_stays(module_site: Site, lives: Dict[str, str]) -> None:
     shown = module_site.ended(lives["typed"], "COMPLETED")
     assert shown["tres-per-node"].removeprefix("gres")[1:] == whole_gpu(module_site, "a100")
@@ -91,7 +98,7 @@ def test_a_job_that_always_runs_out_runs_once_more_than_the_ladder_has_steps(
     module_site: Site, lives: Dict[str, str]
 ) -> None:
     job = lives["always"]
-    until(lambda: module_site.runs(job) == 2, 40)
+    until(lambda: module_site.runs(job) == 2, 120)
     shown = module_site.ended(job, "FAILED")
     assert module_site.runs(job) == 2
     assert "gpumem-end/1:run=1,saw=oom" in shown["Comment"]
@@ -136,14 +143,14 @@ def test_signals_and_steps_count_too(module_site: Site, lives: Dict[str, str], n
 
 
 def test_an_error_on_stdout_alone_is_seen(module_site: Site, lives: Dict[str, str]) -> None:
-    until(lambda: module_site.runs(lives["stdout"]) == 2, 40)
+    until(lambda: module_site.runs(lives["stdout"]) == 2, 120)
     module_site.ended(lives["stdout"], "FAILED")
 
 
 def test_a_neighbours_fault_runs_again_as_it_was_and_only_once(
     module_site: Site, lives: Dict[str, str]
 ) -> None:
-    until(lambda: module_site.runs(lives["neighbour"]) == 2, 40)
+    until(lambda: module_site.runs(lives["neighbour"]) == 2, 120)
     shown = module_site.ended(lives["neighbour"], "FAILED")
     assert module_site.runs(lives["neighbour"]) == 2
     assert shown["tres-per-node"].endswith("shard:12")
@@ -175,7 +182,7 @@ def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_conse
         site.cluster.run(["scontrol", "reconfigure"], check=True)
         seen = f'echo "has ${{SLURM_SHARDS_ON_NODE:-whole}}"; {ALWAYS}'
         always, refusing = site.submit(seen), site.submit(ALWAYS, oom="fail")
-        until(lambda: site.runs(always) == 3, 60)
+        until(lambda: site.runs(always) == 3, 180)
         shown = site.ended(always, "FAILED")
         assert site.runs(always) == 3
         had = [line.split()[1] for line in site.out(always).splitlines() if line.startswith("has ")]
