@@ -9,7 +9,7 @@ look() {
     # Libraries that the job brought along are not for this Python.
     /usr/bin/timeout -k 1 10 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin \
         GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" \
-        /usr/bin/nice "$python" -I -m slurm_gpumem.recovery.task </dev/null >/dev/null
+        "$python" -I -m slurm_gpumem.recovery.task </dev/null >/dev/null
 }
 
 # Ours is what our prolog noted a record for; where no prolog came through, what has shards may be.

@@ -17,13 +17,15 @@ from typing import Mapping, Optional, Sequence
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.recovery.config import RecoveryConfig, load_recovery_config
 from slurm_gpumem.recovery.controller import Controller, Site, job_name
-from slurm_gpumem.recovery.locks import SWEEP, lock
+from slurm_gpumem.recovery.locks import SWEEP, is_due, lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
 
 DEFAULT_SITE_CONFIG = "/etc/slurm/gpumem.toml"
 PATIENCE_S = 25.0
 """How long a controller that restarts is waited for; less than the shell hook's own limit."""
 _LOCK_S = 10.0
+_SWEEP_EVERY_S = 2.0
+"""Looking for leftovers asks for the whole queue: many hooks at once need not all do it."""
 
 
 def main() -> int:
@@ -52,7 +54,7 @@ def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
             outcome = Requeue(slurm, config, site, deadline).recover(name)
             log(f"job {name}: {_told(outcome)} ({time.monotonic() - began:.2f} s)")
     with lock(site.state, SWEEP) as ours:
-        if ours:
+        if ours and is_due(site.state, _SWEEP_EVERY_S):
             for line in sweep(slurm, config, site, deadline, but=name):
                 log(line)
 

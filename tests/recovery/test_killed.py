@@ -14,7 +14,7 @@ from typing import Callable, Iterator, List, Tuple
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from tests.recovery.conftest import OOM, Site, close_site, let_go, make_site, needs_root, until
+from tests.recovery.conftest import OOM, Site, hurried, let_go, make_site, needs_root, until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
@@ -65,8 +65,8 @@ def trapped(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         (commands / name).chmod(0o755)
     text = (site.root / "gpumem.toml").read_text()
     (site.root / "gpumem.toml").write_text(text.replace("[node]\n", f'[node]\nslurm_bin = "{commands}"\n', 1))
-    yield site
-    close_site(site)
+    with hurried(site):
+        yield site
 
 
 def submit_trapped(site: Site, points: Tuple[Tuple[str, str], ...], how: str) -> List[str]:

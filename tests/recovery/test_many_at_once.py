@@ -14,7 +14,7 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
-from tests.recovery.conftest import OOM, Site, close_site, let_go, make_site, needs_root
+from tests.recovery.conftest import OOM, Site, hurried, let_go, make_site, needs_root
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
@@ -23,9 +23,10 @@ JOBS = 100 if os.environ.get("GPUMEM_TEST_LONG") else 20
 
 @pytest.fixture(scope="module")
 def large(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
-    site = make_site(make_module_cluster, nodes=tuple(NodeSpec(f"n{n}", gpus=8, cpus=128) for n in (1, 2)))
-    yield site
-    close_site(site)
+    nodes = tuple(NodeSpec(f"n{n}", gpus=8, cpus=128) for n in (1, 2))
+    # So many prologs at once take longer on one machine than Slurm would wait for a start.
+    with hurried(make_site(make_module_cluster, "BatchStartTimeout=300", nodes=nodes)) as site:
+        yield site
 
 
 def test_all_come_back_and_squeue_answers_within_half_a_second(large: Site) -> None:

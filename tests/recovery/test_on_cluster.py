@@ -82,13 +82,6 @@ def test_the_failed_estimate_is_marked_in_the_record(module_site: Site, lives: D
     }  # fmt: skip
 
 
-def test_the_nodes_record_of_the_first_run_has_the_verdict(module_site: Site, lives: Dict[str, str]) -> None:
-    module_site.ended(lives["once"], "COMPLETED")
-    runs = [module_site.record(lives["once"], run) for run in (0, 1)]
-    assert [(run["verdict"], run["exit_code"]) for run in runs] == [("oom", 1), (None, 0)]
-    assert (runs[1]["claimed"]["was"], runs[1]["claimed"]["why"]) == ("12", "oom")
-
-
 def test_a_type_in_the_request_stays(module_site: Site, lives: Dict[str, str]) -> None:
     shown = module_site.ended(lives["typed"], "COMPLETED")
     assert shown["tres-per-node"].removeprefix("gres")[1:] == whole_gpu(module_site, "a100")
@@ -189,6 +182,10 @@ def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_conse
         # 12.8 GiB were needed at least: 13 shards, and a quarter on top.
         assert had == ["12", "17", "40" if version(site) < WHOLE_GPU_BESIDE_SHARDS else "whole"]
         assert shown["Nice"] == "0"
+        # The node's own records of the runs carry it too.
+        records = [site.record(always, run) for run in range(3)]
+        assert [(record["verdict"], record["exit_code"]) for record in records] == [("oom", 1)] * 3
+        assert (records[1]["claimed"]["was"], records[1]["claimed"]["why"]) == ("12", "oom")
         assert site.runs(refusing) == 1
     finally:
         conf.write_text(before)
