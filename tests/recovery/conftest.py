@@ -23,6 +23,8 @@ from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, samplers_of
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
+LONG = bool(os.environ.get("GPUMEM_TEST_LONG"))
+"""`make test-recovery` and `make test-slurm-versions` run the long forms."""
 RECORD = "gpumem/1:est=11000,req=12288,by=test,shards={shards},oom={oom}"
 OOM_LINE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
@@ -196,7 +198,7 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
 
 
 class _Hurry(threading.Thread):
-    """Lets requeued jobs start as soon as they are pending: Slurm would wait for cred_expire, and so would we."""
+    """Lets requeued jobs start as soon as they are pending; Slurm would wait for cred_expire first."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(daemon=True)

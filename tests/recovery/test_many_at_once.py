@@ -1,6 +1,6 @@
 """Many jobs run out of GPU memory at the same moment: all come back, and the controller answers meanwhile.
 
-20 jobs; GPUMEM_TEST_LONG=1 makes it 100.
+10 jobs; the long form has 100.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
-from tests.recovery.conftest import OOM, Site, hurried, let_go, make_site, needs_root
+from tests.recovery.conftest import LONG, OOM, Site, hurried, let_go, make_site, needs_root
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
-JOBS = 100 if os.environ.get("GPUMEM_TEST_LONG") else 20
+JOBS = 100 if LONG else 10
 
 
 @pytest.fixture(scope="module")
