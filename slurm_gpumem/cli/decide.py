@@ -31,6 +31,10 @@ class Decision(NamedTuple):
     summary: Optional[ModelSummary] = None
     gpu: Optional[Gpu] = None
     warnings: Tuple[str, ...] = ()
+    fingerprint: Optional[str] = None
+    """The model's, where one is known."""
+    by_line: bool = False
+    """The estimate is the memory line's."""
 
     @property
     def shared(self) -> bool:
@@ -53,6 +57,7 @@ class _Reach(NamedTuple):
 def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config) -> Decision:
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
     summary = _read_summary(settings.model)
+    line = settings.memory_line
     job = settings.training_job(summary.batch, max(wish.gpus, 1)) if summary else None
     if settings.gpu:
         find_gpu(settings.gpu)  # an unknown name is an error before Slurm is asked anything
@@ -61,11 +66,17 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     if reach is None:
         # sbatch refuses it, in its own words.
         return Decision(None, HostShare(0, 0), warnings.pop(), warnings=tuple(warnings))
-    estimates = [
-        registry.run(settings.text("estimator") or "auto", summary, job, gpu) if summary and job else None
-        for gpu in reach.gpus
-    ]
+    estimates: List[Optional[Estimate]] = [None for _ in reach.gpus]
+    if summary and job:
+        name = settings.text("estimator") or "auto"
+        estimates = [registry.run(name, summary, job, gpu) for gpu in reach.gpus]
+    elif line:
+        batch = settings.line_batch(line)
+        estimates = [line.estimate(batch, gpu) for gpu in reach.gpus]
     needs = [_need(estimate, settings.mem_mib) for estimate in estimates]
+    if summary and job:
+        stale = settings.stale_line(summary.fingerprint, job)
+        warnings += [stale] if stale else []
     worst = max(range(len(needs)), key=lambda at: needs[at].request_mib)
     chosen = estimates[worst]
     known = Decision(
@@ -76,6 +87,8 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
         estimate=chosen,
         summary=summary,
         gpu=reach.gpus[worst],
+        fingerprint=summary.fingerprint if summary else line.fingerprint if line else None,
+        by_line=line is not None,
         warnings=(*warnings, *(chosen.warnings if chosen else ())),
     )
     if config.sharing.mode == "observe":

@@ -71,8 +71,9 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
     request = decision.request
     told = []
-    if decision.estimate and settings.model:
-        told.append(f"{os.path.basename(settings.model)}, {_job_words(decision.estimate)} {arrow}")
+    if decision.estimate:
+        model = os.path.basename(settings.model) if settings.model else "memory line"
+        told.append(f"{model}, {_job_words(decision.estimate)} {arrow}")
         told.append(f"peak {format_mib(decision.estimate.peak_mib)},")
     if request is None:
         told.append(f"GPU options left as they are: {decision.reason}")
@@ -103,7 +104,8 @@ def _job_words(estimate: Estimate) -> str:
 
 def _explained(decision: Decision, settings: JobSettings, config: Config) -> List[str]:
     if decision.estimate is None or decision.summary is None or decision.gpu is None:
-        return ["gpumem: nothing to explain: the GPU memory was given by hand"]
+        given = "is the memory line's" if decision.by_line else "was given by hand"
+        return [f"gpumem: nothing to explain: the GPU memory {given}"]
     from dataclasses import replace
 
     from slurm_gpumem.cli.estimate_text import explain_lines

@@ -99,8 +99,10 @@ def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> str:
             "est": estimate.peak_mib if estimate else None,
             "req": need.request_mib if need else None,
             "by": estimate.estimator if estimate else "mem",
+            "via": "line" if decision.by_line else None,
             "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
             "batch": estimate.job.batch_size if estimate else None,
+            "fp": decision.fingerprint,
             "shards": request.units if request and not request.whole_gpu else 0,
             "oom": "requeue" if requeue else "fail",
         }

@@ -10,6 +10,7 @@ import pytest
 
 from slurm_gpumem import estimate
 from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.sizes import ceil_div
 from slurm_gpumem.slurm.record import parse_record
 
@@ -59,6 +60,7 @@ def test_the_record_is_behind_the_users_comment(desk: Any) -> None:
         "by": "horus",
         "gpu": "a100",
         "batch": "64",
+        "fp": read_summary(desk.folder / "summary.txt").fingerprint,
         "shards": str(ceil_div(guess.request_mib, 1024)),
         "oom": "fail",
     }
