@@ -269,6 +269,9 @@ class Summary:
     sm_s: float = 0.0
     """SM activity × GPU-seconds, of jobs in `sm_gpu_s`."""
     sm_gpu_s: float = 0.0
+    sm_used_s: float = 0.0
+    """What those jobs took of their GPUs: sm_s / sm_gpu_s is the activity that exclusive GPUs would have
+    shown, sm_s / sm_used_s what these did."""
 
     @property
     def jobs_per_gpu(self) -> Optional[float]:
