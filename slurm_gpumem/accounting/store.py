@@ -169,21 +169,24 @@ class Store:
             used_s=folded.get("used_s", row["used_s"]),
             would_s=folded.get("would_s", row["would_s"]),
             notes=tuple(rest.notes.split("\n")) if rest.notes else (),
+            hints=tuple(rest.hints.split()),
+            oom_limit_mib=folded.get("oom_limit_mib", row["limit_mib"] if row["oom"] else None),
         )
 
     def _all_runs(self, head: sqlite3.Row) -> Dict[str, Any]:
         """What a job's runs make together; the head's row has its own part only."""
         rows = self._db.execute(
             "SELECT energy_j, (end - start) * gpus, used_s, would_s, "
-            "CASE WHEN node = ?3 OR restarts < ?4 THEN end - start END, rest FROM job "
-            "WHERE job_id = ?1 AND cluster = ?2",
+            "CASE WHEN node = ?3 OR restarts < ?4 THEN end - start END, rest, "
+            "CASE WHEN oom THEN limit_mib END FROM job WHERE job_id = ?1 AND cluster = ?2 ORDER BY restarts",
             (head["job_id"], head["cluster"], head["node"], head["restarts"]),
         ).fetchall()
-        energy, gpu_s, used_s, would_s, run_s, rests = zip(*rows)
+        energy, gpu_s, used_s, would_s, run_s, rests, limits = zip(*rows)
         sums = {"energy_j": energy, "gpu_s": gpu_s, "used_s": used_s, "would_s": would_s, "run_s": run_s}
         known = {name: [value for value in values if value is not None] for name, values in sums.items()}
         return {
             **{name: sum(values) if values else None for name, values in known.items()},
+            "oom_limit_mib": next((limit for limit in reversed(limits) if limit is not None), None),
             "met": " ".join(rest_of(rest).met for rest in rests),
         }
 
