@@ -76,7 +76,9 @@ function M.parse(text)
   local kind, of_peak, of_request = match(context, "^([a-z]+)%.(%d+)%.(%d+)$")
   line.context = kind
   line.of_peak, line.of_request = number(of_peak, 999, 3), number(of_request, 999, 3)
-  line.optimizer, line.precision = match(line.job, "^([%w_+-]+)%.([%w_+-]+)")
+  local rarer
+  line.optimizer, line.precision, rarer = match(line.job, "^([%w_+-]+)%.([%w_+-]+)(.*)$")
+  line.more = rarer and match(rarer, "^%.([%w_+-]+)$")
   line.batch, line.knots = M.batch(batch), parse_knots(knots)
   if not kind or not CONTEXT[kind] or not line.of_peak or not line.of_request then
     return nil, "its context is not known"
@@ -187,8 +189,9 @@ end
 --- What the job's record says of the memory asked for.
 function M.record(line, gpu)
   local kind = gpu.type and match(gpu.type, "^[%w._+-]+$")
-  return format("est=%d,req=%d,by=%s,via=line%s,batch=%d,fp=%s", line.peak, line.request, line.by,
-    kind and ",gpu=" .. kind or "", line.at, line.fingerprint)
+  return format("est=%d,req=%d,by=%s,via=line%s,batch=%d,fp=%s,opt=%s,prec=%s%s", line.peak, line.request,
+    line.by, kind and ",gpu=" .. kind or "", line.at, line.fingerprint, line.optimizer, line.precision,
+    line.more and ",more=" .. line.more or "")
 end
 
 --- How the user is told of the line's part in it.

@@ -20,6 +20,7 @@ ROOMS_ALLOWED = {
     "site": {"slurm", "sharing"},
     "devcluster": {"slurm"},
     "node": {"slurm"},
+    "accounting": {"slurm"},
     "training": {"model", "memory"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package."""

@@ -16,7 +16,8 @@ from math import floor
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.memory.remembered import variant
+from slurm_gpumem.memory.types import INPUT_DTYPES, LOSSES, Estimate, Gpu, TrainingJob
 
 KEY = "memory-line"
 """Its key in a #GPUMEM line."""
@@ -186,30 +187,27 @@ def parse_line(text: str) -> MemoryLine:
 
 
 def job_words(job: TrainingJob) -> str:
-    """How a job is trained, but for its batch: "adam.fp32", "sgd.amp-bf16.checkpointing"."""
-    words = [job.optimizer, job.precision]
-    words += ["checkpointing"] if job.checkpointing else []
-    words += ["channels-last"] if job.channels_last else []
-    words += [f"accumulate-{job.grad_accumulation}"] if job.grad_accumulation > 1 else []
-    words += [f"loss-{job.loss}"] if job.loss != TrainingJob(1).loss else []
-    words += [f"input-{job.input_dtype}"] if job.input_dtype != "auto" else []
-    return ".".join(words)
+    """How a job is trained, but for its batch: "adam.fp32", "sgd.amp-bf16.ckpt+nhwc"."""
+    rarer = variant(job)
+    return f"{job.optimizer}.{job.precision}" + (f".{rarer}" if rarer else "")
 
 
 def job_of_words(text: str, batch: int) -> TrainingJob:
     """The job that `job_words` wrote."""
-    optimizer, *rest = text.split(".")
-    values: Dict[str, object] = {"optimizer": optimizer, "precision": rest[0] if rest else ""}
-    for word in rest[1:]:
-        key, _, value = word.partition("-")
-        if word == "checkpointing":
+    optimizer, _, rest = text.partition(".")
+    precision, _, rarer = rest.partition(".")
+    values: Dict[str, object] = {"optimizer": optimizer, "precision": precision}
+    for word in rarer.split("+") if rarer else ():
+        if word == "ckpt":
             values["checkpointing"] = True
-        elif word == "channels-last":
+        elif word == "nhwc":
             values["channels_last"] = True
-        elif key == "accumulate" and value.isascii() and value.isdigit():
-            values["grad_accumulation"] = int(value)
-        elif key in ("loss", "input"):
-            values["loss" if key == "loss" else "input_dtype"] = value
+        elif re.fullmatch("acc[0-9]{1,6}", word):
+            values["grad_accumulation"] = int(word[3:])
+        elif word in LOSSES:
+            values["loss"] = word
+        elif word in INPUT_DTYPES:
+            values["input_dtype"] = word
         else:
             raise _damaged(f"{word!r} is nothing a job can be")
     try:

@@ -4,7 +4,7 @@ Some estimators are too slow or need too much to be run again for a table: they 
 model. Their answers are kept beside the measurements, and `gpumem accuracy` scores them on the same rows.
 
     models/predictions-NAME.json.gz: {"format": "gpumem-predictions/1", "estimator": NAME,
-                                      "card": {how, figures}, "rows": {key of the run: [peak MiB, request MiB]}}
+        "card": {how, figures}, "rows": {key of the run: [peak MiB, request MiB]}}
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """GPUMemNet's two classifiers: ensembles of 13 small perceptrons, and of 13 small Transformer encoders.
 
-From the documents: 13 members, the perceptrons 1 to 7 and 1 to 6 layers deep with different numbers of neurons,
-classes of equal width in memory, cross-entropy, Adam. models/gpumemnet.md says what was assumed beyond that.
+From the documents: 13 members, the perceptrons 1 to 7 and 1 to 6 layers deep with different numbers of
+neurons, classes of equal width in memory, cross-entropy, Adam. models/gpumemnet.md says what was assumed
+beyond that.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Perceptrons(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A member of the Transformer-based ensemble: the sequence of layers, and the other features beside it."""
+    """A member of the Transformer-based ensemble: the sequence of layers, the other features beside it."""
 
     def __init__(self, inputs: int, tokens: int, classes: int, shape: Tuple[int, int, int]) -> None:
         super().__init__()

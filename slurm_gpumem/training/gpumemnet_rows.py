@@ -1,9 +1,9 @@
 """What GPUMemNet looks at: counts of layers, totals and the sequence of layers of a model summary.
 
 The features are those of the documents (dissertation, section 5.4.4; paper, section 4.3): batch size,
-parameters, activations, activations times batch size, the number of layers of each type, the activation function
-as a point on a circle, and, for the Transformer-based estimator, a tuple (type, activations, parameters)
-for every layer. Neither the optimizer nor the precision is among them.
+parameters, activations, activations times batch size, the number of layers of each type, the activation
+function as a point on a circle, and, for the Transformer-based estimator, a tuple (type, activations,
+parameters) for every layer. Neither the optimizer nor the precision is among them.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _row(run: MeasuredRun, summary: ModelSummary) -> NetRow:
             sin(angle),
             cos(angle),
         ),
-        sequence=_shortened([_one_of(kind) + (log1p(made), log1p(own)) for kind, made, own in layers]),
+        sequence=_shortened([(*_one_of(kind), log1p(made), log1p(own)) for kind, made, own in layers]),
     )
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from slurm_gpumem import estimate
 from slurm_gpumem.devcluster.jobs import wait_for_job
-from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.sizes import ceil_div
 from slurm_gpumem.slurm.record import parse_record
 
@@ -54,13 +53,16 @@ def test_the_record_is_behind_the_users_comment(desk: Any) -> None:
     guess = expected(desk, 64)
     comment = desk.comment(job)
     assert comment.startswith("mine, 'own' gpumem/1:")
-    assert parse_record(comment) == {
+    record = parse_record(comment) or {}
+    described = {key: record.pop(key) for key in ("model", "fp", "opt", "prec", "parts")}
+    assert (described["model"], described["opt"], described["prec"]) == ("summary", "adam", "fp32")
+    assert sum(map(int, described["parts"].split("+"))) == guess.peak_mib
+    assert record == {
         "est": str(guess.peak_mib),
         "req": str(guess.request_mib),
         "by": "horus",
         "gpu": "a100",
         "batch": "64",
-        "fp": read_summary(desk.folder / "summary.txt").fingerprint,
         "shards": str(ceil_div(guess.request_mib, 1024)),
         "oom": "fail",
     }

@@ -41,7 +41,7 @@ def draw_line(draw: random.Random) -> MemoryLine:
     return MemoryLine(
         f"{draw.getrandbits(64):016x}",
         draw.choice(("corrected", "structural")),
-        draw.choice(("adam.fp32", "sgd-momentum.amp-bf16.checkpointing")),
+        draw.choice(("adam.fp32", "sgd-momentum.amp-bf16.acc4+ckpt")),
         draw.choice(CONTEXTS),
         draw.randint(0, 140),
         draw.randint(0, 140),
@@ -111,7 +111,8 @@ def test_a_memory_line_gives_the_shards_of_its_batch(play: Player) -> None:
     assert played.job["tres_per_node"] == "gres:shard:20"
     assert played.user == ["gpumem: --gres=gpu:1 became --gres=shard:20 (one GPU has 40) for batch 128"]
     assert played.job["comment"] == (
-        "gpumem/1:est=14091,req=19485,by=corrected,via=line,gpu=a100,batch=128,fp=ac00cd478b3c4d5e,shards=20"
+        "gpumem/1:est=14091,req=19485,by=corrected,via=line,gpu=a100,batch=128,fp=ac00cd478b3c4d5e,"
+        "opt=adam,prec=fp32,shards=20"
     )
 
 
