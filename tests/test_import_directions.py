@@ -21,6 +21,7 @@ ROOMS_ALLOWED = {
     "devcluster": {"slurm"},
     "node": {"slurm"},
     "recovery": {"node", "sharing", "slurm"},
+    "accounting": {"slurm"},
     "training": {"model", "memory"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package."""

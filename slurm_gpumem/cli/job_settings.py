@@ -7,6 +7,8 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.memory import memory_line
+from slurm_gpumem.memory.memory_line import MemoryLine
 from slurm_gpumem.memory.types import TrainingJob
 from slurm_gpumem.sizes import parse_mib
 from slurm_gpumem.slurm.directives import Directive
@@ -22,6 +24,9 @@ _YES = {
     "off": False,
     "0": False,
 }
+
+
+FILES, DIRECTIVES, ENVIRONMENT, OPTIONS = range(4)
 
 
 class Setting(NamedTuple):
@@ -60,6 +65,43 @@ class JobSettings:
         if mib < 1:
             raise UsageError(f"{mem.origin}: GPU memory must be more than nothing, not {mem.value!r}")
         return mib
+
+    @property
+    def memory_line(self) -> Optional[MemoryLine]:
+        """The script's memory line; None without one, or where a model or `mem` says more."""
+        setting = self._settings.get(memory_line.KEY)
+        if setting is None or self.model is not None or self.mem_mib is not None:
+            return None
+        try:
+            line = memory_line.parse_line(setting.value)
+        except UsageError as error:
+            raise UsageError(f"{setting.origin}: {error}") from None
+        # What a file presets is for jobs that do not say; the line says.
+        given = {key: self._name(key) for key in ("optimizer", "precision") if self._layer(key) > FILES}
+        wrong = memory_line.check_settings(line, given)
+        if wrong:
+            raise UsageError(f"{setting.origin}: {wrong}.\nMake it anew, or add --model summary.txt.")
+        return line
+
+    def stale_line(self, fingerprint: str, job: TrainingJob) -> Optional[str]:
+        """Why the script's memory line is not this model's and job's, where it has one; None when it is."""
+        setting = self._settings.get(memory_line.KEY)
+        if setting is None:
+            return None
+        try:
+            line = memory_line.parse_line(setting.value)
+        except UsageError as error:
+            return f"{setting.origin}: {error}"
+        if line.fingerprint == fingerprint and line.job == memory_line.job_words(job):
+            return None
+        return (
+            f"{setting.origin}: the {memory_line.KEY} was made from another summary or another way to train; "
+            "sbatch would go by it: make it anew with gpumem estimate --directive --write"
+        )
+
+    def line_batch(self, line: MemoryLine) -> int:
+        """The batch size for a memory line: its own where nothing says one."""
+        return (self._number("batch-size") if self._layer("batch-size") > FILES else None) or line.batch
 
     @property
     def gpu(self) -> Optional[str]:
@@ -110,6 +152,10 @@ class JobSettings:
         given = {key: value for key, value in values.items() if value is not None}
         return TrainingJob(batch_size=batch, gpus=gpus, **given)  # type: ignore[arg-type]
 
+    def _layer(self, key: str) -> int:
+        setting = self._settings.get(key)
+        return FILES if setting is None else setting.layer
+
     def _name(self, key: str) -> Optional[str]:
         """A name as it is known, however it was written: "AdamW", "sgd_momentum"."""
         text = self.text(key)
@@ -144,9 +190,6 @@ class JobSettings:
             if os.path.exists(beside):
                 return beside
         return model.value
-
-
-FILES, DIRECTIVES, ENVIRONMENT, OPTIONS = range(4)
 
 
 def job_settings(
