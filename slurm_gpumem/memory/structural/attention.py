@@ -38,10 +38,12 @@ def projections(node: Node) -> List[Node]:
     if not leaves:
         return []
     first = leaves[0].row
-    if not first.outputs or not first.inputs:
+    if not first.outputs or (not first.inputs and family_of(first.kind) == "conv"):
         return []
     axis = 1 if family_of(first.kind) == "conv" else -1
-    wide, narrow = first.outputs[0][axis], first.inputs[0][axis]
+    wide = first.outputs[0][axis]
+    # Where the text does not say what a layer takes, its weights do.
+    narrow = first.inputs[0][axis] if first.inputs else first.params // max(1, wide)
     if len(leaves) < 4 and narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
         return leaves[:1]
     if len(leaves) >= 2 and leaves[1].row.outputs and leaves[1].row.outputs[0][axis] == 2 * wide:
@@ -139,7 +141,10 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     tokens = ((distances ** (1 / dimensions) + 1) / 2) ** dimensions if table else shape[-2]
     walk.param(table, trainable=row.trainable)
     out = walk.tape.new(shape, x.elements, walk.low)
-    if called:
+    matrix = _matrix(node)
+    if matrix is not None:
+        _eager(walk, (fused,), out, walk.count(matrix), drops=_drops_matrix(node))
+    elif called:
         # The bias is computed from distances: [.., 2w - 1, 2w - 1, 2].
         distances_shape = next((child.row.inputs[0] for child in called if child.row.inputs), shape)
         for child in called:
@@ -156,6 +161,10 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     final = walk.tape.new(shape, x.elements, walk.low)
     walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True)
     walk.give(final)
+    if matrix is not None:
+        for child in called:
+            if child.row.outputs[:1] != (matrix,):
+                run(walk, child)
 
 
 def container(walk: Walk, node: Node, run: Run) -> None:
@@ -178,7 +187,11 @@ def container(walk: Walk, node: Node, run: Run) -> None:
             walk.give(out)
         elif not done and made and not child.children and family_of(row.kind) in _BETWEEN:
             if family_of(row.kind) in ("layer_norm", "rms_norm") and row.outputs:
-                made = _normalized(walk, row, made)
+                normalized = _normalized(walk, row, made)
+                if normalized is None:
+                    run(walk, child)
+                else:
+                    made = normalized
         elif not done and made and not child.children and family_of(row.kind) == "embedding":
             # A bias for each distance, added to the scores.
             walk.param(row.params, trainable=row.trainable)
@@ -192,15 +205,18 @@ def container(walk: Walk, node: Node, run: Run) -> None:
         attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix, style=style)
 
 
-def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> List[Tensor]:
-    """Queries or keys go through a normalization of their own."""
-    params = walk.param(row.params, trainable=row.trainable)
+def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> Optional[List[Tensor]]:
+    """Queries or keys go through a normalization of their own: the last that was made of that size.
+
+    None where none has it: what will become keys and values is normalized before.
+    """
     count = walk.count(row.outputs[0])
-    source = made[0]
-    wide = walk.widened(source) if source.elements == count else source
-    out = walk.tape.new(row.outputs[0], count, walk.wide if walk.amp else source.width)
-    walk.tape.op((wide,), out, saved=(wide,), params=params)
-    return [*made[1:], out] if source.elements == count else [*made, out]
+    for index in range(len(made) - 1, -1, -1):
+        if made[index].elements == count:
+            source = walk.tape.view(made[index], row.outputs[0])
+            out = walk.tape.view(rule_for(row)(walk, row, source), made[index].shape)
+            return [*made[:index], out, *made[index + 1 :]]
+    return None
 
 
 def _matrix(node: Node) -> Optional[Shape]:

@@ -26,6 +26,8 @@ _SMALL_KERNEL = 9
 _FEW_PIXELS = 49
 _CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
 _WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][dD]$|^FeatureAlphaDropout$")
+_CENTRED = (9, 25, 49, 81, 121, 169, 961, 3, 5, 7, 31, 27)
+"""Kernels of convolutions that treat each channel for itself: of odd sides."""
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 
 
@@ -55,23 +57,29 @@ def _taps_and_groups(
 ) -> Tuple[int, int]:
     if out < 1 or channels < 1 or not params:
         return (prod(kernel) if kernel else 1), 1
-    for per_output in (params / out, params / out - 1):
-        if per_output < 1 or per_output != int(per_output):
-            continue
-        count = int(per_output)
-        if kernel:
-            taps = prod(kernel)
+    counts = [params // out - bias for bias in (0, 1) if params % out == 0 and params // out > bias]
+    if kernel:
+        taps = prod(kernel)
+        for count in counts:
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
-            continue
-        if count % channels == 0 and (
-            count // channels in _TAPS or count // channels == isqrt(count // channels) ** 2
-        ):
+        return 1, 1
+    # The usual first: one group, then one for each channel; others are rare.
+    for count in counts:
+        if count % channels == 0 and _is_kernel(count // channels):
             return count // channels, 1
+    for count in counts:
+        if count in _CENTRED and out % channels == 0:
+            return count, channels
+    for count in counts:
         for taps in _TAPS[1:]:
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
     return 1, 1
+
+
+def _is_kernel(taps: int) -> bool:
+    return taps in _TAPS or taps == isqrt(taps) ** 2
 
 
 def may_take(row: Layer, shape: Shape) -> bool:
@@ -256,6 +264,13 @@ def _composed_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         return walk.tape.op(
             (half, shifted), walk.make(output_shape(row, x), wide.width), saved=(half, shifted)
         )
+    if row.kind == "ErfGELU":
+        # x · 0.5 · (1 + erf(x / √2)): the error function keeps its input, the product both factors.
+        half = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
+        scaled = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
+        curve = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
+        walk.tape.op((scaled,), curve, saved=(scaled,), work=(x.bytes,))
+        return walk.tape.op((half, curve), walk.make(output_shape(row, x), x.width), saved=(half, curve))
     gate = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
     walk.tape.op((x,), gate, saved=(gate,), work=(x.bytes,))
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)

@@ -10,6 +10,7 @@ from slurm_gpumem.memory.structural.kinds import (
     has_decoder,
     keeps_cache,
     ties_output,
+    upsamples_logits,
 )
 from slurm_gpumem.memory.structural.layers import input_shape
 from slurm_gpumem.memory.structural.tape import Tensor
@@ -40,6 +41,7 @@ def start(walk: Walk, tree: List[Node]) -> None:
         walk.tape.inputs.append(tensor.store)
         walk.give(tensor)
     walk.cur = walk.recent[shapes[0]]
+    walk.sent = shapes[0]
 
 
 def _tied(walk: Walk) -> int:
@@ -51,7 +53,8 @@ def _tied(walk: Walk) -> int:
     if table is None or not heads or not table.params:
         return 0
     same = heads[-1].params - table.params in (0, heads[-1].outputs[0][-1])
-    walk.ties_head = same and ties_output(model)
+    width = max(1, table.outputs[0][-1]) if table.outputs else 1
+    walk.ties_head = same and ties_output(model, width, table.params // width)
     copies = int(walk.ties_head)
     if has_decoder(model):
         # The encoder's and the decoder's embedding are the same weights.
@@ -95,6 +98,9 @@ def finish(walk: Walk) -> None:
         biased = walk.tape.new(logits.shape, logits.elements, walk.wide, grad=logits.grad)
         logits = walk.tape.op((logits,), biased, alias=not walk.amp)
     walk.tape.survivors.append(logits)
+    if upsamples_logits(walk.summary.name) and len(logits.shape) == len(walk.sent) == 4:
+        whole = walk.make((*logits.shape[:2], *walk.sent[2:]), logits.width)
+        logits = walk.tape.op((logits,), whole)
     if walk.job.loss == "none":
         total = walk.tape.new((), 1, walk.wide, grad=logits.grad)
         walk.tape.op((logits,), total)

@@ -9,6 +9,7 @@ from slurm_gpumem.memory.structural.kinds import (
     drops_branches,
     family_of,
     has_branches,
+    hidden_activation,
     is_attention,
     is_gate,
     may_add_input,
@@ -22,6 +23,11 @@ from slurm_gpumem.model.types import Layer, Shape
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
 _TRANSFORMER_NORMS = ("layer_norm", "rms_norm", "affine")
 _HALVED = (*_ACTIVATIONS, *_TRANSFORMER_NORMS)
+_ACTIVATES = (
+    *("relu", "hard", "input_act", "output_act", "composed_act"),
+    *("batch_norm_act", "group_norm_act", "rnn", "rnn_cell", "mha"),
+)
+_PASSING = ("identity", "dropout", "drop_path", "layer_scale")
 _MOST_SCALES = 4
 _RELU = Layer(kind="ReLU", attributes=(("inplace", "False"),))
 
@@ -60,6 +66,9 @@ def _leaf(walk: Walk, node: Node) -> None:
             walk.scopes[-1].half = x
             walk.give(rule_for(row)(walk, row, x))
             return
+    elif family in _PASSING and taken is not None and walk.holds(taken):
+        # What was just made, seen otherwise: not the block's input, although that may have the same shape.
+        x = walk.take(walk.tape.view(walk.cur, taken))
     else:
         x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
@@ -70,11 +79,40 @@ def _leaf(walk: Walk, node: Node) -> None:
             walk.stream = out
         return
     out = walk.give(rule_for(row)(walk, row, x))
+    if node.activated:
+        walk.activated.add(walk.give(rule_for(_RELU)(walk, _RELU, walk.take(out))).slot)
+        return
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
         walk.activated.add(out.slot)
         if x.slot in walk.halves:
             # One half, activated, gates the other.
             walk.multiply(out, x)
+
+
+def _activates(kind: str) -> bool:
+    """Whether a module of this class is an activation or may have one that no row shows."""
+    family = family_of(kind)
+    return family in _ACTIVATES or (not family and is_attention(kind))
+
+
+def _mark_functional(nodes: List[Node], *, adds: bool) -> None:
+    """In a model without any activation row, mark the layers behind which a function must be one.
+
+    That is behind a normalization or, where none follows, behind a convolution; not at the end of a block
+    that adds its input, where it acts on the sum.
+    """
+    layers = [node for node in nodes if node.row.called]
+    for index, node in enumerate(layers):
+        family = family_of(node.row.kind)
+        following = layers[index + 1 :]
+        if node.children:
+            _mark_functional(node.children, adds=may_add_input(node.row.kind) or (adds and not following))
+        elif family == "batch_norm":
+            more = any(family_of(other.row.kind) == "conv" for other in following)
+            node.activated = more if adds else True
+        elif family == "conv":
+            normed = bool(following) and "norm" in family_of(following[0].row.kind)
+            node.activated = not normed and not adds and len(node.row.outputs) == 1
 
 
 def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
@@ -196,6 +234,10 @@ def _container(walk: Walk, node: Node) -> None:
     walk.tape.label = row.kind
     if len(walk.tape.ops) == first_op and walk.cur is entry:
         walk.give(entry)
+    hidden = hidden_activation(row.kind)
+    if hidden and len(node.children) == 1 and family_of(node.children[0].row.kind) == "linear":
+        act = Layer(kind=hidden)
+        walk.give(rule_for(act)(walk, act, walk.take(walk.cur)))
     _finish(walk, node, scope, own, adds and not merged)
     walk.scopes.pop()
     walk.tape.hold(entry)
@@ -321,5 +363,7 @@ def _gates(cur: Tensor, entry: Tensor) -> bool:
 
 def run_all(walk: Walk, nodes: List[Node]) -> None:
     """Walk the top-level modules."""
+    if not any(_activates(row.kind) for row in walk.summary.layers):
+        _mark_functional(nodes, adds=False)
     for node in nodes:
         run(walk, node)
