@@ -78,7 +78,7 @@ def ends_attention(walk: Walk, node: Node, packed: List[Tensor]) -> bool:
 def uses_weights_only(node: Node) -> bool:
     """Whether this is attention whose projections were never called: it uses their weights itself."""
     row = node.row
-    if not is_attention(row.kind) or not row.called:
+    if not is_attention(row.kind) or not row.called or node.guessed:
         return False
     if not node.children:
         return row.params > 0 and bool(row.outputs) and not row.hidden and row.leaf

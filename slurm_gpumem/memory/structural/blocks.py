@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.memory.structural.kinds import family_of, may_add_input
+from slurm_gpumem.memory.structural.kinds import family_of, is_gate, may_add_input
 from slurm_gpumem.memory.structural.patterns import (
     Pattern,
     Style,
+    gate_nodes,
     holds_several,
     pattern_of,
     shortcut_pattern,
@@ -24,7 +25,10 @@ from slurm_gpumem.model.types import Layer, ModelSummary, Shape
 
 _NOTICEABLE = 0.02
 """Share of all outputs that must be unexplained before unknown classes count as hidden blocks."""
-_SAME_SHAPE = ("relu", "hard", "input_act", "output_act", "batch_norm", "batch_norm_act")
+_SAME_SHAPE = (
+    *("relu", "hard", "input_act", "output_act"),
+    *("batch_norm", "batch_norm_act", "layer_norm", "rms_norm"),
+)
 _MOST_REPEATS = 96
 _SCALES = (0.1, 30.0)
 
@@ -63,6 +67,8 @@ class _Block:
         self.node = node
         self.shape = shape
         self.style = style
+        self.gate = is_gate(node.row.kind) and len(shape) == 4
+        """It computes one number for each channel, and its input is scaled by them."""
         self.several = holds_several(node.row.kind) and not node.shortcut
         self.pattern: Pattern = (
             shortcut_pattern() if node.shortcut else pattern_of(node.row, shape, style, parent)
@@ -72,6 +78,8 @@ class _Block:
 
     def outputs(self, summary: ModelSummary, batch: int) -> Tuple[float, float]:
         """Outputs that torchinfo counts in one repeat: (of inner layers, of the others)."""
+        if self.gate:
+            return 0.0, 0.0
         each = summary.elements(self.shape, batch)
         inner = sum(step.width for step in self.pattern.steps if step.inner and step.counts(self.style))
         outer = sum(step.width for step in self.pattern.steps if not step.inner and step.counts(self.style))
@@ -81,6 +89,9 @@ class _Block:
         """Make the children."""
         node = self.node
         node.guessed = True
+        if self.gate:
+            node.children = gate_nodes(self.shape, node.row.params)
+            return
         node.children = self.pattern.nodes(self.shape, node.row.params, self.repeats, self.scale)
 
 
