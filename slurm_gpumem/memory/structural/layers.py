@@ -26,6 +26,8 @@ _SMALL_KERNEL = 9
 _FEW_PIXELS = 49
 _CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
 _WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][dD]$|^FeatureAlphaDropout$")
+_USUAL_TAPS = {3: (3, 1, 5, 7, 9), 4: (9, 1, 25, 49), 5: (27, 1, 9, 3, 125)}
+"""By the dimensions of a tensor, commonest first."""
 _CENTRED = (9, 25, 49, 81, 121, 169, 961, 3, 5, 7, 31, 27)
 """Kernels of convolutions that treat each channel for itself: of odd sides."""
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
@@ -82,6 +84,24 @@ def _is_kernel(taps: int) -> bool:
     return taps in _TAPS or taps == isqrt(taps) ** 2
 
 
+def first_convolution(row: Layer, *, cuts_patches: bool) -> Tuple[int, Tuple[int, ...]]:
+    """Channels of what a model's first convolution takes, and how much it mostly shrinks each size.
+
+    An even kernel cuts patches in models with layer norms; elsewhere its patches overlap by half.
+    """
+    out = max(1, row.outputs[0][1])
+    dimensions = len(row.outputs[0]) - 2
+    for channels in (3, 1, 4, 2):
+        taps, groups = taps_and_groups(row, channels)
+        side = round(taps ** (1 / dimensions))
+        if groups == 1 and side**dimensions == taps and row.params - out * channels * taps in (0, out):
+            if side % 2 == 0:
+                return channels, (max(2, side if cuts_patches else side // 2),) * dimensions
+            return channels, ((2,) * dimensions if dimensions == 2 else (1,) * dimensions)
+    # Frames of a film are not shrunk with their pixels.
+    return 3, (2, 2) if dimensions == 2 else (1, *(2,) * (dimensions - 1))
+
+
 def may_take(row: Layer, shape: Shape) -> bool:
     """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
     if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
@@ -102,7 +122,8 @@ def needed_channels(row: Layer) -> Iterator[int]:
     """Input channels that an ungrouped convolution's parameters allow, usual kernels first."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 2 else 0
     for per_output in (row.params // out, row.params // out - 1) if out > 0 else ():
-        for taps in (prod(row.kernel),) if row.kernel else (9, 1, 25, 49, 4, 16, 27):
+        rank = len(row.outputs[0])
+        for taps in (prod(row.kernel),) if row.kernel else _USUAL_TAPS.get(rank, _USUAL_TAPS[4]):
             if per_output >= taps and per_output % taps == 0:
                 yield per_output // taps
 

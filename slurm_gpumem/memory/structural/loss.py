@@ -12,7 +12,7 @@ from slurm_gpumem.memory.structural.kinds import (
     ties_output,
     upsamples_logits,
 )
-from slurm_gpumem.memory.structural.layers import input_shape
+from slurm_gpumem.memory.structural.layers import first_convolution, input_shape
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Walk
@@ -30,7 +30,8 @@ def start(walk: Walk, tree: List[Node]) -> None:
     shapes = list(walk.summary.input_shapes)
     integers = first is not None and family_of(first.row.kind).startswith("embedding")
     if not shapes and first is not None:
-        shape = _batch_shape(first)
+        norms = any(family_of(row.kind) == "layer_norm" for row in walk.summary.layers)
+        shape = _batch_shape(first, cuts_patches=norms or walk.has_guesses)
         shapes = [shape] if shape else []
     if not shapes:
         shapes = [(walk.summary.batch or -1,)]
@@ -79,14 +80,14 @@ def _first_leaf(tree: List[Node]) -> Optional[Node]:
     return None
 
 
-def _batch_shape(node: Node) -> Optional[Shape]:
+def _batch_shape(node: Node, *, cuts_patches: bool) -> Optional[Shape]:
     given = input_shape(node.row)
     if given or not node.row.outputs:
         return given
     made = node.row.outputs[0]
-    if len(made) == 4:
-        # An image of three channels, which the first convolution mostly halves.
-        return (made[0], 3, 2 * made[2], 2 * made[3])
+    if len(made) > 3 and family_of(node.row.kind) == "conv":
+        channels, shrinks = first_convolution(node.row, cuts_patches=cuts_patches)
+        return (made[0], channels, *(size * factor for size, factor in zip(made[2:], shrinks)))
     return made
 
 

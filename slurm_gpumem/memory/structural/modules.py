@@ -120,10 +120,29 @@ def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
     shape = input_shape(row)
     if shape is not None and "inputs" not in row.derived:
         return shape
-    for candidate in (walk.cur.shape, shape, *reversed(walk.recent)):
+    known = shape if shape in walk.recent else None
+    for candidate in (walk.cur.shape, known):
         if candidate is not None and may_take(row, candidate):
             return candidate
-    return _concatenated(walk, row) or shape
+    joined = _concatenated(walk, row)
+    if joined is not None:
+        return joined
+    for candidate in (shape, *reversed(walk.recent)):
+        if candidate is not None and may_take(row, candidate):
+            return candidate
+    return _transposed(walk, row) or shape
+
+
+def _transposed(walk: Walk, row: Layer) -> Optional[Shape]:
+    """A sequence whose features stand last, as a convolution over time takes it."""
+    for made in (walk.cur, *reversed(walk.recent.values())):
+        if len(made.shape) != 3:
+            continue
+        turned = (made.shape[0], made.shape[2], made.shape[1])
+        if may_take(row, turned):
+            walk.recent[turned] = walk.tape.view(made, turned)
+            return turned
+    return None
 
 
 def _concatenated(walk: Walk, row: Layer) -> Optional[Shape]:
@@ -363,7 +382,7 @@ def _gates(cur: Tensor, entry: Tensor) -> bool:
 
 def run_all(walk: Walk, nodes: List[Node]) -> None:
     """Walk the top-level modules."""
-    if not any(_activates(row.kind) for row in walk.summary.layers):
+    if not walk.has_guesses and not any(_activates(row.kind) for row in walk.summary.layers):
         _mark_functional(nodes, adds=False)
     for node in nodes:
         run(walk, node)

@@ -257,7 +257,9 @@ def _convolutions(kind: str, params: float, width: int, style: Style) -> Tuple[S
         smooth = style.mobile_activation
         wide = min(6.0, max(1.0, params / (2.5 * width * width)))
         middle = Step(smooth, wide, inner=True)
-        return (*pair(wide, 0.45), middle, *pair(wide, 0.1), middle, *pair(1, 0.45, inner=False))
+        # torchvision's MBConv scales its channels by squeeze and excitation, which keeps what it scales.
+        gate = (Step("Multiply", wide, inner=True),) if kind == "MBConv" else ()
+        return (*pair(wide, 0.45), middle, *pair(wide, 0.1), middle, *gate, *pair(1, 0.45, inner=False))
     if _MODERN.search(kind) or style.layer_norms:
         wide = max(0.5, params / (2.0 * width * width))
         depthwise = (Step("Conv2d", 1, 0.02), Step("LayerNorm2d", 1))
