@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Callable, List, Optional, Sequence
 
-from slurm_gpumem.memory.structural.kinds import computes_matrix, family_of, is_attention
+from slurm_gpumem.memory.structural.kinds import computes_matrix, family_of, is_attention, position_scores
 from slurm_gpumem.memory.structural.layers import input_shape, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
@@ -17,6 +17,8 @@ Run = Callable[[Walk, Node], None]
 
 _MOST_HEADS = 64
 _WINDOW_HEAD = 32
+_WINDOW_TOKENS = 49
+_MOST_POSITIONS = 512
 _PROJECTIONS = ("linear", "conv")
 _BETWEEN = (
     "identity",
@@ -175,7 +177,12 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     matrix = _matrix(node)
     written_out = computes_matrix(node.row.kind)
     drops = (written_out and node.row.kind == "T5Attention") or _drops_matrix(node)
-    style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops())
+    positions = position_scores(node.row.kind)
+    style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops(), positions)
+    if matrix is None and "Window" in node.row.kind and node.row.outputs:
+        # Hidden: the usual windows of 7 x 7 tokens and heads of 32.
+        shape = node.row.outputs[0]
+        matrix = (*shape[:-1], max(1, shape[-1] // _WINDOW_HEAD), _WINDOW_TOKENS)
     done = False
     for child in node.children:
         row = child.row
@@ -251,6 +258,8 @@ class _Style:
     """The matrix is computed although no row shows it."""
     drops: bool = False
     """Dropout acts on the matrix, so that a mask and the result are kept besides it."""
+    positions: int = 0
+    """Scores with so many relative positions are kept too; -1: as many as there are distances; 0: none."""
 
 
 def attend(
@@ -269,10 +278,21 @@ def attend(
     if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
         made = _cached(walk, made)
     if matrix is not None:
+        if style.positions:
+            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, matrix[-1])
+            kept = (walk.count(matrix) // matrix[-1] * columns * walk.low,) * 2
+            first = walk.tape.new((), made[0].elements, walk.low)
+            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
         _eager(walk, made, out, walk.count(matrix), drops=style.drops)
     elif style.written_out:
         keys = made[1 if len(made) == 3 else 0].shape
         tokens = max(1, prod(keys[1:-1]))
+        if style.positions:
+            # The scores of queries and keys with positions, from which those of each pair are gathered.
+            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, tokens)
+            kept = (count // walk.head * columns * walk.low,) * 2
+            first = walk.tape.new((), made[0].elements, walk.low)
+            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
         _eager(walk, made, out, count // walk.head * tokens, drops=style.drops)
     elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)

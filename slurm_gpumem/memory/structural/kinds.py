@@ -78,6 +78,9 @@ _TIED_WHEN_SMALL = re.compile(r"Llama|Qwen|Olmo2|Granite|Smol")
 _SMALL_WIDTH = 3072
 _LARGE_VOCABULARY = 49_000
 _WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
+_POSITIONS = re.compile(r"^Deberta|^Disentangled")
+_BUCKETS = 512
+"""Both directions of DeBERTa-v2's position buckets."""
 # transformers' layers in the manner of Bart; their default probability is 0.1.
 _FUNCTIONAL_DROPOUT = re.compile(
     r"^(?:M?Bart|Marian|Pegasus\w*|Blenderbot\w*|M2M100|LED|OPT|PLBart|FSMT|XGLM)(?:Encoder|Decoder)Layer$"
@@ -108,6 +111,14 @@ def is_attention(kind: str) -> bool:
 def computes_matrix(kind: str) -> bool:
     """Whether attention of this class writes its matrix out although no row shows it."""
     return bool(_WRITTEN_OUT.search(kind))
+
+
+@lru_cache(maxsize=4096)
+def position_scores(kind: str) -> int:
+    """Relative positions whose scores attention of this class keeps: -1 for all distances, 0 for none."""
+    if not _POSITIONS.search(kind):
+        return 0
+    return _BUCKETS if "V2" in kind else -1
 
 
 @lru_cache(maxsize=4096)

@@ -29,6 +29,7 @@ _ACTIVATES = (
 )
 _PASSING = ("identity", "dropout", "drop_path", "layer_scale")
 _MOST_SCALES = 4
+_SILU = Layer(kind="SiLU")
 _RELU = Layer(kind="ReLU", attributes=(("inplace", "False"),))
 
 
@@ -79,8 +80,8 @@ def _leaf(walk: Walk, node: Node) -> None:
             walk.stream = out
         return
     out = walk.give(rule_for(row)(walk, row, x))
-    if node.activated:
-        walk.activated.add(walk.give(rule_for(_RELU)(walk, _RELU, walk.take(out))).slot)
+    if node.activated is not None:
+        walk.activated.add(walk.give(rule_for(node.activated)(walk, node.activated, walk.take(out))).slot)
         return
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
         walk.activated.add(out.slot)
@@ -108,11 +109,27 @@ def _mark_functional(nodes: List[Node], *, adds: bool) -> None:
         if node.children:
             _mark_functional(node.children, adds=may_add_input(node.row.kind) or (adds and not following))
         elif family == "batch_norm":
-            more = any(family_of(other.row.kind) == "conv" for other in following)
-            node.activated = more if adds else True
+            if not adds or any(family_of(other.row.kind) == "conv" for other in following):
+                node.activated = _RELU
         elif family == "conv":
             normed = bool(following) and "norm" in family_of(following[0].row.kind)
-            node.activated = not normed and not adds and len(node.row.outputs) == 1
+            if not normed and not adds and len(node.row.outputs) == 1:
+                node.activated = _RELU
+
+
+def _mark_group_norms(nodes: List[Node]) -> None:
+    """Mark group norms in front of a convolution in blocks without an activation row: diffusion models
+    call theirs as a function, on what was normalized."""
+    layers = [node for node in nodes if node.row.called]
+    families = [family_of(node.row.kind) for node in layers]
+    silent = not any(family in _ACTIVATES for family in families)
+    for index, node in enumerate(layers):
+        if node.children:
+            _mark_group_norms(node.children)
+        elif silent and families[index] == "group_norm":
+            after = [family for family in families[index + 1 :] if family not in ("dropout", "identity")]
+            if after[:1] == ["conv"]:
+                node.activated = _SILU
 
 
 def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
@@ -384,5 +401,7 @@ def run_all(walk: Walk, nodes: List[Node]) -> None:
     """Walk the top-level modules."""
     if not walk.has_guesses and not any(_activates(row.kind) for row in walk.summary.layers):
         _mark_functional(nodes, adds=False)
+    if any(family_of(row.kind) == "group_norm" for row in walk.summary.layers):
+        _mark_group_norms(nodes)
     for node in nodes:
         run(walk, node)

@@ -33,7 +33,23 @@ _DENSE = re.compile(r"Dense_?Layer$")
 _DROPPING = re.compile(
     r"^(?:Bert|Roberta|XLM|Camembert|Electra|DistilBert|GPT2|OPT|Bart|T5|Deberta|Ernie|MPNet|Marian|Pegasus)"
 )
+# transformers' own classes, and those of them with one layer for queries, keys and values.
+_LIBRARY_MODEL = re.compile(r"For[A-Z]\w+$|LMHead|^[A-Z]\w+Model$")
+_FUSED = re.compile(r"GPT2|GPTNeoX|GPTBigCode|Bloom|Falcon|CodeGen|Mpt|Phi3|Persimmon|ModernBert")
 _SMOOTH = ("input_act", "hard")
+
+
+def _attention_class(names: str) -> str:
+    """What to call hidden attention in such a model: some classes write their matrix out."""
+    if "Swin" in names:
+        return "HiddenWindowAttention"
+    for word, kind in (("T5", "T5Attention"), ("BigBird", "BigBirdSelfAttention")):
+        if word in names:
+            return kind
+    for word in ("DebertaV2", "Deberta", "XLNet", "Funnel"):
+        if word in names:
+            return f"{word}Attention"
+    return "HiddenAttention"
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,10 @@ class Style:
     gated: bool
     grouped: bool
     """Fewer heads for keys than for queries, as language models since Llama 2 have."""
+    separate: bool
+    """Queries, keys and values are made by three layers, as in transformers, not by one."""
+    attention: str
+    """The class that stands for hidden attention."""
     drops: bool
     counts_norms: bool
     """Whether torchinfo counts the outputs of batch norms: not when they carry their activation inside."""
@@ -73,9 +93,11 @@ class Style:
             activation=smooth[0] if smooth and not sharp else "ReLU",
             mobile_activation=smooth[0] if smooth else ("ReLU" if sharp else "SiLU"),
             gelu="NewGELUActivation" if _CUBIC.search(names) else ("SiLU" if gated else "GELU"),
-            norm="LlamaRMSNorm" if gated else "LayerNorm",
+            norm="LlamaRMSNorm" if gated else ("T5LayerNorm" if "T5LayerNorm" in families else "LayerNorm"),
             gated=gated,
             grouped=gated and not _UNGROUPED.search(names),
+            separate=bool(_LIBRARY_MODEL.search(summary.name)) and not _FUSED.search(summary.name),
+            attention=_attention_class(names),
             drops=bool(_DROPPING.search(summary.name)),
             counts_norms="batch_norm_act" not in families.values(),
         )
@@ -201,6 +223,9 @@ def _attention(style: Style, group: str, share: float = 1.0, *, convolves: bool 
             Step("Linear", 0.25, 0.1 * share, group=group, takes=1.0),
             Step("Linear", 1.0, 0.4 * share, group=group, takes=1.0),
         )
+    if style.separate and not convolves:
+        projection = Step("Linear", 1.0, 0.25 * share, group=group, takes=1.0)
+        return (projection,) * 4
     return (
         Step(kind, 3.0, 0.75 * share, inner=True, group=group),
         Step(kind, 1.0, 0.25 * share, group=group, takes=1.0),
@@ -238,7 +263,7 @@ def _transformer(params: float, width: int, style: Style) -> Tuple[Step, ...]:
     """Normalization, attention, normalization, feed-forward."""
     attention = min(1.0, (2.5 if style.grouped else 4) * width * width / params) if params else 0.33
     drop = (Step("Dropout", group=""),) if style.drops else ()
-    steps = (Step(style.norm), *_attention(style, "HiddenAttention", attention), *drop, Step(style.norm))
+    steps = (Step(style.norm), *_attention(style, style.attention, attention), *drop, Step(style.norm))
     if attention < 1.0 or not params:
         rest = params * (1 - attention) if params else 8.0 * width * width
         steps = (*steps, *_feed_forward(rest, width, style, 1 - attention, "HiddenMlp"), *drop)

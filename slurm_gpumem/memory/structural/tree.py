@@ -10,6 +10,7 @@ from slurm_gpumem.model.types import UNKNOWN_KIND, Layer, ModelSummary, Shape
 
 
 _PARAMETRIZED = "Parametrized"
+_COMPUTE = ("conv", "softmax", "mha", "rnn", "embedding")
 
 
 class Node:
@@ -22,8 +23,8 @@ class Node:
         self.children: List[Node] = children if children is not None else []
         self.guessed = False
         """Its children are not in the text."""
-        self.activated = False
-        """A function that has no row follows it."""
+        self.activated: Optional[Layer] = None
+        """The activation behind it that is a function and has no row."""
         self.shortcut = False
         """It leads around a residual block's other layers."""
         self.contains: Set[str] = set()
@@ -126,10 +127,25 @@ def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
                 start -= 1
         node.children = open_nodes[start:]
         del open_nodes[start:]
+        if node.children and not row.params and _lacks_projection(node):
+            width = row.outputs[0][-1]
+            node.row = replace(row, params=3 * width * width)
         if node.children:
             node.contains = {row.kind}.union(*(child.contains for child in node.children))
         open_nodes.append(node)
     return open_nodes
+
+
+def _lacks_projection(node: Node) -> bool:
+    """Whether this is attention over tokens of which only the last layer has a row: the weights of the packed
+    projection are used without calling it."""
+    row = node.row
+    if not row.kind.endswith("Attention") or not row.outputs or len(row.outputs[0]) != 3:
+        return False
+    linear = [child.row for child in node.children if family_of(child.row.kind) == "linear"]
+    others = [child for child in node.children if child.children or family_of(child.row.kind) in _COMPUTE]
+    width = row.outputs[0][-1]
+    return len(linear) == 1 and not others and linear[0].params - width * width in (0, width)
 
 
 def _belongs(node: Node, row: Layer) -> bool:

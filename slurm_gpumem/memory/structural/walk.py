@@ -71,6 +71,8 @@ class Walk:
         self.assumptions: Dict[str, None] = {}
         self.has_guesses = False
         """Whether blocks had to be filled with layers that the text does not show."""
+        self.made_up = 0
+        """Bytes of tensors that no row makes: functions between the rows whose work we cannot see."""
         self.tied = 0
         """Parameters of an embedding whose weights serve more than one module; 0: none does."""
         self.ties_head = False
@@ -234,6 +236,8 @@ class Walk:
             self.take(tensor)
         self.tape.op(tuple(sources), out)
         self.recent[shape] = out
+        if not parts:
+            self.made_up += out.bytes
         return out
 
     def half(self, shape: Shape) -> Tensor:
