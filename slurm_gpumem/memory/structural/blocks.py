@@ -30,6 +30,7 @@ _SAME_SHAPE = (
     *("batch_norm", "batch_norm_act", "layer_norm", "rms_norm"),
 )
 _MOST_REPEATS = 96
+_FEW = 4
 _SCALES = (0.1, 30.0)
 
 
@@ -166,4 +167,8 @@ def _next_shape(following: Sequence[Node]) -> Optional[Shape]:
 
 def _looks_hidden(row: Layer, deepest: int) -> bool:
     """Whether a class that we do not know, at the deepest level and with parameters, is a block."""
-    return row.depth == deepest and row.leaf and row.params > 0 and not family_of(row.kind)
+    if row.depth != deepest or not row.leaf or family_of(row.kind):
+        return False
+    # A few numbers for each channel are a scale, not a layer.
+    widest = max(row.outputs[0][1:], default=1) if row.outputs else 1
+    return row.params > _FEW * widest

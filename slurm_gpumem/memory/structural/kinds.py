@@ -27,6 +27,7 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
         "conv",
         r"^(?:Lazy|Scaled)?(?:Std|WS|Mixed|Cond)?Conv[123][dD](?:Same|Pad)?$|^StdConv\w*$|^Conv2dSame$|^ScaledStdConv\w*$",
     ),
+    ("response_norm", r"GRN$|GlobalResponseNorm"),
     ("batch_norm_act", r"BatchNormAct\w*$|BatchNormReLU"),
     ("frozen_norm", r"FrozenBatchNorm"),
     ("batch_norm", r"BatchNorm\w*$"),

@@ -327,6 +327,15 @@ def _layer_scale(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     return walk.tape.op((x,), out, saved=(x,), params=params, back=(x.bytes,))
 
 
+def _response_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """Scaled by its own length against the other channels', then by weights: both products keep a factor."""
+    params = walk.param(row.params, trainable=row.trainable)
+    scaled = walk.tape.new(x.shape, x.elements, walk.wide if walk.amp else x.width, grad=x.grad)
+    walk.tape.op((x,), scaled, saved=(x,), back=(x.bytes,))
+    out = walk.make(output_shape(row, x), scaled.width, grad=x.grad or bool(params))
+    return walk.tape.op((scaled, x), out, saved=(scaled,), params=params)
+
+
 def _max_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
     return walk.tape.op((x,), out, saved=(x,), kept=(out.elements * _INDEX_BYTES,))
@@ -448,6 +457,7 @@ RULES: Dict[str, Rule] = {
     "layer_norm": _layer_norm,
     "layer_scale": _layer_scale,
     "affine": _layer_scale,
+    "response_norm": _response_norm,
     "hard": _input_act,
     "relu": _relu,
     "composed_act": _composed_act,
