@@ -12,22 +12,14 @@ from slurm_gpumem.accounting.types import Summary
 def tiles(total: Summary) -> str:
     """The figures that a meeting asks for first: (title, figure, what it says)."""
     found: List[Tuple[str, str, str]] = []
-    if total.gpu_s and total.used_s:
+    if total.shared and total.gpu_s and total.used_s:
         saved = 1 - total.used_s / total.gpu_s
-        found.append(
-            (
-                "GPU-hours",
-                hours(total.used_s),
-                f"instead of {hours(total.gpu_s)} alone: {percent(saved)} saved",
-            )
-        )
-        found.append(
-            (
-                "Jobs per GPU",
-                f"{total.jobs_per_gpu or 0:.1f}",
-                f"{total.shared:,} of {count(total.jobs, 'job')} shared",
-            )
-        )
+        words = f"instead of {hours(total.gpu_s)} alone: {percent(saved)} saved"
+        found.append(("GPU-hours", hours(total.used_s), words))
+        words = f"{total.shared:,} of {count(total.jobs, 'job')} shared"
+        found.append(("Jobs per GPU", f"{total.jobs_per_gpu or 0:.1f}", words))
+    elif total.gpu_s:
+        found.append(("GPU-hours", hours(total.gpu_s), f"{count(total.jobs, 'job')}, none shared"))
     if total.would_of_s:
         saved = 1 - total.would_s / total.would_of_s
         found.append(

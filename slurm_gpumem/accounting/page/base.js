@@ -91,6 +91,8 @@ function chart(id, shown, draw) {
     holder.replaceChildren(...draw(width));
   });
 }
+// A sheet has less room than a screen that scrolls.
+const tallest = () => (document.documentElement.dataset.paper ? 230 : 440);
 function drawAll() { for (const draw of drawings) draw(); }
 function redraw(id) { delete byId(id).dataset.width; drawAll(); }
 

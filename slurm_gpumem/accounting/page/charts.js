@@ -29,9 +29,9 @@ chart("changes", DATA.changes.length > 0, (width) => {
 });
 
 chart("days", DATA.days.length > 2, (width) => {
-  const days = DATA.days, left = 46, bottom = 22, top = 8, height = 190;
+  const days = DATA.days, bottom = 22, top = 8, height = 190;
   const most = Math.max(...days.map(([, used, alone]) => Math.max(used, alone)), 1) / 3600;
-  const step = niceStep(most, 4), full = Math.ceil(most / step) * step;
+  const step = niceStep(most, 4), full = Math.ceil(most / step) * step, left = 16 + 7 * many(full).length;
   const y = (h) => top + (height - top - bottom) * (1 - h / full);
   const each = (width - left - 4) / days.length, thick = Math.max(1, Math.min(26, each * 0.72));
   const node = canvas(width, height, `GPU-hours by day, ${days.length} days`);
@@ -60,7 +60,7 @@ const KINDS = ["within its request", "above its request", "ran out of memory"];
 
 chart("scatter", DATA.scatter.jobs > 0, (width) => {
   const { points, cells, range, per_octave: per, kinds, jobs } = DATA.scatter;
-  const left = 44, bottom = 36, right = 8, top = 8, height = Math.min(width, 440);
+  const left = 44, bottom = 36, right = 8, top = 8, height = Math.min(width, tallest());
   const low = Math.floor(Math.log2(range[0] / 1024) * 2 - 0.3) / 2, high = Math.max(low + 1, Math.ceil(Math.log2(range[1] / 1024) * 2 + 0.3) / 2);
   const x = (mib) => left + (Math.log2(mib / 1024) - low) / (high - low) * (width - left - right);
   const y = (mib) => height - bottom - (Math.log2(mib / 1024) - low) / (high - low) * (height - top - bottom);
@@ -74,7 +74,7 @@ chart("scatter", DATA.scatter.jobs > 0, (width) => {
   const [x0, x1] = edge(x), [y0, y1] = edge(y);
   node.append(
     svg("path", { d: `M${x0} ${y0}V${y1}H${x1}z`, fill: paint("warn"), "fill-opacity": 0.07 }),
-    line(x0, y0, x1, y1, "axis", { "stroke-dasharray": "5 4" }),
+    line(x0, y0, x1, y1, "", { stroke: paint("dim"), "stroke-dasharray": "5 4" }),
     text(left + 8, top + 16, "estimate too low"), text(width - right - 8, height - bottom - 8, "estimate too high", { "text-anchor": "end" }),
     text((left + width - right) / 2, height - 4, "estimated peak, GiB", { "text-anchor": "middle" }),
     svg("text", { transform: `translate(11 ${(height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, "measured peak, GiB"));
@@ -105,8 +105,8 @@ chart("scatter", DATA.scatter.jobs > 0, (width) => {
 
 chart("errors", DATA.errors.jobs > 0, (width) => {
   const { estimates, requests, low, bin, median, jobs } = DATA.errors;
-  const left = 44, bottom = 36, right = 8, top = 14, height = Math.min(width, 440), count = estimates.length;
   const most = Math.max(...estimates, ...requests, 1), step = Math.max(1, niceStep(most, 5)), full = Math.ceil(most / step) * step;
+  const left = 16 + 7 * many(full).length, bottom = 36, right = 22, top = 14, height = Math.min(width, tallest()), count = estimates.length;
   const each = (width - left - right) / count, x = (place) => left + each * place;
   const y = (n) => top + (height - top - bottom) * (1 - n / full);
   const at = (error) => x(Math.min(Math.max((error - low) / bin, -1), count - 2) + 1);
@@ -141,19 +141,26 @@ chart("errors", DATA.errors.jobs > 0, (width) => {
 
 chart("occupancy", DATA.occupancy !== null, (width) => {
   const { rows, first, last, gpus } = DATA.occupancy;
-  const left = Math.min(120, 12 + 6.6 * Math.max(...rows.map((row) => row[0].length))), tall = rows.length > 40 ? 9 : 14, top = 20;
-  const node = canvas(width, top + rows.length * tall + 2, `Memory in use on ${rows.length} GPUs over time`);
+  // Many GPUs: thin rows, and only where the next node begins is there room for its name.
+  const thin = rows.length > 24, names = rows.map((row) => (thin ? row[0].replace(/\/[^/]*$/, "") : row[0]));
+  const left = Math.min(150, 14 + 6.6 * Math.max(...names.map((name) => name.length))), tall = thin ? 6 : 14, top = 20;
+  const node = canvas(width, top + rows.length * tall + 6, `Memory in use on ${rows.length} GPUs over time`);
   for (const [at, name] of ticks(first, last, width - left)) {
     const x = left + (at - first) / (last - first) * (width - left);
-    node.append(line(x, top - 4, x, top + rows.length * tall, "axis"), text(x, 12, name, { "text-anchor": "middle" }));
+    node.append(line(x, top - 4, x, top + rows.length * tall, "axis"));
+    if (x > left + 16 && x < width - 16) node.append(text(x, 12, name, { "text-anchor": "middle" }));
   }
-  rows.forEach(([name, digits], index) => {
+  let said = -20;
+  rows.forEach(([, digits], index) => {
     const y = top + index * tall, each = (width - left) / digits.length;
-    if (tall > 10 || index % 2 === 0) node.append(text(left - 6, y + tall - 3, name, { "text-anchor": "end", "font-size": tall > 10 ? 11 : 9 }));
+    if (!thin || (names[index] !== names[index - 1] && y - said > 10)) {
+      node.append(text(left - 6, y + 10, names[index], { "text-anchor": "end", "font-size": 11 }));
+      said = y;
+    }
     for (let from = 0; from < digits.length;) {
       let to = from;
       while (to < digits.length && digits[to] === digits[from]) to += 1;
-      node.append(svg("rect", { x: left + from * each, y: y + 0.5, width: (to - from) * each + 0.2, height: tall - 1, fill: digits[from] === "0" ? paint("paper") : paint("good"), "fill-opacity": digits[from] === "0" ? 1 : 0.12 + 0.88 * digits[from] / 9 }));
+      node.append(svg("rect", { x: left + from * each, y: y + 0.5, width: (to - from) * each + 0.2, height: tall - (thin ? 0.5 : 1), fill: digits[from] === "0" ? paint("paper") : paint("good"), "fill-opacity": digits[from] === "0" ? 1 : 0.12 + 0.88 * digits[from] / 9 }));
       from = to;
     }
   });

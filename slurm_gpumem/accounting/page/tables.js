@@ -46,8 +46,12 @@ byId("charts").hidden = false;
 drawAll();
 let waiting = 0;
 addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(drawAll); });
-// On paper: light, whatever the screen has.
+// On paper: light, whatever the screen has, and drawn for a sheet's width.
 let before;
-addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; drawAll(); });
-addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; drawAll(); });
+addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; root.dataset.paper = "yes"; drawAll(); });
+addEventListener("afterprint", () => {
+  if (before) root.dataset.theme = before; else delete root.dataset.theme;
+  delete root.dataset.paper;
+  drawAll();
+});
 document.body.dataset.ready = "yes";

@@ -68,17 +68,18 @@ function gpuRow(node, gpu, stays, box, from, to) {
 
 // One job's part of the stack as a stepped shape.
 function block(stack, columns, x, y) {
-  let upper = "", lower = "";
+  let upper = "", lower = "", tallest = 0;
   const shapes = [];
   const close = () => { if (upper) shapes.push("M" + upper.slice(1) + lower + "z"); upper = lower = ""; };
   for (let c = 0; c < columns; c += 1) {
     if (!stack.size[c]) { close(); continue; }
     const high = y(stack.base[c] + stack.size[c]).toFixed(1), low = y(stack.base[c]).toFixed(1), a = x(c).toFixed(1), b = x(c + 1).toFixed(1);
+    tallest = Math.max(tallest, low - high);
     upper += `L${a} ${high}L${b} ${high}`;
     lower = `L${b} ${low}L${a} ${low}` + lower;
   }
   close();
-  return svg("path", { d: shapes.join(""), fill: COLOUR(stack.stay[6]), stroke: paint("card"), "stroke-width": 0.8 });
+  return svg("path", { d: shapes.join(""), fill: COLOUR(stack.stay[6]), stroke: paint("card"), "stroke-width": tallest > 6 ? 0.8 : tallest > 2.5 ? 0.4 : 0 });
 }
 
 // The job's number and model, where there is room for them.
