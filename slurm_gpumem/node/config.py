@@ -56,6 +56,11 @@ class NodeConfig:
     """The same for a GPU process of a shared job that is no MPS client."""
     grace_s: float = 10.0
     """How long a job may be above its shards or outside MPS before the action is taken."""
+    prometheus_file: Optional[Path] = None
+    """Where the sampler writes the node's metrics for node_exporter's textfile collector."""
+    prometheus_every_s: float = 15.0
+    prometheus_users: bool = True
+    """Name the jobs' users in that file, which everybody who can ask Prometheus reads."""
     mps_control: str = "/usr/bin/nvidia-cuda-mps-control"
     slurm_bin: Optional[Path] = None
     """Folder of squeue, scontrol and scancel when it is not on the PATH."""
@@ -83,8 +88,11 @@ _CHOICES = {
     "on_unfenced": ACTIONS,
     "limit_key": LIMIT_KEYS,
 }
-_PATHS = ("spool", "ledger", "slurm_bin")
-_NUMBERS = ("interval_s", "activity_every_s", "record_every_s", "slurm_every_s", "idle_exit_s", "grace_s")
+_PATHS = ("spool", "ledger", "slurm_bin", "prometheus_file")
+_NUMBERS = (
+    "interval_s", "activity_every_s", "record_every_s", "slurm_every_s", "idle_exit_s", "grace_s",
+    "prometheus_every_s",
+)  # fmt: skip
 
 
 def run_dir() -> Path:

@@ -68,6 +68,11 @@ class RunFolder:
         """What the sampler saw last."""
         return self.root / "live.json"
 
+    @property
+    def counters(self) -> Path:
+        """What the samplers since the node's start have counted."""
+        return self.root / "counters.json"
+
     def gpu_lock(self, uuid: str) -> Path:
         return self.locks / uuid
 

@@ -92,7 +92,7 @@ function chart(id, shown, draw) {
   });
 }
 // A sheet has less room than a screen that scrolls.
-const tallest = () => (document.documentElement.dataset.paper ? 230 : 440);
+const tallest = () => (document.documentElement.dataset.paper ? 250 : 440);
 function drawAll() { for (const draw of drawings) draw(); }
 function redraw(id) { delete byId(id).dataset.width; drawAll(); }
 
