@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import FaultLog, Loss
 from slurm_gpumem.node.files import lock_for_life, locked, read_json, write_json
@@ -64,6 +65,7 @@ class Sampler:
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
         self._exporter = Exporter(folder, config, node)
+        self._end_notes = EndNotes(folder, config)
         self._unfenced: Dict[int, int] = {}
         self._ended: Dict[Tuple[int, int], int] = {}
         """(job, restarts) whose epilog was here → how often Slurm has been asked since how it ended."""
@@ -170,6 +172,7 @@ class Sampler:
         """The epilog was here; what the job had on its GPUs a look ago, it has lost since."""
         self._ended[job_id, self.usage.pop(job_id).restarts] = 0
         self._watch.forget(job_id)
+        self._end_notes.forget(job_id)
         for uuid in job.gpus if job else ():
             if self._had.get((job_id, uuid)) and job:
                 self._lost(job, uuid)
@@ -403,6 +406,7 @@ class Sampler:
             },
         }
         self._try(lambda: write_json(self.folder.live, table, mode=0o600))
+        self._try(lambda: self._end_notes.write(self._jobs, table["jobs"], self._looked))
         return table
 
     def _take_up(self) -> None:

@@ -42,7 +42,8 @@ def parse(text: str) -> Dict[str, Family]:
     current = about = ""
     for number, line in enumerate(text[:-1].split("\n"), 1):
         where = f"line {number}: {line!r}"
-        assert line == line.strip() and line, where
+        assert line, where
+        assert line == line.strip(), where
         assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in line), where
         if line.startswith("# HELP "):
             _, _, name, about = line.split(" ", 3)
@@ -50,7 +51,9 @@ def parse(text: str) -> Dict[str, Family]:
             current = name
         elif line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ")
-            assert name == current and kind in _KINDS and name not in families, where
+            assert name == current, where
+            assert kind in _KINDS, where
+            assert name not in families, where
             families[name] = Family(kind, about)
         else:
             _sample(line, where, families, current)
@@ -59,7 +62,8 @@ def parse(text: str) -> Dict[str, Family]:
         if family.kind == "histogram":
             _check_histogram(name, family)
         if family.kind == "counter":
-            assert name.endswith("_total") and all(value >= 0 for value in family.samples.values()), name
+            assert name.endswith("_total"), name
+            assert min(family.samples.values()) >= 0, name
     return families
 
 
@@ -78,7 +82,8 @@ def _sample(line: str, where: str, families: Dict[str, Family], current: str) ->
             rest = rest[label.end() :]
         rest = rest[1:]
     # One blank and the value, no time behind it: the textfile collector refuses files with times.
-    assert rest.startswith(" ") and _VALUE.fullmatch(rest[1:]), where
+    assert rest.startswith(" "), where
+    assert _VALUE.fullmatch(rest[1:]), where
     assert current in families, f"{where}: no TYPE before it"
     endings = ("_bucket", "_sum", "_count") if families[current].kind == "histogram" else ("",)
     assert name in {current + ending for ending in endings}, f"{where}: not of the family {current}"

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 from hypothesis import given
@@ -19,12 +19,26 @@ from slurm_gpumem.node.prometheus import METRICS, render
 from slurm_gpumem.node.tally import Tally, load_tally
 from tests.node.conftest import REPOSITORY, until
 from tests.node.exposition import parse
-from tests.node.test_sampler import GPUS, Desk, desk, make_desk  # noqa: F401 - fixtures
+from tests.node.test_sampler import GPUS, Desk
 
 DASHBOARD = REPOSITORY / "docs" / "admin" / "grafana-dashboard.json"
 PAGE = REPOSITORY / "docs" / "admin" / "monitoring.md"
 UUID = GPUS[0].uuid
 GIB = 1 << 30
+
+
+@pytest.fixture
+def make_desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+    desks: List[Desk] = []
+
+    def make(**options: object) -> Desk:
+        desks.append(Desk(tmp_path, **options))  # type: ignore[arg-type]
+        return desks[-1]
+
+    yield make
+    for process in (process for desk in desks for process in desk.processes):
+        process.kill()
+        process.wait()
 
 
 def _live(user: str = "usr1", name: str = "card") -> Dict[str, Any]:
@@ -112,7 +126,7 @@ def test_a_site_can_leave_the_users_out() -> None:
     assert "usr1" not in render(_live(), Tally(), running=True, users=False)
 
 
-def test_the_sampler_writes_the_file_whole_and_seldom(make_desk, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_the_sampler_writes_the_file_whole_and_seldom(make_desk: Callable[..., Desk], tmp_path: Path) -> None:
     file = tmp_path / "gpumem.prom"
     desk = make_desk(prometheus_file=file)
     desk.job(1, claim={"est": "900", "req": "1024"})
@@ -130,7 +144,7 @@ def test_the_sampler_writes_the_file_whole_and_seldom(make_desk, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir() if "prom" in path.name] == ["gpumem.prom"]
 
 
-def test_a_folder_that_is_not_there_stops_no_measuring(make_desk) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_a_folder_that_is_not_there_stops_no_measuring(make_desk: Callable[..., Desk]) -> None:
     desk = make_desk(prometheus_file=Path("/nonexistent/gpumem.prom"))
     desk.job(1)
     desk.hold({desk.process(1): 1000.0})
@@ -148,7 +162,9 @@ def _end(desk: Desk, job_id: int, status: str) -> None:
     jobs.drop(desk.folder, job_id)
 
 
-def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(make_desk, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(
+    make_desk: Callable[..., Desk], tmp_path: Path
+) -> None:
     file = tmp_path / "gpumem.prom"
     desk = make_desk(
         squeue=f"echo 1 {os.getuid()} FAILED gres:shard:1; echo 2 {os.getuid()} RUNNING gres:shard:1",
@@ -197,10 +213,11 @@ def test_a_verdict_counts_before_a_hint(record: Dict[str, Any], said: bool) -> N
 
 
 def test_the_command_prints_or_writes_the_same_text(
-    desk: Desk,  # noqa: F811
+    make_desk: Callable[..., Desk],
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
+    desk = make_desk()
     desk.job(1)
     desk.live()
     argv = ["node", "metrics", "--run-dir", str(desk.folder.root)]
