@@ -386,7 +386,7 @@ class Sampler:
 
     def _write_live(self, gpus: Mapping[str, Any]) -> Mapping[str, Any]:
         here = {**self._adopted, **self._jobs}
-        table = {
+        table: Dict[str, Any] = {
             "schema": LIVE_SCHEMA,
             "node": self.node,
             "at": round(time.time(), 3),
