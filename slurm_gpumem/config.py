@@ -17,7 +17,7 @@ from slurm_gpumem.errors import ConfigError
 
 SITE_CONFIG = "/etc/slurm/gpumem.toml"
 USER_CONFIG = "~/.config/gpumem.toml"
-_TABLES = ("sharing", "slurm", "job", "node")
+_TABLES = ("sharing", "slurm", "job", "node", "accounting")
 MODES = ("observe", "opt-in", "on")
 SHARED_GRES = ("shard", "mps")
 

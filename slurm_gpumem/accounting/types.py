@@ -164,11 +164,20 @@ class JobRow:
     would_s: Optional[float]
     """GPU-seconds that sharing by its request would have taken of a job that had its GPU alone."""
     notes: Tuple[str, ...] = ()
+    hints: Tuple[str, ...] = ()
+    """What the last run's measurements suggest: "own-fault", "neighbour-fault", …"""
+    oom_limit_mib: Optional[int] = None
+    """What the last run that ran out of memory had been given."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether it ran long enough to show its peak; a cancelled or failed job may not have."""
+        return self.state in ("COMPLETED", "TIMEOUT") and bool(self.peak_mib)
 
     @property
     def error(self) -> Optional[float]:
         """The estimate's error as part of the measured peak; negative is an under-estimate."""
-        if self.estimate_mib is None or not self.peak_mib:
+        if self.estimate_mib is None or not self.peak_mib or not self.judged:
             return None
         return self.estimate_mib / self.peak_mib - 1
 
@@ -269,6 +278,9 @@ class Summary:
     sm_s: float = 0.0
     """SM activity × GPU-seconds, of jobs in `sm_gpu_s`."""
     sm_gpu_s: float = 0.0
+    sm_used_s: float = 0.0
+    """What those jobs took of their GPUs: sm_s / sm_gpu_s is the activity that exclusive GPUs would have
+    shown, sm_s / sm_used_s what these did."""
 
     @property
     def jobs_per_gpu(self) -> Optional[float]:

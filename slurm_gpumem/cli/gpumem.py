@@ -12,6 +12,7 @@ COMMANDS = {
     "devcluster": ("slurm_gpumem.cli.devcluster", "a real Slurm with stand-in GPUs on this machine"),
     "estimate": ("slurm_gpumem.cli.estimate", "estimate a job's GPU memory from its model summary"),
     "node": ("slurm_gpumem.cli.node", "show which jobs share which GPU of this node"),
+    "report": ("slurm_gpumem.cli.report", "what jobs were estimated to need, what they used, what it saved"),
     "accuracy": ("slurm_gpumem.cli.accuracy", "score every estimator on measured training runs"),
     "calibrate": ("slurm_gpumem.cli.calibrate", "measure this node's GPU and write the site's entry for it"),
     "setup": ("slurm_gpumem.cli.setup", "admin: the configuration that shares this site's GPUs, as a diff"),
