@@ -43,7 +43,7 @@ def page(source: PageSource) -> str:
             "img-src data:; base-uri 'none'; form-action 'none'",
             "style": style,
             "script": script,
-            "title": escaped(source.title, 120),
+            "title": escaped(source.title or _title(gathered), 120),
             "about": escaped(_about(source, gathered), 300),
             "tiles": tiles(source.total),
             "facts": facts(source, gathered),
@@ -82,6 +82,10 @@ def _data(source: PageSource, gathered: Gathered, now: float) -> Dict[str, Any]:
         "timeline": timeline(source, gathered.recent, gathered.jobs, now),
         "occupancy": gathered.occupancy,
     }
+
+
+def _title(gathered: Gathered) -> str:
+    return f"GPU sharing on {gathered.clusters[0]}" if len(gathered.clusters) == 1 else "GPU sharing"
 
 
 def _about(source: PageSource, gathered: Gathered) -> str:

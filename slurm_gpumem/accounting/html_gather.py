@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import Deque, Dict, Iterable, List, Optional, Tuple
+from typing import Deque, Dict, Iterable, List, Optional, Set, Tuple
 
 from slurm_gpumem.accounting.html_accuracy import Errors, Scatter
 from slurm_gpumem.accounting.html_types import Gathered
@@ -23,11 +23,14 @@ def gather(rows: Iterable[JobRow], now: float) -> Gathered:
     recent: Deque[JobRow] = deque(maxlen=MOST_LISTED)
     notable = _Notable()
     jobs = running = 0
+    clusters: Set[str] = set()
     first: Optional[float] = None
     last: Optional[float] = None
     for row in rows:
         jobs += 1
         running += row.end is None
+        if len(clusters) < 2 and row.cluster:
+            clusters.add(row.cluster)
         end = now if row.end is None else row.end
         first = row.start if first is None else min(first, row.start)
         last = end if last is None else max(last, end)
@@ -45,6 +48,7 @@ def gather(rows: Iterable[JobRow], now: float) -> Gathered:
     wide = first is not None and (not all_recent or occupancy.gpus > MOST_GPUS_ON_TIMELINE)
     return Gathered(
         jobs=jobs,
+        clusters=tuple(sorted(clusters)),
         first=first,
         last=last,
         running=running,
@@ -88,7 +92,7 @@ class _Notable:
         elif heap[0][0] < weight:
             heapq.heapreplace(heap, (weight, self._count, row))
 
-    def besides(self, seen: set[Tuple[str, int]]) -> List[JobRow]:
+    def besides(self, seen: Set[Tuple[str, int]]) -> List[JobRow]:
         """Those that are not in the list yet, each once, in the order in which they came."""
         found = {number: row for heap in self._heaps.values() for _, number, row in heap}
         return [

@@ -23,7 +23,8 @@ class PageSource:
     freshness: Optional[Freshness] = None
     detail: Optional[Callable[[JobRow], JobDetail]] = None
     """One job in depth: its runs and curves; without it the timeline shows one block per job."""
-    title: str = "GPU sharing"
+    title: str = ""
+    """Empty: named after the cluster."""
     selection: str = ""
     """Which jobs, in words: "user usr1, since 2026-11-01"."""
     made_at: float = 0.0
@@ -51,6 +52,8 @@ class Gathered:
     """One pass over the rows."""
 
     jobs: int
+    clusters: Tuple[str, ...]
+    """At most two of them: one is worth a title."""
     first: Optional[float]
     last: Optional[float]
     running: int
