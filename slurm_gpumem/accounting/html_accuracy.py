@@ -46,18 +46,22 @@ class Scatter:
             return
         above = row.request_mib is not None and peak > row.request_mib
         kind = OOM if row.ooms else ABOVE if above else WITHIN
-        point = (estimate, peak, row.request_mib, kind, row.job_id, clean(row.user, 24), clean(row.model, 32))
         self._count += 1
         self._kinds[kind] += 1
         self._range = (min(self._range[0], estimate, peak), max(self._range[1], estimate, peak))
-        if len(self._points) < MOST_POINTS:
-            self._points.append(point)
         cell = (_cell(estimate), _cell(peak))
         self._cells[cell] = self._cells.get(cell, 0) + 1
+        if len(self._points) < MOST_POINTS:
+            self._points.append(_point(row, estimate, peak, kind))
         if kind != WITHIN:
-            entry = (peak / (row.request_mib or estimate), self._count, point)
-            push = heapq.heappush if len(self._outstanding) < MOST_OUTSTANDING else heapq.heappushpop
-            push(self._outstanding, entry)
+            self._keep(peak / (row.request_mib or estimate), row, estimate, peak, kind)
+
+    def _keep(self, weight: float, row: JobRow, estimate: int, peak: int, kind: int) -> None:
+        heap = self._outstanding
+        if len(heap) < MOST_OUTSTANDING:
+            heapq.heappush(heap, (weight, self._count, _point(row, estimate, peak, kind)))
+        elif heap[0][0] < weight:
+            heapq.heapreplace(heap, (weight, self._count, _point(row, estimate, peak, kind)))
 
     def result(self) -> Dict[str, Any]:
         """For the page: points, or cells and the jobs that stand out."""
@@ -71,6 +75,10 @@ class Scatter:
             "cells": [] if all_shown else [[x, y, n] for (x, y), n in sorted(self._cells.items())],
             "per_octave": CELLS_PER_OCTAVE,
         }
+
+
+def _point(row: JobRow, estimate: int, peak: int, kind: int) -> Point:
+    return (estimate, peak, row.request_mib, kind, row.job_id, clean(row.user, 24), clean(row.model, 32))
 
 
 class Errors:

@@ -11,6 +11,8 @@ _LONGEST = 64
 
 def clean(text: str, longest: int = _LONGEST) -> str:
     """Printable characters only (no controls, bidi overrides or lone surrogates), and not too many."""
+    if len(text) <= longest and text.isprintable():
+        return text
     shown = "".join(
         letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[: longest + 1]
     )

@@ -93,17 +93,29 @@ def _curve(curve: Optional[Curve]) -> Optional[List[Any]]:
 
 def _devices(stays: Sequence[Tuple[JobRow, GpuStay]], now: float) -> List[Device]:
     """The GPUs that were shared most, in the order of their names; the first rows are shown at once."""
-    busy: Dict[Tuple[str, str], float] = {}
+    busy: Dict[Tuple[str, str], List[Tuple[float, float]]] = {}
     known: Dict[Tuple[str, str], Device] = {}
     for _, stay in stays:
-        key = _key(stay.device)
-        known[key] = stay.device
-        busy[key] = busy.get(key, 0.0) + _end(stay, now) - stay.start
-    most = sorted(known, key=lambda key: (-busy[key], natural(known[key].label)))[:MOST_GPUS_KEPT]
+        known[_key(stay.device)] = stay.device
+        busy.setdefault(_key(stay.device), []).append((stay.start, _end(stay, now)))
+    shared = {key: _shared_s(times) for key, times in busy.items()}
+    most = sorted(known, key=lambda key: (-shared[key][0], -shared[key][1], natural(known[key].label)))
+    most = most[:MOST_GPUS_KEPT]
     top, rest = most[:MOST_GPUS_ON_TIMELINE], most[MOST_GPUS_ON_TIMELINE:]
     return [
         known[key] for part in (top, rest) for key in sorted(part, key=lambda key: natural(known[key].label))
     ]
+
+
+def _shared_s(times: Sequence[Tuple[float, float]]) -> Tuple[float, float]:
+    """Seconds that further jobs spent beside a first one, and seconds of all jobs."""
+    alone = total = 0.0
+    last = float("-inf")
+    for start, end in sorted(times):
+        total += end - start
+        alone += max(0.0, end - max(start, last))
+        last = max(last, end)
+    return total - alone, total
 
 
 def _users(rows: Sequence[JobRow]) -> List[str]:
