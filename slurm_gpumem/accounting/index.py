@@ -10,7 +10,7 @@ import sqlite3
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.accounting import facts, schema
-from slurm_gpumem.accounting.reading import Run
+from slurm_gpumem.accounting.reading import Run, rest_of
 from slurm_gpumem.accounting.sweep import busy_periods, split_evenly
 
 _JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
@@ -185,13 +185,22 @@ class Filler:
         for rows in by_cluster.values():
             last = [row for row in rows if row["restarts"] == rows[-1]["restarts"]]
             head = last[0]
+            ooms = {row["restarts"] for row in rows if row["oom"]}
+            # A run's own record is closed before recovery has judged it; the next run's says why it was made.
+            found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == "oom"} - ooms
+            self._db.executemany(
+                "UPDATE job SET oom = 1 WHERE id = ?",
+                [(row["id"],) for row in rows if row["restarts"] in found],
+            )
             self._db.executemany(
                 "UPDATE job SET head = 0, judged = 0, error_pm = NULL, state = own_state WHERE id = ?",
                 [(row["id"],) for row in rows if row is not head],
             )
-            self._fold_into(head, last, rows)
+            self._fold_into(head, last, rows, len(ooms | found & {row["restarts"] for row in rows}))
 
-    def _fold_into(self, head: sqlite3.Row, last: Sequence[sqlite3.Row], rows: Sequence[sqlite3.Row]) -> None:
+    def _fold_into(
+        self, head: sqlite3.Row, last: Sequence[sqlite3.Row], rows: Sequence[sqlite3.Row], ooms: int
+    ) -> None:
         state = head["slurm_state"]
         if state is None:
             # Of a job on several nodes, the node that saw it fail knows best.
@@ -206,7 +215,7 @@ class Filler:
                 min(row["start"] for row in rows),
                 peak,
                 len({row["restarts"] for row in rows}),
-                len({row["restarts"] for row in rows if row["oom"]}),
+                ooms,
                 state,
                 int(judged),
                 _error_pm(head["estimate_mib"], peak) if judged else None,

@@ -63,6 +63,8 @@ class Rest(NamedTuple):
     samples: str
     gpu_sm: str
     mean_mib: str
+    why: str
+    """Of a run that recovery started: why the run before it ended."""
 
 
 class Run(NamedTuple):
@@ -120,7 +122,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 def rest_of(text: str) -> Rest:
     """The rest from the index's text for it."""
-    return Rest(*text.split(_SEPARATOR)) if text.count(_SEPARATOR) == 10 else Rest(*[""] * 11)
+    return Rest(*text.split(_SEPARATOR)) if text.count(_SEPARATOR) == 11 else Rest(*[""] * 12)
 
 
 def parse_record(data: bytes) -> Dict[str, Any]:
@@ -212,6 +214,7 @@ def _run(
         str(samples) if type(samples) is int else "",
         "" if gpu_sm is None else str(gpu_sm),
         "" if mean is None else str(mean),
+        _text(said("why")) if restarts else "",
     )
     return Run(
         _text(get("cluster")),

@@ -10,6 +10,8 @@ from slurm_gpumem.accounting import place, schema
 from slurm_gpumem.accounting.config import AccountingConfig, load_accounting_config
 from slurm_gpumem.accounting.gather import Progress, refresh
 from slurm_gpumem.accounting.reading import recipe_of, rest_of, split_parts
+from slurm_gpumem.accounting.remember import remember_own
+from slurm_gpumem.accounting.sacct import join_slurm
 from slurm_gpumem.accounting.sums import Sums
 from slurm_gpumem.accounting.types import (
     ALL,
@@ -223,12 +225,14 @@ def open_store(
     *,
     config: Optional[AccountingConfig] = None,
     update: bool = True,
+    join: bool = True,
     force: bool = False,
     progress: Optional[Progress] = None,
 ) -> Store:
     """The store of this site as the caller may see it, brought up to date first.
 
-    `force` looks at folders again that were looked at a moment ago; `progress` is told of longer work.
+    `join` asks Slurm's accounting about jobs that ended; `force` looks at folders again that were looked at
+    a moment ago; `progress` is told of longer work.
     """
     settings = config or load_accounting_config()
     site = place.readable_site_index(settings)
@@ -243,7 +247,7 @@ def open_store(
     only = None if os.geteuid() == 0 else os.geteuid()
 
     def fill(connection: sqlite3.Connection) -> None:
-        refresh(
+        new = refresh(
             connection,
             settings.folders,
             shard_mib=settings.shard_mib,
@@ -251,6 +255,10 @@ def open_store(
             progress=progress,
             force=force,
         )
+        if join:
+            join_slurm(connection, force=force)
+        if new:
+            remember_own(connection)
 
     return Store(place.open_own(settings, fill, update=update), settings, everybody=only is None)
 

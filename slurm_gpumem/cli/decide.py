@@ -61,10 +61,9 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     if reach is None:
         # sbatch refuses it, in its own words.
         return Decision(None, HostShare(0, 0), warnings.pop(), warnings=tuple(warnings))
-    estimates = [
-        registry.run(settings.text("estimator") or "auto", summary, job, gpu) if summary and job else None
-        for gpu in reach.gpus
-    ]
+    estimates: List[Optional[Estimate]] = [None for _ in reach.gpus]
+    if summary and job:
+        estimates = [*_estimates(settings.text("estimator") or "auto", summary, job, reach.gpus)]
     needs = [_need(estimate, settings.mem_mib) for estimate in estimates]
     worst = max(range(len(needs)), key=lambda at: needs[at].request_mib)
     chosen = estimates[worst]
@@ -92,6 +91,25 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
         return _whole(known, settings, wish, reach, needs, config, unshared)
     request = share_gpu(reach.kinds, needs, config.sharing, gpu_type=reach.gpu_type)
     return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
+
+
+def _estimates(name: str, summary: ModelSummary, job: TrainingJob, gpus: Sequence[Gpu]) -> Sequence[Estimate]:
+    """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
+    from slurm_gpumem.memory import remembered
+
+    if name not in ("auto", remembered.NAME):
+        return [registry.run(name, summary, job, gpu) for gpu in gpus]
+    from slurm_gpumem.accounting.remember import note_new_runs
+
+    note_new_runs()
+    known = [remembered.recall(summary, job, gpu) for gpu in gpus]
+    least = remembered.ENOUGH_RUNS if name == "auto" else 1
+    return [
+        remembered.from_peaks(summary, job, gpu, peaks)
+        if len(peaks) >= least
+        else registry.run(name, summary, job, gpu)
+        for gpu, peaks in zip(gpus, known)
+    ]
 
 
 def _read_summary(path: Optional[str]) -> Optional[ModelSummary]:
@@ -275,7 +293,7 @@ def _advice(summary: ModelSummary, job: TrainingJob, gpu: Gpu, estimate: Estimat
     from slurm_gpumem.memory.whatif import alternatives, largest_batch
 
     def again(other: TrainingJob) -> Estimate:
-        return registry.run(estimate.estimator, summary, other, gpu)
+        return registry.run(registry.for_other_jobs(estimate.estimator), summary, other, gpu)
 
     said = []
     batch = largest_batch(job, again, limit_mib)

@@ -51,7 +51,10 @@ def main(argv: List[str]) -> int:
     other = Alternatives()
     if args.explain:
         other = alternatives(
-            chosen, gpu, lambda job: registry.run(chosen.estimator, summary, job, gpu), shard_mib
+            chosen,
+            gpu,
+            lambda job: registry.run(registry.for_other_jobs(chosen.estimator), summary, job, gpu),
+            shard_mib,
         )
     if args.json:
         print(json.dumps(_as_json(summary, gpu, estimates, other, shard_mib)))
@@ -160,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
     job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
     parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
-    names = ", ".join(registry.estimator_names())
+    names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])
     parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")
     parser.add_argument(
         "--shard-mib", type=_positive, metavar="MIB", help="MiB per shard (default: the site's)"

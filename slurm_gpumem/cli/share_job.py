@@ -73,7 +73,7 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
     told = []
     if decision.estimate and settings.model:
         told.append(f"{os.path.basename(settings.model)}, {_job_words(decision.estimate)} {arrow}")
-        told.append(f"peak {format_mib(decision.estimate.peak_mib)},")
+        told.append(f"peak {format_mib(decision.estimate.peak_mib)}{_measured(decision.estimate)},")
     if request is None:
         told.append(f"GPU options left as they are: {decision.reason}")
     elif request.whole_gpu:
@@ -82,6 +82,13 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
         told.append(f"asking for {_size(_asked_mib(request, decision.gpu, config))} ({request.reason})")
         told += [] if decision.estimate else ["as given by hand"]
     return " ".join(told)
+
+
+def _measured(estimate: Estimate) -> str:
+    """Said of a peak that was not estimated: where it is known from."""
+    from slurm_gpumem.memory.remembered import NAME
+
+    return f" ({estimate.assumptions[0]})" if estimate.estimator == NAME and estimate.assumptions else ""
 
 
 def _asked_mib(request: GpuRequest, gpu: Optional[Gpu], config: Config) -> int:
@@ -116,7 +123,7 @@ def _explained(decision: Decision, settings: JobSettings, config: Config) -> Lis
     other = alternatives(
         estimate,
         gpu,
-        lambda job: registry.run(estimate.estimator, summary, job, gpu),
+        lambda job: registry.run(registry.for_other_jobs(estimate.estimator), summary, job, gpu),
         config.sharing.shard_mib,
     )
     return explain_lines(summary, estimate, gpu, other, config.sharing.shard_mib)

@@ -16,6 +16,8 @@ ESTIMATORS = {
     "deepspeed": "slurm_gpumem.memory.deepspeed",
 }
 DEFAULT = "corrected"
+FROM_RUNS = {"remembered": "slurm_gpumem.memory.remembered"}
+"""These answer only where the job has run before, and so stand in no comparison of estimators."""
 
 
 def estimator_names() -> list[str]:
@@ -23,10 +25,16 @@ def estimator_names() -> list[str]:
     return [DEFAULT, *(name for name in ESTIMATORS if name != DEFAULT)]
 
 
+def for_other_jobs(name: str) -> str:
+    """Which estimator to ask about a changed job: what was measured says nothing about another batch size."""
+    return DEFAULT if name in FROM_RUNS else name
+
+
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """Estimate with the named estimator ("auto" for the default)."""
     chosen = DEFAULT if name == "auto" else name
-    if chosen not in ESTIMATORS:
-        raise UnknownNameError("estimator", name, estimator_names())
-    function: Estimator = importlib.import_module(ESTIMATORS[chosen]).estimate
+    module = {**ESTIMATORS, **FROM_RUNS}.get(chosen)
+    if module is None:
+        raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
+    function: Estimator = importlib.import_module(module).estimate
     return function(summary, job, gpu)

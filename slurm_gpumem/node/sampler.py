@@ -291,17 +291,23 @@ class Sampler:
     ) -> Dict[str, Any]:
         active = [job_id for job_id in by_job if job_id is not None]
         here = {**self._adopted, **here}
+        gpu, wall = self.gpus.get(uuid), time.time()
         for job_id in {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}:
             mine = by_job.get(job_id, [])
             sizes = [process.mib for process in mine if process.mib is not None]
             mib = sum(sizes) if sizes else (None if mine else 0.0)
             usage = self.usage[job_id]
             gpu_usage = usage.gpus.get(uuid) or usage.gpus.setdefault(uuid, GpuUsage())
-            gpu_usage.add_memory(mib, len(mine), seconds)
+            if gpu_usage.memory_mib is None:
+                gpu_usage.memory_mib = self._meter.last(uuid).memory_total_mib
+                if gpu is not None:
+                    gpu_usage.number, gpu_usage.name = gpu.number, gpu.name
+                    gpu_usage.memory_mib = gpu_usage.memory_mib or gpu.memory_mib
+            gpu_usage.add_memory(mib, len(mine), seconds, wall)
             if reading is not None:
                 sharers = len(reading.sharers) if job_id in reading.sharers else 0
                 gpu_usage.add_activity(
-                    reading.sample, reading.seconds, sharers=sharers, energy_j=reading.energy_j
+                    reading.sample, reading.seconds, sharers=sharers, energy_j=reading.energy_j, now=wall
                 )
             usage.samples += 1
             self._unfenced[job_id] = self._unfenced.get(job_id, 0) + sum(p.mps is False for p in mine)
@@ -310,7 +316,6 @@ class Sampler:
                 self._lost(here[job_id], uuid)
             else:
                 self._had[job_id, uuid] = bool(mine)
-        gpu = self.gpus.get(uuid)
         others = [process.mib for process in by_job.get(None, ()) if process.mib is not None]
         clients = [process.mps for found in by_job.values() for process in found]
         return {
