@@ -22,8 +22,6 @@ from slurm_gpumem.node.jobs import RunFolder, valid_job_id
 _STDERR = 2
 _SCONTROL_S = 2.0
 _STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.M)
-_SPARE = 1.05
-"""Advice leaves this much above the peak: a run's peak is not the same to the MiB each time."""
 _CLOSE = 0.95
 _MOST_COMPANIONS = 5
 
@@ -58,7 +56,7 @@ def line(job_id: int, note: Mapping[str, Any]) -> str:
 
 def _estimated(note: Mapping[str, Any], peak: float) -> str:
     estimate = note.get("estimate_mib")
-    return "" if not estimate else f" (estimated {_gib(estimate)}, {(estimate / peak - 1) * 100:+.0f} %)"
+    return "" if not estimate else f" (estimated {_gib(estimate)}, {round((estimate / peak - 1) * 100):+d} %)"
 
 
 def _company(met: Any) -> str:
@@ -73,7 +71,7 @@ def _advice(note: Mapping[str, Any], peak: float) -> str:
     if limit and peak >= _CLOSE * limit:
         return "; close to its limit, ask for more" if peak <= limit else "; more than it was given"
     if shards and shard_mib:
-        enough = -int(-peak * _SPARE // shard_mib)
+        enough = -int(-peak // shard_mib)
         if enough < shards:
             return f"; {enough} {'shard' if enough == 1 else 'shards'} would have done"
     return ""

@@ -41,7 +41,7 @@ NOTE: Dict[str, Any] = {
         ),
         (
             {"met": [], "energy_j": None, "sm_active_share": None, "estimate_mib": None, "peak_mib": 3000.0},
-            "gpumem: job 7 used 2.9 of 13.0 GiB of GPU memory, alone on its GPU; 4 shards would have done",
+            "gpumem: job 7 used 2.9 of 13.0 GiB of GPU memory, alone on its GPU; 3 shards would have done",
         ),
         ({"met": list(range(10, 17))}, "with 10, 11, 12, 13, 14 and 2 more"),
         ({"peak_mib": 13_000.0}, "; close to its limit, ask for more"),

@@ -287,6 +287,6 @@ def test_a_job_that_asked_gets_one_line_on_what_it_used_at_the_end_of_its_output
     assert last.startswith(f"gpumem: job {asked} used 3.9 of 8.0 GiB of GPU memory (estimated 3.7, -5 %)"), (
         last
     )
-    assert last.endswith(f"with {silent}; 5 shards would have done"), last
+    assert last.endswith(f"with {silent}; 4 shards would have done"), last
     assert site.out(asked).count("gpumem: ") == 1
     assert site.out(silent).splitlines()[-1] == "done"
