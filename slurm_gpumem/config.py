@@ -36,6 +36,7 @@ JOB_KEYS = (
     "channels-last",
     "loss",
     "input-dtype",
+    "end-line",
 )
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
 

@@ -123,6 +123,11 @@ class JobSettings:
         """Whether the job wants a GPU to itself."""
         return self._switch("exclusive-gpu")
 
+    @property
+    def end_line(self) -> bool:
+        """Whether the job wants one line on what it used, at the end of its output."""
+        return self._switch("end-line")
+
     def text(self, key: str) -> Optional[str]:
         """A value as it was given."""
         setting = self._settings.get(key)

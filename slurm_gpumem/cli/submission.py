@@ -109,6 +109,7 @@ def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict
         "batch": estimate.job.batch_size if estimate else None,
         "shards": request.units if request and not request.whole_gpu else 0,
         "oom": "requeue" if requeue else "fail",
+        "tell": "end" if settings.end_line else None,
     }
 
 
