@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
@@ -119,6 +119,29 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Utilization:
+    """How hard a job drives its GPU when it is alone there, before it runs; percent and seconds."""
+
+    sm_active: float
+    """Percent of time and multiprocessors that have work (DCGM's SMACT)."""
+    sm_occupancy: float
+    """Percent of the warps that the multiprocessors could hold (SMOCC)."""
+    dram_active: float
+    """Percent of time that the memory interface moves data (DRAMA)."""
+    step_seconds: float
+    intervals: Mapping[str, Tuple[float, float]]
+    """By the names above: (low, high) between which `coverage` of such jobs lie."""
+    coverage: float
+    launch_bound: bool
+    """Whether the step waits for the CPU that starts its kernels more than for the GPU."""
+    source: str
+    """What it was predicted from: "summary" or "trace"."""
+    measured: bool
+    """Whether runs on such a GPU stand behind it, or runs on another one scaled to it."""
+    warnings: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Estimate:
     """A job's GPU memory before it runs, in MiB, and where every MiB goes."""
 
@@ -137,6 +160,10 @@ class Estimate:
     assumptions: Tuple[str, ...] = ()
     coverage: Optional[float] = None
     """Share of jobs request_mib is calibrated for; models/correction.md tells how held-out ones fared."""
+    utilization: Optional[Utilization] = None
+    """How hard the job drives the GPU; None where nothing is known of it."""
+    step: Optional[object] = field(default=None, repr=False, compare=False)
+    """The training step that the estimate was made from, for predictions of more than memory."""
 
 
 class Estimator(Protocol):
