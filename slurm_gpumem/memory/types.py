@@ -99,6 +99,13 @@ class Gpu:
     compute_capability: str = ""
     sms: Optional[int] = None
     bandwidth_gb_s: Optional[int] = None
+    tflops: Tuple[float, ...] = ()
+    """Peak rates: fp32, TF32 and half-precision matrix products; empty where nobody wrote them down."""
+    clock_mhz: Optional[int] = None
+    host_factor: float = 1.0
+    """How much longer its node's CPU takes to start a kernel than that of the measured machine."""
+    utilization_measured: bool = False
+    """Whether jobs' utilization was measured on such a GPU."""
     entry: str = ""
     """The table's name for it; empty for a GPU that is in no table."""
     measured: bool = False

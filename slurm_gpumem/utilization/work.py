@@ -13,9 +13,6 @@ from slurm_gpumem.memory.structural.kinds import family_of
 from slurm_gpumem.memory.structural.tape import Op, Tape
 from slurm_gpumem.memory.types import TrainingJob
 
-GEMM_FP32, GEMM_TF32, GEMM_HALF, CONV_TF32, CONV_HALF, GROUPED, ATTENTION, POINTWISE, NORM, RNN, OPTIMIZER = (
-    range(11)
-)
 KINDS = (
     "gemm_fp32",
     "gemm_tf32",
@@ -23,13 +20,17 @@ KINDS = (
     "conv_tf32",
     "conv_half",
     "grouped",
-    "attention",
+    "attention_fp32",
+    "attention_half",
     "pointwise",
     "norm",
     "rnn",
     "optimizer",
 )
 """What kernels are alike in: how close to the GPU's peak rates they come."""
+_AT = {name: kind for kind, name in enumerate(KINDS)}
+GROUPED, POINTWISE, NORM = _AT["grouped"], _AT["pointwise"], _AT["norm"]
+RNN, OPTIMIZER = _AT["rnn"], _AT["optimizer"]
 _TILE = 128
 """Rows and columns of the result that one block of a matrix product computes."""
 _POINTS = 512
@@ -112,8 +113,11 @@ class _Counter:
         self.backwards = 0
         self.tensors = 0
         self._amp = job.amp
-        self._gemm = _GEMM_OF.get(job.precision, GEMM_HALF)
-        self._conv = CONV_TF32 if job.activation_bytes == 4 else CONV_HALF
+        half = job.activation_bytes == 2
+        # Convolutions take TF32 unless told otherwise, matrix products only when told.
+        self._gemm = _AT["gemm_half" if half else f"gemm_{job.precision}"]
+        self._conv = _AT["conv_half" if half else "conv_tf32"]
+        self._attend = _AT["attention_half" if half else "attention_fp32"]
 
     def add(self, op: Op) -> None:
         """One operation and its backward."""
@@ -185,10 +189,10 @@ class _Counter:
         flops = 2 * op.macs
         moved = out.bytes + sum(t.bytes for t in op.ins)
         blocks = max(1, out.elements // (64 * 128))  # a head's 128 queries each
-        _count(self.forward, (ATTENTION, flops, moved, blocks))
+        _count(self.forward, (self._attend, flops, moved, blocks))
         if out.grad:
             self.backwards += 2
-            _count(self.backward, (ATTENTION, int(_BACKWARD_ATTENTION * flops), 2 * moved, blocks))
+            _count(self.backward, (self._attend, int(_BACKWARD_ATTENTION * flops), 2 * moved, blocks))
 
     def _recurrent(self, op: Op) -> None:
         """A chain of small products through time, each waiting for the one before it."""
@@ -202,9 +206,6 @@ class _Counter:
         _count(self.forward, key, count)
         if out.grad:
             _count(self.backward, key, 2 * count)
-
-
-_GEMM_OF = {"fp32": GEMM_FP32, "tf32": GEMM_TF32}
 
 
 def _count(into: Dict[Key, int], key: Key, times: int = 1) -> None:
