@@ -92,8 +92,8 @@ def _expand(config: Dict[str, Any]) -> List[Job]:
     ]
     rng.shuffle(synthetic)
     # Real architectures lead; a run that is cut off anywhere still holds a balanced sample.
-    first = rounds[0] if rounds else []
-    rest = [job for r in rounds[1:] for job in r]
+    first = rounds[0] if rounds and not config.get("mixed") else []
+    rest = [job for r in rounds[1 if first else 0 :] for job in r]
     return _unique(toggled + first + _interleave(rest, synthetic))
 
 
