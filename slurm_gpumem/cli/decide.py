@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_gpumem.cli.activity import Activity, estimated, weigh_activity
 from slurm_gpumem.cli.job_settings import JobSettings
 from slurm_gpumem.config import Config
 from slurm_gpumem.errors import DoesNotFitError, UsageError
@@ -11,7 +12,15 @@ from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.gpus import closest_gpu, find_gpu
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
-from slurm_gpumem.sharing.request import Need, fits_somewhere, host_share, largest_kind, share_gpu, whole_gpu
+from slurm_gpumem.sharing.request import (
+    Need,
+    fits_somewhere,
+    host_share,
+    largest_kind,
+    needs_whole_gpu,
+    share_gpu,
+    whole_gpu,
+)
 from slurm_gpumem.sharing.types import GpuKind, GpuRequest, HostShare
 from slurm_gpumem.sizes import format_mib
 from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNodes, discover_cluster
@@ -31,6 +40,8 @@ class Decision(NamedTuple):
     summary: Optional[ModelSummary] = None
     gpu: Optional[Gpu] = None
     warnings: Tuple[str, ...] = ()
+    activity: Optional[Activity] = None
+    """What the accepted slowdown makes of the job's activity; None where it does not count."""
 
     @property
     def shared(self) -> bool:
@@ -62,10 +73,15 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
         # sbatch refuses it, in its own words.
         return Decision(None, HostShare(0, 0), warnings.pop(), warnings=tuple(warnings))
     estimates = [
-        registry.run(settings.text("estimator") or "auto", summary, job, gpu) if summary and job else None
+        estimated(settings.text("estimator") or "auto", summary, job, gpu) if summary and job else None
         for gpu in reach.gpus
     ]
-    needs = [_need(estimate, settings.mem_mib) for estimate in estimates]
+    shares, said = weigh_activity(estimates, settings.max_slowdown, reach.partitions, config.sharing)
+    warnings += said
+    needs = [
+        _need(estimate, settings.mem_mib, share.share if share else 0.0)
+        for estimate, share in zip(estimates, shares)
+    ]
     worst = max(range(len(needs)), key=lambda at: needs[at].request_mib)
     chosen = estimates[worst]
     known = Decision(
@@ -77,6 +93,7 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
         summary=summary,
         gpu=reach.gpus[worst],
         warnings=(*warnings, *(chosen.warnings if chosen else ())),
+        activity=shares[worst],
     )
     if config.sharing.mode == "observe":
         return known._replace(reason="the site only observes (sharing.mode)")
@@ -90,6 +107,17 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     unshared = _not_shareable(reach, config)
     if unshared:
         return _whole(known, settings, wish, reach, needs, config, unshared)
+    activity = shares[worst]
+    if activity and needs_whole_gpu(reach.kinds, needs):
+        request = whole_gpu(
+            reach.kinds,
+            needs,
+            config.sharing,
+            gpu_type=reach.gpu_type,
+            gpu_keeps_off_shards=reach.cluster.version >= WHOLE_GPU_BESIDE_SHARDS,
+            reason=f"beside others a slowdown of {activity.limit:g} is out of reach",
+        )
+        return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
     request = share_gpu(reach.kinds, needs, config.sharing, gpu_type=reach.gpu_type)
     return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
 
@@ -102,10 +130,10 @@ def _read_summary(path: Optional[str]) -> Optional[ModelSummary]:
     return read_summary(path)
 
 
-def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int]) -> Need:
+def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: float) -> Need:
     if estimate is None:
         return Need(by_hand_mib or 0, by_hand_mib or 0)
-    return Need(estimate.peak_mib, max(estimate.request_mib, estimate.peak_mib))
+    return Need(estimate.peak_mib, max(estimate.request_mib, estimate.peak_mib), activity)
 
 
 # -- The GPUs in reach -----------------------------------------------------------------------------

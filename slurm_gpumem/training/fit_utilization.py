@@ -58,9 +58,7 @@ def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
     return {"coefficients": coefficients, "targets": targets, "ranges": ranges.tolist()}
 
 
-def _table(
-    rows: Sequence[UtilizationRow], coefficients: Dict[str, float]
-) -> Tuple[Array, Dict[str, Array]]:
+def _table(rows: Sequence[UtilizationRow], coefficients: Dict[str, float]) -> Tuple[Array, Dict[str, Array]]:
     """Features, and by target what the roofline leaves to learn."""
     values = []
     rest: Dict[str, List[float]] = {name: [] for name in TARGETS}

@@ -40,7 +40,7 @@ class Judged(NamedTuple):
 class Line(NamedTuple):
     """Errors of one target over a group of jobs: points (of percent) for shares, a share for step times."""
 
-    count: int
+    jobs: int
     mean: float
     median: float
     p90: float
@@ -53,7 +53,7 @@ class Line(NamedTuple):
 class Classes(NamedTuple):
     """The documents' three classes of a metric."""
 
-    count: int
+    jobs: int
     accuracy: float
     recall: Optional[float]
     """Share of the busy jobs that were found; None when there is none."""
@@ -157,7 +157,7 @@ def table_lines(items: Sequence[Judged], groups: Mapping[str, Sequence[Judged]])
             unit, scale = (" %", 100.0) if target == "step_seconds" else ("  ", 1.0)
             cells = "".join(f"{scale * value:6.1f}{unit}" for value in (line.mean, line.median, line.p90))
             lines.append(
-                f"{label:<{width}} {line.count:>6}  {target:<13}{cells}{100 * line.inside:6.0f} %"
+                f"{label:<{width}} {line.jobs:>6}  {target:<13}{cells}{100 * line.inside:6.0f} %"
                 f"{scale * line.noise:7.1f}{unit}".rstrip()
             )
             label = ""
@@ -181,6 +181,4 @@ def class_lines(items: Sequence[Judged]) -> List[str]:
 
 def _class_line(short: str, dataset: str, found: Classes) -> str:
     recall = "-" if found.recall is None else f"{found.recall:.2f}"
-    return f"{short:<6} {dataset:<12}{found.count:>5}{found.busy:>6}{found.accuracy:>10.2f}{recall:>8}"
-
-
+    return f"{short:<6} {dataset:<12}{found.jobs:>5}{found.busy:>6}{found.accuracy:>10.2f}{recall:>8}"

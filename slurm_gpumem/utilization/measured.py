@@ -49,8 +49,8 @@ class SharedSet(NamedTuple):
     speeds: Tuple[float, ...]
     solo: Tuple[Mapping[str, float], ...]
     """Each job's metrics alone, measured in the same worker: by TARGETS, shares and seconds."""
-    noise: float
-    """Standard deviation of a job's speed between repeats; 0 where there was one."""
+    pool: str = ""
+    """The jobs that stood ready together; each was measured alone once for all sets of its pool."""
 
 
 def load_solo(folder: Optional[Path] = None) -> List[Solo]:
@@ -69,7 +69,15 @@ def load_solo(folder: Optional[Path] = None) -> List[Solo]:
 def load_sets(folder: Optional[Path] = None) -> List[SharedSet]:
     """All sets of jobs that were measured together; an empty list where there are none."""
     where = data_path("models", FOLDER) if folder is None else folder
-    return [_set(row) for row in _lines(where, "sets") if not row.get("error") and row.get("speed")]
+    alone: Dict[Tuple[str, str], Mapping[str, Any]] = {}
+    found: List[SharedSet] = []
+    for row in _lines(where, "sets"):
+        if row.get("kind") == "solo":
+            alone[row["pool"], row["job"]] = row
+        elif row.get("speed") and not row.get("error"):
+            given = row.get("solo") or {key: alone[row["pool"], key] for key in row["jobs"]}
+            found.append(_set(row, given))
+    return found
 
 
 def load_texts(keys: Optional[Mapping[str, Any]] = None) -> Dict[str, Dict[str, str]]:
@@ -97,14 +105,19 @@ def job_of(row: Mapping[str, Any]) -> TrainingJob:
 
 def _usable(row: Mapping[str, Any]) -> bool:
     known = all(name in _TOGGLES for name, on in row.get("toggles", {}).items() if on)
-    return known and not row.get("error") and not row.get("oom") and bool(row.get("utilization"))
+    taken = row.get("utilization") or {}
+    return known and not row.get("error") and not row.get("oom") and bool(taken.get("step_seconds"))
 
 
 def _solo(row: Mapping[str, Any], families: Mapping[str, str]) -> Solo:
     summary = summary_key(row)
     model = str(row.get("model") or summary.rpartition("@")[0] or summary)
     taken = row["utilization"]
-    repeats = [_values(repeat) for repeat in taken.get("repeats", ())]
+    repeats = [
+        _values(repeat)
+        for repeat in taken.get("repeats", ())
+        if repeat.get("step_seconds") or repeat.get("steps_per_s")
+    ]
     return Solo(
         key=row["key"],
         summary=summary,
@@ -118,21 +131,21 @@ def _solo(row: Mapping[str, Any], families: Mapping[str, str]) -> Solo:
     )
 
 
-def _set(row: Mapping[str, Any]) -> SharedSet:
-    solo = row["solo"]
-    members = [solo[key] for key in row["jobs"]] if isinstance(solo, dict) else list(solo)
-    spread = row.get("speed_deviation") or row.get("noise") or 0.0
+def _set(row: Mapping[str, Any], solo: Mapping[str, Any]) -> SharedSet:
     return SharedSet(
         mode=str(row["mode"]),
         jobs=tuple(row["jobs"]),
         speeds=tuple(float(speed) for speed in row["speed"]),
-        solo=tuple(_values(member) for member in members),
-        noise=float(sum(spread) / len(spread) if isinstance(spread, list) and spread else spread or 0.0),
+        solo=tuple(_values(solo[key]) for key in row["jobs"]),
+        pool=str(row.get("pool", "")),
     )
 
 
 def _values(taken: Mapping[str, Any]) -> Dict[str, float]:
-    return {name: taken[name] / 100 if name in _PERCENT else taken[name] for name in TARGETS}
+    found = {name: taken[name] / 100 for name in _PERCENT}
+    seconds = taken.get("step_seconds")
+    found["step_seconds"] = seconds if seconds else 1 / taken["steps_per_s"]
+    return found
 
 
 def _deviation(values: List[float]) -> float:

@@ -59,7 +59,9 @@ def predict(
         named = ", ".join(name.replace("_", " ") for name in found.strange[:3])
         warnings.append(f"utilization: unlike the measured jobs (beyond the usual: {named})")
     if not gpu.utilization_measured:
-        how = "scaled from an H200's by peak rates" if gpu.tflops else "as on an H200: its rates are not known"
+        how = (
+            "scaled from an H200's by peak rates" if gpu.tflops else "as on an H200: its rates are not known"
+        )
         warnings.append(f"utilization is unmeasured on {gpu.name}: {how}")
     percent = {name: 100.0 if name != "step_seconds" else 1.0 for name in TARGETS}
     return Utilization(

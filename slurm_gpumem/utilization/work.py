@@ -158,7 +158,7 @@ class _Counter:
             _count(self.backward, (kind, 0, 2 * moved if norm else moved + moved // 2, blocks))
 
     def _product(self, op: Op, *, convolution: bool) -> None:
-        """A matrix product or convolution: one kernel forward, one each for the input's and weight's gradient."""
+        """A product or convolution: a kernel forward, one for the input's gradient, one for the weight's."""
         out, x = op.out, op.ins[0] if op.ins else op.out
         self.tensors += 1 if convolution else 2
         reach = max(1, op.macs // max(1, out.elements))
