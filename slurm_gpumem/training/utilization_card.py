@@ -30,7 +30,7 @@ def card_lines(folder: Path, card: Mapping[str, Any], sha256: str, out: Path) ->
         "- known gaps: one GPU type, one PyTorch version, one CPU, input made on the GPU, no torch.compile",
         "",
         f"Errors in points of percent (step: in % of it) of {card['folds']} folds; a model, its sizes and",
-        "namesakes are in one fold. `inside`: within the interval; `repeat`: deviation of a job's own three repeats.",
+        "namesakes are in one fold. `inside`: within the interval; `repeat`: deviation of a job's three repeats.",
         "",
         "```",
         *table_lines(items, {name: members for name, members in groups.items() if members}),

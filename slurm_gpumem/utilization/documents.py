@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Dict, Mapping, NamedTuple, Tuple
 
 METRICS: Mapping[str, str] = {"sm_active": "SMACT", "sm_occupancy": "SMOCC", "dram_active": "DRAMA"}
+GPUUTILNET_FILE = "gpuutilnet.json.gz"
+"""Held-out answers of the documents' classifiers, trained on our jobs."""
 BUSY = 2
 """The class of the highest bin; its recall is what the documents report."""
 
