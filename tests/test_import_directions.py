@@ -22,7 +22,8 @@ ROOMS_ALLOWED = {
     "node": {"slurm"},
     "recovery": {"node", "sharing", "slurm"},
     "accounting": {"slurm"},
-    "training": {"model", "memory"},
+    "training": {"model", "memory", "utilization"},
+    "utilization": {"model", "memory"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package."""
 TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__"}

@@ -119,6 +119,20 @@ class JobSettings:
         return setting.value
 
     @property
+    def max_slowdown(self) -> Optional[float]:
+        """How much longer its steps may take beside others, by the job's own word."""
+        setting = self._settings.get("max-slowdown")
+        if setting is None:
+            return None
+        from slurm_gpumem.config import checked_slowdown
+        from slurm_gpumem.errors import ConfigError
+
+        try:
+            return checked_slowdown(f"max-slowdown ({setting.origin})", setting.value)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+
+    @property
     def exclusive_gpu(self) -> bool:
         """Whether the job wants a GPU to itself."""
         return self._switch("exclusive-gpu")
