@@ -35,7 +35,8 @@ asked for, against those needed. corrected: each model by a fit that saw neither
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    names = registry.estimator_names() if args.estimator == ALL else [args.estimator]
+    all_names = [name for name in registry.estimator_names() if name != registry.TRACE]
+    names = all_names if args.estimator == ALL else [args.estimator]
     unknown = [name for name in names if name not in registry.ESTIMATORS]
     if unknown:
         raise UnknownNameError("estimator", unknown[0], registry.estimator_names())

@@ -45,7 +45,7 @@ def main(argv: List[str]) -> int:
     job = settings.training_job(summary.batch, args.gpus)
     gpu = find_gpu(settings.gpu or DEFAULT_GPU)
     estimator = settings.text("estimator") or "auto"
-    names = registry.estimator_names() if estimator == ALL else [estimator]
+    names = registry.names_for(summary) if estimator == ALL else [estimator]
     estimates = [registry.run(name, summary, job, gpu) for name in names]
     chosen = estimates[0]
     other = Alternatives()

@@ -10,12 +10,15 @@ from slurm_gpumem.model.types import ModelSummary
 
 ESTIMATORS = {
     "corrected": "slurm_gpumem.memory.correction",
+    "trace": "slurm_gpumem.memory.trace",
     "structural": "slurm_gpumem.memory.structural",
     "horus": "slurm_gpumem.memory.horus",
     "faketensor": "slurm_gpumem.memory.faketensor",
     "deepspeed": "slurm_gpumem.memory.deepspeed",
 }
 DEFAULT = "corrected"
+TRACE = "trace"
+"""Taken for summaries of our own, the only ones that it reads."""
 
 
 def estimator_names() -> list[str]:
@@ -23,9 +26,15 @@ def estimator_names() -> list[str]:
     return [DEFAULT, *(name for name in ESTIMATORS if name != DEFAULT)]
 
 
+def names_for(summary: ModelSummary) -> list[str]:
+    """The estimators that can answer for a summary, the one taken by default first."""
+    others = [name for name in estimator_names() if name != TRACE]
+    return others if summary.trace is None else [TRACE, *others]
+
+
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
-    """Estimate with the named estimator ("auto" for the default)."""
-    chosen = DEFAULT if name == "auto" else name
+    """Estimate with the named estimator ("auto": by the trace if the summary has one, else the default)."""
+    chosen = name if name != "auto" else DEFAULT if summary.trace is None else TRACE
     if chosen not in ESTIMATORS:
         raise UnknownNameError("estimator", name, estimator_names())
     function: Estimator = importlib.import_module(ESTIMATORS[chosen]).estimate
