@@ -42,7 +42,7 @@ def main(argv: List[str]) -> int:
     summary = read_summary(args.summary)
     if not summary.name:
         summary = replace(summary, name=Path(args.summary).stem)
-    job = settings.training_job(summary.batch, args.gpus)
+    job = settings.training_job(summary.batch, args.gpus, summary.trace.job if summary.trace else None)
     gpu = find_gpu(settings.gpu or DEFAULT_GPU)
     estimator = settings.text("estimator") or "auto"
     names = registry.names_for(summary) if estimator == ALL else [estimator]
