@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
-from slurm_gpumem.model.trace_types import CATEGORIES, Site, Trace
-
-Sizing = Callable[[Site], int]
-"""Bytes that an allocation takes on a certain GPU at a certain batch size."""
-
-ROUNDING = 512
+from slurm_gpumem.memory.allocator import FREE, ROUNDING
+from slurm_gpumem.memory.trace.replay import allocator_events
+from slurm_gpumem.memory.types import Gpu
+from slurm_gpumem.model.trace_types import CATEGORIES, Trace
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,21 @@ class Timeline:
         return next((s.name for s in self.spans if s.first <= self.peak_point < s.last), "setup")
 
 
-def timeline(trace: Trace, sizing: Sizing) -> Timeline:
-    """The step in which the peak falls (the first of equals after the first step's)."""
-    sizes = [_rounded(sizing(site)) for site in trace.sites]
+def timeline(trace: Trace, batch: int, gpu: Gpu) -> Timeline:
+    """The step in which the peak falls, of equals a steady one rather than the first."""
+    sizes = _sizes(trace, batch, gpu)
     order = {name: at for at, name in enumerate(CATEGORIES)}
+    categories = [order[site.category] for site in trace.sites]
     live = [0] * len(CATEGORIES)
     points: List[Tuple[int, ...]] = []
     blocks: List[int] = []
     for value in trace.events:
         if value >= 0:
             blocks.append(value)
-            live[order[trace.sites[value].category]] += sizes[value]
+            live[categories[value]] += sizes[value]
         else:
             site = blocks[value]
-            live[order[trace.sites[site].category]] -= sizes[site]
+            live[categories[site]] -= sizes[site]
         points.append(tuple(live))
     totals = [sum(point) for point in points]
     peak = _peak_event(trace, totals)
@@ -96,8 +95,13 @@ def timeline(trace: Trace, sizing: Sizing) -> Timeline:
     )
 
 
-def _rounded(size: int) -> int:
-    return -(-size // ROUNDING) * ROUNDING
+def _sizes(trace: Trace, batch: int, gpu: Gpu) -> List[int]:
+    """Bytes of a block of each site, as the allocator rounds them."""
+    sizes = [0] * len(trace.sites)
+    for value, (_, size) in zip(trace.events, allocator_events(trace, batch, gpu)):
+        if size != FREE:
+            sizes[value] = -(-size // ROUNDING) * ROUNDING
+    return sizes
 
 
 def _peak_event(trace: Trace, totals: Sequence[int]) -> int:

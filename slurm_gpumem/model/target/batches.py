@@ -35,7 +35,7 @@ def make_batch(request: TraceRequest, model: torch.nn.Module, device: str) -> Ba
     said = ""
     if not inputs and request.target.kind == TIMM and timm_input(model):
         inputs = (InputSpec((BATCH, *timm_input(model))),)
-        said = f"input {_sizes(inputs[0])}, as timm says"
+        said = f"input {_example(timm_input(model))}, as timm says; --input sets another"
     if not inputs:
         raise TargetError(f"{request.target.label}: no input. {_suggestion(model)}")
     batch = Batch(said=said)
@@ -102,7 +102,7 @@ def _hugging_face(request: TraceRequest, model: Any, device: str) -> Batch:
         one = InputSpec((BATCH, *sizes), main)
         whole = torch.int64 if main == "input_ids" else torch.float32
         batch.kwargs[main] = tensor(one, size, device, whole)
-        batch.said = f"input {main} {_sizes(one)} was chosen; --input {_example(sizes)} sets another"
+        batch.said = f"input {main}={_example(sizes)} was chosen; --input sets another"
     for name, shape in _labels(type(model).__name__, config, batch.kwargs, main).items():
         if name in takes and name not in batch.kwargs:
             batch.kwargs[name] = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -166,10 +166,6 @@ def _number(config: Any, *names: str) -> Optional[int]:
         if isinstance(value, int) and value > 0:
             return value
     return None
-
-
-def _sizes(one: InputSpec) -> str:
-    return "x".join("batch" if size == BATCH else str(size) for size in one.sizes)
 
 
 def _example(sizes: Tuple[int, ...]) -> str:

@@ -57,7 +57,7 @@ def build_hugging_face(place: str, arguments: Mapping[str, Any], head: str) -> T
     named = getattr(transformers, place, None) if place.isidentifier() else None
     if named is not None and hasattr(named, "config_class") and named.config_class is not None:
         config = _configured(lambda: named.config_class(**arguments), place)
-        return named(config), ""
+        return named(_startable(config)), ""
     if named is not None and hasattr(named, "model_type"):
         config = _configured(lambda: named(**arguments), place)
         architectures: List[str] = []
@@ -66,7 +66,16 @@ def build_hugging_face(place: str, arguments: Mapping[str, Any], head: str) -> T
     else:
         config, architectures = _by_name(transformers, place, arguments)
     kind, said = _architecture(transformers, config, architectures, head)
-    return kind(config), said
+    return kind(_startable(config)), said
+
+
+def _startable(config: Any) -> Any:
+    """Which token a decoder starts with does not matter for memory, but must be there."""
+    if getattr(config, "is_encoder_decoder", False):
+        for name in ("decoder_start_token_id", "pad_token_id"):
+            if getattr(config, name, None) is None:
+                setattr(config, name, 0)
+    return config
 
 
 def _configured(make: Any, place: str) -> Any:
@@ -153,13 +162,15 @@ def _architecture(transformers: Any, config: Any, named: List[str], head: str) -
             f"transformers has no model for {config.model_type!r}; name its class, as hf:BertModel"
         )
     # Encoders are mostly fine-tuned, decoders mostly trained on the next token.
-    decoder = "causal-lm" in available and "masked-lm" not in available and "seq2seq-lm" not in available
+    others = ("masked-lm", "seq2seq-lm", "speech-seq2seq", "image-classification")
+    decoder = "causal-lm" in available and not any(title in available for title in others)
     chosen = head or ("causal-lm" if decoder else next(iter(available)))
-    others = ", ".join(title for title in available if title != chosen)
+    rest = ", ".join(title for title in available if title != chosen)
     said = (
         ""
         if head
-        else f"head {chosen} ({available[chosen]}) was chosen" + (f"; --head: {others}" if others else "")
+        else f"head {chosen} ({available[chosen]}) was chosen"
+        + (f"; others by --head: {rest}" if rest else "")
     )
     return getattr(transformers, available[chosen]), said
 
