@@ -16,7 +16,8 @@ NOT_PLAIN = object()
 
 _ONE = (
     "relu", "gelu", "silu", "sigmoid", "tanh", "neg", "exp", "sqrt", "rsqrt", "abs", "sin", "cos", "erf",
-    "hardswish", "hardsigmoid", "mish", "leaky_relu", "elu", "hardtanh", "softplus", "reciprocal", "log", "square",
+    "hardswish", "hardsigmoid", "mish", "leaky_relu", "elu", "hardtanh", "softplus", "reciprocal", "log",
+    "square",
 )  # fmt: skip
 _IN_PLACE = (
     "add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "lerp_", "addcmul_", "addcdiv_", "normal_",
