@@ -140,7 +140,8 @@ def _conv(case: Case, device: torch.device, dtype: torch.dtype) -> Forward:
 
 
 def _attend(case: Case, device: torch.device, dtype: torch.dtype) -> Forward:
-    keys, heads = case.get("keys", case["length"]), case["heads"]
+    keys: int = case.get("keys") or case["length"]
+    heads: int = case["heads"]
     key_heads = heads // case.get("groups", 1)
 
     def make(length: int, count: int) -> Tensor:
