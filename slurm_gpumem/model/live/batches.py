@@ -39,6 +39,8 @@ def as_inputs(batch: Any, target: Any) -> Inputs:
 def _resized(value: Any, size: int, wanted: int) -> Any:
     """The same value on meta tensors, every first dimension of `size` turned to `wanted`."""
     if isinstance(value, Tensor):
+        if value.device == META and size == wanted:
+            return value
         shape = list(value.shape)
         if shape and size and shape[0] % size == 0:
             shape[0] = shape[0] // size * wanted

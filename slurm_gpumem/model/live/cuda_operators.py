@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Tuple
 import torch
 from torch import Tensor
 
+from slurm_gpumem.model.live.fast import NOT_PLAIN, arithmetic, on_meta
 from slurm_gpumem.model.trace_types import Convolution
 
 aten = torch.ops.aten
@@ -83,8 +84,9 @@ def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         and first.dtype == second.dtype
         and owned_alone(first)
     ):
-        return first.add_(second)
-    return func(*args, **kwargs)
+        return first
+    result = arithmetic(args, kwargs) if on_meta(args) else NOT_PLAIN
+    return func(*args, **kwargs) if result is NOT_PLAIN else result
 
 
 def owned_alone(tensor: Tensor) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_gpumem.model.live.cuda_operators import HANDLERS, MATMULS
+from slurm_gpumem.model.live.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.model.live.places import Places
 from slurm_gpumem.model.trace_types import Convolution
 
@@ -121,7 +122,7 @@ class Recorder(TorchDispatchMode):
         """Run one operator and note what it allocates."""
         handler: Optional[Callable[..., Any]] = HANDLERS.get(func)
         kwargs = kwargs or {}
-        result = func(*args, **kwargs) if handler is None else handler(self, func, args, kwargs)
+        result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         name = func._schema.name
         self.note_result(result, name)
         if name in MATMULS:
@@ -135,3 +136,13 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for item in result:
                 self.note_result(item, operator)
+
+
+def call(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operator's result, by the short way where there is one."""
+    short = PLAIN.get(func)
+    if short is not None and on_meta(args):
+        result = short(args, kwargs)
+        if result is not NOT_PLAIN:
+            return result
+    return func(*args, **kwargs)
