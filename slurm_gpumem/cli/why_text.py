@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, List, Tuple
 
 from slurm_gpumem.cli.chart import Style, area_chart, axis_line, below, plot_width, resample
 from slurm_gpumem.cli.estimate_text import describe_model
-from slurm_gpumem.cli.parts_table import bar
 from slurm_gpumem.memory.assumptions import describe_job
 from slurm_gpumem.memory.peak.timeline import Living, Timeline
 from slurm_gpumem.sizes import format_mib
@@ -71,18 +70,15 @@ def tensor_lines(line: Timeline, style: Style, tensors: int) -> List[str]:
     shown = line.at_peak[:tensors]
     lines = [f"largest of {sum(one.count for one in line.at_peak):,} tensors alive at the peak"]
     times = "×" if style.unicode else "x"
-    rows = [(_size(one, times), one.layer or _outside(one), _made_by(one), one) for one in shown]
+    rows = [(_size(one, times), place_of(one), made_by(one)) for one in shown]
     if not rows:
         return lines
     size_width = max(len(row[0]) for row in rows)
-    by_width = max(len(row[2]) for row in rows)
-    layer_width = min(max(len(row[1]) for row in rows), max(12, style.width - size_width - by_width - 18))
-    most = max(one.bytes * one.count for one in shown)
-    for size, layer, made_by, one in rows:
-        graph = bar(one.bytes * one.count, most, width=8, unicode=style.unicode)
-        lines.append(
-            f"  {size:>{size_width}}  {_cut(layer, layer_width):<{layer_width}}  {made_by:<{by_width}}  {graph}"
-        )
+    layer_width = min(max(len(row[1]) for row in rows), style.width - size_width - 26)
+    maker_width = style.width - size_width - layer_width - 6
+    for size, layer, maker in rows:
+        name = f"{_cut(layer, layer_width):<{layer_width}}"
+        lines.append(f"  {size:>{size_width}}  {name}  {maker[:maker_width]}")
     rest = sum(one.bytes * one.count for one in line.at_peak[tensors:])
     if rest:
         others = sum(one.count for one in line.at_peak[tensors:])
@@ -99,10 +95,9 @@ def advice_lines(reasons: Reasons, style: Style) -> List[str]:
     minus = "−" if style.unicode else "-"
     lines = [f"what would lower the peak of {peak:,} MiB"]
     for one in reasons.advice:
-        about = "" if one.exact else "about "
-        lines.append(
-            f"  {minus}{one.saves_mib:>7,} MiB {arrow} {max(0, peak - one.saves_mib):>7,} MiB  {about}{one.what}"
-        )
+        after = max(0, peak - one.saves_mib)
+        rule = "" if one.exact else ", by a rule: trace again for the exact figure"
+        lines.append(f"  {minus}{one.saves_mib:>7,} MiB {arrow} {after:>7,} MiB  {one.what}{rule}")
     return lines
 
 
@@ -112,19 +107,22 @@ def _size(one: Living, times: str) -> str:
     return f"{one.count} {times} {text}" if one.count > 1 else text
 
 
-def _outside(one: Living) -> str:
-    return {"inputs": "(the batch)", "workspace": "(library workspace)"}.get(
-        one.category, "(outside layers: loss, loop)"
-    )
+def place_of(one: Living) -> str:
+    """The layer that made a tensor, or what it is where no layer did."""
+    words = {
+        "inputs": "(the batch)",
+        "workspace": "(library workspace)",
+        "optimizer": "(optimizer state)",
+        "gradients": "(gradient)",
+    }
+    return one.layer or words.get(one.category, "(loss and loop)")
 
 
-def _made_by(one: Living) -> str:
-    operator = one.operator.rpartition("::")[2]
-    if one.category in ("weights", "buffers", "gradients"):
+def made_by(one: Living) -> str:
+    """The operator and the phase, or the category where that says more."""
+    if one.category in ("weights", "buffers", "gradients", "optimizer"):
         return one.category
-    if one.category == "optimizer":
-        return "optimizer"
-    return f"{operator} ({one.phase})"
+    return f"{one.operator.rpartition('::')[2]} ({one.phase})"
 
 
 def _cut(text: str, width: int) -> str:

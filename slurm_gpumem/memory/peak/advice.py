@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.memory.peak import changes
@@ -10,9 +12,10 @@ from slurm_gpumem.memory.peak.timeline import Timeline
 from slurm_gpumem.memory.trace.replay import replay
 from slurm_gpumem.memory.types import Gpu
 from slurm_gpumem.model.trace_types import Trace, scale
-from slurm_gpumem.model.types import ModelSummary
+from slurm_gpumem.model.types import Layer, ModelSummary
 
 _MIB = 1 << 20
+_WITH_WEIGHTS = ("::mm", "::addmm", "::bmm", "::linear", "::convolution")
 _FAMILIES = 3
 _SINGLES = 3
 _PARTS = 4
@@ -77,9 +80,12 @@ def advice(summary: ModelSummary, batch: int, gpu: Gpu, timeline: Timeline) -> T
         try_change("half-batch", what, lambda: scale(trace, half), at=half)
     if trace.job.precision in ("fp32", "tf32") and not trace.job.evaluate:
         try_change("amp", "AMP (--precision amp-bf16)", lambda: changes.autocast(trace), exact=False)
+    sizes = {layer.name: _elements(layer) for layer in summary.layers}
     for what, blocks in _checkpoints(summary, timeline):
-        try_change("checkpoint", what, lambda b=blocks: changes.checkpointed(trace, b), detail=blocks)  # type: ignore[misc]
-    head = _head(summary)
+        named = {name: sizes[name] for name in blocks}
+        change = partial(changes.checkpointed, trace, named)
+        try_change("checkpoint", what, change, detail=blocks)
+    head = _head(trace)
     if head and _is_large(trace, head, batch, timeline):
         what = f"loss in {_PARTS} parts: {head} and what follows on a quarter of the batch at a time"
         try_change("loss-in-parts", what, lambda: changes.loss_in_parts(trace, head, _PARTS), detail=[head])
@@ -120,8 +126,10 @@ def _checkpoints(summary: ModelSummary, timeline: Timeline) -> List[Tuple[str, T
     several.sort(key=lambda item: -sum(held[name] for name in item[1]))
     for kind, names in several[:_FAMILIES]:
         found.append((f"checkpointing each of the {len(names)} {kind} blocks", tuple(names)))
-    # A block that holds nearly everything would be computed twice as a whole: no gain at the peak.
-    singles = sorted(containers, key=lambda name: -held[name])[:_SINGLES]
+    # One that holds nearly everything is the whole model: nobody checkpoints that.
+    whole = sum(one.bytes * one.count for one in timeline.at_peak if one.category == "activations")
+    single = [name for name in containers if held[name] * 2 < whole]
+    singles = sorted(single, key=lambda name: -held[name])[:_SINGLES]
     for name in singles:
         found.append((f"checkpointing {name} ({containers[name]}) alone", (name,)))
     return found
@@ -132,10 +140,21 @@ def _nested(names: Sequence[str]) -> bool:
     return any(b.startswith(f"{a}.") for a, b in zip(ordered, ordered[1:]))
 
 
-def _head(summary: ModelSummary) -> str:
-    """The last layer with parameters that forward calls."""
-    leaves = [layer for layer in summary.layers if layer.leaf and layer.params and layer.name]
-    return leaves[-1].name if leaves else ""
+def _elements(layer: Layer) -> int:
+    """Numbers in what a layer returns first."""
+    return prod(layer.outputs[0]) if layer.outputs else 0
+
+
+def _head(trace: Trace) -> str:
+    """The last layer of the first forward pass that computes with weights."""
+    found = ""
+    for event, _, site in trace.allocations():
+        phase = trace.phase_of(event).name
+        if phase == "backward":
+            break
+        if phase == "forward" and site is not None and site.module and site.operator.endswith(_WITH_WEIGHTS):
+            found = site.module
+    return found
 
 
 def _is_large(trace: Trace, head: str, batch: int, timeline: Timeline) -> bool:

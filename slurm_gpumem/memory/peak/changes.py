@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from slurm_gpumem.memory.peak.stream import Event, Stream
 from slurm_gpumem.model.trace_types import Site, Trace
 
+_HELD = 2
+"""Results that a line of a forward function holds at once: its operand and what it makes."""
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
-def checkpointed(trace: Trace, blocks: Sequence[str]) -> Trace:
-    """The named layers keep their input and output only and are computed again in the backward pass."""
+def checkpointed(trace: Trace, blocks: Mapping[str, int]) -> Trace:
+    """The named layers keep their input and output only and are computed again in the backward pass.
+
+    `blocks` gives for each the number of elements that it returns at the traced batch size.
+    """
     stream = Stream(trace)
     for step in sorted({e.step for e in stream.events if e.phase == BACKWARD}):
-        for name in blocks:
-            _checkpoint(stream, name, step)
+        for name, elements in blocks.items():
+            _checkpoint(stream, name, elements, trace.job.batch, step)
     return stream.trace()
 
 
-def _checkpoint(stream: Stream, name: str, step: int) -> None:
+def _checkpoint(stream: Stream, name: str, elements: int, batch: int, step: int) -> None:
     events = stream.events
     inside = f"{name}."
 
@@ -41,15 +46,15 @@ def _checkpoint(stream: Stream, name: str, step: int) -> None:
     if not forward or not backward:
         return
     first, last, again = forward[0], forward[-1], backward[0]
-    made = {events[at].block for at in forward if stream.site(events[at]).category == "activations"}
+    made = {events[at].block for at in forward if _is_computed(stream.site(events[at]))}
     released = stream.released_at()
     kept = [
         events[at].block
         for at in forward
         if events[at].block in made and released.get(events[at].block, again) >= again
     ]
-    # The last tensor it keeps is what the next layer reads: that one stays.
-    dropped = set(kept[:-1])
+    output = _output(stream, kept, elements, batch)
+    dropped = {block for block in kept if block != output}
     if not dropped:
         return
     twins: Dict[int, int] = {block: stream.new_block(stream.site_of[block]) for block in made}
@@ -62,13 +67,41 @@ def _checkpoint(stream: Stream, name: str, step: int) -> None:
         # What lived on after the block only because something outside read it goes at once.
         if block not in dropped and twins[block] not in ended:
             recomputed.append(Event(twins[block], None, BACKWARD, step))
-    frees = [Event(block, None, FORWARD, step) for block in dropped]
+    before = _forward_without_saving(events[first : last + 1], dropped)
     after = [
         Event(twins[e.block], e.site, e.phase, e.step) if not e.allocates and e.block in dropped else e
         for e in events[again:]
     ]
     middle = [e for e in events[last + 1 : again] if e.block not in dropped]
-    stream.events = [*events[: last + 1], *frees, *middle, *recomputed, *after]
+    stream.events = [*events[:first], *before, *middle, *recomputed, *after]
+
+
+def _forward_without_saving(events: Sequence[Event], dropped: Set[int]) -> List[Event]:
+    """The block's forward pass when nothing is saved: a result goes once the next two are there."""
+    changed: List[Event] = []
+    waiting: List[Event] = []
+    for event in events:
+        changed.append(event)
+        if event.allocates and event.block in dropped:
+            waiting.append(Event(event.block, None, event.phase, event.step))
+            if len(waiting) > _HELD:
+                changed.append(waiting.pop(0))
+    return [*changed, *waiting]
+
+
+def _output(stream: Stream, kept: Sequence[int], elements: int, batch: int) -> int:
+    """The block that the next layer reads, which stays: the last one of the size that the layer returns."""
+    sizes = {block: stream.sites[stream.site_of[block]].bytes_at(batch) for block in kept}
+    fitting = [block for block in kept if sizes[block] in (4 * elements, 2 * elements)]
+    if fitting:
+        return fitting[-1]
+    large = [block for block in kept if 8 * sizes[block] >= max(sizes.values(), default=0)]
+    return large[-1] if large else -1
+
+
+def _is_computed(site: Site) -> bool:
+    """Whether computing a layer again makes it again: results and workspaces, but not a library's handle."""
+    return site.category == "activations" or (site.category == "workspace" and not site.is_cublas)
 
 
 def without_foreach(trace: Trace) -> Trace:
