@@ -13,6 +13,7 @@ from slurm_gpumem.model.target.sandbox import Limits, Traced, trace_in_child
 from slurm_gpumem.model.target.spec import (
     BATCH,
     HUGGING_FACE,
+    NO_OPTIMIZER,
     TIMM,
     InputSpec,
     Target,
@@ -67,7 +68,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     step.add_argument(
         "--optimizer",
         metavar="NAME",
-        help=f"{', '.join(OPTIMIZERS)}, or CODE taking the model (default: adam)",
+        help=f"{', '.join(OPTIMIZERS)}, none (inference), or CODE taking the parameters (default: adam)",
     )
     step.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
     step.add_argument(
@@ -81,7 +82,9 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     )
     step.add_argument("--checkpointing", action="store_true", help="activation checkpointing of every block")
     step.add_argument("--channels-last", action="store_true", help="model and input in channels_last")
-    step.add_argument("--eval", dest="evaluate", action="store_true", help="a forward pass without gradients")
+    step.add_argument(
+        "--eval", dest="evaluate", action="store_true", help="an evaluation pass after the step as well"
+    )
     child = parser.add_argument_group("the process that runs it")
     child.add_argument(
         "--time-limit", type=_seconds, default=120.0, metavar="S", help="seconds (default: 120)"
@@ -111,7 +114,9 @@ def trace_request(
     named = _from_catalogue(parse_target(target, arguments, module=args.module))
     dtype = torch_dtype(args.input_dtype) if args.input_dtype not in (None, "auto") else ""
     inputs = tuple(_with_dtype(parse_input(text), dtype) for text in args.input)
-    optimizer, optimizer_code = _name_or_code(chosen.get("optimizer", "adam"), OPTIMIZERS, "optimizer")
+    optimizer, optimizer_code = _name_or_code(
+        chosen.get("optimizer", "adam"), (*OPTIMIZERS, NO_OPTIMIZER), "optimizer"
+    )
     loss, loss_code = _name_or_code(chosen.get("loss", "auto"), LOSS_NAMES, "loss")
     precision = chosen.get("precision", "fp32").lower().replace("_", "-")
     if precision not in PRECISIONS:

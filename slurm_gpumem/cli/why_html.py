@@ -30,7 +30,7 @@ svg{width:100%;height:auto;margin-top:1em}svg text{font-size:12px;fill:var(--pal
 table{border-collapse:collapse;width:100%}
 td,th{padding:.25em .6em;text-align:left;border-bottom:1px solid var(--line)}
 td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}td.bar{width:22%}
-td.bar div{height:.8em;background:#009e73;border-radius:2px}
+td.bar div{height:.8em;border-radius:2px}
 td.code{font-family:ui-monospace,monospace;font-size:.92em}
 .key{display:inline-block;margin-right:1.2em}
 .key i{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px}
@@ -52,10 +52,10 @@ def why_html(reasons: Reasons) -> str:
             f"{escape(reasons.gpu.name)}</p><p>{escape(parts)}</p>",
             _svg(line),
             _legend(line),
-            f"<h2>Largest tensors alive at the peak (in the {escape(line.peak_phase)} phase)</h2>",
-            _tensors(line),
             "<h2>What would lower it</h2>",
             _advice(reasons),
+            f"<h2>Largest tensors alive at the peak (in the {escape(line.peak_phase)} phase)</h2>",
+            _tensors(line),
             "</body></html>\n",
         ]
     )
@@ -134,13 +134,15 @@ def _tensors(line: Timeline) -> str:
         rows.append(
             f"<tr><td class=n>{one.bytes / MIB:,.1f}</td><td class=n>{one.count}</td>"
             f"<td class=code>{escape(place_of(one))}</td><td class=code>{escape(made_by(one))}</td>"
-            f'<td class=bar><div style="width:{one.bytes * one.count / most * 100:.1f}%"></div></td></tr>'
+            f'<td class=bar><div style="width:{one.bytes * one.count / most * 100:.1f}%;'
+            f'background:rgb{COLOURS[one.category]}"></div></td></tr>'
         )
     rest = line.at_peak[_TENSORS:]
     if rest:
         size = sum(one.bytes * one.count for one in rest) / MIB
         others = sum(one.count for one in rest)
-        rows.append(f"<tr><td class=n>{size:,.1f}</td><td class=n>{others:,}</td><td>others</td></tr>")
+        cells = f"<td class=n>{size:,.1f}</td><td class=n>{others:,}</td>"
+        rows.append(f"<tr>{cells}<td>others</td><td></td><td></td></tr>")
     return "".join([*rows, "</table>"])
 
 

@@ -76,3 +76,15 @@ def from_stack(stack: Sequence[traceback.FrameSummary]) -> str:
     """The innermost line of the user's code on a stack; "" where there is none."""
     mine = [f for f in stack if is_users(f.filename)]
     return _written((mine[-1].filename, mine[-1].lineno or 0, mine[-1].name)) if mine else ""
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether it was raised by a line of this package, and no code of others had a part in it."""
+    paths = [frame.filename for frame in _frames(error)]
+    return bool(paths) and paths[-1].startswith(_OURS) and not any(is_users(path) for path in paths)
+
+
+def innermost(error: BaseException) -> str:
+    """The line that raised it: "loop.py, line 12"."""
+    frames = _frames(error)
+    return f"{os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}" if frames else ""

@@ -17,6 +17,8 @@ from slurm_gpumem.errors import TargetError, UnknownNameError
 FILE, MODULE, HUGGING_FACE, TIMM = "file", "module", "hf", "timm"
 IMPORTING_TORCH = "importing torch"
 """The child's first phase, which is not the user's code yet."""
+NO_OPTIMIZER = "none"
+"""Nothing is trained: forward passes without gradients."""
 BATCH = -1
 """Stands in a shape where the batch size goes."""
 
@@ -102,7 +104,7 @@ class TraceRequest:
     checkpointing: bool = False
     channels_last: bool = False
     evaluate: bool = False
-    """A forward pass without gradients instead of training steps."""
+    """An evaluation pass after the training step as well."""
     head: str = ""
     """Which head a Hugging Face model type gets."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, Callable, Dict, Tuple
 
 import torch
@@ -11,13 +12,14 @@ from torch import nn
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.model.live import summarize
 from slurm_gpumem.model.live.loop import Inputs
+from slurm_gpumem.model.live.losses import main_tensor
 from slurm_gpumem.model.own import to_json
 from slurm_gpumem.model.target import batches, hub
 from slurm_gpumem.model.target.checkpointing import checkpoint_blocks
 from slurm_gpumem.model.target.cuda_calls import cuda_is_here
 from slurm_gpumem.model.target.load import as_many_as_it_takes, call, find_callable
 from slurm_gpumem.model.target.pretrained import without_downloads
-from slurm_gpumem.model.target.spec import HUGGING_FACE, TIMM, Target, TraceRequest
+from slurm_gpumem.model.target.spec import HUGGING_FACE, NO_OPTIMIZER, TIMM, Target, TraceRequest
 
 _META, _CPU = "meta", "cpu"
 
@@ -26,12 +28,13 @@ def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any
     """Trace what is asked for and write the summary; returns facts about how it went."""
     with without_downloads(lambda note: line.say(note=note)):
         model, device = _model(request, line)
-        if not list(model.parameters()) and not request.evaluate:
+        trains = request.optimizer != NO_OPTIMIZER
+        if trains and not list(model.parameters()):
             raise TargetError(f"{request.target.label}: the model has no parameters; nothing to train")
-        model.eval() if request.evaluate else model.train()
+        model.train(trains)
         if request.checkpointing:
             line.say(note=checkpoint_blocks(model))
-        with cuda_is_here(_META):
+        with cuda_is_here(_META), torch.set_grad_enabled(trains):
             make = _batches(request, model, line)
             optimizer = _optimizer(request, model)
             loss = _loss(request)
@@ -40,12 +43,17 @@ def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any
                 model,
                 make,
                 batch_size=request.batch_size,
-                optimizer=None if request.evaluate else optimizer,
+                optimizer=optimizer,
                 loss=loss,
                 precision=request.precision,
                 channels_last=request.channels_last,
+                evaluate=request.evaluate,
+                step=_step(request, line),
                 name=_name(request.target),
             )
+    if request.checkpointing and summary.trace is not None:
+        job = replace(summary.trace.job, checkpointing=True)
+        summary = replace(summary, trace=replace(summary.trace, job=job))
     line.enter("writing the summary")
     with open(result, "w", encoding="utf-8") as file:
         file.write(to_json(summary))
@@ -133,8 +141,6 @@ def _batches(request: TraceRequest, model: nn.Module, line: Any) -> Callable[[in
         line.say(note=first.said)
 
     def make(size: int) -> Inputs:
-        from dataclasses import replace
-
         made = batches.make_batch(replace(request, batch_size=size), model, _META)
         target = None
         if request.target_input is not None:
@@ -181,6 +187,8 @@ def _on_meta(value: Any) -> Any:
 
 
 def _optimizer(request: TraceRequest, model: nn.Module) -> Any:
+    if request.optimizer == NO_OPTIMIZER:
+        return None
     if request.optimizer_callable is None:
         return request.optimizer
     function, label = find_callable(request.optimizer_callable)
@@ -194,9 +202,24 @@ def _optimizer(request: TraceRequest, model: nn.Module) -> Any:
     return make
 
 
+def _step(request: TraceRequest, line: Any) -> Any:
+    if request.step_callable is None:
+        return None
+    function, _ = find_callable(request.step_callable)
+    if not callable(function):
+        raise TargetError(
+            f"{request.step_callable.label} is no function; a step takes (model, batch, optimizer)"
+        )
+
+    def step(model: Any, batch: Any, optimizer: Any) -> Any:
+        return function(*as_many_as_it_takes(function, model, batch, optimizer))
+
+    return step
+
+
 def _loss(request: TraceRequest) -> Any:
     if request.loss_callable is None:
-        return None if request.loss == "auto" else request.loss
+        return None if request.loss == "auto" else _MORE_LOSSES.get(request.loss, request.loss)
     function, label = find_callable(request.loss_callable)
     if isinstance(function, type):
         function = call(function, label, {})
@@ -206,3 +229,18 @@ def _loss(request: TraceRequest) -> Any:
         return function(*as_many_as_it_takes(function, *given))
 
     return loss
+
+
+def _binary(output: Any, target: Any) -> Any:
+    prediction = main_tensor(output)
+    wanted = torch.zeros_like(prediction) if target is None else target.to(prediction.dtype)
+    return torch.nn.functional.binary_cross_entropy_with_logits(prediction, wanted)
+
+
+def _sum(output: Any, target: Any) -> Any:
+    """What detection models return while they train: several losses by name."""
+    values = output.values() if isinstance(output, dict) else [main_tensor(output)]
+    return sum(value.sum() for value in values)
+
+
+_MORE_LOSSES = {"bce": _binary, "sum": _sum}

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, List, Sequence
 
 from slurm_gpumem.errors import GpumemError, TargetError
-from slurm_gpumem.model.target.blame import from_stack, own_words, user_line
+from slurm_gpumem.model.target.blame import from_stack, innermost, is_ours, own_words, user_line
 from slurm_gpumem.model.target.rules import NetworkRefusedError, Rules, die_with_parent
 from slurm_gpumem.model.target.spec import IMPORTING_TORCH, TraceRequest
 
@@ -167,6 +167,11 @@ def _message(error: BaseException, line: Line, rules: Rules, request: TraceReque
         lines = [f"{label}: interrupted while {line.phase}.", where]
     elif isinstance(error, EOFError):
         lines = [f"{label}: the code asks for input (input()); nobody answers here.", where]
+    elif is_ours(error):
+        lines = [
+            f"{label}: a fault of ours while {line.phase}; please report it with this line.",
+            f"{own_words(error)} ({innermost(error)})",
+        ]
     else:
         lines = [
             f"{label}: {_what_failed(line.phase)}.",
