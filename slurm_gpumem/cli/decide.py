@@ -69,7 +69,8 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
     summary = _read_summary(settings.model)
     line = settings.memory_line
-    job = settings.training_job(summary.batch, max(wish.gpus, 1)) if summary else None
+    traced = summary.trace.job if summary and summary.trace else None
+    job = settings.training_job(summary.batch, max(wish.gpus, 1), traced) if summary else None
     if settings.gpu:
         find_gpu(settings.gpu)  # an unknown name is an error before Slurm is asked anything
     settings.on_oom  # noqa: B018 - the same

@@ -48,7 +48,7 @@ def main(argv: List[str]) -> int:
     summary = read_summary(args.summary)
     if not summary.name:
         summary = replace(summary, name=Path(args.summary).stem)
-    job = settings.training_job(summary.batch, args.gpus)
+    job = settings.training_job(summary.batch, args.gpus, summary.trace.job if summary.trace else None)
     gpu = find_gpu(settings.gpu or DEFAULT_GPU)
     estimator = settings.text("estimator") or "auto"
     if args.directive:
@@ -58,7 +58,7 @@ def main(argv: List[str]) -> int:
         for warning in (*config.warnings, *summary.warnings):
             say(f"warning: {warning}")
         return 0
-    names = registry.estimator_names() if estimator == ALL else [estimator]
+    names = registry.names_for(summary) if estimator == ALL else [estimator]
     estimates = [estimated(name, summary, job, gpu) for name in names]
     chosen = estimates[0]
     other = Alternatives()
