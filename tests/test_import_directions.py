@@ -21,10 +21,12 @@ ROOMS_ALLOWED = {
     "devcluster": {"slurm"},
     "node": {"slurm"},
     "recovery": {"node", "sharing", "slurm"},
-    "training": {"model", "memory"},
+    "accounting": {"slurm"},
+    "training": {"model", "memory", "utilization"},
+    "utilization": {"model", "memory"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package."""
-TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__"}
+TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__", "__main__"}
 
 
 def _imported_modules(path: Path) -> set[str]:

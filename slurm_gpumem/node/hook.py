@@ -187,6 +187,8 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         lines.append(f"claim_mib {claim}")
     if job.claim is not None:
         lines.append("record yes")
+    if config.wants_end_line(job.claim):
+        lines.append("end_line yes")
     lines += [
         f"gpu {gpu.number} {gpu.uuid} {folder.pipe(gpu.uuid, job.uid)} {gpu.memory_mib or 0}" for gpu in gpus
     ]
