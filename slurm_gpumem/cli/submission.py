@@ -99,14 +99,19 @@ def build_submission(
 def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict[str, Union[str, int, None]]:
     """What the plug-in and the hooks read in the job's comment; shards=0: the job is not to be shared."""
     estimate, request, need = decision.estimate, decision.request, decision.need
+    used = estimate.utilization if estimate else None
     requeue = settings.on_oom == "requeue" and not wishes.any_of("no-requeue")
     return {
         "est": estimate.peak_mib if estimate else None,
         "req": need.request_mib if need else None,
         "by": estimate.estimator if estimate else "mem",
+        "via": "line" if decision.by_line else None,
         "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
         "batch": estimate.job.batch_size if estimate else None,
         "shards": request.units if request and not request.whole_gpu else 0,
+        "sm": round(used.sm_active) if used else None,
+        "dram": round(used.dram_active) if used else None,
+        "slow": f"{decision.activity.limit:g}" if decision.activity else None,
         "oom": "requeue" if requeue else "fail",
         "tell": "end" if settings.end_line else None,
     }
@@ -115,15 +120,14 @@ def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict
 def described(decision: Decision, settings: JobSettings) -> Dict[str, Union[str, int, None]]:
     """What reports tell of the job besides, and what its peak is remembered by."""
     estimate, summary = decision.estimate, decision.summary
-    if estimate is None or summary is None:
+    if estimate is None:
         return {}
     from slurm_gpumem.memory.remembered import variant
-    from slurm_gpumem.model.fingerprint import fingerprint
 
-    name = os.path.splitext(os.path.basename(settings.model or ""))[0] or summary.name or ""
+    name = os.path.splitext(os.path.basename(settings.model or ""))[0] or (summary.name if summary else "")
     return {
         "model": name[:_NAME_BYTES],
-        "fp": fingerprint(summary),
+        "fp": decision.fingerprint,
         "opt": estimate.job.optimizer,
         "prec": estimate.job.precision,
         "more": variant(estimate.job),
