@@ -116,7 +116,7 @@ def test_nobody_else_is_requeued(module_site: Site, lives: Dict[str, str], name:
 
 def test_host_memory_is_told_apart(module_site: Site, lives: Dict[str, str]) -> None:
     module_site.ended(lives["host"], "FAILED")
-    assert "host memory ran out, not GPU memory" in module_site.out(lives["host"])
+    assert "out of host memory, not GPU memory" in module_site.out(lives["host"])
 
 
 def test_the_reasons_are_in_the_log(module_site: Site, lives: Dict[str, str]) -> None:
