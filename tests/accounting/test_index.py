@@ -204,3 +204,21 @@ def test_progress_goes_up_to_the_end(tmp_path: Path) -> None:
     assert told[0] == (0, 19)
     assert told[-1] == (19, 19)
     assert told == sorted(told)
+
+
+def test_a_large_folder_is_compared_with_what_is_known_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slurm_gpumem.accounting import scan
+
+    monkeypatch.setattr(scan, "_FEW", 5)
+    for number in range(1, 20):
+        write(tmp_path / "spool", record(number))
+    opened(tmp_path).close()
+    write(tmp_path / "spool", record(20, node="n7"))
+    read: List[str] = []
+    load = gather._load
+    monkeypatch.setattr(gather, "_load", lambda path, mib: read.append(path) or load(path, mib))
+    with opened(tmp_path) as store:
+        assert store.freshness.records == 20
+    assert [Path(path).name for path in read] == ["20.0.n7.json"]

@@ -2,8 +2,8 @@
 
     python tests/bench/accounting.py [--jobs 1000000] [--records DIR]
 
-Makes the records first (some minutes, 4 GB of disk for a million) unless --records names a folder of them. Exits 1 if a
-figure is over. Run it on a quiet machine: the first index takes all the processors it gets.
+Makes the records first (some minutes, 4 GB of disk for a million) unless --records names a folder of them.
+Exits 1 if a figure is over. Run it on a quiet machine: the first index takes all the processors it gets.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import time
 from pathlib import Path
 from typing import Dict, List, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.bench.make_records import write_files  # noqa: E402
+from make_records import write_files
 
 INDEX_LIMIT_S, SUMMARY_LIMIT_S, WEEK_LIMIT_S, MEMORY_LIMIT_MIB = 120.0, 2.0, 0.3, 300.0
 ROUNDS = 5
@@ -75,7 +73,7 @@ def _figures(env: Dict[str, str]) -> List[bool]:
 
 
 def _run(argv: List[str], env: Dict[str, str]) -> Tuple[float, float, float]:
-    """Seconds, the most memory of the process and its children together, and processor seconds of one call."""
+    """Seconds, the most memory of the process and its children, and processor seconds of one call."""
     before = os.times()
     began = time.perf_counter()
     with subprocess.Popen([GPUMEM, "report", *argv], env=env, stdout=subprocess.DEVNULL) as process:
