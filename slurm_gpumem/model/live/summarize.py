@@ -54,9 +54,9 @@ def summarize(
     batches = _batches(size, scalable)
     with ExitStack() as stack:
         stack.enter_context(optimizers.foreach_on_meta())
-        stack.enter_context(cuda_substitutes())
-        stack.enter_context(autocast_on_meta())
         places = stack.enter_context(Places(twin))
+        recorder = Recorder(places, stack.enter_context(autocast_on_meta()))
+        stack.enter_context(cuda_substitutes(recorder))
         chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, model, twin)
         plan = Plan(
             model=twin,
@@ -68,7 +68,7 @@ def summarize(
             accumulate=grad_accumulation,
             evaluate=evaluate,
         )
-        seen = run(plan, Recorder(places))
+        seen = run(plan, recorder)
         first_inputs = shapes(make(size).args)
     job = TracedJob(
         batch=size,
