@@ -68,7 +68,7 @@ def run(plan: Plan, recorder: Recorder) -> Seen:
                 recorder.enter("forward", step)
                 recorder.places.reset()
                 inputs = plan.make(size)
-                _mark(recorder, inputs.tensors(), "inputs")
+                mark(recorder, inputs.tensors(), "inputs")
                 if micro == 0 and optimizer is not None:
                     optimizer.zero_grad()
                 with torch.autocast("cuda", half) if half else nullcontext():
@@ -83,25 +83,30 @@ def run(plan: Plan, recorder: Recorder) -> Seen:
                     (loss * scale).backward()
                 else:
                     loss.backward()
-                _mark(recorder, [p.grad for p in model.parameters() if p.grad is not None], "gradients")
+                mark(recorder, [p.grad for p in model.parameters() if p.grad is not None], "gradients")
             if optimizer is not None:
                 recorder.enter("optimizer", step)
                 if scale is not None:
                     _unscale(scale)
                 optimizer.step()
-                _mark(recorder, _states(optimizer), "optimizer")
+                mark(recorder, states_of(optimizer), "optimizer")
             if plan.evaluate and step > 1:
                 recorder.enter("evaluate", step)
                 _evaluate(plan, size, half)
         # Read before the loop's variables go out of scope.
-        return Seen(
-            blocks=list(recorder.blocks),
-            events=list(recorder.events),
-            phases=list(recorder.phases),
-            uses_conv=recorder.uses_conv,
-            uses_matmul=recorder.uses_matmul,
-            remarks=tuple(recorder.remarks),
-        )
+        return seen_by(recorder)
+
+
+def seen_by(recorder: Recorder) -> Seen:
+    """What a recorder has noted up to now."""
+    return Seen(
+        blocks=list(recorder.blocks),
+        events=list(recorder.events),
+        phases=list(recorder.phases),
+        uses_conv=recorder.uses_conv,
+        uses_matmul=recorder.uses_matmul,
+        remarks=tuple(recorder.remarks),
+    )
 
 
 def note_model(model: nn.Module, recorder: Recorder, name: str = "") -> None:
@@ -127,14 +132,16 @@ def _note_flat(parameters: Sequence[Tensor], recorder: Recorder, name: str) -> N
         recorder.skip(parameter)
 
 
-def _mark(recorder: Recorder, tensors: Sequence[Tensor], category: str) -> None:
+def mark(recorder: Recorder, tensors: Sequence[Tensor], category: str) -> None:
+    """Say what tensors are for, where nobody has yet."""
     for tensor in tensors:
         block = recorder.block_of(tensor)
         if block is not None and not block.category:
             block.category = category
 
 
-def _states(optimizer: torch.optim.Optimizer) -> List[Tensor]:
+def states_of(optimizer: torch.optim.Optimizer) -> List[Tensor]:
+    """Every tensor that an optimizer keeps."""
     return [
         value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
     ]

@@ -14,6 +14,7 @@ from slurm_gpumem.model.live.autocast import autocast_on_meta
 from slurm_gpumem.model.live.batches import maker, require_size
 from slurm_gpumem.model.live.loop import Plan, run
 from slurm_gpumem.model.live.meta_model import meta_twin, unwrapped
+from slurm_gpumem.model.live.own_step import Step, run_own_step
 from slurm_gpumem.model.live.places import Places, shapes
 from slurm_gpumem.model.live.recorder import Recorder
 from slurm_gpumem.model.live.substitutes import cuda_substitutes
@@ -36,12 +37,14 @@ def summarize(
     channels_last: bool = False,
     evaluate: bool = False,
     scalable: bool = True,
+    step: Optional[Step] = None,
     name: str = "",
 ) -> ModelSummary:
     """Trace three training steps of `model` without running them.
 
     `batch` is what the model's forward takes (a tensor, a tuple in order, a dictionary by name) or a function
-    that makes one of a given size. The model is not changed; its twin on meta tensors is traced.
+    that makes one of a given size. The model is not changed; its twin on meta tensors is traced. `step` is
+    the user's own training step, called with the twin, the batch and the optimizer.
     """
     model = unwrapped(model)
     size = require_size(batch, batch_size)
@@ -68,7 +71,7 @@ def summarize(
             accumulate=grad_accumulation,
             evaluate=evaluate,
         )
-        seen = run(plan, recorder)
+        seen = run(plan, recorder) if step is None else run_own_step(plan, step, recorder)
         first_inputs = shapes(make(size).args)
     job = TracedJob(
         batch=size,
