@@ -122,7 +122,6 @@ class _HeldOut:
         model = str(run.row.get("model", run.summary))
         return corrected(summary, run.job, run.gpu, self._folds[folds.fold_of(model)])
 
-
     def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:
         """The score of a run whose trace's figures are kept; none for others."""
         if self._traces is None:

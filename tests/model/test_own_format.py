@@ -24,9 +24,7 @@ from slurm_gpumem.model.trace_types import (
 )
 from slurm_gpumem.model.types import Layer, ModelSummary
 
-CONVOLUTION = Convolution(
-    "forward", "fp32", (0, 1), 3, 8, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1)
-)
+CONVOLUTION = Convolution("forward", "fp32", (0, 1), 3, 8, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
 TRACE = Trace(
     job=TracedJob(batch=4, optimizer="adam", torch="2.13.0"),
     way="meta",

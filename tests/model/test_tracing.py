@@ -35,7 +35,16 @@ def test_tensors_have_the_sizes_that_a_gpu_gives_them(found: Dict[str, Any]) -> 
 
 
 def test_the_summary_shows_the_layers_in_order(found: Dict[str, Any]) -> None:
-    kinds = ["Sequential", "Conv2d", "BatchNorm2d", "ReLU", "Dropout", "AdaptiveAvgPool2d", "Flatten", "Linear"]
+    kinds = [
+        "Sequential",
+        "Conv2d",
+        "BatchNorm2d",
+        "ReLU",
+        "Dropout",
+        "AdaptiveAvgPool2d",
+        "Flatten",
+        "Linear",
+    ]
     assert found["small_cnn"]["layers"] == kinds
 
 

@@ -126,7 +126,11 @@ def scaling() -> Dict[str, Any]:
             fresh = summarize(model, make(batch)).trace
             assert fresh is not None
             a, b = replay(base, batch).stats, replay(fresh).stats
-            worst = max(worst, abs(a.peak_allocated / b.peak_allocated - 1), abs(a.peak_reserved / b.peak_reserved - 1))
+            worst = max(
+                worst,
+                abs(a.peak_allocated / b.peak_allocated - 1),
+                abs(a.peak_reserved / b.peak_reserved - 1),
+            )
     return {"worst": worst}
 
 
