@@ -202,6 +202,10 @@ def _hint(error: BaseException, line: Line, request: TraceRequest) -> str:
         return f"It was called with {shapes}: --input is one sample's shape, the batch comes before it."
     if "libcud" in text or "CUDA_HOME" in text or "nvcc" in text:
         return "CUDA extensions do not load without CUDA; trace with the PyTorch fallback of this code."
+    if "torch.distributed" in text or "process group" in text:
+        return "One process on one GPU is traced: name a function that builds the bare model."
+    if "CUDA tensor" in text or "must be on CUDA" in text or "is_cuda" in text:
+        return "A CUDA extension wants a tensor on a GPU; trace with the PyTorch fallback of this code."
     if "relative import" in text:
         return "Name it as a module: package.module:build_model, from the folder above the package."
     return ""
