@@ -134,10 +134,11 @@ def _told(line: Line, rules: Rules, request: TraceRequest) -> Iterator[None]:
     except BaseException as error:  # noqa: BLE001 - the user's code may raise anything; all of it is told
         if os.environ.get("GPUMEM_TRACE_DEBUG"):
             traceback.print_exc()
-        line.fail(_message(error, line, rules, request))
+        line.fail(message_for(error, line, rules, request))
 
 
-def _message(error: BaseException, line: Line, rules: Rules, request: TraceRequest) -> str:
+def message_for(error: BaseException, line: Line, rules: Rules, request: TraceRequest) -> str:
+    """What an exception of the user's code means: what, in which line, and what to do."""
     label = request.target.label
     where = user_line(error)
     lines: List[str] = []
