@@ -48,15 +48,14 @@ def _checkpoint(stream: Stream, name: str, elements: int, batch: int, step: int)
     first, last, again = forward[0], forward[-1], backward[0]
     made = {events[at].block for at in forward if _is_computed(stream.site(events[at]))}
     released = stream.released_at()
-    kept = [
-        events[at].block
-        for at in forward
-        if events[at].block in made and released.get(events[at].block, again) >= again
-    ]
+    turn = next(at for at, e in enumerate(events) if e.step == step and e.phase == BACKWARD)
+    kept = [events[at].block for at in forward if events[at].block in made]
+    kept = [block for block in kept if released.get(block, turn) >= turn]
     output = _output(stream, kept, elements, batch)
     dropped = {block for block in kept if block != output}
     if not dropped:
         return
+    again = min(again, *(released.get(block, again) for block in dropped))
     twins: Dict[int, int] = {block: stream.new_block(stream.site_of[block]) for block in made}
     recomputed: List[Event] = []
     for event in events[first : last + 1]:
