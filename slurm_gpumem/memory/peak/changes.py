@@ -10,6 +10,7 @@ from slurm_gpumem.model.trace_types import Site, Trace
 
 _HELD = 2
 """Results that a line of a forward function holds at once: its operand and what it makes."""
+_WITH_WEIGHTS = ("::mm", "::addmm", "::bmm", "::linear", "::convolution")
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
@@ -140,6 +141,18 @@ def _ends_in_same_phase(events: Sequence[Event], released: object, event: Event)
     return events[released].phase == event.phase and events[released].step == event.step
 
 
+def head_of(trace: Trace) -> str:
+    """The last layer of the first forward pass that computes with weights; "" where there is none."""
+    found = ""
+    for event, _, site in trace.allocations():
+        phase = trace.phase_of(event).name
+        if phase == BACKWARD:
+            break
+        if phase == FORWARD and site is not None and site.module and site.operator.endswith(_WITH_WEIGHTS):
+            found = site.module
+    return found
+
+
 def loss_in_parts(trace: Trace, head: str, parts: int) -> Trace:
     """The last layer and the loss run on a part of the batch at a time: their tensors shrink by it."""
     return _resized(trace, _head_sites(trace, head), parts)
@@ -180,8 +193,11 @@ def autocast(trace: Trace) -> Trace:
         wide = any(word in name for word in _WIDE_OPERATORS) and not any(word in name for word in _HALF_NORMS)
         if site.category == "activations" and not wide:
             halved.add(at)
-    changed = _resized(trace, halved, 2)
-    return _with_weight_casts(changed)
+    # The head's result is there in half precision, and once more in single for the loss.
+    head = head_of(trace)
+    results = {at for at in halved if trace.sites[at].module == head}
+    halved -= {at for at in results if trace.sites[at].operator.endswith(_WITH_WEIGHTS)}
+    return _with_weight_casts(_resized(trace, halved, 2))
 
 
 def _with_weight_casts(trace: Trace) -> Trace:
