@@ -55,6 +55,10 @@ class DoesNotFitError(GpumemError):
     exit_code = 1
 
 
+class AccountingError(GpumemError):
+    """The job records or their index cannot be read or written."""
+
+
 class DevClusterError(GpumemError):
     """The dev cluster cannot be started, found or stopped."""
 

@@ -17,6 +17,8 @@ ESTIMATORS = {
     "deepspeed": "slurm_gpumem.memory.deepspeed",
 }
 DEFAULT = "corrected"
+FROM_RUNS = {"remembered": "slurm_gpumem.memory.remembered"}
+"""These answer only where the job has run before, and so stand in no comparison of estimators."""
 TRACE = "trace"
 """Taken for summaries of our own, the only ones that it reads."""
 
@@ -32,10 +34,16 @@ def names_for(summary: ModelSummary) -> list[str]:
     return others if summary.trace is None else [TRACE, *others]
 
 
+def for_other_jobs(name: str) -> str:
+    """Which estimator to ask about a changed job: what was measured says nothing about another batch size."""
+    return "auto" if name in FROM_RUNS else name
+
+
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """Estimate with the named estimator ("auto": by the trace if the summary has one, else the default)."""
     chosen = name if name != "auto" else DEFAULT if summary.trace is None else TRACE
-    if chosen not in ESTIMATORS:
-        raise UnknownNameError("estimator", name, estimator_names())
-    function: Estimator = importlib.import_module(ESTIMATORS[chosen]).estimate
+    module = {**ESTIMATORS, **FROM_RUNS}.get(chosen)
+    if module is None:
+        raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
+    function: Estimator = importlib.import_module(module).estimate
     return function(summary, job, gpu)

@@ -96,7 +96,7 @@ def chosen_rows(part: str, match: str, limit: int, seed: int = 1) -> List[Row]:
         rounds[row["model"]] = rounds.get(row["model"], 0) + 1
         synthetic = row["family"].startswith("synthetic")
         order.append((rounds[row["model"]] + (index % 3 if synthetic else 0), index))
-    ordered = [rows[index] for _, index in sorted(order)]
+    ordered: List[Row] = [rows[index] for _, index in sorted(order)]
     return ordered[:limit] if limit else ordered
 
 

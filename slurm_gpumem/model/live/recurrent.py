@@ -156,7 +156,7 @@ def _run(
         itemsize=data.element_size(),
     )
     first, second = (*states, None)[:2]
-    output, last, cell = _Recurrent.apply(recorder, network, data, first, second, *weights)  # type: ignore[no-untyped-call]
+    output, last, cell = _Recurrent.apply(recorder, network, data, first, second, *weights)
     output = output.transpose(0, 1) if batch_first else output
     return (output, last, cell) if mode == "lstm" else (output, last)
 
@@ -175,4 +175,4 @@ class _Flatten(torch.autograd.Function):
 
 
 def _flat_in_half(weights: List[Tensor], half: torch.dtype) -> List[Tensor]:
-    return list(_Flatten.apply(half, *weights))  # type: ignore[no-untyped-call]
+    return list(_Flatten.apply(half, *weights))
