@@ -58,15 +58,15 @@ def _checkpoint(stream: Stream, name: str, elements: int, batch: int, step: int)
         return
     again = min(again, *(released.get(block, again) for block in dropped))
     twins: Dict[int, int] = {block: stream.new_block(stream.site_of[block]) for block in made}
+    # PyTorch stops computing again once it has all that was saved.
+    end = max(at for at in forward if events[at].block in dropped)
     recomputed: List[Event] = []
-    for event in events[first : last + 1]:
+    for event in events[first : end + 1]:
         if event.block in made:
             recomputed.append(Event(twins[event.block], event.site, BACKWARD, step))
-    ended = {e.block for e in recomputed if not e.allocates}
-    for block in made:
-        # What lived on after the block only because something outside read it goes at once.
-        if block not in dropped and twins[block] not in ended:
-            recomputed.append(Event(twins[block], None, BACKWARD, step))
+    there = {e.block for e in recomputed if e.allocates} - {e.block for e in recomputed if not e.allocates}
+    passing = there - {twins[block] for block in dropped}
+    recomputed += [Event(block, None, BACKWARD, step) for block in sorted(passing)]
     before = _forward_without_saving(events[first : last + 1], dropped)
     after = [
         Event(twins[e.block], e.site, e.phase, e.step) if not e.allocates and e.block in dropped else e
