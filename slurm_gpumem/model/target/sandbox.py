@@ -32,7 +32,7 @@ _TAIL = 4096
 _MESSAGE_LIMIT = 1 << 20
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 
-# The user's folder must not come before the standard library while we import our modules. Those come from here
+# The user's folder must not come before the standard library while ours are imported. Those come from here
 # by their path: another environment's python has its own packages, and perhaps another version of ours.
 _START = """
 import importlib.util, sys
