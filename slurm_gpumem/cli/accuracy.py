@@ -29,7 +29,8 @@ _COLUMNS = (
 _LEGEND = """\
 median, P90: absolute error of the peak. <peak, <req: runs that took more than the estimate, the request.
 over: median of what the request holds beyond the need. exact, ±1, too few: shards of {shard} MiB
-asked for, against those needed. corrected: each model by a fit that saw neither it nor its namesakes."""
+asked for, against those needed. corrected, trace: each model by a fit that saw neither it nor its namesakes;
+trace: on those runs that were traced again (python -m slurm_gpumem.training.trace_rows)."""
 
 
 def main(argv: List[str]) -> int:
@@ -40,8 +41,7 @@ def main(argv: List[str]) -> int:
 
         print("\n".join(utilization_lines()))
         return 0
-    all_names = [name for name in registry.estimator_names() if name != registry.TRACE]
-    names = all_names if args.estimator == ALL else [args.estimator]
+    names = registry.estimator_names() if args.estimator == ALL else [args.estimator]
     unknown = [name for name in names if name not in registry.ESTIMATORS]
     if unknown:
         raise UnknownNameError("estimator", unknown[0], registry.estimator_names())

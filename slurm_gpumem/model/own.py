@@ -106,7 +106,7 @@ def parse_own(text: str, *, origin: str) -> ModelSummary:
         raise SummaryError(f"{origin}: is not whole JSON: {error}; {_AGAIN}") from None
     try:
         return _summary(document)
-    except (_Wrong, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (_Wrong, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise SummaryError(f"{origin}: is no {FORMAT}: {what}; {_AGAIN}") from None
 
@@ -120,6 +120,8 @@ def _summary(document: Any) -> ModelSummary:
         said = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise _Wrong(f"format is {str(said)[:50]!r}")
     model = document["model"]
+    if not isinstance(model, dict):
+        raise _Wrong("model is not an object")
     trace = _trace(document["trace"])
     layers = tuple(_layer(values) for values in _list(document["layers"], "layers"))
     return ModelSummary(

@@ -85,10 +85,11 @@ def path_of(cache: Path, key: str) -> Path:
     return cache / f"{sha1(key.encode()).hexdigest()[:20]}.json.gz"
 
 
-def chosen_rows(part: str, match: str, limit: int, seed: int = 1) -> List[Row]:
+def chosen_rows(part: str, match: str, limit: int, real: bool, seed: int = 1) -> List[Row]:
     """Good rows of a part, in a random order that takes one row of every model before any second."""
     rows = [row for row in load_ground_truth_rows() if not row.get("error") and row.get("reserved_bytes")]
     rows = [row for row in rows if part in ("all", part_of(row["model"])) and match in row["key"]]
+    rows = [row for row in rows if not real or not row["family"].startswith("synthetic")]
     random.Random(seed).shuffle(rows)
     rounds: Dict[str, int] = {}
     order = []
@@ -122,6 +123,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
     parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
     parser.add_argument("--match", default="", metavar="TEXT", help="only keys with this text")
+    parser.add_argument("--real", action="store_true", help="no generated networks")
     parser.add_argument("--limit", type=int, default=0, metavar="N")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
     parser.add_argument("--again", action="store_true", help="trace these again")
@@ -131,7 +133,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
-    rows = chosen_rows(options.part, options.match, options.limit)
+    rows = chosen_rows(options.part, options.match, options.limit, options.real)
     left = [row for row in rows if options.again or not path_of(options.cache, row["key"]).exists()]
     print(f"{len(rows)} runs, {len(left)} to trace", flush=True)
     import_sources([entry_of(row) for row in left])

@@ -7,7 +7,6 @@ ones of an earlier step, tell how each size grows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.model.live.recorder import Block, Call
@@ -135,10 +134,11 @@ def _matched(blocks: Sequence[Block], ours: Sequence[int], theirs: Sequence[int]
     mine, other = keys(ours), keys(theirs)
     if mine == other:
         return list(zip(ours, theirs))
-    pairs: List[Tuple[int, int]] = []
-    for a, b, size in SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks():
-        pairs += zip(ours[a : a + size], theirs[b : b + size])
-    return pairs
+    # Steps that differ somewhere: the same operator of the same layer, first with first, second with second.
+    waiting: Dict[Tuple[str, str, int], List[int]] = {}
+    for key, number in zip(reversed(other), reversed(theirs)):
+        waiting.setdefault(key, []).append(number)
+    return [(number, waiting[key].pop()) for key, number in zip(mine, ours) if waiting.get(key)]
 
 
 def _grown(a: Call, b: Call, batches: Tuple[int, int]) -> Call:

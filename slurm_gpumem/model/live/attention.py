@@ -26,7 +26,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """What F.scaled_dot_product_attention allocates on a GPU of compute capability 8.0 and later."""
-    if query.dim() != 4 or query.requires_grad != query.requires_grad:
+    if query.dim() != 4 or not _fused(query, key, value, attn_mask):
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if query.dtype in _HALF and _cudnn_takes(query, key, value):
@@ -50,6 +50,13 @@ def attention(
     return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
         query, key, value, bias, needs, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor]) -> bool:
+    """What every fused kernel asks for: rows without gaps, and a mask that is not learned."""
+    if any(t.stride(-1) != 1 and t.shape[-1] > 1 for t in (query, key, value)):
+        return False
+    return mask is None or not (mask.requires_grad and torch.is_grad_enabled())
 
 
 def _flash_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:

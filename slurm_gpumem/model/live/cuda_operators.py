@@ -85,8 +85,18 @@ def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         and owned_alone(first)
     ):
         return first
+    if _bias_of_product(recorder, first, second):
+        return aten.alias(first)
     result = arithmetic(args, kwargs) if on_meta(args) else NOT_PLAIN
     return func(*args, **kwargs) if result is NOT_PLAIN else result
+
+
+def _bias_of_product(recorder: Any, first: Any, second: Any) -> bool:
+    """A linear layer over a tensor with gaps adds its bias to the product in place."""
+    if not isinstance(second, Tensor) or second.dim() != 1 or not second.is_leaf or first.dim() < 2:
+        return False
+    block = recorder.block_of(first)
+    return block is not None and block.operator == "aten::mm" and first.shape[-1] == second.shape[0]
 
 
 def _dropout(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -125,6 +135,30 @@ def reduction_of(data: Tensor, dims: Any) -> Optional[Reduction]:
     if inputs < 1 or outputs < 1:
         return None
     return Reduction((inputs,), (outputs,), vector)
+
+
+def _safe_softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows that are masked from end to end are looked for with a mask of the whole tensor."""
+    result = func(*args, **kwargs)
+    recorder.note(result, "aten::_safe_softmax")
+    mask = recorder.take(result.numel(), "aten::_safe_softmax")
+    rows = recorder.take(result.numel() // max(int(result.shape[-1]), 1), "aten::_safe_softmax")
+    recorder.drop(rows)
+    recorder.drop(mask)
+    return result
+
+
+def _layer_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Tensors with gaps are copied for as long as the operator runs."""
+    name = func._schema.name
+    backward = "backward" in name
+    copied = [t for t in (args[:2] if backward else args[:1]) if not t.is_contiguous()]
+    copies = [recorder.take(t.numel() * t.element_size(), name) for t in copied]
+    result = func(*args, **kwargs)
+    recorder.note_result(result, name)
+    for copy in copies:
+        recorder.drop(copy)
+    return result
 
 
 def _efficient_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -193,6 +227,9 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: _add,
     aten.native_dropout.default: _dropout,
     aten.sum.dim_IntList: _sum,
+    aten._safe_softmax.default: _safe_softmax,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm,
     aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
     aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,

@@ -54,11 +54,11 @@ class Network:
 
 class _Recurrent(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, recorder: Any, network: Network, data: Tensor, *others: Optional[Tensor]
     ) -> Tuple[Tensor, ...]:
         states, weights = others[:2], others[2:]
-        options = {"dtype": data.dtype, "device": data.device}
+        options: Any = {"dtype": data.dtype, "device": data.device}
         wide = network.directions * network.hidden
         output = torch.empty(network.length, network.rows, wide, **options)
         shape = (network.layers * network.directions, network.rows, network.hidden)
@@ -76,7 +76,7 @@ class _Recurrent(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         data = ctx.saved_tensors[0]
         network: Network = ctx.network
-        options = {"dtype": data.dtype, "device": data.device}
+        options: Any = {"dtype": data.dtype, "device": data.device}
         into = torch.empty(data.shape, **options)
         states = [torch.empty(shape, **options) if shape is not None else None for shape in ctx.shapes[:2]]
         ctx.recorder.workspace(network.workspace_bytes(backward=True), "cudnn::rnn")
@@ -163,7 +163,7 @@ def _run(
 
 class _Flatten(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, half: torch.dtype, *weights: Tensor) -> Tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, half: torch.dtype, *weights: Tensor) -> Tuple[Tensor, ...]:
         ctx.types = [weight.dtype for weight in weights]
         sizes = [weight.numel() for weight in weights]
         flat = torch.empty(sum(sizes), dtype=half, device=weights[0].device)
