@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.memory.site_layer import SUFFIX, adjusted
 from slurm_gpumem.memory.types import Estimate, Estimator, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
@@ -27,12 +28,14 @@ def estimator_names() -> list[str]:
 
 def for_other_jobs(name: str) -> str:
     """Which estimator to ask about a changed job: what was measured says nothing about another batch size."""
-    return DEFAULT if name in FROM_RUNS else name
+    return "auto" if name in FROM_RUNS else name
 
 
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
-    """Estimate with the named estimator ("auto" for the default)."""
-    chosen = DEFAULT if name == "auto" else name
+    """Estimate with the named estimator; "auto" is the default with the site's own layer over it."""
+    if name in ("auto", DEFAULT + SUFFIX):
+        return adjusted(run(DEFAULT, summary, job, gpu), lambda: summary.fingerprint)
+    chosen = name
     module = {**ESTIMATORS, **FROM_RUNS}.get(chosen)
     if module is None:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])

@@ -23,46 +23,28 @@ ENCODERS = tuple(
 )
 RATE = 1e-3
 BATCH = 128
-EPOCHS = {"mlp": 400, "transformer": 60}
+EPOCHS = {"mlp": 250, "transformer": 40}
 SEED = 13
 
 Inputs = Tuple[Tensor, Tensor, Tensor]
 """Features, sequences of layers, and which of their places are padding."""
 
 
-class Perceptrons(nn.Module):
-    """The 13 perceptrons of the MLP-based ensemble in tensors as wide and deep as the largest.
+class Perceptron(nn.Module):
+    """A member of the MLP-based ensemble."""
 
-    Neurons that a member lacks are masked and layers that it lacks are passed by: each learns what it would
-    learn alone, all of them in a thirteenth of the steps.
-    """
-
-    def __init__(self, inputs: int, classes: int) -> None:
+    def __init__(self, inputs: int, classes: int, widths: Sequence[int]) -> None:
         super().__init__()
-        draw = random.Random(SEED)
-        widest, deepest = NEURONS[1], max(DEPTHS)
-        self.masks = torch.zeros(deepest, MEMBERS, 1, widest)
-        self.lacks = torch.tensor([[depth <= layer for depth in DEPTHS] for layer in range(deepest)])
-        weights = [torch.zeros(MEMBERS, widest if layer else inputs, widest) for layer in range(deepest)]
-        weights.append(torch.zeros(MEMBERS, widest, classes))
-        for member, depth in enumerate(DEPTHS):
-            before = inputs
-            for layer in range(depth):
-                width = draw.randint(*NEURONS)
-                self.masks[layer, member, 0, :width] = 1
-                nn.init.uniform_(weights[layer][member], -(before**-0.5), before**-0.5)
-                before = width
-            nn.init.uniform_(weights[-1][member], -(before**-0.5), before**-0.5)
-        self.weights = nn.ParameterList(weights)
-        self.biases = nn.ParameterList([torch.zeros(MEMBERS, 1, weight.shape[2]) for weight in weights])
+        layers: List[nn.Module] = []
+        for width in widths:
+            layers += [nn.Linear(inputs, width), nn.ReLU()]
+            inputs = width
+        self.layers = nn.Sequential(*layers, nn.Linear(inputs, classes))
 
     def forward(self, features: Tensor, sequence: Tensor, padding: Tensor) -> Tensor:
-        """Logits of every member; the sequence is not looked at."""
-        hidden = features.expand(MEMBERS, *features.shape)
-        for layer, mask in enumerate(self.masks):
-            made = torch.baddbmm(self.biases[layer], hidden, self.weights[layer]).relu() * mask
-            hidden = torch.where(self.lacks[layer].view(-1, 1, 1), hidden, made) if layer else made
-        return torch.baddbmm(self.biases[-1], hidden, self.weights[-1])
+        """Logits; the sequence is not looked at."""
+        logits: Tensor = self.layers(features)
+        return logits
 
 
 class Encoder(nn.Module):
@@ -80,18 +62,20 @@ class Encoder(nn.Module):
         )
 
     def forward(self, features: Tensor, sequence: Tensor, padding: Tensor) -> Tensor:
-        """Logits from the mean of the encoded layers and the features, as those of one member."""
+        """Logits from the mean of the encoded layers and the features."""
         encoded = self.encoder(self.embed(sequence) + self.place, src_key_padding_mask=padding)
         real = (~padding).unsqueeze(-1)
         mean = (encoded * real).sum(1) / real.sum(1)
         logits: Tensor = self.head(torch.cat([mean, features], 1))
-        return logits.unsqueeze(0)
+        return logits
 
 
 def ensemble(kind: str, inputs: int, tokens: int, classes: int) -> List[nn.Module]:
-    """The networks of an ensemble ("mlp" or "transformer"): one module of all members, or one a member."""
+    """The 13 networks of an ensemble ("mlp" or "transformer"), each shaped differently."""
     if kind == "mlp":
-        return [Perceptrons(inputs, classes)]
+        draw = random.Random(SEED)
+        widths = [[draw.randint(*NEURONS) for _ in range(depth)] for depth in DEPTHS]
+        return [Perceptron(inputs, classes, own) for own in widths]
     shapes = [ENCODERS[number % len(ENCODERS)] for number in range(MEMBERS)]
     return [Encoder(inputs, tokens, classes, shape) for shape in shapes]
 
@@ -108,22 +92,19 @@ def classify(kind: str, train: Sequence[NetRow], test: Sequence[NetRow], bin_mib
     features, sequence, padding = _tensors(test)
     with torch.no_grad():
         inputs = ((features - mean) / spread, sequence, padding)
-        chances = torch.cat([net.eval()(*inputs) for net in nets]).softmax(-1).mean(0)
+        chances = torch.stack([net.eval()(*inputs) for net in nets]).softmax(-1).mean(0)
     return [int(value) for value in chances.argmax(1)]
 
 
 def _fit(net: nn.Module, inputs: Inputs, labels: Tensor, epochs: int) -> None:
-    """Adam on the cross-entropy of each member."""
+    """Adam on the cross-entropy."""
     optimizer = torch.optim.Adam(net.parameters(), lr=RATE)
     net.train()
     for _ in range(epochs):
         for chosen in torch.randperm(len(labels)).split(BATCH):
             optimizer.zero_grad()
             logits = net(*(tensor[chosen] for tensor in inputs))
-            wanted = labels[chosen].expand(len(logits), -1)
-            # The sum over members, so that each learns as if it were alone.
-            loss = nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
-            loss.mean(1).sum().backward()
+            nn.functional.cross_entropy(logits, labels[chosen]).backward()
             optimizer.step()
 
 
