@@ -24,6 +24,10 @@ class SummaryError(GpumemError):
     """The model summary cannot be read or is not one."""
 
 
+class TargetError(GpumemError):
+    """The code that builds a model cannot be found, loaded or traced as it is."""
+
+
 class UnknownNameError(UsageError):
     """A name (optimizer, GPU, estimator ...) is not known; carries the nearest one."""
 

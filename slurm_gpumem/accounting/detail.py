@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.gather import read_record_file
@@ -105,7 +106,7 @@ def _find(folder: str, job_id: int, restarts: int, node: str) -> Optional[Dict[s
 
 
 def _lines_about(folder: str, job_id: int) -> Iterator[bytes]:
-    needle = f'"job_id":{job_id},'.encode()
+    about = re.compile(rb'"job_id": ?%d[,}]' % job_id)
     try:
         books = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))
     except OSError:
@@ -113,7 +114,7 @@ def _lines_about(folder: str, job_id: int) -> Iterator[bytes]:
     for name in books:
         try:
             with open(f"{folder}/{name}", "rb") as file:
-                yield from (line for line in file if needle in line)
+                yield from (line for line in file if about.search(line))
         except OSError:
             continue
 

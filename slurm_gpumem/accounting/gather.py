@@ -7,6 +7,7 @@ collector makes of them: one record a line, only ever appended to.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import sqlite3
 import stat
@@ -161,7 +162,9 @@ def _load_all(
         for batch in batches:
             yield batch, load_files(folder, batch, shard_mib)
         return
-    with ProcessPoolExecutor(workers, initializer=gc.disable) as pool:
+    # Spawned, not forked: a child of ours would carry the names of all files along.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
         waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()
         for batch in batches:
             waiting.append((batch, pool.submit(load_files, folder, batch, shard_mib)))

@@ -67,14 +67,14 @@ class Store:
         return tuple(self._db.execute("SELECT path, reason FROM bad ORDER BY path LIMIT ?", (limit,)))
 
     def select(self, filters: Filters = ALL, *, limit: Optional[int] = None) -> Iterator[JobRow]:
-        """The jobs, oldest end first (running ones last); with `limit`, the latest so many."""
+        """The jobs in order of their start; with `limit`, the latest so many."""
         condition, values = self._sums.where(filters)
         cursor = self._db.cursor()
         cursor.row_factory = sqlite3.Row
-        order = "end IS NULL, end, job_id"
+        order = "first_start, job_id"
         sql = f"SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {order}"
         if limit is not None:
-            latest = "end IS NOT NULL, end DESC, job_id DESC"
+            latest = "first_start DESC, job_id DESC"
             sql = (
                 f"SELECT * FROM (SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {latest} LIMIT ?) "
                 f"ORDER BY {order}"

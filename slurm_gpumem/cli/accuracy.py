@@ -37,11 +37,17 @@ namesakes."""
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
+    if args.utilization:
+        from slurm_gpumem.cli.accuracy_utilization import utilization_lines
+
+        print("\n".join(utilization_lines()))
+        return 0
     # What was stored was made from the fullest texts, so it has nothing to say of others.
     stored = {} if args.format else load_predictions()
-    known = [*registry.estimator_names(), *(name for name in stored if name not in registry.ESTIMATORS)]
+    known = [name for name in registry.estimator_names() if name != registry.TRACE or name in stored]
+    known += [name for name in stored if name not in known]
     names = known if args.estimator == ALL else [args.estimator]
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in known and name not in registry.ESTIMATORS]
     if unknown:
         raise UnknownNameError("estimator", unknown[0], known)
     truth = load_ground_truth(args.data)
@@ -205,5 +211,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--worst", type=int, default=10, metavar="N", help="runs listed by name (10)")
     parser.add_argument("--shard-mib", type=int, default=1024, metavar="MIB", help="MiB per shard (1024)")
+    parser.add_argument(
+        "--utilization", action="store_true", help="instead: predicted utilization, and speeds in shared sets"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable, schema " + SCHEMA)
     return parser

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from slurm_gpumem.cli.activity import estimated, limit_lines, utilization_json
 from slurm_gpumem.cli.estimate_text import comparison_lines, explain_lines, fit_line, result_line
 from slurm_gpumem.cli.job_settings import job_settings
 from slurm_gpumem.cli.run import say
@@ -47,7 +48,7 @@ def main(argv: List[str]) -> int:
     summary = read_summary(args.summary)
     if not summary.name:
         summary = replace(summary, name=Path(args.summary).stem)
-    job = settings.training_job(summary.batch, args.gpus)
+    job = settings.training_job(summary.batch, args.gpus, summary.trace.job if summary.trace else None)
     gpu = find_gpu(settings.gpu or DEFAULT_GPU)
     estimator = settings.text("estimator") or "auto"
     if args.directive:
@@ -57,8 +58,8 @@ def main(argv: List[str]) -> int:
         for warning in (*config.warnings, *summary.warnings):
             say(f"warning: {warning}")
         return 0
-    names = registry.estimator_names() if estimator == ALL else [estimator]
-    estimates = [registry.run(name, summary, job, gpu) for name in names]
+    names = registry.names_for(summary) if estimator == ALL else [estimator]
+    estimates = [estimated(name, summary, job, gpu) for name in names]
     chosen = estimates[0]
     other = Alternatives()
     if args.explain:
@@ -74,6 +75,7 @@ def main(argv: List[str]) -> int:
     lines: List[str] = []
     if args.explain:
         lines += explain_lines(summary, chosen, gpu, other, shard_mib)
+        lines += limit_lines(chosen.utilization, settings.max_slowdown, config.sharing)
     if len(estimates) > 1:
         lines += comparison_lines(estimates, shard_mib)
     elif not args.explain:
@@ -123,6 +125,7 @@ def _as_json(
             "params": summary.total_params,
         },
         "coverage": chosen.coverage,
+        "utilization": utilization_json(chosen.utilization),
         "warnings": list(_warnings(summary, chosen)),
         "assumptions": list(assumptions(summary, chosen.job, gpu, chosen)),
     }
@@ -194,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")
     job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
     job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
+    job.add_argument("--max-slowdown", metavar="X", help="how much longer a step may take beside others")
     parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
     names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])
     parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")

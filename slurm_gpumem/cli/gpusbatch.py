@@ -21,9 +21,9 @@ from slurm_gpumem.slurm.sbatch_options import (
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
-    "grad-accumulation", "loss", "input-dtype",
+    "grad-accumulation", "loss", "input-dtype", "max-slowdown",
 )  # fmt: skip
-_SWITCHES_OF_THE_JOB = ("exclusive-gpu", "checkpointing", "channels-last")
+_SWITCHES_OF_THE_JOB = ("exclusive-gpu", "checkpointing", "channels-last", "end-line")
 _SWITCHES = ("dry-run", "explain", "json")
 OUR_OPTIONS = (
     *(OptionSpec(name, "", REQUIRED, True) for name in _ABOUT_THE_JOB),
@@ -45,7 +45,9 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --estimator NAME      how to estimate; gpumem estimate --estimator all shows them
   --gpu-mem SIZE        ask for this much GPU memory (12G) instead of estimating
   --exclusive-gpu       a GPU for this job alone
+  --max-slowdown X      how much longer its steps may take beside others (1.15); default: the site's
   --on-oom WHAT         requeue (default) or fail when it runs out of GPU memory
+  --end-line            at its end, one line in its output on what it used
   --dry-run             print the sbatch command and submit nothing
   --explain             show where the memory goes
   --json                one JSON object on standard output

@@ -9,7 +9,8 @@ from slurm_gpumem.config import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.memory import memory_line
 from slurm_gpumem.memory.memory_line import MemoryLine
-from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.memory.types import OPTIMIZERS, TrainingJob
+from slurm_gpumem.model.trace_types import TracedJob
 from slurm_gpumem.sizes import parse_mib
 from slurm_gpumem.slurm.directives import Directive
 
@@ -119,9 +120,28 @@ class JobSettings:
         return setting.value
 
     @property
+    def max_slowdown(self) -> Optional[float]:
+        """How much longer its steps may take beside others, by the job's own word."""
+        setting = self._settings.get("max-slowdown")
+        if setting is None:
+            return None
+        from slurm_gpumem.config import checked_slowdown
+        from slurm_gpumem.errors import ConfigError
+
+        try:
+            return checked_slowdown(f"max-slowdown ({setting.origin})", setting.value)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+
+    @property
     def exclusive_gpu(self) -> bool:
         """Whether the job wants a GPU to itself."""
         return self._switch("exclusive-gpu")
+
+    @property
+    def end_line(self) -> bool:
+        """Whether the job wants one line on what it used, at the end of its output."""
+        return self._switch("end-line")
 
     def text(self, key: str) -> Optional[str]:
         """A value as it was given."""
@@ -132,8 +152,10 @@ class JobSettings:
         """Keys whose value in force stands in this layer."""
         return [key for key, setting in self._settings.items() if setting.layer == layer]
 
-    def training_job(self, summary_batch: Optional[int], gpus: int) -> TrainingJob:
-        """The job the estimate is for; `summary_batch` where nothing says a batch size."""
+    def training_job(
+        self, summary_batch: Optional[int], gpus: int, traced: Optional[TracedJob] = None
+    ) -> TrainingJob:
+        """The job the estimate is for; `summary_batch` and what was `traced` where nothing else is said."""
         batch = self._number("batch-size") or summary_batch
         if batch is None:
             raise UsageError(
@@ -149,7 +171,7 @@ class JobSettings:
             "loss": self._name("loss"),
             "input_dtype": self._name("input-dtype"),
         }
-        given = {key: value for key, value in values.items() if value is not None}
+        given = {**_as_traced(traced), **{key: value for key, value in values.items() if value is not None}}
         return TrainingJob(batch_size=batch, gpus=gpus, **given)  # type: ignore[arg-type]
 
     def _layer(self, key: str) -> int:
@@ -190,6 +212,21 @@ class JobSettings:
             if os.path.exists(beside):
                 return beside
         return model.value
+
+
+def _as_traced(traced: Optional[TracedJob]) -> Dict[str, object]:
+    """What a trace says of its job, as far as we have a name for it."""
+    if traced is None:
+        return {}
+    found: Dict[str, object] = {
+        "grad_accumulation": traced.grad_accumulation,
+        "checkpointing": traced.checkpointing,
+        "channels_last": traced.channels_last,
+        "precision": traced.precision,
+    }
+    if traced.optimizer in OPTIMIZERS:
+        found["optimizer"] = traced.optimizer
+    return found
 
 
 def job_settings(

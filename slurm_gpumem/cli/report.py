@@ -30,8 +30,8 @@ def main(argv: List[str]) -> int:
         return 0
     if args.by and not args.summary:
         raise UsageError("--by says what a summary is taken by; add --summary")
-    if sum(bool(given) for given in (args.json, args.csv, args.parsable2)) > 1:
-        raise UsageError("--json, --csv and -P each say what the output is; choose one")
+    if sum(bool(given) for given in (args.json, args.csv, args.parsable2, args.html)) > 1:
+        raise UsageError("--json, --csv, --html and -P each say what the output is; choose one")
     columns = report_fields.columns(
         args.format or (report_fields.LONG if args.long else report_fields.DEFAULT)
     )
@@ -39,7 +39,11 @@ def main(argv: List[str]) -> int:
     with ProgressBar("indexing job records") as bar:
         store = open_store(update=not args.no_update, force=args.update, progress=bar)
     with store:
-        if args.jobs and not args.summary and not (args.csv or args.parsable2 or args.format or args.long):
+        if args.html:
+            from slurm_gpumem.cli.report_html import write_html
+
+            code = write_html(store, filters, args.html)
+        elif args.jobs and not args.summary and not (args.csv or args.parsable2 or args.format or args.long):
             code = _in_depth(store, filters, args)
         elif args.summary:
             code = _summary(store, filters, args)
@@ -258,6 +262,7 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("-n", "--noheader", action="store_true", help="no header, no line below")
     how.add_argument("--csv", action="store_true", help="for spreadsheets: MiB, seconds, parts of 1")
     how.add_argument("--json", action="store_true", help="for programs")
+    how.add_argument("--html", metavar="FILE", help="one page with charts and tables, for a browser")
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="say which records were left out, and why"
     )

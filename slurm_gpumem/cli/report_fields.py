@@ -81,7 +81,8 @@ def percent(part: Optional[float], *, sign: bool = False) -> str:
         return ""
     if abs(part) >= 10:
         return f">{'+' if sign and part > 0 else ''}999%"
-    return f"{part * 100:{'+' if sign else ''}.0f}%"
+    whole = round(part * 100)
+    return f"{whole:+}%" if sign and whole else f"{whole}%"
 
 
 def duration(seconds: Optional[float]) -> str:
@@ -100,6 +101,15 @@ def hours(seconds: Optional[float]) -> str:
         return ""
     value = seconds / 3600
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def gpu_hours(*seconds: float) -> Tuple[str, ...]:
+    """GPU times in one unit, the last with its name: ("31", "58 GPU-hours"); short ones in minutes."""
+    if max(seconds) >= 3600:
+        texts, unit = [hours(value) for value in seconds], "GPU-hours"
+    else:
+        texts, unit = [f"{value / 60:.1f}" for value in seconds], "GPU-minutes"
+    return (*texts[:-1], f"{texts[-1]} {unit}")
 
 
 def energy(joule: Optional[float]) -> str:

@@ -8,7 +8,7 @@ from slurm_gpumem.accounting.advice import advice
 from slurm_gpumem.accounting.texts import clean
 from slurm_gpumem.accounting.types import Attempt, Curve, GpuStay, JobDetail, JobRow
 from slurm_gpumem.cli.parts_table import bar
-from slurm_gpumem.cli.report_fields import as_json, duration, energy, gib, hours, moment, percent
+from slurm_gpumem.cli.report_fields import as_json, duration, energy, gib, gpu_hours, moment, percent
 from slurm_gpumem.cli.report_plot import plot
 
 _PLOT_WIDTH, _MEMORY_HEIGHT, _ACTIVITY_HEIGHT = 60, 6, 4
@@ -148,7 +148,8 @@ def _verdict(row: JobRow) -> List[str]:
     lines = ["  " + ", ".join(said)] if said else []
     use = []
     if row.used_s is not None and row.gpu_s is not None:
-        use.append(f"{hours(row.used_s)} GPU-hours instead of {hours(row.gpu_s)} exclusive")
+        alone, used = gpu_hours(row.gpu_s, row.used_s)
+        use.append(f"{used} instead of {alone} exclusive")
     if row.energy_j is not None:
         use.append(energy(row.energy_j))
     if use:

@@ -10,7 +10,7 @@ from typing import Any, Iterable, Iterator, List, Mapping, Sequence, TextIO
 
 from slurm_gpumem.accounting.texts import cell, clean, fitted, parsable
 from slurm_gpumem.accounting.types import JobRow, Summary
-from slurm_gpumem.cli.report_fields import Column, as_json, hours, note, percent
+from slurm_gpumem.cli.report_fields import Column, as_json, gpu_hours, note, percent
 
 SCHEMA = "gpumem-report/1"
 _MEASURED = 2000
@@ -94,13 +94,13 @@ def footer(summary: Summary) -> str:
     if summary.median_error is not None:
         said[0] += f": median error {percent(summary.median_error)}, {summary.under_request:,} under request"
     if summary.gpu_s and summary.shared:
-        said.append(f"{hours(summary.used_s)} GPU-hours instead of {hours(summary.gpu_s)} exclusive")
+        alone, used = gpu_hours(summary.gpu_s, summary.used_s)
+        said.append(f"{used} instead of {alone} exclusive")
     elif summary.gpu_s:
-        said.append(f"{hours(summary.gpu_s)} GPU-hours")
+        said += gpu_hours(summary.gpu_s)
     if summary.would_of_s:
-        said.append(
-            f"sharing would have taken {hours(summary.would_s)} of {hours(summary.would_of_s)} observed"
-        )
+        instead, would = gpu_hours(summary.would_of_s, summary.would_s)
+        said.append(f"sharing would have taken {would} instead of {instead}")
     if summary.ooms:
         said.append(f"{summary.oom_recovered:,} OOM recovered, {summary.oom_lost:,} lost")
     return "; ".join(said)

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from slurm_gpumem.accounting.texts import cell, clean, fitted, parsable
 from slurm_gpumem.accounting.types import Summary, Waster
-from slurm_gpumem.cli.report_fields import duration, energy, hours, percent
+from slurm_gpumem.cli.report_fields import duration, energy, gpu_hours, hours, percent
 
 SCHEMA = "gpumem-summary/1"
 _LABEL, _NAME = 20, 20
@@ -118,12 +118,11 @@ def _time(one: Summary) -> str:
     if not one.gpu_s:
         return ""
     if not one.shared:
-        return f"{hours(one.gpu_s)} GPU-hours, none of them shared"
+        return f"{gpu_hours(one.gpu_s)[0]}, none of them shared"
     saved = 1 - one.used_s / one.gpu_s
-    return (
-        f"{hours(one.used_s)} GPU-hours instead of {hours(one.gpu_s)} exclusive ({percent(saved)} saved), "
-        f"{one.jobs_per_gpu or 1:.1f} jobs on a GPU"
-    )
+    alone, used = gpu_hours(one.gpu_s, one.used_s)
+    jobs = f"{one.jobs_per_gpu or 1:.1f} jobs on a GPU"
+    return f"{used} instead of {alone} exclusive ({percent(saved)} saved), {jobs}"
 
 
 def _would(one: Summary) -> str:
@@ -131,9 +130,10 @@ def _would(one: Summary) -> str:
     if not one.would_of_s:
         return ""
     saved = 1 - one.would_s / one.would_of_s
+    alone, would = gpu_hours(one.would_of_s, one.would_s)
     return (
-        f"{one.observed:,} observed jobs could have taken {hours(one.would_s)} GPU-hours instead of "
-        f"{hours(one.would_of_s)} ({percent(saved)} less), packed without gaps"
+        f"{one.observed:,} observed jobs could have taken {would} instead of {alone} "
+        f"({percent(saved)} less), packed without gaps"
     )
 
 

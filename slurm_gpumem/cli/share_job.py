@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
+from slurm_gpumem.cli.activity import share_lines, utilization_json
 from slurm_gpumem.cli.decide import Decision, decide
 from slurm_gpumem.cli.job_settings import JobSettings
 from slurm_gpumem.cli.run import say
@@ -128,7 +129,12 @@ def _explained(decision: Decision, settings: JobSettings, config: Config) -> Lis
         lambda job: registry.run(registry.for_other_jobs(estimate.estimator), summary, job, gpu),
         config.sharing.shard_mib,
     )
-    return explain_lines(summary, estimate, gpu, other, config.sharing.shard_mib)
+    lines = explain_lines(summary, estimate, gpu, other, config.sharing.shard_mib)
+    request = decision.request
+    if request is not None and request.units and not request.whole_gpu:
+        unit = "mps units" if config.sharing.gres == "mps" else "shards"
+        lines += share_lines(decision.activity, request.memory_units, request.activity_units, unit)
+    return lines
 
 
 def _hand_over(
@@ -176,6 +182,10 @@ def _as_json(decision: Optional[Decision], submission: Submission, warnings: Seq
         "gpu": estimate.gpu if estimate else None,
         "shards": request.units if request else 0,
         "shards_per_gpu": request.per_gpu if request else None,
+        "shards_by_memory": request.memory_units or None if request else None,
+        "shards_by_activity": request.activity_units or None if request else None,
+        "max_slowdown": decision.activity.limit if decision.activity else None,
+        "utilization": utilization_json(estimate.utilization) if estimate else None,
         "gres": request.gres if request else None,
         "whole_gpu": request is None or request.whole_gpu,
         "reason": request.reason if request else decision.reason,

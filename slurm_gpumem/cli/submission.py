@@ -99,6 +99,7 @@ def build_submission(
 def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict[str, Union[str, int, None]]:
     """What the plug-in and the hooks read in the job's comment; shards=0: the job is not to be shared."""
     estimate, request, need = decision.estimate, decision.request, decision.need
+    used = estimate.utilization if estimate else None
     requeue = settings.on_oom == "requeue" and not wishes.any_of("no-requeue")
     return {
         "est": estimate.peak_mib if estimate else None,
@@ -109,7 +110,11 @@ def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict
         "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
         "batch": estimate.job.batch_size if estimate else None,
         "shards": request.units if request and not request.whole_gpu else 0,
+        "sm": round(used.sm_active) if used else None,
+        "dram": round(used.dram_active) if used else None,
+        "slow": f"{decision.activity.limit:g}" if decision.activity else None,
         "oom": "requeue" if requeue else "fail",
+        "tell": "end" if settings.end_line else None,
     }
 
 

@@ -11,6 +11,7 @@ from slurm_gpumem.model.types import ModelSummary
 
 ESTIMATORS = {
     "corrected": "slurm_gpumem.memory.correction",
+    "trace": "slurm_gpumem.memory.trace",
     "structural": "slurm_gpumem.memory.structural",
     "horus": "slurm_gpumem.memory.horus",
     "faketensor": "slurm_gpumem.memory.faketensor",
@@ -19,11 +20,19 @@ ESTIMATORS = {
 DEFAULT = "corrected"
 FROM_RUNS = {"remembered": "slurm_gpumem.memory.remembered"}
 """These answer only where the job has run before, and so stand in no comparison of estimators."""
+TRACE = "trace"
+"""Taken for summaries of our own, the only ones that it reads."""
 
 
 def estimator_names() -> list[str]:
     """All estimators, the default first."""
     return [DEFAULT, *(name for name in ESTIMATORS if name != DEFAULT)]
+
+
+def names_for(summary: ModelSummary) -> list[str]:
+    """The estimators that can answer for a summary, the one taken by default first."""
+    others = [name for name in estimator_names() if name != TRACE]
+    return others if summary.trace is None else [TRACE, *others]
 
 
 def for_other_jobs(name: str) -> str:
@@ -32,7 +41,12 @@ def for_other_jobs(name: str) -> str:
 
 
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
-    """Estimate with the named estimator; "auto" is the default with the site's own layer over it."""
+    """Estimate with the named estimator.
+
+    "auto" goes by the trace if the summary has one, else it is the default with the site's own layer over it.
+    """
+    if name == "auto" and summary.trace is not None:
+        return run(TRACE, summary, job, gpu)
     if name in ("auto", DEFAULT + SUFFIX):
         return adjusted(run(DEFAULT, summary, job, gpu), lambda: summary.fingerprint)
     chosen = name

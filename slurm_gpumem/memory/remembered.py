@@ -81,6 +81,7 @@ def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[i
         gpu=gpu.name,
         job=job,
         assumptions=(f"remembered: {runs} on {gpu.name} took {sizes}",),
+        step=reckoned.step,
     )
 
 

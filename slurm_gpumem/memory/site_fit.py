@@ -240,11 +240,12 @@ def _normal_bound(points: Sequence[Tuple[float, float, bool]], count: int, cover
 
     total = sum(weight for _, weight, _ in points)
     mean = sum(value * weight for value, weight, _ in points) / total
-    spread = (sum(weight * (value - mean) ** 2 for value, weight, _ in points) / total) ** 0.5
+    spread: float = (sum(weight * (value - mean) ** 2 for value, weight, _ in points) / total) ** 0.5
     z = NormalDist().inv_cdf(coverage)
     # Student's quantile for `count` points, by the first term of its expansion, and the mean's own error.
     student = z + (z**3 + z) / (4 * (count - 1))
-    return mean + student * spread * ((count + 1) / (count - 1)) ** 0.5
+    wider: float = ((count + 1) / (count - 1)) ** 0.5
+    return mean + student * spread * wider
 
 
 def _middle(points: Sequence[Tuple[float, float, bool]]) -> float:

@@ -133,7 +133,7 @@ def load_layer(path: str) -> SiteLayer:
 
 def layer_json(layer: SiteLayer) -> str:
     """The file's text."""
-    numbers = {
+    numbers: Dict[str, Any] = {
         key: round(value, 6) if isinstance(value, float) else value for key, value in layer._asdict().items()
     }
     for key in ("gpus", "models"):

@@ -72,11 +72,11 @@ def _command(options: argparse.Namespace) -> str:
 
 def _collect(options: argparse.Namespace) -> int:
     started = time.monotonic()
-    _quiet_libraries()
+    quiet_libraries()
     jobs = _shard(load_jobs(options.config), options.shard)
     options.out.mkdir(parents=True, exist_ok=True)
     rows_path = options.out / f"rows-{options.config.stem}-{options.shard.replace('/', 'of')}.jsonl"
-    done = _done_keys([*options.skip, rows_path], options.retry_failed)
+    done = done_keys([*options.skip, rows_path], options.retry_failed)
     jobs = [job for job in jobs if job.key not in done]
     jobs = jobs[: options.max_jobs] if options.max_jobs else jobs
     if options.tiny:
@@ -98,7 +98,7 @@ def _collect(options: argparse.Namespace) -> int:
     # Children inherit the libraries; what is frozen is never copied by their garbage collector.
     gc.collect()
     gc.freeze()
-    _end_last_line(rows_path)
+    end_last_line(rows_path)
     with open(rows_path, "a") as file:
         collector = Collector(options, jobs, file, about["run"], started)
         collector.run()
@@ -162,7 +162,7 @@ class Collector:
         tagged: _Tagged = ended.tag
         job, alone = tagged.job, tagged.alone
         self._scheduler.ended(job)
-        row = {**_describe(job), **(ended.answer or {"error": ended.error[-300:]}), "run": self._run}
+        row = {**describe_job(job), **(ended.answer or {"error": ended.error[-300:]}), "run": self._run}
         disturbed = row.get("oom") or row.get("alloc_retries") or _lacked_memory(str(row.get("error", "")))
         if disturbed and not alone:
             # Perhaps only its neighbours were in the way: again, with the GPU to itself.
@@ -221,7 +221,8 @@ class _Tagged:
         return self.job.key
 
 
-def _describe(job: Job) -> Dict[str, Any]:
+def describe_job(job: Job) -> Dict[str, Any]:
+    """What a row says about the job itself."""
     return {
         "key": job.key,
         "summary": job.summary_key,
@@ -259,7 +260,8 @@ def _tiny(jobs: Iterable[Job]) -> List[Job]:
     ]
 
 
-def _done_keys(paths: Iterable[Path], retry_failed: bool) -> Set[str]:
+def done_keys(paths: Iterable[Path], retry_failed: bool) -> Set[str]:
+    """The runs that these files hold; a row that neighbours spoiled does not count."""
     keys: Set[str] = set()
     for path in paths:
         if not path.exists():
@@ -276,14 +278,15 @@ def _done_keys(paths: Iterable[Path], retry_failed: bool) -> Set[str]:
     return keys
 
 
-def _end_last_line(path: Path) -> None:
+def end_last_line(path: Path) -> None:
     """A run that was killed while it wrote must not have the next run's first row glued to its last."""
     if path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size:
         with open(path, "a") as file:
             file.write("\n")
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
+    """One thread each, no downloads, no CUDA in this process."""
     # The parent must not initialise CUDA, or its children could not: ask the driver's library instead.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -6,7 +6,7 @@ import math
 import os
 import time
 from contextlib import nullcontext
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -18,10 +18,16 @@ FLOATS = {"bf16": torch.bfloat16}
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
 SLOW_STEP_SECONDS = 2.0
 """A job slower than this per step is measured over three steps instead of five."""
+Step = Callable[[], None]
 
 
 def measure(job: Job, device_name: str) -> Dict[str, Any]:
     """The measured part of a row: peaks in bytes, context, retries, step time; or the error."""
+    return measure_and_keep(job, device_name)[0]
+
+
+def measure_and_keep(job: Job, device_name: str) -> Tuple[Dict[str, Any], Optional[Step]]:
+    """The same, and one more step on the last batch, to be called as often as wanted; None after an error."""
     torch.set_num_threads(1)
     started = time.monotonic()
     cuda = device_name == "cuda"
@@ -31,8 +37,9 @@ def measure(job: Job, device_name: str) -> Dict[str, Any]:
     if job.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     row: Dict[str, Any] = {}
+    step: Optional[Step] = None
     try:
-        train(job, torch.device("cuda", 0) if cuda else torch.device(device_name), row)
+        step = train(job, torch.device("cuda", 0) if cuda else torch.device(device_name), row)
     except torch.cuda.OutOfMemoryError as error:
         row["oom"] = True
         row["error"] = _short(error)
@@ -41,11 +48,14 @@ def measure(job: Job, device_name: str) -> Dict[str, Any]:
     if cuda:
         row.update(_memory(row.pop("process_bytes", 0)))
     row["wall_seconds"] = round(time.monotonic() - started, 2)
-    return row
+    return row, step
 
 
-def train(job: Job, device: torch.device, row: Dict[str, Any]) -> None:
-    """The loop itself; fills `row` as it goes, so that a failing job still tells how far it came."""
+def train(job: Job, device: torch.device, row: Dict[str, Any]) -> Step:
+    """The loop itself; fills `row` as it goes, so that a failing job still tells how far it came.
+
+    Gives back one step more, on the last batch and without waiting for the GPU.
+    """
     dtype = FLOATS.get(job.precision, torch.float32)
     model = build_model(job.entry, job.size)
     _checkpointing(model, bool(job.toggles.get("checkpointing")))
@@ -53,6 +63,8 @@ def train(job: Job, device: torch.device, row: Dict[str, Any]) -> None:
     channels_last = bool(job.toggles.get("channels_last"))
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if job.toggles.get("compile"):
+        model.compile()
     row["parameters"] = sum(p.numel() for p in model.parameters())
     row["buffers"] = sum(b.numel() for b in model.buffers())
     optimizer = make_optimizer(job.optimizer, model)
@@ -99,6 +111,16 @@ def train(job: Job, device: torch.device, row: Dict[str, Any]) -> None:
     row["optimizer_tensors"] = sum(
         1 for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)
     )
+
+    def again() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device.type, half) if half else nullcontext():
+            loss = loss_of(model(*batch.args, **batch.kwargs), batch.target)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return again
 
 
 def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
