@@ -35,7 +35,7 @@ OUTSIDE = 1.5
 TRIM = 0.002
 CLIP = 2.5
 """A difference in log-odds beyond this teaches nothing: the text does not show what was run."""
-ITERATIONS = 120
+ITERATIONS = 40
 LEARNING_RATE = 0.05
 LEAF = 12
 Array = Any
