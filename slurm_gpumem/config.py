@@ -17,7 +17,7 @@ from slurm_gpumem.errors import ConfigError
 
 SITE_CONFIG = "/etc/slurm/gpumem.toml"
 USER_CONFIG = "~/.config/gpumem.toml"
-_TABLES = ("sharing", "slurm", "job", "node")
+_TABLES = ("sharing", "slurm", "job", "node", "recovery", "accounting")
 _NODE_MODES = ("mps", "timeslice")
 _NOT_KEYS = ("partitions", "node_mode")
 MODES = ("observe", "opt-in", "on")
@@ -41,6 +41,7 @@ JOB_KEYS = (
     "channels-last",
     "loss",
     "input-dtype",
+    "end-line",
 )
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
 

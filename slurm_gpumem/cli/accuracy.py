@@ -40,7 +40,8 @@ def main(argv: List[str]) -> int:
 
         print("\n".join(utilization_lines()))
         return 0
-    names = registry.estimator_names() if args.estimator == ALL else [args.estimator]
+    all_names = [name for name in registry.estimator_names() if name != registry.TRACE]
+    names = all_names if args.estimator == ALL else [args.estimator]
     unknown = [name for name in names if name not in registry.ESTIMATORS]
     if unknown:
         raise UnknownNameError("estimator", unknown[0], registry.estimator_names())

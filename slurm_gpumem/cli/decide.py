@@ -40,6 +40,10 @@ class Decision(NamedTuple):
     summary: Optional[ModelSummary] = None
     gpu: Optional[Gpu] = None
     warnings: Tuple[str, ...] = ()
+    fingerprint: Optional[str] = None
+    """The model's, where one is known."""
+    by_line: bool = False
+    """The estimate is the memory line's."""
     activity: Optional[Activity] = None
     """What the accepted slowdown makes of the job's activity; None where it does not count."""
 
@@ -64,7 +68,9 @@ class _Reach(NamedTuple):
 def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config) -> Decision:
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
     summary = _read_summary(settings.model)
-    job = settings.training_job(summary.batch, max(wish.gpus, 1)) if summary else None
+    line = settings.memory_line
+    traced = summary.trace.job if summary and summary.trace else None
+    job = settings.training_job(summary.batch, max(wish.gpus, 1), traced) if summary else None
     if settings.gpu:
         find_gpu(settings.gpu)  # an unknown name is an error before Slurm is asked anything
     settings.on_oom  # noqa: B018 - the same
@@ -72,10 +78,14 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     if reach is None:
         # sbatch refuses it, in its own words.
         return Decision(None, HostShare(0, 0), warnings.pop(), warnings=tuple(warnings))
-    estimates = [
-        estimated(settings.text("estimator") or "auto", summary, job, gpu) if summary and job else None
-        for gpu in reach.gpus
-    ]
+    estimates: List[Optional[Estimate]] = [None for _ in reach.gpus]
+    if summary and job:
+        estimates = [*_estimates(settings.text("estimator") or "auto", summary, job, reach.gpus)]
+        stale = settings.stale_line(summary.fingerprint, job)
+        warnings += [stale] if stale else []
+    elif line:
+        batch = settings.line_batch(line)
+        estimates = [line.estimate(batch, gpu) for gpu in reach.gpus]
     shares, said = weigh_activity(estimates, settings.max_slowdown, reach.partitions, config.sharing)
     warnings += said
     needs = [
@@ -92,6 +102,8 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
         estimate=chosen,
         summary=summary,
         gpu=reach.gpus[worst],
+        fingerprint=summary.fingerprint if summary else line.fingerprint if line else None,
+        by_line=line is not None,
         warnings=(*warnings, *(chosen.warnings if chosen else ())),
         activity=shares[worst],
     )
@@ -120,6 +132,26 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
         return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
     request = share_gpu(reach.kinds, needs, config.sharing, gpu_type=reach.gpu_type)
     return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
+
+
+def _estimates(name: str, summary: ModelSummary, job: TrainingJob, gpus: Sequence[Gpu]) -> Sequence[Estimate]:
+    """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
+    from slurm_gpumem.memory import remembered
+
+    if name not in ("auto", remembered.NAME):
+        return [estimated(name, summary, job, gpu) for gpu in gpus]
+    from slurm_gpumem.accounting.remember import note_new_runs
+    from slurm_gpumem.utilization.predict import with_utilization
+
+    note_new_runs()
+    known = [remembered.recall(summary, job, gpu) for gpu in gpus]
+    least = remembered.ENOUGH_RUNS if name == "auto" else 1
+    return [
+        with_utilization(remembered.from_peaks(summary, job, gpu, peaks), gpu)
+        if len(peaks) >= least
+        else estimated(name, summary, job, gpu)
+        for gpu, peaks in zip(gpus, known)
+    ]
 
 
 def _read_summary(path: Optional[str]) -> Optional[ModelSummary]:
@@ -303,7 +335,7 @@ def _advice(summary: ModelSummary, job: TrainingJob, gpu: Gpu, estimate: Estimat
     from slurm_gpumem.memory.whatif import alternatives, largest_batch
 
     def again(other: TrainingJob) -> Estimate:
-        return registry.run(estimate.estimator, summary, other, gpu)
+        return registry.run(registry.for_other_jobs(estimate.estimator), summary, other, gpu)
 
     said = []
     batch = largest_batch(job, again, limit_mib)

@@ -72,9 +72,10 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
     request = decision.request
     told = []
-    if decision.estimate and settings.model:
-        told.append(f"{os.path.basename(settings.model)}, {_job_words(decision.estimate)} {arrow}")
-        told.append(f"peak {format_mib(decision.estimate.peak_mib)},")
+    if decision.estimate:
+        model = os.path.basename(settings.model) if settings.model else "memory line"
+        told.append(f"{model}, {_job_words(decision.estimate)} {arrow}")
+        told.append(f"peak {format_mib(decision.estimate.peak_mib)}{_measured(decision.estimate)},")
     if request is None:
         told.append(f"GPU options left as they are: {decision.reason}")
     elif request.whole_gpu:
@@ -83,6 +84,13 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
         told.append(f"asking for {_size(_asked_mib(request, decision.gpu, config))} ({request.reason})")
         told += [] if decision.estimate else ["as given by hand"]
     return " ".join(told)
+
+
+def _measured(estimate: Estimate) -> str:
+    """Said of a peak that was not estimated: where it is known from."""
+    from slurm_gpumem.memory.remembered import NAME
+
+    return f" ({estimate.assumptions[0]})" if estimate.estimator == NAME and estimate.assumptions else ""
 
 
 def _asked_mib(request: GpuRequest, gpu: Optional[Gpu], config: Config) -> int:
@@ -104,7 +112,8 @@ def _job_words(estimate: Estimate) -> str:
 
 def _explained(decision: Decision, settings: JobSettings, config: Config) -> List[str]:
     if decision.estimate is None or decision.summary is None or decision.gpu is None:
-        return ["gpumem: nothing to explain: the GPU memory was given by hand"]
+        given = "is the memory line's" if decision.by_line else "was given by hand"
+        return [f"gpumem: nothing to explain: the GPU memory {given}"]
     from dataclasses import replace
 
     from slurm_gpumem.cli.estimate_text import explain_lines
@@ -117,7 +126,7 @@ def _explained(decision: Decision, settings: JobSettings, config: Config) -> Lis
     other = alternatives(
         estimate,
         gpu,
-        lambda job: registry.run(estimate.estimator, summary, job, gpu),
+        lambda job: registry.run(registry.for_other_jobs(estimate.estimator), summary, job, gpu),
         config.sharing.shard_mib,
     )
     lines = explain_lines(summary, estimate, gpu, other, config.sharing.shard_mib)

@@ -22,6 +22,10 @@ def detect_batch(rows: Sequence[Row], inputs: Sequence[Shape] = ()) -> Optional[
                 shapes[shape] = shapes.get(shape, 0) + 1
     if any(shape[0] == UNKNOWN_BATCH for shape in shapes):
         return None
+    whole = rows[0].outputs[0][0] if rows and rows[0].outputs and not rows[0].leaf else 0
+    if whole > 1 and all(whole in shape for shape in shapes):
+        # The model's own output leads with it and every layer has it, be it behind the time (XLNet).
+        return whole
     best, best_score = None, 0.0
     for candidate in _candidates(rows, inputs):
         score = 0.0

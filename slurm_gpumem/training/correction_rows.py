@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gzip
+import json
+from dataclasses import asdict, dataclass, replace
 from math import inf
-from typing import Dict, Iterator, List, Tuple
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory.accuracy import real_mib
+from slurm_gpumem.memory.correction.anchors import anchors
 from slurm_gpumem.memory.correction.estimator import REFERENCE_CONTEXT_MIB, outside
 from slurm_gpumem.memory.correction.features import features
 from slurm_gpumem.memory.correction.folds import group_of
@@ -20,6 +24,16 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
+class Point:
+    """The structural estimate at one of the batch sizes that an answer is made from."""
+
+    share: float
+    total_mib: float
+    """With the reference context instead of the estimated one."""
+    features: Tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Row:
     """One run as seen through one text."""
 
@@ -29,19 +43,41 @@ class Row:
     """What must not be split between fitting and checking: an architecture's whole family of sizes."""
     family: str
     tool: str
-    total_mib: float
-    """The structural estimate, and ..."""
+    points: Tuple[Point, ...]
     real_mib: float
-    """... the process, both with the reference context instead of the estimated one."""
+    """The process, with the reference context."""
     moved_mib: int
     """The estimated context less the reference's."""
     strange: bool
     """Whether the layers' names put it outside what is measured."""
-    features: Tuple[float, ...]
+
+    @property
+    def total_mib(self) -> float:
+        """The structural estimate."""
+        return sum(point.share * point.total_mib for point in self.points)
 
 
-def rows(truth: GroundTruth) -> Iterator[Row]:
-    """All rows; texts that cannot be read give none."""
+def rows(truth: GroundTruth, kept: Optional[Path] = None) -> List[Row]:
+    """All rows; texts that cannot be read give none. With `kept`, from that file, or into it."""
+    if kept is not None and kept.exists():
+        with gzip.open(kept, "rt") as file:
+            return [_from_json(json.loads(line)) for line in file]
+    found = list(_simulated(truth))
+    if kept is not None:
+        with gzip.open(kept, "wt", compresslevel=1) as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in found)
+    return found
+
+
+def _from_json(content: Dict[str, object]) -> Row:
+    points = tuple(
+        Point(point["share"], point["total_mib"], tuple(point["features"]))
+        for point in content.pop("points")  # type: ignore[attr-defined]  # as asdict wrote it
+    )
+    return Row(points=points, **content)  # type: ignore[arg-type]  # as asdict wrote it
+
+
+def _simulated(truth: GroundTruth) -> Iterator[Row]:
     parsed: Dict[Tuple[str, str], ModelSummary] = {}
     for run in truth.runs:
         yield from _rows_of(run, truth, parsed)
@@ -55,26 +91,29 @@ def _rows_of(run: MeasuredRun, truth: GroundTruth, parsed: Dict[Tuple[str, str],
             if (run.summary, tool) not in parsed:
                 parsed[run.summary, tool] = read_summary(texts[tool].rstrip("\n") + "\n")
             summary = parsed[run.summary, tool]
-            walk, result = simulate(summary, run.job, run.gpu)
+            found.append(_row(run, tool, summary))
         except GpumemError:
             continue  # `gpumem accuracy` counts and names these
-        context = run.gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
-        moved = context - REFERENCE_CONTEXT_MIB
-        total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
-        model = str(run.row["model"])
-        values = tuple(features(summary, walk, result, total))
-        found.append(
-            Row(
-                key=run.key,
-                model=model,
-                group=group_of(model),
-                family=str(run.row["family"]),
-                tool=tool,
-                total_mib=total,
-                real_mib=real_mib(run, summary) - moved,
-                moved_mib=moved,
-                strange=bool(outside(values, summary, [(-inf, inf)] * len(values))),
-                features=values,
-            )
-        )
     return found
+
+
+def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
+    points: List[Point] = []
+    for share, batch in anchors(run.job.batch_size):
+        walk, result = simulate(summary, replace(run.job, batch_size=batch), run.gpu)
+        total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
+        points.append(Point(share, total, tuple(features(summary, walk, result, total))))
+    moved = run.gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul) - REFERENCE_CONTEXT_MIB
+    model = str(run.row["model"])
+    anywhere = [(-inf, inf)] * len(points[0].features)
+    return Row(
+        key=run.key,
+        model=model,
+        group=group_of(model),
+        family=str(run.row["family"]),
+        tool=tool,
+        points=tuple(points),
+        real_mib=real_mib(run, summary) - moved,
+        moved_mib=moved,
+        strange=bool(outside(points[0].features, summary, anywhere)),
+    )

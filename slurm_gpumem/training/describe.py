@@ -17,6 +17,10 @@ _GIB = 1 << 30
 _LONGEST_REASON = 110
 
 
+_LONG_SECONDS = 2.9
+"""A reading over three windows of a second, which end a few milliseconds early or late."""
+
+
 def describe(folder: Path) -> List[str]:
     """Markdown: what was measured, with what, and what is missing."""
     data = Gathered()
@@ -41,6 +45,18 @@ def describe(folder: Path) -> List[str]:
     if toggled:
         lines += ["", *_table("toggles (configuration toggles)", toggled)]
     lines += ["", *_failures(rows), "", *_tools(list(data.summaries.values()))]
+    busy = [row["utilization"] for row in rows if row.get("utilization")]
+    if busy:
+        long = sum(1 for reading in busy if reading["seconds"] >= _LONG_SECONDS)
+        levels = sorted(reading["sm_active"] for reading in busy)
+        spread = sorted(reading["sm_active_spread"] for reading in busy if "sm_active_spread" in reading)
+        lines += [
+            "",
+            f"{len(busy)} runs with utilization, {long} of them over 3 s: SM activity from {levels[0]:.0f} "
+            f"to {levels[-1]:.0f} %, median {levels[len(levels) // 2]:.0f} %; standard deviation of the "
+            f"three seconds of a run: median {spread[len(spread) // 2]:.1f} points, 95 % of runs within "
+            f"{spread[int(0.95 * len(spread))]:.1f}.",
+        ]
     without = sorted({row["summary"] for row in good} - set(data.summaries))
     if without:
         lines += ["", f"{len(without)} models with input size have no summary: {', '.join(without)}"]

@@ -5,7 +5,8 @@
 The jobs of a pool are built once and stay on the GPU, each in a process of its own. Each trains alone for a
 moment, then drawn sets of 2 to 6 of them train at the same time, under MPS or in turns (time slices), as the
 pool says. One line a set: steps per second of each job, its speed against its own alone in this pool, the
-GPU's counters meanwhile. The solo readings are lines of their own.
+GPU's counters meanwhile. The solo readings are lines of their own; with the jobs' memory they are rows of
+the data set (rows-CONFIG.jsonl).
 """
 
 from __future__ import annotations
@@ -23,20 +24,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO
 
-from slurm_gpumem.errors import ConfigError, UsageError
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.toml_file import load_toml
 from slurm_gpumem.training.activity import Watcher
 from slurm_gpumem.training.build import import_sources
 from slurm_gpumem.training.collect import describe_job, end_last_line, quiet_libraries
 from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.device import describe_device
-from slurm_gpumem.training.entries import load_catalogue
-from slurm_gpumem.training.sample import Job
+from slurm_gpumem.training.sample import Job, pool_jobs
 from slurm_gpumem.training.trainer import steps_between, trainer
 from slurm_gpumem.training.workers import Worker, end_all
 
 RAMP_SECONDS = 0.3
-MODES = ("mps", "timeslice")
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -66,35 +65,19 @@ def _interfere(options: argparse.Namespace) -> int:
     watcher = Watcher()
     path = options.out / f"{options.config.stem}.jsonl"
     end_last_line(path)
-    with open(path, "a") as file:
+    rows_path = options.out / f"rows-{options.config.stem}.jsonl"
+    end_last_line(rows_path)
+    with open(path, "a") as file, open(rows_path, "a") as rows:
         for number, (pool, jobs) in enumerate(pools):
             left = options.limit_seconds - (time.monotonic() - started)
             share = left / (len(pools) - number)
-            measurer = Pool(f"{about['run']}/{number}", pool, jobs, watcher, file)
+            measurer = Pool(f"{about['run']}/{number}", pool, jobs, watcher, file, rows)
             written = measurer.run(time.monotonic() + share, config, options.build_seconds)
             print(
                 f"{time.monotonic() - started:6.0f} s  pool {number} ({pool['mode']}): {written} sets",
                 flush=True,
             )
     return 0
-
-
-def pool_jobs(pool: Mapping[str, Any]) -> List[Job]:
-    """The jobs of one pool; "MODEL@SIZE/bBATCH/OPTIMIZER/PRECISION" each, as rows' keys are."""
-    if pool.get("mode") not in MODES:
-        raise ConfigError(f"pool: mode must be one of {', '.join(MODES)}, not {pool.get('mode')!r}")
-    known = {entry.id: entry for entry in load_catalogue()}
-    jobs = []
-    for key in pool["jobs"]:
-        head, _, rest = key.partition("@")
-        try:
-            size, batch, optimizer, precision = rest.split("/")
-            jobs.append(Job(known[head], int(size), int(batch.lstrip("b")), optimizer, precision))
-        except (KeyError, ValueError):
-            raise ConfigError(
-                f"pool: {key!r} is not MODEL@SIZE/bBATCH/OPTIMIZER/PRECISION of the catalogue"
-            ) from None
-    return jobs
 
 
 def draw_sets(jobs: Sequence[str], sizes: Mapping[str, float], seed: int) -> Iterator[List[str]]:
@@ -113,9 +96,16 @@ class Pool:
     """The jobs of one pool on the GPU and what is measured of them."""
 
     def __init__(
-        self, name: str, pool: Mapping[str, Any], jobs: List[Job], watcher: Watcher, file: TextIO
+        self,
+        name: str,
+        pool: Mapping[str, Any],
+        jobs: List[Job],
+        watcher: Watcher,
+        file: TextIO,
+        rows: TextIO,
     ) -> None:
-        self._name, self._pool, self._jobs, self._watcher, self._file = name, pool, jobs, watcher, file
+        self._name, self._pool, self._jobs, self._watcher = name, pool, jobs, watcher
+        self._file, self._rows = file, rows
         self._workers: Dict[str, Worker] = {}
 
     def run(self, until: float, config: Mapping[str, Any], build_seconds: float) -> int:
@@ -123,10 +113,12 @@ class Pool:
         with _sharing(self._pool["mode"]) as environment:
             try:
                 rows = self._build(environment, build_seconds)
-                solo = {key: self._together([key], config) for key in list(self._workers)}
+                windows = [config["window_seconds"]] * self._pool.get("solo_windows", 1)
+                solo = {key: self._together([key], windows) for key in list(self._workers)}
                 solo = {key: reading for key, reading in solo.items() if reading.get("steps_per_s")}
                 for key, reading in solo.items():
-                    self._write({"kind": "solo", "job": key, **rows[key], **_single(reading)})
+                    self._write({"kind": "solo", "job": key, **_single(reading)})
+                    self._write_row({**rows[key], "utilization": _single(reading)})
                 return self._sets(until, config, solo)
             finally:
                 end_all(list(self._workers.values()))
@@ -147,7 +139,7 @@ class Pool:
         for chosen in draw_sets(list(solo), sizes, seed):
             if time.monotonic() > until or written >= self._pool.get("sets", 10_000):
                 break
-            reading = self._together(chosen, config)
+            reading = self._together(chosen, [config["window_seconds"]])
             rates = reading.get("steps_per_s", [])
             if len(rates) != len(chosen):
                 continue
@@ -156,16 +148,18 @@ class Pool:
             written += 1
         return written
 
-    def _together(self, chosen: Sequence[str], config: Mapping[str, Any]) -> Dict[str, Any]:
+    def _together(self, chosen: Sequence[str], windows: Sequence[float]) -> Dict[str, Any]:
         """Let them train at the same time; rates in the window in which all did."""
-        begin = time.monotonic()
-        first, last = begin + RAMP_SECONDS, begin + RAMP_SECONDS + config["window_seconds"]
+        moments = [time.monotonic() + RAMP_SECONDS]
+        for seconds in windows:
+            moments.append(moments[-1] + seconds)
+        last = moments[-1]
         for key in chosen:
             self._workers[key].say({"until": last + 0.05})
-        self._watcher.watch([first, last])
+        self._watcher.watch(moments)
         read = self._watcher.readings()
         answers = [self._workers[key].hear(last + 20) for key in chosen]
-        start, end = read["at"]
+        start, end = read["at"][0], read["at"][-1]
         rates = [steps_between(answer.get("ends", []), start, end).get("steps_per_s") for answer in answers]
         if None in rates:
             print(
@@ -173,7 +167,13 @@ class Pool:
                 flush=True,
             )
             return {}
-        return {"steps_per_s": rates, **read["whole"]}
+        repeats = {"repeats": read["windows"]} if len(windows) > 1 else {}
+        return {"steps_per_s": rates, **read["whole"], "seconds": round(end - start, 3), **repeats}
+
+    def _write_row(self, row: Dict[str, Any]) -> None:
+        run = self._name.rpartition("/")[0]
+        self._rows.write(json.dumps({**row, "run": run}, separators=(",", ":")) + "\n")
+        self._rows.flush()
 
     def _write(self, line: Dict[str, Any]) -> None:
         line = {**line, "pool": self._name, "mode": self._pool["mode"]}

@@ -18,6 +18,8 @@ STEPS = 5
 """Enough for the peak to be stable, unless the configuration says otherwise."""
 UNKNOWN = Footprint(parameters=100e6, saved=200e6, flops=10e9)
 """For a model that could not be traced: large enough to be careful with."""
+MODES = ("mps", "timeslice")
+"""How the jobs of a pool share the GPU."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,34 @@ class Ranges:
 def load_jobs(path: Path) -> List[Job]:
     """All jobs of a configuration file, in the order in which they are to run."""
     config = load_toml(path)
+    if "pool" in config:
+        return [job for pool in config["pool"] for job in pool_jobs(pool)]
     try:
         jobs = _expand(config)
     except KeyError as error:
         raise ConfigError(f"{path}: lacks {error}") from None
     return [replace(job, steps=config["steps"]) for job in jobs] if "steps" in config else jobs
+
+
+def pool_jobs(pool: Mapping[str, Any]) -> List[Job]:
+    """The jobs that share a GPU in one pool, each given as "MODEL@SIZE/bBATCH/OPTIMIZER/PRECISION"."""
+    if pool.get("mode") not in MODES:
+        raise ConfigError(f"pool: mode must be one of {', '.join(MODES)}, not {pool.get('mode')!r}")
+    # A client of MPS takes less memory outside the allocator: another factor, as the other toggles are.
+    toggles = {"mps": True} if pool["mode"] == "mps" else {}
+    known = {entry.id: entry for entry in load_catalogue()}
+    jobs = []
+    for key in pool["jobs"]:
+        head, _, rest = key.partition("@")
+        try:
+            size, batch, optimizer, precision = rest.split("/")
+            job = Job(known[head], int(size), int(batch.lstrip("b")), optimizer, precision, toggles)
+        except (KeyError, ValueError):
+            raise ConfigError(
+                f"pool: {key!r} is not MODEL@SIZE/bBATCH/OPTIMIZER/PRECISION of the catalogue"
+            ) from None
+        jobs.append(job)
+    return jobs
 
 
 def _expand(config: Dict[str, Any]) -> List[Job]:
@@ -139,7 +164,7 @@ def _batch(
 def _synthetic(name: str, index: int, config: Dict[str, Any], rng: random.Random) -> Job:
     drawn = draw(name, rng, config["synthetic_max_mib"], config["synthetic_max_step_seconds"])
     entry = Entry(
-        id=f"{name}/{index:04d}-{drawn.shape}",
+        id=f"{name}/{config.get('prefix', '')}{index:04d}-{drawn.shape}",
         source="own",
         family=f"synthetic-{name}",
         build=f"synthetic.{name}",

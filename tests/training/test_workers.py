@@ -1,4 +1,4 @@
-"""Workers that stay, and a training job inside one; each in a process of its own: torch is not forked here."""
+"""Workers that stay, and a training job inside one; in processes of their own: torch is not forked here."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, exp
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
+from slurm_gpumem.memory.correction.anchors import anchors, grows
 from slurm_gpumem.memory.correction.features import NAMES, features
 from slurm_gpumem.memory.correction.trees import Correction, load
 from slurm_gpumem.memory.structural.estimator import estimate_with
@@ -41,10 +42,67 @@ def _packaged() -> Correction:
     return load(data_path("models", FILE))
 
 
+@dataclass(frozen=True)
+class _Point:
+    """The answer at one anchor, in MiB with the measured GPU's context."""
+
+    plain: Estimate
+    peak: float
+    request: float
+    center: float
+    strange: str
+    coverage: float
+    grows: bool
+
+
 def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction) -> Estimate:
     """The estimate under a given correction; `gpumem accuracy` gives one that never saw the model."""
+    around = anchors(job.batch_size)
+    points = [_point(summary, replace(job, batch_size=batch), gpu, correction) for _, batch in around]
+    shares = [share for share, _ in around]
+    peak = request = 0.0
+    if not points[0].grows and around[0][1] > 1:
+        half = _point(summary, replace(job, batch_size=around[0][1] // 2), gpu, correction)
+        peak, request = half.peak, half.request
+    peaks, requests = [], []
+    for point in points:
+        peak, request = max(peak, point.peak), max(request, point.request)
+        peaks.append(peak)
+        requests.append(request)
+    plain = points[-1].plain
+    moved = plain.parts["context"] - REFERENCE_CONTEXT_MIB
+    center = _between(shares, [point.center for point in points])
+    strange = next((point.strange for point in points if point.strange), "")
+    parts, found = _move(
+        {
+            name: round(_between(shares, [float(point.plain.parts[name]) for point in points]))
+            for name in plain.parts
+        },
+        round(_between(shares, peaks)) + moved,
+    )
+    warnings: Tuple[str, ...] = plain.warnings
+    if strange:
+        warnings = (*warnings, f"unlike the measured models ({strange}); the request is wider than usual")
+    said = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as measured runs on an H200 suggest"]
+    if gpu.entry != MEASURED_GPU:
+        said.append(f"the correction is unmeasured on {gpu.name}")
+    floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
+    return replace(
+        plain,
+        job=job,
+        peak_mib=found,
+        request_mib=max(found, ceil(_between(shares, requests)) + moved),
+        floor_mib=min(floor, found),
+        parts=parts,
+        estimator="corrected",
+        warnings=warnings,
+        assumptions=tuple(said),
+        coverage=min(point.coverage for point in points),
+    )
+
+
+def _point(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction) -> _Point:
     plain, walk, result = estimate_with(summary, job, gpu)
-    context = plain.parts["context"]
     total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
     values = features(summary, walk, result, total)
     center = correction.center.predict(values)
@@ -52,26 +110,19 @@ def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Cor
     bound = correction.bounds[group_of(values)]
     strange = outside(values, summary, correction.ranges)
     steps = bound.outside if strange else bound.quantile
-    moved = context - REFERENCE_CONTEXT_MIB
-    parts, peak = _move(plain.parts, round(total * exp(center)) + moved)
-    request = max(peak, ceil(total * exp(center + steps * spread)) + moved)
-    warnings: Tuple[str, ...] = plain.warnings
-    if strange:
-        warnings = (*warnings, f"unlike the measured models ({strange}); the request is wider than usual")
-    said = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as measured runs on an H200 suggest"]
-    if gpu.entry != MEASURED_GPU:
-        said.append(f"the correction is unmeasured on {gpu.name}")
-    return replace(
-        plain,
-        peak_mib=peak,
-        request_mib=request,
-        floor_mib=min(plain.floor_mib, peak),
-        parts=parts,
-        estimator="corrected",
-        warnings=warnings,
-        assumptions=tuple(said),
+    return _Point(
+        plain=plain,
+        peak=total * exp(center),
+        request=total * exp(center + max(0.0, steps * spread)),
+        center=center,
+        strange=strange,
         coverage=min(bound.coverage, OUTSIDE_COVERAGE) if strange else bound.coverage,
+        grows=grows(result),
     )
+
+
+def _between(shares: Sequence[float], values: Sequence[float]) -> float:
+    return sum(share * value for share, value in zip(shares, values))
 
 
 def _move(parts: Mapping[str, int], peak: int) -> Tuple[Dict[str, int], int]:

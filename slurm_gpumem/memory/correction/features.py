@@ -83,6 +83,10 @@ NAMES = (
     "depthwise",
     "conv_1d",
     "conv_3d",
+    "unknown_rows",
+    "made_up",
+    "saved_per_shown",
+    "saved_per_total",
     *(f"saved_{kind}" for kind in KINDS),
 )
 
@@ -104,7 +108,7 @@ def features(summary: ModelSummary, walk: Walk, result: Replay, total_mib: float
     stats = result.stats
     job = walk.job
     rows, hidden_rows, hidden_params, uncalled, without_inputs, params = 0, 0, 0, 0, 0, 1
-    depthwise, conv_1d, conv_3d, convs = 0, 0, 0, 1
+    depthwise, conv_1d, conv_3d, convs, unknown, shown = 0, 0, 0, 1, 0, 0
     for layer in summary.layers:
         params += layer.params
         if not layer.called:
@@ -117,13 +121,18 @@ def features(summary: ModelSummary, walk: Walk, result: Replay, total_mib: float
             hidden_params += layer.params
         if not layer.inputs or "inputs" in layer.derived:
             without_inputs += 1
-        if family_of(layer.kind) == "conv":
+        family = family_of(layer.kind)
+        if family == "conv":
             convs += 1
             rank = len(layer.outputs[0]) if layer.outputs else 4
             conv_1d += rank == 3 or "1d" in layer.kind
             conv_3d += rank == 5 or "3d" in layer.kind
             if layer.outputs and rank > 1 and layer.params < 64 * abs(layer.outputs[0][1]):
                 depthwise += 1
+        else:
+            unknown += not family
+        if layer.outputs:
+            shown += walk.count(layer.outputs[0])
     rows = max(rows, 1)
     saved, largest = saved_by_kind(walk)
     saved_total = sum(saved.values()) or 1
@@ -159,8 +168,24 @@ def features(summary: ModelSummary, walk: Walk, result: Replay, total_mib: float
         depthwise / convs,
         conv_1d / convs,
         conv_3d / convs,
+        unknown / rows,
+        min(1.0, walk.made_up / saved_total),
+        _log_ratio(saved_total, shown * walk.low),
+        _log_ratio(saved_total, _told(summary, walk)),
         *(saved[kind] / saved_total for kind in KINDS),
     ]
+
+
+def _told(summary: ModelSummary, walk: Walk) -> float:
+    """Bytes of all outputs at the job's batch, as the text's totals tell; 0 where they do not."""
+    if not summary.output_bytes or not summary.batch:
+        return 0.0
+    return summary.output_bytes / 4 / summary.batch * walk.job.batch_size * walk.low
+
+
+def _log_ratio(part: float, whole: float) -> float:
+    """How many times the whole a part is, as a logarithm within a factor of e²; 0 when nothing is known."""
+    return max(-2.0, min(2.0, log(part / whole))) if part > 0 and whole > 0 else 0.0
 
 
 def saved_by_kind(walk: Walk) -> Tuple[Dict[str, int], int]:

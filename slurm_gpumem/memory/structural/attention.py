@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Callable, List, Optional, Sequence
 
-from slurm_gpumem.memory.structural.kinds import computes_matrix, family_of, is_attention
+from slurm_gpumem.memory.structural.kinds import computes_matrix, family_of, is_attention, position_scores
 from slurm_gpumem.memory.structural.layers import input_shape, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
@@ -17,6 +17,8 @@ Run = Callable[[Walk, Node], None]
 
 _MOST_HEADS = 64
 _WINDOW_HEAD = 32
+_WINDOW_TOKENS = 49
+_MOST_POSITIONS = 512
 _PROJECTIONS = ("linear", "conv")
 _BETWEEN = (
     "identity",
@@ -38,10 +40,12 @@ def projections(node: Node) -> List[Node]:
     if not leaves:
         return []
     first = leaves[0].row
-    if not first.outputs or not first.inputs:
+    if not first.outputs or (not first.inputs and family_of(first.kind) == "conv"):
         return []
     axis = 1 if family_of(first.kind) == "conv" else -1
-    wide, narrow = first.outputs[0][axis], first.inputs[0][axis]
+    wide = first.outputs[0][axis]
+    # Where the text does not say what a layer takes, its weights do.
+    narrow = first.inputs[0][axis] if first.inputs else first.params // max(1, wide)
     if len(leaves) < 4 and narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
         return leaves[:1]
     if len(leaves) >= 2 and leaves[1].row.outputs and leaves[1].row.outputs[0][axis] == 2 * wide:
@@ -76,7 +80,7 @@ def ends_attention(walk: Walk, node: Node, packed: List[Tensor]) -> bool:
 def uses_weights_only(node: Node) -> bool:
     """Whether this is attention whose projections were never called: it uses their weights itself."""
     row = node.row
-    if not is_attention(row.kind) or not row.called:
+    if not is_attention(row.kind) or not row.called or node.guessed:
         return False
     if not node.children:
         return row.params > 0 and bool(row.outputs) and not row.hidden and row.leaf
@@ -141,7 +145,10 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     tokens = ((distances ** (1 / dimensions) + 1) / 2) ** dimensions if table else shape[-2]
     walk.param(table, trainable=row.trainable)
     out = walk.tape.new(shape, x.elements, walk.low)
-    if called:
+    matrix = _matrix(node)
+    if matrix is not None:
+        _eager(walk, (fused,), out, walk.count(matrix), drops=_drops_matrix(node))
+    elif called:
         # The bias is computed from distances: [.., 2w - 1, 2w - 1, 2].
         distances_shape = next((child.row.inputs[0] for child in called if child.row.inputs), shape)
         for child in called:
@@ -159,6 +166,10 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     macs = final.elements * width
     walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True, macs=macs)
     walk.give(final)
+    if matrix is not None:
+        for child in called:
+            if child.row.outputs[:1] != (matrix,):
+                run(walk, child)
 
 
 def container(walk: Walk, node: Node, run: Run) -> None:
@@ -169,7 +180,12 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     matrix = _matrix(node)
     written_out = computes_matrix(node.row.kind)
     drops = (written_out and node.row.kind == "T5Attention") or _drops_matrix(node)
-    style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops())
+    positions = position_scores(node.row.kind)
+    style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops(), positions)
+    if matrix is None and "Window" in node.row.kind and node.row.outputs:
+        # Hidden: the usual windows of 7 x 7 tokens and heads of 32.
+        shape = node.row.outputs[0]
+        matrix = (*shape[:-1], max(1, shape[-1] // _WINDOW_HEAD), _WINDOW_TOKENS)
     done = False
     for child in node.children:
         row = child.row
@@ -181,7 +197,11 @@ def container(walk: Walk, node: Node, run: Run) -> None:
             walk.give(out)
         elif not done and made and not child.children and family_of(row.kind) in _BETWEEN:
             if family_of(row.kind) in ("layer_norm", "rms_norm") and row.outputs:
-                made = _normalized(walk, row, made)
+                normalized = _normalized(walk, row, made)
+                if normalized is None:
+                    run(walk, child)
+                else:
+                    made = normalized
         elif not done and made and not child.children and family_of(row.kind) == "embedding":
             # A bias for each distance, added to the scores.
             walk.param(row.params, trainable=row.trainable)
@@ -195,15 +215,18 @@ def container(walk: Walk, node: Node, run: Run) -> None:
         attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix, style=style)
 
 
-def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> List[Tensor]:
-    """Queries or keys go through a normalization of their own."""
-    params = walk.param(row.params, trainable=row.trainable)
+def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> Optional[List[Tensor]]:
+    """Queries or keys go through a normalization of their own: the last that was made of that size.
+
+    None where none has it: what will become keys and values is normalized before.
+    """
     count = walk.count(row.outputs[0])
-    source = made[0]
-    wide = walk.widened(source) if source.elements == count else source
-    out = walk.tape.new(row.outputs[0], count, walk.wide if walk.amp else source.width)
-    walk.tape.op((wide,), out, saved=(wide,), params=params)
-    return [*made[1:], out] if source.elements == count else [*made, out]
+    for index in range(len(made) - 1, -1, -1):
+        if made[index].elements == count:
+            source = walk.tape.view(made[index], row.outputs[0])
+            out = walk.tape.view(rule_for(row)(walk, row, source), made[index].shape)
+            return [*made[:index], out, *made[index + 1 :]]
+    return None
 
 
 def _matrix(node: Node) -> Optional[Shape]:
@@ -238,6 +261,8 @@ class _Style:
     """The matrix is computed although no row shows it."""
     drops: bool = False
     """Dropout acts on the matrix, so that a mask and the result are kept besides it."""
+    positions: int = 0
+    """Scores with so many relative positions are kept too; -1: as many as there are distances; 0: none."""
 
 
 def attend(
@@ -256,10 +281,21 @@ def attend(
     if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
         made = _cached(walk, made)
     if matrix is not None:
+        if style.positions:
+            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, matrix[-1])
+            kept = (walk.count(matrix) // matrix[-1] * columns * walk.low,) * 2
+            first = walk.tape.new((), made[0].elements, walk.low)
+            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
         _eager(walk, made, out, walk.count(matrix), drops=style.drops)
     elif style.written_out:
         keys = made[1 if len(made) == 3 else 0].shape
         tokens = max(1, prod(keys[1:-1]))
+        if style.positions:
+            # The scores of queries and keys with positions, from which those of each pair are gathered.
+            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, tokens)
+            kept = (count // walk.head * columns * walk.low,) * 2
+            first = walk.tape.new((), made[0].elements, walk.low)
+            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
         _eager(walk, made, out, count // walk.head * tokens, drops=style.drops)
     elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)

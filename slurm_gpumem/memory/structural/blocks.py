@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.memory.structural.kinds import family_of, may_add_input
+from slurm_gpumem.memory.structural.kinds import family_of, is_gate, may_add_input
 from slurm_gpumem.memory.structural.patterns import (
     Pattern,
     Style,
+    gate_nodes,
     holds_several,
     pattern_of,
     shortcut_pattern,
@@ -24,8 +25,12 @@ from slurm_gpumem.model.types import Layer, ModelSummary, Shape
 
 _NOTICEABLE = 0.02
 """Share of all outputs that must be unexplained before unknown classes count as hidden blocks."""
-_SAME_SHAPE = ("relu", "hard", "input_act", "output_act", "batch_norm", "batch_norm_act")
+_SAME_SHAPE = (
+    *("relu", "hard", "input_act", "output_act"),
+    *("batch_norm", "batch_norm_act", "layer_norm", "rms_norm"),
+)
 _MOST_REPEATS = 96
+_FEW = 4
 _SCALES = (0.1, 30.0)
 
 
@@ -63,6 +68,8 @@ class _Block:
         self.node = node
         self.shape = shape
         self.style = style
+        self.gate = is_gate(node.row.kind) and len(shape) == 4
+        """It computes one number for each channel, and its input is scaled by them."""
         self.several = holds_several(node.row.kind) and not node.shortcut
         self.pattern: Pattern = (
             shortcut_pattern() if node.shortcut else pattern_of(node.row, shape, style, parent)
@@ -72,6 +79,8 @@ class _Block:
 
     def outputs(self, summary: ModelSummary, batch: int) -> Tuple[float, float]:
         """Outputs that torchinfo counts in one repeat: (of inner layers, of the others)."""
+        if self.gate:
+            return 0.0, 0.0
         each = summary.elements(self.shape, batch)
         inner = sum(step.width for step in self.pattern.steps if step.inner and step.counts(self.style))
         outer = sum(step.width for step in self.pattern.steps if not step.inner and step.counts(self.style))
@@ -81,6 +90,9 @@ class _Block:
         """Make the children."""
         node = self.node
         node.guessed = True
+        if self.gate:
+            node.children = gate_nodes(self.shape, node.row.params)
+            return
         node.children = self.pattern.nodes(self.shape, node.row.params, self.repeats, self.scale)
 
 
@@ -155,4 +167,8 @@ def _next_shape(following: Sequence[Node]) -> Optional[Shape]:
 
 def _looks_hidden(row: Layer, deepest: int) -> bool:
     """Whether a class that we do not know, at the deepest level and with parameters, is a block."""
-    return row.depth == deepest and row.leaf and row.params > 0 and not family_of(row.kind)
+    if row.depth != deepest or not row.leaf or family_of(row.kind):
+        return False
+    # A few numbers for each channel are a scale, not a layer.
+    widest = max(row.outputs[0][1:], default=1) if row.outputs else 1
+    return row.params > _FEW * widest

@@ -27,19 +27,20 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
         "conv",
         r"^(?:Lazy|Scaled)?(?:Std|WS|Mixed|Cond)?Conv[123][dD](?:Same|Pad)?$|^StdConv\w*$|^Conv2dSame$|^ScaledStdConv\w*$",
     ),
+    ("response_norm", r"GRN$|GlobalResponseNorm"),
     ("batch_norm_act", r"BatchNormAct\w*$|BatchNormReLU"),
     ("frozen_norm", r"FrozenBatchNorm"),
     ("batch_norm", r"BatchNorm\w*$"),
     ("instance_norm", r"InstanceNorm"),
     ("group_norm_act", r"GroupNormAct|GroupNorm1Act|EvoNorm|FilterResponseNorm"),
-    ("group_norm", r"GroupNorm"),
+    ("group_norm", r"GroupNorm(?!Conv)"),
     ("rms_norm", r"RMSNorm|RmsNorm|T5LayerNorm|LayerNormSimple|SimpleNorm"),
-    ("layer_norm", r"LayerNorm\w*$|LocalResponseNorm"),
+    ("layer_norm", r"LayerNorm(?!Conv)\w*$|LocalResponseNorm"),
     ("layer_scale", r"^LayerScale|LayerScale2d$|^Scale$"),
     ("affine", r"^Affine$"),
     ("hard", r"^ReLU6$|^Hardswish$|^HardSwish\w*$|^Hardsigmoid$|^HardSigmoid\w*$|^Hardtanh$"),
     ("relu", r"^ReLU$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$|^Activation$"),
-    ("composed_act", r"NewGELU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
+    ("composed_act", r"NewGELU|ErfGELU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
     ("softmax", r"^(?:Log)?Softmax(?:2d)?$"),
     ("output_act", r"^Tanh$|^Sigmoid$|^Softsign$|^ELU$|^CELU$|^SELU$|SigmoidActivation$|TanhActivation$"),
     (
@@ -73,7 +74,14 @@ _TIED = re.compile(r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|Dou
 _UNTIED = re.compile(
     r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek"
 )
+# Of those that mostly do not, the small ones do: their embedding would be a large part of the model.
+_TIED_WHEN_SMALL = re.compile(r"Llama|Qwen|Olmo2|Granite|Smol")
+_SMALL_WIDTH = 3072
+_LARGE_VOCABULARY = 49_000
 _WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
+_POSITIONS = re.compile(r"^Deberta|^Disentangled")
+_BUCKETS = 512
+"""Both directions of DeBERTa-v2's position buckets."""
 # transformers' layers in the manner of Bart; their default probability is 0.1.
 _FUNCTIONAL_DROPOUT = re.compile(
     r"^(?:M?Bart|Marian|Pegasus\w*|Blenderbot\w*|M2M100|LED|OPT|PLBart|FSMT|XGLM)(?:Encoder|Decoder)Layer$"
@@ -81,6 +89,7 @@ _FUNCTIONAL_DROPOUT = re.compile(
 _LOGITS_BIAS = re.compile(
     r"^(?:M?Bart|Marian|Pegasus|Blenderbot|LED|PLBart)\w*(?:ForConditionalGeneration|MTModel)$"
 )
+_SCALES_BRANCH = re.compile(r"^CNBlock$|^ConvNeXtBlock$|^ConvNextLayer$|^XCABlock$")
 _RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
 
 
@@ -103,6 +112,14 @@ def is_attention(kind: str) -> bool:
 def computes_matrix(kind: str) -> bool:
     """Whether attention of this class writes its matrix out although no row shows it."""
     return bool(_WRITTEN_OUT.search(kind))
+
+
+@lru_cache(maxsize=4096)
+def position_scores(kind: str) -> int:
+    """Relative positions whose scores attention of this class keeps: -1 for all distances, 0 for none."""
+    if not _POSITIONS.search(kind):
+        return 0
+    return _BUCKETS if "V2" in kind else -1
 
 
 @lru_cache(maxsize=4096)
@@ -129,6 +146,12 @@ def drops_branches(kind: str) -> bool:
     return bool(_FUNCTIONAL_DROPOUT.search(kind))
 
 
+@lru_cache(maxsize=4096)
+def scales_branch(kind: str) -> bool:
+    """Whether a block of this class multiplies its branch by a learned scale that is a bare parameter."""
+    return bool(_SCALES_BRANCH.search(kind))
+
+
 def adds_logits_bias(model: str) -> bool:
     """Whether a model of this class adds a bias in full precision to its logits."""
     return bool(_LOGITS_BIAS.search(model))
@@ -144,9 +167,26 @@ def has_decoder(model: str) -> bool:
     return "ForConditionalGeneration" in model
 
 
-def ties_output(model: str) -> bool:
-    """Whether a model of this class uses its embedding's weights again as its output layer."""
-    return bool(_TIED.search(model)) and not _UNTIED.search(model)
+def ties_output(model: str, width: int, vocabulary: int) -> bool:
+    """Whether a model of this class and size uses its embedding's weights again as its output layer."""
+    if not _TIED.search(model):
+        return False
+    if _TIED_WHEN_SMALL.search(model):
+        return width <= _SMALL_WIDTH and vocabulary >= _LARGE_VOCABULARY
+    return not _UNTIED.search(model)
+
+
+def upsamples_logits(model: str) -> bool:
+    """Whether a model of this class brings its logits to the input's size before it takes the loss."""
+    return "ForSemanticSegmentation" in model
+
+
+@lru_cache(maxsize=4096)
+def hidden_activation(kind: str) -> str:
+    """The activation that a container of this class calls as a function behind its only layer; "": none."""
+    if not kind.endswith("Intermediate"):
+        return ""
+    return "ErfGELU" if kind.startswith("Esm") else "GELU"
 
 
 # Vision transformers of every library, and language models since Llama, have dropout rows with p = 0.

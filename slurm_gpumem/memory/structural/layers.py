@@ -26,6 +26,10 @@ _SMALL_KERNEL = 9
 _FEW_PIXELS = 49
 _CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
 _WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][dD]$|^FeatureAlphaDropout$")
+_USUAL_TAPS = {3: (3, 1, 5, 7, 9), 4: (9, 1, 25, 49), 5: (27, 1, 9, 3, 125)}
+"""By the dimensions of a tensor, commonest first."""
+_CENTRED = (9, 25, 49, 81, 121, 169, 961, 3, 5, 7, 31, 27)
+"""Kernels of convolutions that treat each channel for itself: of odd sides."""
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 
 
@@ -55,23 +59,47 @@ def _taps_and_groups(
 ) -> Tuple[int, int]:
     if out < 1 or channels < 1 or not params:
         return (prod(kernel) if kernel else 1), 1
-    for per_output in (params / out, params / out - 1):
-        if per_output < 1 or per_output != int(per_output):
-            continue
-        count = int(per_output)
-        if kernel:
-            taps = prod(kernel)
+    counts = [params // out - bias for bias in (0, 1) if params % out == 0 and params // out > bias]
+    if kernel:
+        taps = prod(kernel)
+        for count in counts:
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
-            continue
-        if count % channels == 0 and (
-            count // channels in _TAPS or count // channels == isqrt(count // channels) ** 2
-        ):
+        return 1, 1
+    # The usual first: one group, then one for each channel; others are rare.
+    for count in counts:
+        if count % channels == 0 and _is_kernel(count // channels):
             return count // channels, 1
+    for count in counts:
+        if count in _CENTRED and out % channels == 0:
+            return count, channels
+    for count in counts:
         for taps in _TAPS[1:]:
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
     return 1, 1
+
+
+def _is_kernel(taps: int) -> bool:
+    return taps in _TAPS or taps == isqrt(taps) ** 2
+
+
+def first_convolution(row: Layer, *, cuts_patches: bool) -> Tuple[int, Tuple[int, ...]]:
+    """Channels of what a model's first convolution takes, and how much it mostly shrinks each size.
+
+    An even kernel cuts patches in models with layer norms; elsewhere its patches overlap by half.
+    """
+    out = max(1, row.outputs[0][1])
+    dimensions = len(row.outputs[0]) - 2
+    for channels in (3, 1, 4, 2):
+        taps, groups = taps_and_groups(row, channels)
+        side = round(taps ** (1 / dimensions))
+        if groups == 1 and side**dimensions == taps and row.params - out * channels * taps in (0, out):
+            if side % 2 == 0:
+                return channels, (max(2, side if cuts_patches else side // 2),) * dimensions
+            return channels, ((2,) * dimensions if dimensions == 2 else (1,) * dimensions)
+    # Frames of a film are not shrunk with their pixels.
+    return 3, (2, 2) if dimensions == 2 else (1, *(2,) * (dimensions - 1))
 
 
 def may_take(row: Layer, shape: Shape) -> bool:
@@ -94,7 +122,8 @@ def needed_channels(row: Layer) -> Iterator[int]:
     """Input channels that an ungrouped convolution's parameters allow, usual kernels first."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 2 else 0
     for per_output in (row.params // out, row.params // out - 1) if out > 0 else ():
-        for taps in (prod(row.kernel),) if row.kernel else (9, 1, 25, 49, 4, 16, 27):
+        rank = len(row.outputs[0])
+        for taps in (prod(row.kernel),) if row.kernel else _USUAL_TAPS.get(rank, _USUAL_TAPS[4]):
             if per_output >= taps and per_output % taps == 0:
                 yield per_output // taps
 
@@ -265,6 +294,13 @@ def _composed_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         return walk.tape.op(
             (half, shifted), walk.make(output_shape(row, x), wide.width), saved=(half, shifted)
         )
+    if row.kind == "ErfGELU":
+        # x · 0.5 · (1 + erf(x / √2)): the error function keeps its input, the product both factors.
+        half = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
+        scaled = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
+        curve = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
+        walk.tape.op((scaled,), curve, saved=(scaled,), work=(x.bytes,))
+        return walk.tape.op((half, curve), walk.make(output_shape(row, x), x.width), saved=(half, curve))
     gate = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
     walk.tape.op((x,), gate, saved=(gate,), work=(x.bytes,))
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
@@ -298,6 +334,15 @@ def _layer_scale(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     params = walk.param(row.params, trainable=row.trainable)
     out = walk.make(output_shape(row, x), walk.wide if walk.amp else x.width)
     return walk.tape.op((x,), out, saved=(x,), params=params, back=(x.bytes,))
+
+
+def _response_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """Scaled by its own length against the other channels', then by weights: both products keep a factor."""
+    params = walk.param(row.params, trainable=row.trainable)
+    scaled = walk.tape.new(x.shape, x.elements, walk.wide if walk.amp else x.width, grad=x.grad)
+    walk.tape.op((x,), scaled, saved=(x,), back=(x.bytes,))
+    out = walk.make(output_shape(row, x), scaled.width, grad=x.grad or bool(params))
+    return walk.tape.op((scaled, x), out, saved=(scaled,), params=params)
 
 
 def _max_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -424,6 +469,7 @@ RULES: Dict[str, Rule] = {
     "layer_norm": _layer_norm,
     "layer_scale": _layer_scale,
     "affine": _layer_scale,
+    "response_norm": _response_norm,
     "hard": _input_act,
     "relu": _relu,
     "composed_act": _composed_act,

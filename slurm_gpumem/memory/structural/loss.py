@@ -10,8 +10,9 @@ from slurm_gpumem.memory.structural.kinds import (
     has_decoder,
     keeps_cache,
     ties_output,
+    upsamples_logits,
 )
-from slurm_gpumem.memory.structural.layers import input_shape
+from slurm_gpumem.memory.structural.layers import first_convolution, input_shape
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Walk
@@ -29,7 +30,8 @@ def start(walk: Walk, tree: List[Node]) -> None:
     shapes = list(walk.summary.input_shapes)
     integers = first is not None and family_of(first.row.kind).startswith("embedding")
     if not shapes and first is not None:
-        shape = _batch_shape(first)
+        norms = any(family_of(row.kind) == "layer_norm" for row in walk.summary.layers)
+        shape = _batch_shape(first, cuts_patches=norms or walk.has_guesses)
         shapes = [shape] if shape else []
     if not shapes:
         shapes = [(walk.summary.batch or -1,)]
@@ -40,6 +42,7 @@ def start(walk: Walk, tree: List[Node]) -> None:
         walk.tape.inputs.append(tensor.store)
         walk.give(tensor)
     walk.cur = walk.recent[shapes[0]]
+    walk.sent = shapes[0]
 
 
 def _tied(walk: Walk) -> int:
@@ -51,7 +54,8 @@ def _tied(walk: Walk) -> int:
     if table is None or not heads or not table.params:
         return 0
     same = heads[-1].params - table.params in (0, heads[-1].outputs[0][-1])
-    walk.ties_head = same and ties_output(model)
+    width = max(1, table.outputs[0][-1]) if table.outputs else 1
+    walk.ties_head = same and ties_output(model, width, table.params // width)
     copies = int(walk.ties_head)
     if has_decoder(model):
         # The encoder's and the decoder's embedding are the same weights.
@@ -76,14 +80,14 @@ def _first_leaf(tree: List[Node]) -> Optional[Node]:
     return None
 
 
-def _batch_shape(node: Node) -> Optional[Shape]:
+def _batch_shape(node: Node, *, cuts_patches: bool) -> Optional[Shape]:
     given = input_shape(node.row)
     if given or not node.row.outputs:
         return given
     made = node.row.outputs[0]
-    if len(made) == 4:
-        # An image of three channels, which the first convolution mostly halves.
-        return (made[0], 3, 2 * made[2], 2 * made[3])
+    if len(made) > 3 and family_of(node.row.kind) == "conv":
+        channels, shrinks = first_convolution(node.row, cuts_patches=cuts_patches)
+        return (made[0], channels, *(size * factor for size, factor in zip(made[2:], shrinks)))
     return made
 
 
@@ -95,6 +99,9 @@ def finish(walk: Walk) -> None:
         biased = walk.tape.new(logits.shape, logits.elements, walk.wide, grad=logits.grad)
         logits = walk.tape.op((logits,), biased, alias=not walk.amp)
     walk.tape.survivors.append(logits)
+    if upsamples_logits(walk.summary.name) and len(logits.shape) == len(walk.sent) == 4:
+        whole = walk.make((*logits.shape[:2], *walk.sent[2:]), logits.width)
+        logits = walk.tape.op((logits,), whole)
     if walk.job.loss == "none":
         total = walk.tape.new((), 1, walk.wide, grad=logits.grad)
         walk.tape.op((logits,), total)

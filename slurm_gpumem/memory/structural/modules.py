@@ -9,6 +9,7 @@ from slurm_gpumem.memory.structural.kinds import (
     drops_branches,
     family_of,
     has_branches,
+    hidden_activation,
     is_attention,
     is_gate,
     may_add_input,
@@ -22,7 +23,13 @@ from slurm_gpumem.model.types import Layer, Shape
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
 _TRANSFORMER_NORMS = ("layer_norm", "rms_norm", "affine")
 _HALVED = (*_ACTIVATIONS, *_TRANSFORMER_NORMS)
+_ACTIVATES = (
+    *("relu", "hard", "input_act", "output_act", "composed_act"),
+    *("batch_norm_act", "group_norm_act", "rnn", "rnn_cell", "mha"),
+)
+_PASSING = ("identity", "dropout", "drop_path", "layer_scale")
 _MOST_SCALES = 4
+_SILU = Layer(kind="SiLU")
 _RELU = Layer(kind="ReLU", attributes=(("inplace", "False"),))
 
 
@@ -60,6 +67,9 @@ def _leaf(walk: Walk, node: Node) -> None:
             walk.scopes[-1].half = x
             walk.give(rule_for(row)(walk, row, x))
             return
+    elif family in _PASSING and taken is not None and walk.holds(taken):
+        # What was just made, seen otherwise: not the block's input, although that may have the same shape.
+        x = walk.take(walk.tape.view(walk.cur, taken))
     else:
         x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
@@ -70,6 +80,9 @@ def _leaf(walk: Walk, node: Node) -> None:
             walk.stream = out
         return
     out = walk.give(rule_for(row)(walk, row, x))
+    if node.activated is not None:
+        walk.activated.add(walk.give(rule_for(node.activated)(walk, node.activated, walk.take(out))).slot)
+        return
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
         walk.activated.add(out.slot)
         if x.slot in walk.halves:
@@ -77,15 +90,76 @@ def _leaf(walk: Walk, node: Node) -> None:
             walk.multiply(out, x)
 
 
+def _activates(kind: str) -> bool:
+    """Whether a module of this class is an activation or may have one that no row shows."""
+    family = family_of(kind)
+    return family in _ACTIVATES or (not family and is_attention(kind))
+
+
+def _mark_functional(nodes: List[Node], *, adds: bool) -> None:
+    """In a model without any activation row, mark the layers behind which a function must be one.
+
+    That is behind a normalization or, where none follows, behind a convolution; not at the end of a block
+    that adds its input, where it acts on the sum.
+    """
+    layers = [node for node in nodes if node.row.called]
+    for index, node in enumerate(layers):
+        family = family_of(node.row.kind)
+        following = layers[index + 1 :]
+        if node.children:
+            _mark_functional(node.children, adds=may_add_input(node.row.kind) or (adds and not following))
+        elif family == "batch_norm":
+            if not adds or any(family_of(other.row.kind) == "conv" for other in following):
+                node.activated = _RELU
+        elif family == "conv":
+            normed = bool(following) and "norm" in family_of(following[0].row.kind)
+            if not normed and not adds and len(node.row.outputs) == 1:
+                node.activated = _RELU
+
+
+def _mark_group_norms(nodes: List[Node]) -> None:
+    """Mark group norms in front of a convolution in blocks without an activation row: diffusion models
+    call theirs as a function, on what was normalized."""
+    layers = [node for node in nodes if node.row.called]
+    families = [family_of(node.row.kind) for node in layers]
+    silent = not any(family in _ACTIVATES for family in families)
+    for index, node in enumerate(layers):
+        if node.children:
+            _mark_group_norms(node.children)
+        elif silent and families[index] == "group_norm":
+            after = [family for family in families[index + 1 :] if family not in ("dropout", "identity")]
+            if after[:1] == ["conv"]:
+                node.activated = _SILU
+
+
 def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
     """What a convolution takes. Where the text does not say, what the parser worked out may be too small."""
     shape = input_shape(row)
     if shape is not None and "inputs" not in row.derived:
         return shape
-    for candidate in (walk.cur.shape, shape, *reversed(walk.recent)):
+    known = shape if shape in walk.recent else None
+    for candidate in (walk.cur.shape, known):
         if candidate is not None and may_take(row, candidate):
             return candidate
-    return _concatenated(walk, row) or shape
+    joined = _concatenated(walk, row)
+    if joined is not None:
+        return joined
+    for candidate in (shape, *reversed(walk.recent)):
+        if candidate is not None and may_take(row, candidate):
+            return candidate
+    return _transposed(walk, row) or shape
+
+
+def _transposed(walk: Walk, row: Layer) -> Optional[Shape]:
+    """A sequence whose features stand last, as a convolution over time takes it."""
+    for made in (walk.cur, *reversed(walk.recent.values())):
+        if len(made.shape) != 3:
+            continue
+        turned = (made.shape[0], made.shape[2], made.shape[1])
+        if may_take(row, turned):
+            walk.recent[turned] = walk.tape.view(made, turned)
+            return turned
+    return None
 
 
 def _concatenated(walk: Walk, row: Layer) -> Optional[Shape]:
@@ -196,6 +270,10 @@ def _container(walk: Walk, node: Node) -> None:
     walk.tape.label = row.kind
     if len(walk.tape.ops) == first_op and walk.cur is entry:
         walk.give(entry)
+    hidden = hidden_activation(row.kind)
+    if hidden and len(node.children) == 1 and family_of(node.children[0].row.kind) == "linear":
+        act = Layer(kind=hidden)
+        walk.give(rule_for(act)(walk, act, walk.take(walk.cur)))
     _finish(walk, node, scope, own, adds and not merged)
     walk.scopes.pop()
     walk.tape.hold(entry)
@@ -321,5 +399,9 @@ def _gates(cur: Tensor, entry: Tensor) -> bool:
 
 def run_all(walk: Walk, nodes: List[Node]) -> None:
     """Walk the top-level modules."""
+    if not walk.has_guesses and not any(_activates(row.kind) for row in walk.summary.layers):
+        _mark_functional(nodes, adds=False)
+    if any(family_of(row.kind) == "group_norm" for row in walk.summary.layers):
+        _mark_group_norms(nodes)
     for node in nodes:
         run(walk, node)

@@ -26,10 +26,30 @@ _MODERN = re.compile(
 _BOTTLENECK = re.compile(r"Bottle|ResNeXt|Res2")
 _CUBIC = re.compile(r"GPT2|CodeGen|GPTJ|GPTNeo(?!X)|GPTBigCode|Albert")
 _GATED = re.compile(r"Llama|Mistral|Mixtral|Qwen|Gemma|Phi3|Olmo|StableLm|SmolLM|Granite|Cohere")
+_UNGROUPED = re.compile(r"Phi3|Olmo(?!2)|StableLm")
+_ATTENTION_BLOCK = re.compile(r"Block|Stage|Layer|Split")
+"""An image's block with attention inside is mostly convolutions all the same."""
+_DENSE = re.compile(r"Dense_?Layer$")
 _DROPPING = re.compile(
     r"^(?:Bert|Roberta|XLM|Camembert|Electra|DistilBert|GPT2|OPT|Bart|T5|Deberta|Ernie|MPNet|Marian|Pegasus)"
 )
+# transformers' own classes, and those of them with one layer for queries, keys and values.
+_LIBRARY_MODEL = re.compile(r"For[A-Z]\w+$|LMHead|^[A-Z]\w+Model$")
+_FUSED = re.compile(r"GPT2|GPTNeoX|GPTBigCode|Bloom|Falcon|CodeGen|Mpt|Phi3|Persimmon|ModernBert")
 _SMOOTH = ("input_act", "hard")
+
+
+def _attention_class(names: str) -> str:
+    """What to call hidden attention in such a model: some classes write their matrix out."""
+    if "Swin" in names:
+        return "HiddenWindowAttention"
+    for word, kind in (("T5", "T5Attention"), ("BigBird", "BigBirdSelfAttention")):
+        if word in names:
+            return kind
+    for word in ("DebertaV2", "Deberta", "XLNet", "Funnel"):
+        if word in names:
+            return f"{word}Attention"
+    return "HiddenAttention"
 
 
 @dataclass(frozen=True)
@@ -42,10 +62,18 @@ class Style:
     """Layer norms and no batch norm are in sight."""
     activation: str
     """Of convolutional blocks."""
+    mobile_activation: str
+    """Of inverted residuals: a smooth one that is in sight, else the one that is, else SiLU."""
     gelu: str
     """Of feed-forward blocks."""
     norm: str
     gated: bool
+    grouped: bool
+    """Fewer heads for keys than for queries, as language models since Llama 2 have."""
+    separate: bool
+    """Queries, keys and values are made by three layers, as in transformers, not by one."""
+    attention: str
+    """The class that stands for hidden attention."""
     drops: bool
     counts_norms: bool
     """Whether torchinfo counts the outputs of batch norms: not when they carry their activation inside."""
@@ -63,9 +91,13 @@ class Style:
             model=summary.name,
             layer_norms="layer_norm" in seen and not seen & {"batch_norm", "batch_norm_act"},
             activation=smooth[0] if smooth and not sharp else "ReLU",
+            mobile_activation=smooth[0] if smooth else ("ReLU" if sharp else "SiLU"),
             gelu="NewGELUActivation" if _CUBIC.search(names) else ("SiLU" if gated else "GELU"),
-            norm="LlamaRMSNorm" if gated else "LayerNorm",
+            norm="LlamaRMSNorm" if gated else ("T5LayerNorm" if "T5LayerNorm" in families else "LayerNorm"),
             gated=gated,
+            grouped=gated and not _UNGROUPED.search(names),
+            separate=bool(_LIBRARY_MODEL.search(summary.name)) and not _FUSED.search(summary.name),
+            attention=_attention_class(names),
             drops=bool(_DROPPING.search(summary.name)),
             counts_norms="batch_norm_act" not in families.values(),
         )
@@ -147,12 +179,14 @@ def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
     last = len(shape) < 4 or shape[-3] == shape[-2] != shape[-1]
     axis = -1 if last else 1
     width = max(1, shape[axis])
-    if is_attention(row.kind):
-        return Pattern(_attention(style, ""), 1, axis, residual=False)
+    if is_attention(row.kind) and not (axis == 1 and _ATTENTION_BLOCK.search(row.kind)):
+        return Pattern(_attention(style, "", convolves=axis == 1), 1, axis, residual=False)
     if _FEED_FORWARD.search(row.kind):
         return Pattern(_feed_forward(row.params, width, style, 1.0, ""), 1, axis, residual=False)
     if len(shape) == 2:
         return Pattern((Step("Linear", share=1.0), Step("ReLU")), 1, axis, residual=False)
+    if _DENSE.search(row.kind) and not last:
+        return Pattern(_dense_layer(row.params, width), 1, axis, residual=False)
     if last:
         repeats = max(1, round(row.params / (12 * width * width))) if holds_several(row.kind) else 1
         return Pattern(_transformer(row.params / repeats, width, style), repeats, axis, residual=True)
@@ -166,10 +200,51 @@ def shortcut_pattern() -> Pattern:
     return Pattern((Step("Conv2d", share=1.0), Step("BatchNorm2d")), 1, 1, residual=False)
 
 
-def _attention(style: Style, group: str, share: float = 1.0) -> Tuple[Step, ...]:
+def gate_nodes(shape: Shape, params: int) -> List[Node]:
+    """Squeeze and excitation: the channels' means, two small layers, and a factor for each channel."""
+    point = (*shape[:2], 1, 1)
+    inner = (shape[0], max(1, params // (2 * max(1, shape[1]))), 1, 1)
+    rows = (
+        Layer(kind="AdaptiveAvgPool2d", outputs=(point,), inputs=(shape,)),
+        Layer(kind="Conv2d", outputs=(inner,), inputs=(point,), params=params // 2, kernel=(1, 1)),
+        Layer(kind="ReLU", outputs=(inner,), inputs=(inner,)),
+        Layer(kind="Conv2d", outputs=(point,), inputs=(inner,), params=params - params // 2, kernel=(1, 1)),
+        Layer(kind="Sigmoid", outputs=(point,), inputs=(point,)),
+    )
+    return [Node(row) for row in rows]
+
+
+def _attention(style: Style, group: str, share: float = 1.0, *, convolves: bool = False) -> Tuple[Step, ...]:
+    kind = "Conv2d" if convolves else "Linear"
+    if style.grouped and not convolves:
+        return (
+            Step("Linear", 1.0, 0.4 * share, group=group, takes=1.0),
+            Step("Linear", 0.25, 0.1 * share, group=group, takes=1.0),
+            Step("Linear", 0.25, 0.1 * share, group=group, takes=1.0),
+            Step("Linear", 1.0, 0.4 * share, group=group, takes=1.0),
+        )
+    if style.separate and not convolves:
+        projection = Step("Linear", 1.0, 0.25 * share, group=group, takes=1.0)
+        return (projection,) * 4
     return (
-        Step("Linear", 3.0, 0.75 * share, inner=True, group=group),
-        Step("Linear", 1.0, 0.25 * share, group=group, takes=1.0),
+        Step(kind, 3.0, 0.75 * share, inner=True, group=group),
+        Step(kind, 1.0, 0.25 * share, group=group, takes=1.0),
+    )
+
+
+def _dense_layer(params: int, growth: int) -> Tuple[Step, ...]:
+    """All that the block has made so far is normalized, narrowed to four times the growth and convolved."""
+    narrow = 4
+    taken = (params - 2 * narrow * growth - 9 * narrow * growth**2) / (2 + narrow * growth)
+    wide = max(1.0, taken / growth)
+    share = min(0.9, 9 * narrow * growth**2 / max(1, params))
+    return (
+        Step("BatchNorm2d", wide, takes=wide),
+        Step("ReLU", wide),
+        Step("Conv2d", narrow, 1 - share),
+        Step("BatchNorm2d", narrow),
+        Step("ReLU", narrow),
+        Step("Conv2d", 1.0, share),
     )
 
 
@@ -186,9 +261,9 @@ def _feed_forward(params: float, width: int, style: Style, share: float, group: 
 
 def _transformer(params: float, width: int, style: Style) -> Tuple[Step, ...]:
     """Normalization, attention, normalization, feed-forward."""
-    attention = min(1.0, 4 * width * width / params) if params else 0.33
+    attention = min(1.0, (2.5 if style.grouped else 4) * width * width / params) if params else 0.33
     drop = (Step("Dropout", group=""),) if style.drops else ()
-    steps = (Step(style.norm), *_attention(style, "HiddenAttention", attention), *drop, Step(style.norm))
+    steps = (Step(style.norm), *_attention(style, style.attention, attention), *drop, Step(style.norm))
     if attention < 1.0 or not params:
         rest = params * (1 - attention) if params else 8.0 * width * width
         steps = (*steps, *_feed_forward(rest, width, style, 1 - attention, "HiddenMlp"), *drop)
@@ -204,10 +279,12 @@ def _convolutions(kind: str, params: float, width: int, style: Style) -> Tuple[S
     if _CONV_NORM.search(kind):
         return (*pair(1, 1.0, inner=False), Step(act))
     if _INVERTED.search(kind):
-        smooth = "SiLU" if act == "ReLU" else act
+        smooth = style.mobile_activation
         wide = min(6.0, max(1.0, params / (2.5 * width * width)))
         middle = Step(smooth, wide, inner=True)
-        return (*pair(wide, 0.45), middle, *pair(wide, 0.1), middle, *pair(1, 0.45, inner=False))
+        # torchvision's MBConv scales its channels by squeeze and excitation, which keeps what it scales.
+        gate = (Step("Multiply", wide, inner=True),) if kind == "MBConv" else ()
+        return (*pair(wide, 0.45), middle, *pair(wide, 0.1), middle, *gate, *pair(1, 0.45, inner=False))
     if _MODERN.search(kind) or style.layer_norms:
         wide = max(0.5, params / (2.0 * width * width))
         depthwise = (Step("Conv2d", 1, 0.02), Step("LayerNorm2d", 1))

@@ -48,6 +48,8 @@ class Walk:
         self.low = job.activation_bytes
         """Bytes of what matrix products and convolutions make."""
         self.cur: Tensor = self.tape.new((), 1, self.wide, grad=False)
+        self.sent: Shape = ()
+        """The shape of the batch."""
         self.scopes: List[Scope] = []
         self.recent: Dict[Shape, Tensor] = {}
         """The last tensor made of each shape."""
@@ -69,6 +71,8 @@ class Walk:
         self.assumptions: Dict[str, None] = {}
         self.has_guesses = False
         """Whether blocks had to be filled with layers that the text does not show."""
+        self.made_up = 0
+        """Bytes of tensors that no row makes: functions between the rows whose work we cannot see."""
         self.tied = 0
         """Parameters of an embedding whose weights serve more than one module; 0: none does."""
         self.ties_head = False
@@ -196,6 +200,9 @@ class Walk:
         return self.add(cur, other)
 
     def _existing(self, shape: Shape) -> Optional[Tensor]:
+        if self.holds(shape) and self.cur.slot in self.scopes[-1].unused:
+            # What was just made, seen otherwise: not the container's input, although that has the shape.
+            return self.tape.view(self.take(self.cur), shape)
         if self.scopes:
             scope = self.scopes[-1]
             if scope.entry.shape == shape:
@@ -229,6 +236,8 @@ class Walk:
             self.take(tensor)
         self.tape.op(tuple(sources), out)
         self.recent[shape] = out
+        if not parts:
+            self.made_up += out.bytes
         return out
 
     def half(self, shape: Shape) -> Tensor:
@@ -237,6 +246,12 @@ class Walk:
         self.recent[shape] = part
         self.halves.add(part.slot)
         return self.tape.op((self.take(self.cur),), part)
+
+    def holds(self, shape: Shape) -> bool:
+        """Whether the current tensor, fresh from a layer of this container, has as many numbers as `shape`."""
+        if not self.scopes or self.cur.slot == self.scopes[-1].entry.slot:
+            return False
+        return self.cur.shape != shape and self.cur.elements == self.count(shape)
 
     def is_half(self, shape: Optional[Shape]) -> bool:
         """Whether `shape` is one half of the current tensor's channels."""
