@@ -28,7 +28,7 @@ from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.training.fit_utilization import data_sha256
 from slurm_gpumem.utilization.documents import DATASETS, GPUUTILNET_FILE, METRICS, class_of, dataset_of
-from slurm_gpumem.utilization.measured import FOLDER, Solo, load_solo, load_texts
+from slurm_gpumem.utilization.measured import SUMMARIES, Solo, load_solo, load_texts
 
 Array = Any
 ENSEMBLE: Tuple[Tuple[int, int], ...] = (
@@ -141,11 +141,11 @@ def table(
 def main(argv: Optional[List[str]] = None) -> int:
     """Train all ensembles and write their held-out answers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help=f"folder of measured jobs (models/{FOLDER})")
+    parser.add_argument("--data", type=Path, help=f"folder of measured jobs (models/{SUMMARIES})")
     parser.add_argument("--out", type=Path, help="folder to write into (models)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    folder = args.data or data_path("models", FOLDER)
+    folder = args.data or data_path("models", SUMMARIES)
     out = args.out or folder.parent
     runs = load_solo(folder)
     tables = table(runs, load_texts({run.summary: None for run in runs}))

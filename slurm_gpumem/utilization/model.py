@@ -2,7 +2,8 @@
 
     {"format": "gpumem-utilization/1", "features": [names],
      "sources": {"summary": {"coefficients": {name: number}, "targets": {target: {"start": number,
-     "trees": [tree, ...], "low": number, "high": number}}, "ranges": [[low, high], ...]}, "trace": {...}},
+     "trees": [tree, ...], "low": number, "high": number}}, "ranges": [[low, high], ...], "lean": number},
+     "trace": {...}},
      "coverage": share, "outside": factor, "card": {...}}
 
 A tree is a number (a leaf) or [feature, threshold, tree if value <= threshold, tree otherwise].
@@ -53,6 +54,8 @@ class Fitted(NamedTuple):
     coefficients: Mapping[str, float]
     targets: Mapping[str, Target]
     ranges: Tuple[Tuple[float, float], ...]
+    lean: float
+    """Log-odds by which a job's SM activity is lifted when it is asked whether the job is busy."""
 
 
 class UtilizationModel(NamedTuple):
@@ -112,7 +115,8 @@ def _fitted(content: Mapping[str, Any]) -> Fitted:
     ranges = tuple((_number(low), _number(high)) for low, high in content["ranges"])
     if len(ranges) != len(NAMES):
         raise ValueError("as many ranges as features are needed")
-    return Fitted(coefficients, {name: _target(content["targets"][name]) for name in TARGETS}, ranges)
+    targets = {name: _target(content["targets"][name]) for name in TARGETS}
+    return Fitted(coefficients, targets, ranges, _number(content["lean"]))
 
 
 def _target(content: Mapping[str, Any]) -> Target:

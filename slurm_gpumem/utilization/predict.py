@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, log
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory.types import Estimate, Gpu, Utilization
@@ -27,6 +27,8 @@ class Answer(NamedTuple):
     times: Times
     strange: Tuple[str, ...]
     """Features outside the range of the measurements."""
+    leaning: float
+    """SM activity lifted to where a job near an edge counts as busy: missing one costs its neighbours more."""
 
 
 def with_utilization(estimate: Estimate, gpu: Gpu) -> Estimate:
@@ -99,7 +101,8 @@ def answer(work: StepWork, seen: Seen, gpu: Gpu, fitted: Fitted, outside: float)
     # Warps live on active multiprocessors only.
     middle["sm_occupancy"] = min(middle["sm_occupancy"], middle["sm_active"])
     low["sm_occupancy"] = min(low["sm_occupancy"], middle["sm_occupancy"])
-    return Answer(middle, low, high, times, strange)
+    leaning = _share(logit(middle["sm_active"]) + fitted.lean)
+    return Answer(middle, low, high, times, strange, leaning)
 
 
 def plain_answers(times: Times) -> Dict[str, float]:
@@ -123,9 +126,3 @@ def beyond(values: Sequence[float], ranges: Sequence[Tuple[float, float]]) -> Tu
 
 def _share(log_odds: float) -> float:
     return 1 / (1 + exp(-log_odds))
-
-
-def busy_class(sm_active: Optional[float], bins: Tuple[float, float] = (30.0, 80.0)) -> int:
-    """0 (low), 1 (medium) or 2 (busy), by the edges of two bins in percent."""
-    value = sm_active or 0.0
-    return 2 if value >= bins[1] else 1 if value >= bins[0] else 0

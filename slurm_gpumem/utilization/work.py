@@ -38,8 +38,10 @@ _TILE = 64
 """Rows and columns of the result that one block of a matrix product computes at least."""
 _POINTS = 512
 """Elements that one block of an elementwise kernel handles (128 threads of 4)."""
-_SPLIT = 2048
-"""Length of a sum from which a product is cut along it, too."""
+_SPLIT = 256
+"""The least length of the parts when a product with few tiles is cut along its sum, too."""
+_ENOUGH = 1024
+"""Tiles that keep a large GPU busy; a product of fewer is cut."""
 _MOST_SPLITS = 16
 _EDGE, _DEPTH = 32, 16
 """The smallest tile of a product: rows and columns, and numbers that a step of its sum takes at once."""
@@ -103,7 +105,8 @@ def step_work(tape: Tape, job: TrainingJob) -> StepWork:
         _FORWARD * ahead * forwards + (1 - _FORWARD) * back * job.grad_accumulation
         for ahead, back in zip(counter.ahead, counter.back)
     ]
-    return StepWork(kernels, Host(*host, float(counter.tensors), float(passes)), parameters)
+    started = Host(host[0], host[1], host[2], host[3], host[4], float(counter.tensors), float(passes))
+    return StepWork(kernels, started, parameters)
 
 
 def _optimizer_passes(job: TrainingJob) -> int:
@@ -218,7 +221,8 @@ class _Counter:
         layers = max(1, round(params / (_GATES.get(op.label, 2) * width * width)))
         count = steps * layers
         self.tensors += 4 * layers
-        blocks = _blocks(self._batch, _GATES.get(op.label, 2) // 2 * width, width, False)
+        # Small products in small tiles, four to an ordinary one.
+        blocks = 4 * _blocks(self._batch, _GATES.get(op.label, 2) // 2 * width, width, False)
         key = (self._recur, 2 * op.macs // count, params // layers * out.width, blocks)
         _count(self.forward, key, count)
         if out.grad:
@@ -246,7 +250,7 @@ def _blocks(rows: int, columns: int, reach: int, grouped: bool) -> int:
     if grouped:
         return max(1, rows * columns // _POINTS)
     tiles = -(-rows // _TILE) * -(-columns // _TILE)
-    return tiles * max(1, min(_MOST_SPLITS, reach // _SPLIT))
+    return tiles * max(1, min(_MOST_SPLITS, reach // _SPLIT, _ENOUGH // tiles))
 
 
 @lru_cache(maxsize=4096)

@@ -28,7 +28,7 @@ TRUE = {
 
 
 def write_solo(folder: Path, count: int, seed: int = 0) -> List[Dict[str, Any]]:
-    """Write solo.jsonl.gz with `count` jobs of the ground truth, measured on an imagined GPU."""
+    """Write rows-utilization.jsonl.gz with `count` jobs of the ground truth, measured on an imagined GPU."""
     rng = random.Random(seed)
     rows = []
     for name in ("memory", "toggles"):
@@ -47,13 +47,13 @@ def write_solo(folder: Path, count: int, seed: int = 0) -> List[Dict[str, Any]]:
         job = job_of(row)
         walk, _ = simulate(read_summary(best.rstrip("\n") + "\n"), job, gpu)
         times = step_times(step_work(walk.tape, job), rates_of(gpu), TRUE)
-        named = {key: row[key] for key in ("key", "source", "build", "args", "size", "task", "task_args")}
+        named = {key: row[key] for key in ("key", "summary", "model", "family", "source", "size")}
         job_part = {key: row[key] for key in ("batch", "optimizer", "precision", "toggles")}
         repeats = [_measured(times, rng) for _ in range(3)]
         mean = {name: sum(r[name] for r in repeats) / 3 for name in repeats[0]}
         made.append({**named, **job_part, "utilization": {**mean, "seconds": 3.0, "repeats": repeats}})
     folder.mkdir(parents=True, exist_ok=True)
-    with gzip.open(folder / "solo.jsonl.gz", "wt") as file:
+    with gzip.open(folder / "rows-utilization.jsonl.gz", "wt") as file:
         file.writelines(json.dumps(row) + "\n" for row in made)
     return made
 
