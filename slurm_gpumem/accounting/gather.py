@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sqlite3
 import stat
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -164,7 +165,7 @@ def _load_all(
         return
     # Spawned, not forked: a child of ours would carry the names of all files along.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
         waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()
         for batch in batches:
             waiting.append((batch, pool.submit(load_files, folder, batch, shard_mib)))
@@ -174,6 +175,19 @@ def _load_all(
                 yield names, result.result()
         for names, result in waiting:
             yield names, result.result()
+
+
+def _start_worker() -> None:
+    """A worker makes no cycles to collect; and it must not stay behind when whom it works for was killed."""
+    gc.disable()
+    parent = os.getppid()
+
+    def leave() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=leave, daemon=True).start()
 
 
 def load_files(folder: str, names: Sequence[str], shard_mib: int) -> List[Loaded]:

@@ -147,6 +147,7 @@ class Filler:
             run.start,
             peak,
             1,
+            1,
             run.oom,
             state,
             judged,
@@ -209,11 +210,12 @@ class Filler:
         peak = max((row["own_peak_mib"] for row in rows if row["own_peak_mib"] is not None), default=None)
         judged = bool(peak) and state in _JUDGED
         self._db.execute(
-            "UPDATE job SET head = 1, first_start = ?, peak_mib = ?, attempts = ?, ooms = ?, state = ?, "
-            "judged = ?, error_pm = ? WHERE id = ?",
+            "UPDATE job SET head = 1, first_start = ?, peak_mib = ?, records = ?, attempts = ?, ooms = ?, "
+            "state = ?, judged = ?, error_pm = ? WHERE id = ?",
             (
                 min(row["start"] for row in rows),
                 peak,
+                len(rows),
                 len({row["restarts"] for row in rows}),
                 ooms,
                 state,

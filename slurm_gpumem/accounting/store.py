@@ -124,7 +124,7 @@ class Store:
         text, rest = self._texts, rest_of(row["rest"])
         recipe = recipe_of(text[row["recipe"]])
         folded: Dict[str, Any] = {}
-        if row["attempts"] > 1 or row["restarts"]:
+        if row["records"] > 1:
             folded = self._all_runs(row)
         ended = row["end"] is not None
         met = folded.get("met", rest.met)

@@ -8,7 +8,7 @@ continued by the next run, two runs at once do nothing twice, and a job is never
 from __future__ import annotations
 
 import time
-from typing import Callable, NamedTuple, Optional, TypeVar, Union
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.recovery.config import RecoveryConfig
@@ -35,6 +35,7 @@ class Requeue:
     def __init__(self, slurm: Controller, config: RecoveryConfig, site: Site, deadline: float) -> None:
         self._slurm, self._config, self._site = slurm, config, site
         self._deadline = deadline
+        self._units: Dict[Tuple[Tuple[str, ...], str], Dict[Optional[str], int]] = {}
 
     def recover(self, name: str) -> Outcome:
         """Take the job from wherever it stands to the queue, if it belongs there."""
@@ -74,13 +75,15 @@ class Requeue:
         if refusal is not None:
             return refusal
         held = held_by(job.request)
-        units = (
-            self._patiently(lambda: self._slurm.units_per_gpu(job.partitions, held.gres))
-            if held is not None and held.gres != "gpu"
-            else {}
-        )
+        units = {} if held is None or held.gres == "gpu" else self._units_per_gpu(job.partitions, held.gres)
         run = job.restarts if job.held else job.restarts + 1
         return plan_run(job, words, self._config, self._site, units, run)
+
+    def _units_per_gpu(self, partitions: Tuple[str, ...], gres: str) -> Dict[Optional[str], int]:
+        key = (partitions, gres)
+        if key not in self._units:
+            self._units[key] = self._patiently(lambda: self._slurm.units_per_gpu(partitions, gres))
+        return self._units[key]
 
     def _changed(self, job: Job, words: Words) -> bool:
         """Whether this requeue has its new request: that and the comment are changed in one step."""
