@@ -21,7 +21,7 @@ _SCALES = {"step_seconds": 0.25, "sm_active": 0.10, "sm_occupancy": 0.06, "dram_
 _HELD = 0.8
 """How far a coefficient may go from its start before that costs as much: a factor of e^0.8."""
 _CACHED = float(np.log(2.5))
-_EVALUATIONS = 30
+_EVALUATIONS = 20
 
 
 class Problem:

@@ -58,7 +58,8 @@ def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
         if name == "sm_active":
             lean = _lean([row for row in rows if row.fullest], off[fullest])
         low, high = np.quantile(off[fullest], [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
-        targets[name] = {**_export(_trees(values, rest[name], weight)), "low": low, "high": high}
+        fitted = _export(_trees(values, rest[name], weight))
+        targets[name] = {**fitted, "low": float(low), "high": float(high)}
     ranges = np.quantile(values, [TRIM, 1 - TRIM], axis=0).T
     return {"coefficients": coefficients, "targets": targets, "ranges": ranges.tolist(), "lean": lean}
 
@@ -168,16 +169,20 @@ def data_sha256(folder: Path, prefixes: Tuple[str, ...] = SOLO_FILES) -> str:
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Fit, write, and say how good it is on models that were held out."""
-    from slurm_gpumem.training.utilization_card import card_lines
-
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help=f"folder of measured jobs (models/{SUMMARIES})")
     parser.add_argument("--out", type=Path, help="folder to write into (models)")
+    parser.add_argument("--card", action="store_true", help="fit nothing; write the fitted files' card anew")
     args = parser.parse_args(argv)
     folder = args.data or data_path("models", SUMMARIES)
     out = args.out or folder.parent
     runs = load_solo(folder)
     rows = rows_of(runs, load_texts({run.summary: None for run in runs}))
+    if args.card:
+        text = (out / FILE).read_text()
+        files = json.loads(gzip.decompress((out / FOLDS_FILE).read_bytes()))
+        _write_card(out, rows, files, json.loads(text)["card"], text)
+        return 0
     whole, parts = fit_all(rows)
     card = {
         "data": f"{len(runs)} jobs of {len({run.model for run in runs})} models, each alone on an H200",
@@ -188,12 +193,21 @@ def main(argv: Optional[List[str]] = None) -> int:
     }
     text = json.dumps(as_file({SUMMARY: whole}, card), separators=(",", ":")) + "\n"
     (out / FILE).write_text(text)
-    packed = json.dumps([as_file({SUMMARY: part}) for part in parts], separators=(",", ":")).encode()
+    files = [as_file({SUMMARY: part}) for part in parts]
+    packed = json.dumps(files, separators=(",", ":")).encode()
     (out / FOLDS_FILE).write_bytes(gzip.compress(packed, mtime=0))
-    lines = card_lines(folder, card, sha256(text.encode()).hexdigest(), out)
+    _write_card(out, rows, files, card, text)
+    return 0
+
+
+def _write_card(
+    out: Path, rows: Sequence[UtilizationRow], files: List[Any], card: Dict[str, Any], text: str
+) -> None:
+    from slurm_gpumem.training.utilization_card import card_lines
+
+    lines = card_lines(rows, files, card, sha256(text.encode()).hexdigest())
     (out / "utilization.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-    return 0
 
 
 if __name__ == "__main__":

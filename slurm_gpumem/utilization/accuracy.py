@@ -11,7 +11,7 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, GpumemError
 from slurm_gpumem.memory.correction.folds import fold_of
 from slurm_gpumem.memory.ground_truth import TOOLS
-from slurm_gpumem.memory.structural.estimator import simulate
+from slurm_gpumem.memory.structural.estimator import rebuild
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.utilization.documents import BUSY, METRICS, TABLE, class_of, dataset_of
@@ -88,7 +88,7 @@ def judge(
                 if (run.summary, tool) not in parsed:
                     parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
                 summary = parsed[run.summary, tool]
-                walk, _ = simulate(summary, run.job, run.gpu)
+                walk = rebuild(summary, run.job, run.gpu)
             except GpumemError:
                 continue
             seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)

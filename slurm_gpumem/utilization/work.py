@@ -7,7 +7,7 @@ knows how fast a GPU is.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.memory.structural.kinds import family_of
 from slurm_gpumem.memory.structural.tape import Op, Tape
@@ -280,9 +280,3 @@ def kind_totals(work: StepWork) -> List[Tuple[int, int, int]]:
         found[kind][1] += flops * count
         found[kind][2] += moved * count
     return [(a, b, c) for a, b, c in found]
-
-
-def work_of(step: Optional[object], job: TrainingJob) -> Optional[StepWork]:
-    """The work behind an estimate; None where the estimator rebuilt no step."""
-    tape = getattr(step, "tape", None)
-    return step_work(tape, job) if isinstance(tape, Tape) else None
