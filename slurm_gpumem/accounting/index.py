@@ -57,6 +57,9 @@ class Filler:
             (node, uuid): number
             for number, node, uuid in connection.execute("SELECT id, node, uuid FROM device")
         }
+        self._nameless = {
+            number for (number,) in connection.execute("SELECT id FROM device WHERE memory_mib IS NULL")
+        }
         self._coded = [at for at, name in enumerate(schema.RUN_COLUMNS) if name in schema.WORDS]
         self._state = schema.RUN_COLUMNS.index("own_state")
 
@@ -165,6 +168,15 @@ class Filler:
                 (node, uuid, number, name, mib),
             )
             known = self._devices[node, uuid] = int(cursor.lastrowid or 0)
+            if mib is None:
+                self._nameless.add(known)
+        elif mib is not None and known in self._nameless:
+            # First seen in the record of a job that had just begun: nobody had looked at its GPU yet.
+            self._db.execute(
+                "UPDATE device SET number = ?, name = ?, memory_mib = ? WHERE id = ?",
+                (number, name, mib, known),
+            )
+            self._nameless.discard(known)
         return known
 
     def _key(self, run: Run) -> Tuple[int, int, int, int]:
@@ -239,6 +251,8 @@ class Filler:
                 if row.end is not None:
                     ranges.append((device, row.start, row.end))
         for row in after:
+            # As if alone; the splits below take from it what others were there for.
+            self._db.execute("UPDATE job SET used_s = (end - start) * gpus WHERE id = ?", (row.row,))
             for device in map(int, row.devices.split()) if row.end is not None else ():
                 assert row.end is not None
                 self._db.execute(

@@ -71,12 +71,15 @@ CREATE TABLE stay (device INTEGER, start REAL, run INTEGER, end REAL, used REAL,
 CREATE UNIQUE INDEX job_run ON job (job_id, restarts, node, cluster);
 """
 
-INDEXES = """
+UNJOINED = "joined IS NULL AND head = 1"
+"""Rows that Slurm's accounting has not told about."""
+
+INDEXES = f"""
 CREATE INDEX IF NOT EXISTS job_unsettled ON job (id) WHERE settled = 0;
 CREATE INDEX IF NOT EXISTS job_start ON job (start);
 CREATE INDEX IF NOT EXISTS job_user ON job (user, start);
 CREATE INDEX IF NOT EXISTS job_remember ON job (recipe) WHERE judged = 1;
-CREATE INDEX IF NOT EXISTS job_unjoined ON job (start) WHERE joined IS NULL AND head = 1;
+CREATE INDEX IF NOT EXISTS job_unjoined ON job (start) WHERE {UNJOINED};
 """
 """Made after the first filling, which is quicker so."""
 
