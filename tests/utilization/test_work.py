@@ -25,7 +25,7 @@ def work(name: str, **how: object) -> StepWork:
     ("name", "forward_gmacs"), [("resnet50", 4.09), ("mobilenetv3", 0.217), ("vit", 17.56)]
 )
 def test_arithmetic_is_three_times_the_published_forward(name: str, forward_gmacs: float) -> None:
-    # Forward, and as much again for the gradients of input and weight; tiles compute a little beyond the edges.
+    # Forward, and as much again for the gradients of input and weight; tiles reach beyond the edges.
     published = 3 * 2 * forward_gmacs * 1e9 * 64
     assert 0.97 * published < total_flops(work(name)) < 1.4 * published
 
