@@ -141,13 +141,13 @@ def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
     for candidate in (walk.cur.shape, known):
         if candidate is not None and may_take(row, candidate):
             return candidate
-    joined = _concatenated(walk, row)
+    joined = _concatenated(walk, row) or _transposed(walk, row)
     if joined is not None:
         return joined
     for candidate in (shape, *reversed(walk.recent)):
         if candidate is not None and may_take(row, candidate):
             return candidate
-    return _transposed(walk, row) or shape
+    return shape
 
 
 def _transposed(walk: Walk, row: Layer) -> Optional[Shape]:

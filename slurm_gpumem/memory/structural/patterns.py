@@ -39,6 +39,14 @@ _FUSED = re.compile(r"GPT2|GPTNeoX|GPTBigCode|Bloom|Falcon|CodeGen|Mpt|Phi3|Pers
 _SMOOTH = ("input_act", "hard")
 
 
+def _feed_forward_activation(names: str, *, gated: bool) -> str:
+    if _CUBIC.search(names):
+        return "NewGELUActivation"
+    if "Esm" in names:
+        return "ErfGELU"
+    return "SiLU" if gated else "GELU"
+
+
 def _attention_class(names: str) -> str:
     """What to call hidden attention in such a model: some classes write their matrix out."""
     if "Swin" in names:
@@ -92,7 +100,7 @@ class Style:
             layer_norms="layer_norm" in seen and not seen & {"batch_norm", "batch_norm_act"},
             activation=smooth[0] if smooth and not sharp else "ReLU",
             mobile_activation=smooth[0] if smooth else ("ReLU" if sharp else "SiLU"),
-            gelu="NewGELUActivation" if _CUBIC.search(names) else ("SiLU" if gated else "GELU"),
+            gelu=_feed_forward_activation(names, gated=gated),
             norm="LlamaRMSNorm" if gated else ("T5LayerNorm" if "T5LayerNorm" in families else "LayerNorm"),
             gated=gated,
             grouped=gated and not _UNGROUPED.search(names),
@@ -250,7 +258,8 @@ def _dense_layer(params: int, growth: int) -> Tuple[Step, ...]:
 
 def _feed_forward(params: float, width: int, style: Style, share: float, group: str) -> Tuple[Step, ...]:
     """Up, activation, down; the inner width follows from the parameters."""
-    inner = max(0.25, params / ((3 if style.gated else 2) * width * width))
+    # What is more than eight times as wide has something else inside, such as a spatial reduction.
+    inner = min(8.0, max(0.25, params / ((3 if style.gated else 2) * width * width)))
     up = Step("Linear", inner, share * (1 / 3 if style.gated else 0.5), inner=True, group=group)
     act = Step(style.gelu, inner, inner=True, group=group)
     down = Step("Linear", 1.0, share * (1 / 3 if style.gated else 0.5), group=group)
