@@ -40,12 +40,12 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("affine", r"^Affine$"),
     ("hard", r"^ReLU6$|^Hardswish$|^HardSwish\w*$|^Hardsigmoid$|^HardSigmoid\w*$|^Hardtanh$"),
     ("relu", r"^ReLU$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$|^Activation$"),
-    ("composed_act", r"NewGELU|ErfGELU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
+    ("composed_act", r"NewGELU|ErfGELU|StarReLU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
     ("softmax", r"^(?:Log)?Softmax(?:2d)?$"),
     ("output_act", r"^Tanh$|^Sigmoid$|^Softsign$|^ELU$|^CELU$|^SELU$|SigmoidActivation$|TanhActivation$"),
     (
         "input_act",
-        r"GELU|Gelu|SiLU|Swish|Mish|PReLU|Softplus|ELU|LogSigmoid|Tanhshrink|Hardshrink|^GLU$|^(?:(?!Conv|Norm)\w)*Activation$",
+        r"GELU|Gelu|SiLU|Swish|Mish|PReLU|Softplus|ELU|LogSigmoid|Tanhshrink|Hardshrink|^GLU$|^(?:(?!Conv|Norm|Bn|BN)\w)*Act(?:ivation)?$",
     ),
     ("max_pool", r"MaxPool|^MaxPooling"),
     (
