@@ -2,8 +2,11 @@
 # make test    set everything up and run all tests
 # make test-slurm-versions   the Slurm tests again, on newer Slurms in trees of their own (as root)
 # make bench   start-up of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
+# make bench-recovery   what EpilogSlurmctld costs the jobs that are not ours
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit the learned correction on the measured runs in models/ (a few minutes)
+# make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
+# make gpuutilnet  train the documents' classifiers on the same jobs, for comparison
 # make accuracy  score every estimator on the measured training runs in models/
 
 SHELL := /bin/bash
@@ -11,14 +14,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
-	lua5.1 lua5.3 lua5.4 shellcheck python3-venv
+	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium
 DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
 TORCH := torch==2.13.0
 RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: accuracy bench demo fit test test-slurm-versions lint format setup setup-test apt clean
+.PHONY: accuracy bench bench-recovery demo fit fit-utilization gpuutilnet test test-slurm-versions lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -64,6 +67,9 @@ test-slurm-versions: setup-test
 bench: setup-test
 	$(BIN)/python tests/bench/bench.py
 
+bench-recovery: setup-test
+	$(BIN)/python tests/bench/recovery.py
+
 lint: setup-test
 	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .
 	$(BIN)/ruff format $(RUFF_OPTIONS) --check .
@@ -77,11 +83,24 @@ format: setup-test
 
 accuracy: $(BIN)/gpumem
 	@$(BIN)/gpumem accuracy
+	@echo
+	@$(BIN)/gpumem accuracy --utilization
 
 fit: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
 	@$(BIN)/python -m slurm_gpumem.training.fit
+
+fit-utilization: setup-test
+	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
+	@$(BIN)/python -m slurm_gpumem.training.fit_interference
+	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.training.fit_utilization
+
+gpuutilnet: setup-test
+	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
+	@$(BIN)/python -m slurm_gpumem.training.gpuutilnet
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

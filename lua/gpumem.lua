@@ -12,6 +12,8 @@ local M = { schema = 1 }
 
 local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "./"
 local read = dofile(here .. "gpumem_read.lua")
+-- Without this file all but memory lines works: a half-made upgrade must not stop the rest.
+local have_lines, lines = pcall(dofile, here .. "gpumem_line.lua")
 
 local MAX_SCRIPT_BYTES, MAX_NAMES_BYTES, MAX_COMMENT_BYTES = 65536, 1024, 1024
 local RECORD = "gpumem/1:"
@@ -156,8 +158,9 @@ end
 
 -- The deciding -------------------------------------------------------------------------------
 
--- MiB of GPU memory that the job asks to share; nil when it does not, with what is wrong if it tried.
-local function wish(site, record, directives, request)
+-- MiB of GPU memory that the job asks to share, or the memory line that tells them; nil when it does
+-- not, with what is wrong if it tried.
+local function wish(job, site, record, directives, request)
   if record then
     local mib = match(record.req or "", "^%d+$") and #record.req <= 9 and tonumber(record.req) or 0
     local shares = match(record.shards or "", "^%d+$") and tonumber(record.shards)
@@ -167,6 +170,12 @@ local function wish(site, record, directives, request)
   elseif directives and directives.mem then
     local mib = read.parse_mib(directives.mem)
     return mib, not mib and clean("#GPUMEM mem=" .. sub(directives.mem, 1, 40)) .. " is not a size like 12G"
+  elseif directives and directives["memory-line"] then
+    if not have_lines then
+      return nil, "gpumem_line.lua is missing or broken, so its memory-line is not read"
+    end
+    local line, why = lines.wish(job, directives)
+    return line, why and clean(why)
   end
   return nil
 end
@@ -230,7 +239,7 @@ local function hint(site, record, directives, request, gpus)
     return nil
   elseif directives and directives.model then
     return { message = "gpumem: sbatch does not read the #GPUMEM model of this script;"
-      .. " submit it with gpusbatch, or add mem=12G" }
+      .. " submit it with gpusbatch, or add the line of gpumem estimate --directive" }
   end
   for _, gpu in ipairs(gpus) do
     largest = math.max(largest, gpu.shares)
@@ -287,7 +296,8 @@ local function share(job, site, asked, mib, gpus)
   add("admin_comment", RECORD .. "was=" .. was)
   if not asked.record then
     local oom = asked.directives["on-oom"] == "requeue" and ",oom=requeue" or ""
-    add("comment", format("%sreq=%d,by=mem,shards=%d%s", RECORD, mib, count, oom))
+    add("comment", RECORD .. (asked.line and lines.record(asked.line, gpu) or format("req=%d,by=mem", mib))
+      .. format(",shards=%d%s", count, oom))
   end
   if request.whole and asked.script then
     plan.environment = { SLURM_GPUS_PER_NODE = "", SLURM_GPUS = "", SLURM_GPUS_PER_TASK = "" }
@@ -297,8 +307,8 @@ local function share(job, site, asked, mib, gpus)
       end
     end
   end
-  plan.message = format("gpumem: %s became --gres=%s (one GPU has %d)%s",
-    came and was or "no GPU option", word, gpu.shares,
+  plan.message = format("gpumem: %s became --gres=%s (one GPU has %d)%s%s",
+    came and was or "no GPU option", word, gpu.shares, asked.line and lines.told(asked.line) or "",
     needed > count and format("; it needs %d and may run out of GPU memory", needed) or "")
   return plan
 end
@@ -315,7 +325,7 @@ function M.plan(job, partitions, site)
   end
   local request = sort_request(asked.items, site)
   asked.request = request
-  local mib, wrong = wish(site, asked.record, asked.directives, request)
+  local mib, wrong = wish(job, site, asked.record, asked.directives, request)
   if wrong then
     return left(wrong)
   elseif not mib and not request.shared and not asked.directives then
@@ -332,6 +342,8 @@ function M.plan(job, partitions, site)
   end
   if reason then
     return left(reason)
+  elseif type(mib) == "table" then
+    asked.line, mib = mib, lines.request(mib, gpus)
   end
   return share(job, site, asked, mib, gpus)
 end

@@ -1,8 +1,39 @@
 #!/bin/sh
-# Slurm's TaskEpilog, as the user: nothing of ours; it keeps the one place that Slurm has open for the site's own.
-next_task_epilog=
+# Slurm's TaskEpilog, as the user: say why a batch script of ours ended, for EpilogSlurmctld (docs/admin/recovery.md);
+# the line at the end of the output of a job that wants one (docs/admin/monitoring.md).
+python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml slurm_bin=/usr/bin next_task_epilog=
 here=${0%/*}
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
+
+run() {
+    # Libraries that the job brought along are not for this Python.
+    /usr/bin/timeout -k 1 10 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH="$slurm_bin:/usr/bin:/bin" \
+        GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m "$1" </dev/null >/dev/null
+}
+at_end() {
+    run slurm_gpumem.recovery.task
+    [ "$end_line" = yes ] && run slurm_gpumem.node.end_line
+}
+
+# Ours is what our prolog noted a record for; where no prolog came through, what has shards may be.
+task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no
+if [ -r "$task_file" ]; then
+    ours=no
+    while read -r key one _; do
+        case "$key $one" in
+        "record yes") ours=yes ;;
+        "end_line yes") ours=yes end_line=yes ;;
+        esac
+    done <"$task_file"
+fi
+if [ "$ours" = yes ]; then
+    # Only the batch script: its steps write into the same log. The step's keeper says which it is.
+    case $(tr -d '\0' <"/proc/$PPID/cmdline" 2>/dev/null) in
+    *.batch]*) at_end ;;
+    *slurmstepd:*) ;;
+    *) [ -z "$SLURM_STEP_ID" ] && at_end ;;
+    esac
+fi
 [ -n "$next_task_epilog" ] && exec "$next_task_epilog"
 exit 0

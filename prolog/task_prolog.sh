@@ -8,6 +8,9 @@ here=${0%/*}
 
 number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
 mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
+# A script that keeps checkpoints resumes when this is more than 1.
+[ -n "$SLURM_SHARDS_ON_NODE" ] || [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ] &&
+    echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
 if [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ]; then
     while read -r key one two three four; do
         case $key in

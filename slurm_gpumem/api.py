@@ -43,4 +43,7 @@ def estimate(
         loss=loss,
         input_dtype=input_dtype,
     )
-    return registry.run(estimator, model, job, find_gpu(gpu))
+    from slurm_gpumem.utilization.predict import with_utilization
+
+    place = find_gpu(gpu)
+    return with_utilization(registry.run(estimator, model, job, place), place)

@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import os
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import ConfigError
 
 SITE_CONFIG = "/etc/slurm/gpumem.toml"
 USER_CONFIG = "~/.config/gpumem.toml"
-_TABLES = ("sharing", "slurm", "job", "node")
+_TABLES = ("sharing", "slurm", "job", "node", "recovery", "accounting")
+_NODE_MODES = ("mps", "timeslice")
+_NOT_KEYS = ("partitions", "node_mode")
 MODES = ("observe", "opt-in", "on")
 SHARED_GRES = ("shard", "mps")
+UTILIZATIONS = ("budget", "ignore")
+MIN_SLOWDOWN, MAX_SLOWDOWN = 1.0, 100.0
 
 JOB_KEYS = (
     "model",
@@ -30,12 +34,14 @@ JOB_KEYS = (
     "estimator",
     "mem",
     "on-oom",
+    "max-slowdown",
     "exclusive-gpu",
     "grad-accumulation",
     "checkpointing",
     "channels-last",
     "loss",
     "input-dtype",
+    "end-line",
 )
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
 
@@ -55,6 +61,31 @@ class SharingPolicy(NamedTuple):
     min_host_mib: int = 4096
     """Host memory asked for at least, up to a quarter of what belongs to one GPU:
     a training process needs some however small its part of the GPU is."""
+    max_slowdown: Optional[float] = None
+    """How much longer a step may take beside others than alone (1.15); None: only memory decides shares."""
+    utilization: str = "budget"
+    """"budget" (a job's share is the larger of memory and activity, where a slowdown is set) or "ignore"."""
+    partitions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """The tables [sharing.partition.NAME]: other values of the two above."""
+    node_mode: str = "mps"
+    """How nodes share their GPUs ([node] mode): jobs in time slices slow each other down more."""
+
+    def slowdown_in(self, partitions: Iterable[str]) -> Optional[float]:
+        """The slowdown that the site accepts for a job that may run in these; the least of several."""
+        found = []
+        for name in partitions:
+            own = self.partitions.get(name, {})
+            limit = own.get("max_slowdown", self.max_slowdown)
+            if limit is not None and own.get("utilization", self.utilization) == "budget":
+                found.append(float(limit))
+        return min(found, default=None)
+
+    def ignores_utilization(self, partitions: Iterable[str]) -> bool:
+        """Whether the site keeps activity out of the shares in all of these partitions."""
+        return all(
+            self.partitions.get(name, {}).get("utilization", self.utilization) == "ignore"
+            for name in partitions
+        )
 
 
 class SlurmSettings(NamedTuple):
@@ -108,17 +139,38 @@ def _merged(config: Config, tables: Mapping[str, Any], origin: str) -> Config:
             warnings.append(_unknown(origin, name, _TABLES))
         elif not isinstance(table, dict):
             raise ConfigError(f"{origin}: {name} must be a table: write [{name}] and its keys under it")
+    sharing = dict(tables.get("sharing", {}))
+    own = _partitions(sharing.pop("partition", {}), f"{origin}: sharing.partition", warnings)
+    if tables.get("node", {}).get("mode") in _NODE_MODES:
+        own_mode: Dict[str, Any] = {"node_mode": tables["node"]["mode"]}
+    else:
+        own_mode = {}
+    policy = _section(config.sharing, sharing, f"{origin}: sharing", warnings)
     return config._replace(
-        sharing=_section(config.sharing, tables.get("sharing", {}), f"{origin}: sharing", warnings),
+        sharing=policy._replace(partitions={**policy.partitions, **own}, **own_mode),
         slurm=_section(config.slurm, tables.get("slurm", {}), f"{origin}: slurm", warnings),
         job={**config.job, **_job_defaults(tables.get("job", {}), origin, warnings)},
         warnings=tuple(warnings),
     )
 
 
+def _partitions(table: Any, origin: str, warnings: List[str]) -> Dict[str, Mapping[str, Any]]:
+    """The tables of single partitions."""
+    if not isinstance(table, dict) or not all(isinstance(part, dict) for part in table.values()):
+        raise ConfigError(f"{origin} must be tables: write [sharing.partition.NAME] and keys under it")
+    found: Dict[str, Mapping[str, Any]] = {}
+    for name, part in table.items():
+        known = ("max_slowdown", "utilization")
+        warnings += [_unknown(f"{origin}.{name}", key, known) for key in part if key not in known]
+        found[name] = {
+            key: _checked(f"{origin}.{name}.{key}", key, value) for key, value in part.items() if key in known
+        }
+    return found
+
+
 def _section(current: Any, table: Mapping[str, Any], origin: str, warnings: List[str]) -> Any:
     """The section's dataclass with a table's values laid over it."""
-    known = current._fields
+    known = tuple(name for name in current._fields if name not in _NOT_KEYS)
     changes: Dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
@@ -129,12 +181,27 @@ def _section(current: Any, table: Mapping[str, Any], origin: str, warnings: List
 
 
 def _checked(where: str, key: str, value: Any) -> Any:
-    choices = {"mode": MODES, "gres": SHARED_GRES}.get(key)
+    choices = {"mode": MODES, "gres": SHARED_GRES, "utilization": UTILIZATIONS}.get(key)
     if choices and value not in choices:
         raise ConfigError(f"{where} must be one of {', '.join(choices)}, not {value!r}")
+    if key == "max_slowdown":
+        return checked_slowdown(where, value)
     if not choices and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise ConfigError(f"{where} must be a whole number of at least 1, not {value!r}")
     return value
+
+
+def checked_slowdown(where: str, value: Any) -> float:
+    """A slowdown as a number; ConfigError says what is wrong with it."""
+    try:
+        number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+    except ValueError:
+        number = 0.0
+    if not MIN_SLOWDOWN <= number <= MAX_SLOWDOWN:
+        raise ConfigError(
+            f"{where} must be a factor of at least 1 (1.15: a step may take 15 % longer), not {value!r}"
+        )
+    return number
 
 
 def _job_defaults(table: Mapping[str, Any], origin: str, warnings: List[str]) -> Dict[str, JobDefault]:
@@ -143,7 +210,7 @@ def _job_defaults(table: Mapping[str, Any], origin: str, warnings: List[str]) ->
         name = key.replace("_", "-")
         if name not in JOB_DEFAULT_KEYS:
             warnings.append(_unknown(f"{origin}: job", key, JOB_DEFAULT_KEYS))
-        elif isinstance(value, (str, int)):
+        elif isinstance(value, (str, int, float)):
             text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
             found[name] = JobDefault(text, f"{origin}: job.{key}")
         else:
@@ -158,6 +225,7 @@ def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
         f"GPUMEM_{name.upper()}_{key.upper()}": (name, key)
         for name in sections
         for key in sections[name]._fields
+        if key not in _NOT_KEYS
     }
     known = [*variables, *("GPUMEM_" + key.upper().replace("-", "_") for key in JOB_KEYS)]
     for name, text in env.items():

@@ -24,6 +24,10 @@ class SummaryError(GpumemError):
     """The model summary cannot be read or is not one."""
 
 
+class TargetError(GpumemError):
+    """The code that builds a model cannot be found, loaded or traced as it is."""
+
+
 class UnknownNameError(UsageError):
     """A name (optimizer, GPU, estimator ...) is not known; carries the nearest one."""
 
@@ -49,6 +53,10 @@ class DoesNotFitError(GpumemError):
     """The answer is no: the job needs more memory than a GPU in reach has."""
 
     exit_code = 1
+
+
+class AccountingError(GpumemError):
+    """The job records or their index cannot be read or written."""
 
 
 class DevClusterError(GpumemError):

@@ -89,3 +89,58 @@ def test_a_variable_that_looks_like_a_slip_is_a_warning_and_others_are_not(home:
 def test_job_defaults_become_words(home: Path, written: str, value: str) -> None:
     config: Any = load(home, f"[job]\ncheckpointing = {written}\n")
     assert config.job["checkpointing"].value == value
+
+
+def test_the_accepted_slowdown_is_the_sites_or_the_partitions_own(home: Path) -> None:
+    text = (
+        "[sharing]\nmax_slowdown = 1.15\n[sharing.partition.quick]\nmax_slowdown = 1.02\n"
+        '[sharing.partition.free]\nutilization = "ignore"\n'
+    )
+    policy = load(home, text).sharing
+    assert policy.slowdown_in(["gpu"]) == 1.15
+    assert policy.slowdown_in(["gpu", "quick"]) == 1.02
+    assert policy.slowdown_in(["free"]) is None
+    assert policy.ignores_utilization(["free"])
+    assert not policy.ignores_utilization(["free", "gpu"])
+
+
+def test_without_a_slowdown_nothing_but_memory_counts(home: Path) -> None:
+    assert load(home).sharing.slowdown_in(["gpu"]) is None
+
+
+def test_utilization_can_be_ignored_whatever_the_slowdown(home: Path) -> None:
+    text = '[sharing]\nmax_slowdown = 2\nutilization = "ignore"\n'
+    assert load(home, text).sharing.slowdown_in(["gpu"]) is None
+
+
+def test_a_variable_can_set_the_slowdown(home: Path) -> None:
+    assert load(home, GPUMEM_SHARING_MAX_SLOWDOWN="1.3").sharing.max_slowdown == 1.3
+
+
+def test_nodes_that_share_in_time_slices_are_known_as_such(home: Path) -> None:
+    assert load(home, '[node]\nmode = "timeslice"\n').sharing.node_mode == "timeslice"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[sharing]\nmax_slowdown = 0.9\n", "sharing.max_slowdown must be a factor of at least 1"),
+        ('[sharing]\nmax_slowdown = "fast"\n', "sharing.max_slowdown must be a factor of at least 1"),
+        ("[sharing]\nmax_slowdown = true\n", "sharing.max_slowdown must be a factor of at least 1"),
+        ('[sharing]\nutilization = "maybe"\n', "sharing.utilization must be one of budget, ignore"),
+        ("[sharing.partition]\ngpu = 5\n", "sharing.partition must be tables"),
+        (
+            "[sharing.partition.gpu]\nmax_slowdown = 0\n",
+            "sharing.partition.gpu.max_slowdown must be a factor",
+        ),
+    ],
+)
+def test_a_wrong_slowdown_is_an_error(home: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(home, text)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_key_of_a_partition_is_a_warning(home: Path) -> None:
+    (said,) = load(home, "[sharing.partition.gpu]\nmax_slowdwn = 1.2\n").warnings
+    assert "did you mean 'max_slowdown'?" in said

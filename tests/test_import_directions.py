@@ -20,10 +20,13 @@ ROOMS_ALLOWED = {
     "site": {"slurm", "sharing"},
     "devcluster": {"slurm"},
     "node": {"slurm"},
-    "training": {"model", "memory"},
+    "recovery": {"node", "sharing", "slurm"},
+    "accounting": {"slurm"},
+    "training": {"model", "memory", "utilization"},
+    "utilization": {"model", "memory"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package."""
-TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__"}
+TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__", "__main__"}
 
 
 def _imported_modules(path: Path) -> set[str]:

@@ -35,7 +35,13 @@ asked for, against those needed. corrected: each model by a fit that saw neither
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    names = registry.estimator_names() if args.estimator == ALL else [args.estimator]
+    if args.utilization:
+        from slurm_gpumem.cli.accuracy_utilization import utilization_lines
+
+        print("\n".join(utilization_lines()))
+        return 0
+    all_names = [name for name in registry.estimator_names() if name != registry.TRACE]
+    names = all_names if args.estimator == ALL else [args.estimator]
     unknown = [name for name in names if name not in registry.ESTIMATORS]
     if unknown:
         raise UnknownNameError("estimator", unknown[0], registry.estimator_names())
@@ -198,5 +204,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--worst", type=int, default=10, metavar="N", help="runs listed by name (10)")
     parser.add_argument("--shard-mib", type=int, default=1024, metavar="MIB", help="MiB per shard (1024)")
+    parser.add_argument(
+        "--utilization", action="store_true", help="instead: predicted utilization, and speeds in shared sets"
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable, schema " + SCHEMA)
     return parser

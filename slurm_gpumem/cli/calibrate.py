@@ -18,6 +18,10 @@ def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
     result = calibrate(args.python, args.name, time.strftime("%Y-%m-%d"))
+    if args.utilization:
+        from slurm_gpumem.utilization.calibrate import with_reference_set
+
+        result = with_reference_set(result, args.python)
     print(result.as_toml(), end="")
     for note in result.notes:
         say(note)
@@ -46,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help=f"file to write (default: {site_gpu_file()})"
+    )
+    parser.add_argument(
+        "--utilization",
+        action="store_true",
+        help="also train a short reference set, so that predicted utilization counts as measured here "
+        "(half a minute; the GPU must be idle)",
     )
     parser.add_argument("--print", action="store_true", help="print the entry, write nothing")
     parser.add_argument(

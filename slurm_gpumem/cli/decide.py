@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_gpumem.cli.activity import Activity, estimated, weigh_activity
 from slurm_gpumem.cli.job_settings import JobSettings
 from slurm_gpumem.config import Config
 from slurm_gpumem.errors import DoesNotFitError, UsageError
@@ -11,7 +12,15 @@ from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.gpus import closest_gpu, find_gpu
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
-from slurm_gpumem.sharing.request import Need, fits_somewhere, host_share, largest_kind, share_gpu, whole_gpu
+from slurm_gpumem.sharing.request import (
+    Need,
+    fits_somewhere,
+    host_share,
+    largest_kind,
+    needs_whole_gpu,
+    share_gpu,
+    whole_gpu,
+)
 from slurm_gpumem.sharing.types import GpuKind, GpuRequest, HostShare
 from slurm_gpumem.sizes import format_mib
 from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNodes, discover_cluster
@@ -31,6 +40,12 @@ class Decision(NamedTuple):
     summary: Optional[ModelSummary] = None
     gpu: Optional[Gpu] = None
     warnings: Tuple[str, ...] = ()
+    fingerprint: Optional[str] = None
+    """The model's, where one is known."""
+    by_line: bool = False
+    """The estimate is the memory line's."""
+    activity: Optional[Activity] = None
+    """What the accepted slowdown makes of the job's activity; None where it does not count."""
 
     @property
     def shared(self) -> bool:
@@ -53,7 +68,9 @@ class _Reach(NamedTuple):
 def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config) -> Decision:
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
     summary = _read_summary(settings.model)
-    job = settings.training_job(summary.batch, max(wish.gpus, 1)) if summary else None
+    line = settings.memory_line
+    traced = summary.trace.job if summary and summary.trace else None
+    job = settings.training_job(summary.batch, max(wish.gpus, 1), traced) if summary else None
     if settings.gpu:
         find_gpu(settings.gpu)  # an unknown name is an error before Slurm is asked anything
     settings.on_oom  # noqa: B018 - the same
@@ -61,11 +78,20 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     if reach is None:
         # sbatch refuses it, in its own words.
         return Decision(None, HostShare(0, 0), warnings.pop(), warnings=tuple(warnings))
-    estimates = [
-        registry.run(settings.text("estimator") or "auto", summary, job, gpu) if summary and job else None
-        for gpu in reach.gpus
+    estimates: List[Optional[Estimate]] = [None for _ in reach.gpus]
+    if summary and job:
+        estimates = [*_estimates(settings.text("estimator") or "auto", summary, job, reach.gpus)]
+        stale = settings.stale_line(summary.fingerprint, job)
+        warnings += [stale] if stale else []
+    elif line:
+        batch = settings.line_batch(line)
+        estimates = [line.estimate(batch, gpu) for gpu in reach.gpus]
+    shares, said = weigh_activity(estimates, settings.max_slowdown, reach.partitions, config.sharing)
+    warnings += said
+    needs = [
+        _need(estimate, settings.mem_mib, share.share if share else 0.0)
+        for estimate, share in zip(estimates, shares)
     ]
-    needs = [_need(estimate, settings.mem_mib) for estimate in estimates]
     worst = max(range(len(needs)), key=lambda at: needs[at].request_mib)
     chosen = estimates[worst]
     known = Decision(
@@ -76,7 +102,10 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
         estimate=chosen,
         summary=summary,
         gpu=reach.gpus[worst],
+        fingerprint=summary.fingerprint if summary else line.fingerprint if line else None,
+        by_line=line is not None,
         warnings=(*warnings, *(chosen.warnings if chosen else ())),
+        activity=shares[worst],
     )
     if config.sharing.mode == "observe":
         return known._replace(reason="the site only observes (sharing.mode)")
@@ -90,8 +119,39 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     unshared = _not_shareable(reach, config)
     if unshared:
         return _whole(known, settings, wish, reach, needs, config, unshared)
+    activity = shares[worst]
+    if activity and needs_whole_gpu(reach.kinds, needs):
+        request = whole_gpu(
+            reach.kinds,
+            needs,
+            config.sharing,
+            gpu_type=reach.gpu_type,
+            gpu_keeps_off_shards=reach.cluster.version >= WHOLE_GPU_BESIDE_SHARDS,
+            reason=f"beside others a slowdown of {activity.limit:g} is out of reach",
+        )
+        return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
     request = share_gpu(reach.kinds, needs, config.sharing, gpu_type=reach.gpu_type)
     return known._replace(request=request, host=host_share(request, reach.kinds, config.sharing))
+
+
+def _estimates(name: str, summary: ModelSummary, job: TrainingJob, gpus: Sequence[Gpu]) -> Sequence[Estimate]:
+    """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
+    from slurm_gpumem.memory import remembered
+
+    if name not in ("auto", remembered.NAME):
+        return [estimated(name, summary, job, gpu) for gpu in gpus]
+    from slurm_gpumem.accounting.remember import note_new_runs
+    from slurm_gpumem.utilization.predict import with_utilization
+
+    note_new_runs()
+    known = [remembered.recall(summary, job, gpu) for gpu in gpus]
+    least = remembered.ENOUGH_RUNS if name == "auto" else 1
+    return [
+        with_utilization(remembered.from_peaks(summary, job, gpu, peaks), gpu)
+        if len(peaks) >= least
+        else estimated(name, summary, job, gpu)
+        for gpu, peaks in zip(gpus, known)
+    ]
 
 
 def _read_summary(path: Optional[str]) -> Optional[ModelSummary]:
@@ -102,10 +162,10 @@ def _read_summary(path: Optional[str]) -> Optional[ModelSummary]:
     return read_summary(path)
 
 
-def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int]) -> Need:
+def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: float) -> Need:
     if estimate is None:
         return Need(by_hand_mib or 0, by_hand_mib or 0)
-    return Need(estimate.peak_mib, max(estimate.request_mib, estimate.peak_mib))
+    return Need(estimate.peak_mib, max(estimate.request_mib, estimate.peak_mib), activity)
 
 
 # -- The GPUs in reach -----------------------------------------------------------------------------
@@ -275,7 +335,7 @@ def _advice(summary: ModelSummary, job: TrainingJob, gpu: Gpu, estimate: Estimat
     from slurm_gpumem.memory.whatif import alternatives, largest_batch
 
     def again(other: TrainingJob) -> Estimate:
-        return registry.run(estimate.estimator, summary, other, gpu)
+        return registry.run(registry.for_other_jobs(estimate.estimator), summary, other, gpu)
 
     said = []
     batch = largest_batch(job, again, limit_mib)

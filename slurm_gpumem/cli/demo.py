@@ -12,12 +12,14 @@ import time
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from slurm_gpumem.cli import demo_report
 from slurm_gpumem.cli.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.cli.parts_table import speaks_unicode
 from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import jobs, ledger
 from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.sizes import format_mib
@@ -62,11 +64,14 @@ def _demo() -> int:
     folder.chmod(0o755)
     cluster: Optional[Cluster] = None
     try:
-        cluster = devcluster.up(ClusterSpec(nodes=default_nodes(2), state=folder / "cluster"))
+        state = folder / "cluster"
+        hooks = demo_report.install_hooks(folder, Layout(state).ledger)
+        cluster = devcluster.up(ClusterSpec(nodes=default_nodes(2), state=state, extra_conf=hooks))
         outcomes = _play(cluster, folder, time.monotonic() - begin)
     finally:
         if cluster is not None:
             cluster.stop()
+        demo_report.await_samplers(folder)
         shutil.rmtree(folder)
     _say(
         f"All daemons are stopped and the cluster's files are gone ({time.monotonic() - begin:.0f} s in all)."
@@ -115,6 +120,13 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         "counts (shards). Measured: the most that the stand-in held, which is what PyTorch took for this\n"
         "model, batch size, optimizer and precision on an NVIDIA H200 (models/ground-truth)."
     )
+    _title("5. What the accounting tells")
+    _say(
+        "Hooks on every node measured the jobs while they ran. This is what their owner reads afterwards;\n"
+        "`gpumem report -j JOB` shows one of them in depth, `gpumem report --summary` is for admins.\n"
+        "\n$ gpumem report"
+    )
+    print(demo_report.report(cluster, logs, [job.job_id for job in submitted]), flush=True)
     return outcomes
 
 

@@ -7,12 +7,14 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from slurm_gpumem.cli.activity import estimated, limit_lines, utilization_json
 from slurm_gpumem.cli.estimate_text import comparison_lines, explain_lines, fit_line, result_line
 from slurm_gpumem.cli.job_settings import job_settings
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.config import JOB_KEYS, load_config
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.assumptions import assumptions
 from slurm_gpumem.memory.gpus import DEFAULT_GPU, find_gpu
@@ -28,6 +30,8 @@ from slurm_gpumem.memory.whatif import Alternatives, alternatives
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.sizes import ceil_div
+from slurm_gpumem.slurm.batch_script import BatchScript
+from slurm_gpumem.slurm.directives import Directive
 
 SCHEMA = "gpumem-estimate/1"
 ALL = "all"
@@ -36,22 +40,34 @@ ALL = "all"
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
+    _check(args)
     config = load_config()
-    settings = job_settings(config, (), os.environ, _options(args))
+    script, directives = _script(args)
+    settings = job_settings(config, directives, os.environ, _options(args), script=args.write)
     shard_mib = args.shard_mib or config.sharing.shard_mib
     summary = read_summary(args.summary)
     if not summary.name:
         summary = replace(summary, name=Path(args.summary).stem)
-    job = settings.training_job(summary.batch, args.gpus)
+    job = settings.training_job(summary.batch, args.gpus, summary.trace.job if summary.trace else None)
     gpu = find_gpu(settings.gpu or DEFAULT_GPU)
     estimator = settings.text("estimator") or "auto"
-    names = registry.estimator_names() if estimator == ALL else [estimator]
-    estimates = [registry.run(name, summary, job, gpu) for name in names]
+    if args.directive:
+        from slurm_gpumem.cli.directive import print_line
+
+        print_line(summary, job, estimator, script)
+        for warning in (*config.warnings, *summary.warnings):
+            say(f"warning: {warning}")
+        return 0
+    names = registry.names_for(summary) if estimator == ALL else [estimator]
+    estimates = [estimated(name, summary, job, gpu) for name in names]
     chosen = estimates[0]
     other = Alternatives()
     if args.explain:
         other = alternatives(
-            chosen, gpu, lambda job: registry.run(chosen.estimator, summary, job, gpu), shard_mib
+            chosen,
+            gpu,
+            lambda job: registry.run(registry.for_other_jobs(chosen.estimator), summary, job, gpu),
+            shard_mib,
         )
     if args.json:
         print(json.dumps(_as_json(summary, gpu, estimates, other, shard_mib)))
@@ -59,6 +75,7 @@ def main(argv: List[str]) -> int:
     lines: List[str] = []
     if args.explain:
         lines += explain_lines(summary, chosen, gpu, other, shard_mib)
+        lines += limit_lines(chosen.utilization, settings.max_slowdown, config.sharing)
     if len(estimates) > 1:
         lines += comparison_lines(estimates, shard_mib)
     elif not args.explain:
@@ -68,6 +85,16 @@ def main(argv: List[str]) -> int:
     for warning in (*config.warnings, *_warnings(summary, chosen)):
         say(f"warning: {warning}")
     return 0
+
+
+def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[Directive]]:
+    """The script that --write names, and what it says of the job."""
+    if args.write is None:
+        return None, ()
+    from slurm_gpumem.cli.directive import open_script, script_directives
+
+    script = open_script(args.write)
+    return script, script_directives(script, JOB_KEYS)
 
 
 def _options(args: argparse.Namespace) -> Dict[str, str]:
@@ -98,6 +125,7 @@ def _as_json(
             "params": summary.total_params,
         },
         "coverage": chosen.coverage,
+        "utilization": utilization_json(chosen.utilization),
         "warnings": list(_warnings(summary, chosen)),
         "assumptions": list(assumptions(summary, chosen.job, gpu, chosen)),
     }
@@ -136,6 +164,16 @@ def _alternatives_json(other: Alternatives, shard_mib: int) -> Dict[str, Any]:
     return result
 
 
+def _check(args: argparse.Namespace) -> None:
+    """Options that do not go together."""
+    if args.write and not args.directive:
+        raise UsageError("--write says where the line of --directive goes; add --directive")
+    if args.directive and (args.json or args.explain):
+        raise UsageError("--directive prints one line for a script; leave --json and --explain out")
+    if args.directive and args.estimator == ALL:
+        raise UsageError("--directive needs one estimator, not all")
+
+
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
@@ -159,8 +197,9 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")
     job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
     job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
+    job.add_argument("--max-slowdown", metavar="X", help="how much longer a step may take beside others")
     parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
-    names = ", ".join(registry.estimator_names())
+    names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])
     parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")
     parser.add_argument(
         "--shard-mib", type=_positive, metavar="MIB", help="MiB per shard (default: the site's)"
@@ -168,5 +207,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--explain", action="store_true", help="where every megabyte goes, and what would help"
     )
+    parser.add_argument(
+        "--directive",
+        action="store_true",
+        help="print the #GPUMEM line that lets plain sbatch share a GPU, for 1/4 to 4 times this batch",
+    )
+    parser.add_argument("--write", metavar="JOB.SH", help="with --directive: put the line into this script")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     return parser

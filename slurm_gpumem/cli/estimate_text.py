@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
+from slurm_gpumem.cli.activity import utilization_lines
 from slurm_gpumem.cli.parts_table import parts_lines, speaks_unicode
 from slurm_gpumem.memory.assumptions import PRECISION_TITLES, assumptions, describe_job
 from slurm_gpumem.memory.types import Estimate, Gpu
@@ -40,6 +41,7 @@ def explain_lines(
         f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
         f"request {estimate.request_mib:,} MiB = {_count(shards, 'shard')}{held}"
     )
+    lines += utilization_lines(estimate.utilization)
     lines += _wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate))
     lines += _wrapped("", _alternatives(other))
     return lines

@@ -11,7 +11,12 @@ from slurm_gpumem.cli.run import run_command
 COMMANDS = {
     "devcluster": ("slurm_gpumem.cli.devcluster", "a real Slurm with stand-in GPUs on this machine"),
     "estimate": ("slurm_gpumem.cli.estimate", "estimate a job's GPU memory from its model summary"),
+    "summarize": ("slurm_gpumem.cli.summarize", "trace a model's code, without a GPU, into a summary"),
+    "fit": ("slurm_gpumem.cli.fit", "does it fit this GPU, and up to which batch size?"),
+    "why": ("slurm_gpumem.cli.why", "the peak explained: over time, by tensor, and what would lower it"),
     "node": ("slurm_gpumem.cli.node", "show which jobs share which GPU of this node"),
+    "report": ("slurm_gpumem.cli.report", "what jobs were estimated to need, what they used, what it saved"),
+    "collect": ("slurm_gpumem.cli.collect", "admin: gather the nodes' job records, for gpumem report"),
     "accuracy": ("slurm_gpumem.cli.accuracy", "score every estimator on measured training runs"),
     "calibrate": ("slurm_gpumem.cli.calibrate", "measure this node's GPU and write the site's entry for it"),
     "setup": ("slurm_gpumem.cli.setup", "admin: the configuration that shares this site's GPUs, as a diff"),

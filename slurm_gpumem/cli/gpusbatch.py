@@ -21,9 +21,9 @@ from slurm_gpumem.slurm.sbatch_options import (
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
-    "grad-accumulation", "loss", "input-dtype",
+    "grad-accumulation", "loss", "input-dtype", "max-slowdown",
 )  # fmt: skip
-_SWITCHES_OF_THE_JOB = ("exclusive-gpu", "checkpointing", "channels-last")
+_SWITCHES_OF_THE_JOB = ("exclusive-gpu", "checkpointing", "channels-last", "end-line")
 _SWITCHES = ("dry-run", "explain", "json")
 OUR_OPTIONS = (
     *(OptionSpec(name, "", REQUIRED, True) for name in _ABOUT_THE_JOB),
@@ -45,14 +45,17 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --estimator NAME      how to estimate; gpumem estimate --estimator all shows them
   --gpu-mem SIZE        ask for this much GPU memory (12G) instead of estimating
   --exclusive-gpu       a GPU for this job alone
+  --max-slowdown X      how much longer its steps may take beside others (1.15); default: the site's
   --on-oom WHAT         requeue (default) or fail when it runs out of GPU memory
+  --end-line            at its end, one line in its output on what it used
   --dry-run             print the sbatch command and submit nothing
   --explain             show where the memory goes
   --json                one JSON object on standard output
 
 The same can stand in job.sh as lines like: #GPUMEM model=summary.txt batch-size=128
-(mem=12G for --gpu-mem), in variables like GPUMEM_BATCH_SIZE, and as defaults in the
-[job] table of ~/.config/gpumem.toml. Without any of them gpusbatch is sbatch.
+(mem=12G for --gpu-mem; gpumem estimate --directive prints one that needs no model file),
+in variables like GPUMEM_BATCH_SIZE, and as defaults in the [job] table of
+~/.config/gpumem.toml. Without any of them gpusbatch is sbatch.
 """
 
 
@@ -73,10 +76,10 @@ def _gpusbatch(argv: List[str]) -> int:
     script = _script(line, needed=bool(ours))
     from slurm_gpumem.cli.job_settings import DIRECTIVES, OPTIONS, job_settings
     from slurm_gpumem.config import JOB_KEYS, load_config
-    from slurm_gpumem.slurm.directives import read_directives
+    from slurm_gpumem.slurm.directives import MEMORY_LINE, read_directives
 
     switches = {name: ours.pop(name, None) is not None for name in _SWITCHES}
-    directives = read_directives(script, JOB_KEYS) if script else None
+    directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE)) if script else None
     found = directives.found if directives else ()
     if not (ours or found or any(os.environ.get(name) for name in ("GPUMEM_MODEL", "GPUMEM_MEM"))):
         warnings = directives.warnings if directives else ()
@@ -84,7 +87,7 @@ def _gpusbatch(argv: List[str]) -> int:
     config = load_config()
     settings = job_settings(config, found, os.environ, ours, script=script.path if script else None)
     warnings = (*config.warnings, *(directives.warnings if directives else ()))
-    if settings.model is None and settings.mem_mib is None and not settings.exclusive_gpu:
+    if not (settings.model or settings.mem_mib or settings.memory_line or settings.exclusive_gpu):
         if settings.given_by(OPTIONS):
             raise UsageError(
                 f"--{settings.given_by(OPTIONS)[0]} says something about a model, but there is none.\n"
@@ -93,7 +96,7 @@ def _gpusbatch(argv: List[str]) -> int:
         if settings.given_by(DIRECTIVES):
             warnings = (
                 *warnings,
-                "#GPUMEM lines without model= or mem= ask for nothing; submitting as sbatch does",
+                "#GPUMEM lines without model=, memory-line= or mem= ask for nothing; going as sbatch does",
             )
         return _plain(line, argv, script, switches, warnings)
     if script is not None:

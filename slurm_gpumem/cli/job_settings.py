@@ -7,7 +7,10 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.memory import memory_line
+from slurm_gpumem.memory.memory_line import MemoryLine
+from slurm_gpumem.memory.types import OPTIMIZERS, TrainingJob
+from slurm_gpumem.model.trace_types import TracedJob
 from slurm_gpumem.sizes import parse_mib
 from slurm_gpumem.slurm.directives import Directive
 
@@ -22,6 +25,9 @@ _YES = {
     "off": False,
     "0": False,
 }
+
+
+FILES, DIRECTIVES, ENVIRONMENT, OPTIONS = range(4)
 
 
 class Setting(NamedTuple):
@@ -62,6 +68,43 @@ class JobSettings:
         return mib
 
     @property
+    def memory_line(self) -> Optional[MemoryLine]:
+        """The script's memory line; None without one, or where a model or `mem` says more."""
+        setting = self._settings.get(memory_line.KEY)
+        if setting is None or self.model is not None or self.mem_mib is not None:
+            return None
+        try:
+            line = memory_line.parse_line(setting.value)
+        except UsageError as error:
+            raise UsageError(f"{setting.origin}: {error}") from None
+        # What a file presets is for jobs that do not say; the line says.
+        given = {key: self._name(key) for key in ("optimizer", "precision") if self._layer(key) > FILES}
+        wrong = memory_line.check_settings(line, given)
+        if wrong:
+            raise UsageError(f"{setting.origin}: {wrong}.\nMake it anew, or add --model summary.txt.")
+        return line
+
+    def stale_line(self, fingerprint: str, job: TrainingJob) -> Optional[str]:
+        """Why the script's memory line is not this model's and job's, where it has one; None when it is."""
+        setting = self._settings.get(memory_line.KEY)
+        if setting is None:
+            return None
+        try:
+            line = memory_line.parse_line(setting.value)
+        except UsageError as error:
+            return f"{setting.origin}: {error}"
+        if line.fingerprint == fingerprint and line.job == memory_line.job_words(job):
+            return None
+        return (
+            f"{setting.origin}: the {memory_line.KEY} was made from another summary or another way to train; "
+            "sbatch would go by it: make it anew with gpumem estimate --directive --write"
+        )
+
+    def line_batch(self, line: MemoryLine) -> int:
+        """The batch size for a memory line: its own where nothing says one."""
+        return (self._number("batch-size") if self._layer("batch-size") > FILES else None) or line.batch
+
+    @property
     def gpu(self) -> Optional[str]:
         """The GPU type to estimate for."""
         return self.text("gpu")
@@ -77,9 +120,28 @@ class JobSettings:
         return setting.value
 
     @property
+    def max_slowdown(self) -> Optional[float]:
+        """How much longer its steps may take beside others, by the job's own word."""
+        setting = self._settings.get("max-slowdown")
+        if setting is None:
+            return None
+        from slurm_gpumem.config import checked_slowdown
+        from slurm_gpumem.errors import ConfigError
+
+        try:
+            return checked_slowdown(f"max-slowdown ({setting.origin})", setting.value)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+
+    @property
     def exclusive_gpu(self) -> bool:
         """Whether the job wants a GPU to itself."""
         return self._switch("exclusive-gpu")
+
+    @property
+    def end_line(self) -> bool:
+        """Whether the job wants one line on what it used, at the end of its output."""
+        return self._switch("end-line")
 
     def text(self, key: str) -> Optional[str]:
         """A value as it was given."""
@@ -90,8 +152,10 @@ class JobSettings:
         """Keys whose value in force stands in this layer."""
         return [key for key, setting in self._settings.items() if setting.layer == layer]
 
-    def training_job(self, summary_batch: Optional[int], gpus: int) -> TrainingJob:
-        """The job the estimate is for; `summary_batch` where nothing says a batch size."""
+    def training_job(
+        self, summary_batch: Optional[int], gpus: int, traced: Optional[TracedJob] = None
+    ) -> TrainingJob:
+        """The job the estimate is for; `summary_batch` and what was `traced` where nothing else is said."""
         batch = self._number("batch-size") or summary_batch
         if batch is None:
             raise UsageError(
@@ -107,8 +171,12 @@ class JobSettings:
             "loss": self._name("loss"),
             "input_dtype": self._name("input-dtype"),
         }
-        given = {key: value for key, value in values.items() if value is not None}
+        given = {**_as_traced(traced), **{key: value for key, value in values.items() if value is not None}}
         return TrainingJob(batch_size=batch, gpus=gpus, **given)  # type: ignore[arg-type]
+
+    def _layer(self, key: str) -> int:
+        setting = self._settings.get(key)
+        return FILES if setting is None else setting.layer
 
     def _name(self, key: str) -> Optional[str]:
         """A name as it is known, however it was written: "AdamW", "sgd_momentum"."""
@@ -146,7 +214,19 @@ class JobSettings:
         return model.value
 
 
-FILES, DIRECTIVES, ENVIRONMENT, OPTIONS = range(4)
+def _as_traced(traced: Optional[TracedJob]) -> Dict[str, object]:
+    """What a trace says of its job, as far as we have a name for it."""
+    if traced is None:
+        return {}
+    found: Dict[str, object] = {
+        "grad_accumulation": traced.grad_accumulation,
+        "checkpointing": traced.checkpointing,
+        "channels_last": traced.channels_last,
+        "precision": traced.precision,
+    }
+    if traced.optimizer in OPTIMIZERS:
+        found["optimizer"] = traced.optimizer
+    return found
 
 
 def job_settings(

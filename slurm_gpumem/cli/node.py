@@ -1,15 +1,17 @@
-"""`gpumem node status`: which jobs share which GPU of this node, and who uses what."""
+"""`gpumem node status|metrics`: which jobs share which GPU of this node, for people and for Prometheus."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
-from slurm_gpumem.node.config import load_node_config, run_dir, site_config_path
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
 from slurm_gpumem.node.jobs import RunFolder
 
 
@@ -20,6 +22,8 @@ def main(argv: List[str]) -> int:
 
     folder, config = RunFolder(args.run_dir or run_dir()), load_node_config(site_config_path())
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    if args.command == "metrics":
+        return _metrics(folder, config, args.output)
     if args.json:
         print(json.dumps(as_json(look(folder, config))))
         return 0
@@ -34,6 +38,25 @@ def main(argv: List[str]) -> int:
         time.sleep(args.interval)
 
 
+def _metrics(folder: RunFolder, config: NodeConfig, output: Optional[Path]) -> int:
+    from slurm_gpumem.node.exporter import node_metrics
+    from slurm_gpumem.node.files import write_atomic
+    from slurm_gpumem.node.status import look
+
+    # A node where no shared job has run yet has metrics too: a timer may ask before the first one.
+    live = look(folder, config).live if folder.root.is_dir() else {}
+    node = os.uname().nodename.partition(".")[0]
+    text = node_metrics(folder, config, {"node": node, **live})
+    if output is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        write_atomic(output, text)
+    except OSError as error:
+        raise UsageError(f"{output}: {error.strerror}; node_exporter's textfile folder must exist") from None
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpumem node", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -43,5 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         "--interval", type=float, default=1.0, metavar="SECONDS", help="with --watch (default 1)"
     )
     status.add_argument("--json", action="store_true", help="for programs")
-    status.add_argument("--run-dir", type=Path, help="the node's state folder (default /run/gpumem)")
+    metrics = commands.add_parser("metrics", help="the same for Prometheus, as text")
+    metrics.add_argument(
+        "-o", "--output", type=Path, metavar="FILE.prom", help="write it there in one step, not to stdout"
+    )
+    for command in (status, metrics):
+        command.add_argument("--run-dir", type=Path, help="the node's state folder (default /run/gpumem)")
     return parser

@@ -8,10 +8,11 @@ from typing import List, Optional
 
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import SlurmError, UnknownNameError
-from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.gpus import closest_gpu, find_gpu
+from slurm_gpumem.site.nodes import CudaContext
 from slurm_gpumem.site.setup import Wishes, propose, summary_lines, write_files
 from slurm_gpumem.site.snapshot import Snapshot, gather
-from slurm_gpumem.sizes import parse_mib
+from slurm_gpumem.sizes import ceil_div, parse_mib
 
 
 def main(argv: List[str]) -> int:
@@ -26,7 +27,7 @@ def main(argv: List[str]) -> int:
         mps_per_gpu=args.mps_per_gpu,
     )
     snapshot = None if args.offline else _running()
-    proposal = propose(wishes, snapshot, _gpu_memory)
+    proposal = propose(wishes, snapshot, _gpu_memory, _gpu_context)
     for line in summary_lines(proposal.plan):
         say(line)
     diff = proposal.diff()
@@ -57,6 +58,17 @@ def _gpu_memory(kind: str) -> Optional[int]:
         return find_gpu(kind).memory_mib
     except UnknownNameError:
         return None
+
+
+def _gpu_context(kind: str, memory_mib: int) -> CudaContext:
+    gpu = closest_gpu(kind or None, memory_mib)
+    return CudaContext(
+        bare=gpu.context_for(conv=False, matmul=False),
+        conv=gpu.context_for(conv=True, matmul=False),
+        matmul=gpu.context_for(conv=False, matmul=True),
+        both=gpu.context_mib,
+        workspace=ceil_div(gpu.cublas_workspace_bytes, 2**20),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
+from slurm_gpumem.cli.activity import share_lines, utilization_json
 from slurm_gpumem.cli.decide import Decision, decide
 from slurm_gpumem.cli.job_settings import JobSettings
 from slurm_gpumem.cli.run import say
@@ -71,9 +72,10 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
     request = decision.request
     told = []
-    if decision.estimate and settings.model:
-        told.append(f"{os.path.basename(settings.model)}, {_job_words(decision.estimate)} {arrow}")
-        told.append(f"peak {format_mib(decision.estimate.peak_mib)},")
+    if decision.estimate:
+        model = os.path.basename(settings.model) if settings.model else "memory line"
+        told.append(f"{model}, {_job_words(decision.estimate)} {arrow}")
+        told.append(f"peak {format_mib(decision.estimate.peak_mib)}{_measured(decision.estimate)},")
     if request is None:
         told.append(f"GPU options left as they are: {decision.reason}")
     elif request.whole_gpu:
@@ -82,6 +84,13 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
         told.append(f"asking for {_size(_asked_mib(request, decision.gpu, config))} ({request.reason})")
         told += [] if decision.estimate else ["as given by hand"]
     return " ".join(told)
+
+
+def _measured(estimate: Estimate) -> str:
+    """Said of a peak that was not estimated: where it is known from."""
+    from slurm_gpumem.memory.remembered import NAME
+
+    return f" ({estimate.assumptions[0]})" if estimate.estimator == NAME and estimate.assumptions else ""
 
 
 def _asked_mib(request: GpuRequest, gpu: Optional[Gpu], config: Config) -> int:
@@ -103,7 +112,8 @@ def _job_words(estimate: Estimate) -> str:
 
 def _explained(decision: Decision, settings: JobSettings, config: Config) -> List[str]:
     if decision.estimate is None or decision.summary is None or decision.gpu is None:
-        return ["gpumem: nothing to explain: the GPU memory was given by hand"]
+        given = "is the memory line's" if decision.by_line else "was given by hand"
+        return [f"gpumem: nothing to explain: the GPU memory {given}"]
     from dataclasses import replace
 
     from slurm_gpumem.cli.estimate_text import explain_lines
@@ -116,10 +126,15 @@ def _explained(decision: Decision, settings: JobSettings, config: Config) -> Lis
     other = alternatives(
         estimate,
         gpu,
-        lambda job: registry.run(estimate.estimator, summary, job, gpu),
+        lambda job: registry.run(registry.for_other_jobs(estimate.estimator), summary, job, gpu),
         config.sharing.shard_mib,
     )
-    return explain_lines(summary, estimate, gpu, other, config.sharing.shard_mib)
+    lines = explain_lines(summary, estimate, gpu, other, config.sharing.shard_mib)
+    request = decision.request
+    if request is not None and request.units and not request.whole_gpu:
+        unit = "mps units" if config.sharing.gres == "mps" else "shards"
+        lines += share_lines(decision.activity, request.memory_units, request.activity_units, unit)
+    return lines
 
 
 def _hand_over(
@@ -167,6 +182,10 @@ def _as_json(decision: Optional[Decision], submission: Submission, warnings: Seq
         "gpu": estimate.gpu if estimate else None,
         "shards": request.units if request else 0,
         "shards_per_gpu": request.per_gpu if request else None,
+        "shards_by_memory": request.memory_units or None if request else None,
+        "shards_by_activity": request.activity_units or None if request else None,
+        "max_slowdown": decision.activity.limit if decision.activity else None,
+        "utilization": utilization_json(estimate.utilization) if estimate else None,
         "gres": request.gres if request else None,
         "whole_gpu": request is None or request.whole_gpu,
         "reason": request.reason if request else decision.reason,

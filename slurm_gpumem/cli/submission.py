@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.cli.decide import Decision
 from slurm_gpumem.cli.job_settings import JobSettings
+from slurm_gpumem.memory.types import PARTS
 from slurm_gpumem.slurm.batch_script import BatchScript
 from slurm_gpumem.slurm.gpu_options import ENVIRONMENT, REPLACED, GpuWish, Wishes
 from slurm_gpumem.slurm.record import append_record, format_record
 from slurm_gpumem.slurm.sbatch_options import CommandLine, OptionTable
 
 SBATCH = "sbatch"
+_NAME_BYTES = 40
 
 
 class Submission(NamedTuple):
@@ -63,7 +65,11 @@ def build_submission(
     if not change_nothing and not wishes.any_of("open-mode"):
         added.append("--open-mode=append")
     if decision.need:
-        comment = append_record(wishes.get("comment"), record_of(decision, settings, wishes))
+        record = record_of(decision, settings, wishes)
+        told = {**record, **described(decision, settings), **({"mode": "observe"} if change_nothing else {})}
+        written = wishes.get("comment")
+        # Where the user's comment leaves little room, the job's description goes first.
+        comment = append_record(written, format_record(told)) or append_record(written, format_record(record))
         if comment is None:
             notes.append("the comment is too long for our record behind it; the job goes without")
         else:
@@ -90,21 +96,43 @@ def build_submission(
     return Submission(tuple(words), unset, changed, at, copied, tuple(notes))
 
 
-def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> str:
-    """The record for the job's comment; shards=0 says that the job is not to be shared."""
+def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict[str, Union[str, int, None]]:
+    """What the plug-in and the hooks read in the job's comment; shards=0: the job is not to be shared."""
     estimate, request, need = decision.estimate, decision.request, decision.need
+    used = estimate.utilization if estimate else None
     requeue = settings.on_oom == "requeue" and not wishes.any_of("no-requeue")
-    return format_record(
-        {
-            "est": estimate.peak_mib if estimate else None,
-            "req": need.request_mib if need else None,
-            "by": estimate.estimator if estimate else "mem",
-            "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
-            "batch": estimate.job.batch_size if estimate else None,
-            "shards": request.units if request and not request.whole_gpu else 0,
-            "oom": "requeue" if requeue else "fail",
-        }
-    )
+    return {
+        "est": estimate.peak_mib if estimate else None,
+        "req": need.request_mib if need else None,
+        "by": estimate.estimator if estimate else "mem",
+        "via": "line" if decision.by_line else None,
+        "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
+        "batch": estimate.job.batch_size if estimate else None,
+        "shards": request.units if request and not request.whole_gpu else 0,
+        "sm": round(used.sm_active) if used else None,
+        "dram": round(used.dram_active) if used else None,
+        "slow": f"{decision.activity.limit:g}" if decision.activity else None,
+        "oom": "requeue" if requeue else "fail",
+        "tell": "end" if settings.end_line else None,
+    }
+
+
+def described(decision: Decision, settings: JobSettings) -> Dict[str, Union[str, int, None]]:
+    """What reports tell of the job besides, and what its peak is remembered by."""
+    estimate, summary = decision.estimate, decision.summary
+    if estimate is None:
+        return {}
+    from slurm_gpumem.memory.remembered import variant
+
+    name = os.path.splitext(os.path.basename(settings.model or ""))[0] or (summary.name if summary else "")
+    return {
+        "model": name[:_NAME_BYTES],
+        "fp": decision.fingerprint,
+        "opt": estimate.job.optimizer,
+        "prec": estimate.job.precision,
+        "more": variant(estimate.job),
+        "parts": "+".join(map(str, estimate.parts.values())) if tuple(estimate.parts) == PARTS else None,
+    }
 
 
 def run_submission(submission: Submission) -> int:

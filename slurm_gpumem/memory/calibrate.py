@@ -84,7 +84,7 @@ def calibration(
     )
 
 
-def run_probe(python: str, stages: List[str]) -> Dict[str, Any]:
+def run_probe(python: str, stages: List[str], module: str = _PROBE) -> Dict[str, Any]:
     """The result of one probe process; CalibrationError says why there is none."""
     environment = dict(os.environ)
     package = str(Path(slurm_gpumem.__file__).resolve().parent.parent)
@@ -92,7 +92,7 @@ def run_probe(python: str, stages: List[str]) -> Dict[str, Any]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(
-            [python, "-m", _PROBE, *stages],
+            [python, "-m", module, *stages],
             env=environment,
             capture_output=True,
             text=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -30,6 +31,7 @@ _NUMBERS = (
     "cublas_workspace_bytes",
     "sms",
     "bandwidth_gb_s",
+    "clock_mhz",
 )
 # Words of Slurm types and of NVML names that say nothing about which GPU it is.
 _NOISE = {"nvidia", "tesla", "geforce", "quadro", "gpu", "graphics", "generation", "edition"}
@@ -84,6 +86,10 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
         compute_capability=gpu.compute_capability if matched else "",
         sms=gpu.sms if matched else None,
         bandwidth_gb_s=gpu.bandwidth_gb_s if matched else None,
+        tflops=gpu.tflops if matched else (),
+        clock_mhz=gpu.clock_mhz if matched else None,
+        host_factor=gpu.host_factor if matched else 1.0,
+        utilization_measured=gpu.utilization_measured and matched is not None and not slice_of_gpu,
         entry=matched or "",
         measured=gpu.measured and matched is not None,
         source=gpu.source if matched else f"GPU type not in the table: context as for {gpu.name}",
@@ -95,9 +101,11 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
 
 def _entries(site_file: Optional[Path]) -> Dict[str, Entry]:
     """Each GPU's fields: defaults, then the package's, then the site's."""
-    tables = load_toml(data_path("models", "gpus.toml"))
-    defaults = tables.pop("defaults")
-    entries: Dict[str, Entry] = {name: {**defaults, **fields} for name, fields in tables.items()}
+    tables = _package_tables()
+    defaults = tables["defaults"]
+    entries: Dict[str, Entry] = {
+        name: {**defaults, **fields} for name, fields in tables.items() if name != "defaults"
+    }
     path = site_gpu_file() if site_file is None else site_file
     if path.exists():
         for name, fields in load_toml(path).items():
@@ -105,6 +113,12 @@ def _entries(site_file: Optional[Path]) -> Dict[str, Entry]:
             _check(path, key, fields, known=key in entries)
             entries[key] = {**entries.get(key, defaults), **fields}
     return entries
+
+
+@lru_cache(maxsize=1)
+def _package_tables() -> Dict[str, Entry]:
+    """The package's own file, read once: a submission asks for several GPUs."""
+    return load_toml(data_path("models", "gpus.toml"))
 
 
 def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
@@ -115,6 +129,14 @@ def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
         value = fields.get(field, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{path}: [{name}] {field} must be a positive whole number, not {value!r}")
+    factor = fields.get("host_factor", 1.0)
+    if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0.01 <= factor <= 100:
+        raise ConfigError(f"{path}: [{name}] host_factor must be a number like 1.2, not {factor!r}")
+    rates = fields.get("tflops", [1.0] * 3)
+    if not isinstance(rates, list) or len(rates) != 3 or not all(_is_rate(rate) for rate in rates):
+        raise ConfigError(
+            f"{path}: [{name}] tflops must be three numbers (fp32, TF32, half precision), not {rates!r}"
+        )
     aliases = fields.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
         raise ConfigError(f"{path}: [{name}] aliases must be a list of names, not {aliases!r}")
@@ -122,6 +144,10 @@ def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
         raise ConfigError(
             f"{path}: [{name}] is a new GPU type and needs memory_mib (as nvidia-smi prints it)"
         )
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
@@ -140,6 +166,10 @@ def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
         compute_capability=capability,
         sms=entry.get("sms"),
         bandwidth_gb_s=entry.get("bandwidth_gb_s"),
+        tflops=tuple(entry.get("tflops", ())),
+        clock_mhz=entry.get("clock_mhz"),
+        host_factor=float(entry.get("host_factor", 1.0)),
+        utilization_measured=entry.get("utilization_measured", False) is True,
         entry=name,
         measured=entry.get("measured", False) is True,
         source=str(entry.get("source", "")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
@@ -99,6 +99,13 @@ class Gpu:
     compute_capability: str = ""
     sms: Optional[int] = None
     bandwidth_gb_s: Optional[int] = None
+    tflops: Tuple[float, ...] = ()
+    """Peak rates: fp32, TF32 and half-precision matrix products; empty where nobody wrote them down."""
+    clock_mhz: Optional[int] = None
+    host_factor: float = 1.0
+    """How much longer its node's CPU takes to start a kernel than that of the measured machine."""
+    utilization_measured: bool = False
+    """Whether jobs' utilization was measured on such a GPU."""
     entry: str = ""
     """The table's name for it; empty for a GPU that is in no table."""
     measured: bool = False
@@ -116,6 +123,29 @@ class Gpu:
         else:
             known = self.context_bare_mib
         return self.context_mib if known is None else known
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """How hard a job drives its GPU when it is alone there, before it runs; percent and seconds."""
+
+    sm_active: float
+    """Percent of time and multiprocessors that have work (DCGM's SMACT)."""
+    sm_occupancy: float
+    """Percent of the warps that the multiprocessors could hold (SMOCC)."""
+    dram_active: float
+    """Percent of time that the memory interface moves data (DRAMA)."""
+    step_seconds: float
+    intervals: Mapping[str, Tuple[float, float]]
+    """By the names above: (low, high) between which `coverage` of such jobs lie."""
+    coverage: float
+    launch_bound: bool
+    """Whether the step waits for the CPU that starts its kernels more than for the GPU."""
+    source: str
+    """What it was predicted from: "summary" or "trace"."""
+    measured: bool
+    """Whether runs on such a GPU stand behind it, or runs on another one scaled to it."""
+    warnings: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,6 +167,10 @@ class Estimate:
     assumptions: Tuple[str, ...] = ()
     coverage: Optional[float] = None
     """Share of jobs request_mib is calibrated for; models/correction.md tells how held-out ones fared."""
+    utilization: Optional[Utilization] = None
+    """How hard the job drives the GPU; None where nothing is known of it."""
+    step: Optional[object] = field(default=None, repr=False, compare=False)
+    """The training step that the estimate was made from, for predictions of more than memory."""
 
 
 class Estimator(Protocol):

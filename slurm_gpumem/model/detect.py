@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import List, Optional
 
+from slurm_gpumem.model.own_mark import is_own
 from slurm_gpumem.model.tables import Table, bound_table, find_headers, find_stop
 from slurm_gpumem.model.text import clean_lines, strip_prefix
 from slurm_gpumem.model.types import UNKNOWN_KIND, ModelSummary
@@ -22,6 +23,10 @@ def parse(text: str, *, origin: str) -> ModelSummary:
 
     Of several summaries the last is taken: who prints a model twice has changed it in between.
     """
+    if is_own(text):
+        from slurm_gpumem.model.own import parse_own
+
+        return parse_own(text, origin=origin)
     lines = clean_lines(text)
     headers = find_headers(lines)
     for position in range(len(headers) - 1, -1, -1):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
+from slurm_gpumem.model.trace_types import Trace
+
 Shape = Tuple[int, ...]
 """Sizes of one tensor, -1 where the summary leaves a size open ("-1", "None").
 
@@ -88,6 +90,8 @@ class ModelSummary:
     output_bytes: Optional[int] = None
     """Outputs of all layers that have parameters, at the summary's batch, those inside hidden blocks
     included: half of torchinfo's "Forward/backward pass size"; None where the text does not say."""
+    trace: Optional[Trace] = None
+    """Every allocation of the first training steps; only our own summaries have it."""
 
     @property
     def leaves(self) -> Tuple[Layer, ...]:

@@ -15,6 +15,7 @@ MODES = ("mps", "timeslice", "off")
 ACTIONS = ("log", "warn", "cancel")
 SOURCES = ("auto", "dcgm", "gpm", "nvml", "standin")
 LIMIT_KEYS = ("index", "uuid")
+END_LINES = ("off", "ask", "all")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,13 @@ class NodeConfig:
     """The same for a GPU process of a shared job that is no MPS client."""
     grace_s: float = 10.0
     """How long a job may be above its shards or outside MPS before the action is taken."""
+    end_line: str = "ask"
+    """Which jobs get a line on what they used at the end of their output: "off", "ask" (who asked), "all"."""
+    prometheus_file: Optional[Path] = None
+    """Where the sampler writes the node's metrics for node_exporter's textfile collector."""
+    prometheus_every_s: float = 15.0
+    prometheus_users: bool = True
+    """Name the jobs' users in that file, which everybody who can ask Prometheus reads."""
     mps_control: str = "/usr/bin/nvidia-cuda-mps-control"
     slurm_bin: Optional[Path] = None
     """Folder of squeue, scontrol and scancel when it is not on the PATH."""
@@ -71,6 +79,11 @@ class NodeConfig:
                 return mode
         return self.mode
 
+    def wants_end_line(self, claim: Optional[Mapping[str, str]]) -> bool:
+        """Whether a job with this record gets one."""
+        asked = claim is not None and claim.get("tell") == "end"
+        return self.end_line == "all" or (self.end_line == "ask" and asked)
+
     def job_mib(self, shards: int) -> int:
         """What a job with so many shards may use of one GPU."""
         return shards * self.shard_mib + self.headroom_mib
@@ -82,9 +95,13 @@ _CHOICES = {
     "on_overrun": ACTIONS,
     "on_unfenced": ACTIONS,
     "limit_key": LIMIT_KEYS,
+    "end_line": END_LINES,
 }
-_PATHS = ("spool", "ledger", "slurm_bin")
-_NUMBERS = ("interval_s", "activity_every_s", "record_every_s", "slurm_every_s", "idle_exit_s", "grace_s")
+_PATHS = ("spool", "ledger", "slurm_bin", "prometheus_file")
+_NUMBERS = (
+    "interval_s", "activity_every_s", "record_every_s", "slurm_every_s", "idle_exit_s", "grace_s",
+    "prometheus_every_s",
+)  # fmt: skip
 
 
 def run_dir() -> Path:

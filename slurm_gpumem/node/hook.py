@@ -119,7 +119,8 @@ def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[D
                 "at": round(now, 1),
                 "jobs": [other.job_id for other in jobs.users_of(folder, uuid, job.uid)],
             }
-            write_json(path, note, mode=0o600)
+            # For the user's other jobs there, too: their task epilogs read it.
+            write_json(path, note, mode=0o644)
         others = sorted({*note["jobs"]} - {job.job_id})
         found.append({"kind": "mps-fault", "gpu": uuid, "at": note["at"], "with": others})
     return found
@@ -173,6 +174,10 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
     ]
     if claim is not None:
         lines.append(f"claim_mib {claim}")
+    if job.claim is not None:
+        lines.append("record yes")
+    if config.wants_end_line(job.claim):
+        lines.append("end_line yes")
     lines += [
         f"gpu {gpu.number} {gpu.uuid} {folder.pipe(gpu.uuid, job.uid)} {gpu.memory_mib or 0}" for gpu in gpus
     ]

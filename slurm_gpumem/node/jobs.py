@@ -68,6 +68,11 @@ class RunFolder:
         """What the sampler saw last."""
         return self.root / "live.json"
 
+    @property
+    def counters(self) -> Path:
+        """What the samplers since the node's start have counted."""
+        return self.root / "counters.json"
+
     def gpu_lock(self, uuid: str) -> Path:
         return self.locks / uuid
 
@@ -82,6 +87,10 @@ class RunFolder:
     def task_file(self, job_id: int) -> Path:
         """What the task prolog reads: shell-readable, world-readable, root-made."""
         return self.jobs / f"{job_id}.task"
+
+    def usage_file(self, job_id: int) -> Path:
+        """What a job has used so far, for its own user: the line at its end is made from it."""
+        return self.jobs / f"{job_id}.usage"
 
     def pipe(self, uuid: str, uid: int) -> Path:
         return self.mps / uuid / str(uid) / "pipe"
@@ -121,6 +130,7 @@ def put_task_file(folder: RunFolder, job_id: int, text: str) -> None:
 def drop(folder: RunFolder, job_id: int) -> None:
     """The job is gone."""
     remove(folder.task_file(job_id))
+    remove(folder.usage_file(job_id))
     remove(folder.jobs / f"{job_id}.json")
 
 

@@ -165,7 +165,7 @@ def write_record(spool: Path, record: Mapping[str, Any], *, durable: bool = Fals
         record,
         mode=0o640,
         reader_uid=record["uid"],
-        reader_gid=_group_of(record["uid"]),
+        reader_gid=group_of(record["uid"]),
         durable=durable,
     )
 
@@ -184,7 +184,8 @@ def read_records(spool: Path, job_id: Optional[int] = None) -> Iterator[Dict[str
                 yield record
 
 
-def _group_of(uid: int) -> Optional[int]:
+def group_of(uid: int) -> Optional[int]:
+    """The user's primary group; None when nobody has that number."""
     import pwd
 
     try:

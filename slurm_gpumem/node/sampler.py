@@ -17,6 +17,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.node.end_note import EndNotes
+from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import FaultLog, Loss
 from slurm_gpumem.node.files import lock_for_life, locked, read_json, write_json
 from slurm_gpumem.node.gpus import UUID, Gpu, find_gpus
@@ -62,6 +64,8 @@ class Sampler:
         self._watch = Watch(config)
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
+        self._exporter = Exporter(folder, config, node)
+        self._end_notes = EndNotes(folder, config)
         self._unfenced: Dict[int, int] = {}
         self._ended: Dict[Tuple[int, int], int] = {}
         """(job, restarts) whose epilog was here → how often Slurm has been asked since how it ended."""
@@ -116,7 +120,8 @@ class Sampler:
         ]
         if signature != self._told or now - self._written >= _LIVE_EVERY_S:
             self._told, self._written = signature, now
-            self._write_live(gpus)
+            live = self._write_live(gpus)
+            self._try(lambda: self._exporter.write(live, now))
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.write_records()
@@ -137,8 +142,11 @@ class Sampler:
             self._silent.pop("records", None)
 
     def finish_all(self) -> None:
-        """Before the end: no daemon stays behind that nobody refers to."""
+        """Before the end: no daemon stays behind that nobody refers to, no run uncounted."""
         self._sweep_daemons()
+        for job_id, restarts in list(self._ended):
+            self._count(job_id, restarts)
+        self._try(self._exporter.close)
         self.truth.close()
         self.source.close()
 
@@ -164,6 +172,7 @@ class Sampler:
         """The epilog was here; what the job had on its GPUs a look ago, it has lost since."""
         self._ended[job_id, self.usage.pop(job_id).restarts] = 0
         self._watch.forget(job_id)
+        self._end_notes.forget(job_id)
         for uuid in job.gpus if job else ():
             if self._had.get((job_id, uuid)) and job:
                 self._lost(job, uuid)
@@ -214,9 +223,13 @@ class Sampler:
                 self._try(amend)
             # Requeued, or forgotten: nobody will tell any more.
             if (known is not None and known.is_over) or asked >= _ASK_OF_ENDS:
-                del self._ended[job_id, restarts]
+                self._count(job_id, restarts)
             else:
                 self._ended[job_id, restarts] = asked + 1
+
+    def _count(self, job_id: int, restarts: int) -> None:
+        del self._ended[job_id, restarts]
+        self._try(lambda: self._exporter.ended(job_id, restarts))
 
     def _sweep(self, job: NodeJob) -> None:
         """Slurm has told us twice that the job is not here any more: its epilog never ran to its end."""
@@ -226,6 +239,7 @@ class Sampler:
             records.merge_usage(record, self.usage.pop(job.job_id).as_json())
             records.close_record(record, end=round(time.time(), 3), status="")
             self._try(lambda: records.write_record(self.config.spool, record, durable=True))
+            self._try(lambda: self._exporter.count(record))
             return
         self._write_live({})
         self._try(lambda: hook.finish(self.folder, self.config, job, self.node, ""))
@@ -277,17 +291,23 @@ class Sampler:
     ) -> Dict[str, Any]:
         active = [job_id for job_id in by_job if job_id is not None]
         here = {**self._adopted, **here}
+        gpu, wall = self.gpus.get(uuid), time.time()
         for job_id in {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}:
             mine = by_job.get(job_id, [])
             sizes = [process.mib for process in mine if process.mib is not None]
             mib = sum(sizes) if sizes else (None if mine else 0.0)
             usage = self.usage[job_id]
             gpu_usage = usage.gpus.get(uuid) or usage.gpus.setdefault(uuid, GpuUsage())
-            gpu_usage.add_memory(mib, len(mine), seconds)
+            if gpu_usage.memory_mib is None:
+                gpu_usage.memory_mib = self._meter.last(uuid).memory_total_mib
+                if gpu is not None:
+                    gpu_usage.number, gpu_usage.name = gpu.number, gpu.name
+                    gpu_usage.memory_mib = gpu_usage.memory_mib or gpu.memory_mib
+            gpu_usage.add_memory(mib, len(mine), seconds, wall)
             if reading is not None:
                 sharers = len(reading.sharers) if job_id in reading.sharers else 0
                 gpu_usage.add_activity(
-                    reading.sample, reading.seconds, sharers=sharers, energy_j=reading.energy_j
+                    reading.sample, reading.seconds, sharers=sharers, energy_j=reading.energy_j, now=wall
                 )
             usage.samples += 1
             self._unfenced[job_id] = self._unfenced.get(job_id, 0) + sum(p.mps is False for p in mine)
@@ -296,12 +316,13 @@ class Sampler:
                 self._lost(here[job_id], uuid)
             else:
                 self._had[job_id, uuid] = bool(mine)
-        gpu = self.gpus.get(uuid)
         others = [process.mib for process in by_job.get(None, ()) if process.mib is not None]
+        clients = [process.mps for found in by_job.values() for process in found]
         return {
             "number": gpu.number if gpu else None,
             "name": gpu.name if gpu else "",
             "other_mib": round(sum(others), 1),
+            **({} if None in clients else {"mps_clients": sum(map(bool, clients))}),
             **{key: value for key, value in vars(self._meter.last(uuid)).items() if value is not None},
         }
 
@@ -368,9 +389,9 @@ class Sampler:
                 if action == "cancel":
                     self.truth.cancel(job_id)
 
-    def _write_live(self, gpus: Mapping[str, Any]) -> None:
+    def _write_live(self, gpus: Mapping[str, Any]) -> Mapping[str, Any]:
         here = {**self._adopted, **self._jobs}
-        table = {
+        table: Dict[str, Any] = {
             "schema": LIVE_SCHEMA,
             "node": self.node,
             "at": round(time.time(), 3),
@@ -382,12 +403,16 @@ class Sampler:
                     "user": job.user,
                     "mode": job.mode,
                     "gpus": job.gpus,
+                    "estimate_mib": job.claimed("est"),
+                    "request_mib": job.claimed("req"),
                     **self.usage[job_id].as_json(),
                 }
                 for job_id, job in here.items()
             },
         }
         self._try(lambda: write_json(self.folder.live, table, mode=0o600))
+        self._try(lambda: self._end_notes.write(self._jobs, table["jobs"], self._looked))
+        return table
 
     def _take_up(self) -> None:
         """Go on where a sampler that was killed stopped."""

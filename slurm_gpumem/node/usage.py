@@ -6,9 +6,11 @@ hold memory of the GPU at that look; memory is each process's own and is not spl
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Set
 
+from slurm_gpumem.node.curve import UsageCurve, curve_from
 from slurm_gpumem.node.metrics import GpuSample
 
 _MEANS = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w")
@@ -41,17 +43,34 @@ class GpuUsage:
     """The job's even part of the SM activity."""
     energy_j: Optional[float] = None
     processes: int = 0
+    curve: Optional[UsageCurve] = None
+    number: Optional[int] = None
+    name: str = ""
+    memory_mib: Optional[float] = None
+    """Number, name and memory of the GPU itself."""
 
-    def add_memory(self, mib: Optional[float], processes: int, seconds: float) -> None:
-        """One look at the process list."""
+    def add_memory(
+        self, mib: Optional[float], processes: int, seconds: float, now: Optional[float] = None
+    ) -> None:
+        """One look at the process list, at the Unix time `now`."""
+        now = time.time() if now is None else now
         self.now_mib, self.processes = mib, processes
+        if self.curve is None:
+            self.curve = UsageCurve(now)
         if mib is not None:
             if self.peak_mib is None or mib > self.peak_mib:
                 self.peak_mib = mib
             self.memory.add(mib, seconds)
+            self.curve.add_memory(now, mib)
 
     def add_activity(
-        self, sample: GpuSample, seconds: float, *, sharers: int, energy_j: Optional[float]
+        self,
+        sample: GpuSample,
+        seconds: float,
+        *,
+        sharers: int,
+        energy_j: Optional[float],
+        now: Optional[float] = None,
     ) -> None:
         """One reading; `sharers` had memory of the GPU in that time, this job among them, else it is 0."""
         for name, mean in self.whole.items():
@@ -59,18 +78,24 @@ class GpuUsage:
         if sharers:
             if sample.sm_active is not None:
                 self.share.add(sample.sm_active / sharers, seconds)
+                if self.curve is not None and seconds > 0:
+                    self.curve.add_activity(now or time.time(), sample.sm_active / sharers, seconds)
             if energy_j is not None:
                 self.energy_j = (self.energy_j or 0.0) + energy_j / sharers
 
     def as_json(self) -> Dict[str, Any]:
         """For the record; None is "not measured"."""
         table: Dict[str, Any] = {
+            "number": self.number,
+            "name": self.name,
+            "memory_mib": _rounded(self.memory_mib),
             "peak_mib": _rounded(self.peak_mib),
             "mean_mib": self.memory.value(1),
             "energy_j": _rounded(self.energy_j),
             "sm_active_share": self.share.value(4),
         }
         table.update({f"gpu_{name}": mean.value(4) for name, mean in self.whole.items()})
+        table["curve"] = self.curve.as_json() if self.curve else None
         return table
 
 
@@ -133,6 +158,7 @@ def usage_from(table: Mapping[str, Any]) -> JobUsage:
     usage.notes = {*table.get("notes", ()), "sampler was restarted; means are of its last run"}
     for uuid, values in table.get("gpu", {}).items():
         gpu = GpuUsage(peak_mib=values.get("peak_mib"), energy_j=values.get("energy_j"))
+        gpu.curve = curve_from(values.get("curve"))
         usage.gpus[uuid] = gpu
     return usage
 

@@ -6,17 +6,23 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.sharing.types import GpuKind, GpuRequest, HostShare, SharingPolicy
 from slurm_gpumem.sizes import ceil_div
 
 
+_HAIR = 1e-9
+
+
 class Need(NamedTuple):
-    """A job's GPU memory on one kind of GPU."""
+    """A job's GPU memory on one kind of GPU, and its share of that GPU's time."""
 
     peak_mib: int
     request_mib: int
+    activity: float = 0.0
+    """Share of the GPU (0 to 1) that keeps neighbours and job within the accepted slowdown; 0: not asked."""
 
 
 def largest_kind(kinds: Sequence[GpuKind]) -> Optional[GpuKind]:
@@ -41,19 +47,32 @@ def share_gpu(
     """
     fitting = [(kind, need) for kind, need in zip(kinds, needs) if kind.units and _fits(kind, need)]
     fitting = fitting or [(kind, need) for kind, need in zip(kinds, needs) if kind.units]
+    by_memory = [(kind, need._replace(activity=0.0)) for kind, need in fitting]
     if policy.gres == "mps":
+        memory_count = _mps_units(kinds, by_memory, gpu_type)[0]
         count, takers, gpu_type = _mps_units(kinds, fitting, gpu_type)
     else:
+        memory_count = _shards(by_memory, policy.shard_mib)[0]
         count, takers = _shards(fitting, policy.shard_mib)
     kind = max(takers, key=lambda kind: kind.gpus)
+    activity = max((_activity_units(kind, need) for kind, need in fitting if kind in takers), default=0)
     return GpuRequest(
         gres=gres_word(policy.gres, gpu_type, count),
         units=count,
         per_gpu=kind.units,
         gpu_type=gpu_type,
         whole_gpu=False,
-        reason=_part_reason(count, takers, policy.gres),
+        reason=_part_reason(count, takers, policy.gres)
+        + (f", for its activity; memory alone: {memory_count}" if count > memory_count else ""),
+        memory_units=memory_count,
+        activity_units=activity,
     )
+
+
+def needs_whole_gpu(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> bool:
+    """Whether its activity leaves no room for others on any divided kind that holds it."""
+    fitting = [need for kind, need in zip(kinds, needs) if kind.units and _fits(kind, need)]
+    return bool(fitting) and all(need.activity >= 1 for need in fitting)
 
 
 def whole_gpu(
@@ -111,7 +130,9 @@ def _is(kind: GpuKind, gpu_type: Optional[str]) -> bool:
 
 
 def _shards(fitting: Sequence[Tuple[GpuKind, Need]], shard_mib: int) -> Tuple[int, List[GpuKind]]:
-    count = max(ceil_div(need.request_mib, shard_mib) for _, need in fitting)
+    count = max(
+        max(ceil_div(need.request_mib, shard_mib), _activity_units(kind, need)) for kind, need in fitting
+    )
     # A shard job lives on one GPU; asking for more than the largest has would pend for ever.
     count = max(1, min(count, max(kind.units for kind, _ in fitting)))
     return count, [kind for kind, _ in fitting if kind.units >= count]
@@ -122,7 +143,11 @@ def _mps_units(
 ) -> Tuple[int, List[GpuKind], Optional[str]]:
     """An mps unit is a share of whatever GPU it lands on, so its memory differs with the kind."""
     counts = {
-        kind: max(1, min(ceil_div(need.request_mib * kind.units, kind.memory_mib), kind.units))
+        kind: max(
+            1,
+            min(ceil_div(need.request_mib * kind.units, kind.memory_mib), kind.units),
+            _activity_units(kind, need),
+        )
         for kind, need in fitting
         if kind.memory_mib
     }
@@ -133,6 +158,11 @@ def _mps_units(
     # The same number of units would be too little memory on a smaller kind: name the kind.
     kind = max(counts, key=lambda kind: kind.gpus)
     return counts[kind], [kind], kind.gpu_type
+
+
+def _activity_units(kind: GpuKind, need: Need) -> int:
+    """The units that a job's activity takes on one kind; a hair under a whole number is that number."""
+    return min(kind.units, max(0, ceil(need.activity * kind.units - _HAIR)))
 
 
 def _part_reason(count: int, takers: Sequence[GpuKind], gres: str) -> str:

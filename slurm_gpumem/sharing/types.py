@@ -43,6 +43,15 @@ class GpuRequest(NamedTuple):
     whole_gpu: bool
     reason: str
     """Why it is what it is, for the human line."""
+    memory_units: int = 0
+    """What memory alone would ask for; 0 where nothing was worked out."""
+    activity_units: int = 0
+    """What the job's activity alone would ask for; 0 where it does not count."""
+
+    @property
+    def decided_by(self) -> str:
+        """ "activity" where that made the share larger than memory would, else "memory"."""
+        return "activity" if self.activity_units > self.memory_units else "memory"
 
 
 class HostShare(NamedTuple):

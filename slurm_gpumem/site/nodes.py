@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError, UsageError
 from slurm_gpumem.sizes import parse_mib
@@ -15,6 +15,21 @@ _DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z][A-Za-z0-9_.-]*):([0-9]+):([0-
 _MOST_NODES = 65_536
 MemoryOf = Callable[[str], Optional[int]]
 """MiB of a GPU type; None when it is not known."""
+
+
+class CudaContext(NamedTuple):
+    """What a GPU type adds to a job's own tensors, in MiB; the memory lines of scripts need it."""
+
+    bare: int
+    conv: int
+    matmul: int
+    both: int
+    workspace: int
+    """One cuBLAS workspace, rounded up."""
+
+
+ContextOf = Callable[[str, int], CudaContext]
+"""The context on a GPU by its type ("" for none) and MiB."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,8 @@ class GpuGroup:
     memory_mib: int
     shares: int = 0
     """Shards (or mps units) of one GPU that the cluster already has; 0 when it is not divided yet."""
+    context: Optional[CudaContext] = None
+    """None where nobody told; the plug-in then takes an H200's."""
 
 
 @dataclass(frozen=True)

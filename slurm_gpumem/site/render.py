@@ -92,6 +92,9 @@ def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:
     for gpus in group.gpus:
         fields = [f"type = {_lua(gpus.gpu_type)}"] if gpus.gpu_type else []
         fields += [f"shares = {plan.shares(gpus)}", f"memory_mib = {plan.usable_mib(gpus)}"]
+        if gpus.context:
+            *contexts, workspace = gpus.context
+            fields.append(f"context = {{ {', '.join(map(str, contexts))} }}, workspace_mib = {workspace}")
         if group.memory_mib:
             fields.append(f"host_mib = {group.memory_mib // group.gpu_count}")
         if group.cpus:

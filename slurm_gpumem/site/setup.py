@@ -12,7 +12,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site import nodes as site_nodes
-from slurm_gpumem.site.nodes import MemoryOf, NodeGroup
+from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
 from slurm_gpumem.site.plan import RESERVE_MIB, SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.slurm_conf import (
@@ -22,7 +22,7 @@ from slurm_gpumem.site.slurm_conf import (
 )
 from slurm_gpumem.site.snapshot import Snapshot
 
-LUA_FILES = ("gpumem.lua", "gpumem_read.lua")
+LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua")
 _SUBMIT = re.compile(r"^function\s+slurm_job_submit\s*\(\s*(\w+)\s*,\s*(\w+)[^)]*\)[ \t]*$", re.MULTILINE)
 _LOAD = (
     'local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "/etc/slurm/"  -- gpumem\n'
@@ -70,11 +70,16 @@ class Proposal:
         return "".join(parts)
 
 
-def propose(wishes: Wishes, snapshot: Optional[Snapshot], memory_of: MemoryOf) -> Proposal:
+def propose(
+    wishes: Wishes,
+    snapshot: Optional[Snapshot],
+    memory_of: MemoryOf,
+    context_of: Optional[ContextOf] = None,
+) -> Proposal:
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
     running = snapshot.config if snapshot else {}
     plan = SitePlan(
-        groups=_groups(wishes, snapshot, memory_of),
+        groups=_with_contexts(_groups(wishes, snapshot, memory_of), context_of),
         gres=wishes.gres,
         mode=wishes.mode,
         shard_mib=wishes.shard_mib,
@@ -141,6 +146,20 @@ def _groups(wishes: Wishes, snapshot: Optional[Snapshot], memory_of: MemoryOf) -
             "Describe the nodes: gpumem setup --gpu 'n[1-4]=a100:4:40G'"
         )
     return (site_nodes.with_host(found, known, [found.nodes]),)
+
+
+def _with_contexts(groups: Tuple[NodeGroup, ...], context_of: Optional[ContextOf]) -> Tuple[NodeGroup, ...]:
+    if context_of is None:
+        return groups
+    return tuple(
+        replace(
+            group,
+            gpus=tuple(
+                replace(gpus, context=context_of(gpus.gpu_type, gpus.memory_mib)) for gpus in group.gpus
+            ),
+        )
+        for group in groups
+    )
 
 
 def _default_partition(snapshot: Optional[Snapshot]) -> Optional[str]:

@@ -19,6 +19,7 @@ FILES = (
     "job_submit.lua",
     "gpumem.lua",
     "gpumem_read.lua",
+    "gpumem_line.lua",
     "gpumem_site.lua",
     "gpumem.toml",
 )

@@ -69,6 +69,15 @@ def parse_gres(text: str) -> List[Tuple[str, Optional[str], int]]:
     return entries
 
 
+def units_by_type(gres: str, name: str) -> Dict[Optional[str], int]:
+    """Shards (or mps units) of one GPU by its type, from a node's Gres; nothing without any."""
+    entries = parse_gres(gres)
+    gpus = [(kind, count) for entry, kind, count in entries if entry == "gpu" and count]
+    node_gpus = sum(count for _, count in gpus)
+    units = {kind: _units(entries, name, kind, count, node_gpus) for kind, count in gpus}
+    return {kind: count for kind, count in units.items() if count}
+
+
 def parse_cluster(nodes: str, partitions: str) -> Cluster:
     """Read `scontrol show node -o` and `scontrol show partition -o`."""
     groups: Dict[GpuNodes, int] = {}

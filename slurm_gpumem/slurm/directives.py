@@ -7,6 +7,8 @@ from typing import Iterable, List, NamedTuple, Tuple
 from slurm_gpumem.slurm.batch_script import BatchScript
 
 MARK = "#GPUMEM"
+MEMORY_LINE = "memory-line"
+"""A key that stands in scripts only: the model's memory by batch size, which the job_submit plug-in reads."""
 
 
 class Directive(NamedTuple):

@@ -23,6 +23,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slurm_gpumem.training import probe
 from slurm_gpumem.training.build import import_sources
 from slurm_gpumem.training.children import Children
 from slurm_gpumem.training.command import exit_code
@@ -134,6 +135,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         "--annotate", type=int, default=14, help="record the first N again with operators named"
     )
     parser.add_argument("--max-jobs", type=int, default=0)
+    parser.add_argument(
+        "--probe-seconds", type=float, default=40, help="then probe single operators (probe.py); 0: do not"
+    )
     return exit_code(lambda: _main(parser.parse_args(argv)))
 
 
@@ -171,7 +175,7 @@ def _main(options: argparse.Namespace) -> int:
                     flush=True,
                 )
     print(f"{written} recordings")
-    return 0
+    return probe.run(options.out, options.probe_seconds, options.jobs, 5) if options.probe_seconds else 0
 
 
 if __name__ == "__main__":

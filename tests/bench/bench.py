@@ -31,7 +31,7 @@ from slurm_gpumem.site.snapshot import parse_version
 START_LIMIT, HOOK_LIMIT, UP_LIMIT_S = 8.0, 1.05, 2.0
 RESNET_LIMIT_MS, LONG_LIMIT_MS, LONG_LINES = 10.0, 60.0, 2000
 START_ROUNDS, SUBMISSIONS, UP_ROUNDS, ESTIMATES = 15, 200, 3, 20
-LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "job_submit.lua")
+LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "job_submit.lua")
 SUMMARY = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 JOB = "#!/bin/bash\n#GPUMEM mem=12G\ntrue\n"
 

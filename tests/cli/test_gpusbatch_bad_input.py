@@ -117,7 +117,7 @@ def test_directives_that_ask_for_nothing_are_a_warning(desk: Any) -> None:
     desk.script("job.sh", "true", "#GPUMEM optimizer=sgd")
     done = desk.call("--parsable", "-H", "job.sh")
     desk.jobs.append(done.stdout.strip())
-    assert "without model= or mem= ask for nothing" in done.stderr
+    assert "memory-line= or mem= ask for nothing" in done.stderr
     assert desk.gres(done.stdout.strip()) == ""
 
 

@@ -53,7 +53,11 @@ def test_the_record_is_behind_the_users_comment(desk: Any) -> None:
     guess = expected(desk, 64)
     comment = desk.comment(job)
     assert comment.startswith("mine, 'own' gpumem/1:")
-    assert parse_record(comment) == {
+    record = parse_record(comment) or {}
+    described = {key: record.pop(key) for key in ("model", "fp", "opt", "prec", "parts")}
+    assert (described["model"], described["opt"], described["prec"]) == ("summary", "adam", "fp32")
+    assert sum(map(int, described["parts"].split("+"))) == guess.peak_mib
+    assert record == {
         "est": str(guess.peak_mib),
         "req": str(guess.request_mib),
         "by": "horus",

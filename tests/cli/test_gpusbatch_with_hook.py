@@ -22,7 +22,7 @@ def hook(cluster: Any, tmp_path: Path) -> str:
     """The plug-in with this cluster's site table, in the mode that goes furthest."""
     folder = tmp_path / "lua"
     folder.mkdir()
-    for name in ("gpumem.lua", "gpumem_read.lua", "job_submit.lua"):
+    for name in ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "job_submit.lua"):
         shutil.copy(data_path("lua", name), folder)
     plan = SitePlan(
         groups=(NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu", "whole"), 64, 512_000),),

@@ -148,14 +148,14 @@ class Machine:
             "after": again.stderr[-400:],
         }
 
-    def start(self, settings: Dict[str, Any]) -> None:
-        """Slurm, with our hooks in its configuration."""
+    def start(self, settings: Dict[str, Any], more: str = "") -> None:
+        """Slurm, with our hooks and `more` lines in its configuration."""
         extra = self.state / "extra.conf"
         hooks = self.state / "hooks"
         extra.write_text(
             f"PrologFlags=Alloc\nProlog={hooks}/prolog.sh\nEpilog={hooks}/epilog.sh\n"
             f"TaskProlog={hooks}/task_prolog.sh\nTaskEpilog={hooks}/task_epilog.sh\nPrologEpilogTimeout=40\n"
-            "KillWait=3\n"
+            f"KillWait=3\n{more}"
         )
         done = run(self.up_command, 60, env={**os.environ, "SLURM_EXTRA": str(extra)})
         (self.out / "up.txt").write_text(done.stdout + done.stderr)

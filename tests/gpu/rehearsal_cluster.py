@@ -24,7 +24,7 @@ def main() -> int:
         return 0
     lines = Path(os.environ["SLURM_EXTRA"]).read_text().splitlines() if os.environ.get("SLURM_EXTRA") else []
     node = NodeSpec(os.uname().nodename, gpus=1, gpu_memory_mib=GPU_MIB, cpus=16, memory_mib=64_000)
-    cluster = up(ClusterSpec(nodes=(node,), extra_conf=tuple(lines), state=state))
+    cluster = up(ClusterSpec(nodes=(node,), extra_conf=tuple(lines), state=state, cred_expire_s=5))
     shutil.copy(ledger.__file__, state / "ledger.py")
     print(f"export SLURM_CONF={cluster.layout.slurm_conf} LD_LIBRARY_PATH=")
     return 0

@@ -240,5 +240,6 @@ def test_without_a_site_table_nothing_is_touched_and_the_log_says_so(play: Playe
     assert "gpumem_site.lua" in played.log[-1]
 
 
-def test_the_module_is_three_plain_files() -> None:
-    assert {path.name for path in LUA_FOLDER.iterdir()} == {"gpumem.lua", "gpumem_read.lua", "job_submit.lua"}
+def test_the_module_is_four_plain_files() -> None:
+    names = {"gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "job_submit.lua"}
+    assert {path.name for path in LUA_FOLDER.iterdir()} == names

@@ -15,6 +15,8 @@ import pytest
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
+from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.memory_line import Knot, MemoryLine
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SLASH_SEPARATOR, SitePlan
 from slurm_gpumem.site.render import lua_table
@@ -35,7 +37,7 @@ def hook(cluster: Cluster) -> Hook:
     version = parse_version(cluster.run(["sinfo", "--version"], check=True).stdout)
 
     def fill(folder: Path, **plan: Any) -> str:
-        for name in ("gpumem.lua", "gpumem_read.lua", "job_submit.lua"):
+        for name in ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "job_submit.lua"):
             shutil.copy(LUA_FOLDER / name, folder)
         fields: Dict[str, Any] = {
             "groups": (NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu", "whole"), 64, 512_000),),
@@ -129,6 +131,34 @@ def test_a_plain_sbatch_with_a_mem_line_gets_shards_and_its_steps_run(
     batch, step = out.read_text().splitlines()
     assert re.fullmatch("[0-3]:12", batch)
     assert step.startswith(batch[:2])
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "batch"),
+    [
+        ([], {}, 128),
+        ([], {"GPUMEM_BATCH_SIZE": "64"}, 64),
+        (["--export=ALL,GPUMEM_BATCH_SIZE=32"], {}, 32),
+        (["--export=NONE"], {"GPUMEM_BATCH_SIZE": "64"}, 128),
+    ],
+)
+def test_a_plain_sbatch_with_a_memory_line_gets_the_shards_of_its_batch(
+    hooked: Cluster, options: Sequence[str], environment: Dict[str, str], batch: int
+) -> None:
+    line = MemoryLine(
+        "ac00cd478b3c4d5e", "corrected", "adam.fp32", "both", 100, 100, 128,
+        (Knot(32, 3576, 5099), Knot(128, 13327, 18721), Knot(512, 49586, 79065)),
+    )  # fmt: skip
+    script = f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{line.directive()}\n"
+    words = ["env", *(f"{name}={value}" for name, value in environment.items()), "sbatch", "--parsable"]
+    done = hooked.run([*words, "-H", "-o", "/dev/null", *options], input=script)
+    assert done.returncode == 0, done.stderr
+    shown = hooked.run(["scontrol", "show", "job", done.stdout.strip()], check=True).stdout
+    hooked.run(["scancel", done.stdout.strip()], check=True)
+    # The fixture's site table names no context: an H200's, 764 MiB, is taken.
+    peak, request = line.memory(batch, find_gpu("h200"))
+    assert f"shard:{-(-request // 1024)}" in _word(shown, "TresPerNode")
+    assert f"est={peak},req={request},by=corrected,via=line,gpu=a100,batch={batch}," in shown
 
 
 def test_gpus_per_task_is_shared_where_slurm_can_and_its_steps_run_anyway(

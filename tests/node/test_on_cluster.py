@@ -252,3 +252,41 @@ def _victim(site: Site, dice: random.Random) -> Optional[int]:
             except OSError:
                 continue
     return dice.choice(found) if found else None
+
+
+def _python_for_users(folder: Path) -> Path:
+    """The system's Python with a copy of the package: the tests' own may be closed to other users."""
+    for minor in range(9, 15):
+        site = folder / "lib" / f"python3.{minor}" / "site-packages"
+        site.parent.mkdir(parents=True)
+        site.symlink_to(folder / "packages")
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "slurm_gpumem", folder / "packages" / "slurm_gpumem", ignore=ignore)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to("/usr/bin/python3")
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    return folder / "bin" / "python3"
+
+
+def test_a_job_that_asked_gets_one_line_on_what_it_used_at_the_end_of_its_output(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site()
+    conf = site.root / "hooks" / "hooks.conf"
+    before = conf.read_text()
+    python = _python_for_users(site.root / "python")
+    conf.write_text(f"{before}python={python}\nslurm_bin={site.cluster.layout.root}/bin\n")
+    record = "gpumem/1:est=3800,req=8192,shards=8"
+    work = "gpumem-standin --peak 4000 --steps 2 --seconds 2; srun -n1 true; echo done"
+    try:
+        asked, silent = (site.submit(work, comment=record + more) for more in (",tell=end", ""))
+        until(lambda: not site.queue(), 60)
+    finally:
+        conf.write_text(before)
+    last = site.out(asked).splitlines()[-1]
+    assert last.startswith(f"gpumem: job {asked} used 3.9 of 8.0 GiB of GPU memory (estimated 3.7, -5 %)"), (
+        last
+    )
+    assert last.endswith(f"with {silent}; 4 shards would have done"), last
+    assert site.out(asked).count("gpumem: ") == 1
+    assert site.out(silent).splitlines()[-1] == "done"

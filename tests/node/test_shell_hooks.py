@@ -163,6 +163,12 @@ def test_gres_mps_takes_the_limit_from_the_record(node: Node) -> None:
 
 
 @needs_root
+def test_a_script_is_told_its_attempt(node: Node) -> None:
+    node.hook("prolog", node.env(7))
+    assert _exports(node, SLURM_RESTART_COUNT="2") == {}
+
+
+@needs_root
 def test_in_timeslice_mode_nothing_is_exported(node: Node) -> None:
     node.with_config(mode="timeslice").hook("prolog", node.env(7))
     assert _exports(node, SLURM_SHARDS_ON_NODE="12") == {}
@@ -173,7 +179,9 @@ def _exports(node: Node, *, gpu: str = "0", **more: str) -> dict[str, str]:
     done = node.hook("task_prolog", {**node.env(7, gpu=gpu), "PATH": os.environ["PATH"], **more})
     assert done.returncode == 0
     assert done.stderr == ""
-    return dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
+    exports = dict(line.removeprefix("export ").split("=", 1) for line in done.stdout.splitlines())
+    assert exports.pop("GPUMEM_ATTEMPT") == str(int(more.get("SLURM_RESTART_COUNT", "0")) + 1)
+    return exports
 
 
 @needs_root

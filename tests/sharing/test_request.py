@@ -14,6 +14,7 @@ from slurm_gpumem.sharing.request import (
     fits_somewhere,
     host_share,
     largest_kind,
+    needs_whole_gpu,
     share_gpu,
     whole_gpu,
     with_article,
@@ -159,3 +160,39 @@ def test_all_parts_of_a_gpu_together_never_take_more_than_its_share_of_the_node(
 )
 def test_articles_go_by_sound(name: str, said: str) -> None:
     assert with_article(name) == said
+
+
+def test_the_larger_of_memory_and_activity_is_asked_for() -> None:
+    busy = share_gpu([A100], [Need(4_000, 5_000, 0.6)], SHARDS, gpu_type=None)
+    assert (busy.units, busy.memory_units, busy.activity_units) == (24, 5, 24)
+    assert busy.decided_by == "activity"
+    assert busy.reason == "24 of 40 shards on an a100, for its activity; memory alone: 5"
+    large = share_gpu([A100], [Need(30_000, 31_000, 0.6)], SHARDS, gpu_type=None)
+    assert (large.units, large.memory_units, large.activity_units) == (31, 31, 24)
+    assert large.decided_by == "memory"
+    assert large.reason == "31 of 40 shards on an a100"
+
+
+def test_activity_counts_in_mps_units_too() -> None:
+    gpu = kind(units=100)
+    assert share_gpu([gpu], [Need(4_000, 4_000, 0.6)], MPS, gpu_type=None).units == 60
+
+
+def test_the_activity_that_any_kind_in_reach_needs_is_asked_for() -> None:
+    request = share_gpu(
+        [A100, H200], [Need(4_000, 5_000, 0.5), Need(4_000, 5_000, 0.2)], SHARDS, gpu_type=None
+    )
+    assert request.units == 28
+
+
+def test_a_job_that_fills_every_kind_needs_one_to_itself() -> None:
+    assert needs_whole_gpu([A100, H200], [Need(1, 1, 1.0), Need(1, 1, 1.0)])
+    assert not needs_whole_gpu([A100, H200], [Need(1, 1, 1.0), Need(1, 1, 0.7)])
+    assert not needs_whole_gpu([kind(units=0)], [Need(1, 1, 1.0)])
+
+
+@given(st.integers(1, 40_000), st.floats(0.0, 1.0), st.integers(1, 192))
+def test_shares_in_whole_shards_never_promise_more_than_a_gpu(mib: int, activity: float, gib: int) -> None:
+    gpu = kind(gib=gib)
+    request = share_gpu([gpu], [Need(mib, mib, activity)], SHARDS, gpu_type=None)
+    assert activity * gpu.units - 1e-6 <= request.units <= gpu.units

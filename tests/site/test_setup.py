@@ -89,7 +89,7 @@ def test_the_lua_table_is_one_that_the_plugin_takes(
     if shutil.which(interpreter) is None:
         pytest.skip(f"{interpreter} is not installed")
     plan = SitePlan((A100, MIXED), partitions=partitions, default_partition="gpu", version=(22, 5, 8))
-    for name in ("gpumem.lua", "gpumem_read.lua"):
+    for name in ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua"):
         shutil.copy(Path(__file__).parents[2] / "lua" / name, tmp_path)
     (tmp_path / "gpumem_site.lua").write_text(lua_table(plan))
     program = (

@@ -146,8 +146,8 @@ def test_folders_without_data_are_refused(tmp_path: Path, capsys: pytest.Capture
 def test_the_committed_rows_are_as_this_command_would_write_them(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
-    for name in ("about.json", "rows-memory.jsonl.gz", "rows-toggles.jsonl.gz"):
-        (copy / name).write_bytes((COMMITTED / name).read_bytes())
+    for path in (COMMITTED / "about.json", *COMMITTED.glob("rows-*.jsonl.gz")):
+        (copy / path.name).write_bytes(path.read_bytes())
     _gather(copy, out=tmp_path / "out")
     for path in sorted(copy.iterdir()):
         with open_text(path) as old, open_text(tmp_path / "out" / path.name) as new:

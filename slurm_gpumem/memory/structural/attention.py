@@ -111,7 +111,8 @@ def around_uncalled(walk: Walk, node: Node, params: int, run: Run) -> None:
     walk.uses_matmul = True
     copies, gradients = walk.weight(walk.param(params, trainable=node.row.trainable), params)
     fused = walk.tape.new((), 3 * x.elements, walk.low)
-    walk.tape.op((x, *copies), fused, saved=(x, *copies), params=gradients, matmul=True)
+    macs = fused.elements * x.shape[-1]
+    walk.tape.op((x, *copies), fused, saved=(x, *copies), params=gradients, matmul=True, macs=macs)
     style = _Style(grouped=False, written_out=False)
     attend(walk, [fused], node.row.outputs[0], matrix=_matrix(node), style=style)
     for child in node.children:
@@ -135,7 +136,8 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     low = walk.lowered(windows)
     copies, gradients = walk.weight(walk.param(params[0], trainable=row.trainable), params[0])
     fused = walk.tape.new((), 3 * x.elements, walk.low)
-    walk.tape.op((low, *copies), fused, saved=(low, *copies), params=gradients, matmul=True)
+    macs = fused.elements * width
+    walk.tape.op((low, *copies), fused, saved=(low, *copies), params=gradients, matmul=True, macs=macs)
     heads = max(1, shape[-1] // _WINDOW_HEAD)
     # The bias has one entry for each distance within a window: (2w - 1) in every direction.
     distances = max(1.0, table / heads)
@@ -161,7 +163,8 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     rest = sum(params[1:])
     copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
     final = walk.tape.new(shape, x.elements, walk.low)
-    walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True)
+    macs = final.elements * width
+    walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True, macs=macs)
     walk.give(final)
     if matrix is not None:
         for child in called:
@@ -303,8 +306,24 @@ def attend(
         # The gradients of parts of a fused projection are joined to one.
         fused = any(tensor.elements > count for tensor in made)
         back = (3 * out.bytes,) if fused else ()
-        walk.tape.op(made, out, saved=(*made, out), kept=(statistics,), back=(*back, statistics), matmul=True)
+        walk.tape.op(
+            made,
+            out,
+            saved=(*made, out),
+            kept=(statistics,),
+            back=(*back, statistics),
+            matmul=True,
+            macs=2 * count * _tokens(made[1 if len(made) == 3 else 0], out),
+        )
     walk.give(out)
+
+
+def _tokens(keys: Tensor, out: Tensor) -> int:
+    """How many keys each query is compared with, as far as the shapes show."""
+    shape = keys.shape if len(keys.shape) > 2 else out.shape
+    if len(shape) == 4 and shape[1] > shape[3]:
+        return max(1, shape[2] * shape[3])  # channels come first: a convolution made them
+    return max(1, prod(shape[1:-1])) if len(shape) > 2 else 1
 
 
 def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
@@ -352,14 +371,15 @@ def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
 def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drops: bool = False) -> None:
     """Scores, softmax and the product with the values, each a tensor of its own."""
     scores = walk.tape.new((), matrix, walk.low)
-    walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True)
+    walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True, macs=matrix * walk.head)
     probabilities = walk.tape.new((), matrix, walk.wide)
     walk.tape.op((scores,), probabilities, saved=(probabilities,))
     if drops:
         dropped = walk.tape.new((), matrix, walk.wide)
         probabilities = walk.tape.op((probabilities,), dropped, kept=(matrix,))
     low = walk.lowered(probabilities)
-    walk.tape.op((low, *made[-1:]), out, saved=(low, *made[-1:]), matmul=True)
+    saved = (low, *made[-1:])
+    walk.tape.op(saved, out, saved=saved, matmul=True, macs=matrix * walk.head)
 
 
 def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int) -> None:
@@ -369,13 +389,13 @@ def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int) -> None:
         wide = walk.tape.new((), out.elements, walk.wide)
         unit.append(walk.lowered(walk.tape.op((fused,), wide, saved=(fused,))))
     scores = walk.tape.new((), matrix, walk.low)
-    walk.tape.op(unit, scores, saved=tuple(unit), matmul=True)
+    walk.tape.op(unit, scores, saved=tuple(unit), matmul=True, macs=matrix * _WINDOW_HEAD)
     warm = walk.tape.new((), matrix, walk.wide)
     walk.tape.op((scores,), warm, saved=(scores,))
     probabilities = walk.tape.new((), matrix, walk.wide)
     walk.tape.op((warm,), probabilities, saved=(probabilities,))
     low = walk.lowered(probabilities)
-    walk.tape.op((low, fused), out, saved=(low, fused), matmul=True)
+    walk.tape.op((low, fused), out, saved=(low, fused), matmul=True, macs=matrix * _WINDOW_HEAD)
 
 
 def multihead(walk: Walk, node: Node) -> None:
@@ -393,7 +413,8 @@ def multihead(walk: Walk, node: Node) -> None:
     low = walk.lowered(x)
     copies, gradients = walk.weight(walk.param(in_params, trainable=row.trainable), in_params)
     packed = walk.tape.new((), 3 * walk.count(shape), walk.low)
-    walk.tape.op((low, *copies), packed, saved=(low, *copies), params=gradients, matmul=True)
+    macs = packed.elements * width
+    walk.tape.op((low, *copies), packed, saved=(low, *copies), params=gradients, matmul=True, macs=macs)
     separate = walk.tape.new((), packed.elements, walk.low)
     walk.tape.op((packed,), separate)
     out = walk.tape.new(shape, walk.count(shape), walk.low)
@@ -404,10 +425,21 @@ def multihead(walk: Walk, node: Node) -> None:
     else:
         statistics = 4 * max(1, out.elements // walk.head)
         walk.tape.op(
-            (separate,), out, saved=(separate, out), kept=(statistics,), back=(separate.bytes,), matmul=True
+            (separate,),
+            out,
+            saved=(separate, out),
+            kept=(statistics,),
+            back=(separate.bytes,),
+            matmul=True,
+            macs=2 * out.elements * _tokens(out, out),
         )
     joined = walk.tape.new(shape, out.elements, walk.low)
     walk.tape.op((out,), joined)
     copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
     final = walk.tape.new(shape, out.elements, walk.low)
-    walk.give(walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True))
+    macs = final.elements * width
+    walk.give(
+        walk.tape.op(
+            (joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True, macs=macs
+        )
+    )

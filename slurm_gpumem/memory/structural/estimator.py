@@ -59,6 +59,7 @@ def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Es
         job=job,
         warnings=summary.warnings,
         assumptions=_assumptions(walk, result),
+        step=walk,
     )
     return found, walk, result
 

@@ -145,7 +145,15 @@ def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         work=(forward,) if forward else (),
         passing=(of_input, of_weight),
         params=gradients,
+        macs=_conv_macs(row, x, out, channels // groups * taps),
     )
+
+
+def _conv_macs(row: Layer, x: Tensor, out: Tensor, reach: int) -> int:
+    """One product for every number that an output looks at; a transposed one turns that round."""
+    if family_of(row.kind) == "conv_transpose":
+        return x.elements * max(1, row.params // max(1, x.shape[1] if len(x.shape) > 1 else 1))
+    return out.elements * max(1, reach)
 
 
 def _workspaces(
@@ -184,7 +192,8 @@ def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         params = walk.param(row.params, trainable=row.trainable)
     copies, gradients = walk.weight(params, row.params)
     out = walk.make(output_shape(row, x), walk.low, grad=x.grad or bool(params))
-    return walk.tape.op((x, *copies), out, saved=(x, *copies), params=gradients, matmul=True)
+    macs = out.elements * max(1, x.shape[-1] if x.shape else 1)
+    return walk.tape.op((x, *copies), out, saved=(x, *copies), params=gradients, matmul=True, macs=macs)
 
 
 def _norm(walk: Walk, row: Layer, x: Tensor, statistics: int) -> Tensor:
@@ -407,6 +416,7 @@ def _rnn(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         back=(each, row.params * walk.low),
         params=gradients,
         matmul=True,
+        macs=row.params * max(1, out.elements // max(1, out.shape[-1])),
     )
 
 
@@ -434,7 +444,9 @@ def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         row.outputs[0], walk.low if params else min(x.width, walk.wide), grad=x.grad or bool(params)
     )
     walk.assume(f"{row.kind} keeps its input and makes one new tensor")
-    return walk.tape.op((x,), out, saved=(x,) if x.grad else (), params=params, matmul=bool(params))
+    macs = row.params * max(1, out.elements // max(1, out.shape[-1])) if len(out.shape) < 4 else 0
+    saved = (x,) if x.grad else ()
+    return walk.tape.op((x,), out, saved=saved, params=params, matmul=bool(params), macs=macs)
 
 
 RULES: Dict[str, Rule] = {

@@ -51,6 +51,7 @@ class Op:
         "ins",
         "kept",
         "label",
+        "macs",
         "matmul",
         "out",
         "params",
@@ -72,6 +73,7 @@ class Op:
         alias: bool,
         matmul: bool,
         label: str,
+        macs: int,
     ) -> None:
         self.ins = ins
         self.out = out
@@ -92,6 +94,8 @@ class Op:
         self.matmul = matmul
         self.label = label
         """The class of the module that did it."""
+        self.macs = macs
+        """Multiplications with addition of its forward: of products and convolutions only."""
 
 
 class Tape:
@@ -178,6 +182,7 @@ class Tape:
         params: Stores = (),
         alias: bool = False,
         matmul: bool = False,
+        macs: int = 0,
     ) -> Tensor:
         """Record an operation; `kept` are sizes in bytes. Returns `out`."""
         stores: List[int] = []
@@ -195,7 +200,20 @@ class Tape:
         if _DUST_PARAM in params:
             params = tuple(index for index in params if index != _DUST_PARAM)
         self.ops.append(
-            Op(ins, out, saved_stores, tuple(stores), work, back, passing, params, alias, matmul, self.label)
+            Op(
+                ins,
+                out,
+                saved_stores,
+                tuple(stores),
+                work,
+                back,
+                passing,
+                params,
+                alias,
+                matmul,
+                self.label,
+                macs,
+            )
         )
         return out
 

@@ -1,0 +1,91 @@
+"""The sums of a summary, each as SQL over the rows of `job`; the cube holds the same, taken beforehand."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+from slurm_gpumem.accounting.schema import (
+    COMPLETED_WORD,
+    FAILED_WORD,
+    OBSERVED_WORD,
+    REMEMBERED_WORD,
+    RUNNING_WORD,
+    SHARED_WORD,
+)
+
+_RUN = "(end - start) * gpus"
+_GRANTED = "CASE WHEN shards > 0 THEN limit_mib ELSE gpu_mib END"
+_WASTE = f"max(0, {_GRANTED} - own_peak_mib) * {_RUN}"
+
+FACTS: Tuple[Tuple[str, str], ...] = (
+    ("jobs", "sum(head)"),
+    ("estimated", "count(error_pm)"),
+    ("under_estimate", "sum(head AND (ooms > 0 OR (judged AND peak_mib > estimate_mib)))"),
+    ("under_request", "sum(head AND (ooms > 0 OR (judged AND peak_mib > request_mib)))"),
+    ("remembered", f"sum(head AND estimator = {REMEMBERED_WORD})"),
+    ("shared", f"sum(head AND sharing = {SHARED_WORD})"),
+    ("observed", f"sum(head AND sharing = {OBSERVED_WORD})"),
+    ("gpu_s", f"sum({_RUN})"),
+    ("used_s", "sum(used_s)"),
+    ("would_s", "sum(would_s)"),
+    ("would_of_s", f"sum(CASE WHEN would_s IS NOT NULL THEN {_RUN} END)"),
+    ("ooms", "sum(oom)"),
+    ("oom_recovered", f"sum(head AND ooms > 0 AND state = {COMPLETED_WORD})"),
+    ("oom_lost", f"sum(head AND ooms > 0 AND state NOT IN ({COMPLETED_WORD}, {RUNNING_WORD}))"),
+    (
+        "oom_avoided",
+        f"sum(judged AND ooms = 0 AND sharing = {SHARED_WORD} AND peak_mib > estimate_mib "
+        "AND peak_mib <= limit_mib)",
+    ),
+    ("failed", f"sum(head AND state = {FAILED_WORD})"),
+    ("energy_j", "sum(energy_j)"),
+    ("energy_jobs", "sum(head AND energy_j IS NOT NULL)"),
+    ("granted_mib_s", f"sum(CASE WHEN own_peak_mib IS NOT NULL THEN ({_GRANTED}) * {_RUN} END)"),
+    ("wasted_mib_s", f"sum({_WASTE})"),
+    ("wait_s", "sum(wait_s)"),
+    ("wait_jobs", "count(wait_s)"),
+    ("sm_s", f"sum(sm_share * {_RUN})"),
+    ("sm_gpu_s", f"sum(CASE WHEN sm_share IS NOT NULL THEN {_RUN} END)"),
+    ("sm_used_s", "sum(CASE WHEN sm_share IS NOT NULL THEN used_s END)"),
+)
+"""(name, aggregate). Running jobs have no end, and so add nothing to what is reckoned with time."""
+
+WORST = ("worst_mib_s", f"max({_WASTE})")
+"""The worst single job; beside a lone max() SQLite gives the job_id of the same row."""
+
+CELL = ("month", "user", "account", "model", "gpu", "partition")
+"""The cube's keys; days have a table of their own, or there would be a cell for almost every job."""
+
+_SUM_COLUMNS = ", ".join([*(f"{name} REAL" for name, _ in FACTS), f"{WORST[0]} REAL", "worst_job INTEGER"])
+_KEYS = ", ".join(f'"{name}"' for name in CELL)
+
+CUBE_TABLES = (
+    "DROP TABLE IF EXISTS cube",
+    "DROP TABLE IF EXISTS days",
+    f"CREATE TABLE cube ({_KEYS}, {_SUM_COLUMNS})",
+    f"CREATE TABLE days (day INTEGER PRIMARY KEY, {_SUM_COLUMNS})",
+)
+FILL_ALL = (
+    f"INSERT INTO cube SELECT {_KEYS}, {{sums}} FROM job GROUP BY {_KEYS}",
+    "INSERT INTO days SELECT day, {sums} FROM job GROUP BY day",
+    "CREATE INDEX cube_cell ON cube (user, month)",
+)
+_SAME_CELL = " AND ".join(f'"{name}" = ?' for name in CELL)
+EMPTY_CELL, EMPTY_DAY = f"DELETE FROM cube WHERE {_SAME_CELL}", "DELETE FROM days WHERE day = ?"
+FILL_CELL = (
+    f"INSERT INTO cube SELECT {_KEYS}, {{sums}} FROM job WHERE {_SAME_CELL} AND start > ? AND start < ? "
+    f"GROUP BY {_KEYS}"
+)
+FILL_DAY = (
+    "INSERT INTO days SELECT day, {sums} FROM job WHERE day = ? AND start > ? AND start < ? GROUP BY day"
+)
+
+
+def sums_of_jobs() -> str:
+    """The columns of a summary over rows of `job`."""
+    return ", ".join([*(f"coalesce({sql}, 0)" for _, sql in FACTS), WORST[1], "job_id"])
+
+
+def sums_of_cube() -> str:
+    """The same over rows of the cube."""
+    return ", ".join([*(f"coalesce(sum({name}), 0)" for name, _ in FACTS), f"max({WORST[0]})", "worst_job"])

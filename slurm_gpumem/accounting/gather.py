@@ -1,0 +1,252 @@
+"""Bring the index up to date with the records in the store's folders.
+
+A folder holds single records, `JOB.RESTART.NODE.json`, as nodes write them, and books, `*.jsonl`, which the
+collector makes of them: one record a line, only ever appended to.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sqlite3
+import stat
+import time
+from collections import deque
+from concurrent.futures import Future, ProcessPoolExecutor
+from typing import Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+
+from slurm_gpumem.accounting.index import Filler, Placed
+from slurm_gpumem.accounting.reading import MAX_BYTES, BadRecordError, Run, parse_record, run_from
+from slurm_gpumem.accounting.scan import Look, Scanner
+
+Progress = Callable[[int, int], None]
+"""(done, in all): called now and then."""
+
+Loaded = Union[Run, str]
+"""A run, or why there is none; "" when the file is another's to read, or gone."""
+
+_SETTLED_AFTER_S = 600.0
+"""Its state and its faults become known within a minute after a job's end; then its record stays as it is."""
+_BATCH, _MANY = 400, 5000
+_BYTES_A_RECORD = 1500
+"""About; only the progress bar goes by it."""
+
+
+def refresh(
+    connection: sqlite3.Connection,
+    folders: Iterable[str],
+    *,
+    shard_mib: int,
+    only_uid: Optional[int] = None,
+    progress: Optional[Progress] = None,
+    force: bool = False,
+) -> int:
+    """Read what is new, in one transaction; the number of records read. `only_uid`: of that user's jobs."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        quiet: Progress = lambda done, total: None  # noqa: E731
+        count = _refresh(connection, folders, shard_mib, only_uid, progress or quiet, force)
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('indexed_at', ?)", (str(time.time()),))
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+    return count
+
+
+def _refresh(
+    db: sqlite3.Connection,
+    folders: Iterable[str],
+    shard_mib: int,
+    only_uid: Optional[int],
+    progress: Progress,
+    force: bool,
+) -> int:
+    looks = Scanner(db, force=force).look(folders)
+    files = sum(len(look.names) for look in looks)
+    in_books = (
+        sum(_unread(db, f"{look.path}/{name}") for look in looks for name in look.books) // _BYTES_A_RECORD
+    )
+    fresh: bool = db.execute("SELECT NOT EXISTS (SELECT 1 FROM job)").fetchone()[0] == 1
+    total = files + in_books
+    writer = _Writer(db, Filler(db), only_uid, many=fresh or total > _MANY, total=total, progress=progress)
+    for look in looks:
+        for names, loaded in _load_all(look.path, look.names, shard_mib):
+            writer.take_files(look, names, loaded)
+        for name in look.books:
+            _read_book(db, writer, look.number, f"{look.path}/{name}", shard_mib)
+    writer.finish()
+    return writer.records
+
+
+class _Writer:
+    """Takes what was read and puts it into the index."""
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        filler: Filler,
+        only_uid: Optional[int],
+        *,
+        many: bool,
+        total: int,
+        progress: Progress,
+    ) -> None:
+        self._db = db
+        self._filler = filler
+        self._only_uid = only_uid
+        self._many = many
+        self._total = total
+        self._progress = progress
+        self._seen = 0
+        self.records = 0
+        progress(0, total)
+
+    def take_files(self, look: Look, names: Sequence[str], loaded: Sequence[Loaded]) -> None:
+        """The records of single files."""
+        self._take(look.number, [run for run in loaded if isinstance(run, Run)])
+        bad = [(f"{look.path}/{name}", why) for name, why in zip(names, loaded) if isinstance(why, str)]
+        for path, why in bad:
+            if why:
+                self._db.execute("INSERT OR REPLACE INTO bad VALUES (?, ?, 1)", (path, why))
+        if len(bad) < len(names) and self._has_bad():
+            good = [(f"{look.path}/{name}",) for name, run in zip(names, loaded) if isinstance(run, Run)]
+            self._db.executemany("DELETE FROM bad WHERE path = ?", good)
+        self._step(len(names))
+
+    def take_lines(self, folder: int, path: str, loaded: Sequence[Loaded]) -> None:
+        """The records of a book's lines."""
+        self._take(folder, [run for run in loaded if isinstance(run, Run)])
+        for why in loaded:
+            if isinstance(why, str):
+                self._db.execute(
+                    "INSERT INTO bad VALUES (?, ?, 1) ON CONFLICT (path) DO UPDATE SET count = count + 1",
+                    (path, why),
+                )
+        self._step(len(loaded))
+
+    def finish(self) -> None:
+        """What follows from many rows is reckoned once, at the end."""
+        if self._many:
+            self._filler.reckon_all()
+        self._progress(self._total, self._total)
+
+    def _take(self, folder: int, runs: Sequence[Run]) -> None:
+        if self._only_uid is not None:
+            # Without access lists a whole group can read a record; whose job it is still counts.
+            runs = [run for run in runs if run.uid == self._only_uid]
+        self.records += len(runs)
+        late = time.time() - _SETTLED_AFTER_S
+        placed = [Placed(run, folder, run.end is not None and run.end < late) for run in runs]
+        if self._many:
+            self._filler.put(placed)
+        elif placed:
+            self._filler.put_few(placed)
+
+    def _has_bad(self) -> bool:
+        return bool(self._db.execute("SELECT EXISTS (SELECT 1 FROM bad)").fetchone()[0])
+
+    def _step(self, count: int) -> None:
+        self._seen += count
+        self._progress(min(self._seen, self._total), self._total)
+
+
+def _load_all(
+    folder: str, names: Sequence[str], shard_mib: int
+) -> Iterator[Tuple[Sequence[str], List[Loaded]]]:
+    """Read all files, in batches; many of them by all processors."""
+    batches = [names[at : at + _BATCH] for at in range(0, len(names), _BATCH)]
+    workers = min(4, os.cpu_count() or 1)
+    if len(names) <= _MANY or workers < 2:
+        for batch in batches:
+            yield batch, load_files(folder, batch, shard_mib)
+        return
+    # Spawned, not forked: a child of ours would carry the names of all files along.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
+        waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()
+        for batch in batches:
+            waiting.append((batch, pool.submit(load_files, folder, batch, shard_mib)))
+            # Few ahead: results wait in memory.
+            if len(waiting) > 2 * workers:
+                names, result = waiting.popleft()
+                yield names, result.result()
+        for names, result in waiting:
+            yield names, result.result()
+
+
+def load_files(folder: str, names: Sequence[str], shard_mib: int) -> List[Loaded]:
+    """The runs of some files of a folder; in a process of its own when there are many."""
+    return [_load(f"{folder}/{name}", shard_mib) for name in names]
+
+
+def read_record_file(path: str) -> Tuple[bytes, Optional[int]]:
+    """A file's bytes, and its owner unless that is root or ourselves; never follows or waits for anything."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise BadRecordError("no plain file")
+        data = os.read(handle, min(about.st_size, MAX_BYTES) + 1)
+    finally:
+        os.close(handle)
+    return data, None if about.st_uid in (0, os.geteuid()) else about.st_uid
+
+
+def _load(path: str, shard_mib: int) -> Loaded:
+    try:
+        data, owner = read_record_file(path)
+        return run_from(parse_record(data), owner, shard_mib=shard_mib)
+    except BadRecordError as error:
+        return str(error)
+    except (FileNotFoundError, PermissionError):
+        return ""
+    except OSError as error:
+        return error.strerror or "cannot be read"
+
+
+# -- Books -----------------------------------------------------------------------------------------
+
+
+def _unread(db: sqlite3.Connection, path: str) -> int:
+    try:
+        about = os.stat(path)
+    except OSError:
+        return 0
+    known = db.execute("SELECT inode, read FROM book WHERE path = ?", (path,)).fetchone()
+    return about.st_size - (known[1] if known and known[0] == about.st_ino else 0)
+
+
+def _read_book(db: sqlite3.Connection, writer: _Writer, folder: int, path: str, shard_mib: int) -> None:
+    """The lines behind those that were read before; a last line without its end is left for the next time."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    with open(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            return
+        owner = None if about.st_uid in (0, os.geteuid()) else about.st_uid
+        known = db.execute("SELECT inode, read FROM book WHERE path = ?", (path,)).fetchone()
+        read = known[1] if known and known[0] == about.st_ino and known[1] <= about.st_size else 0
+        file.seek(read)
+        batch: List[Loaded] = []
+        for line in iter(lambda: file.readline(MAX_BYTES + 2), b""):
+            if not line.endswith(b"\n") and len(line) <= MAX_BYTES:
+                break
+            read += len(line)
+            batch.append(_run_of_line(line, owner, shard_mib))
+            if len(batch) >= _BATCH:
+                writer.take_lines(folder, path, batch)
+                batch = []
+        writer.take_lines(folder, path, batch)
+    db.execute("INSERT OR REPLACE INTO book VALUES (?, ?, ?, ?)", (path, about.st_ino, read, about.st_mtime))
+
+
+def _run_of_line(line: bytes, owner: Optional[int], shard_mib: int) -> Loaded:
+    try:
+        return run_from(parse_record(line), owner, shard_mib=shard_mib)
+    except BadRecordError as error:
+        return str(error)

@@ -1,0 +1,327 @@
+"""Fill the index: rows from records, folded to jobs, GPU time split, sums taken.
+
+Two ways with the same result. A few new records touch their own jobs, GPUs and days only. Many at once
+(a first index) are put in first, and everything reckoned from them is reckoned anew.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from slurm_gpumem.accounting import facts, schema
+from slurm_gpumem.accounting.reading import Run, rest_of
+from slurm_gpumem.accounting.sweep import busy_periods, split_evenly
+
+_JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
+"""Only such jobs tell what they needed: others may have ended before their peak."""
+
+_DAY_S = 86_400
+_OWN = (*schema.RUN_COLUMNS, "folder", "settled", *schema.FOLDED)
+_NAMES = ", ".join(f'"{name}"' for name in (*_OWN, "account"))
+_INSERT = (
+    f"INSERT INTO job ({_NAMES}) "
+    f"VALUES ({', '.join('?' * (len(_OWN) + 1))}) "
+    "ON CONFLICT (job_id, restarts, node, cluster) DO UPDATE SET "
+    + ", ".join(f'"{name}" = excluded."{name}"' for name in _OWN)
+)
+
+
+class Placed(NamedTuple):
+    """A run, where its record lies, and whether that may still change."""
+
+    run: Run
+    folder: int
+    settled: bool
+
+
+class Touched(NamedTuple):
+    """A row as it was before, or is after, it was put in anew."""
+
+    row: int
+    job_id: int
+    devices: str
+    start: float
+    end: Optional[float]
+    cell: Tuple[int, ...]
+    """Day, month, and the other keys of the cube."""
+
+
+class Filler:
+    """Puts records into an index; the caller holds the transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+        self._words: Dict[str, int] = dict(connection.execute("SELECT text, id FROM word"))
+        self._devices: Dict[Tuple[str, str], int] = {
+            (node, uuid): number
+            for number, node, uuid in connection.execute("SELECT id, node, uuid FROM device")
+        }
+        self._coded = [at for at, name in enumerate(schema.RUN_COLUMNS) if name in schema.WORDS]
+        self._state = schema.RUN_COLUMNS.index("own_state")
+
+    def word(self, text: str) -> int:
+        """The number of a text, a new one for a new text."""
+        number = self._words.get(text)
+        if number is None:
+            cursor = self._db.execute("INSERT INTO word (text) VALUES (?)", (text,))
+            number = self._words[text] = int(cursor.lastrowid or 0)
+        return number
+
+    def put(self, placed: Iterable[Placed]) -> None:
+        """Put rows in, or anew where there were some of the same run."""
+        self._db.executemany(_INSERT, [self._row(one) for one in placed])
+
+    def put_few(self, placed: Sequence[Placed]) -> None:
+        """The same, and all that follows from them."""
+        keys = [self._key(one.run) for one in placed]
+        before = self._touched(keys)
+        self.put(placed)
+        after = self._touched(keys)
+        self.settle(before, after)
+
+    def settle(self, before: Sequence[Touched], after: Sequence[Touched]) -> None:
+        """Reckon anew what follows from rows that were `before` and are `after`."""
+        for job_id in {row.job_id for row in after}:
+            self._fold(job_id)
+        cells = {row.cell for row in (*before, *after)} | self._move_stays(before, after)
+        self.sum_cells(cells)
+
+    def reckon_all(self) -> None:
+        """Everything that follows from the rows, from nothing; after many were put in."""
+        for (job_id,) in self._db.execute(
+            "SELECT job_id FROM job GROUP BY job_id HAVING count(*) > 1"
+        ).fetchall():
+            self._fold(job_id)
+        self._all_stays()
+        sums = facts.sums_of_jobs()
+        for statement in (*facts.CUBE_TABLES, *(sql.format(sums=sums) for sql in facts.FILL_ALL)):
+            self._db.execute(statement)
+        for statement in (schema.INDEXES + schema.ERRORS).split(";"):
+            self._db.execute(statement)
+
+    def sum_cells(self, cells: Iterable[Tuple[int, ...]]) -> None:
+        """Take the sums of these cells of the cube, and of their days, again."""
+        sums = facts.sums_of_jobs()
+        cells = set(cells)
+        for day, *cell in cells:
+            # The day bounds the month's begin and end well enough for the index; the key does the rest.
+            around = ((day - 32) * _DAY_S, (day + 33) * _DAY_S)
+            self._db.execute(facts.EMPTY_CELL, cell)
+            self._db.execute(facts.FILL_CELL.format(sums=sums), (*cell, *around))
+        for day in {cell[0] for cell in cells}:
+            self._db.execute(facts.EMPTY_DAY, (day,))
+            self._db.execute(facts.FILL_DAY.format(sums=sums), (day, (day - 1) * _DAY_S, (day + 2) * _DAY_S))
+
+    def touched(self, where: str, values: Sequence[Any]) -> List[Touched]:
+        """The rows that a condition names, as they are now."""
+        cursor = self._db.execute(
+            f"SELECT id, job_id, devices, start, end, day, {', '.join(facts.CELL)} FROM job WHERE {where}",
+            values,
+        )
+        return [Touched(row[0], row[1], row[2], row[3], row[4], tuple(row[5:])) for row in cursor]
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def _row(self, placed: Placed) -> List[Any]:
+        run = placed.run
+        row: List[Any] = list(run)
+        words = self._words
+        for at in self._coded:
+            try:
+                row[at] = words[row[at]]
+            except KeyError:
+                row[at] = self.word(row[at])
+        peak, state = run.own_peak_mib, row[self._state]
+        judged = bool(peak) and state in _JUDGED
+        devices = run.devices
+        if len(devices) == 1:
+            row[-1] = str(self._device(run.node, devices[0]))
+        else:
+            row[-1] = " ".join([str(self._device(run.node, device)) for device in devices])
+        error = _error_pm(run.estimate_mib, peak) if judged else None
+        row += (
+            placed.folder,
+            placed.settled,
+            1,
+            run.start,
+            peak,
+            1,
+            run.oom,
+            state,
+            judged,
+            error,
+            schema.NONE_WORD,
+        )
+        return row
+
+    def _device(self, node: str, device: Tuple[str, Optional[int], str, Optional[int]]) -> int:
+        uuid, number, name, mib = device
+        known = self._devices.get((node, uuid))
+        if known is None:
+            cursor = self._db.execute(
+                "INSERT INTO device (node, uuid, number, name, memory_mib) VALUES (?, ?, ?, ?, ?)",
+                (node, uuid, number, name, mib),
+            )
+            known = self._devices[node, uuid] = int(cursor.lastrowid or 0)
+        return known
+
+    def _key(self, run: Run) -> Tuple[int, int, int, int]:
+        return run.job_id, run.restarts, self.word(run.node), self.word(run.cluster)
+
+    def _touched(self, keys: Iterable[Tuple[int, int, int, int]]) -> List[Touched]:
+        where = "job_id = ? AND restarts = ? AND node = ? AND cluster = ?"
+        return [row for key in keys for row in self.touched(where, key)]
+
+    # -- jobs of several runs ----------------------------------------------------------------------
+
+    def _fold(self, job_id: int) -> None:
+        """One head for each job of that number, with what all its runs tell."""
+        by_cluster: Dict[int, List[sqlite3.Row]] = {}
+        cursor = self._db.cursor()
+        cursor.row_factory = sqlite3.Row
+        for row in cursor.execute("SELECT * FROM job WHERE job_id = ? ORDER BY restarts, node", (job_id,)):
+            by_cluster.setdefault(row["cluster"], []).append(row)
+        for rows in by_cluster.values():
+            last = [row for row in rows if row["restarts"] == rows[-1]["restarts"]]
+            head = last[0]
+            ooms = {row["restarts"] for row in rows if row["oom"]}
+            # A run's own record is closed before recovery has judged it; the next run's says why it was made.
+            found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == "oom"} - ooms
+            self._db.executemany(
+                "UPDATE job SET oom = 1 WHERE id = ?",
+                [(row["id"],) for row in rows if row["restarts"] in found],
+            )
+            self._db.executemany(
+                "UPDATE job SET head = 0, judged = 0, error_pm = NULL, state = own_state WHERE id = ?",
+                [(row["id"],) for row in rows if row is not head],
+            )
+            self._fold_into(head, last, rows, len(ooms | found & {row["restarts"] for row in rows}))
+
+    def _fold_into(
+        self, head: sqlite3.Row, last: Sequence[sqlite3.Row], rows: Sequence[sqlite3.Row], ooms: int
+    ) -> None:
+        state = head["slurm_state"]
+        if state is None:
+            # Of a job on several nodes, the node that saw it fail knows best.
+            states = [row["own_state"] for row in last if row["own_state"] != schema.COMPLETED_WORD]
+            state = states[0] if states else head["own_state"]
+        peak = max((row["own_peak_mib"] for row in rows if row["own_peak_mib"] is not None), default=None)
+        judged = bool(peak) and state in _JUDGED
+        self._db.execute(
+            "UPDATE job SET head = 1, first_start = ?, peak_mib = ?, attempts = ?, ooms = ?, state = ?, "
+            "judged = ?, error_pm = ? WHERE id = ?",
+            (
+                min(row["start"] for row in rows),
+                peak,
+                len({row["restarts"] for row in rows}),
+                ooms,
+                state,
+                int(judged),
+                _error_pm(head["estimate_mib"], peak) if judged else None,
+                head["id"],
+            ),
+        )
+
+    # -- whose GPU time it was ---------------------------------------------------------------------
+
+    def _move_stays(self, before: Sequence[Touched], after: Sequence[Touched]) -> Set[Tuple[int, ...]]:
+        """Stays of these rows, and the time of all whom they met; the cells of rows that changed."""
+        ranges: List[Tuple[int, float, float]] = []
+        for row in before:
+            for device in map(int, row.devices.split()):
+                self._db.execute(
+                    "DELETE FROM stay WHERE device = ? AND start = ? AND run = ?",
+                    (device, row.start, row.row),
+                )
+                if row.end is not None:
+                    ranges.append((device, row.start, row.end))
+        for row in after:
+            for device in map(int, row.devices.split()) if row.end is not None else ():
+                assert row.end is not None
+                self._db.execute(
+                    "INSERT OR REPLACE INTO stay VALUES (?, ?, ?, ?, ?)",
+                    (device, row.start, row.row, row.end, row.end - row.start),
+                )
+                self._db.execute(
+                    "UPDATE device SET longest_s = max(longest_s, ?) WHERE id = ?",
+                    (row.end - row.start, device),
+                )
+                ranges.append((device, row.start, row.end))
+        changed: Set[int] = set()
+        for device, start, end in ranges:
+            changed |= self._split(device, start, end)
+        return {row.cell for run in changed for row in self.touched("id = ?", (run,))}
+
+    def _split(self, device: int, start: float, end: float) -> Set[int]:
+        """Split a GPU's time again for all who were there in a range; the runs whose part is another now."""
+        affected = self._on_device(device, start, end)
+        if not affected:
+            return set()
+        around = self._on_device(device, min(stay[1] for stay in affected), max(stay[2] for stay in affected))
+        taken = split_evenly([stay[:3] for stay in around])
+        changed = set()
+        for run, began, _, used in affected:
+            if abs(taken[run] - (used or 0.0)) > 1e-6:
+                changed.add(run)
+                self._db.execute(
+                    "UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?",
+                    (taken[run], device, began, run),
+                )
+                self._db.execute(
+                    "UPDATE job SET used_s = used_s + ? WHERE id = ?", (taken[run] - (used or 0.0), run)
+                )
+        return changed
+
+    def _on_device(
+        self, device: int, start: float, end: float
+    ) -> List[Tuple[int, float, float, Optional[float]]]:
+        longest = self._db.execute("SELECT longest_s FROM device WHERE id = ?", (device,)).fetchone()[0]
+        return self._db.execute(
+            "SELECT run, start, end, used FROM stay "
+            "WHERE device = ? AND start >= ? AND start < ? AND end > ?",
+            (device, start - longest - 1, max(end, start + 1e-3), start),
+        ).fetchall()
+
+    def _all_stays(self) -> None:
+        self._db.execute("DELETE FROM stay")
+        self._db.execute("UPDATE job SET used_s = (end - start) * gpus WHERE used_s <> (end - start) * gpus")
+        self._db.execute(
+            "INSERT INTO stay SELECT CAST(devices AS INTEGER), start, id, end, end - start FROM job "
+            "WHERE end IS NOT NULL AND devices <> '' AND devices NOT LIKE '% %' ORDER BY 1, 2, 3"
+        )
+        several = self._db.execute(
+            "SELECT id, devices, start, end FROM job WHERE end IS NOT NULL AND devices LIKE '% %'"
+        )
+        for run, devices, start, end in several.fetchall():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO stay VALUES (?, ?, ?, ?, ?)",
+                [(int(device), start, run, end, end - start) for device in devices.split()],
+            )
+        for (device,) in self._db.execute("SELECT id FROM device").fetchall():
+            stays = self._db.execute(
+                "SELECT run, start, end FROM stay WHERE device = ? ORDER BY start", (device,)
+            ).fetchall()
+            longest = max((end - start for _, start, end in stays), default=0.0)
+            self._db.execute("UPDATE device SET longest_s = ? WHERE id = ?", (longest, device))
+            starts = {run: start for run, start, _ in stays}
+            own = {run: end - start for run, start, end in stays}
+            shared = [
+                (taken, run)
+                for period in busy_periods(stays)
+                if len(period) > 1
+                for run, taken in split_evenly(period).items()
+            ]
+            self._db.executemany(
+                "UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?",
+                [(taken, device, starts[run], run) for taken, run in shared],
+            )
+            self._db.executemany(
+                "UPDATE job SET used_s = used_s + ? WHERE id = ?",
+                [(taken - own[run], run) for taken, run in shared],
+            )
+
+
+def _error_pm(estimate: Optional[int], peak: Optional[int]) -> Optional[int]:
+    """|error| in thousandths of the peak; huge ones are all the same."""
+    return min(1_000_000, round(abs(estimate / peak - 1) * 1000)) if estimate and peak else None

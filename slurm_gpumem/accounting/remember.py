@@ -1,0 +1,115 @@
+"""Measured peaks by what was run: a small file per user, which the estimator `remembered` reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from slurm_gpumem.accounting.config import AccountingConfig, load_accounting_config
+from slurm_gpumem.accounting.reading import recipe_of, rest_of
+from slurm_gpumem.errors import GpumemError
+
+SCHEMA = "gpumem-remembered/1"
+_LATEST = 10
+"""Peaks kept of each; more tell nothing new."""
+_LEAST_SAMPLES = 3
+"""A run that was looked at less often may have had its peak unseen."""
+_AT_ONCE = 300
+"""So many new records are read while a user waits for gpusbatch; more are left to `gpumem report`."""
+
+
+def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[str, Dict[str, List[int]]]:
+    """Recipe → GPU type → peaks, the latest first, of a user's finished jobs."""
+    found: Dict[str, Dict[str, List[int]]] = {}
+    rows = connection.execute(
+        "SELECT recipe.text, gpu.text, peak_mib, rest FROM job JOIN word AS recipe ON recipe.id = job.recipe "
+        "JOIN word AS gpu ON gpu.id = job.gpu WHERE judged = 1 AND uid = ? ORDER BY end DESC",
+        (uid,),
+    )
+    for text, gpu, peak, rest in rows:
+        recipe, samples = recipe_of(text), rest_of(rest).samples
+        if recipe.fingerprint and recipe.batch and samples.isdigit() and int(samples) >= _LEAST_SAMPLES:
+            peaks = found.setdefault(" ".join(recipe), {}).setdefault(gpu, [])
+            if len(peaks) < _LATEST:
+                peaks.append(peak)
+    return found
+
+
+def write_peaks(connection: sqlite3.Connection, uid: int, path: Path) -> bool:
+    """Write a user's file anew, whole or not at all; False when nothing is remembered and nothing was."""
+    runs = peaks_of(connection, uid)
+    if not runs and not path.exists():
+        return False
+    text = json.dumps({"schema": SCHEMA, "made_at": round(time.time()), "runs": runs}, separators=(",", ":"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        os.replace(temporary, path)
+    except OSError:
+        os.unlink(temporary)
+        raise
+    return True
+
+
+def own_file() -> Path:
+    """Where this user's peaks are remembered."""
+    named = os.environ.get("GPUMEM_REMEMBERED")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(named) if named else Path(cache) / "gpumem" / "remembered.json"
+
+
+def remember_own(connection: sqlite3.Connection) -> Optional[str]:
+    """Bring this user's file up to date with an index; why that failed, if it did."""
+    try:
+        write_peaks(connection, os.geteuid(), own_file())
+    except OSError as error:
+        return f"{error.filename or own_file()}: {error.strerror}"
+    return None
+
+
+def note_new_runs(config: Optional[AccountingConfig] = None) -> None:
+    """Before an estimate: take in runs that ended since the last time, if that is a matter of milliseconds.
+
+    Whatever goes wrong here leaves gpusbatch with the peaks that it knows already.
+    """
+    try:
+        settings = config or load_accounting_config()
+        if _worth_it(settings):
+            from slurm_gpumem.accounting.store import open_store
+
+            with open_store(config=settings, join=False):
+                pass
+    except (GpumemError, OSError, sqlite3.Error):
+        return
+
+
+def _worth_it(config: AccountingConfig) -> bool:
+    """Whether there is something new, and little of it."""
+    index = config.own_index / "index.sqlite"
+    known: Dict[str, int] = {}
+    if index.exists():
+        with sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True, timeout=0.2) as connection:
+            rows = connection.execute("SELECT path, stamp, took FROM folder").fetchall()
+        connection.close()
+        if any((took or 0) > 0.1 for _, _, took in rows):
+            return False
+        known = {path: stamp for path, stamp, _ in rows}
+    new = False
+    for folder in config.folders:
+        try:
+            if os.stat(folder).st_mtime_ns == known.get(folder, 0):
+                continue
+            new = True
+            with os.scandir(folder) as entries:
+                if not known and sum(1 for _, _ in zip(entries, range(_AT_ONCE + 1))) > _AT_ONCE:
+                    return False
+        except OSError:
+            continue
+    return new

@@ -1,0 +1,148 @@
+"""What is new in the store's folders, found without opening a file.
+
+A folder whose time has not changed has nothing new; a record of a job that ended a while ago does not change
+any more; a look that took long is not repeated soon.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import time
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+_RECORD_NAME = re.compile(r"([0-9]{1,12})\.([0-9]{1,6})\.(.+)\.json")
+_GRAIN_NS = 2_000_000_000
+"""A folder's time may stand still for changes within the clock's own grain."""
+_BOOK_QUIET_S = 40 * 86_400.0
+"""A book is written for a month; one that has been still for longer is not looked at."""
+_REST_TIMES = 20.0
+"""A look that took a second is not repeated within so many seconds."""
+_FEW = 2000
+
+
+class Look(NamedTuple):
+    """What is to be read in one folder."""
+
+    path: str
+    number: int
+    """In the table of folders."""
+    names: Sequence[str]
+    """Records that are new or may have changed."""
+    books: Sequence[str]
+
+
+class Scanner:
+    """Looks at folders and remembers in the index when it did."""
+
+    def __init__(self, connection: sqlite3.Connection, *, force: bool = False) -> None:
+        self._db = connection
+        self._force = force
+        self._known: Optional[Set[Tuple[int, int, int]]] = None
+        self._nodes: Dict[str, int] = {}
+
+    def look(self, folders: Iterable[str]) -> List[Look]:
+        """What is new in these folders and in those one level below them."""
+        looks = []
+        for folder in dict.fromkeys(folders):
+            looks.append(self._look_at(folder, below=True))
+            prefix = folder.rstrip("/") + "/"
+            rows = self._db.execute(
+                "SELECT path FROM folder WHERE path > ? AND path < ?", (prefix, prefix[:-1] + "0")
+            )
+            for (path,) in rows.fetchall():
+                looks.append(self._look_at(path, below=False))
+        return [look for look in looks if look.names or look.books]
+
+    def _look_at(self, path: str, *, below: bool) -> Look:
+        self._db.execute("INSERT OR IGNORE INTO folder (path) VALUES (?)", (path,))
+        number, stamp, looked, took = self._db.execute(
+            "SELECT id, stamp, coalesce(looked, 0), coalesce(took, 0) FROM folder WHERE path = ?", (path,)
+        ).fetchone()
+        unsettled = self._unsettled(number)
+        try:
+            now = os.stat(path).st_mtime_ns
+        except OSError:
+            return Look(path, number, (), ())
+        rested = time.time() - looked > _REST_TIMES * took or self._force
+        if now == stamp or not rested:
+            return Look(path, number, unsettled, self._open_books(path))
+        began = time.monotonic()
+        names, books, folders = _entries(path)
+        if below:
+            self._db.executemany(
+                "INSERT OR IGNORE INTO folder (path) VALUES (?)", [(name,) for name in folders]
+            )
+        fresh = [*unsettled, *self._unknown(names, frozenset(unsettled))]
+        # A change in the clock's last grain could be missed: then look again next time.
+        settled = time.time_ns() - now > _GRAIN_NS
+        self._db.execute(
+            "UPDATE folder SET stamp = ?, looked = ?, took = ? WHERE id = ?",
+            (now if settled else None, time.time(), time.monotonic() - began, number),
+        )
+        return Look(path, number, fresh, sorted({*books, *self._open_books(path)}))
+
+    def _unsettled(self, folder: int) -> List[str]:
+        rows = self._db.execute(
+            "SELECT job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
+            "WHERE settled = 0 AND folder = ?",
+            (folder,),
+        )
+        return [f"{job_id}.{restarts}.{node}.json" for job_id, restarts, node in rows]
+
+    def _open_books(self, path: str) -> List[str]:
+        since = time.time() - _BOOK_QUIET_S
+        rows = self._db.execute(
+            "SELECT path FROM book WHERE path > ? AND path < ? AND grown > ?", (path + "/", path + "0", since)
+        )
+        return [name for (found,) in rows if "/" not in (name := found[len(path) + 1 :])]
+
+    def _unknown(self, names: Sequence[str], besides: frozenset[str]) -> List[str]:
+        """Names whose records the index does not have; those that it has never change again."""
+        if len(names) > _FEW and self._known is None:
+            self._known = set(self._db.execute("SELECT job_id, restarts, node FROM job"))
+            self._nodes = dict(self._db.execute("SELECT text, id FROM word"))
+        found = []
+        for name in names:
+            match = _RECORD_NAME.fullmatch(name)
+            if match is None or name in besides:
+                continue
+            job_id, restarts, node = int(match[1]), int(match[2]), match[3]
+            if self._known is not None:
+                known = (job_id, restarts, self._nodes.get(node, 0)) in self._known
+            else:
+                known = self._is_known(job_id, restarts, node)
+            if not known:
+                found.append(name)
+        # In order of the jobs: their files were made, and their rows come to lie, in about that order.
+        found.sort(key=lambda name: int(name[: name.index(".")]))
+        return found
+
+    def _is_known(self, job_id: int, restarts: int, node: str) -> bool:
+        return (
+            self._db.execute(
+                "SELECT 1 FROM job JOIN word ON word.id = job.node "
+                "WHERE job_id = ? AND restarts = ? AND word.text = ?",
+                (job_id, restarts, node),
+            ).fetchone()
+            is not None
+        )
+
+
+def _entries(path: str) -> Tuple[List[str], List[str], List[str]]:
+    """Records, books and folders in a folder; nothing when it cannot be read."""
+    names, books, folders = [], [], []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.endswith(".json"):
+                    names.append(name)
+                elif name.endswith(".jsonl"):
+                    books.append(name)
+                elif name[0] != "." and entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+    except OSError:
+        return [], [], []
+    return names, books, folders

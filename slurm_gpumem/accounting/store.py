@@ -1,0 +1,267 @@
+"""Open the store and ask it: `open_store()`, then `select`, `detail`, `summary`, `wasters`."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+from slurm_gpumem.accounting import place, schema
+from slurm_gpumem.accounting.config import AccountingConfig, load_accounting_config
+from slurm_gpumem.accounting.gather import Progress, refresh
+from slurm_gpumem.accounting.reading import recipe_of, rest_of, split_parts
+from slurm_gpumem.accounting.remember import remember_own
+from slurm_gpumem.accounting.sacct import join_slurm
+from slurm_gpumem.accounting.sums import Sums
+from slurm_gpumem.accounting.types import (
+    ALL,
+    GROUPS,
+    Device,
+    Filters,
+    Freshness,
+    JobDetail,
+    JobRow,
+    Summary,
+    Waster,
+)
+from slurm_gpumem.errors import UnknownNameError
+
+
+class Store:
+    """The indexed records that the caller may see; a context manager."""
+
+    def __init__(self, connection: sqlite3.Connection, config: AccountingConfig, *, everybody: bool) -> None:
+        self._db = connection
+        self._config = config
+        self._everybody = everybody
+        self._texts = _Texts(connection)
+        self._devices = _Devices(connection)
+        self._sums = Sums(connection, self._texts)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the index."""
+        self._db.close()
+
+    @property
+    def freshness(self) -> Freshness:
+        """What the answers stand on."""
+        meta = dict(self._db.execute("SELECT key, value FROM meta"))
+        reasons = dict(self._db.execute("SELECT reason, sum(count) FROM bad GROUP BY reason ORDER BY 2 DESC"))
+        return Freshness(
+            records=self._db.execute("SELECT count(*) FROM job").fetchone()[0],
+            bad=sum(reasons.values()),
+            bad_reasons=reasons,
+            indexed_at=float(meta["indexed_at"]) if "indexed_at" in meta else None,
+            slurm=meta.get("slurm", "not asked yet"),
+            everybody=self._everybody,
+        )
+
+    def bad_records(self, limit: int = 20) -> Tuple[Tuple[str, str], ...]:
+        """(path, reason) of records that could not be used."""
+        return tuple(self._db.execute("SELECT path, reason FROM bad ORDER BY path LIMIT ?", (limit,)))
+
+    def select(self, filters: Filters = ALL, *, limit: Optional[int] = None) -> Iterator[JobRow]:
+        """The jobs in order of their start; with `limit`, the latest so many."""
+        condition, values = self._sums.where(filters)
+        cursor = self._db.cursor()
+        cursor.row_factory = sqlite3.Row
+        order = "first_start, job_id"
+        sql = f"SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {order}"
+        if limit is not None:
+            latest = "first_start DESC, job_id DESC"
+            sql = (
+                f"SELECT * FROM (SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {latest} LIMIT ?) "
+                f"ORDER BY {order}"
+            )
+            values.append(limit)
+        for row in cursor.execute(sql, values):
+            yield self._job(row)
+
+    def detail(self, row: JobRow) -> JobDetail:
+        """One job in depth: reads its records again, curves included."""
+        from slurm_gpumem.accounting.detail import read_runs
+
+        places = self._db.execute(
+            "SELECT folder.path, job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
+            "JOIN folder ON folder.id = job.folder WHERE job_id = ? AND cluster = "
+            "(SELECT id FROM word WHERE text = ?) ORDER BY restarts, word.text",
+            (row.job_id, row.cluster),
+        ).fetchall()
+        runs, missing = read_runs(places)
+        return JobDetail(row, runs, missing)
+
+    def summary(self, filters: Filters = ALL) -> Summary:
+        """Sums over all jobs."""
+        return self._sums.summary(filters)
+
+    def summary_by(self, group: str, filters: Filters = ALL) -> List[Summary]:
+        """Sums for every user, account, model, gpu, partition or day; the largest first, days in order."""
+        if group not in GROUPS:
+            raise UnknownNameError("group", group, list(GROUPS))
+        return self._sums.summary_by(group, filters)
+
+    def wasters(self, filters: Filters = ALL, *, limit: int = 5) -> Tuple[Waster, ...]:
+        """Who keeps the most memory from others without using it."""
+        return self._sums.wasters(filters, limit)
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """For the other modules of this room."""
+        return self._db
+
+    @property
+    def config(self) -> AccountingConfig:
+        """Where everything is."""
+        return self._config
+
+    def _job(self, row: sqlite3.Row) -> JobRow:
+        text, rest = self._texts, rest_of(row["rest"])
+        recipe = recipe_of(text[row["recipe"]])
+        folded: Dict[str, Any] = {}
+        if row["attempts"] > 1 or row["restarts"]:
+            folded = self._all_runs(row)
+        ended = row["end"] is not None
+        met = folded.get("met", rest.met)
+        return JobRow(
+            job_id=row["job_id"],
+            cluster=text[row["cluster"]],
+            user=text[row["user"]],
+            uid=row["uid"],
+            account=text[row["account"]],
+            partition=text[row["partition"]],
+            job_name=row["job_name"] or "",
+            model=text[row["model"]],
+            fingerprint=recipe.fingerprint,
+            batch=_number(recipe.batch),
+            optimizer=recipe.optimizer,
+            precision=recipe.precision,
+            estimator=text[row["estimator"]],
+            parts=split_parts(rest.parts),
+            estimate_mib=row["estimate_mib"],
+            request_mib=row["request_mib"],
+            shards=row["shards"],
+            limit_mib=row["limit_mib"],
+            peak_mib=row["peak_mib"],
+            mean_mib=_number(rest.mean_mib),
+            sharing=text[row["sharing"]],
+            gpu=text[row["gpu"]],
+            gpu_memory_mib=row["gpu_mib"],
+            devices=tuple(self._devices[int(number)] for number in row["devices"].split()),
+            companions=tuple(sorted({int(job) for job in met.split()} - {row["job_id"]})),
+            submit=row["submit"],
+            start=row["first_start"],
+            end=row["end"],
+            wait_s=row["wait_s"],
+            run_s=folded.get("run_s", row["end"] - row["start"] if ended else None),
+            state=text[row["state"]],
+            exit_code=_number(rest.exit_code),
+            signal=_number(rest.signal),
+            attempts=row["attempts"],
+            ooms=row["ooms"],
+            sm_share=row["sm_share"],
+            gpu_sm=float(rest.gpu_sm) if rest.gpu_sm else None,
+            energy_j=folded.get("energy_j", row["energy_j"]),
+            gpu_s=folded.get("gpu_s", (row["end"] - row["start"]) * row["gpus"] if ended else None),
+            used_s=folded.get("used_s", row["used_s"]),
+            would_s=folded.get("would_s", row["would_s"]),
+            notes=tuple(rest.notes.split("\n")) if rest.notes else (),
+            hints=tuple(rest.hints.split()),
+            oom_limit_mib=folded.get("oom_limit_mib", row["limit_mib"] if row["oom"] else None),
+        )
+
+    def _all_runs(self, head: sqlite3.Row) -> Dict[str, Any]:
+        """What a job's runs make together; the head's row has its own part only."""
+        rows = self._db.execute(
+            "SELECT energy_j, (end - start) * gpus, used_s, would_s, "
+            "CASE WHEN node = ?3 OR restarts < ?4 THEN end - start END, rest, "
+            "CASE WHEN oom THEN limit_mib END FROM job WHERE job_id = ?1 AND cluster = ?2 ORDER BY restarts",
+            (head["job_id"], head["cluster"], head["node"], head["restarts"]),
+        ).fetchall()
+        energy, gpu_s, used_s, would_s, run_s, rests, limits = zip(*rows)
+        sums = {"energy_j": energy, "gpu_s": gpu_s, "used_s": used_s, "would_s": would_s, "run_s": run_s}
+        known = {name: [value for value in values if value is not None] for name, values in sums.items()}
+        return {
+            **{name: sum(values) if values else None for name, values in known.items()},
+            "oom_limit_mib": next((limit for limit in reversed(limits) if limit is not None), None),
+            "met": " ".join(rest_of(rest).met for rest in rests),
+        }
+
+
+class _Texts(Dict[int, str]):
+    """Words by their number, read when asked for."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__()
+        self._db = connection
+
+    def __missing__(self, number: int) -> str:
+        row = self._db.execute("SELECT text FROM word WHERE id = ?", (number,)).fetchone()
+        text = self[number] = row[0] if row else ""
+        return text
+
+
+class _Devices(Dict[int, Device]):
+    """GPUs by their number, read when asked for."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__()
+        self._db = connection
+
+    def __missing__(self, number: int) -> Device:
+        row = self._db.execute(
+            "SELECT node, uuid, number, name, memory_mib FROM device WHERE id = ?", (number,)
+        ).fetchone()
+        device = self[number] = Device(*row) if row else Device("?", "?")
+        return device
+
+
+def open_store(
+    *,
+    config: Optional[AccountingConfig] = None,
+    update: bool = True,
+    join: bool = True,
+    force: bool = False,
+    progress: Optional[Progress] = None,
+) -> Store:
+    """The store of this site as the caller may see it, brought up to date first.
+
+    `join` asks Slurm's accounting about jobs that ended; `force` looks at folders again that were looked at
+    a moment ago; `progress` is told of longer work.
+    """
+    settings = config or load_accounting_config()
+    site = place.readable_site_index(settings)
+    if site is not None:
+        try:
+            connection = schema.connect(site, read_only=True)
+            if schema.is_current(connection):
+                return Store(connection, settings, everybody=True)
+            connection.close()
+        except sqlite3.Error:
+            pass  # being made anew, or damaged: one's own jobs can still be told
+    only = None if os.geteuid() == 0 else os.geteuid()
+
+    def fill(connection: sqlite3.Connection) -> None:
+        new = refresh(
+            connection,
+            settings.folders,
+            shard_mib=settings.shard_mib,
+            only_uid=only,
+            progress=progress,
+            force=force,
+        )
+        if join:
+            join_slurm(connection, force=force)
+        if new:
+            remember_own(connection)
+
+    return Store(place.open_own(settings, fill, update=update), settings, everybody=only is None)
+
+
+def _number(text: str) -> Optional[int]:
+    return int(text) if text.isascii() and text.isdigit() else None

@@ -1,0 +1,208 @@
+"""Summaries from the index: whole months from the cube, the rest from rows, medians off sorted indexes."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.accounting import facts
+from slurm_gpumem.accounting.types import Filters, Summary, Waster
+
+_SUMS = tuple(name for name, _ in facts.FACTS)
+_WORST = len(_SUMS)
+_INTEGERS = frozenset((
+    "jobs", "estimated", "under_estimate", "under_request", "remembered", "shared", "observed", "ooms",
+    "oom_recovered", "oom_lost", "oom_avoided", "failed", "energy_jobs", "wait_jobs",
+))  # fmt: skip
+_CUBE_FILTERS = (("users", "user"), ("accounts", "account"), ("partitions", "partition"), ("models", "model"))
+
+Where = Tuple[str, List[Any]]
+
+
+class Sums:
+    """Answers about many jobs."""
+
+    def __init__(self, connection: sqlite3.Connection, texts: Mapping[int, str]) -> None:
+        self._db = connection
+        self._texts = texts
+
+    def summary(self, filters: Filters) -> Summary:
+        """Sums over all jobs of the filters."""
+        found = self._by(None, filters)
+        return found[0] if found else Summary("")
+
+    def summary_by(self, group: str, filters: Filters) -> List[Summary]:
+        """Sums for every value of a dimension, the most GPU time first; days in order."""
+        found = self._by(group, filters)
+        found.sort(
+            key=(lambda one: one.group)
+            if group == "day"
+            else (lambda one: (-one.used_s, -one.jobs, one.group))
+        )
+        return found
+
+    def wasters(self, filters: Filters, limit: int) -> Tuple[Waster, ...]:
+        """The users who kept the most memory × time from others without using it."""
+        found = [
+            Waster(
+                self._name("user", key),
+                int(sums[0]),
+                sums[_SUMS.index("granted_mib_s")],
+                sums[_SUMS.index("wasted_mib_s")],
+                sums[-1],
+            )
+            for key, sums in self._sums("user", filters).items()
+        ]
+        found = [waster for waster in found if waster.wasted_mib_s > 0]
+        return tuple(sorted(found, key=lambda waster: -waster.wasted_mib_s)[:limit])
+
+    def _by(self, group: Optional[str], filters: Filters) -> List[Summary]:
+        errors = self._errors(group, filters)
+        found = []
+        for key, sums in self._sums(group, filters).items():
+            values: Dict[str, Any] = {
+                name: int(value) if name in _INTEGERS else value for name, value in zip(_SUMS, sums)
+            }
+            values["peak_mib_s"] = values["granted_mib_s"] - values.pop("wasted_mib_s")
+            median, p95 = percentiles(errors.get(key, ()), (0.5, 0.95))
+            found.append(Summary(self._name(group, key), median_error=median, p95_error=p95, **values))
+        return found
+
+    def _sums(self, group: Optional[str], filters: Filters) -> Dict[int, List[Any]]:
+        """Value of the dimension → sums, in the order of FACTS, then the worst waste and its job."""
+        column = f'"{group}"' if group else "0"
+        found: Dict[int, List[Any]] = {}
+        if group == "day" and filters == Filters():
+            sql = f"SELECT day, {facts.sums_of_cube()} FROM days GROUP BY day"
+            _add(found, self._db.execute(sql))
+            return found
+        for table, (where, values) in self._parts(group, filters):
+            sums = facts.sums_of_cube() if table == "cube" else facts.sums_of_jobs()
+            _add(
+                found,
+                self._db.execute(f"SELECT {column}, {sums} FROM {table} WHERE {where} GROUP BY 1", values),
+            )
+        return {key: sums for key, sums in found.items() if sums[0] or sums[_SUMS.index("gpu_s")]}
+
+    def _parts(self, group: Optional[str], filters: Filters) -> List[Tuple[str, Where]]:
+        """Which sums can be had from the cube, and which rows make up the rest."""
+        in_cube = group != "day" and not (filters.states or filters.nodes or filters.jobs)
+        whole = months_within(filters.since, filters.until)
+        if not in_cube or whole is None:
+            return [("job", self.where(filters))]
+        first, last = whole
+        condition, values = self._names(filters)
+        parts = [("cube", (f"{condition} AND month BETWEEN ? AND ?", [*values, first, last]))]
+        condition, values = self.where(filters)
+        if filters.since is not None:
+            parts.append(("job", (f"{condition} AND start < ?", [*values, _begin_of(first)])))
+        if filters.until is not None:
+            parts.append(("job", (f"{condition} AND start >= ?", [*values, _begin_of(last + 1)])))
+        return parts
+
+    def _errors(self, group: Optional[str], filters: Filters) -> Dict[int, List[Tuple[int, int]]]:
+        """Value of the dimension → (|error| in thousandths, jobs), errors in order."""
+        # Without a group the index of the dimension with the fewest values serves as well.
+        column = f'"{group or "gpu"}"'
+        values: List[Any] = []
+        if filters == Filters():
+            source = f"job INDEXED BY error_{group or 'gpu'} WHERE judged = 1"
+        else:
+            condition, values = self.where(filters)
+            source = f"job WHERE {condition} AND judged = 1"
+        rows = self._db.execute(f"SELECT {column}, error_pm, count(*) FROM {source} GROUP BY 1, 2", values)
+        found: Dict[int, Dict[int, int]] = {}
+        for key, error, count in rows:
+            if error is not None:
+                counts = found.setdefault(key if group else 0, {})
+                counts[error] = counts.get(error, 0) + count
+        return {key: sorted(counts.items()) for key, counts in found.items()}
+
+    def where(self, filters: Filters) -> Where:
+        """The condition on rows of `job`."""
+        condition, values = self._names(filters)
+        parts = [condition]
+        if filters.states:
+            parts.append(f"state IN ({self._among(filters.states, values)})")
+        if filters.nodes:
+            parts.append(f"node IN ({self._among(filters.nodes, values)})")
+        if filters.jobs:
+            parts.append(f"job_id IN ({', '.join('?' * len(filters.jobs))})")
+            values += filters.jobs
+        if filters.since is not None:
+            # The longest stay bounds how long before a job can have begun, which is what the index knows.
+            longest = self._db.execute("SELECT coalesce(max(longest_s), 0) FROM device").fetchone()[0]
+            parts.append("((end >= ? AND start >= ?) OR end IS NULL)")
+            values += (filters.since, filters.since - longest - 1)
+        if filters.until is not None:
+            parts.append("start <= ?")
+            values.append(filters.until)
+        return " AND ".join(parts), values
+
+    def _names(self, filters: Filters) -> Where:
+        values: List[Any] = []
+        parts = [
+            f'"{column}" IN ({self._among(getattr(filters, field), values)})'
+            for field, column in _CUBE_FILTERS
+            if getattr(filters, field)
+        ]
+        return " AND ".join(parts) or "1", values
+
+    def _among(self, texts: Sequence[str], values: List[Any]) -> str:
+        values += texts
+        return f"SELECT id FROM word WHERE text IN ({', '.join('?' * len(texts))})"
+
+    def _name(self, group: Optional[str], key: int) -> str:
+        if group is None:
+            return ""
+        if group == "day":
+            return time.strftime("%Y-%m-%d", time.gmtime(key * 86_400))
+        return self._texts[key]
+
+
+def percentiles(counts: Sequence[Tuple[int, int]], parts: Sequence[float]) -> Tuple[Optional[float], ...]:
+    """Parts of 1 from sorted (thousandths, how many): the smallest that such a part does not exceed."""
+    total = sum(count for _, count in counts)
+    found = []
+    for part in parts:
+        seen = 0
+        value: Optional[float] = None
+        for error, count in counts:
+            seen += count
+            if seen >= part * total:
+                value = error / 1000
+                break
+        found.append(value)
+    return tuple(found)
+
+
+def months_within(since: Optional[float], until: Optional[float]) -> Optional[Tuple[int, int]]:
+    """The first and the last month that lie wholly between two times; None when there is none."""
+    first, last = 0, 12 * 9999
+    if since is not None:
+        month = _month_of(since)
+        first = month if _begin_of(month) >= since else month + 1
+    if until is not None:
+        last = _month_of(until) - 1
+    return (first, last) if first <= last else None
+
+
+def _month_of(moment: float) -> int:
+    local = time.localtime(moment)
+    return local.tm_year * 12 + local.tm_mon - 1
+
+
+def _begin_of(month: int) -> float:
+    return time.mktime((month // 12, month % 12 + 1, 1, 0, 0, 0, 0, 0, -1))
+
+
+def _add(found: Dict[int, List[Any]], rows: Iterable[Sequence[Any]]) -> None:
+    for key, *sums in rows:
+        before = found.get(key)
+        if before is None:
+            found[key] = sums
+        else:
+            worse = (sums[_WORST] or 0) > (before[_WORST] or 0)
+            total = [a + b for a, b in zip(before[:_WORST], sums[:_WORST])]
+            found[key] = [*total, *(sums if worse else before)[_WORST:]]

@@ -1,0 +1,320 @@
+"""What the store gives out: one row a job, one job in depth, sums over many.
+
+Sizes are MiB, times are Unix seconds, durations seconds, shares parts of 1. None is "not known".
+Texts come from users (model, user and job names) and may hold anything but NUL: whoever prints them
+makes them harmless for their own format (`texts.py` has the terminal's and the spreadsheet's way).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Optional, Tuple
+
+SHARED, WHOLE, OBSERVED = "shared", "whole", "observed"
+"""How a job held its GPUs: part of one; all of it; all of it, at a site that only observes yet."""
+
+GROUPS = ("user", "account", "model", "gpu", "partition", "day")
+"""What a summary can be taken by."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one job did on one GPU over time, in steps of equal length; at most some dozens of them."""
+
+    start: float
+    """Unix time of the first step's begin."""
+    step_s: float
+    memory_mib: Tuple[Optional[int], ...]
+    """The most that the job held within each step."""
+    sm_active: Tuple[Optional[float], ...]
+    """The job's part of the GPU's SM activity, mean of each step; as long as `memory_mib`."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU of the cluster."""
+
+    node: str
+    uuid: str
+    number: Optional[int] = None
+    """Its number on the node."""
+    name: str = ""
+    """As the driver calls it: "NVIDIA A100-SXM4-40GB"."""
+    memory_mib: Optional[int] = None
+
+    @property
+    def label(self) -> str:
+        """ "n1/gpu0", or the UUID's head where the number is not known."""
+        return f"{self.node}/gpu{self.number}" if self.number is not None else f"{self.node}/{self.uuid[:12]}"
+
+
+@dataclass(frozen=True)
+class GpuStay:
+    """One run of a job on one GPU."""
+
+    device: Device
+    start: float
+    end: Optional[float]
+    peak_mib: Optional[int] = None
+    mean_mib: Optional[int] = None
+    energy_j: Optional[float] = None
+    sm_share: Optional[float] = None
+    """The job's even part of the SM activity."""
+    gpu_sm: Optional[float] = None
+    """SM activity of the whole GPU while the job was there; gpu_* are the GPU's, not the job's."""
+    gpu_dram: Optional[float] = None
+    gpu_utilization: Optional[float] = None
+    gpu_power_w: Optional[float] = None
+    curve: Optional[Curve] = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of a job on one node, as its record tells."""
+
+    restarts: int
+    """0 for the first run."""
+    node: str
+    start: float
+    end: Optional[float]
+    state: str
+    exit_code: Optional[int]
+    signal: Optional[int]
+    mode: str
+    """"mps" or "timeslice"."""
+    shards: Optional[int]
+    limit_mib: Optional[int]
+    peak_mib: Optional[int]
+    oom: bool
+    """It ran out of GPU memory."""
+    verdict: str = ""
+    """What recovery made of its end; empty where nobody judged."""
+    hints: Tuple[str, ...] = ()
+    notes: Tuple[str, ...] = ()
+    stays: Tuple[GpuStay, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job with all its runs, joined with what Slurm's accounting knows of it."""
+
+    job_id: int
+    cluster: str
+    user: str
+    uid: int
+    account: str
+    partition: str
+    job_name: str
+    """Slurm's name for it; empty without slurmdbd."""
+    # -- the model, as gpusbatch wrote it into the job's record
+    model: str
+    fingerprint: str
+    batch: Optional[int]
+    optimizer: str
+    precision: str
+    estimator: str
+    """"corrected", "remembered", … ; "mem" where the user gave the size by hand."""
+    parts: Mapping[str, int]
+    """The estimate's parts; empty where they were not recorded."""
+    # -- memory
+    estimate_mib: Optional[int]
+    request_mib: Optional[int]
+    shards: Optional[int]
+    """Of the last run; 0 or None: a whole GPU."""
+    limit_mib: Optional[int]
+    """What its shards stand for."""
+    peak_mib: Optional[int]
+    """The most on any one of its GPUs, over all runs."""
+    mean_mib: Optional[int]
+    # -- where and how
+    sharing: str
+    """SHARED, WHOLE or OBSERVED."""
+    gpu: str
+    """The GPUs' type, in short: "a100"."""
+    gpu_memory_mib: Optional[int]
+    devices: Tuple[Device, ...]
+    """Of the last run."""
+    companions: Tuple[int, ...]
+    """Jobs that it met on its GPUs, in any run."""
+    # -- life
+    submit: Optional[float]
+    start: float
+    """Of the first run."""
+    end: Optional[float]
+    """Of the last run; None while it runs."""
+    wait_s: Optional[float]
+    """In the queue before the first run."""
+    run_s: Optional[float]
+    """Of all runs together."""
+    state: str
+    exit_code: Optional[int]
+    signal: Optional[int]
+    attempts: int
+    """Runs, the first included."""
+    ooms: int
+    """Runs that ended for want of GPU memory."""
+    # -- use
+    sm_share: Optional[float]
+    gpu_sm: Optional[float]
+    energy_j: Optional[float]
+    gpu_s: Optional[float]
+    """GPU-seconds that exclusive use would have taken: run time × GPUs."""
+    used_s: Optional[float]
+    """GPU-seconds it took, its GPUs' time split evenly over the jobs that were there at each moment."""
+    would_s: Optional[float]
+    """GPU-seconds that sharing by its request would have taken of a job that had its GPU alone."""
+    notes: Tuple[str, ...] = ()
+    hints: Tuple[str, ...] = ()
+    """What the last run's measurements suggest: "own-fault", "neighbour-fault", …"""
+    oom_limit_mib: Optional[int] = None
+    """What the last run that ran out of memory had been given."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether it ran long enough to show its peak; a cancelled or failed job may not have."""
+        return self.state in ("COMPLETED", "TIMEOUT") and bool(self.peak_mib)
+
+    @property
+    def error(self) -> Optional[float]:
+        """The estimate's error as part of the measured peak; negative is an under-estimate."""
+        if self.estimate_mib is None or not self.peak_mib or not self.judged:
+            return None
+        return self.estimate_mib / self.peak_mib - 1
+
+    @property
+    def granted_mib(self) -> Optional[int]:
+        """GPU memory that the job kept from others, on each of its GPUs."""
+        return self.gpu_memory_mib if not self.shards else self.limit_mib
+
+    @property
+    def waste_mib(self) -> Optional[int]:
+        """Memory that was granted and never used."""
+        if self.granted_mib is None or self.peak_mib is None:
+            return None
+        return max(0, self.granted_mib - self.peak_mib)
+
+    @property
+    def recovered(self) -> bool:
+        """Whether it ran out of memory and finished all the same, in a later run."""
+        return self.ooms > 0 and self.state == "COMPLETED"
+
+
+@dataclass(frozen=True)
+class JobDetail:
+    """One job in depth: its row and every run with its curves."""
+
+    row: JobRow
+    runs: Tuple[Attempt, ...]
+    missing: Tuple[str, ...] = ()
+    """Records that the index knows and that are not there (or not readable) any more."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which jobs; empty is all."""
+
+    users: Tuple[str, ...] = ()
+    accounts: Tuple[str, ...] = ()
+    partitions: Tuple[str, ...] = ()
+    models: Tuple[str, ...] = ()
+    states: Tuple[str, ...] = ()
+    nodes: Tuple[str, ...] = ()
+    jobs: Tuple[int, ...] = ()
+    since: Optional[float] = None
+    """Jobs that ran at some moment from here …"""
+    until: Optional[float] = None
+    """… to here, as with sacct."""
+
+
+ALL = Filters()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Sums over the jobs of one group, or of all."""
+
+    group: str
+    """The user's, model's … name, or "2026-11-15"; "" for all."""
+    jobs: int = 0
+    estimated: int = 0
+    """Jobs with an estimate and a measured peak; the figures of accuracy are of these."""
+    median_error: Optional[float] = None
+    """Median of |error|, a part of 1."""
+    p95_error: Optional[float] = None
+    """95 % of the jobs have a smaller |error|."""
+    under_estimate: int = 0
+    """Peak above the estimate."""
+    under_request: int = 0
+    """Peak above the request."""
+    remembered: int = 0
+    """Jobs whose estimate was a remembered peak."""
+    shared: int = 0
+    observed: int = 0
+    gpu_s: float = 0.0
+    """GPU-seconds that exclusive use would have taken, of jobs that ended."""
+    used_s: float = 0.0
+    """GPU-seconds in which a GPU was taken by these jobs."""
+    would_s: float = 0.0
+    """GPU-seconds with sharing, for the jobs in `would_of_s`."""
+    would_of_s: float = 0.0
+    """GPU-seconds of jobs that had a GPU alone and whose request is known: what `would_s` is held against."""
+    ooms: int = 0
+    """Runs that ended for want of GPU memory."""
+    oom_recovered: int = 0
+    """Jobs that ran out of memory and finished in a later run."""
+    oom_lost: int = 0
+    """Jobs that ran out of memory and did not finish."""
+    oom_avoided: int = 0
+    """Jobs whose peak was above their estimate and within what they were given: the reserve held them."""
+    failed: int = 0
+    energy_j: float = 0.0
+    energy_jobs: int = 0
+    granted_mib_s: float = 0.0
+    """Memory kept from others × time."""
+    peak_mib_s: float = 0.0
+    """Memory needed at most × time, of the same jobs."""
+    wait_s: float = 0.0
+    wait_jobs: int = 0
+    sm_s: float = 0.0
+    """SM activity × GPU-seconds, of jobs in `sm_gpu_s`."""
+    sm_gpu_s: float = 0.0
+    sm_used_s: float = 0.0
+    """What those jobs took of their GPUs: sm_s / sm_gpu_s is the activity that exclusive GPUs would have
+    shown, sm_s / sm_used_s what these did."""
+
+    @property
+    def jobs_per_gpu(self) -> Optional[float]:
+        """Average number of jobs on a GPU that has any."""
+        return self.gpu_s / self.used_s if self.used_s else None
+
+    @property
+    def unused(self) -> Optional[float]:
+        """Part of the granted memory × time that no job ever needed."""
+        return 1 - self.peak_mib_s / self.granted_mib_s if self.granted_mib_s else None
+
+
+@dataclass(frozen=True)
+class Waster:
+    """Who keeps the most memory from others without using it."""
+
+    user: str
+    jobs: int
+    granted_mib_s: float
+    wasted_mib_s: float
+    worst_job: int
+    """The job that wasted the most."""
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """How far the store is up to date, and what was left out."""
+
+    records: int
+    bad: int
+    """Records that could not be used."""
+    bad_reasons: Mapping[str, int]
+    indexed_at: Optional[float]
+    slurm: str
+    """"" when Slurm's accounting is joined; else why not."""
+    everybody: bool
+    """Whether all users' jobs are seen, or the caller's own only."""

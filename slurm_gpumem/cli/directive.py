@@ -1,0 +1,114 @@
+"""`gpumem estimate --directive`: the memory line of a model, printed or put into a job script."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from typing import Optional, Sequence
+
+from slurm_gpumem.cli.run import say
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.memory import registry
+from slurm_gpumem.memory.make_line import make_line
+from slurm_gpumem.memory.memory_line import MemoryLine
+from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.model.types import ModelSummary
+from slurm_gpumem.slurm.batch_script import BatchScript, check_script, read_script
+from slurm_gpumem.slurm.directives import MARK, MEMORY_LINE, Directive, read_directives
+
+
+def print_line(
+    summary: ModelSummary, job: TrainingJob, estimator: str, script: Optional[BatchScript]
+) -> None:
+    """Make the memory line and print it, or write it into `script`."""
+    if job.gpus > 1:
+        raise UsageError("--directive is for jobs on one GPU; those on several are not shared")
+    line = make_line(
+        summary.fingerprint,
+        job,
+        lambda other, gpu: registry.run(estimator, summary, other, gpu),
+        _progress,
+    )
+    if script is None:
+        print(line.directive())
+        return
+    changed = with_line(script, line)
+    if changed.data == script.data:
+        say(f"{script.name} has this memory line already")
+        return
+    _replace(changed)
+    first, last = line.knots[0].batch, line.knots[-1].batch
+    say(f"{script.name}: memory line for batches of {first} to {last} written; sbatch {script.name} will do")
+
+
+def script_directives(script: BatchScript, keys: Sequence[str]) -> Sequence[Directive]:
+    """What a script that is to get a memory line says of its job; its warnings are told."""
+    found = read_directives(script, (*keys, MEMORY_LINE))
+    for warning in found.warnings:
+        say(f"warning: {warning}")
+    return [directive for directive in found.found if directive.key not in (MEMORY_LINE, "model", "mem")]
+
+
+def open_script(path: str) -> BatchScript:
+    """The script that a line is to be written into; it must be one that sbatch takes."""
+    script = read_script(path)
+    check_script(script)
+    if not script.again_readable:
+        raise UsageError(f"{path}: is no file that a line can be written into")
+    return script
+
+
+def with_line(script: BatchScript, line: MemoryLine) -> BatchScript:
+    """The script with this line in the place of its old one, else behind its last #SBATCH or #GPUMEM."""
+    lines = script.text().split("\n")
+    head = [number for number, _ in script.head()]
+    old = [n for n in head if _has_line(lines[n - 1])]
+    others = [n for n in head if lines[n - 1].startswith(MARK) and n not in old]
+    has_batch = any("batch-size=" in lines[n - 1] for n in others)
+    ending = "\r" if lines[0].endswith("\r") else ""
+    text = line.directive(with_batch=not has_batch) + ending
+    marked = [n for n in head if lines[n - 1].startswith((MARK, "#SBATCH"))]
+    if old:
+        lines[old[0] - 1] = text
+        for number in reversed(old[1:]):
+            del lines[number - 1]
+    else:
+        lines.insert(marked[-1] if marked else 1, text)
+    return script._replace(data="\n".join(lines).encode("utf-8", "surrogateescape"))
+
+
+def _has_line(text: str) -> bool:
+    """Whether it is a line that --directive wrote: nothing but the batch size stands beside the memory."""
+    words = text.split()
+    keys = {word.partition("=")[0] for word in words[1:]}
+    return bool(words) and words[0] == MARK and MEMORY_LINE in keys and keys <= {MEMORY_LINE, "batch-size"}
+
+
+def _replace(script: BatchScript) -> None:
+    """Write the script whole, by a rename, with the mode it had; a link stays one."""
+    assert script.path is not None
+    path = os.path.realpath(script.path)
+    folder = os.path.dirname(path)
+    try:
+        mode = os.stat(path).st_mode & 0o7777
+        handle, draft = tempfile.mkstemp(prefix=".gpumem-", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(script.data)
+            os.chmod(draft, mode)
+            os.replace(draft, path)
+        except OSError:
+            os.unlink(draft)
+            raise
+    except OSError as error:
+        raise UsageError(
+            f"{script.name}: the memory line cannot be written: {error.strerror}.\n"
+            "Without --write it is printed instead."
+        ) from None
+
+
+def _progress(made: int) -> None:
+    """Tell people at a terminal that something goes on; it takes seconds."""
+    if made % 10 == 0 and sys.stderr.isatty():
+        print(f"\r{made} batch sizes estimated\033[K\r", end="", file=sys.stderr, flush=True)

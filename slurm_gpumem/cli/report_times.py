@@ -1,0 +1,79 @@
+"""Times as sacct takes them: 2026-11-15T08:00, 1115, 08:30, today, now-7days; and 7d."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Optional
+
+from slurm_gpumem.errors import UsageError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_NOW = re.compile(r"now(?:([+-])([0-9]{1,9})\s*([a-z]*))?")
+_AGO = re.compile(r"([0-9]{1,9})([smhdw])")
+_CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?\s*(am|pm)?")
+_ISO = re.compile(r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})(?:[t ]([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?)?")
+_MONTH_DAY = re.compile(
+    r"([0-9]{1,2})[/.]([0-9]{1,2})(?:[/.]([0-9]{2}|[0-9]{4}))?(?:-([0-9]{1,2}):([0-9]{2}))?"
+)
+_DIGITS = re.compile(r"([0-9]{2})([0-9]{2})([0-9]{2})?")
+_HOURS = {"midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
+
+
+def parse_time(text: str, now: Optional[float] = None) -> float:
+    """Unix time; UsageError says which ways there are to write one."""
+    moment = time.time() if now is None else now
+    found = _parse(text.strip().lower(), moment)
+    if found is None:
+        raise UsageError(
+            f"{text!r} is not a time; "
+            "write it like 2026-11-15, 2026-11-15T08:30, 08:30, today, now-7days or 7d"
+        )
+    return found
+
+
+def _parse(text: str, now: float) -> Optional[float]:
+    match = _NOW.fullmatch(text)
+    if match:
+        unit = _UNITS.get((match[3] or "s")[:1])
+        if unit is None:
+            return None
+        return now + (-1 if match[1] == "-" else 1) * int(match[2] or 0) * unit
+    match = _AGO.fullmatch(text)
+    if match:
+        return now - int(match[1]) * _UNITS[match[2]]
+    today = time.localtime(now)
+    year, month, day = today.tm_year, today.tm_mon, today.tm_mday
+    if text in ("today", "yesterday", "tomorrow"):
+        return _at(year, month, day + {"today": 0, "yesterday": -1, "tomorrow": 1}[text])
+    if text in _HOURS:
+        return _at(year, month, day, _HOURS[text])
+    match = _CLOCK.fullmatch(text)
+    if match:
+        hour = int(match[1]) % 12 + (12 if match[4] == "pm" else 0) if match[4] else int(match[1])
+        return _at(year, month, day, hour, int(match[2]), int(match[3] or 0))
+    match = _ISO.fullmatch(text)
+    if match:
+        return _at(*(int(part or 0) for part in match.groups()))
+    match = _MONTH_DAY.fullmatch(text) or _DIGITS.fullmatch(text)
+    if match:
+        parts = [int(part or 0) for part in match.groups()] + [0, 0]
+        years = parts[2] + 2000 if 0 < parts[2] < 100 else parts[2] or year
+        return _at(years, parts[0], parts[1], parts[3], parts[4])
+    return None
+
+
+def _at(year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0) -> Optional[float]:
+    if not (
+        1970 <= year <= 9999
+        and 1 <= month <= 12
+        and 0 <= day <= 32
+        and hour < 25
+        and minute < 60
+        and second < 61
+    ):
+        return None
+    try:
+        return time.mktime((year, month, day, hour, minute, second, 0, 0, -1))
+    except (OverflowError, ValueError):
+        return None

@@ -1,0 +1,80 @@
+"""What `fit` and `why` are asked about: a summary's file, or code that is traced on the spot."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Dict, Optional, Tuple
+
+from slurm_gpumem.cli.job_settings import JobSettings, job_settings
+from slurm_gpumem.cli.target_options import is_code, options_given, trace_code, trace_request
+from slurm_gpumem.config import JOB_KEYS, Config
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.model.trace_types import TracedJob
+from slurm_gpumem.model.types import ModelSummary
+
+DEFAULT_BATCH = 32
+"""For tracing where nobody says a batch size: sizes are scaled from it anyway."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to answer about, and how it is trained."""
+
+    summary: ModelSummary
+    job: TrainingJob
+    batch_given: bool
+    """Whether somebody said a batch size, or it is only where the search begins."""
+    notes: Tuple[str, ...] = ()
+    code: str = ""
+    """The target, when it was traced just now."""
+    traced: Optional[bytes] = None
+    """The summary's file, when it was traced just now."""
+
+
+def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject:
+    """Read the summary, or trace the code; errors say how to name either."""
+    settings = job_settings(config, (), os.environ, _options(args))
+    if is_code(text):
+        return _traced(text, args, settings)
+    used = options_given(args)
+    if used:
+        raise UsageError(
+            f"{text}: is a summary; {', '.join(used)} would only matter for code (train.py:build_model)"
+        )
+    summary = read_summary(text)
+    if not summary.name:
+        summary = replace(summary, name=Path(text).stem)
+    job = settings.training_job(summary.batch or DEFAULT_BATCH, 1, _job_of(summary))
+    return Subject(summary, job, settings.text("batch-size") is not None)
+
+
+def _traced(text: str, args: argparse.Namespace, settings: JobSettings) -> Subject:
+    keys = ("batch-size", "optimizer", "precision", "loss")
+    given = {key.replace("-", "_"): value for key in keys if (value := settings.text(key)) is not None}
+    defaults = {"batch_size": str(DEFAULT_BATCH), **given}
+    traced = trace_code(trace_request(text, args, tuple(defaults.items())), args)
+    summary = read_summary(traced.summary.decode(errors="replace"))
+    # The trace holds what the options said, custom losses and optimizers included.
+    own = {key: value for key, value in _options(args).items() if key == "batch-size"}
+    job = JobSettings({}).training_job(
+        int(own.get("batch-size", defaults["batch_size"])), 1, _job_of(summary)
+    )
+    return Subject(summary, job, "batch_size" in given, traced.notes, text, traced.summary)
+
+
+def _job_of(summary: ModelSummary) -> Optional[TracedJob]:
+    return summary.trace.job if summary.trace else None
+
+
+def _options(args: argparse.Namespace) -> Dict[str, str]:
+    given = {key: getattr(args, key.replace("-", "_"), None) for key in JOB_KEYS}
+    return {
+        key: "yes" if value is True else str(value)
+        for key, value in given.items()
+        if value and not isinstance(value, list)
+    }

@@ -1,0 +1,109 @@
+"""Play a trace through the caching allocator, for one batch size, GPU and allocator setting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from slurm_gpumem.memory.allocator import FREE, AllocatorStats, CachingAllocator, Event
+from slurm_gpumem.memory.trace.workspace import workspace_bytes
+from slurm_gpumem.memory.types import Gpu
+from slurm_gpumem.model.trace_types import Phase, Site, Trace
+
+DEFAULT_CUBLAS = 32 << 20
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """What PYTORCH_CUDA_ALLOC_CONF may say."""
+
+    expandable_segments: bool = False
+
+
+DEFAULT_SETTINGS = AllocatorSettings()
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What the allocator held after every event, and what lived at its peak."""
+
+    stats: AllocatorStats
+    allocated: Tuple[int, ...]
+    """Bytes in live blocks after each of the trace's events."""
+    live_at_peak: Tuple[Tuple[Site, int], ...]
+    """The blocks alive at the peak of allocated bytes, with their bytes, in the order of their allocation."""
+    phase: Phase
+    """Where that peak is."""
+
+    @property
+    def at_peak(self) -> Mapping[str, int]:
+        """Bytes by category at the peak."""
+        found: Dict[str, int] = {}
+        for site, size in self.live_at_peak:
+            found[site.category] = found.get(site.category, 0) + size
+        return found
+
+
+def replay(
+    trace: Trace,
+    batch: Optional[int] = None,
+    gpu: Optional[Gpu] = None,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+) -> Timeline:
+    """The trace at a batch size (default: its own) on a GPU, played once."""
+    events = allocator_events(trace, batch, gpu)
+    allocator = CachingAllocator()
+    allocator.replay(events)
+    stats = allocator.stats()
+    return Timeline(
+        stats=stats,
+        allocated=_live_bytes(events),
+        live_at_peak=_alive(trace, events, stats.peak_event),
+        phase=trace.phase_of(max(stats.peak_event, 0)),
+    )
+
+
+def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> List[Event]:
+    """The trace's events as the allocator takes them: one for each, sizes in bytes."""
+    at = trace.job.batch if batch is None else batch
+    cublas = DEFAULT_CUBLAS if gpu is None else gpu.cublas_workspace_bytes
+    sizes = [_size(site, at, cublas) for site in trace.sites]
+    events: List[Event] = []
+    block = 0
+    for value in trace.events:
+        if value >= 0:
+            events.append((block, sizes[value]))
+            block += 1
+        else:
+            events.append((block + value, FREE))
+    return events
+
+
+def _size(site: Site, batch: int, cublas: int) -> int:
+    if site.convolution is not None:
+        return workspace_bytes(site.convolution, batch)
+    return cublas if site.is_cublas else site.bytes_at(batch)
+
+
+def _live_bytes(events: List[Event]) -> Tuple[int, ...]:
+    sizes: Dict[object, int] = {}
+    total = 0
+    line = []
+    for key, size in events:
+        if size == FREE:
+            total -= sizes.pop(key)
+        else:
+            sizes[key] = -(-size // 512) * 512
+            total += sizes[key]
+        line.append(total)
+    return tuple(line)
+
+
+def _alive(trace: Trace, events: List[Event], last: int) -> Tuple[Tuple[Site, int], ...]:
+    live: Dict[object, Tuple[Site, int]] = {}
+    for value, (key, size) in zip(trace.events[: last + 1], events):
+        if size == FREE:
+            live.pop(key, None)
+        else:
+            live[key] = (trace.sites[value], size)
+    return tuple(live.values())

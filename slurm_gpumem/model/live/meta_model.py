@@ -1,0 +1,51 @@
+"""A model's twin on meta tensors: the same structure and types, no numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Dict
+
+import torch
+from torch import Tensor, nn
+
+META = torch.device("meta")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile` and data-parallel wrappers."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def meta_twin(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers are meta tensors; the model itself is not touched."""
+    known: Dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        known[id(tensor)] = to_meta(tensor)
+        if tensor.grad is not None:
+            known[id(tensor.grad)] = None
+    twin: nn.Module = copy.deepcopy(model, known)
+    return twin
+
+
+def to_meta(tensor: Tensor) -> Tensor:
+    """The same tensor without its numbers."""
+    if tensor.device == META:
+        return tensor
+    if tensor.layout != torch.strided:
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
+    else:
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    return empty
+
+
+def to_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """`model.to(dtype)` for floating-point tensors."""
+    return model.to(dtype)

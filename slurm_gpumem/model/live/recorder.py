@@ -1,0 +1,148 @@
+"""See every allocation of a training step: a dispatch mode that notes storages as they come and go.
+
+Operators run on meta tensors (nothing is computed); those that CUDA runs otherwise than the CPU are in
+`cuda_operators`. A storage's end is told by a weak reference to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from slurm_gpumem.model.live.cuda_operators import HANDLERS, MATMULS
+from slurm_gpumem.model.live.fast import NOT_PLAIN, PLAIN, on_meta
+from slurm_gpumem.model.live.places import Places
+from slurm_gpumem.model.trace_types import Convolution
+
+
+@dataclass
+class Block:
+    """One allocation as it was seen."""
+
+    shape: Tuple[int, ...]
+    """Empty where the storage is not just this tensor's numbers."""
+    itemsize: int
+    nbytes: int
+    operator: str
+    module: str
+    phase: str
+    category: str = ""
+    convolution: Optional[Convolution] = None
+
+
+class Recorder(TorchDispatchMode):
+    """Notes allocations and releases, with the operator, layer and phase of each."""
+
+    def __init__(self, places: Places, device: str = "meta") -> None:
+        super().__init__()
+        self.blocks: List[Block] = []
+        self.events: List[int] = []
+        """n ≥ 0: block n appears; n < 0: block ~n goes."""
+        self.phases: List[Tuple[int, str, int]] = []
+        self.phase = "setup"
+        self.step = 0
+        self.places = places
+        self.remarks: Dict[str, None] = {}
+        self.uses_conv = False
+        self.uses_matmul = False
+        self._device = device
+        self._live: Dict[int, Tuple[int, Any]] = {}
+        self._handles: Dict[str, bool] = {}
+        self._operator = ""
+
+    # -- Phases ----------------------------------------------------------------------------------
+
+    def enter(self, phase: str, step: int) -> None:
+        """From here on events belong to this phase."""
+        self.phase, self.step = phase, step
+        if self.phases and self.phases[-1][0] == len(self.events):
+            self.phases.pop()
+        self.phases.append((len(self.events), phase, step))
+
+    # -- Allocations -----------------------------------------------------------------------------
+
+    def note(self, tensor: Tensor, operator: str = "", category: str = "", module: str = "") -> None:
+        """Note a tensor's storage if it is new."""
+        if tensor.device.type != self._device:
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        nbytes = storage.nbytes()
+        itemsize = tensor.element_size()
+        shape = tuple(tensor.shape) if tensor.numel() * itemsize == nbytes else ()
+        module = module or self.places.now()
+        number = self._add(Block(shape, itemsize, nbytes, operator, module, self.phase, category))
+        live, events = self._live, self.events
+
+        def gone(_: Any) -> None:
+            live.pop(key, None)
+            events.append(~number)
+
+        live[key] = (number, weakref.ref(storage, gone))
+
+    def workspace(self, nbytes: int, operator: str, convolution: Optional[Convolution] = None) -> None:
+        """Note a block that exists only while an operator runs."""
+        if nbytes or convolution:
+            block = Block((), 1, nbytes, operator, self.places.now(), self.phase, "workspace", convolution)
+            self.events.append(~self._add(block))
+
+    def cublas(self) -> None:
+        """The first matrix product of a thread takes a workspace that stays."""
+        self.uses_matmul = True
+        # The engine runs the backward pass of a CUDA device in a thread of its own.
+        thread = "backward" if self.phase == "backward" else "forward"
+        if thread not in self._handles:
+            self._handles[thread] = True
+            self._add(Block((), 1, 0, "cublas", "", self.phase, "workspace"))
+
+    def block_of(self, tensor: Tensor) -> Optional[Block]:
+        """The allocation a tensor lies in."""
+        found = self._live.get(tensor.untyped_storage()._cdata)
+        return None if found is None else self.blocks[found[0]]
+
+    def _add(self, block: Block) -> int:
+        number = len(self.blocks)
+        self.blocks.append(block)
+        self.events.append(number)
+        return number
+
+    def assume(self, remark: str) -> None:
+        """Remember what was made up, once."""
+        self.remarks.setdefault(remark)
+
+    # -- Operators -------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator and note what it allocates."""
+        handler: Optional[Callable[..., Any]] = HANDLERS.get(func)
+        kwargs = kwargs or {}
+        result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
+        name = func._schema.name
+        self.note_result(result, name)
+        if name in MATMULS:
+            self.cublas()
+        return result
+
+    def note_result(self, result: Any, operator: str) -> None:
+        """Note the tensors that an operator returned."""
+        if isinstance(result, Tensor):
+            self.note(result, operator)
+        elif isinstance(result, (tuple, list)):
+            for item in result:
+                self.note_result(item, operator)
+
+
+def call(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operator's result, by the short way where there is one."""
+    short = PLAIN.get(func)
+    if short is not None and on_meta(args):
+        result = short(args, kwargs)
+        if result is not NOT_PLAIN:
+            return result
+    return func(*args, **kwargs)

@@ -1,0 +1,101 @@
+"""What a Python file offers, read without running it: to choose a callable, or to name those there are."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Tuple
+
+from slurm_gpumem.errors import TargetError
+
+_MODEL_BASES = ("Module", "LightningModule", "PreTrainedModel", "Sequential")
+_USUAL_NAMES = ("build_model", "make_model", "create_model", "get_model", "build", "model", "net")
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Callable:
+    """A function, class or variable at the top of a file."""
+
+    name: str
+    line: int
+    model: bool
+    """Whether it is a class of models by its bases."""
+    needs: Tuple[str, ...] = ()
+    """Arguments that have no default."""
+
+    @property
+    def signature(self) -> str:
+        """For people: "build_model(cfg)"."""
+        return f"{self.name}({', '.join(self.needs)})"
+
+
+def outline(path: Path) -> List[Callable]:
+    """The callables at the top of the file; TargetError for what is no Python."""
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise TargetError(f"{path.name}, line {error.lineno}: not valid Python: {error.msg}") from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise TargetError(f"{path.name}: cannot be read as Python: {error}") from None
+    found: List[Callable] = []
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.append(Callable(node.name, node.lineno, False, _needed(node.args)))
+        elif isinstance(node, ast.ClassDef):
+            init = next(
+                (f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None
+            )
+            bases = {_last_name(base) for base in node.bases}
+            model = bool(bases & set(_MODEL_BASES)) or any(c.model and c.name in bases for c in found)
+            found.append(Callable(node.name, node.lineno, model, _needed(init.args, 1) if init else ()))
+    return found
+
+
+def choose(path: Path, label: str) -> str:
+    """The one callable that must be meant when none is named; TargetError tells what there is."""
+    callables = outline(path)
+    names = {c.name: c for c in callables}
+    usual = [names[name] for name in _USUAL_NAMES if name in names and not names[name].needs]
+    if usual:
+        return usual[0].name
+    models = [c for c in callables if c.model]
+    # The last class of a file usually is the whole model, but nobody said so: only one is sure.
+    if len(models) == 1 and not models[0].needs:
+        return models[0].name
+    raise TargetError(f"{label}: which function or class builds the model?\n{_offer(label, callables)}")
+
+
+def missing(path: Path, attribute: str, label: str) -> TargetError:
+    """The error for a callable that is not in the file, with the nearest that is."""
+    import difflib
+
+    callables = outline(path)
+    names = [c.name for c in callables]
+    near = difflib.get_close_matches(attribute, names, n=1, cutoff=0.6)
+    hint = f"did you mean {label}:{near[0]}?" if near else _offer(label, callables)
+    return TargetError(f"{label} has no {attribute!r}.\n{hint[0].upper()}{hint[1:]}")
+
+
+def _offer(label: str, callables: List[Callable]) -> str:
+    public = [c for c in callables if not c.name.startswith("_")]
+    if not public:
+        return f"{label} defines no function and no class; write one that returns the model"
+    shown = sorted(public, key=lambda c: not c.model)[:_SHOWN]
+    more = ", ..." if len(public) > _SHOWN else ""
+    listed = ", ".join(c.signature for c in shown)
+    return f"it has: {listed}{more}. Name one like {label}:{shown[0].name}"
+
+
+def _needed(arguments: ast.arguments, skip: int = 0) -> Tuple[str, ...]:
+    names = [a.arg for a in [*arguments.posonlyargs, *arguments.args]]
+    without = names[skip : len(names) - len(arguments.defaults)]
+    keyword = [a.arg for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is None]
+    return (*without, *keyword)
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,151 @@
+"""A training step as its allocations: what our own summary holds beyond layers, without torch.
+
+Sizes are polynomials of the batch size, so that one trace answers for every batch. A convolution's workspace
+and a cuBLAS workspace depend on the GPU: the trace says where they are taken, the replay how large they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Iterator, Optional, Tuple
+
+PHASES = ("setup", "forward", "backward", "optimizer", "evaluate")
+CATEGORIES = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
+"""What an allocation is for. Workspaces are transient (cuDNN) or stay (cuBLAS)."""
+WAYS = ("meta", "fake", "real")
+"""How a model was traced: on meta tensors, on fake CPU tensors, or by a small real run on the CPU."""
+
+Polynomial = Tuple[int, ...]
+"""Bytes as coefficients of 1, batch, batch², ..."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One cuDNN call: what its workspace depends on."""
+
+    call: str
+    """"forward", "input" (gradient of the input) or "weight" (gradient of the weight)."""
+    dtype: str
+    """"fp32", "fp16", "bf16"; fp32 means TF32, PyTorch's default for convolutions."""
+    batch: Polynomial
+    """Size of the input's first dimension."""
+    channels: int
+    outputs: int
+    size: Tuple[int, ...]
+    """Spatial sizes of the input (of the larger side of a transposed convolution)."""
+    out_size: Tuple[int, ...]
+    kernel: Tuple[int, ...]
+    stride: Tuple[int, ...]
+    padding: Tuple[int, ...]
+    dilation: Tuple[int, ...]
+    groups: int = 1
+    transposed: bool = False
+    channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place in the step that allocates: which operator, in which layer, how much, for what."""
+
+    bytes: Polynomial
+    """Empty for a workspace, whose size is the GPU's."""
+    operator: str
+    module: str
+    """Dotted name of the innermost layer; "" outside all of them."""
+    category: str
+    convolution: Optional[Convolution] = None
+    """Set for a cuDNN workspace."""
+
+    @property
+    def is_cublas(self) -> bool:
+        """Whether this is a cuBLAS workspace, whose size the GPU decides."""
+        return self.category == "workspace" and self.convolution is None and not self.bytes
+
+    def bytes_at(self, batch: int) -> int:
+        """Bytes asked for at a batch size; 0 for a workspace."""
+        return evaluate(self.bytes, batch)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where a part of a step begins."""
+
+    event: int
+    """Index of its first event."""
+    name: str
+    """One of PHASES."""
+    step: int
+    """0 for the setup, then from 1."""
+
+
+@dataclass(frozen=True)
+class TracedJob:
+    """What was traced."""
+
+    batch: int
+    optimizer: str = ""
+    """Our name for it ("adam"), or its class where we have none; "" without training."""
+    precision: str = "fp32"
+    grad_accumulation: int = 1
+    checkpointing: bool = False
+    channels_last: bool = False
+    evaluate: bool = False
+    loss: str = ""
+    torch: str = ""
+    """Version that traced."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Every allocation and release of the first steps, in order."""
+
+    job: TracedJob
+    way: str
+    """One of WAYS."""
+    sites: Tuple[Site, ...]
+    events: Tuple[int, ...]
+    """n ≥ 0: allocate at site n, blocks being numbered from 0 in this order; n < 0: release the block that
+    was allocated -n allocations ago."""
+    phases: Tuple[Phase, ...]
+    scalable: bool = True
+    """Whether sizes are known as functions of the batch; otherwise only the traced batch counts."""
+    uses_conv: bool = False
+    """cuDNN gets loaded."""
+    uses_matmul: bool = False
+    """cuBLAS gets loaded."""
+    remarks: Tuple[str, ...] = field(default=())
+    """What was assumed: unknown operators, values that were made up."""
+
+    def allocations(self) -> Iterator[Tuple[int, int, Optional[Site]]]:
+        """(event, block, site) for an allocation, (event, block, None) for its release."""
+        block = 0
+        for index, value in enumerate(self.events):
+            if value >= 0:
+                yield index, block, self.sites[value]
+                block += 1
+            else:
+                yield index, block + value, None
+
+    def phase_of(self, event: int) -> Phase:
+        """The part of the step that an event belongs to."""
+        found = self.phases[0]
+        for phase in self.phases:
+            if phase.event > event:
+                break
+            found = phase
+        return found
+
+
+def evaluate(polynomial: Polynomial, batch: int) -> int:
+    """The polynomial's value; never negative."""
+    total = 0
+    for coefficient in reversed(polynomial):
+        total = total * batch + coefficient
+    return max(total, 0)
+
+
+def scale(trace: Trace, batch: int) -> Trace:
+    """The same training at another batch size."""
+    if batch == trace.job.batch:
+        return trace
+    return replace(trace, job=replace(trace.job, batch=batch))

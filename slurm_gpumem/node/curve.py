@@ -1,0 +1,93 @@
+"""A job's memory and activity over time, in a bounded number of steps however long it runs.
+
+Steps begin short; when there are too many, each two become one and a step is twice as long.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional
+
+MOST_STEPS = 60
+_FIRST_STEP_S = 1.0
+
+
+class UsageCurve:
+    """The most memory and the mean SM activity of every step since `start`."""
+
+    def __init__(self, start: float, step_s: float = _FIRST_STEP_S) -> None:
+        self.start = start
+        self.step_s = step_s
+        self._memory: List[Optional[float]] = []
+        self._activity: List[float] = []
+        self._seconds: List[float] = []
+
+    def add_memory(self, now: float, mib: float) -> None:
+        """One look at the memory, at a Unix time."""
+        at = self._step(now)
+        before = self._memory[at]
+        self._memory[at] = mib if before is None or mib > before else before
+
+    def add_activity(self, now: float, share: float, seconds: float) -> None:
+        """The job's part of the SM activity in the `seconds` before `now`."""
+        last = self._step(now)
+        # A reading of some seconds belongs to all the steps that it reaches back over.
+        steps = min(last + 1, max(1, round(seconds / self.step_s)))
+        for at in range(last + 1 - steps, last + 1):
+            self._activity[at] += share * seconds / steps
+            self._seconds[at] += seconds / steps
+
+    def as_json(self) -> Dict[str, Any]:
+        """Numbers in one text, "-" where nothing is known: quick to skip for who reads a million."""
+        return {
+            "at": round(self.start, 1),
+            "step_s": self.step_s,
+            "mib": " ".join(["-" if value is None else str(round(value)) for value in self._memory]),
+            "sm": " ".join(
+                [
+                    str(round(total / seconds * 100)) if seconds > 0 else "-"
+                    for total, seconds in zip(self._activity, self._seconds)
+                ]
+            ),
+        }
+
+    def _step(self, now: float) -> int:
+        at = int((now - self.start) / self.step_s)
+        while at >= MOST_STEPS:
+            self._halve()
+            at = int((now - self.start) / self.step_s)
+        # A clock that was set back does not go back on the curve.
+        at = max(at, len(self._memory) - 1, 0)
+        missing = at + 1 - len(self._memory)
+        if missing > 0:
+            self._memory += [None] * missing
+            self._activity += [0.0] * missing
+            self._seconds += [0.0] * missing
+        return at
+
+    def _halve(self) -> None:
+        pairs = range(0, len(self._memory), 2)
+        self._memory = [
+            max((value for value in self._memory[at : at + 2] if value is not None), default=None)
+            for at in pairs
+        ]
+        self._activity = [sum(self._activity[at : at + 2]) for at in pairs]
+        self._seconds = [sum(self._seconds[at : at + 2]) for at in pairs]
+        self.step_s *= 2
+
+
+def curve_from(table: Any) -> Optional[UsageCurve]:
+    """Take up a curve that a sampler before us had begun; None when it is none."""
+    if not isinstance(table, Mapping):
+        return None
+    try:
+        curve = UsageCurve(float(table["at"]), float(table["step_s"]))
+        memory, activity = str(table["mib"]).split(), str(table["sm"]).split()
+        for at, word in enumerate(memory[:MOST_STEPS]):
+            curve._step(curve.start + (at + 0.5) * curve.step_s)
+            curve._memory[at] = None if word == "-" else float(word)
+        for at, word in enumerate(activity[: len(memory)]):
+            if word != "-":
+                curve._activity[at], curve._seconds[at] = float(word) / 100 * curve.step_s, curve.step_s
+    except (KeyError, ValueError, IndexError):
+        return None
+    return curve if curve.step_s > 0 else None

@@ -1,0 +1,131 @@
+"""One line on what a job used, at the end of its own output: `python -I -m slurm_gpumem.node.end_line`.
+
+The task epilog runs it as the job's user, for jobs that want it. Root opens no file of the user's: what was
+measured comes from a file that the sampler lets the user read, and the output is opened with the user's own
+rights. Nothing that goes wrong here fails the job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from typing import Any, Mapping, Optional
+
+from slurm_gpumem.node.config import run_dir
+from slurm_gpumem.node.end_note import SCHEMA
+from slurm_gpumem.node.files import read_json
+from slurm_gpumem.node.jobs import RunFolder, valid_job_id
+
+_STDERR = 2
+_SCONTROL_S = 2.0
+_STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.M)
+_CLOSE = 0.95
+_MOST_COMPANIONS = 5
+
+
+def main() -> int:
+    """Entry point of the task epilog; always 0."""
+    job_id = valid_job_id(os.environ.get("SLURM_JOB_ID", ""))
+    if job_id is None:
+        return 0
+    note = read_json(RunFolder(run_dir()).usage_file(job_id))
+    known = note if isinstance(note, dict) and note.get("schema") == SCHEMA else {}
+    append(f"{line(job_id, known)}\n".encode("ascii", "replace"), stdout_of(job_id))
+    return 0
+
+
+def line(job_id: int, note: Mapping[str, Any]) -> str:
+    """The verdict; plain ASCII, since nobody knows the output's encoding."""
+    peak, limit = note.get("peak_mib"), note.get("limit_mib")
+    if peak is None or not note.get("samples"):
+        return f"gpumem: job {job_id}: its GPU memory was not measured on this node"
+    granted = f" of {_gib(limit)}" if limit else ""
+    if peak <= 0:
+        return f"gpumem: job {job_id} used no GPU memory{f' of its {_gib(limit)} GiB' if limit else ''}"
+    words = [f"gpumem: job {job_id} used {_gib(peak)}{granted} GiB of GPU memory{_estimated(note, peak)}"]
+    if note.get("sm_active_share") is not None:
+        words.append(f"SM {note['sm_active_share'] * 100:.0f} %")
+    if note.get("energy_j"):
+        words.append(f"{note['energy_j'] / 3600:.3g} Wh")
+    words.append(_company(note.get("met") or ()))
+    return ", ".join(words) + _advice(note, peak)
+
+
+def _estimated(note: Mapping[str, Any], peak: float) -> str:
+    estimate = note.get("estimate_mib")
+    return "" if not estimate else f" (estimated {_gib(estimate)}, {round((estimate / peak - 1) * 100):+d} %)"
+
+
+def _company(met: Any) -> str:
+    if not met:
+        return "alone on its GPU"
+    more = f" and {len(met) - _MOST_COMPANIONS} more" if len(met) > _MOST_COMPANIONS else ""
+    return f"with {', '.join(map(str, met[:_MOST_COMPANIONS]))}{more}"
+
+
+def _advice(note: Mapping[str, Any], peak: float) -> str:
+    shards, shard_mib, limit = note.get("shards"), note.get("shard_mib"), note.get("limit_mib")
+    if limit and peak >= _CLOSE * limit:
+        return "; close to its limit, ask for more" if peak <= limit else "; more than it was given"
+    if shards and shard_mib:
+        enough = -int(-peak // shard_mib)
+        if enough < shards:
+            return f"; {enough} {'shard' if enough == 1 else 'shards'} would have done"
+    return ""
+
+
+def stdout_of(job_id: int) -> Optional[str]:
+    """Where Slurm says that the job's output is; None when it does not answer."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "job", str(job_id)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SCONTROL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _STDOUT.search(os.fsdecode(done.stdout))
+    return found.group(1) if found else None
+
+
+def append(text: bytes, path: Optional[str]) -> None:
+    """Behind what the job wrote: to its stdout, or where that is not to be had, to its stderr.
+
+    A task epilog's own stderr is the job's, which mostly is the same file: then it is there already.
+    """
+    if path is not None and not _is_own_stderr(path):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            handle = os.open(path, flags)
+        except OSError:
+            handle = None
+        if handle is not None:
+            try:
+                # A pipe that nobody reads, a device or a terminal is no place for it.
+                if stat.S_ISREG(os.fstat(handle).st_mode):
+                    os.write(handle, text)
+                    return
+            finally:
+                os.close(handle)
+    if stat.S_ISREG(os.fstat(_STDERR).st_mode):
+        os.write(_STDERR, text)
+
+
+def _is_own_stderr(path: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(_STDERR))
+    except OSError:
+        return False
+
+
+def _gib(mib: float) -> str:
+    return f"{mib / 1024:.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Keeps the node's counts and writes its metrics file, seldom; the sampler calls it."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from slurm_gpumem.node.config import NodeConfig
+from slurm_gpumem.node.files import read_json, write_atomic
+from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.node.prometheus import render
+from slurm_gpumem.node.records import record_path
+from slurm_gpumem.node.service import sampler_runs
+from slurm_gpumem.node.tally import load_tally
+
+
+class Exporter:
+    """One node's metrics."""
+
+    def __init__(self, folder: RunFolder, config: NodeConfig, node: str) -> None:
+        self._folder = folder
+        self._config = config
+        self._node = node
+        self._tally = load_tally(folder.counters)
+        self._written = float("-inf")
+
+    def ended(self, job_id: int, restarts: int) -> None:
+        """Count a run whose record is closed."""
+        record = read_json(record_path(self._config.spool, job_id, restarts, self._node))
+        if isinstance(record, dict) and record.get("end") is not None:
+            self.count(record)
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """Count a run by its record."""
+        self._tally.add(record)
+        self._tally.save(self._folder.counters)
+
+    def write(self, live: Mapping[str, Any], now: float) -> None:
+        """The file, when the site wants one and it is due."""
+        if (
+            self._config.prometheus_file is not None
+            and now - self._written >= self._config.prometheus_every_s
+        ):
+            self._written = now
+            self._write(live, running=True)
+
+    def close(self) -> None:
+        """The sampler ends: its jobs' and GPUs' series end with it, the counts stay."""
+        if self._config.prometheus_file is not None:
+            self._write({"node": self._node}, running=False)
+
+    def _write(self, live: Mapping[str, Any], *, running: bool) -> None:
+        if self._config.prometheus_file is not None:
+            text = render(live, self._tally, running=running, users=self._config.prometheus_users)
+            write_atomic(self._config.prometheus_file, text, mode=0o644)
+
+
+def node_metrics(folder: RunFolder, config: NodeConfig, live: Mapping[str, Any]) -> str:
+    """The same text at once, for whoever asks; what a sampler that was killed left behind is not shown."""
+    running = sampler_runs(folder)
+    shown = live if running else {"node": live.get("node")}
+    return render(shown, load_tally(folder.counters), running=running, users=config.prometheus_users)

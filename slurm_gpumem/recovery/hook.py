@@ -1,0 +1,106 @@
+"""What EpilogSlurmctld does, as SlurmUser, for a failed job of ours.
+
+`python -I -m slurm_gpumem.recovery.hook`: it first brings back its own job, then looks for what an
+earlier run left half done. It opens no file of a user's and believes the comment no more than its owner's
+wish: the most that it can lead to is one whole GPU. With `sweep` as argument it only looks for leftovers;
+an administrator may run that by hand or from a timer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import syslog
+import time
+from pathlib import Path
+from typing import Mapping, Optional, Sequence
+
+from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.recovery.config import RecoveryConfig, load_recovery_config
+from slurm_gpumem.recovery.controller import Controller, Site, job_name
+from slurm_gpumem.recovery.locks import SWEEP, lock
+from slurm_gpumem.recovery.requeue import Outcome, Requeue
+
+DEFAULT_SITE_CONFIG = "/etc/slurm/gpumem.toml"
+_PATIENCE_S = 25.0
+"""How long a controller that restarts is waited for; less than the shell hook's own limit."""
+_LOCK_S = 10.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point of the shell hook; 0 when there is nothing left to do."""
+    config = load_recovery_config(Path(os.environ.get("GPUMEM_SITE_CONFIG") or DEFAULT_SITE_CONFIG))
+    for note in config.notes:
+        log(note)
+    try:
+        if argv[1:] == [SWEEP]:
+            slurm = Controller(config.slurm_env)
+            for outcome in sweep(slurm, config, slurm.site(), time.monotonic() + _PATIENCE_S):
+                print(outcome)
+        else:
+            recover_one(config, os.environ)
+    except SlurmError as error:
+        log(f"job {os.environ.get('SLURM_JOB_ID', '?')}: {error}")
+        return 1
+    return 0
+
+
+def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
+    """The hook's own job, then what others left."""
+    name = job_name(env)
+    if name is None:
+        return
+    slurm, deadline = Controller(config.slurm_env), time.monotonic() + _PATIENCE_S
+    site = _site(slurm, deadline)
+    with lock(site.state, name, _LOCK_S) as ours:
+        if ours:
+            outcome = Requeue(slurm, config, site, deadline).recover(name)
+            log(f"job {name}: {_told(outcome)}")
+    with lock(site.state, SWEEP) as ours:
+        if ours:
+            for line in sweep(slurm, config, site, deadline, but=name):
+                log(line)
+
+
+def sweep(
+    slurm: Controller, config: RecoveryConfig, site: Site, deadline: float, but: Optional[str] = None
+) -> Sequence[str]:
+    """Finish what an earlier run was killed in; says what it did."""
+    done = []
+    for name in slurm.left_over():
+        if name == but:
+            continue
+        with lock(site.state, name) as ours:
+            outcome = Requeue(slurm, config, site, deadline).recover(name) if ours else None
+        if outcome is not None and outcome.requeued:
+            done.append(f"job {name}: left half done; {_told(outcome)}")
+    return done
+
+
+def log(message: str) -> None:
+    """One line in the system's log; silence where there is none."""
+    line = " ".join(message.split())[:1000]
+    if os.environ.get("GPUMEM_RECOVERY_LOG"):
+        with open(os.environ["GPUMEM_RECOVERY_LOG"], "a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+        return
+    syslog.openlog("gpumem", syslog.LOG_PID, syslog.LOG_DAEMON)
+    syslog.syslog(syslog.LOG_NOTICE, line)
+
+
+def _site(slurm: Controller, deadline: float) -> Site:
+    while True:
+        try:
+            return slurm.site()
+        except SlurmError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.3)
+
+
+def _told(outcome: Outcome) -> str:
+    return f"requeued: {outcome.reason}" if outcome.requeued else f"not requeued: {outcome.reason}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,94 @@
+"""Whether a failed job comes back, and with what request: decided from what Slurm says of it now."""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, NamedTuple, Optional, Tuple, Union
+
+from slurm_gpumem.recovery.config import RecoveryConfig
+from slurm_gpumem.recovery.controller import Job, Site, held_by, replaced
+from slurm_gpumem.recovery.words import NEIGHBOUR, OOM, WHOLE, Words
+from slurm_gpumem.sharing.ladder import next_request
+from slurm_gpumem.sizes import ceil_div
+from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS
+
+_KILLED = ("0:9", "0:15", "137:0", "143:0")
+"""Somebody ended it: whatever its log says, that was not for want of GPU memory."""
+
+
+class Plan(NamedTuple):
+    """What to do with a job; `request` None means to run it again as it was."""
+
+    request: Optional[str]
+    """The value of Gres=."""
+    changes: Mapping[str, object]
+    """What its record says from now on."""
+    reason: str
+
+
+class Refusal(NamedTuple):
+    """Why it stays as it is."""
+
+    reason: str
+
+
+def why_not(job: Job, words: Words, config: RecoveryConfig, site: Site) -> Optional[Refusal]:
+    """What speaks against another run before any request is looked at; None when nothing does."""
+    record, end = words.record, words.end
+    if record is None or end is None or end.saw not in (OOM, NEIGHBOUR):
+        return Refusal("nothing in it says that GPU memory ran out")
+    if job.ended and job.status in ("0:0", *_KILLED):
+        return Refusal(f"its exit code is {job.status}")
+    if not config.enabled:
+        return Refusal("the site does not requeue (recovery.enabled)")
+    if record.get("oom", config.on_oom) != "requeue":
+        return Refusal("its owner does not want it to be requeued (on-oom)")
+    if job.het:
+        return Refusal("the parts of a heterogeneous job can only be requeued together")
+    if not job.batch:
+        return Refusal("Slurm requeues batch jobs only, not those of srun and salloc")
+    if not job.may_requeue:
+        if site.requeues:
+            return Refusal("its owner said --no-requeue")
+        return Refusal("this site's JobRequeue=0 was not lifted for it")
+    return None
+
+
+def plan_run(
+    job: Job, words: Words, config: RecoveryConfig, site: Site, units: Mapping[Optional[str], int], run: int
+) -> Union[Plan, Refusal]:
+    """The next run of a job that may have one; `run` is its number, as Slurm counts restarts."""
+    assert words.end is not None
+    if words.end.saw == NEIGHBOUR:
+        if words.number("again"):
+            return Refusal("a neighbour's fault ended it before; it was run again once")
+        return Plan(None, {"again": 1, "why": NEIGHBOUR, "run": run}, "a neighbour's fault ended it")
+    held = held_by(job.request)
+    if held is None:
+        return Refusal(f"its request {job.request!r} is not for one part of a GPU")
+    need = words.end.need_mib
+    retries = words.number("retry")
+    following = next_request(
+        config.ladder,
+        retries,
+        held,
+        units,
+        need_units=ceil_div(need, config.shard_mib) if need and held.gres == "shard" else 0,
+        gpu_keeps_off_shards=site.version >= WHOLE_GPU_BESIDE_SHARDS,
+    )
+    if following is None:
+        return Refusal("it ran out of GPU memory at the ladder's last step")
+    changes: Dict[str, object] = {
+        "shards": following.units,
+        "retry": retries + 1,
+        "was": held.units,
+        "why": OOM,
+        "run": run,
+        **({"need": need} if need else {}),
+        **({WHOLE: "yes"} if following.whole else {}),
+    }
+    what = "a whole GPU" if following.whole else f"{following.units} {held.gres}s"
+    return Plan(replaced(job.request, following.gres), changes, f"out of GPU memory at {_held(held)}: {what}")
+
+
+def _held(held: Tuple[str, Optional[str], int]) -> str:
+    return f"{held[2]} {held[0]}{'' if held[2] == 1 else 's'}"

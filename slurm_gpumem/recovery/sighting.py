@@ -1,0 +1,164 @@
+"""What the end of a job's log says of why it ended: the last word that means something counts.
+
+An out-of-memory error that the job survived (a search for a batch size, a skipped batch) is followed
+by more work or by another error, and is then not why it ended. Read backwards, what really
+happened is the first thing that is neither a consequence nor an echo.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Iterator, List, NamedTuple, Optional, Sequence
+
+from slurm_gpumem.recovery.patterns import Kind, find_voice
+
+MAX_LINES = 4000
+_MAX_LINE = 1000
+_SHOWN = 160
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|.)")
+# What launchers and loggers put before a line: "[rank0]: ", srun -l's "0: ", a time.
+_PREFIX = re.compile(
+    r"^(?:\[(?:rank ?)?\d+\]:? ?|\[\d+,\d+\]<std(?:err|out)>:?|\(\w+ pid=\d+[^)]*\) ?|\d+: "
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*\w? ?(?:\| )?)+"
+)
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_IGNORED = ("Exception ignored in", "Error in sys.excepthook", "Error in atexit", "Exception in thread")
+_IGNORED_LINES = 3
+"""So many lines later its traceback must have begun."""
+_FEW, _SOME, _MESSAGE_LINES = 8, 20, 25
+_TRIED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]B)?")
+_HELD = re.compile(r"this process has ([\d.]+) ?(bytes|KiB|MiB|GiB) memory in use")
+_UNITS = {"b": 2**-20, "k": 2**-10, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
+
+
+class Sighting(NamedTuple):
+    """The last thing in a log that says why the job ended."""
+
+    kind: Optional[Kind]
+    """None when nothing does."""
+    voice: str = ""
+    line: str = ""
+    """The line it stands in, fit to be shown."""
+    need_mib: Optional[int] = None
+    """What the process held and what it tried to get on top, where the text says it."""
+
+
+NOTHING = Sighting(None)
+
+
+class _Line(NamedTuple):
+    text: str
+    header: bool
+    """Whether it names the exception of a traceback."""
+    chained: bool
+    """Whether that traceback says that another exception, above it, came first."""
+
+
+def look(text: str) -> Sighting:
+    """What the text of a log says of its job's end."""
+    lines = _lines(text)
+    later = 0
+    for at in range(len(lines) - 1, -1, -1):
+        seen = _hear(lines[at])
+        if seen.kind is None:
+            later += 1
+            continue
+        if seen.kind is Kind.CONSEQUENCE:
+            # What follows is what launchers print of a failure.
+            later = 0
+            continue
+        if seen.kind is Kind.PROGRESS:
+            return NOTHING
+        if seen.kind is Kind.OOM and later > _room(lines, at, seen.voice):
+            return seen._replace(kind=Kind.MAYBE)
+        if seen.kind is Kind.OTHER and lines[at].chained:
+            # Raised while another was handled: that other one is where it began.
+            return _first_of_chain(lines[:at]) or seen
+        return seen
+    return NOTHING
+
+
+def _room(lines: Sequence[_Line], at: int, voice: str) -> int:
+    """How many lines may follow an error that was the end: few of a script, more of a job that goes on.
+
+    Some libraries' messages are long themselves; those stand in an exception or shortly behind its name.
+    """
+    in_message = any(line.header for line in lines[max(0, at - _MESSAGE_LINES) : at + 1])
+    if not in_message:
+        return _FEW
+    return _SOME if voice.startswith("torch") else MAX_LINES
+
+
+def _hear(line: _Line) -> Sighting:
+    voice = find_voice(line.text)
+    if voice is not None:
+        return Sighting(voice.kind, voice.name, line.text[:_SHOWN], _need(line.text))
+    return Sighting(Kind.OTHER, "exception", line.text[:_SHOWN]) if line.header else NOTHING
+
+
+def _first_of_chain(before: Sequence[_Line]) -> Optional[Sighting]:
+    """The error that a chain of exceptions began with, when it is one that we know."""
+    for line in reversed(before):
+        if not line.header:
+            continue
+        seen = _hear(line)
+        if seen.kind not in (Kind.OTHER, Kind.CONSEQUENCE, Kind.PROGRESS):
+            return seen
+        if not line.chained:
+            return None
+    return None
+
+
+def _lines(text: str) -> List[_Line]:
+    """The log's last lines, without escapes and prefixes; which of them name a traceback's exception."""
+    found: List[_Line] = []
+    inside = chained = False
+    ignored = 0
+    for line in _plain_lines(text):
+        ignored -= 1 if ignored and not inside else 0
+        if line.endswith(_TRACEBACK):
+            # Perhaps behind a progress bar that had not ended its line.
+            inside = True
+            continue
+        if line.startswith(_CHAINED):
+            chained = True
+            continue
+        if line.startswith(_IGNORED):
+            # Threads and clean-up: the process goes on, or was ending anyway.
+            ignored = _IGNORED_LINES
+            continue
+        if inside and line[:1] in (" ", "\t", ""):
+            continue
+        if inside:
+            inside = False
+            if ignored:
+                ignored = 0
+                continue
+            found.append(_Line(line, True, chained))
+            chained = False
+        elif line.strip():
+            found.append(_Line(line, False, False))
+    return found
+
+
+def _plain_lines(text: str) -> Iterator[str]:
+    for line in re.split(r"\r?\n|\r", text)[-MAX_LINES:]:
+        yield _PREFIX.sub("", _ESCAPES.sub("", line[:_MAX_LINE])).rstrip()
+
+
+def _need(line: str) -> Optional[int]:
+    tried = _TRIED.search(line)
+    if tried is None:
+        return None
+    held = _HELD.search(line)
+    return round(_mib(tried) + (_mib(held) if held else 0.0))
+
+
+def _mib(match: re.Match[str]) -> float:
+    number, unit = match[1].rstrip("."), (match[2] or "bytes")[:1].lower()
+    try:
+        return float(number) * _UNITS[unit]
+    except (ValueError, KeyError):
+        return 0.0

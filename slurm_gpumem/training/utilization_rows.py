@@ -1,0 +1,48 @@
+"""Rows to fit utilization on: every job measured alone, as seen through every text of its model."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.memory.correction.folds import fold_of
+from slurm_gpumem.memory.ground_truth import TOOLS
+from slurm_gpumem.memory.structural.estimator import simulate
+from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.model.types import ModelSummary
+from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.measured import Solo
+from slurm_gpumem.utilization.work import StepWork, step_work
+
+
+class UtilizationRow(NamedTuple):
+    """One measured job through one text."""
+
+    run: Solo
+    tool: str
+    fullest: bool
+    """Whether no other text of the model tells more."""
+    fold: int
+    seen: Seen
+    work: StepWork
+
+
+def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> List[UtilizationRow]:
+    """All rows; a text that cannot be read gives none."""
+    parsed: Dict[Tuple[str, str], ModelSummary] = {}
+    found: List[UtilizationRow] = []
+    for run in runs:
+        fullest = True
+        for tool in (tool for tool in TOOLS if tool in texts.get(run.summary, {})):
+            try:
+                if (run.summary, tool) not in parsed:
+                    parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
+                summary = parsed[run.summary, tool]
+                walk, _ = simulate(summary, run.job, run.gpu)
+            except GpumemError:
+                continue  # the same texts are counted and named by `gpumem accuracy`
+            seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
+            work = step_work(walk.tape, run.job)
+            found.append(UtilizationRow(run, tool, fullest, fold_of(run.model), seen, work))
+            fullest = False
+    return found

@@ -1,0 +1,79 @@
+"""The share of a GPU that keeps every job of a set within the slowdown which the site accepts.
+
+With p the pressure of a job and t the most pressure of others at which it still keeps within the slowdown,
+its share is max(p / S, 1 - t / S), where S is the same number for all jobs of a site. Whatever jobs share a
+GPU then, while their shares add up to 1 at most, the others of a job press with at most S · (1 - its share)
+≤ t. So Slurm's own sum of shards keeps the bound, whichever jobs come together. S only decides how well
+usual jobs pack; it is what usual jobs stand in sum at that slowdown.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Sequence, Tuple
+
+from slurm_gpumem.memory.types import Utilization
+from slurm_gpumem.utilization.interference import Interference, JobLoad, load_of, packaged, pressure, stretch
+
+_MOST = 64.0
+"""No set presses harder: a job that stands this much stands everything."""
+_STEPS = 40
+
+
+class Budget(NamedTuple):
+    """A job's share of a GPU by activity, and where it comes from."""
+
+    share: float
+    """0 to 1; 1 means a GPU to itself."""
+    pressure: float
+    tolerance: float
+    """Pressure of others at which it is as slow as accepted."""
+    because: str
+    """"pressure" (it takes so much) or "tolerance" (it stands so little)."""
+
+
+def activity_budget(
+    utilization: Utilization, max_slowdown: float, site_slowdown: float, mode: str = "mps"
+) -> Budget:
+    """The share of a job that accepts `max_slowdown`, on a site that accepts `site_slowdown`."""
+    model = packaged()
+    return budget(load_of(utilization), max_slowdown, scale(model, site_slowdown, mode), model.modes[mode])
+
+
+def budget(job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, float]) -> Budget:
+    """The same from a job's metrics, with S given as `total`."""
+    presses = pressure(job, known)
+    stands = tolerance(job, max_slowdown, known)
+    taken, needed = presses / total, 1 - stands / total
+    share = min(1.0, max(taken, needed, 0.0))
+    return Budget(share, presses, stands, "tolerance" if needed > taken else "pressure")
+
+
+def tolerance(job: JobLoad, max_slowdown: float, known: Mapping[str, float]) -> float:
+    """The most pressure of others at which the job's step is at most `max_slowdown` times as long."""
+    low, high = 0.0, _MOST
+    if stretch(job, high, known) <= max_slowdown:
+        return high
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if stretch(job, middle, known) <= max_slowdown:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def scale(model: Interference, slowdown: float, mode: str) -> float:
+    """The S of a site: between the points of the file, and as its ends beyond them."""
+    return interpolated(model.scales[mode], slowdown)
+
+
+def interpolated(points: Sequence[Tuple[float, float]], at: float) -> float:
+    """The value at `at` on the line through sorted points, level beyond both ends."""
+    before = points[0]
+    for point in points:
+        if at <= point[0]:
+            width = point[0] - before[0]
+            part = (at - before[0]) / width if width > 0 else 0.0
+            return before[1] + max(0.0, part) * (point[1] - before[1])
+        before = point
+    return before[1]

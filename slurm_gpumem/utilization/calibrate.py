@@ -1,0 +1,51 @@
+"""Add the reference set's rates to a GPU's calibration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, List, Mapping
+
+from slurm_gpumem.errors import CalibrationError
+from slurm_gpumem.memory.calibrate import Calibration, run_probe
+from slurm_gpumem.memory.gpus import closest_gpu
+from slurm_gpumem.memory.types import Gpu
+from slurm_gpumem.utilization.model import packaged
+from slurm_gpumem.utilization.reference import Compared, compare, rates_from
+
+_PROBE = "slurm_gpumem.utilization.reference_probe"
+
+
+def with_reference_set(calibration: Calibration, python: str) -> Calibration:
+    """Train the reference set with the interpreter `python` and put what it shows into the entry."""
+    return calibrated(calibration, run_probe(python, [], _PROBE))
+
+
+def calibrated(calibration: Calibration, probe: Mapping[str, Any]) -> Calibration:
+    """The entry with the fields that the measured reference jobs make."""
+    if not probe["jobs"]:
+        why = next(iter(probe["failed"].values()), "nothing was measured")
+        raise CalibrationError(f"no job of the reference set could be trained: {why}")
+    # The package's own rates: those of an earlier calibration would be corrected twice.
+    gpu = nominal(probe["gpu"], probe["memory_mib"])
+    items = compare(probe["jobs"], gpu, packaged())
+    fields: Dict[str, object] = {**dict(calibration.fields), **rates_from(items, gpu)}
+    notes = [*calibration.notes, *(_line(item) for item in items)]
+    notes += [f"reference set, {name}: {why}" for name, why in probe["failed"].items()]
+    return replace(calibration, fields=tuple(fields.items()), notes=tuple(notes))
+
+
+def nominal(name: str, memory_mib: int) -> Gpu:
+    """The package's own entry for a GPU, whatever the site's file says."""
+    from pathlib import Path
+
+    return closest_gpu(name, memory_mib, site_file=Path("/nonexistent"))
+
+
+def _line(item: Compared) -> str:
+    parts: List[str] = [
+        f"reference set, {item.reference.name}: step {item.measured_s * 1000:.3g} ms, "
+        f"{item.predicted_s * 1000:.3g} ms by the table"
+    ]
+    if item.measured_sm >= 0:
+        parts.append(f"SM activity {item.measured_sm:.0f} %, {item.predicted_sm:.0f} % predicted")
+    return "; ".join(parts)

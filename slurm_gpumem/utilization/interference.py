@@ -1,0 +1,171 @@
+"""How fast each job of a set runs beside the others, as a share of its speed alone.
+
+A job presses on its neighbours as hard as it drives the multiprocessors (a little more or less by how it does
+that), pressures add up, and what they do to a job depends on the job:
+
+    step beside others / step alone = max(1, own activity + pressure) + pressure · sensitivity
+
+the maximum rounded off. The first term is the GPU's time shared out; the second the waiting of small kernels
+behind large ones, which hits jobs of many short kernels hardest. Because pressures add up and more of them is
+never better, a bound on their sum is a bound on every job's slowdown: `budget` stands on that.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from math import exp, isfinite, log
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.memory.types import Utilization
+
+FORMAT = "gpumem-interference/1"
+FILE = "interference.json"
+MODES = ("mps", "timeslice")
+TRAITS = ("occupancy", "dram", "log_step")
+"""What besides activity makes a job press harder or suffer more; each about 0 for a usual job."""
+START: Mapping[str, float] = {
+    "roundness": 4.0,
+    "own": 1.0,
+    "sensitivity": 0.15,
+    "pressure": 1.0,
+    **{f"press_{trait}": 0.0 for trait in TRAITS},
+    **{f"suffer_{trait}": 0.0 for trait in TRAITS},
+    "suffer_idle": 0.0,
+}
+NAMES = tuple(START)
+POSITIVE = ("roundness", "own", "sensitivity", "pressure")
+_USUAL_STEP = 0.03
+_STEEPEST = 3.0
+
+
+class JobLoad(NamedTuple):
+    """A job alone: shares of 0 to 1, and seconds."""
+
+    active: float
+    occupancy: float
+    dram: float
+    step: float
+
+
+class Interference(NamedTuple):
+    """A checked file: coefficients and the scale of budgets, by mode of sharing."""
+
+    modes: Mapping[str, Mapping[str, float]]
+    scales: Mapping[str, Tuple[Tuple[float, float], ...]]
+    """(slowdown, sum of pressures that usual jobs stand at it): see `budget`."""
+    card: Mapping[str, Any]
+
+
+def load_of(utilization: Utilization) -> JobLoad:
+    """What a prediction says of a job."""
+    return JobLoad(
+        utilization.sm_active / 100,
+        utilization.sm_occupancy / 100,
+        utilization.dram_active / 100,
+        utilization.step_seconds,
+    )
+
+
+def load_from(values: Mapping[str, float]) -> JobLoad:
+    """A measured job by the names of its metrics."""
+    return JobLoad(values["sm_active"], values["sm_occupancy"], values["dram_active"], values["step_seconds"])
+
+
+def traits(job: JobLoad) -> Tuple[float, float, float]:
+    """By TRAITS: warps and memory traffic for each active multiprocessor, length of a step."""
+    active = max(job.active, 0.02)
+    return (
+        min(job.occupancy / active, 1.0) - 0.3,
+        min(job.dram / active, 1.0) - 0.4,
+        max(-3.0, min(3.0, log(max(job.step, 1e-4) / _USUAL_STEP))),
+    )
+
+
+def pressure(job: JobLoad, known: Mapping[str, float]) -> float:
+    """How hard a job presses on its neighbours; about its activity."""
+    bent = sum(known[f"press_{name}"] * value for name, value in zip(TRAITS, traits(job)))
+    return job.active * known["pressure"] * exp(max(-_STEEPEST, min(_STEEPEST, bent)))
+
+
+def sensitivity(job: JobLoad, known: Mapping[str, float]) -> float:
+    """How much a job loses by waiting, for each unit of its neighbours' pressure."""
+    bent = sum(known[f"suffer_{name}"] * value for name, value in zip(TRAITS, traits(job)))
+    bent += known["suffer_idle"] * (0.5 - job.active)
+    return known["sensitivity"] * exp(max(-_STEEPEST, min(_STEEPEST, bent)))
+
+
+def stretch(job: JobLoad, others: float, known: Mapping[str, float]) -> float:
+    """A step beside neighbours of that pressure over one alone: 1 or more, and never less for more of it."""
+    alone = rounded(known["own"] * job.active, known["roundness"])
+    beside = rounded(known["own"] * job.active + others, known["roundness"])
+    return beside / alone + others * sensitivity(job, known)
+
+
+def rounded(load: float, roundness: float) -> float:
+    """max(1, load) without its corner."""
+    return float((1 + load**roundness) ** (1 / roundness))
+
+
+def speeds(jobs: Sequence[JobLoad], known: Mapping[str, float]) -> List[float]:
+    """The share of its speed alone that each job keeps in this set."""
+    pressures = [pressure(job, known) for job in jobs]
+    total = sum(pressures)
+    return [1 / stretch(job, total - own, known) for job, own in zip(jobs, pressures)]
+
+
+def simple_speed(jobs: Sequence[JobLoad]) -> float:
+    """The rule that needs no fit, one speed for all: min(1, 1 / sum of activities)."""
+    return min(1.0, 1 / max(sum(job.active for job in jobs), 1e-9))
+
+
+# -- The file --------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def packaged() -> Interference:
+    """The package's own model."""
+    return load(data_path("models", FILE))
+
+
+def load(path: Path) -> Interference:
+    """Read and check one file; ConfigError says what is wrong with it."""
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; `make fit-utilization` writes it"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from None
+    return from_json(content, str(path))
+
+
+def from_json(content: Any, where: str) -> Interference:
+    """Check what a file says, number by number."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ConfigError(f"{where}: is not of format {FORMAT}; `make fit-utilization` writes one")
+    try:
+        modes: Dict[str, Mapping[str, float]] = {}
+        scales: Dict[str, Tuple[Tuple[float, float], ...]] = {}
+        for mode in MODES:
+            part = content["modes"][mode]
+            known = {name: _number(part["coefficients"][name]) for name in NAMES}
+            if any(known[name] <= 0 for name in POSITIVE):
+                raise ValueError("a coefficient that must be positive is not")
+            modes[mode] = known
+            scales[mode] = tuple((_number(slow), _number(total)) for slow, total in part["scale"])
+            if len(scales[mode]) < 2 or any(total <= 0 for _, total in scales[mode]):
+                raise ValueError("the scale of budgets needs two points or more, all positive")
+        return Interference(modes, scales, dict(content.get("card", {})))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it anew") from None
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not isfinite(value) or abs(value) > 1e6:
+        raise ValueError(f"{value!r} is not a usable number")
+    return float(value)

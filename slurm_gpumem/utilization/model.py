@@ -1,0 +1,141 @@
+"""The fitted file: the roofline's coefficients, small trees on top, intervals and ranges, in JSON.
+
+    {"format": "gpumem-utilization/1", "features": [names],
+     "sources": {"summary": {"coefficients": {name: number}, "targets": {target: {"start": number,
+     "trees": [tree, ...], "low": number, "high": number}}, "ranges": [[low, high], ...]}, "trace": {...}},
+     "coverage": share, "outside": factor, "card": {...}}
+
+A tree is a number (a leaf) or [feature, threshold, tree if value <= threshold, tree otherwise].
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.utilization import roofline
+from slurm_gpumem.utilization.features import NAMES
+
+FORMAT = "gpumem-utilization/1"
+FILE = "utilization.json"
+TARGETS = ("sm_active", "sm_occupancy", "dram_active", "step_seconds")
+SIZE_CAP = 4 << 20
+_DEPTH_CAP = 12
+_LIMIT = 1e12
+
+
+class Target(NamedTuple):
+    """What is added to the roofline's answer, as log-odds (the step: as logarithm), and how sure that is."""
+
+    start: float
+    trees: Tuple[Any, ...]
+    low: float
+    high: float
+
+    def moved(self, values: Sequence[float]) -> float:
+        """The learned part for one job."""
+        total = self.start
+        for node in self.trees:
+            while isinstance(node, list):
+                node = node[2] if values[node[0]] <= node[1] else node[3]
+            total += node
+        return total
+
+
+class Fitted(NamedTuple):
+    """What was learned for one source of the work (summary or trace)."""
+
+    coefficients: Mapping[str, float]
+    targets: Mapping[str, Target]
+    ranges: Tuple[Tuple[float, float], ...]
+
+
+class UtilizationModel(NamedTuple):
+    """A checked file."""
+
+    sources: Mapping[str, Fitted]
+    coverage: float
+    outside: float
+    """How much wider the intervals are outside the range of the measurements."""
+    card: Mapping[str, Any]
+
+
+@lru_cache(maxsize=1)
+def packaged() -> UtilizationModel:
+    """The package's own model."""
+    return load(data_path("models", FILE))
+
+
+def load(path: Path) -> UtilizationModel:
+    """Read and check one file; ConfigError says what is wrong with it."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; `make fit-utilization` writes it"
+        ) from None
+    if len(text) > SIZE_CAP:
+        raise ConfigError(f"{path}: larger than {SIZE_CAP} bytes, so it is no utilization model")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from None
+    return from_json(content, str(path))
+
+
+def from_json(content: Any, where: str) -> UtilizationModel:
+    """Check what a file says, number by number."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ConfigError(f"{where}: is not of format {FORMAT}; `make fit-utilization` writes one")
+    if content.get("features") != list(NAMES):
+        raise ConfigError(f"{where}: was fitted on other features than this version has; fit it again")
+    try:
+        sources = {name: _fitted(part) for name, part in content["sources"].items()}
+        coverage, outside = _number(content["coverage"]), _number(content["outside"])
+        return UtilizationModel(sources, coverage, outside, dict(content.get("card", {})))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it anew") from None
+
+
+def _fitted(content: Mapping[str, Any]) -> Fitted:
+    coefficients: Dict[str, float] = {}
+    for name in roofline.NAMES:
+        value = _number(content["coefficients"][name])
+        if value <= 0:
+            raise ValueError(f"{name} must be positive")
+        coefficients[name] = value
+    ranges = tuple((_number(low), _number(high)) for low, high in content["ranges"])
+    if len(ranges) != len(NAMES):
+        raise ValueError("as many ranges as features are needed")
+    return Fitted(coefficients, {name: _target(content["targets"][name]) for name in TARGETS}, ranges)
+
+
+def _target(content: Mapping[str, Any]) -> Target:
+    trees = content["trees"]
+    level: List[Any] = list(trees)
+    for _ in range(_DEPTH_CAP):
+        nodes = [node for node in level if type(node) is list]
+        for leaf in level:
+            if type(leaf) is not list:
+                _number(leaf)
+        if not nodes:
+            return Target(
+                _number(content["start"]), tuple(trees), _number(content["low"]), _number(content["high"])
+            )
+        for node in nodes:
+            if len(node) != 4 or type(node[0]) is not int or not 0 <= node[0] < len(NAMES):
+                raise ValueError("a node of a tree is not [feature, threshold, tree, tree]")
+            _number(node[1])
+        level = [branch for node in nodes for branch in node[2:]]
+    raise ValueError("a tree is too deep")
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not isfinite(value) or abs(value) > _LIMIT:
+        raise ValueError(f"{value!r} is not a usable number")
+    return float(value)

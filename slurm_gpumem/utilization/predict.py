@@ -1,0 +1,131 @@
+"""From the step behind a memory estimate to how hard the job will drive its GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, log
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.memory.types import Estimate, Gpu, Utilization
+from slurm_gpumem.utilization.features import NAMES, Seen, features, logit
+from slurm_gpumem.utilization.model import TARGETS, Fitted, UtilizationModel, packaged
+from slurm_gpumem.utilization.roofline import Times, rates_of, step_times
+from slurm_gpumem.utilization.work import StepWork, work_of
+
+SUMMARY, TRACE = "summary", "trace"
+_SLACK = 1e-9
+
+
+class Answer(NamedTuple):
+    """The model's answer in its own terms."""
+
+    values: Dict[str, float]
+    """By TARGETS: shares from 0 to 1, seconds."""
+    lows: Dict[str, float]
+    highs: Dict[str, float]
+    times: Times
+    strange: Tuple[str, ...]
+    """Features outside the range of the measurements."""
+
+
+def with_utilization(estimate: Estimate, gpu: Gpu) -> Estimate:
+    """The same estimate with its utilization, where its step is known."""
+    work = work_of(estimate.step, estimate.job)
+    if work is None:
+        return estimate
+    try:
+        model = packaged()
+    except ConfigError as error:
+        return replace(estimate, warnings=(*estimate.warnings, f"no utilization: {error}"))
+    walk = estimate.step
+    seen = Seen(
+        shapeless=not getattr(getattr(walk, "summary", None), "has_shapes", True),
+        guessed=bool(getattr(walk, "has_guesses", False)),
+    )
+    return replace(estimate, utilization=predict(work, seen, gpu, model))
+
+
+def predict(
+    work: StepWork, seen: Seen, gpu: Gpu, model: UtilizationModel, source: str = SUMMARY
+) -> Utilization:
+    """The utilization of a step on a GPU."""
+    if source not in model.sources:
+        source = SUMMARY
+    fitted = model.sources[source]
+    found = answer(work, seen, gpu, fitted, model.outside)
+    warnings: List[str] = []
+    if found.strange:
+        named = ", ".join(name.replace("_", " ") for name in found.strange[:3])
+        warnings.append(f"utilization: unlike the measured jobs (beyond the usual: {named})")
+    if not gpu.utilization_measured:
+        how = (
+            "scaled from an H200's by peak rates" if gpu.tflops else "as on an H200: its rates are not known"
+        )
+        warnings.append(f"utilization is unmeasured on {gpu.name}: {how}")
+    percent = {name: 100.0 if name != "step_seconds" else 1.0 for name in TARGETS}
+    return Utilization(
+        sm_active=100 * found.values["sm_active"],
+        sm_occupancy=100 * found.values["sm_occupancy"],
+        dram_active=100 * found.values["dram_active"],
+        step_seconds=found.values["step_seconds"],
+        intervals={
+            name: (percent[name] * found.lows[name], percent[name] * found.highs[name]) for name in TARGETS
+        },
+        coverage=model.coverage,
+        launch_bound=found.times.cpu > found.times.gpu,
+        source=source,
+        measured=gpu.utilization_measured,
+        warnings=tuple(warnings),
+    )
+
+
+def answer(work: StepWork, seen: Seen, gpu: Gpu, fitted: Fitted, outside: float) -> Answer:
+    """The roofline's answer, moved by the learned part, with its intervals."""
+    times = step_times(work, rates_of(gpu), fitted.coefficients)
+    values = features(work, times, seen)
+    strange = beyond(values, fitted.ranges)
+    wider = outside if strange else 1.0
+    middle: Dict[str, float] = {}
+    low: Dict[str, float] = {}
+    high: Dict[str, float] = {}
+    for name, plain in plain_answers(times).items():
+        target = fitted.targets[name]
+        center = plain + target.moved(values)
+        back = exp if name == "step_seconds" else _share
+        middle[name] = back(center)
+        low[name] = back(center + wider * min(target.low, 0.0))
+        high[name] = back(center + wider * max(target.high, 0.0))
+    # Warps live on active multiprocessors only.
+    middle["sm_occupancy"] = min(middle["sm_occupancy"], middle["sm_active"])
+    low["sm_occupancy"] = min(low["sm_occupancy"], middle["sm_occupancy"])
+    return Answer(middle, low, high, times, strange)
+
+
+def plain_answers(times: Times) -> Dict[str, float]:
+    """What the roofline says by TARGETS, in the scale that the learned part adds to."""
+    return {
+        "sm_active": logit(times.busy / times.step),
+        "sm_occupancy": logit(times.warps / times.step),
+        "dram_active": logit(times.traffic / times.step),
+        "step_seconds": log(times.step),
+    }
+
+
+def beyond(values: Sequence[float], ranges: Sequence[Tuple[float, float]]) -> Tuple[str, ...]:
+    """Names of the features that no measured job had so."""
+    return tuple(
+        name
+        for name, value, (low, high) in zip(NAMES, values, ranges)
+        if not low - _SLACK <= value <= high + _SLACK
+    )
+
+
+def _share(log_odds: float) -> float:
+    return 1 / (1 + exp(-log_odds))
+
+
+def busy_class(sm_active: Optional[float], bins: Tuple[float, float] = (30.0, 80.0)) -> int:
+    """0 (low), 1 (medium) or 2 (busy), by the edges of two bins in percent."""
+    value = sm_active or 0.0
+    return 2 if value >= bins[1] else 1 if value >= bins[0] else 0

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_gpumem.accounting.reading import (
+    BadRecordError,
+    parse_record,
+    recipe_of,
+    rest_of,
+    run_from,
+    short_gpu_name,
+    split_parts,
+)
+from tests.accounting.job_records import record
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def run(**changes: Any) -> Any:
+    return run_from(parse_record(json.dumps(record(**changes)).encode()))
+
+
+def test_a_record_becomes_a_row() -> None:
+    row = run(met=[4, 5])
+    assert (row.job_id, row.user, row.model, row.gpu, row.gpu_mib) == (1, "usr1", "resnet50", "a100", 40_960)
+    assert (row.sharing, row.own_peak_mib, row.used_s, row.own_state) == (
+        "shared",
+        11_600,
+        3600.0,
+        "COMPLETED",
+    )
+    assert recipe_of(row.recipe) == ("0123456789abcdef", "128", "adam", "fp32", "")
+    rest = rest_of(row.rest)
+    assert (rest.met, rest.exit_code, rest.samples) == ("4 5", "0", "3600")
+    assert split_parts(rest.parts)["activations"] == 9948
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "empty"),
+        (b'{"schema":"gpumem-job/1","job_id":1,', "torn or no JSON"),
+        (b"[" * 100_000, "torn or no JSON"),
+        (b"[]", "no job record"),
+        (b'{"schema":"other/1"}', "no job record"),
+        (b'{"schema":"gpumem-job/2"}', "of a newer gpumem"),
+        (b" " * (1 << 20) + b"{}", "larger than 1 MiB"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_a_reason(data: bytes, why: str) -> None:
+    with pytest.raises(BadRecordError, match=why):
+        parse_record(data)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"job_id": "1"},
+        {"job_id": -1},
+        {"uid": None},
+        {"node": 3},
+        {"start": float("nan")},
+        {"restarts": True},
+    ],
+)
+def test_a_record_that_does_not_name_its_run_is_refused(broken: Any) -> None:
+    with pytest.raises(BadRecordError, match="without a usable"):
+        run(**broken)
+
+
+def test_a_user_cannot_write_records_of_another_users_jobs() -> None:
+    assert run_from(record(uid=1001), 1001).uid == 1001
+    with pytest.raises(BadRecordError, match="written by another user"):
+        run_from(record(uid=1001), 1002)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e300, "12", True, [1]])
+def test_a_number_that_is_none_is_not_known(value: Any) -> None:
+    assert run(peak_mib=value).own_peak_mib is None
+
+
+@given(st.dictionaries(st.sampled_from(sorted(record())), JSON, max_size=6))
+def test_whatever_stands_in_a_record_it_is_a_row_or_refused(changes: Any) -> None:
+    try:
+        row = run_from({**record(), **changes})
+    except BadRecordError:
+        return
+    texts = [value for value in row if isinstance(value, str)]
+    assert all("\x00" not in text and text.encode() is not None for text in texts)
+    assert rest_of(row.rest) is not None
+    assert row.end is None or row.end >= row.start
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "oom"),
+    [
+        ({"end": None, "state": None}, "RUNNING", False),
+        ({"state": None}, "COMPLETED", False),
+        ({"state": None, "exit_code": 1}, "FAILED", False),
+        ({"state": None, "exit_code": 1, "hints": ["near-limit"]}, "FAILED", True),
+        ({"state": None, "exit_code": 1, "hints": ["near-limit", "own-fault"]}, "FAILED", False),
+        ({"state": None, "exit_code": 1, "verdict": "oom"}, "FAILED", True),
+        ({"state": None, "exit_code": 1, "hints": ["near-limit"], "verdict": "host"}, "FAILED", False),
+        ({"state": None, "exit_code": None}, "UNKNOWN", False),
+    ],
+)
+def test_how_a_run_ended(changes: Any, state: str, oom: bool) -> None:
+    row = run(**changes)
+    assert (row.own_state, bool(row.oom)) == (state, oom)
+
+
+def test_an_observed_job_is_told_apart_and_says_what_sharing_would_have_taken() -> None:
+    row = run(shards=None, limit_mib=None, claim={"shards": "0", "mode": "observe"})
+    assert row.sharing == "observed"
+    assert row.would_s == pytest.approx(3600 * 13 / 40)
+    assert run(shards=None, claim={"shards": "0"}).would_s is None
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx 4090"),
+        ("NVIDIA RTX A6000", "rtx a6000"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA", ""),
+        ("stand-in", ""),
+    ],
+)
+def test_gpus_have_short_names(name: str, short: str) -> None:
+    assert short_gpu_name(name) == short

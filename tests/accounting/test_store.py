@@ -1,0 +1,151 @@
+"""What the store answers: folded jobs, filters, sums that agree with the jobs they are of."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from slurm_gpumem.accounting.sums import months_within, percentiles
+from slurm_gpumem.accounting.types import GROUPS, Filters
+from tests.accounting.job_records import DAY, NOON, UUID, opened, record, write
+from tests.accounting.test_index import drawn_records
+
+
+def test_a_requeued_job_is_one_row_with_all_its_runs(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    first = {"end": NOON + 60, "exit_code": 1, "state": None, "peak_mib": 13_300.0, "met": [7]}
+    write(spool, record(1, **first))
+    claim = {"retry": "1", "was": "13", "why": "oom", "whole": "1"}
+    again = {"start": NOON + 200, "end": NOON + 3800, "peak_mib": 17_000.0, "shards": None, "limit_mib": None}
+    write(spool, record(1, restarts=1, claim=claim, met=[9], **again))
+    with opened(tmp_path) as store:
+        (row,) = store.select()
+        assert (row.attempts, row.ooms, row.recovered, row.state) == (2, 1, True, "COMPLETED")
+        assert (row.peak_mib, row.oom_limit_mib, row.start) == (17_000, 13_312, NOON)
+        assert (row.run_s, row.gpu_s, row.companions) == (3660.0, 3660.0, (7, 9))
+        assert row.error == pytest.approx(11_900 / 17_000 - 1)
+        total = store.summary()
+        assert (total.jobs, total.ooms, total.oom_recovered, total.oom_lost, total.under_request) == (
+            1,
+            1,
+            1,
+            0,
+            1,
+        )
+        detail = store.detail(row)
+        assert [(run.restarts, run.oom) for run in detail.runs] == [(0, False), (1, False)]
+        assert detail.runs[0].stays[0].curve is not None
+
+
+def test_jobs_that_share_a_gpu_share_its_time(tmp_path: Path) -> None:
+    write(tmp_path / "spool", record(1, start=NOON, end=NOON + 7200))
+    write(tmp_path / "spool", record(2, start=NOON + 3600, end=NOON + 7200, user="usr2", uid=1002))
+    write(tmp_path / "spool", record(3, gpus=[UUID[:-1] + "1"]))
+    with opened(tmp_path) as store:
+        used = {row.job_id: row.used_s for row in store.select()}
+        assert used == {1: 5400.0, 2: 1800.0, 3: 3600.0}
+        total = store.summary()
+        assert (total.gpu_s, total.used_s) == (14_400.0, 10_800.0)
+        assert total.jobs_per_gpu == pytest.approx(4 / 3)
+
+
+def test_sums_agree_with_the_jobs_they_are_of(tmp_path: Path) -> None:
+    for table in drawn_records(90):
+        write(tmp_path / "spool", table)
+    with opened(tmp_path) as store:
+        windows = [
+            (None, None),
+            (NOON + 3 * DAY, None),
+            (None, NOON + 33 * DAY),
+            (NOON + DAY, NOON + 50 * DAY),
+        ]
+        for since, until in windows:
+            filters = Filters(since=since, until=until)
+            rows = list(store.select(filters))
+            total = store.summary(filters)
+            errors = [abs(row.error) for row in rows if row.error is not None]
+            assert total.jobs == len(rows)
+            assert total.estimated == len(errors)
+            assert total.median_error == pytest.approx(statistics.median_low(errors), abs=0.001)
+            assert total.remembered == sum(row.estimator == "remembered" for row in rows)
+            for group in GROUPS:
+                groups = store.summary_by(group, filters)
+                assert sum(one.jobs for one in groups) == len(rows)
+                assert sum(one.used_s for one in groups) == pytest.approx(total.used_s)
+        assert store.summary().used_s == pytest.approx(sum(row.used_s or 0 for row in store.select()))
+        assert store.summary().would_s == pytest.approx(sum(row.would_s or 0 for row in store.select()))
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (Filters(users=("usr2",)), [2]),
+        (Filters(models=("bert",)), [2]),
+        (Filters(states=("FAILED",)), [3]),
+        (Filters(partitions=("short",)), [4]),
+        (Filters(nodes=("n9",)), [5]),
+        (Filters(jobs=(1, 5, 77)), [1, 5]),
+        (Filters(since=NOON + 5000), [4]),
+        (Filters(until=NOON - 1), []),
+        (Filters(since=NOON + 3599, until=NOON + 3601), [1, 2, 3, 5]),
+        (Filters(users=("usr1",), states=("COMPLETED",)), [1, 5, 4]),
+    ],
+)
+def test_filters_choose_jobs(tmp_path: Path, filters: Filters, expected: list[int]) -> None:
+    spool = tmp_path / "spool"
+    write(spool, record(1))
+    write(spool, record(2, user="usr2", uid=1002, claim={"model": "bert"}))
+    write(spool, record(3, state="FAILED", exit_code=1))
+    write(spool, record(4, partition="short", start=NOON + 4000, end=NOON + 9000))
+    write(spool, record(5, node="n9"))
+    with opened(tmp_path) as store:
+        assert [row.job_id for row in store.select(filters)] == expected
+        assert store.summary(filters).jobs == len(expected)
+
+
+def test_a_running_job_is_listed_and_counts_for_no_time(tmp_path: Path) -> None:
+    write(tmp_path / "spool", record(1, end=None, state=None, exit_code=None))
+    with opened(tmp_path) as store:
+        (row,) = store.select()
+        assert (row.state, row.gpu_s, row.error) == ("RUNNING", None, None)
+        total = store.summary()
+        assert (total.jobs, total.gpu_s, total.estimated) == (1, 0.0, 0)
+
+
+def test_only_jobs_that_ran_to_an_end_tell_of_accuracy(tmp_path: Path) -> None:
+    for number, state in enumerate(("COMPLETED", "TIMEOUT", "CANCELLED", "FAILED"), start=1):
+        write(tmp_path / "spool", record(number, state=state, peak_mib=500.0))
+    with opened(tmp_path) as store:
+        assert [row.error is not None for row in store.select()] == [True, True, False, False]
+        assert store.summary().estimated == 2
+
+
+def test_the_reserve_that_held_a_job_is_an_out_of_memory_avoided(tmp_path: Path) -> None:
+    write(tmp_path / "spool", record(1, peak_mib=12_500.0))
+    write(tmp_path / "spool", record(2, peak_mib=11_000.0))
+    with opened(tmp_path) as store:
+        total = store.summary()
+        assert (total.oom_avoided, total.under_estimate, total.under_request) == (1, 1, 0)
+
+
+def test_wasters_are_those_who_keep_the_most_from_others(tmp_path: Path) -> None:
+    write(tmp_path / "spool", record(1, peak_mib=13_000.0))
+    write(tmp_path / "spool", record(2, user="usr2", uid=1002, peak_mib=1000.0))
+    write(tmp_path / "spool", record(3, user="usr2", uid=1002, peak_mib=5000.0))
+    with opened(tmp_path) as store:
+        wasters = store.wasters()
+    assert [(one.user, one.jobs, one.worst_job) for one in wasters] == [("usr2", 2, 2), ("usr1", 1, 1)]
+    assert wasters[0].wasted_mib_s == (2 * 13_312 - 6000) * 3600
+
+
+def test_percentiles_of_counts_are_those_of_the_values() -> None:
+    assert percentiles([(10, 1), (20, 2), (900, 1)], (0.5, 0.75, 0.95)) == (0.02, 0.02, 0.9)
+    assert percentiles([], (0.5,)) == (None,)
+
+
+def test_whole_months_are_those_between() -> None:
+    first, last = months_within(NOON, NOON + 70 * DAY) or (0, 0)
+    assert last - first == 0
+    assert months_within(NOON, NOON + 10 * DAY) is None

@@ -1,0 +1,92 @@
+"""The accepted slowdown: the site's, the job's own, or none; and what --explain says of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slurm_gpumem.slurm.record import parse_record
+
+pytestmark = pytest.mark.slurm
+
+BUSY = ("job.sh", "--model", "summary.txt", "--batch-size", "256", "--estimator", "structural")
+
+
+@pytest.fixture
+def site(desk: Any) -> Any:
+    """Writes the site's file; the environment that names it."""
+
+    def write(text: str) -> dict[str, str]:
+        path = desk.folder / "gpumem.toml"
+        path.write_text(text)
+        return {"GPUMEM_SITE_CONFIG": str(path)}
+
+    return write
+
+
+def asked(desk: Any, *argv: str, env: Any = None) -> Any:
+    done = desk.call("--dry-run", "--json", *argv, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_without_a_slowdown_only_memory_decides(desk: Any) -> None:
+    found = asked(desk, *BUSY)
+    assert found["shards"] == found["shards_by_memory"]
+    assert found["shards_by_activity"] is None
+    assert found["utilization"]["sm_active"] > 50
+
+
+def test_a_busy_job_asks_for_more_where_the_site_accepts_little_slowdown(desk: Any, site: Any) -> None:
+    plain = asked(desk, *BUSY)["shards"]
+    loose = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 3\n"))["shards"]
+    strict = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 1.3\n"))
+    assert plain <= loose <= (strict["shards"] or 40)
+    assert strict["whole_gpu"] or strict["shards_by_activity"] > strict["shards_by_memory"]
+    assert strict["max_slowdown"] == 1.3
+
+
+def test_the_request_and_its_record_reach_slurm(desk: Any, site: Any) -> None:
+    env = site("[sharing]\nmax_slowdown = 3\n")
+    job = desk.submit("-H", *BUSY, env=env)
+    found = asked(desk, *BUSY, env=env)
+    assert desk.gres(job) == f"shard:{found['shards']}"
+    record = parse_record(desk.comment(job))
+    assert record is not None
+    assert record["slow"] == "3"
+    assert abs(int(record["sm"]) - found["utilization"]["sm_active"]) <= 1
+
+
+def test_a_directive_accepts_another_slowdown_for_one_job(desk: Any, site: Any) -> None:
+    env = site("[sharing]\nmax_slowdown = 3\n")
+    usual = asked(desk, *BUSY, env=env)
+    desk.script("job.sh", "true", "#GPUMEM max-slowdown=1.01")
+    careful = asked(desk, *BUSY, env=env)
+    assert careful["max_slowdown"] == 1.01
+    assert careful["whole_gpu"] or careful["shards"] >= usual["shards"]
+
+
+def test_a_partition_can_keep_activity_out(desk: Any, site: Any) -> None:
+    text = '[sharing]\nmax_slowdown = 1.05\n[sharing.partition.gpu]\nutilization = "ignore"\n'
+    found = asked(desk, *BUSY, "--max-slowdown", "1.1", env=site(text))
+    assert found["shards"] == found["shards_by_memory"]
+    assert any("max-slowdown has no effect" in warning for warning in found["warnings"])
+
+
+def test_explain_says_which_of_the_two_decided_and_what_the_other_asked(desk: Any, site: Any) -> None:
+    said = desk.call("--dry-run", "--explain", *BUSY, env=site("[sharing]\nmax_slowdown = 3\n")).stderr
+    assert "alone on the GPU: SM activity" in said
+    assert "share: by " in said
+    assert " alone: " in said
+    assert "keeps slowdowns within 3 (the site's limit)" in said
+    assert "no slowdown limit counts" in desk.call("--dry-run", "--explain", *BUSY).stderr
+
+
+def test_a_slowdown_below_one_is_refused_where_it_was_written(desk: Any) -> None:
+    desk.script("job.sh", "true", "#GPUMEM max-slowdown=0.5")
+    done = desk.call("--dry-run", *BUSY)
+    assert done.returncode == 2
+    assert "max-slowdown" in done.stderr
+    assert "job.sh, line 2" in done.stderr

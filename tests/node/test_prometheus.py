@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_gpumem.cli.gpumem import main as gpumem
+from slurm_gpumem.node import jobs, records
+from slurm_gpumem.node.prometheus import METRICS, render
+from slurm_gpumem.node.tally import Tally, load_tally
+from tests.node.conftest import REPOSITORY, until
+from tests.node.exposition import parse
+from tests.node.test_sampler import GPUS, Desk
+
+DASHBOARD = REPOSITORY / "docs" / "admin" / "grafana-dashboard.json"
+PAGE = REPOSITORY / "docs" / "admin" / "monitoring.md"
+UUID = GPUS[0].uuid
+GIB = 1 << 30
+
+
+@pytest.fixture
+def make_desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+    desks: List[Desk] = []
+
+    def make(**options: object) -> Desk:
+        desks.append(Desk(tmp_path, **options))  # type: ignore[arg-type]
+        return desks[-1]
+
+    yield make
+    for process in (process for desk in desks for process in desk.processes):
+        process.kill()
+        process.wait()
+
+
+def _live(user: str = "usr1", name: str = "card") -> Dict[str, Any]:
+    return {
+        "node": "n1",
+        "at": 1_789_000_000.5,
+        "source": "gpm",
+        "gpus": {
+            UUID: {
+                "number": 0,
+                "name": name,
+                "other_mib": 66.0,
+                "mps_clients": 1,
+                "memory_total_mib": 81_920.0,
+                "memory_used_mib": 9_282.5,
+                "sm_active": 0.5,
+                "dram_active": 0.25,
+                "utilization": 0.9,
+                "power_w": 310.5,
+            }
+        },
+        "jobs": {
+            "4711": {
+                "user": user,
+                "mode": "mps",
+                "gpus": [UUID],
+                "estimate_mib": 9_000,
+                "request_mib": 10_240,
+                "restarts": 1,
+                "shards": 10,
+                "limit_mib": 10_240,
+                "processes": 1,
+                "energy_j": 12.5,
+                "now_mib": {UUID: 9_216.0},
+                "gpu": {UUID: {"peak_mib": 9_216.0, "sm_active_share": 0.25}},
+            }
+        },
+    }
+
+
+def _full_tally() -> Tally:
+    tally = Tally()
+    tally.add({"state": "COMPLETED", "estimate_mib": 9_000, "peak_mib": 10_000, "energy_j": 5.0})
+    tally.add({"state": "FAILED", "hints": ["near-limit"], "restarts": 1, "estimate_mib": 4, "peak_mib": 1})
+    return tally
+
+
+def test_the_text_says_what_was_seen_in_bytes_and_parts_of_one() -> None:
+    families = parse(render(_live(), _full_tally(), running=True))
+    assert set(families) == set(METRICS)
+    job = {"node": "n1", "jobid": "4711", "gpu": "0", "uuid": UUID}
+    assert families["gpumem_job_memory_bytes"].value(**job) == 9 * GIB
+    assert families["gpumem_job_memory_limit_bytes"].value(jobid="4711") == 10 * GIB
+    assert families["gpumem_job_sm_active_ratio"].value(**job) == 0.25
+    assert families["gpumem_job_info"].value(user="usr1", mode="mps") == 1
+    assert families["gpumem_gpu_memory_total_bytes"].value(gpu="0") == 80 * GIB
+    assert families["gpumem_gpu_jobs"].value(uuid=UUID) == 1
+    assert families["gpumem_gpu_mps_clients"].value(gpu="0") == 1
+    assert families["gpumem_runs_ended_total"].value(state="completed") == 1
+    assert families["gpumem_runs_out_of_memory_total"].value() == 1
+    assert families["gpumem_runs_restarted_total"].value() == 1
+    ratio = families["gpumem_estimate_to_peak_ratio"]
+    assert [ratio.value("_bucket", le=le) for le in ("0.8", "0.9", "1.0", "3.0", "+Inf")] == [0, 1, 1, 1, 2]
+    assert ratio.value("_sum") == pytest.approx(4.9)
+
+
+def test_the_file_of_a_full_node_costs_little_to_make() -> None:
+    live = _live()
+    gpu, job = live["gpus"].pop(UUID), live["jobs"].pop("4711")
+    live["gpus"] = {card.uuid: {**gpu, "number": card.number} for card in GPUS}
+    for number in range(40):
+        uuid = GPUS[number % 8].uuid
+        places = {"gpus": [uuid], "now_mib": {uuid: 1.5}, "gpu": {uuid: {"peak_mib": 2.5}}}
+        live["jobs"][str(number)] = {**job, **places}
+    best = min(_cpu_of(lambda: render(live, _full_tally(), running=True)) for _ in range(10))
+    assert best < 0.015  # once in 15 s
+
+
+def _cpu_of(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def test_what_is_not_known_is_left_out_and_never_zero() -> None:
+    live = _live()
+    live["gpus"][UUID] = {"number": None, "name": "", "sm_active": None}
+    live["jobs"]["4711"].update(limit_mib=None, now_mib={UUID: None}, gpu={}, energy_j=float("nan"))
+    families = parse(render(live, Tally(), running=True))
+    assert families["gpumem_gpu_info"].value(gpu="") == 1
+    for name in ("gpu_sm_active_ratio", "job_memory_limit_bytes", "job_memory_bytes", "job_energy_joules"):
+        assert f"gpumem_{name}" not in families
+
+
+@given(user=st.text(), name=st.text(), node=st.text(max_size=20))
+def test_no_name_breaks_the_format(user: str, name: str, node: str) -> None:
+    families = parse(render({**_live(user, name), "node": node}, _full_tally(), running=True))
+    shown = "".join(letter if letter.isprintable() else "?" for letter in user[:64])
+    assert families["gpumem_job_info"].value(user=shown) == 1
+
+
+def test_a_site_can_leave_the_users_out() -> None:
+    assert "usr1" not in render(_live(), Tally(), running=True, users=False)
+
+
+def test_the_sampler_writes_the_file_whole_and_seldom(make_desk: Callable[..., Desk], tmp_path: Path) -> None:
+    file = tmp_path / "gpumem.prom"
+    desk = make_desk(prometheus_file=file)
+    desk.job(1, claim={"est": "900", "req": "1024"})
+    desk.hold({desk.process(1): 1000.0}, mps=True)
+    desk.live()
+    families = parse(file.read_text())
+    assert families["gpumem_job_memory_bytes"].value(jobid="1", gpu="0") == 1000 * 1024 * 1024
+    assert families["gpumem_job_estimate_bytes"].value(jobid="1") == 900 * 1024 * 1024
+    assert families["gpumem_gpu_mps_clients"].value(gpu="0") == 1
+    assert file.stat().st_mode & 0o777 == 0o644
+    stamp = file.stat().st_mtime_ns
+    for _ in range(5):
+        desk.live()
+    assert file.stat().st_mtime_ns == stamp
+    assert [path.name for path in tmp_path.iterdir() if "prom" in path.name] == ["gpumem.prom"]
+
+
+def test_a_folder_that_is_not_there_stops_no_measuring(make_desk: Callable[..., Desk]) -> None:
+    desk = make_desk(prometheus_file=Path("/nonexistent/gpumem.prom"))
+    desk.job(1)
+    desk.hold({desk.process(1): 1000.0})
+    assert desk.live()["1"]["peak_mib"] == 1000.0
+    assert "/nonexistent" in (desk.folder.root / "log").read_text()
+
+
+def _end(desk: Desk, job_id: int, status: str) -> None:
+    job = jobs.get(desk.folder, job_id)
+    assert job is not None
+    record = records.open_record(job, "n1")
+    records.merge_usage(record, json.loads(desk.folder.live.read_text())["jobs"][str(job_id)])
+    records.close_record(record, end=time.time(), status=status)
+    records.write_record(desk.config.spool, record)
+    jobs.drop(desk.folder, job_id)
+
+
+def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(
+    make_desk: Callable[..., Desk], tmp_path: Path
+) -> None:
+    file = tmp_path / "gpumem.prom"
+    desk = make_desk(
+        squeue=f"echo 1 {os.getuid()} FAILED gres:shard:1; echo 2 {os.getuid()} RUNNING gres:shard:1",
+        prometheus_file=file,
+    )
+    for job_id in (1, 2):
+        desk.job(job_id, claim={"est": "1200", "req": "1024", "shards": "1"})
+    desk.hold({desk.process(1): 1000.0})
+    desk.live()
+    _end(desk, 1, "1:0")
+    until(lambda: desk.live() and load_tally(desk.folder.counters).ended == {"failed": 1})
+    _end(desk, 2, "0:0")
+    desk.sampler.tick()
+    desk.sampler.finish_all()
+    families = parse(file.read_text())
+    assert families["gpumem_sampler_running"].value() == 0
+    assert "gpumem_job_info" not in families
+    assert families["gpumem_runs_ended_total"].value(state="completed") == 1
+    assert families["gpumem_runs_out_of_memory_total"].value() == 1
+    assert families["gpumem_estimate_to_peak_ratio"].value("_bucket", le="1.25") == 1
+    desk.sampler = desk.new_sampler()
+    desk.sampler.tick()
+    assert sum(load_tally(desk.folder.counters).ended.values()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema":"gpumem-counters/1","ratios":[1]}', '{"x":1}'])
+def test_counts_that_cannot_be_read_start_anew(tmp_path: Path, text: str) -> None:
+    (tmp_path / "counters.json").write_text(text)
+    assert load_tally(tmp_path / "counters.json") == Tally()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"verdict": "oom", "hints": []}, True),
+        ({"verdict": "error", "hints": ["near-limit"]}, False),
+        ({"hints": ["near-limit"]}, True),
+        ({"hints": ["near-limit", "neighbour-fault"]}, False),
+        ({"hints": None}, False),
+    ],
+)
+def test_a_verdict_counts_before_a_hint(record: Dict[str, Any], said: bool) -> None:
+    tally = Tally()
+    tally.add(record)
+    assert tally.out_of_memory == said
+
+
+def test_the_command_prints_or_writes_the_same_text(
+    make_desk: Callable[..., Desk],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    desk = make_desk()
+    desk.job(1)
+    desk.live()
+    argv = ["node", "metrics", "--run-dir", str(desk.folder.root)]
+    assert gpumem(argv) == 0
+    assert parse(capsys.readouterr().out)["gpumem_sampler_running"].value(node="n1") == 0
+    assert gpumem([*argv, "-o", str(tmp_path / "x.prom")]) == 0
+    assert parse((tmp_path / "x.prom").read_text())
+    assert gpumem([*argv, "-o", str(tmp_path / "missing" / "x.prom")]) == 2
+    assert gpumem(["node", "metrics", "--run-dir", str(tmp_path / "nothing")]) == 0
+
+
+def test_the_page_documents_every_name() -> None:
+    assert set(re.findall(r"^\| `(gpumem_\w+)`", PAGE.read_text(), re.M)) == set(METRICS)
+
+
+def _expressions(value: Any) -> List[str]:
+    if isinstance(value, dict):
+        own = [value[key] for key in ("expr", "definition", "query") if isinstance(value.get(key), str)]
+        return own + [found for inner in value.values() for found in _expressions(inner)]
+    return [found for inner in value for found in _expressions(inner)] if isinstance(value, list) else []
+
+
+def test_the_dashboard_asks_only_for_metrics_and_labels_that_the_exporter_writes() -> None:
+    text = render(_live(), _full_tally(), running=True)
+    families = parse(text)
+    samples = {name for family in families.values() for name, _ in family.samples}
+    labels = {key for family in families.values() for _, have in family.samples for key, _ in have}
+    expressions = _expressions(json.loads(DASHBOARD.read_text()))
+    assert len(expressions) > 15
+    for expression in expressions:
+        asked = set(re.findall(r"gpumem_\w+", expression))
+        assert asked <= samples, expression
+        assert set(re.findall(r"(\w+)=~?\"", expression)) <= labels, expression
+    shown = {name for expression in expressions for name in re.findall(r"gpumem_\w+", expression)}
+    needed = ("job_memory_bytes", "gpu_mps_clients", "gpu_sm_active_ratio", "runs_out_of_memory_total")
+    assert {f"gpumem_{name}" for name in (*needed, "runs_restarted_total")} <= shown
+
+
+def test_the_dashboard_is_one_that_grafana_can_import() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    assert board["id"] is None
+    assert board["schemaVersion"] >= 36
+    assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", board["uid"])
+    (source,) = board["__inputs"]
+    assert (source["name"], source["pluginId"]) == ("DS_PROMETHEUS", "prometheus")
+    assert {need["id"] for need in board["__requires"] if need["type"] == "panel"} == {
+        panel["type"] for panel in board["panels"] if panel["type"] != "row"
+    }
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"]
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
+            assert all(target["refId"] for target in panel["targets"])
+
+
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian's package prometheus)"
+)
+
+
+@needs_promtool
+def test_prometheus_own_tool_likes_the_text() -> None:
+    text = render(_live('a"b\\c\n'), _full_tally(), running=True)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@needs_promtool
+def test_prometheus_own_tool_understands_every_expression_of_the_dashboard(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"gpumem:{number}", "expr": _filled(expression)}
+        for number, expression in enumerate(_expressions(json.loads(DASHBOARD.read_text())))
+        if not expression.startswith("label_values")
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", str(file)], text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _filled(expression: str) -> str:
+    """Grafana's own variables filled in."""
+    return expression.replace("$__rate_interval", "5m").replace("$__range", "1d").replace("$node", "n1")

@@ -1,0 +1,200 @@
+"""A cluster with the recovery installed as a site installs it: hooks, a Python that every user may run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, Optional
+
+import pytest
+
+from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.spec import NodeSpec
+from slurm_gpumem.node.jobs import RunFolder
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, samplers_of
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
+RECORD = "gpumem/1:est=11000,req=12288,by=test,shards={shards},oom={oom}"
+OOM_LINE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+    "12.00 GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 10.80 GiB memory in "
+    "use."
+)
+OOM = f"echo 'Traceback (most recent call last):' >&2; echo '{OOM_LINE}' >&2; exit 1"
+
+
+def until(holds: Callable[[], Any], timeout_s: float = 30.0) -> None:
+    """Poll until it holds; fails when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"still not so after {timeout_s} s"
+        time.sleep(0.05)
+
+
+def install_package(folder: Path) -> Path:
+    """A Python that any user may run and that has the package: the system's, of whatever version."""
+    for version in ("3.9", "3.10", "3.11", "3.12", "3.13", "3.14"):
+        site = folder / "lib" / f"python{version}" / "site-packages"
+        site.parent.mkdir(parents=True)
+        site.symlink_to(folder / "packages")
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "slurm_gpumem", folder / "packages" / "slurm_gpumem", ignore=ignore)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to("/usr/bin/python3")
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    return folder / "bin" / "python3"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster with our hooks, and what tests ask of it."""
+
+    cluster: Cluster
+    root: Path
+
+    def configure(self, **recovery: object) -> None:
+        """Write gpumem.toml; hooks read it each time."""
+        node = {
+            "ledger": str(self.cluster.layout.ledger),
+            "spool": str(self.root / "records"),
+            "mps_control": str(self.root / "bin" / MPS_STANDIN.name),
+            "interval_s": 0.2,
+            "slurm_every_s": 1,
+            "idle_exit_s": 2,
+        }
+        slurm_env = {"SLURM_CONF": str(self.cluster.layout.slurm_conf)}
+        tables = {"node": node, "node.slurm_env": slurm_env, "recovery": recovery}
+        lines = [
+            line
+            for name, table in tables.items()
+            for line in (f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items()))
+        ]
+        (self.root / "gpumem.toml").write_text("\n".join([*lines, ""]))
+
+    def submit(
+        self,
+        script: str,
+        *options: str,
+        shards: int = 12,
+        gres: Optional[str] = None,
+        oom: str = "requeue",
+        comment: Optional[str] = None,
+        user: str = "nobody",
+    ) -> str:
+        words = comment if comment is not None else "mine " + RECORD.format(shards=shards, oom=oom)
+        argv = [
+            "sbatch", "--parsable", f"--gres={gres or f'shard:{shards}'}", "--mem=100", "--open-mode=append",
+            f"--output={self.root}/out/%A_%a" if any(o.startswith("--array") for o in options)
+            else f"--output={self.root}/out/%j",
+            *([f"--comment={words}"] if words else []), *options,
+        ]  # fmt: skip
+        done = self.cluster.run(argv, user=user, cwd=Path("/"), input=f"#!/bin/bash\n{script}\n")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def show(self, job: str) -> Dict[str, str]:
+        """Some of the job's fields; empty when Slurm has forgotten it."""
+        columns = ("State", "Reason", "RestartCnt", "tres-per-node", "Nice", "PriorityLong", "Comment")
+        width = ",".join(f"{name}:1100" for name in columns)
+        done = self.cluster.run(["squeue", "-h", "-a", "-t", "all", "-j", job, "-O", width])
+        line = done.stdout.split("\n")[0]
+        cells = [line[at * 1100 : (at + 1) * 1100].strip() for at in range(len(columns))]
+        return dict(zip(columns, cells)) if done.returncode == 0 and line.strip() else {}
+
+    def out(self, job: str) -> str:
+        return (self.root / "out" / job).read_text()
+
+    def runs(self, job: str) -> int:
+        """How often its script has begun, by its own log: a script begins with `echo begins`."""
+        try:
+            return self.out(job).count("begins")
+        except OSError:
+            return 0
+
+    def ended(self, job: str, state: str, timeout_s: float = 40.0) -> Dict[str, str]:
+        """The job's fields once it is over in that state."""
+        deadline = time.monotonic() + timeout_s
+        while (shown := self.show(job)).get("State") != state:
+            if time.monotonic() > deadline:
+                out = self.out(job) if (self.root / "out" / job).exists() else "(no log)"
+                pytest.fail(f"not {state} after {timeout_s} s: {shown}\n{out}\n{self.log()}")
+            time.sleep(0.05)
+        return shown
+
+    def log(self) -> str:
+        """What EpilogSlurmctld did."""
+        try:
+            return (self.root / "recovery.log").read_text()
+        except OSError:
+            return ""
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.root / "run")
+
+    def clear(self) -> None:
+        self.cluster.run(["scancel", "-p", "gpu"])
+        until(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), 40)
+
+
+def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
+    """The cluster, its hooks and a place for logs."""
+    root = Path(tempfile.mkdtemp(prefix="gpumem-"))
+    root.chmod(0o755)
+    for name in ("bin", "out"):
+        (root / name).mkdir()
+    (root / "out").chmod(0o1777)
+    shutil.copy(MPS_STANDIN, root / "bin")
+    python = install_package(root / "python")
+    hooks = root / "hooks"
+    shutil.copytree(REPOSITORY / "prolog", hooks)
+    RunFolder(root / "run").make()
+    options: Dict[str, Any] = {"nodes": (NodeSpec("n1"), NodeSpec("n2")), "cred_expire_s": 5, **fields}
+    cluster = make(
+        extra_conf=(
+            "PrologFlags=Alloc",
+            f"Prolog={hooks}/prolog.sh",
+            f"Epilog={hooks}/epilog.sh",
+            f"TaskProlog={hooks}/task_prolog.sh",
+            f"TaskEpilog={hooks}/task_epilog.sh",
+            f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh",
+            *extra,
+        ),
+        **options,
+    )
+    (hooks / "hooks.conf").write_text(
+        f"python={python}\nsite_config={root}/gpumem.toml\nrun_dir={root}/run\n"
+        f"recovery_log={root}/recovery.log\n"
+    )
+    site = Site(cluster, root)
+    site.configure()
+    return site
+
+
+def close_site(site: Site) -> None:
+    site.cluster.stop()
+    for pid in samplers_of(site):  # type: ignore[arg-type]
+        os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(site.root)
+
+
+@pytest.fixture(scope="module")
+def module_site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
+    """One site for all tests of a module: starting one costs more than most of them."""
+    site = make_site(make_module_cluster)
+    yield site
+    close_site(site)
+
+
+@pytest.fixture
+def site(module_site: Site) -> Iterator[Site]:
+    """The module's site, with default settings and no job of an earlier test."""
+    module_site.configure()
+    yield module_site
+    module_site.clear()

@@ -1,0 +1,62 @@
+"""Sixty and more logs, each in the folder of what it says: tests/recovery/logs/KIND/NAME.txt."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from slurm_gpumem.recovery.patterns import VOICES
+from slurm_gpumem.recovery.sighting import Sighting, look
+from slurm_gpumem.recovery.tail import read_tail
+from slurm_gpumem.recovery.weigh import Measured, weigh
+
+LOGS = sorted((Path(__file__).parent / "logs").glob("*/*.txt"))
+FULL = Measured(peak_mib=11_900, limit_mib=12_288, samples=60, fresh=True)
+
+
+def seen(path: Path) -> Sighting:
+    return look(read_tail(str(path)))
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_log_says_what_its_folder_is_called(path: Path) -> None:
+    found = seen(path)
+    assert (found.kind.value if found.kind else "none") == path.parent.name
+
+
+def verdict(path: Path, measured: Measured = Measured()) -> Optional[str]:  # noqa: B008
+    return weigh(seen(path), measured)
+
+
+def test_no_log_of_another_failure_leads_to_a_requeue_and_no_out_of_memory_is_missed() -> None:
+    others = [path for path in LOGS if path.parent.name in ("other", "none", "host", "maybe", "fault")]
+    ooms = [path for path in LOGS if path.parent.name == "oom"]
+    assert (len(LOGS) >= 60, len(others) >= 20) == (True, True)
+    assert [path.name for path in others if verdict(path) in ("oom", "neighbour")] == []
+    assert [path.name for path in ooms if verdict(path) != "oom"] == []
+
+
+def test_an_ambiguous_error_is_one_of_memory_when_the_peak_was_at_the_limit() -> None:
+    ambiguous = [path for path in LOGS if path.parent.name == "maybe"]
+    assert {verdict(path, FULL) for path in ambiguous} == {"oom"}
+    assert {verdict(path, FULL._replace(peak_mib=6000)) for path in ambiguous} == {None}
+
+
+def test_every_voice_has_a_sample_of_its_name() -> None:
+    names = [path.stem for path in LOGS]
+    missing = [voice.name for voice in VOICES if not any(name.startswith(voice.name) for name in names)]
+    assert missing == []
+
+
+def test_a_full_tail_is_judged_in_a_tenth_of_a_second(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(
+        "2025-01-01 12:00:00 a line of no interest with CUDA error words, out of luck 2\n" * 20_000
+    )
+    text = read_tail(str(path))
+    began = time.process_time()
+    look(text)
+    assert time.process_time() - began < 0.5

@@ -1,0 +1,156 @@
+"""EpilogSlurmctld killed before and after each of its steps, and slurmctld restarted in the middle.
+
+Slurm's commands are wrapped: the wrapper kills whoever called it, when a file asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Callable, Iterator, List, Tuple
+
+import pytest
+
+from slurm_gpumem.devcluster.cluster import Cluster
+from tests.recovery.conftest import OOM, Site, close_site, make_site, needs_root, until
+
+pytestmark = [needs_root, pytest.mark.slurm]
+
+STEPS = ("requeuehold", "change", "release", "nice")
+POINTS = tuple((step, moment) for step in STEPS for moment in ("before", "after"))
+SCRIPT = 'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; while [ ! -e GO ]; do sleep 0.1; done; ' + OOM
+WRAPPER = """#!/bin/sh
+name=${{0##*/}} job=$2 step=$1
+if [ "$step" = update ]; then
+    job=${{2#JobId=}}
+    case "$*" in *Gres=*) step=change ;; *Nice=*) step=nice ;; esac
+fi
+parent() {{ sed 's/.*) . //' "/proc/$1/stat" | cut -d' ' -f1; }}
+strike() {{
+    rm -f "{folder}/$job"
+    touch "{folder}/struck.$job"
+    python=$PPID timeout=$(parent $PPID) shell=$(parent "$(parent $PPID)")
+    [ "$how" = python ] || kill -9 "$shell" "$timeout"
+    kill -9 "$python"
+    exit 1
+}}
+moment='' how=''
+if [ "$name" = scontrol ] && [ -r "{folder}/$job" ]; then
+    read -r at moment how <"{folder}/$job"
+    [ "$at" = "$step" ] || moment=''
+fi
+[ "$moment" = before ] && strike
+if [ "$moment" = wait ]; then
+    touch "{folder}/waits"
+    while [ ! -e "{folder}/go-on" ]; do sleep 0.1; done
+fi
+"/usr/bin/$name" "$@"
+code=$?
+[ "$moment" = after ] && strike
+exit $code
+"""
+
+
+@pytest.fixture(scope="module")
+def trapped(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
+    site = make_site(make_module_cluster)
+    folder, commands = site.root / "traps", site.root / "slurm-bin"
+    for path in (folder, commands):
+        path.mkdir()
+    folder.chmod(0o1777)
+    for name in ("scontrol", "squeue", "sinfo", "scancel"):
+        (commands / name).write_text(WRAPPER.format(folder=folder))
+        (commands / name).chmod(0o755)
+    text = (site.root / "gpumem.toml").read_text()
+    (site.root / "gpumem.toml").write_text(text.replace("[node]\n", f'[node]\nslurm_bin = "{commands}"\n', 1))
+    yield site
+    close_site(site)
+
+
+def submit_trapped(site: Site, points: Tuple[Tuple[str, str], ...], how: str) -> List[str]:
+    """One job for each point, all of which fail at once when the traps are laid."""
+    go = site.root / f"go-{how}"
+    jobs = [site.submit(SCRIPT.replace("GO", str(go)), shards=8) for _ in points]
+    for job, (step, moment) in zip(jobs, points):
+        (site.root / "traps" / job).write_text(f"{step} {moment} {how}\n")
+    go.touch()
+    return jobs
+
+
+def finished_once(site: Site, job: str) -> None:
+    shown = site.ended(job, "COMPLETED", 60)
+    assert (site.root / "traps" / f"struck.{job}").exists()
+    assert (site.runs(job), shown["RestartCnt"]) == (2, "1")
+    assert "retry=1,was=8,why=oom" in shown["Comment"]
+    assert not shown["tres-per-node"].endswith("shard:8")
+
+
+def test_killed_at_any_step_it_is_finished_by_the_same_hook(trapped: Site) -> None:
+    jobs = submit_trapped(trapped, POINTS, "python")
+    for job in jobs:
+        finished_once(trapped, job)
+        assert trapped.show(job)["Nice"] == "-1000"
+
+
+def test_killed_with_its_shell_at_any_step_it_is_finished_by_the_next_hook(trapped: Site) -> None:
+    jobs = submit_trapped(trapped, POINTS, "all")
+    until(lambda: all((trapped.root / "traps" / f"struck.{job}").exists() for job in jobs), 60)
+    until(lambda: not any(trapped.show(job)["State"] == "COMPLETING" for job in jobs), 30)
+    following = trapped.submit(f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] || {{ {OOM}; }}', shards=8)
+    for job in [*jobs, following]:
+        trapped.ended(job, "COMPLETED", 60)
+    for job in jobs:
+        finished_once(trapped, job)
+
+
+def test_a_hold_of_the_users_own_is_not_lifted(trapped: Site) -> None:
+    held = trapped.submit(f"echo begins; {OOM}", "--hold", shards=8)
+    again = trapped.submit(f"echo begins; {OOM}", shards=8, oom="fail")
+    trapped.ended(again, "FAILED")
+    trapped.cluster.run(["scontrol", "requeuehold", again], user="nobody", check=True)
+    following = trapped.submit(f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] || {{ {OOM}; }}', shards=8)
+    trapped.ended(following, "COMPLETED")
+    assert (trapped.show(held)["State"], trapped.show(held)["PriorityLong"]) == ("PENDING", "0")
+    assert (trapped.show(again)["State"], trapped.show(again)["PriorityLong"]) == ("PENDING", "0")
+    trapped.cluster.run(["scancel", held, again])
+
+
+@pytest.mark.parametrize("step", ["requeuehold", "release"])
+def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: str) -> None:
+    site = trapped
+    for name in ("waits", "go-on"):
+        (site.root / "traps" / name).unlink(missing_ok=True)
+    (job,) = submit_trapped(site, ((step, "wait"),), f"restart-{step}")
+    until((site.root / "traps" / "waits").exists, 40)
+    controller = restart_slurmctld(site.cluster)
+    try:
+        (site.root / "traps" / "go-on").touch()
+        shown = site.ended(job, "COMPLETED", 60)
+        assert (site.runs(job), shown["RestartCnt"]) == (2, "1")
+    finally:
+        if step == "release":
+            controller.terminate()
+            controller.wait(timeout=20)
+
+
+def restart_slurmctld(cluster: Cluster) -> subprocess.Popen[bytes]:
+    """Stop the controller and start it again with what it had saved."""
+    pid = int((cluster.layout.run / "slurmctld.pid").read_text())
+    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    env = dict(part.decode().split("=", 1) for part in environ if part)
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: _is_over(pid), 20)
+    enter = cluster.layout.library / "enter-slurm-root"
+    command = [str(enter)] if enter.exists() else []
+    process = subprocess.Popen([*command, "/usr/sbin/slurmctld", "-D"], env=env, cwd=cluster.layout.root)
+    until(lambda: cluster.run(["squeue", "-h"], timeout_s=20).returncode == 0, 30)
+    return process
+
+
+def _is_over(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_gpumem.recovery.words import End, advice, read_words, with_end, with_retry
+from slurm_gpumem.sharing.ladder import parse_ladder
+from slurm_gpumem.slurm.record import parse_record
+
+RECORD = "gpumem/1:est=11000,req=12288,by=structural,shards=12,oom=requeue"
+
+
+def test_the_users_words_and_the_record_stay() -> None:
+    words = read_words(f"my own  words {RECORD}")
+    comment = with_end(words, End(0, "oom", "torch", 14210))
+    assert comment == f"my own  words {RECORD} gpumem-end/1:run=0,saw=oom,by=torch,need=14210"
+    again = read_words(comment)
+    assert (again.own, again.end, again.record) == (words.own, End(0, "oom", "torch", 14210), words.record)
+
+
+def test_what_was_seen_becomes_part_of_the_record() -> None:
+    words = read_words(f"{RECORD} gpumem-end/1:run=0,saw=oom,by=torch")
+    comment = with_retry(words, {"shards": 40, "retry": 1, "was": 12, "why": "oom", "run": 1})
+    assert comment is not None
+    assert read_words(comment).end is None
+    assert (parse_record(comment) or {})["shards"] == "40"
+    assert (parse_record(comment) or {})["est"] == "11000"
+
+
+def test_a_comment_that_is_full_is_left_alone() -> None:
+    assert with_end(read_words(f"{'x' * 940} {RECORD}"), End(0, "oom", "torch")) is None
+
+
+@pytest.mark.parametrize(
+    "word", ["run=x,saw=oom", "run=-1,saw=oom", "saw=oom", "run=0,saw=rain", "", "run=99999999999,saw=oom"]
+)
+def test_a_word_that_is_none_says_nothing(word: str) -> None:
+    assert read_words(f"{RECORD} gpumem-end/1:{word}").end is None
+
+
+@given(st.text(max_size=300))
+def test_any_comment_can_be_read(comment: str) -> None:
+    words = read_words(comment)
+    assert words.number("retry") >= 0
+
+
+@pytest.mark.parametrize(
+    ("record", "saw", "ladder", "said"),
+    [
+        (RECORD, "oom", ["whole-gpu"], "runs it again with a whole GPU"),
+        (RECORD, "oom", ["+25%", "whole-gpu"], "runs it again with 25 % more"),
+        (RECORD, "oom", [], "at the last step of this site's recovery; it is not run again"),
+        (RECORD + ",retry=1,whole=yes", "oom", ["whole-gpu"], "on a whole GPU; there is no larger one"),
+        (
+            RECORD.replace("requeue", "fail"),
+            "oom",
+            ["whole-gpu"],
+            "it is not run again (on-oom=requeue would)",
+        ),
+        (RECORD, "neighbour", ["whole-gpu"], "runs it again as it was"),
+        (RECORD + ",again=1", "neighbour", ["whole-gpu"], "it is not run again"),
+        (RECORD, "host", ["whole-gpu"], "Ask for more with --mem"),
+    ],
+)
+def test_the_line_in_the_log_says_what_follows(record: str, saw: str, ladder: list[str], said: str) -> None:
+    end = End(0, saw, "torch")
+    assert said in (advice(end, read_words(record), parse_ladder(ladder), enabled=True, default="fail") or "")

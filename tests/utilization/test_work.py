@@ -1,0 +1,62 @@
+"""The work of a step: arithmetic and kernels as the layers' shapes say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.structural.estimator import simulate
+from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.utilization.work import KINDS, StepWork, kind_totals, launches, step_work, total_flops
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+H200 = find_gpu("h200")
+
+
+def work(name: str, **how: object) -> StepWork:
+    job = TrainingJob(**{"batch_size": 64, **how})  # type: ignore[arg-type]
+    return step_work(simulate(read_summary(EXAMPLES / f"{name}.txt"), job, H200)[0].tape, job)
+
+
+@pytest.mark.parametrize(
+    ("name", "forward_gmacs"), [("resnet50", 4.09), ("mobilenetv3", 0.217), ("vit", 17.56)]
+)
+def test_arithmetic_is_three_times_the_published_forward(name: str, forward_gmacs: float) -> None:
+    # Forward, and as much again for the gradients of input and weight; the first layer's input has none.
+    published = 3 * 2 * forward_gmacs * 1e9 * 64
+    assert total_flops(work(name)) == pytest.approx(published, rel=0.03)
+
+
+def test_half_precision_moves_the_products_to_faster_kernels() -> None:
+    def kinds(precision: str) -> set[str]:
+        totals = kind_totals(work("vit", precision=precision))
+        return {KINDS[kind] for kind, (_, flops, _) in enumerate(totals) if flops}
+
+    assert kinds("fp32") == {"gemm_fp32", "conv_tf32", "attention_fp32"}
+    assert kinds("tf32") == {"gemm_tf32", "conv_tf32", "attention_fp32"}
+    assert kinds("amp-bf16") == {"gemm_half", "conv_half", "attention_half"}
+
+
+def test_depthwise_convolutions_are_kernels_of_their_own() -> None:
+    totals = kind_totals(work("mobilenetv3"))
+    assert totals[KINDS.index("grouped")][0] > 30
+
+
+def test_accumulated_batches_repeat_the_passes_but_not_the_optimizer() -> None:
+    once, twice = work("resnet50"), work("resnet50", grad_accumulation=2)
+    optimizer = KINDS.index("optimizer")
+    assert total_flops(twice) == 2 * total_flops(once)
+    assert kind_totals(twice)[optimizer] == kind_totals(once)[optimizer]
+    assert twice.host.forward == 2 * once.host.forward
+
+
+def test_checkpointing_runs_the_forward_pass_twice() -> None:
+    plain, again = work("vit"), work("vit", checkpointing=True)
+    assert total_flops(again) == pytest.approx(total_flops(plain) * 4 / 3, rel=0.05)
+
+
+def test_a_larger_batch_has_as_many_kernels() -> None:
+    assert launches(work("resnet50", batch_size=8)) == launches(work("resnet50", batch_size=256))
