@@ -143,7 +143,9 @@ def group_of(values: Sequence[float]) -> str:
     value = dict(zip(NAMES, values))
     if value["shapeless"]:
         return "shapeless"
-    return "hidden" if value["guessed"] or value["incomplete"] else "shown"
+    if value["guessed"] or value["incomplete"]:
+        return "hidden"
+    return "torchsummary" if value["torchsummary"] else "shown"
 
 
 def outside(
