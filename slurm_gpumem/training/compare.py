@@ -1,15 +1,16 @@
 """Compare ways to correct and to bound on the same folds: `python -m slurm_gpumem.training.compare`.
 
 Every way is fitted without the architectures (or, second table, without the whole families) that it is
-scored on. Texts without shapes are left out. docs/developer/fitting.md holds the output.
+scored on, from torchinfo's texts with all layers. docs/developer/fitting.md holds the output.
 """
 
 from __future__ import annotations
 
 import argparse
 from functools import partial
+from hashlib import sha1
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -21,10 +22,13 @@ from sklearn.preprocessing import StandardScaler
 from slurm_gpumem.memory.correction.features import NAMES
 from slurm_gpumem.memory.ground_truth import load_ground_truth
 from slurm_gpumem.training.correction_rows import rows
-from slurm_gpumem.training.fit import CLIP, FLOOR, SEED, Array, Data
+from slurm_gpumem.training.fit import CLIP, FLOOR, SEED, SHARPNESS, Array, Data
 
 SHARD_MIB = 1024
 ASKED = 0.98
+TOOL = "torchinfo_full"
+TAKEN = "200 trees of depth 3 (taken)"
+FAMILY_PARTS = 6
 _SIZES = ("log_total", "log_tensor_mib")
 _CHANGING = (
     *_SIZES,
@@ -69,7 +73,8 @@ class _Networks:
     def __init__(self, values: Array, target: Array, weights: Array) -> None:
         self._members = [
             make_pipeline(
-                StandardScaler(), MLPRegressor((32, 32), alpha=0.01, max_iter=60, random_state=seed)
+                StandardScaler(),
+                MLPRegressor(hidden_layer_sizes=(32, 32), alpha=0.01, max_iter=60, random_state=seed),
             ).fit(values, target)
             for seed in range(3)
         ]
@@ -89,14 +94,14 @@ def held_out(data: Data, split: Array, target: Array, columns: List[int], fit: F
     return result
 
 
-def centers(data: Data, split: Array) -> Dict[str, Array]:
-    """The ways to correct."""
+def centers(data: Data, split: Array) -> Iterator[Tuple[str, Array]]:
+    """The ways to correct, one after the other."""
     target = np.clip(data.target, -CLIP, CLIP)[data.row]
     every = list(range(len(NAMES)))
     sizeless = [index for index in every if NAMES[index] not in _SIZES]
     fixed = [index for index in every if NAMES[index] not in _CHANGING]
     ways: Dict[str, Tuple[List[int], Fit]] = {
-        "200 trees of depth 3 (taken)": (every, trees),
+        TAKEN: (every, trees),
         "300 trees of depth 2": (every, partial(trees, depth=2, iterations=300)),
         "200 trees of depth 5": (every, partial(trees, depth=5)),
         "200 trees of depth 3, squared loss": (every, partial(trees, loss="squared_error")),
@@ -105,10 +110,9 @@ def centers(data: Data, split: Array) -> Dict[str, Array]:
         "linear (ridge)": (every, linear),
         "3 networks of 32 x 32": (every, _Networks),
     }
-    found = {"no correction": np.zeros(len(data.row))}
+    yield "no correction", np.zeros(len(data.row))
     for name, (columns, fit) in ways.items():
-        found[name] = held_out(data, split, target, columns, fit)
-    return found
+        yield name, held_out(data, split, target, columns, fit)
 
 
 def bounds(data: Data, split: Array, center: Array) -> Dict[str, Array]:
@@ -122,7 +126,11 @@ def bounds(data: Data, split: Array, center: Array) -> Dict[str, Array]:
     spread = np.exp(held_out(data, split, size, every, squared))
     above = np.exp(held_out(data, split, upper, every, squared))
     shapes: Dict[str, Tuple[Array, Array]] = {
-        "spread of both sides (taken)": (np.zeros(len(spread)), spread),
+        f"spread of both sides to the power {SHARPNESS:g} (taken)": (
+            np.zeros(len(spread)),
+            spread**SHARPNESS,
+        ),
+        "spread of both sides": (np.zeros(len(spread)), spread),
         "its square root": (np.zeros(len(spread)), np.sqrt(spread)),
         "spread of the upper side": (np.zeros(len(spread)), above),
         "one margin for all": (np.zeros(len(spread)), np.ones(len(spread))),
@@ -167,18 +175,18 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--data", type=Path, help="folder of measured runs (models/ground-truth)")
     parser.add_argument("--rows", type=Path, help="keep the simulated rows there, or take them from there")
     args = parser.parse_args(argv)
-    found = [row for row in rows(load_ground_truth(args.data), args.rows) if row.tool != "print"]
+    found = [row for row in rows(load_ground_truth(args.data), args.rows) if row.tool == TOOL]
     data = Data(found)
     moved = np.array([row.moved_mib for row in found])
-    _, families = np.unique(data.family, return_inverse=True)
+    families = np.array([int(sha1(row.family.encode()).hexdigest(), 16) % FAMILY_PARTS for row in found])
     for title, split in (("architectures", data.fold), ("families", families)):
         print(f"Without the {title} that are scored, {len(found):,} rows:\n")
         print("| correction | median | P90 |\n|---|---|---|")
-        ways = centers(data, split)
-        for name, center in ways.items():
+        taken = np.zeros(len(data.row))
+        for name, center in centers(data, split):
+            taken = center if name == TAKEN else taken
             print(center_line(data, name, center), flush=True)
         print(f"\n| bound ({100 * ASKED:.3g} % asked) | <req | over | 0/+1 |\n|---|---|---|---|")
-        taken = ways["200 trees of depth 3 (taken)"]
         for name, margin in bounds(data, split, taken).items():
             print(bound_line(data, moved, name, taken, margin), flush=True)
         print()

@@ -38,7 +38,7 @@ CLIP = 1.0
 FLOOR = 0.01
 """Residuals below 1 % are as good as none."""
 Array = Any
-_MOST_STEPS, _HALVINGS = 1000.0, 40
+_MOST_STEPS, _MOST_MARGIN, _HALVINGS = 1000.0, 20.0, 40
 
 
 def fit_trees(
@@ -85,7 +85,8 @@ class Data:
         low, high = np.full(len(self.real), -_MOST_STEPS), np.full(len(self.real), _MOST_STEPS)
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            held = self.summed(self.total * np.exp(center + middle[self.row] * np.exp(spread))) >= self.real
+            margin = np.minimum(middle[self.row] * np.exp(spread), _MOST_MARGIN)
+            held = self.summed(self.total * np.exp(center + margin)) >= self.real
             low, high = np.where(held, low, middle), np.where(held, middle, high)
         return high
 

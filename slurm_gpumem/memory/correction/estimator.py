@@ -117,7 +117,7 @@ def _point(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correc
         center=center,
         strange=strange,
         coverage=min(bound.coverage, OUTSIDE_COVERAGE) if strange else bound.coverage,
-        grows=grows(result),
+        grows=grows(result, total),
     )
 
 
