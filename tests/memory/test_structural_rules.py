@@ -8,8 +8,8 @@ import pytest
 
 from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.structural.estimator import simulate
+from slurm_gpumem.memory.structural.kernels import first_convolution, taps_and_groups
 from slurm_gpumem.memory.structural.kinds import family_of, ties_output
-from slurm_gpumem.memory.structural.layers import first_convolution, taps_and_groups
 from slurm_gpumem.memory.structural.walk import Walk
 from slurm_gpumem.memory.types import TrainingJob
 from slurm_gpumem.model.reader import read_summary
