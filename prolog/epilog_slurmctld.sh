@@ -19,13 +19,14 @@ case "$SLURM_JOB_EXIT_CODE2 $SLURM_JOB_COMMENT" in
 0:0\ *) ;;
 *" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw=oom"* | \
     *" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw=neighbour"*)
-    # Two at a time: a hundred at once are not to keep the controller from others.
+    # Two at a time: a hundred at once are not to keep the controller from others. Who waits in vain leaves its job
+    # to those who are at it: they look for such jobs when they are done with their own.
     case $SLURM_JOB_ID in *[02468]) slot=$0 ;; *) slot=$here/hooks.conf ;; esac
     [ -r "$slot" ] || slot=$0
     exec 9<"$slot"
-    /usr/bin/flock -w 30 9
+    /usr/bin/flock -w 50 -E 75 9
     # Killed on the way? Once more: every step begins where the job stands.
-    recover || recover
+    [ $? -eq 75 ] || recover || recover
     exec 9<&-
     ;;
 esac
