@@ -8,8 +8,9 @@ here=${0%/*}
 
 run() {
     # Libraries that the job brought along are not for this Python.
-    /usr/bin/timeout -k 1 10 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin \
-        GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m "$1" </dev/null >/dev/null
+    /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin \
+        GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" \
+        "$python" -I -m "$1" </dev/null >/dev/null
 }
 at_end() {
     run slurm_gpumem.recovery.task

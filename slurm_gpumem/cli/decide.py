@@ -147,7 +147,7 @@ def _estimates(name: str, summary: ModelSummary, job: TrainingJob, gpus: Sequenc
     known = [remembered.recall(summary, job, gpu) for gpu in gpus]
     least = remembered.ENOUGH_RUNS if name == "auto" else 1
     return [
-        with_utilization(remembered.from_peaks(summary, job, gpu, peaks), gpu)
+        with_utilization(remembered.from_peaks(summary, job, gpu, peaks), gpu, summary)
         if len(peaks) >= least
         else estimated(name, summary, job, gpu)
         for gpu, peaks in zip(gpus, known)

@@ -23,6 +23,7 @@ COMMANDS = {
         "slurm_gpumem.cli.recover",
         "admin: finish requeues after out of memory that were interrupted",
     ),
+    "learn": ("slurm_gpumem.cli.learn", "admin: refit the estimates from the site's own measured jobs"),
     "setup": ("slurm_gpumem.cli.setup", "admin: the configuration that shares this site's GPUs, as a diff"),
     "doctor": ("slurm_gpumem.cli.doctor", "admin: check a running cluster's sharing, like a Nagios check"),
 }

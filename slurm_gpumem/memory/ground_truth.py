@@ -89,6 +89,11 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
     return GroundTruth(tuple(runs), texts, left_out)
 
 
+def load_ground_truth_rows(folder: Optional[Path] = None) -> List[Dict[str, Any]]:
+    """All measured rows as they were written, failed ones too."""
+    return list(_lines(data_path("models", FOLDER) if folder is None else folder, "rows"))
+
+
 def _reason_against(row: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
     if row.get("oom"):
         return "out of memory"

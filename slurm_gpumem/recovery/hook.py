@@ -77,10 +77,14 @@ def sweep(
 def log(message: str) -> None:
     """One line in the system's log; silence where there is none."""
     line = " ".join(message.split())[:1000]
-    if os.environ.get("GPUMEM_RECOVERY_LOG"):
-        with open(os.environ["GPUMEM_RECOVERY_LOG"], "a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
-        return
+    path = os.environ.get("GPUMEM_RECOVERY_LOG")
+    if path:
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+            return
+        except OSError as error:
+            line = f"{line} (and {path}: {error.strerror})"
     syslog.openlog("gpumem", syslog.LOG_PID, syslog.LOG_DAEMON)
     syslog.syslog(syslog.LOG_NOTICE, line)
 

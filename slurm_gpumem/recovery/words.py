@@ -24,6 +24,8 @@ from slurm_gpumem.slurm.record import (
 )
 
 WHOLE = "whole"
+RUN_ENDED = "gpumem: this run ended"
+"""How our line at the end of a run begins; what stands after it in a log is the next run's."""
 
 
 class Words(NamedTuple):
@@ -65,13 +67,15 @@ def with_retry(words: Words, changes: Mapping[str, object]) -> Optional[str]:
 def advice(end: End, words: Words, ladder: Sequence[Step], *, enabled: bool, default: str) -> Optional[str]:
     """The line for the end of the job's stderr: what happened and, if the job fails of it, what follows."""
     if end.saw == HOST:
-        return "gpumem: host memory ran out, not GPU memory; it is not run again. Ask for more with --mem."
+        return (
+            f"{RUN_ENDED} out of host memory, not GPU memory; it is not run again. Ask for more with --mem."
+        )
     agreed = enabled and (words.record or {}).get("oom", default) == "requeue"
     if end.saw == NEIGHBOUR:
         again = agreed and not words.number("again")
         what = "if it failed, Slurm runs it again as it was" if again else "it is not run again"
-        return f"gpumem: a fault in another job on this GPU ended this run; {what}."
-    what = f"gpumem: this run ended out of GPU memory ({end.by})"
+        return f"{RUN_ENDED} by a fault in another job on this GPU; {what}."
+    what = f"{RUN_ENDED} out of GPU memory ({end.by})"
     taken = words.number("retry")
     if words.runs_whole:
         return f"{what} on a whole GPU; there is no larger one to try, so it is not run again."

@@ -24,8 +24,9 @@ JOBS = 100 if LONG else 10
 @pytest.fixture(scope="module")
 def large(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
     nodes = tuple(NodeSpec(f"n{n}", gpus=8, cpus=128) for n in (1, 2))
-    # So many prologs at once take longer on one machine than Slurm would wait for a start.
-    with hurried(make_site(make_module_cluster, "BatchStartTimeout=300", nodes=nodes)) as site:
+    # One machine plays all nodes: their own hooks, a hundred at once, would be what is measured.
+    others = ("Prolog=/bin/true", "Epilog=/bin/true", "BatchStartTimeout=300")
+    with hurried(make_site(make_module_cluster, *others, nodes=nodes)) as site:
         yield site
 
 
@@ -49,15 +50,21 @@ def test_all_come_back_and_squeue_answers_within_half_a_second(large: Site) -> N
         bare.append(_seconds(large, "--version"))
         waits.append(_seconds(large, "-h"))
         assert time.monotonic() < deadline, large.log()
-    print(
-        f"{JOBS} jobs: squeue median {statistics.median(waits):.3f} s, longest {max(waits):.3f} s; "
-        f"squeue --version median {statistics.median(bare):.3f} s, longest {max(bare):.3f} s"
-    )
+    print(f"{JOBS} jobs: squeue {_told(waits)}; squeue --version {_told(bare)}")
     for name in names:
         shown = large.ended(name, "COMPLETED", 120)
         assert (large.runs(name), shown["RestartCnt"]) == (2, "1")
     assert statistics.median(waits) < 0.5
-    assert max(waits) - max(bare) < 0.5
+    assert _nine_of_ten(waits) - _nine_of_ten(bare) < 0.5
+
+
+def _told(times: List[float]) -> str:
+    middle, most = statistics.median(times), _nine_of_ten(times)
+    return f"median {middle:.3f} s, 9 of 10 within {most:.3f} s, longest {max(times):.3f} s"
+
+
+def _nine_of_ten(times: List[float]) -> float:
+    return statistics.quantiles(times, n=10)[-1]
 
 
 def _seconds(site: Site, *options: str) -> float:

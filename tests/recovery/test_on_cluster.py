@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Dict, Tuple
 
 import pytest
@@ -116,7 +117,7 @@ def test_nobody_else_is_requeued(module_site: Site, lives: Dict[str, str], name:
 
 def test_host_memory_is_told_apart(module_site: Site, lives: Dict[str, str]) -> None:
     module_site.ended(lives["host"], "FAILED")
-    assert "host memory ran out, not GPU memory" in module_site.out(lives["host"])
+    assert "out of host memory, not GPU memory" in module_site.out(lives["host"])
 
 
 def test_the_reasons_are_in_the_log(module_site: Site, lives: Dict[str, str]) -> None:
@@ -187,6 +188,9 @@ def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_conse
         assert [(record["verdict"], record["exit_code"]) for record in records] == [("oom", 1)] * 3
         assert (records[1]["claimed"]["was"], records[1]["claimed"]["why"]) == ("12", "oom")
         assert site.runs(refusing) == 1
+        taken = re.findall(rf" job {always}: requeued: .* \(([0-9.]+) s\)", site.log())
+        print(f"own time of a requeue: {', '.join(taken)} s")
+        assert min(map(float, taken)) < 1.0
     finally:
         conf.write_text(before)
         site.cluster.run(["scontrol", "reconfigure"], check=True)
