@@ -7,6 +7,7 @@ Two ways with the same result. A few new records touch their own jobs, GPUs and 
 from __future__ import annotations
 
 import sqlite3
+from array import array
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.accounting import facts, schema
@@ -314,28 +315,30 @@ class Filler:
                 "INSERT OR REPLACE INTO stay VALUES (?, ?, ?, ?, ?)",
                 [(int(device), start, run, end, end - start) for device in devices.split()],
             )
+        last = self._db.execute("SELECT coalesce(max(id), 0) FROM job").fetchone()[0]
+        # By the runs' numbers, so that in the end the rows are changed in the order in which they lie.
+        less = array("d", bytes(8 * (last + 1)))
         for (device,) in self._db.execute("SELECT id FROM device").fetchall():
-            stays = self._db.execute(
-                "SELECT run, start, end FROM stay WHERE device = ? ORDER BY start", (device,)
-            ).fetchall()
-            longest = max((end - start for _, start, end in stays), default=0.0)
-            self._db.execute("UPDATE device SET longest_s = ? WHERE id = ?", (longest, device))
-            starts = {run: start for run, start, _ in stays}
-            own = {run: end - start for run, start, end in stays}
-            shared = [
-                (taken, run)
-                for period in busy_periods(stays)
-                if len(period) > 1
-                for run, taken in split_evenly(period).items()
-            ]
-            self._db.executemany(
-                "UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?",
-                [(taken, device, starts[run], run) for taken, run in shared],
-            )
-            self._db.executemany(
-                "UPDATE job SET used_s = used_s + ? WHERE id = ?",
-                [(taken - own[run], run) for taken, run in shared],
-            )
+            self._split_all(device, less)
+        self._db.executemany(
+            "UPDATE job SET used_s = used_s - ? WHERE id = ?",
+            ((seconds, run) for run, seconds in enumerate(less) if seconds),
+        )
+
+    def _split_all(self, device: int, less: array[float]) -> None:
+        """Split all of a GPU's time; `less` is what each run took less than the whole of it."""
+        sql = "SELECT run, start, end FROM stay WHERE device = ? ORDER BY start"
+        stays = self._db.execute(sql, (device,)).fetchall()
+        longest = max((end - start for _, start, end in stays), default=0.0)
+        self._db.execute("UPDATE device SET longest_s = ? WHERE id = ?", (longest, device))
+        shares = []
+        for period in busy_periods(stays):
+            if len(period) > 1:
+                taken = split_evenly(period)
+                for run, start, end in period:
+                    less[run] += end - start - taken[run]
+                    shares.append((taken[run], device, start, run))
+        self._db.executemany("UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?", shares)
 
 
 def _error_pm(estimate: Optional[int], peak: Optional[int]) -> Optional[int]:

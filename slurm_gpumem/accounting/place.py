@@ -73,7 +73,7 @@ def _make(path: Path, source: str, fill: Callable[[sqlite3.Connection], object])
         os.replace(new, path)
     except (OSError, sqlite3.Error) as error:
         raise AccountingError(
-            f"{path}: cannot make the index: {error}\nIt needs a local disk with about 300 bytes a record; "
+            f"{path}: cannot make the index: {error}\nIt needs a local disk with about 450 bytes a record; "
             "accounting.index in gpumem.toml, or GPUMEM_INDEX, names another folder."
         ) from None
     finally:
