@@ -1,4 +1,4 @@
-"""The last resort: a model that refuses meta tensors is run for real, on the CPU, with a batch of a few rows."""
+"""The last resort: a model that refuses meta tensors is run for real, on the CPU, with a few rows."""
 
 from __future__ import annotations
 
