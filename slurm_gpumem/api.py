@@ -51,4 +51,4 @@ def estimate(
     from slurm_gpumem.utilization.predict import with_utilization
 
     place = find_gpu(gpu)
-    return with_utilization(registry.run(estimator, model, job, place), place)
+    return with_utilization(registry.run(estimator, model, job, place), place, model)

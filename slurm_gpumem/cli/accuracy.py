@@ -10,8 +10,9 @@ from typing import Any, Dict, List, Sequence
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.accuracy import Failure, Score, figures, grouped, score, worst
+from slurm_gpumem.memory.accuracy import Failure, Score, figures, grouped, score, score_stored, worst
 from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, load_ground_truth
+from slurm_gpumem.memory.predictions import load_predictions
 from slurm_gpumem.sizes import format_mib
 
 SCHEMA = "gpumem-accuracy/1"
@@ -29,8 +30,8 @@ _COLUMNS = (
 _LEGEND = """\
 median, P90: absolute error of the peak. <peak, <req: runs that took more than the estimate, the request.
 over: median of what the request holds beyond the need. exact, ±1, too few: shards of {shard} MiB
-asked for, against those needed. corrected, trace: each model by a fit that saw neither it nor its namesakes;
-trace: on those runs that were traced again (python -m slurm_gpumem.training.trace_rows)."""
+asked for, against those needed. corrected, trace, gpumemnet: each model by a fit that saw neither it nor its
+namesakes; trace: on those runs that were traced again (python -m slurm_gpumem.training.trace_rows)."""
 
 
 def main(argv: List[str]) -> int:
@@ -41,17 +42,22 @@ def main(argv: List[str]) -> int:
 
         print("\n".join(utilization_lines()))
         return 0
-    names = registry.estimator_names() if args.estimator == ALL else [args.estimator]
-    unknown = [name for name in names if name not in registry.ESTIMATORS]
+    # What was stored was made from the fullest texts, so it has nothing to say of others.
+    stored = {} if args.format else load_predictions()
+    known = [*registry.estimator_names(), *stored]
+    names = known if args.estimator == ALL else [args.estimator]
+    unknown = [name for name in names if name not in known and name not in registry.ESTIMATORS]
     if unknown:
-        raise UnknownNameError("estimator", unknown[0], registry.estimator_names())
+        raise UnknownNameError("estimator", unknown[0], known)
     truth = load_ground_truth(args.data)
     truth = GroundTruth(
         tuple(r for r in truth.runs if _wanted(r.row, args.where)), truth.texts, truth.left_out
     )
     if not truth.runs:
         raise UsageError(f"no run has {' and '.join(args.where)}")
-    scores, failures = score(truth, names, args.format)
+    scores, failures = score(truth, [name for name in names if name not in stored], args.format)
+    for name in names:
+        scores += score_stored(truth, stored[name]) if name in stored else []
     if not scores:
         raise UsageError(
             f"no run could be scored; the first one: {failures[0].message if failures else 'none'}"

@@ -26,7 +26,7 @@ def estimated(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> E
     """The named estimator's answer with the job's utilization."""
     from slurm_gpumem.utilization.predict import with_utilization
 
-    return with_utilization(registry.run(name, summary, job, gpu), gpu)
+    return with_utilization(registry.run(name, summary, job, gpu), gpu, summary)
 
 
 def weigh_activity(

@@ -140,14 +140,14 @@ def _estimates(name: str, summary: ModelSummary, job: TrainingJob, gpus: Sequenc
 
     if name not in ("auto", remembered.NAME):
         return [estimated(name, summary, job, gpu) for gpu in gpus]
-    from slurm_gpumem.accounting.remember import note_new_runs
+    from slurm_gpumem.accounting.notice import note_new_runs
     from slurm_gpumem.utilization.predict import with_utilization
 
     note_new_runs()
     known = [remembered.recall(summary, job, gpu) for gpu in gpus]
     least = remembered.ENOUGH_RUNS if name == "auto" else 1
     return [
-        with_utilization(remembered.from_peaks(summary, job, gpu, peaks), gpu)
+        with_utilization(remembered.from_peaks(summary, job, gpu, peaks), gpu, summary)
         if len(peaks) >= least
         else estimated(name, summary, job, gpu)
         for gpu, peaks in zip(gpus, known)

@@ -10,7 +10,7 @@ from typing import Optional, Sequence
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.make_line import make_line
+from slurm_gpumem.memory.make_line import SPAN, make_line
 from slurm_gpumem.memory.memory_line import MemoryLine
 from slurm_gpumem.memory.types import TrainingJob
 from slurm_gpumem.model.types import ModelSummary
@@ -29,6 +29,7 @@ def print_line(
         job,
         lambda other, gpu: registry.run(estimator, summary, other, gpu),
         _progress,
+        span=_span(summary, job, estimator),
     )
     if script is None:
         print(line.directive())
@@ -40,6 +41,19 @@ def print_line(
     _replace(changed)
     first, last = line.knots[0].batch, line.knots[-1].batch
     say(f"{script.name}: memory line for batches of {first} to {last} written; sbatch {script.name} will do")
+
+
+def _span(summary: ModelSummary, job: TrainingJob, estimator: str) -> int:
+    """How far from the job's batch its line may go: a trace that does not scale holds for its own only."""
+    trace = summary.trace
+    if trace is None or trace.scalable or estimator not in ("auto", registry.TRACE):
+        return SPAN
+    if job.batch_size != trace.job.batch:
+        raise UsageError(
+            f"the trace holds for batch size {trace.job.batch} only: trace again with --batch-size "
+            f"{job.batch_size}"
+        )
+    return 1
 
 
 def script_directives(script: BatchScript, keys: Sequence[str]) -> Sequence[Directive]:

@@ -106,6 +106,7 @@ def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict
         "req": need.request_mib if need else None,
         "by": estimate.estimator if estimate else "mem",
         "via": "line" if decision.by_line else None,
+        "base": "+".join(map(str, estimate.base)) if estimate and estimate.base else None,
         "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
         "batch": estimate.job.batch_size if estimate else None,
         "shards": request.units if request and not request.whole_gpu else 0,

@@ -12,6 +12,7 @@ from slurm_gpumem.memory.correction import folds
 from slurm_gpumem.memory.correction.estimator import corrected
 from slurm_gpumem.memory.correction.trees import Correction
 from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, MeasuredRun
+from slurm_gpumem.memory.predictions import Predictions
 from slurm_gpumem.memory.trace import learned
 from slurm_gpumem.memory.trace.figures import Traced, load_figures
 from slurm_gpumem.memory.types import Estimate
@@ -107,6 +108,22 @@ def score(
                     continue
                 scores.append(Score(run, name, chosen, real, estimate.peak_mib, estimate.request_mib))
     return scores, failures
+
+
+def score_stored(truth: GroundTruth, predictions: Predictions) -> List[Score]:
+    """Stored answers, made from the fullest text of each run; runs that have none are left out."""
+    scores: List[Score] = []
+    for run in truth.runs:
+        if run.key not in predictions.rows:
+            continue
+        peak, request = predictions.rows[run.key]
+        texts = truth.texts[run.summary]
+        chosen = _choose(texts, ())[0]
+        real = run.process_mib
+        if real is None:
+            real = real_mib(run, read_summary(texts[chosen].rstrip("\n") + "\n"))
+        scores.append(Score(run, predictions.estimator, chosen, real, peak, request))
+    return scores
 
 
 class _HeldOut:

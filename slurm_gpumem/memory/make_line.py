@@ -21,13 +21,12 @@ from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 TOLERANCE = 0.01
 """What the line promises, against the full estimate, between a quarter of the batch and four times it."""
 SPAN = 4
-_AT_SAMPLES = 0.006
+_AT_SAMPLES = 0.004
 """Held at the samples, so that what lies between them stays within TOLERANCE."""
 _SMOOTH = 0.003
 """A piece whose middle is this near to its chord is not looked into further."""
-_FIRST_PIECES = 20
 _MOST_SAMPLES = 200
-_LOOSER = (1.0, 1.5, 2.5, 5.0, 10.0)
+_LOOSER = (1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 100.0)
 """An estimate too rough for a line of MAX_BYTES is drawn with so many times the tolerance."""
 _SMALL_WORKSPACE = 8_519_680
 _LARGE_WORKSPACE = 32 << 20
@@ -40,13 +39,21 @@ Progress = Callable[[int], None]
 
 
 def make_line(
-    fingerprint: str, job: TrainingJob, estimate: Estimating, progress: Optional[Progress] = None
+    fingerprint: str,
+    job: TrainingJob,
+    estimate: Estimating,
+    progress: Optional[Progress] = None,
+    *,
+    span: int = SPAN,
 ) -> MemoryLine:
-    """The memory line of a model that `job` trains; `progress` hears of every estimate made."""
+    """The memory line of a model that `job` trains, for 1/span to span times its batch.
+
+    `progress` hears of every estimate made.
+    """
     samples = _Sampler(job, estimate, progress or (lambda count: None))
     context = samples.context()
     large, small = samples.gpu(_LARGE_WORKSPACE), samples.gpu(_SMALL_WORKSPACE)
-    low, high = max(1, -(-job.batch_size // SPAN)), min(MAX_BATCH, job.batch_size * SPAN)
+    low, high = max(1, -(-job.batch_size // span)), min(MAX_BATCH, job.batch_size * span)
     on_large = samples.points(large, low, high)
     if samples.at(job.batch_size, large) == samples.at(job.batch_size, small):
         # No matrix products, so no workspace: the two are one.
@@ -139,8 +146,9 @@ class _Sampler:
 
     def points(self, gpu: Gpu, low: int, high: int) -> List[Knot]:
         """Samples from `low` to `high`, dense where the estimate is rough: there it is halved first."""
-        even = {int(low * (high / low) ** (n / _FIRST_PIECES)) for n in range(_FIRST_PIECES + 1)}
-        grid = sorted(even | {low, self._job.batch_size, high})
+        # The default estimate is made at powers of two and straight between them; others may bend anywhere.
+        powers = {1 << n for n in range(low.bit_length(), high.bit_length())}
+        grid = sorted({b for b in powers if b < high} | {low, self._job.batch_size, high})
         found = {batch: self.at(batch, gpu) for batch in grid}
         # Pieces by how far the middle of the one that they are part of was off, the farthest first.
         rough: List[Tuple[float, int, int]] = [(-1.0, a, b) for a, b in zip(grid, grid[1:])]

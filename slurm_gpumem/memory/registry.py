@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.memory.site_layer import SUFFIX, adjusted
 from slurm_gpumem.memory.types import Estimate, Estimator, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
 
@@ -40,8 +41,15 @@ def for_other_jobs(name: str) -> str:
 
 
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
-    """Estimate with the named estimator ("auto": by the trace if the summary has one, else the default)."""
-    chosen = name if name != "auto" else DEFAULT if summary.trace is None else TRACE
+    """Estimate with the named estimator.
+
+    "auto" goes by the trace if the summary has one, else it is the default with the site's own layer over it.
+    """
+    if name == "auto" and summary.trace is not None:
+        return run(TRACE, summary, job, gpu)
+    if name in ("auto", DEFAULT + SUFFIX):
+        return adjusted(run(DEFAULT, summary, job, gpu), lambda: summary.fingerprint)
+    chosen = name
     module = {**ESTIMATORS, **FROM_RUNS}.get(chosen)
     if module is None:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])

@@ -167,6 +167,8 @@ class Estimate:
     assumptions: Tuple[str, ...] = ()
     coverage: Optional[float] = None
     """Share of jobs request_mib is calibrated for; models/correction.md tells how held-out ones fared."""
+    base: Optional[Tuple[int, int]] = None
+    """Peak and request before a site's layer moved them; None where none did."""
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it."""
     step: Optional[object] = field(default=None, repr=False, compare=False)

@@ -12,7 +12,6 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.sharing.types import GpuKind, GpuRequest, HostShare, SharingPolicy
 from slurm_gpumem.sizes import ceil_div
 
-
 _HAIR = 1e-9
 
 

@@ -127,7 +127,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         },
         "card": {
             "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
-            "data_sha256": data_sha256(folder),
+            "data_sha256": data_sha256(folder, ("sets",)),
             "command": "python -m slurm_gpumem.training.fit_interference",
         },
     }

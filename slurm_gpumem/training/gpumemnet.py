@@ -62,12 +62,13 @@ def main(argv: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.training.gpumemnet", description=__doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured runs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the predictions go (models)")
-    args = parser.parse_args(list(argv) or None)
+    parser.add_argument("--kind", choices=KINDS, help="only this estimator (default: both)")
+    args = parser.parse_args(list(argv))
     torch.set_num_threads(1)
     rows = net_rows(load_ground_truth(args.data))
     out = args.out or data_path("models", "gpus.toml").parent
     figures: List[Figure] = []
-    for kind in KINDS:
+    for kind in [args.kind] if args.kind else KINDS:
         started = time.monotonic()
         own = documents_figures(rows, kind)
         figures += own

@@ -24,7 +24,7 @@ ACTIVATIONS = (
     "ELU", "GELU", "Identity", "LeakyReLU", "Mish", "PReLU", "ReLU", "SELU", "SiLU", "Softplus", "Tanh",
 )  # fmt: skip
 LAYER_TYPES = ("conv", "linear", "norm", "dropout", "embedding", "attention", "activation", "other")
-LONGEST = 64
+LONGEST = 24
 """Layers in a sequence; longer ones are shortened by adding neighbours together."""
 
 Tuples = Tuple[Tuple[float, ...], ...]

@@ -3,7 +3,7 @@
 Per data set (MLP, CNN, Transformer) and metric (SMACT, SMOCC, DRAMA) an ensemble of 13 multilayer perceptrons
 of different depths and widths classifies a job into the documents' three bins from counts of its summary.
 Judged twice: as the documents do (stratified 3 folds over all rows) and as ours is (5 folds, a model with its
-namesakes in one). Writes the held-out answers to models/gpuutilnet.json.gz; `gpumem accuracy` prints the figures.
+namesakes in one). Writes the held-out answers to models/gpuutilnet.json.gz; `gpumem accuracy` shows them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.training.fit_utilization import data_sha256
 from slurm_gpumem.utilization.documents import DATASETS, GPUUTILNET_FILE, METRICS, class_of, dataset_of
-from slurm_gpumem.utilization.measured import FOLDER, Solo, load_solo, load_texts
+from slurm_gpumem.utilization.measured import SUMMARIES, Solo, load_solo, load_texts
 
 Array = Any
 ENSEMBLE: Tuple[Tuple[int, int], ...] = (
@@ -36,7 +36,7 @@ ENSEMBLE: Tuple[Tuple[int, int], ...] = (
     *((depth, 128) for depth in range(1, 7)),
 )
 """Depth and width of the 13 networks: depths of 1 to 7 and of 1 to 6, as described; widths are ours."""
-EPOCHS = 150
+EPOCHS = 40
 SEED = 0
 _ACTIVATIONS = (
     "ReLU",
@@ -92,7 +92,7 @@ def train_and_answer(values: Array, classes: Array, asked: Array) -> Array:
             layers += [torch.nn.Linear(size, width), torch.nn.ReLU()]
             size = width
         net = torch.nn.Sequential(*layers, torch.nn.Linear(size, 3))
-        optimizer = torch.optim.Adam(net.parameters(), lr=3e-3, weight_decay=1e-4)
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, weight_decay=1e-4)
         for _ in range(EPOCHS):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(net(x), y).backward()
@@ -141,11 +141,11 @@ def table(
 def main(argv: Optional[List[str]] = None) -> int:
     """Train all ensembles and write their held-out answers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help=f"folder of measured jobs (models/{FOLDER})")
+    parser.add_argument("--data", type=Path, help=f"folder of measured jobs (models/{SUMMARIES})")
     parser.add_argument("--out", type=Path, help="folder to write into (models)")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    folder = args.data or data_path("models", FOLDER)
+    folder = args.data or data_path("models", SUMMARIES)
     out = args.out or folder.parent
     runs = load_solo(folder)
     tables = table(runs, load_texts({run.summary: None for run in runs}))

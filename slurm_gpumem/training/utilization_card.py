@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 from slurm_gpumem.memory.ground_truth import TOOLS
-from slurm_gpumem.utilization.accuracy import class_lines, is_real, judge, load_folds, table_lines
-from slurm_gpumem.utilization.measured import load_solo, load_texts
+from slurm_gpumem.training.utilization_rows import UtilizationRow
+from slurm_gpumem.utilization.accuracy import Judged, class_lines, is_real, judged, table_lines
+from slurm_gpumem.utilization.model import UtilizationModel, from_json
+from slurm_gpumem.utilization.predict import SUMMARY, answer
 
 
-def card_lines(folder: Path, card: Mapping[str, Any], sha256: str, out: Path) -> List[str]:
+def card_lines(
+    rows: Sequence[UtilizationRow], parts: Sequence[Any], card: Mapping[str, Any], sha256: str
+) -> List[str]:
     """The card as Markdown."""
-    runs = load_solo(folder)
-    texts = load_texts({run.summary: None for run in runs})
-    folds = load_folds(out)
-    items = judge(runs, texts, folds)
+    folds = [from_json(part, "the fold just fitted") for part in parts]
+    everything = [_judged(row, folds[row.fold]) for row in rows]
+    items = [item for row, item in zip(rows, everything) if row.fullest]
     real = [item for item in items if is_real(item.run)]
     groups = {"all": items, "real models": real, "drawn at random": [i for i in items if not is_real(i.run)]}
-    by_tool: Dict[str, Any] = {}
-    for tool in TOOLS:
-        by_tool[tool] = [i for i in judge(runs, texts, folds, [tool]) if is_real(i.run)]
+    by_tool: Dict[str, List[Judged]] = {
+        tool: [item for item in everything if item.tool == tool and is_real(item.run)] for tool in TOOLS
+    }
     return [
         "# Predicted utilization",
         f"Written by `make fit-utilization` (`{card['command']}`); do not edit. What it is: docs/sharing.md.",
@@ -30,7 +32,7 @@ def card_lines(folder: Path, card: Mapping[str, Any], sha256: str, out: Path) ->
         "- known gaps: one GPU type, one PyTorch version, one CPU, input made on the GPU, no torch.compile",
         "",
         f"Errors in points of percent (step: in % of it) of {card['folds']} folds; a model, its sizes and",
-        "namesakes are in one fold. `inside`: within the interval; `repeat`: deviation of a job's three repeats.",
+        "namesakes are in one fold. `inside`: within the interval; `repeat`: deviation of its repeats.",
         "",
         "```",
         *table_lines(items, {name: members for name, members in groups.items() if members}),
@@ -48,3 +50,8 @@ def card_lines(folder: Path, card: Mapping[str, Any], sha256: str, out: Path) ->
         *class_lines(real),
         "```",
     ]
+
+
+def _judged(row: UtilizationRow, model: UtilizationModel) -> Judged:
+    got = answer(row.work, row.seen, row.run.gpu, model.sources[SUMMARY], model.outside)
+    return judged(row.run, row.tool, SUMMARY, got)

@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory.correction.folds import fold_of
 from slurm_gpumem.memory.ground_truth import TOOLS
-from slurm_gpumem.memory.structural.estimator import simulate
+from slurm_gpumem.memory.structural.estimator import rebuild
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.utilization.features import Seen
@@ -27,6 +27,10 @@ class UtilizationRow(NamedTuple):
     work: StepWork
 
 
+POORER = ("torchsummary", "torchinfo", "print")
+"""Texts that a job is fitted on besides its fullest."""
+
+
 def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> List[UtilizationRow]:
     """All rows; a text that cannot be read gives none."""
     parsed: Dict[Tuple[str, str], ModelSummary] = {}
@@ -34,11 +38,13 @@ def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> Lis
     for run in runs:
         fullest = True
         for tool in (tool for tool in TOOLS if tool in texts.get(run.summary, {})):
+            if not fullest and tool not in POORER:
+                continue
             try:
                 if (run.summary, tool) not in parsed:
                     parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
                 summary = parsed[run.summary, tool]
-                walk, _ = simulate(summary, run.job, run.gpu)
+                walk = rebuild(summary, run.job, run.gpu)
             except GpumemError:
                 continue  # the same texts are counted and named by `gpumem accuracy`
             seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)

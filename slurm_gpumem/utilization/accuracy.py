@@ -11,7 +11,7 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, GpumemError
 from slurm_gpumem.memory.correction.folds import fold_of
 from slurm_gpumem.memory.ground_truth import TOOLS
-from slurm_gpumem.memory.structural.estimator import simulate
+from slurm_gpumem.memory.structural.estimator import rebuild
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.utilization.documents import BUSY, METRICS, TABLE, class_of, dataset_of
@@ -35,6 +35,8 @@ class Judged(NamedTuple):
     """By TARGETS, as `Solo.values`."""
     intervals: Mapping[str, Tuple[float, float]]
     strange: bool
+    leaning: float
+    """SM activity as it is asked whether the job is busy."""
 
 
 class Line(NamedTuple):
@@ -86,7 +88,7 @@ def judge(
                 if (run.summary, tool) not in parsed:
                     parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
                 summary = parsed[run.summary, tool]
-                walk, _ = simulate(summary, run.job, run.gpu)
+                walk = rebuild(summary, run.job, run.gpu)
             except GpumemError:
                 continue
             seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
@@ -100,7 +102,7 @@ def judge(
 def judged(run: Solo, tool: str, source: str, got: Answer) -> Judged:
     """An answer beside what was measured."""
     intervals = {name: (got.lows[name], got.highs[name]) for name in TARGETS}
-    return Judged(run, tool, source, got.values, intervals, bool(got.strange))
+    return Judged(run, tool, source, got.values, intervals, bool(got.strange), got.leaning)
 
 
 def errors(items: Sequence[Judged], target: str) -> Line:
@@ -132,6 +134,8 @@ def classes(items: Sequence[Judged], metric: str) -> Classes:
         dataset = dataset_of(item.run.family)
         true = class_of(dataset, metric, 100 * item.run.values[metric])
         got = class_of(dataset, metric, 100 * item.values[metric])
+        if metric == "sm_active" and class_of(dataset, metric, 100 * item.leaning) == BUSY:
+            got = BUSY
         right += true == got
         if true == BUSY:
             busy += 1

@@ -104,9 +104,13 @@ def table_lines(found: Sequence[Point]) -> List[str]:
         "max_slowdown  sets  kept   missed by  slowest  work    jobs  slowest  19 of 20  work",
     ]
     for p in found:
+        measured = (
+            f"{100 * p.kept:>6.0f} %{p.shortfall:>10.2f}{p.measured_speed:>9.2f}{p.measured_work:>6.2f}"
+            if p.sets
+            else f"{'-':>8}{'-':>10}{'-':>9}{'-':>6}"
+        )
         lines.append(
-            f"{p.knob:>12g}{p.sets:>6}{100 * p.kept:>6.0f} %{p.shortfall:>10.2f}{p.measured_speed:>9.2f}"
-            f"{p.measured_work:>6.2f}{p.jobs:>8.1f}{p.worst:>9.2f}{p.low:>10.2f}{p.work:>6.2f}"
+            f"{p.knob:>12g}{p.sets:>6}{measured}{p.jobs:>8.1f}{p.worst:>9.2f}{p.low:>10.2f}{p.work:>6.2f}"
         )
     return lines
 
@@ -129,18 +133,16 @@ def svg(found: Sequence[Point], sets: Sequence[SharedSet], mode: str = "mps") ->
     for p in found:
         x, y = axes.at(p.worst, p.work)
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#c0392b"/>')
-        parts.append(
-            f'<text x="{x - 8:.1f}" y="{y - 7:.1f}" text-anchor="end" fill="#c0392b">{p.knob:g}</text>'
-        )
+        parts.append(f'<text x="{x + 8:.1f}" y="{y - 4:.1f}" fill="#c0392b">{p.knob:g}</text>')
     parts.append(_legend(axes))
     return axes.document(parts)
 
 
 def _legend(axes: _Axes) -> str:
-    x, y = axes.left + 12, axes.top + 16
+    x, y = axes.left + 12, axes.height - 96
     return (
         f'<circle cx="{x}" cy="{y - 4}" r="3" fill="#888"/>'
-        f'<text x="{x + 10}" y="{y}">a measured set of 2 to 6 jobs under MPS; darker: more jobs</text>'
+        f'<text x="{x + 10}" y="{y}">a measured set of jobs under MPS; darker: more jobs</text>'
         f'<circle cx="{x}" cy="{y + 14}" r="4" fill="#c0392b"/>'
         f'<text x="{x + 10}" y="{y + 18}">GPUs filled under max_slowdown, by its value (predicted)</text>'
     )

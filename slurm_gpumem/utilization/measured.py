@@ -1,4 +1,4 @@
-"""Read the measured jobs: alone on a GPU (models/utilization/solo*), and in sets that shared one (sets*)."""
+"""Read the measured jobs: alone on a GPU (rows of the ground truth that tell utilization), and in sets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tup
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.ground_truth import FOLDER as SUMMARIES
+from slurm_gpumem.memory.ground_truth import FOLDER as _GROUND_TRUTH
 from slurm_gpumem.memory.ground_truth import TOOLS, open_text
 from slurm_gpumem.memory.types import Gpu, TrainingJob
 from slurm_gpumem.utilization.model import TARGETS
 
 FOLDER = "utilization"
+SUMMARIES = _GROUND_TRUTH
+SOLO_FILES = ("rows-utilization", "rows-sets")
+"""Files of the ground truth whose rows have a job's utilization alone on the GPU."""
 MODES = ("mps", "timeslice")
 _PERCENT = ("sm_active", "sm_occupancy", "dram_active")
 _TOGGLES = {
@@ -55,13 +58,12 @@ class SharedSet(NamedTuple):
 
 def load_solo(folder: Optional[Path] = None) -> List[Solo]:
     """All jobs that were measured alone; UsageError when there are none."""
-    where = data_path("models", FOLDER) if folder is None else folder
-    families = _families()
-    found = [_solo(row, families) for row in _lines(where, "solo") if _usable(row)]
+    where = data_path("models", SUMMARIES) if folder is None else folder
+    found = [_solo(row) for name in SOLO_FILES for row in _lines(where, name) if _usable(row)]
     if not found:
         raise UsageError(
-            f"{where}: no measured jobs there. They are kept in the repository (models/{FOLDER}), not in "
-            "the installed package: run this in a checkout"
+            f"{where}: no measured utilization there. It is kept in the repository (models/{SUMMARIES}), not "
+            "in the installed package: run this in a checkout"
         )
     return found
 
@@ -90,28 +92,27 @@ def load_texts(keys: Optional[Mapping[str, Any]] = None) -> Dict[str, Dict[str, 
     return texts
 
 
-def summary_key(row: Mapping[str, Any]) -> str:
-    """The key of a row's summary texts: model and size, as the row's own key begins."""
-    return str(row["summary"]) if "summary" in row else str(row["key"]).rsplit("/", 3)[0]
-
-
 def job_of(row: Mapping[str, Any]) -> TrainingJob:
     """The training job that a row describes."""
-    toggles = {_TOGGLES[name]: value for name, value in row.get("toggles", {}).items() if value}
+    toggles = {_TOGGLES[name]: on for name, on in row.get("toggles", {}).items() if on and name in _TOGGLES}
     return TrainingJob(
         batch_size=row["batch"], optimizer=row["optimizer"], precision=row["precision"], **toggles
     )
 
 
 def _usable(row: Mapping[str, Any]) -> bool:
-    known = all(name in _TOGGLES for name, on in row.get("toggles", {}).items() if on)
+    known = all(name in _TOGGLES or name == "mps" for name, on in row.get("toggles", {}).items() if on)
     taken = row.get("utilization") or {}
     return known and not row.get("error") and not row.get("oom") and bool(taken.get("step_seconds"))
 
 
-def _solo(row: Mapping[str, Any], families: Mapping[str, str]) -> Solo:
-    summary = summary_key(row)
-    model = str(row.get("model") or summary.rpartition("@")[0] or summary)
+def job_from_key(key: str) -> Tuple[str, TrainingJob]:
+    """Summary key and job of a row's key: MODEL@SIZE/bBATCH/OPTIMIZER/PRECISION and what follows a "+"."""
+    summary, batch, optimizer, precision = key.partition("+")[0].rsplit("/", 3)
+    return summary, TrainingJob(int(batch[1:]), optimizer=optimizer, precision=precision)
+
+
+def _solo(row: Mapping[str, Any]) -> Solo:
     taken = row["utilization"]
     repeats = [
         _values(repeat)
@@ -120,9 +121,9 @@ def _solo(row: Mapping[str, Any], families: Mapping[str, str]) -> Solo:
     ]
     return Solo(
         key=row["key"],
-        summary=summary,
-        model=model,
-        family=str(row.get("family") or families.get(model, "")),
+        summary=row["summary"],
+        model=row["model"],
+        family=row["family"],
         job=job_of(row),
         gpu=find_gpu(row.get("gpu_entry") or "h200"),
         values=_values(taken),
@@ -153,15 +154,6 @@ def _deviation(values: List[float]) -> float:
         return 0.0
     mean = sum(values) / len(values)
     return float((sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5)
-
-
-def _families() -> Dict[str, str]:
-    """The family of every model of the ground truth."""
-    return {
-        str(row["model"]): str(row["family"])
-        for row in _lines(data_path("models", SUMMARIES), "rows")
-        if "family" in row
-    }
 
 
 def _lines(folder: Path, prefix: str) -> Iterator[Dict[str, Any]]:

@@ -2,7 +2,8 @@
 
     {"format": "gpumem-utilization/1", "features": [names],
      "sources": {"summary": {"coefficients": {name: number}, "targets": {target: {"start": number,
-     "trees": [tree, ...], "low": number, "high": number}}, "ranges": [[low, high], ...]}, "trace": {...}},
+     "trees": [tree, ...], "low": number, "high": number}}, "ranges": [[low, high], ...], "lean": number},
+     "trace": {...}},
      "coverage": share, "outside": factor, "card": {...}}
 
 A tree is a number (a leaf) or [feature, threshold, tree if value <= threshold, tree otherwise].
@@ -53,6 +54,8 @@ class Fitted(NamedTuple):
     coefficients: Mapping[str, float]
     targets: Mapping[str, Target]
     ranges: Tuple[Tuple[float, float], ...]
+    lean: float
+    """Log-odds by which a job's SM activity is lifted when it is asked whether the job is busy."""
 
 
 class UtilizationModel(NamedTuple):
@@ -112,27 +115,37 @@ def _fitted(content: Mapping[str, Any]) -> Fitted:
     ranges = tuple((_number(low), _number(high)) for low, high in content["ranges"])
     if len(ranges) != len(NAMES):
         raise ValueError("as many ranges as features are needed")
-    return Fitted(coefficients, {name: _target(content["targets"][name]) for name in TARGETS}, ranges)
+    targets = {name: _target(content["targets"][name]) for name in TARGETS}
+    return Fitted(coefficients, targets, ranges, _number(content["lean"]))
 
 
 def _target(content: Mapping[str, Any]) -> Target:
     trees = content["trees"]
     level: List[Any] = list(trees)
+    # Level by level over all trees at once: this runs at every submission.
     for _ in range(_DEPTH_CAP):
         nodes = [node for node in level if type(node) is list]
-        for leaf in level:
-            if type(leaf) is not list:
-                _number(leaf)
+        _numbers([leaf for leaf in level if type(leaf) is not list])
         if not nodes:
             return Target(
                 _number(content["start"]), tuple(trees), _number(content["low"]), _number(content["high"])
             )
-        for node in nodes:
-            if len(node) != 4 or type(node[0]) is not int or not 0 <= node[0] < len(NAMES):
-                raise ValueError("a node of a tree is not [feature, threshold, tree, tree]")
-            _number(node[1])
-        level = [branch for node in nodes for branch in node[2:]]
+        if {len(node) for node in nodes} != {4}:
+            raise ValueError("a node of a tree is not [feature, threshold, tree, tree]")
+        used = {node[0] for node in nodes}
+        if any(type(feature) is not int or not 0 <= feature < len(NAMES) for feature in used):
+            raise ValueError("a node asks for a feature that there is not")
+        _numbers([node[1] for node in nodes])
+        level = [node[2] for node in nodes] + [node[3] for node in nodes]
     raise ValueError("a tree is too deep")
+
+
+def _numbers(values: Sequence[Any]) -> None:
+    if not {type(value) for value in values} <= {int, float}:
+        raise ValueError("something in a tree is not a number")
+    # A NaN is on neither side.
+    if not all(-_LIMIT <= value <= _LIMIT for value in values):
+        raise ValueError("a number in a tree is not usable")
 
 
 def _number(value: Any) -> float:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, log
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.memory.structural.estimator import rebuild
+from slurm_gpumem.memory.structural.walk import Walk
 from slurm_gpumem.memory.types import Estimate, Gpu, Utilization
+from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.utilization.features import NAMES, Seen, features, logit
 from slurm_gpumem.utilization.model import TARGETS, Fitted, UtilizationModel, packaged
 from slurm_gpumem.utilization.roofline import Times, rates_of, step_times
-from slurm_gpumem.utilization.work import StepWork, work_of
+from slurm_gpumem.utilization.work import StepWork, step_work
 
 SUMMARY, TRACE = "summary", "trace"
 _SLACK = 1e-9
@@ -27,23 +30,19 @@ class Answer(NamedTuple):
     times: Times
     strange: Tuple[str, ...]
     """Features outside the range of the measurements."""
+    leaning: float
+    """SM activity lifted to where a job near the edge counts as busy: a missed one costs more."""
 
 
-def with_utilization(estimate: Estimate, gpu: Gpu) -> Estimate:
-    """The same estimate with its utilization, where its step is known."""
-    work = work_of(estimate.step, estimate.job)
-    if work is None:
-        return estimate
+def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Estimate:
+    """The same estimate with its utilization; the step is rebuilt where the estimate has none of its own."""
     try:
         model = packaged()
     except ConfigError as error:
         return replace(estimate, warnings=(*estimate.warnings, f"no utilization: {error}"))
-    walk = estimate.step
-    seen = Seen(
-        shapeless=not getattr(getattr(walk, "summary", None), "has_shapes", True),
-        guessed=bool(getattr(walk, "has_guesses", False)),
-    )
-    return replace(estimate, utilization=predict(work, seen, gpu, model))
+    walk = estimate.step if isinstance(estimate.step, Walk) else rebuild(summary, estimate.job, gpu)
+    seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
+    return replace(estimate, utilization=predict(step_work(walk.tape, estimate.job), seen, gpu, model))
 
 
 def predict(
@@ -99,7 +98,8 @@ def answer(work: StepWork, seen: Seen, gpu: Gpu, fitted: Fitted, outside: float)
     # Warps live on active multiprocessors only.
     middle["sm_occupancy"] = min(middle["sm_occupancy"], middle["sm_active"])
     low["sm_occupancy"] = min(low["sm_occupancy"], middle["sm_occupancy"])
-    return Answer(middle, low, high, times, strange)
+    leaning = _share(logit(middle["sm_active"]) + fitted.lean)
+    return Answer(middle, low, high, times, strange, leaning)
 
 
 def plain_answers(times: Times) -> Dict[str, float]:
@@ -123,9 +123,3 @@ def beyond(values: Sequence[float], ranges: Sequence[Tuple[float, float]]) -> Tu
 
 def _share(log_odds: float) -> float:
     return 1 / (1 + exp(-log_odds))
-
-
-def busy_class(sm_active: Optional[float], bins: Tuple[float, float] = (30.0, 80.0)) -> int:
-    """0 (low), 1 (medium) or 2 (busy), by the edges of two bins in percent."""
-    value = sm_active or 0.0
-    return 2 if value >= bins[1] else 1 if value >= bins[0] else 0

@@ -12,7 +12,7 @@ from math import exp
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.memory.types import Gpu
-from slurm_gpumem.utilization.work import KINDS, RNN, StepWork
+from slurm_gpumem.utilization.work import KINDS, RECURRENT, StepWork
 
 MEASURED_TFLOPS = (67.0, 494.5, 989.0)
 MEASURED_GB_S = 4800
@@ -22,27 +22,35 @@ MEASURED_CLOCK_MHZ = 1980
 _TERA = 1e12
 _GIGA = 1e9
 
-HOST_NAMES = ("base", "forward", "cast", "backward", "tensor", "pass", "cell")
-"""Seconds of the CPU for: a step, an operation forward, a cast, one backward, a parameter, a foreach
+HOST_NAMES = ("base", "product", "attention", "norm", "point", "cast", "tensor", "pass", "cell")
+"""Seconds of the CPU for: a step, operations of several sorts with their backward, a parameter, a foreach
 operation, a launch inside cuDNN's recurrent networks."""
+_TILES = ((4, 1.0), (2, 0.95), (1, 0.85))
+"""Sizes of tiles in the smallest one's, and how fast products in them are: libraries take what suits best."""
 
 START: Mapping[str, float] = {
     **{f"compute_{kind}": 0.5 for kind in KINDS},
     **{f"bandwidth_{kind}": 0.6 for kind in KINDS},
     **{f"warps_{kind}": 0.2 for kind in KINDS},
     **{f"traffic_{kind}": 0.7 for kind in KINDS},
-    "compute_grouped": 0.3,
+    "compute_grouped_fp32": 0.3,
+    "compute_grouped_fp16": 0.3,
+    "compute_grouped_bf16": 0.1,
     "warps_pointwise": 0.6,
     "warps_norm": 0.6,
     "warps_optimizer": 0.5,
-    "warps_grouped": 0.5,
+    "warps_grouped_fp32": 0.5,
+    "warps_grouped_fp16": 0.5,
+    "warps_grouped_bf16": 0.5,
     "latency": 3e-6,
     "gap": 1e-6,
     "sharpness": 4.0,
     "host_base": 1e-3,
-    "host_forward": 1.5e-5,
-    "host_cast": 6e-6,
-    "host_backward": 1.2e-5,
+    "host_product": 6e-5,
+    "host_attention": 1.5e-4,
+    "host_norm": 6e-5,
+    "host_point": 4e-5,
+    "host_cast": 3e-5,
     "host_tensor": 4e-6,
     "host_pass": 5e-5,
     "host_cell": 4e-6,
@@ -85,7 +93,7 @@ def rates_of(gpu: Gpu) -> Rates:
     """The peak rates of a GPU; those of the measured one where the table does not know them."""
     fp32, tf32, half = (rate * _TERA for rate in gpu.tflops or MEASURED_TFLOPS)
     by_name = {"gemm_fp32": fp32, "gemm_tf32": tf32, "conv_tf32": tf32, "attention_half": half}
-    by_name.update(gemm_half=half, conv_half=half)
+    by_name.update(gemm_half=half, conv_half=half, rnn_half=half)
     return Rates(
         # Grouped convolutions, elementwise kernels and recurrent cells run on the ordinary units.
         tuple(by_name.get(name, fp32) for name in KINDS),
@@ -98,9 +106,13 @@ def rates_of(gpu: Gpu) -> Rates:
 
 def coverage(blocks: int, sms: int, whole_waves: bool) -> float:
     """The share of multiprocessors with work while such a kernel runs."""
-    if whole_waves:
-        return blocks / (-(-blocks // sms) * sms)
-    return min(1.0, blocks / sms)
+    if not whole_waves:
+        return min(1.0, blocks / sms)
+    best = 0.0
+    for size, speed in _TILES:
+        tiles = -(-blocks // size)
+        best = max(best, speed * tiles / (-(-tiles // sms) * sms))
+    return best
 
 
 IN_WAVES = tuple(name.startswith(("gemm", "conv")) for name in KINDS)
@@ -126,14 +138,16 @@ def kernel_seconds(
 def host_counts(work: StepWork) -> Tuple[float, ...]:
     """What the CPU does in a step, by HOST_NAMES."""
     host = work.host
-    cells = sum(count for key, count in work.kernels.items() if key[0] == RNN)
+    cells = sum(count for key, count in work.kernels.items() if key[0] in RECURRENT)
     return (
         1.0,
-        float(host.forward),
-        float(host.casts),
-        float(host.backward),
-        float(host.tensors),
-        float(host.passes),
+        host.products,
+        host.attention,
+        host.norms,
+        host.points,
+        host.casts,
+        host.tensors,
+        host.passes,
         float(cells),
     )
 

@@ -115,9 +115,8 @@ def figure_lines(groups: Mapping[str, Sequence[JudgedSet]]) -> List[str]:
     for name, items in groups.items():
         if items:
             found = figures(items)
-            lines.append(
-                f"{name:<{width}} {found.sets:>6}{found.worst:>11.3f}{found.each:>10.3f}{found.average:>13.3f}"
-            )
+            errors = f"{found.worst:>11.3f}{found.each:>10.3f}{found.average:>13.3f}"
+            lines.append(f"{name:<{width}} {found.sets:>6}{errors}")
     return lines
 
 

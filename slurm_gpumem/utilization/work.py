@@ -7,7 +7,7 @@ knows how fast a GPU is.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.memory.structural.kinds import family_of
 from slurm_gpumem.memory.structural.tape import Op, Tape
@@ -19,45 +19,59 @@ KINDS = (
     "gemm_half",
     "conv_tf32",
     "conv_half",
-    "grouped",
+    "grouped_fp32",
+    "grouped_fp16",
+    "grouped_bf16",
     "attention_fp32",
     "attention_half",
     "pointwise",
     "norm",
-    "rnn",
+    "rnn_fp32",
+    "rnn_half",
     "optimizer",
 )
 """What kernels are alike in: how close to the GPU's peak rates they come."""
 _AT = {name: kind for kind, name in enumerate(KINDS)}
-GROUPED, POINTWISE, NORM = _AT["grouped"], _AT["pointwise"], _AT["norm"]
-RNN, OPTIMIZER = _AT["rnn"], _AT["optimizer"]
-_TILE = 128
-"""Rows and columns of the result that one block of a matrix product computes."""
+POINTWISE, NORM, OPTIMIZER = _AT["pointwise"], _AT["norm"], _AT["optimizer"]
+RECURRENT = (_AT["rnn_fp32"], _AT["rnn_half"])
+_TILE = 64
+"""Rows and columns of the result that one block of a matrix product computes at least."""
 _POINTS = 512
 """Elements that one block of an elementwise kernel handles (128 threads of 4)."""
-_SPLIT = 2048
-"""Length of a sum from which a product is cut along it, too."""
+_SPLIT = 256
+"""The least length of the parts when a product with few tiles is cut along its sum, too."""
+_ENOUGH = 1024
+"""Tiles that keep a large GPU busy; a product of fewer is cut."""
 _MOST_SPLITS = 16
+_EDGE, _DEPTH = 32, 16
+"""The smallest tile of a product: rows and columns, and numbers that a step of its sum takes at once."""
+_MOST_WASTE = 16.0
 _FOREACH_TENSORS = 30
 """Tensors that one launch of an optimizer's foreach operation takes, as its arguments have room for."""
 _BACKWARD_ATTENTION = 2.5
 """Its backward computes the scores again: five products to the forward's two."""
-_CELL_KERNELS = 3
-"""Launches for each time step and layer of cuDNN's recurrent networks, one direction through time."""
+_GATES = {"LSTM": 8, "GRU": 6, "RNN": 2}
+"""Weights of a recurrent layer in squares of its width."""
+_STARTED = ("products", "attention", "norms", "points", "casts")
+_PRODUCT, _ATTENTION, _NORM, _POINT, _CAST = range(len(_STARTED))
+_FORWARD = 1 / 3
+"""The part of an operation's cost for the CPU that falls in the forward pass."""
 
 Key = Tuple[int, int, int, int]
 """Kind, floating-point operations, bytes, blocks."""
 
 
 class Host(NamedTuple):
-    """What the CPU has to start in a step."""
+    """What the CPU has to start in a step: operations with their backward, by what they cost it."""
 
-    forward: int
-    casts: int
-    backward: int
-    tensors: int
+    products: float
+    attention: float
+    norms: float
+    points: float
+    casts: float
+    tensors: float
     """Parameter tensors that the optimizer and zero_grad go through."""
-    passes: int
+    passes: float
     """Foreach operations of the optimizer's step."""
 
 
@@ -87,14 +101,12 @@ def step_work(tape: Tape, job: TrainingJob) -> StepWork:
     # A pass reads two and writes one of: weight, gradient, states, temporaries.
     key = (OPTIMIZER, 0, 3 * each, max(1, each // job.weight_bytes // (4 * _POINTS)))
     kernels[key] = kernels.get(key, 0) + passes * launches
-    host = Host(
-        forward=counter.operations * forwards,
-        casts=counter.casts * forwards,
-        backward=counter.backwards * job.grad_accumulation,
-        tensors=counter.tensors,
-        passes=passes,
-    )
-    return StepWork(kernels, host, parameters)
+    host = [
+        _FORWARD * ahead * forwards + (1 - _FORWARD) * back * job.grad_accumulation
+        for ahead, back in zip(counter.ahead, counter.back)
+    ]
+    started = Host(host[0], host[1], host[2], host[3], host[4], float(counter.tensors), float(passes))
+    return StepWork(kernels, started, parameters)
 
 
 def _optimizer_passes(job: TrainingJob) -> int:
@@ -108,27 +120,31 @@ class _Counter:
     def __init__(self, job: TrainingJob) -> None:
         self.forward: Dict[Key, int] = {}
         self.backward: Dict[Key, int] = {}
-        self.operations = 0
-        self.casts = 0
-        self.backwards = 0
+        self.ahead = [0] * len(_STARTED)
+        self.back = [0] * len(_STARTED)
+        """Operations by _STARTED, forward and backward."""
         self.tensors = 0
         self._amp = job.amp
+        self._batch = job.batch_size
         half = job.activation_bytes == 2
         # Convolutions take TF32 unless told otherwise, matrix products only when told.
         self._gemm = _AT["gemm_half" if half else f"gemm_{job.precision}"]
         self._conv = _AT["conv_half" if half else "conv_tf32"]
-        self._attend = _AT["attention_half" if half else "attention_fp32"]
+        width = "half" if half else "fp32"
+        self._attend, self._recur = _AT[f"attention_{width}"], _AT[f"rnn_{width}"]
+        # Libraries have kernels for depthwise convolutions in one half precision and not in the other.
+        self._grouped = _AT[f"grouped_{job.precision[-4:]}" if half else "grouped_fp32"]
 
     def add(self, op: Op) -> None:
         """One operation and its backward."""
         out = op.out
         family = family_of(op.label)
         if op.macs:
-            self.operations += 1
-            self.backwards += out.grad
+            attends = op.matmul and bool(op.back) and not op.params and family != "rnn"
+            self._start(_ATTENTION if attends else _PRODUCT, out.grad)
             if family == "rnn":
                 self._recurrent(op)
-            elif op.matmul and op.back and not op.params:
+            elif attends:
                 self._attention(op)
             else:
                 self._product(op, convolution=family in ("conv", "conv_transpose") and not op.matmul)
@@ -139,14 +155,14 @@ class _Counter:
         moved = out.elements * out.width
         for tensor in ins:
             moved += tensor.elements * tensor.width
-        if self._amp and len(ins) == 1 and ins[0].elements == out.elements and ins[0].width != out.width:
-            self.casts += 1
-        elif not ins and self._amp and op.params:
-            self.casts += 1
-            moved *= 3
-        else:
-            self.operations += 1
         norm = "norm" in family and len(ins) == 1
+        started = _NORM if norm else _POINT
+        if self._amp and len(ins) == 1 and ins[0].elements == out.elements and ins[0].width != out.width:
+            started, norm = _CAST, False
+        elif not ins and self._amp and op.params:
+            started = _CAST
+            moved *= 3
+        self._start(started, out.grad)
         kind = NORM if norm else POINTWISE
         if norm or family == "embedding":
             self.tensors += 2 if norm else 1
@@ -154,7 +170,6 @@ class _Counter:
         # Statistics first, then the result: what is normalized is read twice.
         _count(self.forward, (kind, 0, moved + moved // 2 if norm else moved, blocks))
         if out.grad:
-            self.backwards += 1
             _count(self.backward, (kind, 0, 2 * moved if norm else moved + moved // 2, blocks))
 
     def _product(self, op: Op, *, convolution: bool) -> None:
@@ -167,19 +182,23 @@ class _Counter:
         inner = x.shape[1] if convolution and len(x.shape) > 1 else reach
         weight = columns * reach
         grouped = convolution and 0 < reach < inner
-        kind = GROUPED if grouped else self._conv if convolution else self._gemm
+        kind = self._grouped if grouped else self._conv if convolution else self._gemm
         moved = out.bytes + x.bytes + weight * out.width
-        flops = 2 * op.macs
-        _count(self.forward, (kind, flops, moved, _blocks(rows, columns, reach, grouped)))
+
+        def kernel(high: int, wide: int, long: int) -> Key:
+            padded = 2 * op.macs if grouped else _padded(2 * op.macs, high, wide, long)
+            return kind, padded, moved, _blocks(high, wide, long, grouped)
+
+        _count(self.forward, kernel(rows, columns, reach))
         copies, passing = sum(op.work), op.passing
         if copies:
             _count(self.forward, (POINTWISE, 0, 2 * copies, max(1, copies // (4 * _POINTS))))
         if not out.grad:
             return
         if x.grad:
-            taken = max(1, x.elements // rows)
-            _count(self.backward, (kind, flops, moved, _blocks(rows, taken, columns, grouped)))
-        _count(self.backward, (kind, flops, moved, _blocks(reach, columns, rows, grouped)))
+            taken = max(1, inner if convolution else reach)
+            _count(self.backward, kernel(max(1, x.elements // taken), taken, max(1, op.macs // x.elements)))
+        _count(self.backward, kernel(reach, columns, rows))
         for copied in passing[: 2 if x.grad else 1]:
             if copied:
                 _count(self.backward, (POINTWISE, 0, 2 * copied, max(1, copied // (4 * _POINTS))))
@@ -191,21 +210,27 @@ class _Counter:
         blocks = max(1, out.elements // (64 * 128))  # a head's 128 queries each
         _count(self.forward, (self._attend, flops, moved, blocks))
         if out.grad:
-            self.backwards += 2
             _count(self.backward, (self._attend, int(_BACKWARD_ATTENTION * flops), 2 * moved, blocks))
 
     def _recurrent(self, op: Op) -> None:
         """A chain of small products through time, each waiting for the one before it."""
         out = op.out
-        steps = out.shape[1] if len(out.shape) > 2 and out.shape[1] > 0 else 32
-        count = steps * _CELL_KERNELS
-        self.tensors += 4
-        moved = max(1, op.macs // max(1, out.elements // max(1, out.shape[-1]))) * out.width
-        blocks = max(1, out.elements // steps // _POINTS)
-        key = (RNN, 2 * op.macs // count, moved // _CELL_KERNELS, blocks)
+        width = max(1, out.shape[-1])
+        steps = max(1, out.elements // (width * self._batch))
+        params = op.macs // max(1, out.elements // width)
+        layers = max(1, round(params / (_GATES.get(op.label, 2) * width * width)))
+        count = steps * layers
+        self.tensors += 4 * layers
+        # Small products in small tiles, four to an ordinary one.
+        blocks = 4 * _blocks(self._batch, _GATES.get(op.label, 2) // 2 * width, width, False)
+        key = (self._recur, 2 * op.macs // count, params // layers * out.width, blocks)
         _count(self.forward, key, count)
         if out.grad:
             _count(self.backward, key, 2 * count)
+
+    def _start(self, what: int, grad: bool) -> None:
+        self.ahead[what] += 1
+        self.back[what] += grad
 
 
 def _count(into: Dict[Key, int], key: Key, times: int = 1) -> None:
@@ -225,7 +250,16 @@ def _blocks(rows: int, columns: int, reach: int, grouped: bool) -> int:
     if grouped:
         return max(1, rows * columns // _POINTS)
     tiles = -(-rows // _TILE) * -(-columns // _TILE)
-    return tiles * max(1, min(_MOST_SPLITS, reach // _SPLIT))
+    return tiles * max(1, min(_MOST_SPLITS, reach // _SPLIT, _ENOUGH // tiles))
+
+
+@lru_cache(maxsize=4096)
+def _padded(flops: int, rows: int, columns: int, reach: int) -> int:
+    """A product's arithmetic with what tiles compute beyond its edges; narrow ones waste most of it."""
+    waste = 1.0
+    for size, tile in ((rows, _EDGE), (columns, _EDGE), (reach, _DEPTH)):
+        waste *= -(-size // tile) * tile / size
+    return int(flops * min(waste, _MOST_WASTE))
 
 
 def total_flops(work: StepWork) -> int:
@@ -246,9 +280,3 @@ def kind_totals(work: StepWork) -> List[Tuple[int, int, int]]:
         found[kind][1] += flops * count
         found[kind][2] += moved * count
     return [(a, b, c) for a, b, c in found]
-
-
-def work_of(step: Optional[object], job: TrainingJob) -> Optional[StepWork]:
-    """The work behind an estimate; None where the estimator rebuilt no step."""
-    tape = getattr(step, "tape", None)
-    return step_work(tape, job) if isinstance(tape, Tape) else None

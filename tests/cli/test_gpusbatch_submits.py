@@ -64,6 +64,8 @@ def test_the_record_is_behind_the_users_comment(desk: Any) -> None:
         "gpu": "a100",
         "batch": "64",
         "shards": str(ceil_div(guess.request_mib, 1024)),
+        "sm": str(round(guess.utilization.sm_active)),
+        "dram": str(round(guess.utilization.dram_active)),
         "oom": "fail",
     }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -12,11 +14,10 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 
 import pytest
 
+from slurm_gpumem import estimate
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
-from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.memory_line import Knot, MemoryLine
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SLASH_SEPARATOR, SitePlan
 from slurm_gpumem.site.render import lua_table
@@ -26,6 +27,7 @@ from tests.lua.played import LUA_FOLDER
 pytestmark = pytest.mark.slurm
 
 Hook = Callable[..., str]
+EXAMPLE = LUA_FOLDER.parent / "docs" / "examples" / "resnet50.txt"
 RECORD = "gpumem/1:est=12045,req=13312,by=structural,shards=13"
 ASKS = "#!/bin/bash\n#GPUMEM mem=12G\n"
 SEES = 'echo "$CUDA_VISIBLE_DEVICES:$SLURM_SHARDS_ON_NODE"'
@@ -66,6 +68,14 @@ def hooked(hook: Hook) -> Iterator[Cluster]:
         )
         yield running
         running.stop()
+
+
+@pytest.fixture(scope="module")
+def printed_line() -> str:
+    """What a user pastes into a script: printed by the command itself."""
+    command = [str(Path(sys.executable).with_name("gpumem")), "estimate", str(EXAMPLE), "--directive"]
+    words = [*command, "--batch-size", "128", "--estimator", "horus"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
 class Job:
@@ -143,22 +153,21 @@ def test_a_plain_sbatch_with_a_mem_line_gets_shards_and_its_steps_run(
     ],
 )
 def test_a_plain_sbatch_with_a_memory_line_gets_the_shards_of_its_batch(
-    hooked: Cluster, options: Sequence[str], environment: Dict[str, str], batch: int
+    hooked: Cluster, printed_line: str, options: Sequence[str], environment: Dict[str, str], batch: int
 ) -> None:
-    line = MemoryLine(
-        "ac00cd478b3c4d5e", "corrected", "adam.fp32", "both", 100, 100, 128,
-        (Knot(32, 3576, 5099), Knot(128, 13327, 18721), Knot(512, 49586, 79065)),
-    )  # fmt: skip
-    script = f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{line.directive()}\n"
+    script = f"#!/bin/bash\n#SBATCH --gres=gpu:1\n{printed_line}"
     words = ["env", *(f"{name}={value}" for name, value in environment.items()), "sbatch", "--parsable"]
     done = hooked.run([*words, "-H", "-o", "/dev/null", *options], input=script)
     assert done.returncode == 0, done.stderr
     shown = hooked.run(["scontrol", "show", "job", done.stdout.strip()], check=True).stdout
     hooked.run(["scancel", done.stdout.strip()], check=True)
-    # The fixture's site table names no context: an H200's, 764 MiB, is taken.
-    peak, request = line.memory(batch, find_gpu("h200"))
-    assert f"shard:{-(-request // 1024)}" in _word(shown, "TresPerNode")
-    assert f"est={peak},req={request},by=corrected,via=line,gpu=a100,batch={batch}," in shown
+    # The fixture's site table names no context: an H200's is taken.
+    full = estimate(EXAMPLE, batch_size=batch, gpu="h200", estimator="horus")
+    peak, request = (int(_word(shown.replace(",", " "), key)) for key in ("gpumem/1:est", "req"))
+    assert peak == pytest.approx(full.peak_mib, rel=0.01)
+    assert request == pytest.approx(full.request_mib, rel=0.01)
+    assert _word(shown, "TresPerNode").endswith(f"shard:{-(-request // 1024)}")
+    assert f",by=horus,via=line,gpu=a100,batch={batch},fp=" in shown
 
 
 def test_gpus_per_task_is_shared_where_slurm_can_and_its_steps_run_anyway(

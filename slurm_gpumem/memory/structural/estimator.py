@@ -77,8 +77,8 @@ def _without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
-    """Rebuild the training step and replay it; for estimates, tests and the documentation's example."""
+def rebuild(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Walk:
+    """The training step that a summary's rows stand for, as a tape of operations."""
     said = ""
     if not summary.has_shapes:
         summary, said = with_shapes(summary)
@@ -94,6 +94,12 @@ def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, R
     loss.finish(walk)
     walk.param_rest()
     walk.tape.close()
+    return walk
+
+
+def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
+    """Rebuild the training step and replay it; for estimates, tests and the documentation's example."""
+    walk = rebuild(summary, job, gpu)
     rule = job.optimizer_rule
     plan = StepPlan(
         states=rule.states,

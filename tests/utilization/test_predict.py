@@ -1,0 +1,73 @@
+"""Predictions: intervals around them, warnings beyond what was measured, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from slurm_gpumem import estimate
+from slurm_gpumem.memory import registry
+from slurm_gpumem.memory.gpus import closest_gpu, find_gpu
+from slurm_gpumem.memory.types import TrainingJob, Utilization
+from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.utilization.predict import with_utilization
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+def predicted(name: str, **how: object) -> Utilization:
+    found = estimate(EXAMPLES / f"{name}.txt", **{"estimator": "structural", **how}).utilization  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_every_value_lies_in_its_interval() -> None:
+    for name in ("resnet50", "bert", "mobilenetv3", "vit", "gpt2", "small-cnn"):
+        found = predicted(name, batch_size=32)
+        for target, (low, high) in found.intervals.items():
+            assert 0 <= low <= getattr(found, target) <= high, (name, target)
+        assert 0 <= found.sm_occupancy <= found.sm_active <= 100
+
+
+def test_a_larger_batch_keeps_the_gpu_busier() -> None:
+    small, large = predicted("resnet50", batch_size=2), predicted("resnet50", batch_size=256)
+    assert small.sm_active < 50 < large.sm_active
+    assert small.launch_bound
+    assert not large.launch_bound
+    assert large.step_seconds > 3 * small.step_seconds
+
+
+def test_a_job_beyond_the_measured_range_says_so_and_is_less_sure() -> None:
+    usual = predicted("resnet50", batch_size=64)
+    huge = predicted("resnet50", batch_size=1_000_000)
+    assert not usual.warnings
+    assert any("unlike the measured jobs" in warning for warning in huge.warnings)
+
+
+def test_an_estimator_that_rebuilds_no_step_has_utilization_all_the_same() -> None:
+    by_formula = predicted("resnet50", batch_size=64, estimator="horus")
+    assert by_formula.sm_active == predicted("resnet50", batch_size=64, estimator="structural").sm_active
+
+
+def test_a_gpu_that_nobody_knows_is_predicted_as_the_measured_one() -> None:
+    gpu = closest_gpu("our-new-card", 65536)
+    summary = read_summary(EXAMPLES / "resnet50.txt")
+    plain = registry.run("structural", summary, TrainingJob(64), gpu)
+    found = with_utilization(plain, gpu, summary).utilization
+    assert found is not None
+    assert not found.measured
+    assert "its rates are not known" in found.warnings[-1]
+
+
+def test_it_costs_little_beside_the_memory_estimate() -> None:
+    summary, gpu = read_summary(EXAMPLES / "bert.txt"), find_gpu("h200")
+    plain = registry.run("structural", summary, TrainingJob(32), gpu)
+    with_utilization(plain, gpu, summary)
+    times = []
+    for _ in range(20):
+        begun = time.process_time()
+        with_utilization(replace(plain), gpu, summary)
+        times.append(time.process_time() - begun)
+    # Measured at about 2 ms; the bound leaves room for a slow machine.
+    assert min(times) < 0.01
