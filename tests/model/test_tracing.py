@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="tracing needs torch")
 @pytest.fixture(scope="module")
 def found() -> Dict[str, Any]:
     """All checks in one process: starting torch is most of their time."""
-    names = ("small_cnn", "attention", "autocast", "scaling", "reader", "recurrent", "frozen")
+    names = ("small_cnn", "attention", "autocast", "scaling", "reader", "recurrent", "frozen", "refuser")
     command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -89,3 +89,10 @@ def test_frozen_parameters_have_no_gradients_and_the_users_optimizer_is_taken(fo
     assert frozen["optimizer"] == "sgd-momentum"
     assert frozen["trainable"] == 32 * 2 + 32 * 10 + 10
     assert frozen["untouched"]
+
+
+def test_a_model_that_refuses_meta_tensors_is_run_small_and_the_trace_says_so(found: Dict[str, Any]) -> None:
+    refuser = found["refuser"]
+    assert refuser["way"] == "real"
+    assert refuser["output"] == 64 * 8 * 4, "sizes grow from the few rows that were run to the batch"
+    assert "refuses meta" in refuser["remarks"][-1]

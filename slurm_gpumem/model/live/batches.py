@@ -12,6 +12,9 @@ from slurm_gpumem.model.live.loop import Inputs
 from slurm_gpumem.model.live.meta_model import META
 from slurm_gpumem.model.live.values import give, small
 
+MADE = 0
+"""In place of a size: the batch was made at the size that is wanted."""
+
 
 def batch_size_of(batch: Any) -> Optional[int]:
     """The first size of the first tensor in a batch."""
@@ -22,7 +25,7 @@ def batch_size_of(batch: Any) -> Optional[int]:
 def maker(batch: Any, target: Any, size: int) -> Callable[[int], Inputs]:
     """A function that makes a batch of any size like the one given; `batch` may be such a function."""
     if callable(batch) and not isinstance(batch, Tensor):
-        return lambda wanted: as_inputs(_resized(batch(wanted), wanted, wanted), None)
+        return lambda wanted: as_inputs(_resized(batch(wanted), MADE, wanted), None)
     return lambda wanted: as_inputs(_resized(batch, size, wanted), _resized(target, size, wanted))
 
 
@@ -40,10 +43,10 @@ def as_inputs(batch: Any, target: Any) -> Inputs:
 def _resized(value: Any, size: int, wanted: int) -> Any:
     """The same value on meta tensors, every first dimension of `size` turned to `wanted`."""
     if isinstance(value, Tensor):
-        if value.device == META and size == wanted:
-            return value
+        if value.device == META and size == MADE:
+            return value  # made for this step, on meta tensors already
         shape = list(value.shape)
-        if shape and size and shape[0] % size == 0:
+        if shape and size > 0 and shape[0] % size == 0:
             shape[0] = shape[0] // size * wanted
         twin = torch.empty(shape, dtype=value.dtype, device=META)
         if value.device != META and value.numel() and small(twin):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, List, Optional
+from dataclasses import dataclass
+from typing import Any, Callable, List, Optional
 
 import torch
 from torch import nn
@@ -12,10 +13,11 @@ from slurm_gpumem.model.live import losses, optimizers
 from slurm_gpumem.model.live.assemble import assemble
 from slurm_gpumem.model.live.autocast import autocast_on_meta
 from slurm_gpumem.model.live.batches import maker, require_size
-from slurm_gpumem.model.live.loop import Plan, run
+from slurm_gpumem.model.live.loop import Inputs, Plan, run
 from slurm_gpumem.model.live.meta_model import meta_twin, unwrapped
 from slurm_gpumem.model.live.own_step import Step, run_own_step
 from slurm_gpumem.model.live.places import Places, shapes
+from slurm_gpumem.model.live.real_run import BATCHES, real_maker, real_twin, refuses_meta
 from slurm_gpumem.model.live.recorder import Recorder
 from slurm_gpumem.model.live.substitutes import cuda_substitutes
 from slurm_gpumem.model.trace_types import TracedJob
@@ -48,52 +50,98 @@ def summarize(
     """
     model = unwrapped(model)
     size = require_size(batch, batch_size)
-    make = maker(batch, target, size)
-    twin = meta_twin(model)
-    if precision == "bf16":
+    asked = _Asked(
+        model=model,
+        make=maker(batch, target, size),
+        size=size,
+        optimizer=optimizer,
+        loss=loss,
+        precision=precision,
+        accumulate=grad_accumulation,
+        channels_last=channels_last,
+        evaluate=evaluate,
+        scalable=scalable,
+        step=step,
+        name=name or type(model).__name__,
+    )
+    try:
+        return _traced(asked, "meta")
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        if not refuses_meta(error):
+            raise
+        return _traced(asked, "real")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `summarize` was called with."""
+
+    model: nn.Module
+    make: Callable[[int], Inputs]
+    size: int
+    optimizer: optimizers.Given
+    loss: losses.Given
+    precision: str
+    accumulate: int
+    channels_last: bool
+    evaluate: bool
+    scalable: bool
+    step: Optional[Step]
+    name: str
+
+
+def _traced(asked: _Asked, way: str) -> ModelSummary:
+    """The summary, traced on meta tensors or by a small real run."""
+    real = way == "real"
+    twin = real_twin(asked.model) if real else meta_twin(asked.model)
+    make = real_maker(asked.make) if real else asked.make
+    batches = list(BATCHES) if real else _batches(asked.size, asked.scalable)
+    if asked.precision == "bf16":
         twin = twin.to(torch.bfloat16)
-    if channels_last:
+    if asked.channels_last:
         twin = twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    batches = _batches(size, scalable)
     with ExitStack() as stack:
         stack.enter_context(optimizers.foreach_on_meta())
         places = stack.enter_context(Places(twin))
-        recorder = Recorder(places, stack.enter_context(autocast_on_meta()))
+        autocast = stack.enter_context(autocast_on_meta())
+        recorder = Recorder(places, autocast, "cpu" if real else "meta")
         stack.enter_context(cuda_substitutes(recorder))
-        chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, model, twin)
+        if real:
+            recorder.assume("run on the CPU with a few rows: the model refuses meta tensors")
+        optimizer = asked.optimizer
+        chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, asked.model, twin)
         plan = Plan(
             model=twin,
             make=make,
-            loss=losses.make_loss(loss),
+            loss=losses.make_loss(asked.loss),
             optimizer=chosen,
             batches=batches,
-            precision=precision,
-            accumulate=grad_accumulation,
-            evaluate=evaluate,
+            precision="fp32" if real else asked.precision,
+            accumulate=asked.accumulate,
+            evaluate=asked.evaluate,
         )
-        seen = run(plan, recorder) if step is None else run_own_step(plan, step, recorder)
-        first_inputs = shapes(make(size).args)
+        seen = run(plan, recorder) if asked.step is None else run_own_step(plan, asked.step, recorder)
+        first_inputs = shapes(asked.make(asked.size).args)
     job = TracedJob(
-        batch=size,
+        batch=asked.size,
         optimizer="" if chosen is None else optimizers.name_of(optimizer, chosen),
-        precision=precision,
-        grad_accumulation=grad_accumulation,
-        channels_last=channels_last,
-        evaluate=evaluate,
-        loss=losses.name_of(loss),
+        precision=plan.precision if real else asked.precision,
+        grad_accumulation=asked.accumulate,
+        channels_last=asked.channels_last,
+        evaluate=asked.evaluate,
+        loss=losses.name_of(asked.loss),
         torch=str(torch.__version__),
     )
-    trace = assemble(seen, job, "meta", batches)
     parameters = {id(p): p for p in twin.parameters()}.values()
     return ModelSummary(
         format="gpumem",
         layers=places.layers(),
-        name=name or type(model).__name__,
-        batch=size,
+        name=asked.name,
+        batch=asked.size,
         input_shapes=first_inputs,
         total_params=sum(p.numel() for p in parameters),
         trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
-        trace=trace,
+        trace=assemble(seen, job, way, batches),
     )
 
 

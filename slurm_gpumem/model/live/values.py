@@ -148,6 +148,24 @@ def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return _largest(func._schema.name, args, kwargs)
 
 
+def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """`tensor[mask]`: as many rows as the mask has trues, all of them where it is not known."""
+    data, indices = args[:2]
+    if data.device.type != "meta" or not any(i is not None and i.dtype == torch.bool for i in indices):
+        return func(*args, **kwargs)
+    plain: List[Optional[Tensor]] = []
+    for item in indices:
+        if item is None or item.dtype != torch.bool:
+            plain.append(item)
+            continue
+        known = value_of(item)
+        if known is None:
+            recorder.assume("the size of a masked selection depends on data; took the largest")
+        rows = item.numel() if known is None else int(known.sum())
+        plain += [torch.empty(rows, dtype=torch.int64, device="meta") for _ in range(item.dim())]
+    return func(data, plain, **kwargs)
+
+
 def _largest(name: str, args: Any, kwargs: Any) -> Any:
     data = args[0]
     count = data.numel()
@@ -178,4 +196,5 @@ _SIZED = ("nonzero", "masked_select", "bincount", "_unique2", "unique_consecutiv
 SIZED = {
     **dict.fromkeys(_overloads(*_SIZED), sized_by_value),
     aten.repeat_interleave.Tensor: sized_by_value,
+    aten.index.Tensor: index,
 }
