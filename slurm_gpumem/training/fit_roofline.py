@@ -5,6 +5,7 @@ Nonlinear least squares over measured step times and activities, held near the p
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, Dict, List, Sequence
 
 import numpy as np
@@ -116,4 +117,4 @@ def fit_coefficients(rows: Sequence[UtilizationRow]) -> Dict[str, float]:
 def _highest(name: str) -> float:
     """No product is faster than the peak, no multiprocessor fuller than full; caches help with the bytes."""
     first = name.split("_")[0]
-    return {"compute": 0.0, "warps": 0.0, "bandwidth": _CACHED}.get(first, np.inf)
+    return {"compute": 0.0, "warps": 0.0, "bandwidth": _CACHED}.get(first, inf)
