@@ -1,6 +1,8 @@
 # make demo    set everything up and watch real Slurm daemons share GPUs
 # make test    set everything up and run all tests
 # make test-slurm-versions   the Slurm tests again, on newer Slurms in trees of their own (as root)
+# make test-recovery   the long forms of the recovery tests (as root)
+# make bench-accounting   gpumem report's figures over a million job records (minutes, 4 GB of disk)
 # make bench   start-up of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make bench-recovery   what EpilogSlurmctld costs the jobs that are not ours
 # make lint    ruff, mypy --strict, shellcheck, luac
@@ -21,7 +23,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: accuracy bench bench-recovery demo fit fit-utilization gpuutilnet test test-slurm-versions lint format setup setup-test apt clean
+.PHONY: accuracy bench bench-accounting bench-recovery demo fit fit-utilization gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -61,8 +63,16 @@ test-slurm-versions: setup-test
 	@for suite in $(SLURM_SUITES); do \
 	  tree=$(CURDIR)/.cache/slurm-trees/$$suite; \
 	  echo "Slurm of Debian $$suite"; tests/slurm-tree.sh $$suite $$tree && \
-	  GPUMEM_TEST_SLURM_ROOT=$$tree $(BIN)/python -m pytest -m slurm || exit 1; \
+	  GPUMEM_TEST_LONG=1 GPUMEM_TEST_SLURM_ROOT=$$tree $(BIN)/python -m pytest -m slurm || exit 1; \
 	done
+
+# Killed at every step, a hundred at once: longer than the tests of every day.
+test-recovery: setup-test
+	GPUMEM_TEST_LONG=1 $(BIN)/python -m pytest tests/recovery
+
+# A million job records: minutes, and 4 GB of disk.
+bench-accounting: setup-test
+	$(BIN)/python tests/bench/accounting.py
 
 bench: setup-test
 	$(BIN)/python tests/bench/bench.py

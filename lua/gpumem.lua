@@ -295,7 +295,9 @@ local function share(job, site, asked, mib, gpus)
   end
   add("admin_comment", RECORD .. "was=" .. was)
   if not asked.record then
-    local oom = asked.directives["on-oom"] == "requeue" and ",oom=requeue" or ""
+    -- --no-requeue (0) is the user's later word; a site's JobRequeue=0 does not show here.
+    local wanted = asked.directives["on-oom"] == "requeue" and job.requeue ~= 0
+    local oom = wanted and ",oom=requeue" or ""
     add("comment", RECORD .. (asked.line and lines.record(asked.line, gpu) or format("req=%d,by=mem", mib))
       .. format(",shards=%d%s", count, oom))
   end

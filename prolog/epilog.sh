@@ -10,6 +10,7 @@ finish() {
     /usr/bin/timeout -k 2 15 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
         GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" \
         SLURM_JOB_ID="$SLURM_JOB_ID" SLURMD_NODENAME="$SLURMD_NODENAME" SLURM_JOB_EXIT_CODE2="$SLURM_JOB_EXIT_CODE2" \
+        SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT" \
         "$python" -I -m slurm_gpumem.node.hook epilog </dev/null >/dev/null 2>&1
 }
 

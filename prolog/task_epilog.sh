@@ -1,15 +1,16 @@
 #!/bin/sh
 # Slurm's TaskEpilog, as the user: say why a batch script of ours ended, for EpilogSlurmctld (docs/admin/recovery.md);
 # the line at the end of the output of a job that wants one (docs/admin/monitoring.md).
-python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml slurm_bin=/usr/bin next_task_epilog=
+python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_task_epilog=
 here=${0%/*}
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
 run() {
     # Libraries that the job brought along are not for this Python.
-    /usr/bin/timeout -k 1 10 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH="$slurm_bin:/usr/bin:/bin" \
-        GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" "$python" -I -m "$1" </dev/null >/dev/null
+    /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin \
+        GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" \
+        "$python" -I -m "$1" </dev/null >/dev/null
 }
 at_end() {
     run slurm_gpumem.recovery.task

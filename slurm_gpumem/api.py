@@ -8,7 +8,7 @@ from typing import Optional, Union
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.memory.types import Estimate, TrainingJob
+from slurm_gpumem.memory.types import OPTIMIZERS, Estimate, TrainingJob
 from slurm_gpumem.model.reader import read_summary
 
 
@@ -16,8 +16,8 @@ def estimate(
     summary: Union[str, os.PathLike[str]],
     *,
     batch_size: Optional[int] = None,
-    optimizer: str = "adam",
-    precision: str = "fp32",
+    optimizer: Optional[str] = None,
+    precision: Optional[str] = None,
     gpu: str = DEFAULT_GPU,
     estimator: str = "auto",
     gpus: int = 1,
@@ -27,15 +27,20 @@ def estimate(
     loss: str = "cross-entropy",
     input_dtype: str = "auto",
 ) -> Estimate:
-    """Estimate the peak GPU memory of training the model of `summary` (a path or the text itself)."""
+    """Estimate the peak GPU memory of training the model of `summary` (a path or the text itself).
+
+    Optimizer and precision are by default those of a summary's trace, else adam and fp32.
+    """
     model = read_summary(summary)
+    traced = model.trace.job if model.trace is not None else None
+    known = traced.optimizer if traced is not None and traced.optimizer in OPTIMIZERS else "adam"
     batch = batch_size if batch_size is not None else model.batch
     if batch is None:
         raise UsageError("the summary does not say its batch size; give one (--batch-size 128)")
     job = TrainingJob(
         batch_size=batch,
-        optimizer=optimizer,
-        precision=precision,
+        optimizer=optimizer or known,
+        precision=precision or (traced.precision if traced is not None else "fp32"),
         gpus=gpus,
         grad_accumulation=grad_accumulation,
         checkpointing=checkpointing,

@@ -33,6 +33,7 @@ def test_every_package_is_listed() -> None:
 @pytest.mark.parametrize(
     ("package", "needed"),
     [
+        ("slurm_gpumem.accounting", "page/*"),
         ("slurm_gpumem.lua", "*.lua"),
         ("slurm_gpumem.models", "*.toml"),
         ("slurm_gpumem.prolog", "*"),

@@ -7,18 +7,19 @@ collector makes of them: one record a line, only ever appended to.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import sqlite3
 import stat
 import time
 from collections import deque
-from concurrent.futures import Future, ProcessPoolExecutor
-from typing import Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.accounting.index import Filler, Placed
 from slurm_gpumem.accounting.reading import MAX_BYTES, BadRecordError, Run, parse_record, run_from
 from slurm_gpumem.accounting.scan import Look, Scanner
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Progress = Callable[[int, int], None]
 """(done, in all): called now and then."""
@@ -44,6 +45,8 @@ def refresh(
 ) -> int:
     """Read what is new, in one transaction; the number of records read. `only_uid`: of that user's jobs."""
     connection.execute("BEGIN IMMEDIATE")
+    collecting = gc.isenabled()
+    gc.disable()  # millions of short-lived rows, none of them in a cycle
     try:
         quiet: Progress = lambda done, total: None  # noqa: E731
         count = _refresh(connection, folders, shard_mib, only_uid, progress or quiet, force)
@@ -51,6 +54,9 @@ def refresh(
     except BaseException:
         connection.execute("ROLLBACK")
         raise
+    finally:
+        if collecting:
+            gc.enable()
     connection.execute("COMMIT")
     return count
 
@@ -162,9 +168,13 @@ def _load_all(
         for batch in batches:
             yield batch, load_files(folder, batch, shard_mib)
         return
+    # Loaded only now: a report that finds nothing new would wait for them longer than for its answer.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
     # Spawned, not forked: a child of ours would carry the names of all files along.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.disable) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
         waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()
         for batch in batches:
             waiting.append((batch, pool.submit(load_files, folder, batch, shard_mib)))
@@ -174,6 +184,20 @@ def _load_all(
                 yield names, result.result()
         for names, result in waiting:
             yield names, result.result()
+
+
+def _start_worker() -> None:
+    """A worker makes no cycles to collect; and it must not stay behind when whom it works for was killed."""
+    gc.disable()
+    parent = os.getppid()
+    import threading
+
+    def leave() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=leave, daemon=True).start()
 
 
 def load_files(folder: str, names: Sequence[str], shard_mib: int) -> List[Loaded]:

@@ -32,22 +32,15 @@ def tiles(total: Summary) -> str:
     if total.estimated:
         within = f"95 % of {count(total.estimated, 'estimate')} within {percent(total.p95_error)}"
         found.append(("Median error", percent(total.median_error), within))
-        part = total.under_request / total.estimated
-        found.append(
-            (
-                "Above request",
-                f"{total.under_request:,}",
-                f"{part * 100:.1f} % of jobs needed more than they asked for",
-            )
+        part = (
+            f"{total.under_request / total.estimated * 100:.1f} % of jobs"
+            if total.under_request
+            else "no job"
         )
-    saved_by = f"; in {count(total.oom_avoided, 'job')} the reserve held" if total.oom_avoided else ""
-    found.append(
-        (
-            "Out of memory",
-            f"{total.ooms:,}",
-            f"{total.oom_recovered:,} recovered, {total.oom_lost:,} lost{saved_by}",
-        )
-    )
+        found.append(("Above request", f"{total.under_request:,}", f"{part} needed more than was asked for"))
+    held = f"in {count(total.oom_avoided, 'job')} the reserve held" if total.oom_avoided else ""
+    met = f"{total.oom_recovered:,} recovered, {total.oom_lost:,} lost" if total.ooms else "none met"
+    found.append(("Out of memory", f"{total.ooms:,}", "; ".join(filter(None, (met, held)))))
     if total.unused is not None:
         found.append(("Memory unused", percent(total.unused), "of what was granted was never needed"))
     if total.energy_jobs:

@@ -39,6 +39,8 @@ class Column(Generic[Row]):
 
 def table(name: str, caption: str, columns: Sequence[Column[Any]], rows: Sequence[Any]) -> str:
     """A sortable table; `name` and `caption` are ours, everything else is escaped."""
+    # A column that nothing is known for (no DCGM, no slurmdbd) would only take room.
+    columns = [c for n, c in enumerate(columns) if n == 0 or any(c.text(row) for row in rows)]
     heads = "".join(_head(column) for column in columns)
     body = "\n".join(
         "<tr>" + "".join(_cell(c, row, first=n == 0) for n, c in enumerate(columns)) + "</tr>" for row in rows

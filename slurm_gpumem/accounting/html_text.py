@@ -35,7 +35,7 @@ def percent(part: Optional[float], *, sign: bool = False) -> str:
         return ""
     whole = round(part * 100)
     # Typographic minus: it is as wide as the plus, so that columns line up.
-    return f"{whole:+d} %".replace("-", "−") if sign else f"{whole} %".replace("-", "−")
+    return (f"{whole:+d} %" if sign and whole else f"{whole} %").replace("-", "−")
 
 
 def hours(seconds: float) -> str:

@@ -29,7 +29,9 @@ def timeline(
     complete = len(recent) == all_jobs
     first = min(stay.start for _, stay in stays) if complete else recent[0].end or recent[0].start
     last = max(_end(stay, now) for _, stay in stays)
-    stays = [(row, stay) for row, stay in stays if _end(stay, now) > first]
+    stays = [(row, stay) for row, stay in stays if _end(stay, now) > max(first, stay.start)]
+    if not stays:
+        return None
     devices = _devices(stays, now)
     users = _users([row for row, _ in stays])
     colour = {user: number for number, user in enumerate(users)}

@@ -57,6 +57,9 @@ class Filler:
             (node, uuid): number
             for number, node, uuid in connection.execute("SELECT id, node, uuid FROM device")
         }
+        self._nameless = {
+            number for (number,) in connection.execute("SELECT id FROM device WHERE memory_mib IS NULL")
+        }
         self._coded = [at for at, name in enumerate(schema.RUN_COLUMNS) if name in schema.WORDS]
         self._state = schema.RUN_COLUMNS.index("own_state")
 
@@ -147,6 +150,7 @@ class Filler:
             run.start,
             peak,
             1,
+            1,
             run.oom,
             state,
             judged,
@@ -164,6 +168,15 @@ class Filler:
                 (node, uuid, number, name, mib),
             )
             known = self._devices[node, uuid] = int(cursor.lastrowid or 0)
+            if mib is None:
+                self._nameless.add(known)
+        elif mib is not None and known in self._nameless:
+            # First seen in the record of a job that had just begun: nobody had looked at its GPU yet.
+            self._db.execute(
+                "UPDATE device SET number = ?, name = ?, memory_mib = ? WHERE id = ?",
+                (number, name, mib, known),
+            )
+            self._nameless.discard(known)
         return known
 
     def _key(self, run: Run) -> Tuple[int, int, int, int]:
@@ -209,11 +222,12 @@ class Filler:
         peak = max((row["own_peak_mib"] for row in rows if row["own_peak_mib"] is not None), default=None)
         judged = bool(peak) and state in _JUDGED
         self._db.execute(
-            "UPDATE job SET head = 1, first_start = ?, peak_mib = ?, attempts = ?, ooms = ?, state = ?, "
-            "judged = ?, error_pm = ? WHERE id = ?",
+            "UPDATE job SET head = 1, first_start = ?, peak_mib = ?, records = ?, attempts = ?, ooms = ?, "
+            "state = ?, judged = ?, error_pm = ? WHERE id = ?",
             (
                 min(row["start"] for row in rows),
                 peak,
+                len(rows),
                 len({row["restarts"] for row in rows}),
                 ooms,
                 state,
@@ -237,6 +251,8 @@ class Filler:
                 if row.end is not None:
                     ranges.append((device, row.start, row.end))
         for row in after:
+            # As if alone; the splits below take from it what others were there for.
+            self._db.execute("UPDATE job SET used_s = (end - start) * gpus WHERE id = ?", (row.row,))
             for device in map(int, row.devices.split()) if row.end is not None else ():
                 assert row.end is not None
                 self._db.execute(

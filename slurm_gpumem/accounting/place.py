@@ -22,7 +22,7 @@ NAME = "index.sqlite"
 def readable_site_index(config: AccountingConfig) -> Optional[Path]:
     """Root's index, when it is there and this user may read it."""
     path = config.site_index / NAME
-    return path if os.geteuid() != 0 and os.access(path, os.R_OK) else None
+    return path if os.geteuid() != 0 and os.access(path, os.R_OK, effective_ids=True) else None
 
 
 def open_own(

@@ -9,17 +9,13 @@ import time
 from pathlib import Path
 from typing import Dict, List, Optional
 
-from slurm_gpumem.accounting.config import AccountingConfig, load_accounting_config
 from slurm_gpumem.accounting.reading import recipe_of, rest_of
-from slurm_gpumem.errors import GpumemError
 
 SCHEMA = "gpumem-remembered/1"
 _LATEST = 10
 """Peaks kept of each; more tell nothing new."""
 _LEAST_SAMPLES = 3
 """A run that was looked at less often may have had its peak unseen."""
-_AT_ONCE = 300
-"""So many new records are read while a user waits for gpusbatch; more are left to `gpumem report`."""
 
 
 def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[str, Dict[str, List[int]]]:
@@ -72,44 +68,3 @@ def remember_own(connection: sqlite3.Connection) -> Optional[str]:
     except OSError as error:
         return f"{error.filename or own_file()}: {error.strerror}"
     return None
-
-
-def note_new_runs(config: Optional[AccountingConfig] = None) -> None:
-    """Before an estimate: take in runs that ended since the last time, if that is a matter of milliseconds.
-
-    Whatever goes wrong here leaves gpusbatch with the peaks that it knows already.
-    """
-    try:
-        settings = config or load_accounting_config()
-        if _worth_it(settings):
-            from slurm_gpumem.accounting.store import open_store
-
-            with open_store(config=settings, join=False):
-                pass
-    except (GpumemError, OSError, sqlite3.Error):
-        return
-
-
-def _worth_it(config: AccountingConfig) -> bool:
-    """Whether there is something new, and little of it."""
-    index = config.own_index / "index.sqlite"
-    known: Dict[str, int] = {}
-    if index.exists():
-        with sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True, timeout=0.2) as connection:
-            rows = connection.execute("SELECT path, stamp, took FROM folder").fetchall()
-        connection.close()
-        if any((took or 0) > 0.1 for _, _, took in rows):
-            return False
-        known = {path: stamp for path, stamp, _ in rows}
-    new = False
-    for folder in config.folders:
-        try:
-            if os.stat(folder).st_mtime_ns == known.get(folder, 0):
-                continue
-            new = True
-            with os.scandir(folder) as entries:
-                if not known and sum(1 for _, _ in zip(entries, range(_AT_ONCE + 1))) > _AT_ONCE:
-                    return False
-        except OSError:
-            continue
-    return new

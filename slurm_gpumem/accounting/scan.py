@@ -39,7 +39,7 @@ class Scanner:
     def __init__(self, connection: sqlite3.Connection, *, force: bool = False) -> None:
         self._db = connection
         self._force = force
-        self._known: Optional[Set[Tuple[int, int, int]]] = None
+        self._known: Optional[Set[int]] = None
         self._nodes: Dict[str, int] = {}
 
     def look(self, folders: Iterable[str]) -> List[Look]:
@@ -101,7 +101,8 @@ class Scanner:
     def _unknown(self, names: Sequence[str], besides: frozenset[str]) -> List[str]:
         """Names whose records the index does not have; those that it has never change again."""
         if len(names) > _FEW and self._known is None:
-            self._known = set(self._db.execute("SELECT job_id, restarts, node FROM job"))
+            rows = self._db.execute("SELECT job_id, restarts, node FROM job")
+            self._known = {_code(job_id, restarts, node) for job_id, restarts, node in rows}
             self._nodes = dict(self._db.execute("SELECT text, id FROM word"))
         found = []
         for name in names:
@@ -110,7 +111,7 @@ class Scanner:
                 continue
             job_id, restarts, node = int(match[1]), int(match[2]), match[3]
             if self._known is not None:
-                known = (job_id, restarts, self._nodes.get(node, 0)) in self._known
+                known = _code(job_id, restarts, self._nodes.get(node, 0)) in self._known
             else:
                 known = self._is_known(job_id, restarts, node)
             if not known:
@@ -128,6 +129,11 @@ class Scanner:
             ).fetchone()
             is not None
         )
+
+
+def _code(job_id: int, restarts: int, node: int) -> int:
+    """A run in one number: a million of them take a third of the memory that tuples would."""
+    return job_id << 52 | restarts << 32 | node
 
 
 def _entries(path: str) -> Tuple[List[str], List[str], List[str]]:

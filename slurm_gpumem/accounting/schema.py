@@ -15,7 +15,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.reading import Run
 
-VERSION = 1
+VERSION = 2
 """Of the tables; an index of another version is made anew."""
 
 WORDS = frozenset(
@@ -23,7 +23,7 @@ WORDS = frozenset(
 )
 """Columns from the record that hold numbers of the table `word`."""
 RUN_COLUMNS: Tuple[str, ...] = Run._fields
-FOLDED = ("head", "first_start", "peak_mib", "attempts", "ooms", "state", "judged", "error_pm")
+FOLDED = ("head", "first_start", "peak_mib", "records", "attempts", "ooms", "state", "judged", "error_pm")
 """Columns reckoned from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged."""
 JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined")
 """Columns from Slurm's accounting."""
@@ -71,12 +71,15 @@ CREATE TABLE stay (device INTEGER, start REAL, run INTEGER, end REAL, used REAL,
 CREATE UNIQUE INDEX job_run ON job (job_id, restarts, node, cluster);
 """
 
-INDEXES = """
+UNJOINED = "joined IS NULL AND head = 1"
+"""Rows that Slurm's accounting has not told about."""
+
+INDEXES = f"""
 CREATE INDEX IF NOT EXISTS job_unsettled ON job (id) WHERE settled = 0;
 CREATE INDEX IF NOT EXISTS job_start ON job (start);
 CREATE INDEX IF NOT EXISTS job_user ON job (user, start);
 CREATE INDEX IF NOT EXISTS job_remember ON job (recipe) WHERE judged = 1;
-CREATE INDEX IF NOT EXISTS job_unjoined ON job (start) WHERE joined IS NULL AND head = 1;
+CREATE INDEX IF NOT EXISTS job_unjoined ON job (start) WHERE {UNJOINED};
 """
 """Made after the first filling, which is quicker so."""
 

@@ -11,7 +11,7 @@ from slurm_gpumem.accounting.config import AccountingConfig, load_accounting_con
 from slurm_gpumem.accounting.gather import Progress, refresh
 from slurm_gpumem.accounting.reading import recipe_of, rest_of, split_parts
 from slurm_gpumem.accounting.remember import remember_own
-from slurm_gpumem.accounting.sacct import join_slurm
+from slurm_gpumem.accounting.schema import UNJOINED
 from slurm_gpumem.accounting.sums import Sums
 from slurm_gpumem.accounting.types import (
     ALL,
@@ -124,7 +124,7 @@ class Store:
         text, rest = self._texts, rest_of(row["rest"])
         recipe = recipe_of(text[row["recipe"]])
         folded: Dict[str, Any] = {}
-        if row["attempts"] > 1 or row["restarts"]:
+        if row["records"] > 1:
             folded = self._all_runs(row)
         ended = row["end"] is not None
         met = folded.get("met", rest.met)
@@ -255,7 +255,9 @@ def open_store(
             progress=progress,
             force=force,
         )
-        if join:
+        if join and connection.execute(f"SELECT EXISTS (SELECT 1 FROM job WHERE {UNJOINED})").fetchone()[0]:
+            from slurm_gpumem.accounting.sacct import join_slurm
+
             join_slurm(connection, force=force)
         if new:
             remember_own(connection)

@@ -30,8 +30,8 @@ _COLUMNS = (
 _LEGEND = """\
 median, P90: absolute error of the peak. <peak, <req: runs that took more than the estimate, the request.
 over: median of what the request holds beyond the need. exact, ±1, too few: shards of {shard} MiB
-asked for, against those needed. corrected, gpumemnet: each model by a fit that saw neither it nor its
-namesakes."""
+asked for, against those needed. corrected, trace, gpumemnet: each model by a fit that saw neither it nor its
+namesakes; trace: on those runs that were traced again (python -m slurm_gpumem.training.trace_rows)."""
 
 
 def main(argv: List[str]) -> int:
@@ -44,8 +44,7 @@ def main(argv: List[str]) -> int:
         return 0
     # What was stored was made from the fullest texts, so it has nothing to say of others.
     stored = {} if args.format else load_predictions()
-    known = [name for name in registry.estimator_names() if name != registry.TRACE or name in stored]
-    known += [name for name in stored if name not in known]
+    known = [*registry.estimator_names(), *stored]
     names = known if args.estimator == ALL else [args.estimator]
     unknown = [name for name in names if name not in known and name not in registry.ESTIMATORS]
     if unknown:

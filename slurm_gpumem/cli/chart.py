@@ -12,7 +12,7 @@ from slurm_gpumem.cli.parts_table import speaks_unicode
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _MIB = 1 << 20
-_STEPS = (1, 2, 2.5, 5, 10)
+_STEPS = (1, 2, 5, 10)
 LEAST_WIDTH, MOST_WIDTH = 40, 100
 
 
@@ -134,30 +134,26 @@ def _row_of(mib: float, top: float, height: int) -> int:
 
 
 def _ticks(top: float, height: int) -> Dict[int, str]:
-    """Round numbers up the axis, at most one every third row."""
-    step = _nice(top / max(2, height // 3))
+    """Labels by the row they stand in."""
     found: Dict[int, str] = {}
-    value = 0.0
-    while value <= top:
-        row = min(height - 1, int(value / top * height))
-        found.setdefault(row, _size(value, step))
-        value += step
+    for value, label in ticks(top, max(2, height // 3)):
+        found.setdefault(min(height - 1, int(value / top * height)), label)
     return found
 
 
-def _nice(rough: float) -> float:
-    """The next round step, in MiB: 1, 2, 2.5 or 5 times a power of ten, of GiB where they are large."""
-    unit = 1024.0 if rough >= 200 else 1.0
+def ticks(top_mib: float, count: int = 5) -> List[Tuple[float, str]]:
+    """About `count` round values up an axis, in MiB, with their labels."""
+    unit, name = (1024.0, "GiB") if top_mib >= 2048 else (1.0, "MiB")
+    rough = top_mib / unit / count
     power = 1.0
-    while power * unit > rough:
+    while power > rough:
         power /= 10
-    while power * unit * 10 <= rough:
+    while power * 10 <= rough:
         power *= 10
-    return next(unit * power * step for step in _STEPS if unit * power * step >= rough * 0.999)
-
-
-def _size(mib: float, step: float) -> str:
-    if step < 100:
-        return f"{mib:.0f} MiB"
-    digits = 0 if step % 1024 == 0 else 1 if step * 10 % 1024 == 0 else 2
-    return f"{mib / 1024:.{digits}f} GiB"
+    step = next(power * s for s in _STEPS if power * s >= rough * 0.999)
+    found: List[Tuple[float, str]] = []
+    value = 0.0
+    while value <= top_mib / unit:
+        found.append((value * unit, f"{value:g} {name}" if value else "0"))
+        value = round(value + step, 6)
+    return found

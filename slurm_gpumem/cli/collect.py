@@ -36,6 +36,9 @@ def main(argv: List[str]) -> int:
             raise UsageError(
                 f"{store}: no such folder; make it, or name another with accounting.dir in gpumem.toml"
             )
+        # First: where root is squashed it could not read any more what users have written to the store.
+        with ProgressBar("indexing job records") as bar:
+            open_store(config=config, join=False, force=True, progress=bar).close()
         done = collect(spool, store, older_s=_seconds(args.older))
         for why in done.failed:
             say(f"not written: {why}")

@@ -140,7 +140,7 @@ def _estimates(name: str, summary: ModelSummary, job: TrainingJob, gpus: Sequenc
 
     if name not in ("auto", remembered.NAME):
         return [estimated(name, summary, job, gpu) for gpu in gpus]
-    from slurm_gpumem.accounting.remember import note_new_runs
+    from slurm_gpumem.accounting.notice import note_new_runs
     from slurm_gpumem.utilization.predict import with_utilization
 
     note_new_runs()

@@ -115,7 +115,8 @@ def _table(subject: Subject, answers: Sequence[Fit], shard_mib: int) -> List[str
         e = answer.estimate
         batch = f"{answer.batch:,}" if answer.batch else "-"
         best = f"{answer.batch_at_best:,}" if answer.batch_at_best else "-"
-        shards = ceil_div(e.request_mib, shard_mib)
+        # A GPU has only so many whole shards; a job never asks for more.
+        shards = min(ceil_div(e.request_mib, shard_mib), max(1, answer.gpu.memory_mib // shard_mib))
         lines.append(
             f"{answer.gpu.name:<12} {format_mib(answer.gpu.memory_mib):>9} {batch:>8} {best:>8} "
             f"{format_mib(e.peak_mib):>9} {format_at_least(e.request_mib):>9} {shards:>6}"

@@ -19,6 +19,10 @@ COMMANDS = {
     "collect": ("slurm_gpumem.cli.collect", "admin: gather the nodes' job records, for gpumem report"),
     "accuracy": ("slurm_gpumem.cli.accuracy", "score every estimator on measured training runs"),
     "calibrate": ("slurm_gpumem.cli.calibrate", "measure this node's GPU and write the site's entry for it"),
+    "recover": (
+        "slurm_gpumem.cli.recover",
+        "admin: finish requeues after out of memory that were interrupted",
+    ),
     "learn": ("slurm_gpumem.cli.learn", "admin: refit the estimates from the site's own measured jobs"),
     "setup": ("slurm_gpumem.cli.setup", "admin: the configuration that shares this site's GPUs, as a diff"),
     "doctor": ("slurm_gpumem.cli.doctor", "admin: check a running cluster's sharing, like a Nagios check"),

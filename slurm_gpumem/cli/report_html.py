@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Iterator
 
 from slurm_gpumem.accounting.html import page
+from slurm_gpumem.accounting.html_text import moment
 from slurm_gpumem.accounting.html_types import PageSource
 from slurm_gpumem.accounting.store import Store
 from slurm_gpumem.accounting.types import Filters, JobRow
-from slurm_gpumem.cli.report_fields import moment
 from slurm_gpumem.cli.report_progress import ProgressBar
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError

@@ -132,8 +132,8 @@ def _would(one: Summary) -> str:
     saved = 1 - one.would_s / one.would_of_s
     alone, would = gpu_hours(one.would_of_s, one.would_s)
     return (
-        f"{one.observed:,} observed jobs could have taken {would} instead of {alone} "
-        f"({percent(saved)} less), packed without gaps"
+        f"by their requests {one.observed:,} observed jobs need {would} instead of {alone} "
+        f"({percent(saved)} less)"
     )
 
 

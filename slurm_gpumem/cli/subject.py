@@ -50,7 +50,24 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     if not summary.name:
         summary = replace(summary, name=Path(text).stem)
     job = settings.training_job(summary.batch or DEFAULT_BATCH, 1, _job_of(summary))
-    return Subject(summary, job, settings.text("batch-size") is not None)
+    summary, notes = _in_precision(summary, job.precision)
+    return Subject(summary, job, settings.text("batch-size") is not None, notes)
+
+
+def _in_precision(summary: ModelSummary, precision: str) -> Tuple[ModelSummary, Tuple[str, ...]]:
+    """A trace in single precision answers for autocast as well, by its list of operators."""
+    trace = summary.trace
+    if trace is None or trace.job.precision not in ("fp32", "tf32") or not precision.startswith("amp-"):
+        return summary, ()
+    from slurm_gpumem.memory.peak.changes import autocast
+
+    changed = autocast(trace)
+    changed = replace(changed, job=replace(changed.job, precision=precision))
+    note = (
+        f"traced with {trace.job.precision}; {precision} follows autocast's list of operators. "
+        f"gpumem summarize --precision {precision} traces it"
+    )
+    return replace(summary, trace=changed), (note,)
 
 
 def _traced(text: str, args: argparse.Namespace, settings: JobSettings) -> Subject:

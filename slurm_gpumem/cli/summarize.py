@@ -25,6 +25,10 @@ SCHEMA = "gpumem-summarize/1"
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
+    if args.json and args.output in (None, "-"):
+        raise UsageError(
+            "--json tells about the summary; give the summary a file of its own: -o summary.json"
+        )
     config = load_config()
     request = trace_request(args.target, args, job_defaults(config))
     output = _checked_output(args.output)

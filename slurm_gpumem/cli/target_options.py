@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError, UsageError
 from slurm_gpumem.memory.types import LOSSES, OPTIMIZERS, PRECISIONS
+from slurm_gpumem.model.target import outline
 from slurm_gpumem.model.target.sandbox import Limits, Traced, trace_in_child
 from slurm_gpumem.model.target.spec import (
     BATCH,
+    FILE,
     HUGGING_FACE,
     NO_OPTIMIZER,
     TIMM,
@@ -144,6 +147,7 @@ def trace_request(
 
 def trace_code(request: TraceRequest, args: argparse.Namespace) -> Traced:
     """Trace it in a child process, with a line of progress where somebody is watching."""
+    _check_files(request)
     if args.python is None:
         _need_torch()
     limits = Limits(args.time_limit, parse_mib(args.memory_limit) if args.memory_limit else None)
@@ -154,6 +158,17 @@ def trace_code(request: TraceRequest, args: argparse.Namespace) -> Traced:
         )
     finally:
         progress.clear()
+
+
+def _check_files(request: TraceRequest) -> None:
+    """Slips in names are told at once, not after torch is imported."""
+    target = request.target
+    if target.kind == FILE:
+        path = Path(target.place)
+        outline.check(path, target.attribute or outline.choose(path, path.name), target.arguments)
+    for other in (request.batch_callable, request.step_callable, request.loss_callable):
+        if other is not None and other.kind == FILE:
+            outline.outline(Path(other.place))
 
 
 def _need_torch() -> None:

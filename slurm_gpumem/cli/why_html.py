@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, List, Tuple
 
+from slurm_gpumem.cli.chart import ticks
 from slurm_gpumem.cli.estimate_text import describe_model
-from slurm_gpumem.cli.why_series import COLOURS, MIB, present, sampled, ticks
+from slurm_gpumem.cli.why_series import COLOURS, MIB, present, sampled
 from slurm_gpumem.cli.why_text import made_by, place_of
 from slurm_gpumem.memory.assumptions import describe_job
 from slurm_gpumem.memory.peak.timeline import Timeline

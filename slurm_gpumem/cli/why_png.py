@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slurm_gpumem.cli.chart import ticks
 from slurm_gpumem.cli.png import Canvas, text_width
-from slurm_gpumem.cli.why_series import COLOURS, MIB, present, sampled, ticks
+from slurm_gpumem.cli.why_series import COLOURS, MIB, present, sampled
 from slurm_gpumem.memory.assumptions import describe_job
 from slurm_gpumem.sizes import format_mib
 

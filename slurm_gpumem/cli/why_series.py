@@ -1,4 +1,4 @@
-"""What the pictures of `gpumem why` have in common: colours, sampled points, ticks."""
+"""What the pictures of `gpumem why` have in common: colours and sampled points."""
 
 from __future__ import annotations
 
@@ -38,21 +38,3 @@ def present(line: Timeline) -> List[str]:
     """The categories that have anything to show, in the order of COLOURS."""
     most = {name: max((p[line.categories.index(name)] for p in line.points), default=0) for name in COLOURS}
     return [name for name, size in most.items() if size * 500 >= line.peak_bytes]
-
-
-def ticks(top_mib: float, count: int = 5) -> List[Tuple[float, str]]:
-    """Round values up the axis, in MiB, with their labels."""
-    unit, name = (1024.0, "GiB") if top_mib >= 2048 else (1.0, "MiB")
-    rough = top_mib / unit / count
-    power = 1.0
-    while power > rough:
-        power /= 10
-    while power * 10 <= rough:
-        power *= 10
-    step = next(power * s for s in (1, 2, 5, 10) if power * s >= rough * 0.999)
-    found = []
-    value = 0.0
-    while value <= top_mib / unit:
-        found.append((value * unit, f"{value:g} {name}"))
-        value = round(value + step, 6)
-    return found

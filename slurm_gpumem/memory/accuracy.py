@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory import registry
@@ -13,11 +13,14 @@ from slurm_gpumem.memory.correction.estimator import corrected
 from slurm_gpumem.memory.correction.trees import Correction
 from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, MeasuredRun
 from slurm_gpumem.memory.predictions import Predictions
+from slurm_gpumem.memory.trace import learned
+from slurm_gpumem.memory.trace.figures import Traced, load_figures
 from slurm_gpumem.memory.types import Estimate
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.sizes import ceil_div
 
+_MIB = 1 << 20
 LEARNED = "corrected"
 """The estimator that was fitted on measured runs and must not be scored on those it saw."""
 
@@ -92,6 +95,9 @@ def score(
                 failures += [Failure(run, name, str(error)) for name in estimators]
                 continue
             for name in estimators:
+                if name == registry.TRACE:
+                    scores += held_out.traced(run, chosen, real)
+                    continue
                 try:
                     if name == LEARNED:
                         estimate = held_out.estimate(run, summary)
@@ -121,15 +127,31 @@ def score_stored(truth: GroundTruth, predictions: Predictions) -> List[Score]:
 
 
 class _HeldOut:
-    """The learned estimator, answering for each model by the fit that never saw it."""
+    """The learned estimators, answering for each model by the fit that never saw it."""
 
     def __init__(self) -> None:
+        self._traces: Optional[Dict[str, Traced]] = None
+        self._trace_folds: List[Correction] = []
         self._folds: List[Correction] = []
 
     def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
         self._folds = self._folds or folds.load_folds()
         model = str(run.row.get("model", run.summary))
         return corrected(summary, run.job, run.gpu, self._folds[folds.fold_of(model)])
+
+    def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:
+        """The score of a run whose trace's figures are kept; none for others."""
+        if self._traces is None:
+            self._traces = load_figures()
+            self._trace_folds = learned.load_folds() if self._traces else []
+        found = self._traces.get(run.key)
+        if found is None:
+            return []
+        total = found.reserved_bytes / _MIB + learned.REFERENCE_CONTEXT_MIB
+        moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
+        correction = self._trace_folds[folds.fold_of(found.model)]
+        peak, request, _ = learned.peak_and_request(total, found.features, correction)
+        return [Score(run, registry.TRACE, chosen, real, peak + moved, request + moved)]
 
 
 def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:

@@ -21,6 +21,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, TextI
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory.gpus import closest_gpu
+from slurm_gpumem.memory.optimizers import OPTIMIZER_RULES
 from slurm_gpumem.memory.types import Gpu, TrainingJob
 
 FOLDER = "ground-truth"
@@ -89,6 +90,11 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
     return GroundTruth(tuple(runs), texts, left_out)
 
 
+def load_ground_truth_rows(folder: Optional[Path] = None) -> List[Dict[str, Any]]:
+    """All measured rows as they were written, failed ones too."""
+    return list(_lines(data_path("models", FOLDER) if folder is None else folder, "rows"))
+
+
 def _reason_against(row: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
     if row.get("oom"):
         return "out of memory"
@@ -96,6 +102,8 @@ def _reason_against(row: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
         return "failed"
     if row.get("spoiled"):
         return "disturbed"
+    if row.get("optimizer_tensors") == 0 and OPTIMIZER_RULES[row["optimizer"]].states:
+        return "optimizer never stepped"  # fp16's scaler skipped every step: the state is missing
     unknown = [name for name, on in row.get("toggles", {}).items() if on and name not in _JOB_TOGGLES]
     if unknown:
         return f"toggle {unknown[0]}"

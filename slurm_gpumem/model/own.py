@@ -7,7 +7,7 @@ weights and paths are not. Everything read is checked: the file may come from an
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar
 
 from slurm_gpumem.errors import SummaryError
@@ -19,6 +19,7 @@ from slurm_gpumem.model.trace_types import (
     Convolution,
     Phase,
     Polynomial,
+    Reduction,
     Site,
     Trace,
     TracedJob,
@@ -75,6 +76,8 @@ def _trace_json(trace: Trace) -> Dict[str, Any]:
         ]
         if site.convolution is not None:
             row.append(convolutions.setdefault(site.convolution, len(convolutions)))
+        elif site.reduction is not None:
+            row.append(list(astuple(site.reduction)))
         sites.append(row)
     return {
         "job": asdict(trace.job),
@@ -103,7 +106,7 @@ def parse_own(text: str, *, origin: str) -> ModelSummary:
         raise SummaryError(f"{origin}: is not whole JSON: {error}; {_AGAIN}") from None
     try:
         return _summary(document)
-    except (_Wrong, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (_Wrong, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise SummaryError(f"{origin}: is no {FORMAT}: {what}; {_AGAIN}") from None
 
@@ -117,6 +120,8 @@ def _summary(document: Any) -> ModelSummary:
         said = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise _Wrong(f"format is {str(said)[:50]!r}")
     model = document["model"]
+    if not isinstance(model, dict):
+        raise _Wrong("model is not an object")
     trace = _trace(document["trace"])
     layers = tuple(_layer(values) for values in _list(document["layers"], "layers"))
     return ModelSummary(
@@ -184,16 +189,25 @@ def _trace(content: Any) -> Trace:
 def _site(
     row: Any, operators: Sequence[str], modules: Sequence[str], convolutions: Sequence[Convolution]
 ) -> Site:
-    numbers = [_whole(number, "site") for number in row[1:]]
-    if not 3 <= len(numbers) <= 4:
+    if not 4 <= len(_list(row, "site")) <= 5:
         raise _Wrong("a site has not four or five elements")
+    numbers = [_whole(number, "site") for number in row[1:4]]
+    extra = row[4] if len(row) > 4 else None
     return Site(
         bytes=_polynomial(row[0]),
         operator=operators[numbers[0]],
         module=modules[numbers[1]],
         category=CATEGORIES[numbers[2]],
-        convolution=convolutions[numbers[3]] if len(numbers) > 3 else None,
+        convolution=convolutions[_whole(extra, "convolution")] if isinstance(extra, int) else None,
+        reduction=_reduction(extra) if isinstance(extra, list) else None,
     )
+
+
+def _reduction(values: List[Any]) -> Reduction:
+    inputs, outputs, vector = values
+    if vector not in (1, 2, 4, 8):
+        raise _Wrong("a sum's vector is not 1, 2, 4 or 8")
+    return Reduction(_polynomial(inputs), _polynomial(outputs), vector)
 
 
 def _events(values: Any, sites: int) -> Tuple[int, ...]:

@@ -9,11 +9,16 @@ from slurm_gpumem.errors import SummaryError
 
 HOW = "Make one with: print(torchinfo.summary(model, input_size=(1, 3, 224, 224), depth=20))"
 
+HOW_FROM_CODE = (
+    "Make one with: gpumem summarize {file}:build_model --input 3,224,224 --batch-size 128 -o summary.json"
+)
+PYTHON = "Python code"
+
 _LOOKS = (
     (r"Traceback \(most recent call last\)", "an error traceback"),
     (
         r"#!\s*\S*python|import \w|from [\w.]+ import |def \w+\(|class \w+[(:]|@\w|if __name__|\"\"\"|'''",
-        "Python code",
+        PYTHON,
     ),
     (r"#!\s*\S*/(?:env )?(?:ba|z|da|k)?sh\b|#SBATCH", "a shell script"),
     (r"OrderedDict\(|\{'[\w.]+': tensor\(|tensor\(", "a printed state_dict"),
@@ -30,7 +35,8 @@ def refuse(lines: List[str], origin: str) -> SummaryError:
         return SummaryError(f"{origin}: is empty.\n{HOW}")
     what = _looks_like(lines[first])
     if what:
-        return SummaryError(f"{origin}: line {first + 1} looks like {what}, not a model summary.\n{HOW}")
+        how = HOW_FROM_CODE.format(file=origin) if what == PYTHON else HOW
+        return SummaryError(f"{origin}: line {first + 1} looks like {what}, not a model summary.\n{how}")
     for number, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
             return SummaryError(

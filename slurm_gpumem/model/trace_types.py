@@ -44,6 +44,17 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """A sum over the leading dimensions of a tensor: large ones share their work through global memory."""
+
+    inputs: Polynomial
+    """Numbers that make one output."""
+    outputs: Polynomial
+    vector: int = 4
+    """Outputs that one thread loads at once."""
+
+
+@dataclass(frozen=True)
 class Site:
     """A place in the step that allocates: which operator, in which layer, how much, for what."""
 
@@ -55,11 +66,18 @@ class Site:
     category: str
     convolution: Optional[Convolution] = None
     """Set for a cuDNN workspace."""
+    reduction: Optional[Reduction] = None
+    """Set for the buffer of a sum."""
 
     @property
     def is_cublas(self) -> bool:
         """Whether this is a cuBLAS workspace, whose size the GPU decides."""
-        return self.category == "workspace" and self.convolution is None and not self.bytes
+        return (
+            self.category == "workspace"
+            and self.convolution is None
+            and self.reduction is None
+            and not self.bytes
+        )
 
     def bytes_at(self, batch: int) -> int:
         """Bytes asked for at a batch size; 0 for a workspace."""

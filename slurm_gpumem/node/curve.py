@@ -81,6 +81,8 @@ def curve_from(table: Any) -> Optional[UsageCurve]:
         return None
     try:
         curve = UsageCurve(float(table["at"]), float(table["step_s"]))
+        if not curve.step_s > 0:
+            return None
         memory, activity = str(table["mib"]).split(), str(table["sm"]).split()
         for at, word in enumerate(memory[:MOST_STEPS]):
             curve._step(curve.start + (at + 0.5) * curve.step_s)
@@ -88,6 +90,6 @@ def curve_from(table: Any) -> Optional[UsageCurve]:
         for at, word in enumerate(activity[: len(memory)]):
             if word != "-":
                 curve._activity[at], curve._seconds[at] = float(word) / 100 * curve.step_s, curve.step_s
-    except (KeyError, ValueError, IndexError):
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return None
-    return curve if curve.step_s > 0 else None
+    return curve

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any, Mapping, Optional
 
-from slurm_gpumem.node.config import run_dir
+from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
 from slurm_gpumem.node.end_note import SCHEMA
 from slurm_gpumem.node.files import read_json
 from slurm_gpumem.node.jobs import RunFolder, valid_job_id
@@ -33,7 +33,8 @@ def main() -> int:
         return 0
     note = read_json(RunFolder(run_dir()).usage_file(job_id))
     known = note if isinstance(note, dict) and note.get("schema") == SCHEMA else {}
-    append(f"{line(job_id, known)}\n".encode("ascii", "replace"), stdout_of(job_id))
+    config = load_node_config(site_config_path())
+    append(f"{line(job_id, known)}\n".encode("ascii", "replace"), stdout_of(job_id, config))
     return 0
 
 
@@ -77,14 +78,16 @@ def _advice(note: Mapping[str, Any], peak: float) -> str:
     return ""
 
 
-def stdout_of(job_id: int) -> Optional[str]:
+def stdout_of(job_id: int, config: NodeConfig) -> Optional[str]:
     """Where Slurm says that the job's output is; None when it does not answer."""
+    scontrol = "scontrol" if config.slurm_bin is None else str(config.slurm_bin / "scontrol")
     try:
         done = subprocess.run(
-            ["scontrol", "show", "job", str(job_id)],
+            [scontrol, "show", "job", str(job_id)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_SCONTROL_S,
+            env={**os.environ, **config.slurm_env},
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

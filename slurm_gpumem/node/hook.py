@@ -21,7 +21,7 @@ from slurm_gpumem.node.gpus import Gpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
-from slurm_gpumem.slurm.record import parse_record
+from slurm_gpumem.slurm.record import parse_end, parse_record
 
 _LOCK_TIMEOUT_S = 10.0
 """Less than the time limit of the shell hooks."""
@@ -72,12 +72,23 @@ def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     job = None if job_id is None else jobs.get(folder, job_id)
     if job is None:
         return
-    finish(folder, config, job, env.get("SLURMD_NODENAME", ""), env.get("SLURM_JOB_EXIT_CODE2", ""))
+    end = parse_end(env.get("SLURM_JOB_COMMENT", "")[:4096])
+    finish(
+        folder,
+        config,
+        job,
+        env.get("SLURMD_NODENAME", ""),
+        env.get("SLURM_JOB_EXIT_CODE2", ""),
+        end.saw if end is not None and end.run == job.restarts else None,
+    )
 
 
-def finish(folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, status: str) -> None:
+def finish(
+    folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, status: str, verdict: Optional[str] = None
+) -> None:
     """What ends a job's stay: the epilog's work, and the sampler's for an epilog that was killed."""
     record = records.open_record(job, node)
+    record["verdict"] = verdict
     live = read_json(folder.live)
     usage = live.get("jobs", {}).get(str(job.job_id)) if isinstance(live, dict) else None
     if isinstance(usage, dict) and usage.get("restarts") == job.restarts:

@@ -36,6 +36,7 @@ METRICS: Dict[str, Metric] = {
         Metric(
             "gpumem_sampler_running", "gauge", "1 while the sampler runs; it ends when no shared job is here."
         ),
+        Metric("gpumem_sampler_info", "gauge", "1; where its measurements come from."),
         Metric("gpumem_sampler_last_look_timestamp_seconds", "gauge", "Unix time of what the file shows."),
         Metric("gpumem_gpu_info", "gauge", "1; its labels name the GPU."),
         Metric("gpumem_gpu_memory_total_bytes", "gauge", "Memory of the GPU."),
@@ -116,7 +117,9 @@ def render(live: Mapping[str, Any], tally: Tally, *, running: bool, users: bool 
     """The whole file, from what the sampler saw last and what it has counted; `users`: name them."""
     families = Families()
     node = (("node", str(live.get("node") or "")),)
-    families.add("gpumem_sampler_running", (*node, ("source", str(live.get("source") or ""))), int(running))
+    families.add("gpumem_sampler_running", node, int(running))
+    if live.get("source"):
+        families.add("gpumem_sampler_info", (*node, ("source", str(live["source"]))), 1)
     families.add("gpumem_sampler_last_look_timestamp_seconds", node, live.get("at"))
     jobs: Mapping[str, Any] = live.get("jobs") or {}
     for uuid, gpu in sorted((live.get("gpus") or {}).items(), key=lambda item: (_order(item[1]), item[0])):
@@ -159,7 +162,8 @@ def _add_tally(families: Families, node: Labels, tally: Tally) -> None:
     families.add("gpumem_runs_restarted_total", node, tally.restarted)
     families.add("gpumem_runs_out_of_memory_total", node, tally.out_of_memory)
     families.add("gpumem_runs_faulted_total", node, tally.faults)
-    families.add("gpumem_runs_energy_joules_total", node, round(tally.energy_j, 1))
+    if tally.energy_j:
+        families.add("gpumem_runs_energy_joules_total", node, round(tally.energy_j, 1))
     ratio, below = "gpumem_estimate_to_peak_ratio", 0
     for bound, runs in zip((*map(str, RATIO_BOUNDS), "+Inf"), tally.ratios):
         below += runs

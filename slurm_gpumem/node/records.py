@@ -56,6 +56,7 @@ def open_record(job: NodeJob, node: str) -> Dict[str, Any]:
         "samples": 0,
         "events": [],
         "hints": [],
+        "verdict": None,
         "notes": list(job.notes),
     }
 

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.recovery.words import END_PREFIX
 from slurm_gpumem.sharing.ladder import Held
 from slurm_gpumem.slurm.cluster import Version, parse_gres, units_by_type
 from slurm_gpumem.slurm.commands import run
+from slurm_gpumem.slurm.record import END_PREFIX, REQUEUED_HELD
 
 NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
-REQUEUED_HELD = "job requeued in held state"
-"""The reason that requeuehold leaves; a user's or an administrator's own hold has another."""
 _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 """JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
 _COLUMNS = (

@@ -2,8 +2,7 @@
 
 `python -I -m slurm_gpumem.recovery.hook`: it first brings back its own job, then looks for what an
 earlier run left half done. It opens no file of a user's and believes the comment no more than its owner's
-wish: the most that it can lead to is one whole GPU. With `sweep` as argument it only looks for leftovers;
-an administrator may run that by hand or from a timer.
+wish: the most that it can lead to is one whole GPU. `gpumem recover` looks for leftovers only.
 """
 
 from __future__ import annotations
@@ -18,27 +17,24 @@ from typing import Mapping, Optional, Sequence
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.recovery.config import RecoveryConfig, load_recovery_config
 from slurm_gpumem.recovery.controller import Controller, Site, job_name
-from slurm_gpumem.recovery.locks import SWEEP, lock
+from slurm_gpumem.recovery.locks import SWEEP, is_due, lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
 
 DEFAULT_SITE_CONFIG = "/etc/slurm/gpumem.toml"
-_PATIENCE_S = 25.0
+PATIENCE_S = 25.0
 """How long a controller that restarts is waited for; less than the shell hook's own limit."""
 _LOCK_S = 10.0
+_SWEEP_EVERY_S = 2.0
+"""Looking for leftovers asks for the whole queue: many hooks at once need not all do it."""
 
 
-def main(argv: Sequence[str]) -> int:
+def main() -> int:
     """Entry point of the shell hook; 0 when there is nothing left to do."""
     config = load_recovery_config(Path(os.environ.get("GPUMEM_SITE_CONFIG") or DEFAULT_SITE_CONFIG))
     for note in config.notes:
         log(note)
     try:
-        if argv[1:] == [SWEEP]:
-            slurm = Controller(config.slurm_env)
-            for outcome in sweep(slurm, config, slurm.site(), time.monotonic() + _PATIENCE_S):
-                print(outcome)
-        else:
-            recover_one(config, os.environ)
+        recover_one(config, os.environ)
     except SlurmError as error:
         log(f"job {os.environ.get('SLURM_JOB_ID', '?')}: {error}")
         return 1
@@ -50,14 +46,15 @@ def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
     name = job_name(env)
     if name is None:
         return
-    slurm, deadline = Controller(config.slurm_env), time.monotonic() + _PATIENCE_S
+    began = time.monotonic()
+    slurm, deadline = Controller(config.slurm_env), began + PATIENCE_S
     site = _site(slurm, deadline)
     with lock(site.state, name, _LOCK_S) as ours:
         if ours:
             outcome = Requeue(slurm, config, site, deadline).recover(name)
-            log(f"job {name}: {_told(outcome)}")
+            log(f"job {name}: {_told(outcome)} ({time.monotonic() - began:.2f} s)")
     with lock(site.state, SWEEP) as ours:
-        if ours:
+        if ours and is_due(site.state, _SWEEP_EVERY_S):
             for line in sweep(slurm, config, site, deadline, but=name):
                 log(line)
 
@@ -80,10 +77,14 @@ def sweep(
 def log(message: str) -> None:
     """One line in the system's log; silence where there is none."""
     line = " ".join(message.split())[:1000]
-    if os.environ.get("GPUMEM_RECOVERY_LOG"):
-        with open(os.environ["GPUMEM_RECOVERY_LOG"], "a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
-        return
+    path = os.environ.get("GPUMEM_RECOVERY_LOG")
+    if path:
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+            return
+        except OSError as error:
+            line = f"{line} (and {path}: {error.strerror})"
     syslog.openlog("gpumem", syslog.LOG_PID, syslog.LOG_DAEMON)
     syslog.syslog(syslog.LOG_NOTICE, line)
 
@@ -103,4 +104,4 @@ def _told(outcome: Outcome) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

@@ -15,6 +15,7 @@ from typing import Iterator, Optional
 
 FILE_NAME = "gpumem-recovery.lock"
 SWEEP = "sweep"
+SWEEP_FILE = "gpumem-recovery.sweep"
 _PAUSE_S = 0.05
 
 
@@ -32,6 +33,24 @@ def lock(folder: Optional[Path], name: str, wait_s: float = 0.0) -> Iterator[boo
         yield _take(handle, zlib.crc32(name.encode()), time.monotonic() + wait_s)
     finally:
         os.close(handle)
+
+
+def is_due(folder: Optional[Path], every_s: float) -> bool:
+    """Whether the last look for leftovers was longer ago; then this is one."""
+    if folder is None:
+        return True
+    path = folder / SWEEP_FILE
+    try:
+        age_s = time.time() - os.stat(path, follow_symlinks=False).st_mtime
+        if 0 <= age_s < every_s:
+            return False
+        os.utime(path, follow_symlinks=False)
+    except FileNotFoundError:
+        os.close(os.open(path, _FLAGS, 0o600))
+    except OSError:
+        # Without a note of the last one it is done each time.
+        return True
+    return True
 
 
 def _take(handle: int, offset: int, deadline: float) -> bool:

@@ -28,7 +28,7 @@ class Seat(NamedTuple):
     pipe: Path
 
 
-def company_at_fault(folder: RunFolder, config: NodeConfig, job_id: int) -> List[int]:
+def company_at_fault(folder: RunFolder, config: NodeConfig, job_id: int, uid: int) -> List[int]:
     """The user's other jobs that a fault of its MPS server has hit too; none when there was no fault."""
     others = set()
     service = MpsService(folder, config.mps_control)
@@ -36,7 +36,7 @@ def company_at_fault(folder: RunFolder, config: NodeConfig, job_id: int) -> List
         note = _note(seat)
         if note is not None:
             others |= set(note)
-        elif service.faulted(seat.uuid, os.getuid()):
+        elif service.faulted(seat.uuid, uid):
             others |= set(_neighbours(folder, seat))
     return sorted(others - {job_id})
 

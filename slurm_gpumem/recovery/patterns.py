@@ -178,6 +178,7 @@ VOICES: Tuple[Voice, ...] = (
         r"ChildFailedError|CalledProcessError"
         r"|Process(?:Exited|Raised)Exception",
     ),
+    _voice("pin-memory", Kind.CONSEQUENCE, r"Pin memory thread exited unexpectedly"),
     _voice("pipes", Kind.CONSEQUENCE, r"^(?:BrokenPipe|ConnectionReset|ConnectionRefused|EOF)Error\b"),
     _voice("exit", Kind.CONSEQUENCE, r"^SystemExit\b"),
     # -- other ends without a traceback --------------------------------------------------------------
@@ -185,7 +186,7 @@ VOICES: Tuple[Voice, ...] = (
     _voice("assert", Kind.OTHER, r"device-side assert triggered|Assertion .* failed"),
     _voice("usage", Kind.OTHER, r": error: (?:unrecognized arguments|the following arguments|argument )"),
     _voice("shell", Kind.OTHER, r": (?:command not found|No such file or directory)$"),
-    _voice("time-limit", Kind.OTHER, r"CANCELLED AT .*(?:DUE TO TIME LIMIT|DUE TO PREEMPTION|DUE TO NODE)"),
+    _voice("time-limit", Kind.OTHER, r"CANCELLED AT .*DUE TO TIME LIMIT"),
     _voice("disk", Kind.OTHER, r"No space left on device|Disk quota exceeded"),
     # -- still at work -------------------------------------------------------------------------------
     _voice(

@@ -6,10 +6,11 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.recovery.config import RecoveryConfig
 from slurm_gpumem.recovery.controller import Job, Site, held_by, replaced
-from slurm_gpumem.recovery.words import NEIGHBOUR, OOM, WHOLE, Words
+from slurm_gpumem.recovery.words import WHOLE, Words
 from slurm_gpumem.sharing.ladder import next_request
 from slurm_gpumem.sizes import ceil_div
 from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS
+from slurm_gpumem.slurm.record import NEIGHBOUR, OOM
 
 _KILLED = ("0:9", "0:15", "137:0", "143:0")
 """Somebody ended it: whatever its log says, that was not for want of GPU memory."""

@@ -7,8 +7,9 @@ continued by the next run, two runs at once do nothing twice, and a job is never
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Callable, NamedTuple, Optional, TypeVar, Union
+from typing import Callable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.recovery.config import RecoveryConfig
@@ -20,6 +21,7 @@ from slurm_gpumem.slurm.commands import SlurmUnreachableError
 _T = TypeVar("_T")
 _ROUNDS = 12
 _PAUSE_S = 0.05
+_AWAY = re.compile(r"(?i)unable to contact|connection refused|timed out|zero bytes|connection failure")
 
 
 class Outcome(NamedTuple):
@@ -35,6 +37,7 @@ class Requeue:
     def __init__(self, slurm: Controller, config: RecoveryConfig, site: Site, deadline: float) -> None:
         self._slurm, self._config, self._site = slurm, config, site
         self._deadline = deadline
+        self._units: Dict[Tuple[Tuple[str, ...], str], Dict[Optional[str], int]] = {}
 
     def recover(self, name: str) -> Outcome:
         """Take the job from wherever it stands to the queue, if it belongs there."""
@@ -74,13 +77,18 @@ class Requeue:
         if refusal is not None:
             return refusal
         held = held_by(job.request)
-        units = (
-            self._patiently(lambda: self._slurm.units_per_gpu(job.partitions, held.gres))
-            if held is not None and held.gres != "gpu"
-            else {}
-        )
+        units = {} if held is None or held.gres == "gpu" else self._units_per_gpu(job.partitions, held.gres)
         run = job.restarts if job.held else job.restarts + 1
-        return plan_run(job, words, self._config, self._site, units, run)
+        answer = plan_run(job, words, self._config, self._site, units, run)
+        if isinstance(answer, Plan) and with_retry(words, answer.changes) is None:
+            return Refusal("its comment has no room for what must be noted")
+        return answer
+
+    def _units_per_gpu(self, partitions: Tuple[str, ...], gres: str) -> Dict[Optional[str], int]:
+        key = (partitions, gres)
+        if key not in self._units:
+            self._units[key] = self._patiently(lambda: self._slurm.units_per_gpu(partitions, gres))
+        return self._units[key]
 
     def _changed(self, job: Job, words: Words) -> bool:
         """Whether this requeue has its new request: that and the comment are changed in one step."""
@@ -94,9 +102,7 @@ class Requeue:
 
     def _change(self, job: Job, words: Words, plan: Plan) -> Optional[str]:
         """Request and comment at once, then see whether they are there; why not, else None."""
-        comment = with_retry(words, plan.changes)
-        if comment is None:
-            return "its comment has no room for what must be noted"
+        comment = with_retry(words, plan.changes) or ""
         fields = {} if plan.request is None else {"Gres": plan.request}
         refused = self._try(lambda: self._slurm.update(job.name, **fields, Comment=comment))
         now = self._patiently(lambda: self._slurm.job(job.name))
@@ -137,7 +143,7 @@ class Requeue:
             try:
                 return action()
             except SlurmError as error:
-                away = isinstance(error, SlurmUnreachableError) or "Unable to contact" in str(error)
+                away = isinstance(error, SlurmUnreachableError) or _AWAY.search(str(error))
                 if not away or time.monotonic() > self._deadline:
                     raise
                 time.sleep(0.3)

@@ -11,6 +11,7 @@ import re
 from typing import Iterator, List, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.recovery.patterns import Kind, find_voice
+from slurm_gpumem.recovery.words import RUN_ENDED
 
 MAX_LINES = 4000
 _MAX_LINE = 1000
@@ -23,13 +24,15 @@ _PREFIX = re.compile(
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*\w? ?(?:\| )?)+"
 )
 _TRACEBACK = "Traceback (most recent call last):"
+_REQUEUED = re.compile(r"CANCELLED AT .* DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
-_IGNORED = ("Exception ignored in", "Error in sys.excepthook", "Error in atexit", "Exception in thread")
+_IGNORED = ("Exception ignored in", "Error in sys.excepthook", "Error in atexit")
 _IGNORED_LINES = 3
 """So many lines later its traceback must have begun."""
 _FEW, _SOME, _MESSAGE_LINES = 8, 20, 25
 _TRIED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]B)?")
 _HELD = re.compile(r"this process has ([\d.]+) ?(bytes|KiB|MiB|GiB) memory in use")
+_ABSURD_MIB = 10_000_000
 _UNITS = {"b": 2**-20, "k": 2**-10, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
 
@@ -117,6 +120,10 @@ def _lines(text: str) -> List[_Line]:
     inside = chained = False
     ignored = 0
     for line in _plain_lines(text):
+        if line.startswith(RUN_ENDED) or _REQUEUED.search(line):
+            # A log that is appended to: what stands before is of an earlier run.
+            found, inside, chained, ignored = [], False, False, 0
+            continue
         ignored -= 1 if ignored and not inside else 0
         if line.endswith(_TRACEBACK):
             # Perhaps behind a progress bar that had not ended its line.
@@ -126,7 +133,7 @@ def _lines(text: str) -> List[_Line]:
             chained = True
             continue
         if line.startswith(_IGNORED):
-            # Threads and clean-up: the process goes on, or was ending anyway.
+            # Clean-up: the process was ending anyway.
             ignored = _IGNORED_LINES
             continue
         if inside and line[:1] in (" ", "\t", ""):
@@ -153,7 +160,9 @@ def _need(line: str) -> Optional[int]:
     if tried is None:
         return None
     held = _HELD.search(line)
-    return round(_mib(tried) + (_mib(held) if held else 0.0))
+    # Under an MPS limit PyTorch's own figure can be nonsense.
+    sizes = (_mib(match) for match in (tried, held) if match)
+    return round(sum(mib for mib in sizes if mib < _ABSURD_MIB))
 
 
 def _mib(match: re.Match[str]) -> float:

@@ -24,7 +24,8 @@ from slurm_gpumem.recovery.patterns import Kind
 from slurm_gpumem.recovery.sighting import Sighting, look
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.weigh import Measured, weigh
-from slurm_gpumem.recovery.words import OOM, End, Words, advice, read_words, with_end
+from slurm_gpumem.recovery.words import Words, advice, read_words, with_end
+from slurm_gpumem.slurm.record import NEIGHBOUR, OOM, End
 
 _FRESH_S = 3.0
 """A record written so lately has seen the run's end."""
@@ -52,7 +53,8 @@ def _task_epilog(env: Mapping[str, str]) -> None:
     run = int(env.get("SLURM_RESTART_COUNT") or 0)
     company = []
     if seen.kind is Kind.FAULT:
-        company = company_at_fault(RunFolder(run_dir()), load_node_config(site_config_path()), int(number))
+        node = load_node_config(site_config_path())
+        company = company_at_fault(RunFolder(run_dir()), node, int(number), os.getuid())
     saw = weigh(seen, _measured(config, env, int(number), run), company)
     job = slurm.job(name) if saw else None
     words = read_words(job.comment) if job else None
@@ -95,7 +97,7 @@ def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: 
 def _consent(slurm: Controller, job: Job, words: Words, end: End, config: RecoveryConfig) -> Dict[str, str]:
     """Where the site's JobRequeue=0 stands against what the owner agreed to, lift it: later nobody can."""
     agreed = (words.record or {}).get("oom", config.on_oom) == "requeue"
-    if job.may_requeue or not agreed or end.saw not in (OOM, "neighbour") or slurm.site().requeues:
+    if job.may_requeue or not agreed or end.saw not in (OOM, NEIGHBOUR) or slurm.site().requeues:
         return {}
     return {"Requeue": "1"}
 

@@ -7,25 +7,25 @@ job is requeued for it, it becomes part of the record: `retry=1,was=13,why=oom`.
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.sharing.ladder import Step
-from slurm_gpumem.slurm.record import MAX_COMMENT_BYTES, PREFIX, append_record, format_record, parse_record
+from slurm_gpumem.slurm.record import (
+    END_PREFIX,
+    HOST,
+    NEIGHBOUR,
+    PREFIX,
+    End,
+    append_record,
+    format_end,
+    format_record,
+    parse_end,
+    parse_record,
+)
 
-END_PREFIX = "gpumem-end/1:"
-OOM, NEIGHBOUR, HOST = "oom", "neighbour", "host"
 WHOLE = "whole"
-
-
-class End(NamedTuple):
-    """What the task epilog saw at the end of one run."""
-
-    run: int
-    saw: str
-    """"oom", "neighbour" or "host"."""
-    by: str = ""
-    need_mib: Optional[int] = None
-    """What it would have needed at least, where that is known."""
+RUN_ENDED = "gpumem: this run ended"
+"""How our line at the end of a run begins; what stands after it in a log is the next run's."""
 
 
 class Words(NamedTuple):
@@ -49,26 +49,13 @@ class Words(NamedTuple):
 
 def read_words(comment: str) -> Words:
     """Take a comment apart."""
-    record, end = parse_record(comment), None
-    own: List[str] = []
-    for word in comment.split(" "):
-        if word.startswith(END_PREFIX):
-            end = _end(word)
-        elif not word.startswith(PREFIX):
-            own.append(word)
-    return Words(" ".join(own).strip(), record, end)
+    own = (word for word in comment.split(" ") if not word.startswith((PREFIX, END_PREFIX)))
+    return Words(" ".join(own).strip(), parse_record(comment), parse_end(comment))
 
 
 def with_end(words: Words, end: End) -> Optional[str]:
     """The comment with what was seen; None when Slurm has no room for it."""
-    fields: Dict[str, object] = {"run": end.run, "saw": end.saw, "by": end.by, "need": end.need_mib}
-    said = (
-        END_PREFIX
-        + format_record({key: str(value) for key, value in fields.items() if value is not None}).partition(
-            ":"
-        )[2]
-    )
-    return _joined(words.own, words.record, said)
+    return _joined(words.own, words.record, format_end(end))
 
 
 def with_retry(words: Words, changes: Mapping[str, object]) -> Optional[str]:
@@ -80,13 +67,15 @@ def with_retry(words: Words, changes: Mapping[str, object]) -> Optional[str]:
 def advice(end: End, words: Words, ladder: Sequence[Step], *, enabled: bool, default: str) -> Optional[str]:
     """The line for the end of the job's stderr: what happened and, if the job fails of it, what follows."""
     if end.saw == HOST:
-        return "gpumem: host memory ran out, not GPU memory; it is not run again. Ask for more with --mem."
+        return (
+            f"{RUN_ENDED} out of host memory, not GPU memory; it is not run again. Ask for more with --mem."
+        )
     agreed = enabled and (words.record or {}).get("oom", default) == "requeue"
     if end.saw == NEIGHBOUR:
         again = agreed and not words.number("again")
         what = "if it failed, Slurm runs it again as it was" if again else "it is not run again"
-        return f"gpumem: a fault in another job on this GPU ended this run; {what}."
-    what = f"gpumem: this run ended out of GPU memory ({end.by})"
+        return f"{RUN_ENDED} by a fault in another job on this GPU; {what}."
+    what = f"{RUN_ENDED} out of GPU memory ({end.by})"
     taken = words.number("retry")
     if words.runs_whole:
         return f"{what} on a whole GPU; there is no larger one to try, so it is not run again."
@@ -100,19 +89,8 @@ def advice(end: End, words: Words, ladder: Sequence[Step], *, enabled: bool, def
 
 
 def _joined(own: str, record: Optional[Mapping[str, str]], end: str) -> Optional[str]:
-    parts = [format_record(dict(record))] if record else []
-    parts += [end] if end else []
-    comment = append_record(own or None, " ".join(parts)) if parts else own
-    return comment if comment is not None and len(comment.encode()) <= MAX_COMMENT_BYTES else None
-
-
-def _end(word: str) -> Optional[End]:
-    pairs = (field.partition("=") for field in word[len(END_PREFIX) :].split(","))
-    fields = {key: value for key, _, value in pairs}
-    run = _number(fields.get("run", ""))
-    if run is None or fields.get("saw") not in (OOM, NEIGHBOUR, HOST):
-        return None
-    return End(run, fields["saw"], fields.get("by", ""), _number(fields.get("need", "")))
+    ours = " ".join(word for word in (format_record(dict(record)) if record else "", end) if word)
+    return append_record(own or None, ours) if ours else own
 
 
 def _number(text: str) -> Optional[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, Iterator, Tuple
 
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.site import check_accounting, check_gpus, check_hooks
+from slurm_gpumem.site import check_accounting, check_gpus, check_hooks, check_recovery
 from slurm_gpumem.site.findings import Answer, Finding, Severity, answer_of
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.slurm.commands import slurm_version
@@ -33,6 +33,8 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.site_table_matches,
     check_hooks.site_files_agree,
     check_hooks.prolog_runs_at_allocation,
+    check_recovery.recovery_is_whole,
+    check_recovery.no_job_is_left_held,
     check_hooks.everything_was_asked,
 )
 

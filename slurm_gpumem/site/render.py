@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import List, Sequence
 
 from slurm_gpumem.config import SharingPolicy
 from slurm_gpumem.site.nodes import NodeGroup
 from slurm_gpumem.site.plan import SitePlan
+
+_RECOVERY = """\
+[recovery]  # of jobs that run out of GPU memory; docs/admin/recovery.md
+ladder = ["whole-gpu"]  # or ["+25%", "whole-gpu"]
+nice = -1000  # of a job that comes back; 0 leaves its priority
+"""
 
 
 def node_gres(plan: SitePlan, group: NodeGroup) -> str:
@@ -73,18 +80,21 @@ def lua_table(plan: SitePlan) -> str:
     return "\n".join([*lines, "  },", "}", ""])
 
 
-def toml_file(plan: SitePlan) -> str:
-    """gpumem.toml: the site's configuration of gpusbatch and gpumem."""
-    return "\n".join(
-        [
-            "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml.",
-            "[sharing]",
-            f'mode = "{plan.mode}"  # observe, opt-in or on',
-            f'gres = "{plan.gres}"',
-            f"shard_mib = {plan.shard_mib}",
-            "",
-        ]
-    )
+def toml_file(plan: SitePlan, current: str = "") -> str:
+    """gpumem.toml: the site's configuration of gpusbatch and gpumem; its tables but [sharing] stay."""
+    others = [text for text in re.split(r"^(?=\[)", current, flags=re.MULTILINE) if text.startswith("[")]
+    kept = [text.rstrip("\n") + "\n" for text in others if not text.startswith("[sharing]")]
+    if not any(text.startswith("[recovery]") for text in kept):
+        kept.append(_RECOVERY)
+    ours = [
+        "# Written by `gpumem setup`. Users may override [job] defaults in ~/.config/gpumem.toml.",
+        "[sharing]",
+        f'mode = "{plan.mode}"  # observe, opt-in or on',
+        f'gres = "{plan.gres}"',
+        f"shard_mib = {plan.shard_mib}",
+        "",
+    ]
+    return "\n".join(["\n".join(ours), *kept])
 
 
 def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:

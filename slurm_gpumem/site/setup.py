@@ -16,8 +16,10 @@ from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
 from slurm_gpumem.site.plan import RESERVE_MIB, SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.slurm_conf import (
+    RECOVERY_HOOK,
     edit_slurm_conf,
     running_as_conf,
+    value_of,
     wanted_settings,
 )
 from slurm_gpumem.site.snapshot import Snapshot
@@ -104,10 +106,23 @@ def propose(
         "gres.conf": _gres_conf(plan, current, snapshot),
         "job_submit.lua": _job_submit(current.get("job_submit.lua"), notes),
         "gpumem_site.lua": lua_table(plan),
-        "gpumem.toml": toml_file(plan),
+        "gpumem.toml": toml_file(plan, current.get("gpumem.toml", "")),
         **{name: data_path("lua", name).read_text() for name in LUA_FILES},
     }
+    notes += _recovery_notes(running)
     return Proposal(plan, files, current, tuple(notes))
+
+
+def _recovery_notes(running: Mapping[str, str]) -> List[str]:
+    """The lines that let a job come back after out of memory: the site's to add, with the node's hooks."""
+    hook = value_of(running, "EpilogSlurmctld")
+    if hook is not None and hook.endswith(RECOVERY_HOOK):
+        return []
+    chain = "" if hook is None else f", and next_epilog_slurmctld={hook} in hooks.conf beside it"
+    return [
+        f"for jobs to come back after out of memory: EpilogSlurmctld=/etc/slurm/gpumem/{RECOVERY_HOOK} and "
+        f"TaskEpilog=/etc/slurm/gpumem/task_epilog.sh{chain} (docs/admin/recovery.md)"
+    ]
 
 
 def write_files(proposal: Proposal, folder: Path) -> None:

@@ -9,6 +9,7 @@ from slurm_gpumem.site.nodes import expand_names
 from slurm_gpumem.site.plan import SitePlan
 
 PROLOG_TIMEOUT_S = 60
+RECOVERY_HOOK = "epilog_slurmctld.sh"
 _SETTING = re.compile(r"^\s*([A-Za-z]\w*)\s*=\s*(.*?)\s*$")
 
 

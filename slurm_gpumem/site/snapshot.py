@@ -11,6 +11,7 @@ from slurm_gpumem.errors import ConfigError, SlurmError
 from slurm_gpumem.site.lua_report import LuaReport, try_lua
 from slurm_gpumem.site.plan import Version
 from slurm_gpumem.slurm.commands import run
+from slurm_gpumem.slurm.record import END_PREFIX, REQUEUED_HELD
 from slurm_gpumem.toml_file import load_toml
 
 FILES = (
@@ -61,6 +62,8 @@ class Snapshot:
     """Where slurm.conf and job_submit.lua are, when that is on this host."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of those of FILES that can be read here."""
+    left_held: Tuple[str, ...] = ()
+    """Jobs of ours that were requeued after out of memory and are still held."""
     lua: Optional[LuaReport] = None
     """What came of loading the Lua files; None without them or without an interpreter."""
     policy: Mapping[str, Any] = field(default_factory=dict)
@@ -118,6 +121,7 @@ def gather() -> Snapshot:
         jobs=jobs,
         folder=folder,
         files=files,
+        left_held=_ask_left_held(unread),
         lua=try_lua(folder) if folder and "job_submit.lua" in files else None,
         policy=_read_policy(folder, files, unread),
         unread=tuple(unread),
@@ -187,6 +191,16 @@ def _read_policy(folder: Optional[Path], files: Mapping[str, str], unread: List[
         unread.append(str(error))
         return {}
     return sharing if isinstance(sharing, dict) else {}
+
+
+def _ask_left_held(unread: List[str]) -> Tuple[str, ...]:
+    try:
+        listed = run(["squeue", "-a", "-h", "-t", "PENDING", "-o", "%i|%r|%k"], timeout_s=5.0)
+    except SlurmError as error:
+        unread.append(f"held jobs: {error}")
+        return ()
+    words = (line.split("|", 2) for line in listed.splitlines() if f" {END_PREFIX}" in line)
+    return tuple(word[0] for word in words if word[1:2] == [REQUEUED_HELD])
 
 
 def _ask_limits(unread: List[str]) -> Tuple[Limit, ...]:

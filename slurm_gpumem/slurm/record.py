@@ -7,14 +7,33 @@ the user wrote there. The job_submit plug-in, the hooks and the report read it.
 from __future__ import annotations
 
 import re
-from typing import Dict, Mapping, Optional, Union
+from typing import Dict, Mapping, NamedTuple, Optional, Union
 
 PREFIX = "gpumem/1:"
+END_PREFIX = "gpumem-end/1:"
+"""What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210`."""
+REQUEUED_HELD = "job requeued in held state"
+"""The reason that `scontrol requeuehold` leaves; a user's or an administrator's own hold has another."""
+OOM, NEIGHBOUR, HOST = "oom", "neighbour", "host"
 MAX_COMMENT_BYTES = 1024
 """slurmctld refuses a job whose comment is longer."""
 
 _KEY = re.compile(r"[a-z-]+")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+class End(NamedTuple):
+    """What the task epilog saw at the end of one run."""
+
+    run: int
+    """As Slurm counts restarts: 0 is the first."""
+    saw: str
+    """"oom", "neighbour" or "host"."""
+    by: str = ""
+    """Whose words it was seen in."""
+    need_mib: Optional[int] = None
+    """What it would have needed at least, where that is known."""
 
 
 def format_record(values: Mapping[str, Union[str, int, None]]) -> str:
@@ -42,3 +61,25 @@ def parse_record(comment: str) -> Optional[Dict[str, str]]:
             pairs = (field.partition("=") for field in word[len(PREFIX) :].split(","))
             return {key: value for key, equals, value in pairs if equals and _KEY.fullmatch(key)}
     return None
+
+
+def format_end(end: End) -> str:
+    """The word for a run's end."""
+    fields: Dict[str, Union[str, int, None]] = {
+        "run": end.run,
+        "saw": end.saw,
+        "by": end.by,
+        "need": end.need_mib,
+    }
+    return END_PREFIX + format_record(fields)[len(PREFIX) :]
+
+
+def parse_end(comment: str) -> Optional[End]:
+    """The last word on a run's end in a comment; None when there is none, or it makes no sense."""
+    word = next((word for word in reversed(comment.split()) if word.startswith(END_PREFIX)), "")
+    pairs = (field.partition("=") for field in word[len(END_PREFIX) :].split(","))
+    fields = {key: value for key, _, value in pairs}
+    run, need = fields.get("run", ""), fields.get("need", "")
+    if not _NUMBER.fullmatch(run) or fields.get("saw") not in (OOM, NEIGHBOUR, HOST):
+        return None
+    return End(int(run), fields["saw"], fields.get("by", ""), int(need) if _NUMBER.fullmatch(need) else None)

@@ -25,8 +25,10 @@ from slurm_gpumem.memory.ground_truth import FOLDER, load_ground_truth
 from slurm_gpumem.training.correction_rows import Row, rows
 
 SEED = 0
-COVERAGE: Dict[str, float] = {"shown": 0.98, "hidden": 0.98, "shapeless": 0.9}
+COVERAGE: Dict[str, float] = {"shown": 0.98, "torchsummary": 0.98, "hidden": 0.975, "shapeless": 0.9}
 """What is asked of the bound. Without shapes the input's size is a guess: 98 % would ask for whole GPUs."""
+SHARPNESS = 1.3
+"""Power of the spread: above one, sure jobs get less and unsure ones more of the same coverage."""
 WIDER = 1.25
 """Outside the measured range the bound is at least this much wider; there are few such rows."""
 TRIM = 0.001
@@ -36,9 +38,12 @@ CLIP = 1.0
 FLOOR = 0.01
 """Residuals below 1 % are as good as none."""
 Array = Any
+_MOST_STEPS, _MOST_MARGIN, _HALVINGS = 1000.0, 20.0, 40
 
 
-def fit_trees(values: Array, target: Array, iterations: int, loss: str = "absolute_error") -> Any:
+def fit_trees(
+    values: Array, target: Array, iterations: int, weights: Array = None, loss: str = "absolute_error"
+) -> Any:
     """One ensemble of shallow trees."""
     return HistGradientBoostingRegressor(
         loss=loss,
@@ -48,48 +53,91 @@ def fit_trees(values: Array, target: Array, iterations: int, loss: str = "absolu
         min_samples_leaf=20,
         early_stopping=False,
         random_state=SEED,
-    ).fit(values, target)
+    ).fit(values, target, sample_weight=weights)
 
 
 class Data:
-    """The rows as arrays."""
+    """The rows as arrays: `values` and what is indexed by `row` hold one line a point, the rest one a row."""
 
     def __init__(self, found: Sequence[Row]) -> None:
-        self.values = np.array([row.features for row in found])
-        self.target = np.log([row.real_mib / row.total_mib for row in found])
+        points = [(index, point) for index, row in enumerate(found) for point in row.points]
+        self.row = np.array([index for index, _ in points])
+        self.values = np.array([point.features for _, point in points])
+        self.share = np.array([point.share for _, point in points])
+        self.total = np.array([point.total_mib for _, point in points])
+        self.real = np.array([row.real_mib for row in found])
+        self.target = np.log(self.real / np.array([row.total_mib for row in found]))
         self.fold = np.array([folds.fold_of(row.model) for row in found])
-        self.group = np.array([estimator.group_of(row.features) for row in found])
+        self.family = np.array([row.family for row in found])
+        self.group = np.array([estimator.group_of(row.points[0].features) for row in found])
         self.strange = np.array([row.strange for row in found])
 
+    def summed(self, values: Array) -> Array:
+        """What the points' values (times their shares) make together, row by row."""
+        return np.bincount(self.row, weights=self.share * values, minlength=len(self.real))
 
-def fit(data: Data, chosen: Array) -> Dict[str, Any]:
+    def residual(self, center: Array) -> Array:
+        """log(real / corrected), row by row."""
+        return np.log(self.real / self.summed(self.total * np.exp(center)))
+
+    def steps(self, center: Array, spread: Array) -> Array:
+        """How many spreads above its centre each row's request must be to hold what was needed."""
+        low, high = np.full(len(self.real), -_MOST_STEPS), np.full(len(self.real), _MOST_STEPS)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            margin = np.minimum(middle[self.row] * np.exp(spread), _MOST_MARGIN)
+            held = self.summed(self.total * np.exp(center + margin)) >= self.real
+            low, high = np.where(held, low, middle), np.where(held, middle, high)
+        return high
+
+
+def fit(data: Data, chosen: Array, split: Optional[Array] = None) -> Dict[str, Any]:
     """Centre, spread and bounds from the chosen rows; the bound from rows that their centre never saw."""
-    values, target, fold = data.values[chosen], np.clip(data.target[chosen], -CLIP, CLIP), data.fold[chosen]
-    true = data.target[chosen]
-    center = np.zeros(len(target))
+    center, spread = crossed(data, chosen, data.fold if split is None else split)
+    inside = chosen[data.row]
+    values = data.values[inside]
+    target = np.clip(data.target, -CLIP, CLIP)[data.row][inside]
     ranges = _ranges(values)
-    out = data.strange[chosen] | _outside(values, ranges)
-    for number in np.unique(fold):
-        held = fold == number
-        center[held] = fit_trees(values[~held], target[~held], 200).predict(values[held])
-    size = np.log(np.maximum(np.abs(true - center), FLOOR))
-    spread = np.zeros(len(target))
-    for number in np.unique(fold):
-        held = fold == number
-        spread[held] = fit_trees(values[~held], size[~held], 80, "squared_error").predict(values[held])
-    steps = (true - center) / np.exp(spread)
+    out = data.strange | (np.bincount(data.row, weights=_outside(data.values, ranges)) > 0)
+    steps = data.steps(center, spread)
     bounds = {
-        name: _bound(steps[data.group[chosen] == name], out[data.group[chosen] == name], share)
+        name: _bound(steps[chosen & (data.group == name)], out[chosen & (data.group == name)], share)
         for name, share in COVERAGE.items()
     }
     return {
         "format": FORMAT,
         "features": list(NAMES),
-        "center": _export(fit_trees(values, target, 200)),
-        "spread": _export(fit_trees(values, size, 80, "squared_error")),
+        "center": _export(fit_trees(values, target, 200, data.share[inside])),
+        "spread": _export(
+            fit_trees(values, _size(data, center)[inside], 80, data.share[inside], "squared_error")
+        ),
         "bounds": bounds,
         "ranges": [[float(low), float(high)] for low, high in ranges],
     }
+
+
+def crossed(data: Data, chosen: Array, split: Array) -> Tuple[Array, Array]:
+    """Centre and spread of every point among the chosen rows, by fits without its part of `split`."""
+    inside = chosen[data.row]
+    parts = split[data.row]
+    target = np.clip(data.target, -CLIP, CLIP)[data.row]
+    center = np.zeros(len(data.row))
+    for number in np.unique(split[chosen]):
+        held, rest = inside & (parts == number), inside & (parts != number)
+        model = fit_trees(data.values[rest], target[rest], 200, data.share[rest])
+        center[held] = model.predict(data.values[held])
+    size = _size(data, center)
+    spread = np.zeros(len(data.row))
+    for number in np.unique(split[chosen]):
+        held, rest = inside & (parts == number), inside & (parts != number)
+        model = fit_trees(data.values[rest], size[rest], 80, data.share[rest], "squared_error")
+        spread[held] = model.predict(data.values[held])
+    return center, spread
+
+
+def _size(data: Data, center: Array) -> Array:
+    """log of how far from its centre a row is, sharpened, for each of its points."""
+    return SHARPNESS * np.log(np.maximum(np.abs(data.residual(center)), FLOOR))[data.row]
 
 
 def _bound(steps: Array, out: Array, share: float) -> Dict[str, float]:
@@ -145,11 +193,12 @@ def main(argv: Optional[List[str]] = None) -> int:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="folder of measured runs (models/ground-truth)")
+    parser.add_argument("--rows", type=Path, help="keep the simulated rows there, or take them from there")
     parser.add_argument("--out", type=Path, help="folder to write into (models)")
     args = parser.parse_args(argv)
     folder = args.data or data_path("models", FOLDER)
     out = args.out or folder.parent
-    found = list(rows(load_ground_truth(folder)))
+    found = rows(load_ground_truth(folder), args.rows)
     whole, parts = fit_all(found)
     whole["card"] = {
         "data": f"{len(found)} rows of {len({row.key for row in found})} runs, "

@@ -39,15 +39,20 @@ def held_out(found: Sequence[Row], parts: Sequence[Mapping[str, Any]]) -> List[H
     answers: List[Held] = []
     for row in found:
         correction = corrections[fold_of(row.model)]
-        center = correction.center.predict(row.features)
-        spread = exp(correction.spread.predict(row.features))
-        bound = correction.bounds[group_of(row.features)]
-        strange = row.strange or bool(outside(row.features, None, correction.ranges))
-        steps = bound.outside if strange else bound.quantile
-        peak = round(row.total_mib * exp(center)) + row.moved_mib
-        request = max(peak, ceil(row.total_mib * exp(center + steps * spread)) + row.moved_mib)
+        peak = request = 0.0
+        strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
+        for point in row.points:
+            center = correction.center.predict(point.features)
+            spread = exp(correction.spread.predict(point.features))
+            bound = correction.bounds[group_of(point.features)]
+            steps = bound.outside if strange else bound.quantile
+            peak += point.share * point.total_mib * exp(center)
+            request += point.share * point.total_mib * exp(center + max(0.0, steps * spread))
         real, plain = round(row.real_mib) + row.moved_mib, round(row.total_mib) + row.moved_mib
-        answers.append(Held(row, real, plain, peak, request, strange))
+        moved = row.moved_mib
+        answers.append(
+            Held(row, real, plain, round(peak) + moved, max(round(peak), ceil(request)) + moved, strange)
+        )
     return answers
 
 

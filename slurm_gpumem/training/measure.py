@@ -6,7 +6,7 @@ import math
 import os
 import time
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 
@@ -58,7 +58,7 @@ def train(job: Job, device: torch.device, row: Dict[str, Any]) -> Step:
     """
     dtype = FLOATS.get(job.precision, torch.float32)
     model = build_model(job.entry, job.size)
-    _checkpointing(model, bool(job.toggles.get("checkpointing")))
+    checkpoint(model, bool(job.toggles.get("checkpointing")))
     model = move(model, device, dtype)
     channels_last = bool(job.toggles.get("channels_last"))
     if channels_last:
@@ -125,11 +125,16 @@ def train(job: Job, device: torch.device, row: Dict[str, Any]) -> Step:
 
 def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer with its defaults, as users write it; a small rate keeps values finite."""
+    return optimizer_over(name, model.parameters())
+
+
+def optimizer_over(name: str, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    """The same over any parameters."""
     if name == "adam":
-        return torch.optim.Adam(model.parameters(), lr=1e-5)
+        return torch.optim.Adam(parameters, lr=1e-5)
     if name == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=1e-5)
-    return torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9 if name == "sgd-momentum" else 0.0)
+        return torch.optim.AdamW(parameters, lr=1e-5)
+    return torch.optim.SGD(parameters, lr=1e-5, momentum=0.9 if name == "sgd-momentum" else 0.0)
 
 
 def _evaluate(model: torch.nn.Module, batch: Any, half: Optional[torch.dtype], device: torch.device) -> None:
@@ -140,7 +145,8 @@ def _evaluate(model: torch.nn.Module, batch: Any, half: Optional[torch.dtype], d
     model.train()
 
 
-def _checkpointing(model: Any, wanted: bool) -> None:
+def checkpoint(model: Any, wanted: bool) -> None:
+    """Switch a library's own activation checkpointing on, if wanted."""
     if not wanted:
         return
     if hasattr(model, "gradient_checkpointing_enable"):

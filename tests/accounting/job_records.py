@@ -10,8 +10,8 @@ from slurm_gpumem.accounting.config import AccountingConfig
 from slurm_gpumem.accounting.store import Store, open_store
 
 DAY = 86_400.0
-NOON = 1_794_744_000.0
-"""2026-11-15 12:00 UTC."""
+NOON = 1_700_049_600.0
+"""2023-11-15 12:00 UTC."""
 UUID = "GPU-00000001-0000-0000-0000-000000000000"
 
 

@@ -140,6 +140,12 @@ def test_without_any_job_there_is_a_page_too() -> None:
     assert _data(text)["timeline"] is None
 
 
+def test_a_job_that_lasted_no_time_is_on_no_timeline() -> None:
+    data = _data(page(source([job(1, end=START, run_s=0.0, gpu_s=0.0, used_s=0.0)])))
+    assert data["timeline"] is None
+    assert data["changes"] == []
+
+
 def test_jobs_of_which_little_is_known_are_told_as_far_as_it_goes() -> None:
     unknown = (
         "estimate_mib request_mib peak_mib mean_mib shards limit_mib gpu_memory_mib end run_s wait_s submit "

@@ -8,12 +8,18 @@ from typing import Iterator, List
 import pytest
 
 from slurm_gpumem.accounting.html import page
+from slurm_gpumem.accounting.types import Device, JobRow
 from tests.accounting.browser import Browser, find_chromium
-from tests.accounting.made_jobs import job, made_jobs, source
+from tests.accounting.made_jobs import START, job, made_jobs, source
 
 PROGRAM = find_chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here (apt-get install chromium)")
+DEVICES = tuple(Device(f"n{number}", f"GPU-{number}") for number in range(4))
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+NONSENSE = (
+    "Array.from(document.querySelectorAll('svg'), x => x.outerHTML)"
+    ".filter(x => /NaN|undefined|Infinity/.test(x))"
+)
 CHARTS = ("changes", "scatter", "errors", "timeline")
 
 
@@ -56,7 +62,7 @@ def test_it_draws_everything_without_a_complaint_or_a_request(
     assert browser.run("document.body.dataset.ready") == "yes"
     for name in CHARTS:
         assert browser.run(f"document.querySelectorAll('#{name} > svg *').length") > 5, name
-    assert not browser.run("document.querySelector('svg').outerHTML.match(/NaN|undefined|Infinity/)")
+    assert browser.run(NONSENSE) == []
     # Nothing sticks out sideways: wide tables scroll by themselves.
     assert browser.run("document.documentElement.scrollWidth") <= width
     light, text = (
@@ -67,6 +73,29 @@ def test_it_draws_everything_without_a_complaint_or_a_request(
 
 def _brightness(colour: str) -> float:
     return sum(map(int, colour.strip("rgb()").split(","))) / 3
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [job(1, end=None, run_s=None, gpu_s=None, used_s=None, state="RUNNING")],
+        [job(1, end=START, run_s=0.0, gpu_s=0.0, used_s=0.0)],
+        [job(number, estimate_mib=1, peak_mib=2**39, request_mib=None) for number in range(3)],
+        [
+            job(n, start=START + n * 4e7, end=START + n * 4e7 + 60, devices=DEVICES[n : n + 1])
+            for n in range(4)
+        ],
+    ],
+    ids=["none", "running", "no time", "absurd sizes", "years"],
+)
+def test_odd_selections_are_drawn_too(browser: Browser, tmp_path: Path, rows: List[JobRow]) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page(source(rows)), encoding="utf-8")
+    browser.open(path, width=700)
+    assert browser.complaints == []
+    assert browser.run("document.body.dataset.ready") == "yes"
+    assert browser.run(NONSENSE) == []
 
 
 def test_nobodys_name_is_run_or_becomes_an_element(browser: Browser, shown: Path) -> None:

@@ -141,6 +141,15 @@ def test_a_record_that_changes_soon_after_the_jobs_end_is_read_again(tmp_path: P
         assert [row.state for row in store.select()] == ["CANCELLED"]
 
 
+def test_a_gpu_first_seen_before_it_was_looked_at_gets_its_name_later(tmp_path: Path) -> None:
+    write(tmp_path / "spool", record(1, end=None, state=None, gpu={}))
+    opened(tmp_path).close()
+    write(tmp_path / "spool", record(1))
+    with opened(tmp_path) as store:
+        (row,) = store.select()
+    assert (row.devices[0].label, row.devices[0].memory_mib, row.gpu) == ("n1/gpu0", 40_960, "a100")
+
+
 def test_books_are_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None:
     book = tmp_path / "spool" / "1001" / "2026-11.jsonl"
     book.parent.mkdir(parents=True)
@@ -195,3 +204,21 @@ def test_progress_goes_up_to_the_end(tmp_path: Path) -> None:
     assert told[0] == (0, 19)
     assert told[-1] == (19, 19)
     assert told == sorted(told)
+
+
+def test_a_large_folder_is_compared_with_what_is_known_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slurm_gpumem.accounting import scan
+
+    monkeypatch.setattr(scan, "_FEW", 5)
+    for number in range(1, 20):
+        write(tmp_path / "spool", record(number))
+    opened(tmp_path).close()
+    write(tmp_path / "spool", record(20, node="n7"))
+    read: List[str] = []
+    load = gather._load
+    monkeypatch.setattr(gather, "_load", lambda path, mib: read.append(path) or load(path, mib))
+    with opened(tmp_path) as store:
+        assert store.freshness.records == 20
+    assert [Path(path).name for path in read] == ["20.0.n7.json"]

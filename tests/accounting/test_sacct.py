@@ -57,6 +57,16 @@ def test_what_slurm_knows_is_joined(tmp_path: Path, job: Any) -> None:
         assert store.summary_by("account")[0].group == "vision"
 
 
+def test_what_slurm_says_does_not_change_whose_gpu_time_it_was(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write(tmp_path / "spool", record(number))
+    with opened(tmp_path) as store:
+        for _ in range(2):
+            sacct.apply(store.connection, [1, 2], sacct.parse(answer(old_job(), old_job(job_id=2))))
+            assert [row.used_s for row in store.select()] == [1800.0, 1800.0]
+        assert (store.summary().used_s, store.summary_by("account")[0].used_s) == (3600.0, 3600.0)
+
+
 def test_the_wait_is_the_first_runs_and_the_state_the_last_ones(tmp_path: Path) -> None:
     write(tmp_path / "spool", record(1, end=NOON + 60, state=None, exit_code=1))
     write(tmp_path / "spool", record(1, restarts=1, start=NOON + 500, end=NOON + 900, state=None))

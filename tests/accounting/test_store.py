@@ -87,9 +87,9 @@ def test_sums_agree_with_the_jobs_they_are_of(tmp_path: Path) -> None:
         (Filters(partitions=("short",)), [4]),
         (Filters(nodes=("n9",)), [5]),
         (Filters(jobs=(1, 5, 77)), [1, 5]),
-        (Filters(since=NOON + 5000), [4]),
-        (Filters(until=NOON - 1), []),
-        (Filters(since=NOON + 3599, until=NOON + 3601), [1, 2, 3, 5]),
+        (Filters(since=NOON + 5000), [6, 4]),
+        (Filters(until=NOON - 1), [6]),
+        (Filters(since=NOON + 3599, until=NOON + 3601), [6, 1, 2, 3, 5]),
         (Filters(users=("usr1",), states=("COMPLETED",)), [1, 5, 4]),
     ],
 )
@@ -100,6 +100,7 @@ def test_filters_choose_jobs(tmp_path: Path, filters: Filters, expected: list[in
     write(spool, record(3, state="FAILED", exit_code=1))
     write(spool, record(4, partition="short", start=NOON + 4000, end=NOON + 9000))
     write(spool, record(5, node="n9"))
+    write(spool, record(6, user="usr6", start=NOON - 9 * DAY, end=None, state=None))
     with opened(tmp_path) as store:
         assert [row.job_id for row in store.select(filters)] == expected
         assert store.summary(filters).jobs == len(expected)

@@ -88,6 +88,8 @@ def test_consent_to_requeue_travels_in_the_record(play: Player) -> None:
     script = ASKS.replace("mem=12G", "mem=12G on-oom=requeue")
     played = play({"script": script, "tres_per_node": "gres:gpu:1"})
     assert played.job["comment"].endswith(",oom=requeue")
+    played = play({"script": script, "tres_per_node": "gres:gpu:1", "requeue": 0})
+    assert "oom=" not in played.job["comment"]
 
 
 def test_a_comment_without_room_is_kept_rather_than_grown_past_slurm_s_limit(play: Player) -> None:

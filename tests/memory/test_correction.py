@@ -11,6 +11,7 @@ import pytest
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory import registry
+from slurm_gpumem.memory.correction.anchors import anchors
 from slurm_gpumem.memory.correction.features import NAMES
 from slurm_gpumem.memory.correction.folds import FOLDS, fold_of, group_of, load_folds
 from slurm_gpumem.memory.correction.trees import SIZE_CAP, from_json, load
@@ -39,10 +40,29 @@ def test_card_names_the_hash_of_the_file() -> None:
     assert sha256(FILE.read_bytes()).hexdigest() in data_path("models", "correction.md").read_text()
 
 
-def test_larger_batches_never_need_less_on_a_sweep() -> None:
+@pytest.mark.parametrize("name", ["small-cnn.txt", "resnet50.txt"])
+def test_larger_batches_never_need_less(name: str) -> None:
+    summary = read_summary((SMALL.parent / name).read_text())
+    batches = [*range(1, 40), *range(61, 68), *range(120, 136), 200, 255, 256, 257, 1000, 1024, 1025]
+    found = [registry.run("corrected", summary, TrainingJob(batch), find_gpu("h200")) for batch in batches]
+    for field in ("peak_mib", "request_mib"):
+        values = [getattr(estimate, field) for estimate in found]
+        assert values == sorted(values)
+
+
+def test_a_batch_between_two_powers_of_two_needs_what_lies_between() -> None:
     text = SMALL.read_text()
-    peaks = [_estimate(text, 2**power).peak_mib for power in range(3, 14)]
-    assert peaks == sorted(peaks)
+    below, between, above = (_estimate(text, batch) for batch in (64, 96, 128))
+    assert abs(between.peak_mib - (below.peak_mib + above.peak_mib) / 2) <= 1
+    assert between.job.batch_size == 96
+    assert sum(between.parts.values()) == between.peak_mib
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 8, 100, 1023])
+def test_anchors_share_a_batch_out_completely(batch: int) -> None:
+    found = anchors(batch)
+    assert sum(share for share, _ in found) == 1
+    assert sum(share * size for share, size in found) == batch
 
 
 def test_three_dimensional_convolutions_get_a_warning() -> None:

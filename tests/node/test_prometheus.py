@@ -253,7 +253,8 @@ def test_the_page_documents_every_name() -> None:
 
 def _expressions(value: Any) -> List[str]:
     if isinstance(value, dict):
-        own = [value[key] for key in ("expr", "definition", "query") if isinstance(value.get(key), str)]
+        keys = () if value.get("type") == "datasource" else ("expr", "definition", "query")
+        own = [value[key] for key in keys if isinstance(value.get(key), str)]
         return own + [found for inner in value.values() for found in _expressions(inner)]
     return [found for inner in value for found in _expressions(inner)] if isinstance(value, list) else []
 
@@ -279,8 +280,11 @@ def test_the_dashboard_is_one_that_grafana_can_import() -> None:
     assert board["id"] is None
     assert board["schemaVersion"] >= 36
     assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", board["uid"])
-    (source,) = board["__inputs"]
-    assert (source["name"], source["pluginId"]) == ("DS_PROMETHEUS", "prometheus")
+    # A variable, not an import's question: so that it also loads from a provisioned file.
+    assert board["__inputs"] == []
+    variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+    assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
+    assert variables["node"]["datasource"]["uid"] == "${datasource}"
     assert {need["id"] for need in board["__requires"] if need["type"] == "panel"} == {
         panel["type"] for panel in board["panels"] if panel["type"] != "row"
     }
@@ -299,7 +303,7 @@ def test_the_dashboard_is_one_that_grafana_can_import() -> None:
         taken |= cells
         if panel["type"] != "row":
             assert panel["description"]
-            assert panel["datasource"] == {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
             assert all(target["refId"] for target in panel["targets"])
 
 

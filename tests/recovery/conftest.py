@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
@@ -20,6 +23,8 @@ from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, samplers_of
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
+LONG = bool(os.environ.get("GPUMEM_TEST_LONG"))
+"""`make test-recovery` and `make test-slurm-versions` run the long forms."""
 RECORD = "gpumem/1:est=11000,req=12288,by=test,shards={shards},oom={oom}"
 OOM_LINE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
@@ -35,6 +40,17 @@ def until(holds: Callable[[], Any], timeout_s: float = 30.0) -> None:
     while not holds():
         assert time.monotonic() < deadline, f"still not so after {timeout_s} s"
         time.sleep(0.05)
+
+
+def let_go(fifo: Path) -> bool:
+    """Let everybody go on who waits to read it; always true, to stand in a condition."""
+    try:
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        # Nobody waits, or nobody yet.
+        if error.errno != errno.ENXIO:
+            raise
+    return True
 
 
 def install_package(folder: Path) -> Path:
@@ -110,6 +126,14 @@ class Site:
     def out(self, job: str) -> str:
         return (self.root / "out" / job).read_text()
 
+    def record(self, job: str, run: int) -> Dict[str, Any]:
+        """The node's record of one run."""
+        until(lambda: list((self.root / "records").glob(f"{job}.{run}.*.json")), 10)
+        (path,) = (self.root / "records").glob(f"{job}.{run}.*.json")
+        until(lambda: json.loads(path.read_text())["end"], 10)
+        table: Dict[str, Any] = json.loads(path.read_text())
+        return table
+
     def runs(self, job: str) -> int:
         """How often its script has begun, by its own log: a script begins with `echo begins`."""
         try:
@@ -117,7 +141,7 @@ class Site:
         except OSError:
             return 0
 
-    def ended(self, job: str, state: str, timeout_s: float = 40.0) -> Dict[str, str]:
+    def ended(self, job: str, state: str, timeout_s: float = 120.0) -> Dict[str, str]:
         """The job's fields once it is over in that state."""
         deadline = time.monotonic() + timeout_s
         while (shown := self.show(job)).get("State") != state:
@@ -137,10 +161,6 @@ class Site:
     @property
     def folder(self) -> RunFolder:
         return RunFolder(self.root / "run")
-
-    def clear(self) -> None:
-        self.cluster.run(["scancel", "-p", "gpu"])
-        until(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), 40)
 
 
 def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
@@ -177,6 +197,38 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
     return site
 
 
+class _Hurry(threading.Thread):
+    """Lets requeued jobs start as soon as they are pending; Slurm would wait for cred_expire first."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(daemon=True)
+        self._site, self._over = site, threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.5):
+            listed = self._site.cluster.run(["squeue", "-h", "-t", "PENDING", "-o", "%i %r"])
+            for line in listed.stdout.splitlines():
+                job, _, reason = line.partition(" ")
+                if reason == "BeginTime":
+                    self._site.cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+@contextmanager
+def hurried(site: Site) -> Iterator[Site]:
+    """The site while somebody hurries its requeued jobs; stopped and removed afterwards."""
+    hurry = _Hurry(site)
+    hurry.start()
+    try:
+        yield site
+    finally:
+        hurry.stop()
+        close_site(site)
+
+
 def close_site(site: Site) -> None:
     site.cluster.stop()
     for pid in samplers_of(site):  # type: ignore[arg-type]
@@ -187,14 +239,5 @@ def close_site(site: Site) -> None:
 @pytest.fixture(scope="module")
 def module_site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
     """One site for all tests of a module: starting one costs more than most of them."""
-    site = make_site(make_module_cluster)
-    yield site
-    close_site(site)
-
-
-@pytest.fixture
-def site(module_site: Site) -> Iterator[Site]:
-    """The module's site, with default settings and no job of an earlier test."""
-    module_site.configure()
-    yield module_site
-    module_site.clear()
+    with hurried(make_site(make_module_cluster)) as site:
+        yield site

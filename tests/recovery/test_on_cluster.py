@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Dict, Tuple
 
 import pytest
@@ -91,7 +92,7 @@ def test_a_job_that_always_runs_out_runs_once_more_than_the_ladder_has_steps(
     module_site: Site, lives: Dict[str, str]
 ) -> None:
     job = lives["always"]
-    until(lambda: module_site.runs(job) == 2, 40)
+    until(lambda: module_site.runs(job) == 2, 120)
     shown = module_site.ended(job, "FAILED")
     assert module_site.runs(job) == 2
     assert "gpumem-end/1:run=1,saw=oom" in shown["Comment"]
@@ -116,7 +117,7 @@ def test_nobody_else_is_requeued(module_site: Site, lives: Dict[str, str], name:
 
 def test_host_memory_is_told_apart(module_site: Site, lives: Dict[str, str]) -> None:
     module_site.ended(lives["host"], "FAILED")
-    assert "host memory ran out, not GPU memory" in module_site.out(lives["host"])
+    assert "out of host memory, not GPU memory" in module_site.out(lives["host"])
 
 
 def test_the_reasons_are_in_the_log(module_site: Site, lives: Dict[str, str]) -> None:
@@ -136,14 +137,14 @@ def test_signals_and_steps_count_too(module_site: Site, lives: Dict[str, str], n
 
 
 def test_an_error_on_stdout_alone_is_seen(module_site: Site, lives: Dict[str, str]) -> None:
-    until(lambda: module_site.runs(lives["stdout"]) == 2, 40)
+    until(lambda: module_site.runs(lives["stdout"]) == 2, 120)
     module_site.ended(lives["stdout"], "FAILED")
 
 
 def test_a_neighbours_fault_runs_again_as_it_was_and_only_once(
     module_site: Site, lives: Dict[str, str]
 ) -> None:
-    until(lambda: module_site.runs(lives["neighbour"]) == 2, 40)
+    until(lambda: module_site.runs(lives["neighbour"]) == 2, 120)
     shown = module_site.ended(lives["neighbour"], "FAILED")
     assert module_site.runs(lives["neighbour"]) == 2
     assert shown["tres-per-node"].endswith("shard:12")
@@ -175,14 +176,21 @@ def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_conse
         site.cluster.run(["scontrol", "reconfigure"], check=True)
         seen = f'echo "has ${{SLURM_SHARDS_ON_NODE:-whole}}"; {ALWAYS}'
         always, refusing = site.submit(seen), site.submit(ALWAYS, oom="fail")
-        until(lambda: site.runs(always) == 3, 60)
+        until(lambda: site.runs(always) == 3, 180)
         shown = site.ended(always, "FAILED")
         assert site.runs(always) == 3
         had = [line.split()[1] for line in site.out(always).splitlines() if line.startswith("has ")]
         # 12.8 GiB were needed at least: 13 shards, and a quarter on top.
         assert had == ["12", "17", "40" if version(site) < WHOLE_GPU_BESIDE_SHARDS else "whole"]
         assert shown["Nice"] == "0"
+        # The node's own records of the runs carry it too.
+        records = [site.record(always, run) for run in range(3)]
+        assert [(record["verdict"], record["exit_code"]) for record in records] == [("oom", 1)] * 3
+        assert (records[1]["claimed"]["was"], records[1]["claimed"]["why"]) == ("12", "oom")
         assert site.runs(refusing) == 1
+        taken = re.findall(rf" job {always}: requeued: .* \(([0-9.]+) s\)", site.log())
+        print(f"own time of a requeue: {', '.join(taken)} s")
+        assert min(map(float, taken)) < 1.0
     finally:
         conf.write_text(before)
         site.cluster.run(["scontrol", "reconfigure"], check=True)

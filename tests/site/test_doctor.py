@@ -39,6 +39,8 @@ CONFIG = {
     "Prolog": "/etc/slurm/prolog.sh",
     "PrologFlags": "Alloc",
     "PrologEpilogTimeout": "60",
+    "TaskEpilog": "/etc/slurm/gpumem/task_epilog.sh",
+    "EpilogSlurmctld": "/etc/slurm/gpumem/epilog_slurmctld.sh",
 }
 LUA = LuaReport(
     site={"mode": "opt-in", "gres": "shard", "shard_mib": "1024", "separator": "/"},
@@ -209,6 +211,20 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         Severity.WARNING,
         "site-files-differ",
         "make them equal",
+    ),
+    "no recovery": (config(EpilogSlurmctld="(null)"), Severity.NOTE, "no-recovery", "recovery.md"),
+    "another EpilogSlurmctld": (
+        config(EpilogSlurmctld="/etc/slurm/jobstats.sh"),
+        Severity.NOTE,
+        "no-recovery",
+        "next_epilog_slurmctld=/etc/slurm/jobstats.sh",
+    ),
+    "half a recovery": (config(TaskEpilog="(null)"), Severity.WARNING, "half-recovery", "TaskEpilog="),
+    "a requeue left half done": (
+        replace(HEALTHY, left_held=("4711", "4712_3")),
+        Severity.WARNING,
+        "left-held",
+        "gpumem recover",
     ),
     "no prolog": (config(Prolog="(null)"), Severity.NOTE, "no-prolog", "hooks"),
     "prolog flags": (config(PrologFlags="(null)"), Severity.WARNING, "prolog-flags", "PrologFlags=Alloc"),

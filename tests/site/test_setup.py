@@ -14,7 +14,7 @@ from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
-from slurm_gpumem.site.render import gres_lines, lua_table, node_gres
+from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup import Wishes, propose, write_files
 from slurm_gpumem.site.slurm_conf import edit_slurm_conf, wanted_settings
 from slurm_gpumem.site.snapshot import Snapshot
@@ -255,3 +255,13 @@ def test_the_command_works_without_a_slurm_and_changes_nothing(
 def test_the_command_says_what_is_wrong_with_its_options(capsys: Any) -> None:
     assert main(["setup", "--offline", "--gpu", "four a100"]) == 2
     assert "a100:4:40G" in capsys.readouterr().err
+
+
+def test_a_sites_own_tables_in_gpumem_toml_stay() -> None:
+    plan = SitePlan(groups=())
+    own = '[sharing]\nmode = "on"\n\n[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmode = "off"\n'
+    text = toml_file(plan, own)
+    assert 'mode = "opt-in"' in text
+    assert text.count("[recovery]") == 1
+    assert '[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmode = "off"\n' in text
+    assert toml_file(plan, text) == text

@@ -31,7 +31,10 @@ function gib(mib) {
   const value = mib / 1024;
   return value >= 100 ? value.toFixed(0) : value.toFixed(1);
 }
-const percent = (part, sign) => `${sign && part > 0 ? "+" : part < 0 ? "−" : ""}${Math.abs(Math.round(part * 100))} %`;
+function percent(part, sign) {
+  const whole = Math.round(part * 100);
+  return `${sign && whole > 0 ? "+" : whole < 0 ? "−" : ""}${Math.abs(whole)} %`;
+}
 function hours(seconds) {
   const value = seconds / 3600;
   return value >= 100 ? Math.round(value).toLocaleString("en") : value >= 0.95 ? value.toFixed(1) : value.toFixed(2);

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Tuple
 
 from slurm_gpumem.memory.structural.replay import Replay
-from slurm_gpumem.memory.structural.stream import ACTIVATIONS, WORKSPACE
+from slurm_gpumem.memory.structural.stream import ACTIVATIONS
 
+_MIB = 1 << 20
 _GROWING = 0.35
 """Where activations are this share of a job, half its batch cannot need more."""
 
@@ -27,7 +28,6 @@ def anchors(batch: int) -> Anchors:
     return ((1 - above, below), (above, 2 * below))
 
 
-def grows(result: Replay) -> bool:
-    """Whether so much of the job scales with its batch that a look at half the batch is not needed."""
-    moving = result.at_peak[ACTIVATIONS] + result.at_peak[WORKSPACE]
-    return moving > _GROWING * result.stats.peak_allocated
+def grows(result: Replay, total_mib: float) -> bool:
+    """Whether so much of a job of this size scales with its batch that half the batch cannot need more."""
+    return result.at_peak[ACTIVATIONS] > _GROWING * total_mib * _MIB

@@ -117,7 +117,7 @@ def _point(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correc
         center=center,
         strange=strange,
         coverage=min(bound.coverage, OUTSIDE_COVERAGE) if strange else bound.coverage,
-        grows=grows(result),
+        grows=grows(result, total),
     )
 
 
@@ -143,7 +143,9 @@ def group_of(values: Sequence[float]) -> str:
     value = dict(zip(NAMES, values))
     if value["shapeless"]:
         return "shapeless"
-    return "hidden" if value["guessed"] or value["incomplete"] else "shown"
+    if value["guessed"] or value["incomplete"]:
+        return "hidden"
+    return "torchsummary" if value["torchsummary"] else "shown"
 
 
 def outside(

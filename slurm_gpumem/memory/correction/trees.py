@@ -69,9 +69,9 @@ class Correction:
     card: Mapping[str, Any]
 
 
-def load(path: Path) -> Correction:
+def load(path: Path, names: Sequence[str] = NAMES) -> Correction:
     """Read and check one correction; ConfigError says what is wrong with the file."""
-    return from_json(read_json(path), str(path))
+    return from_json(read_json(path), str(path), names)
 
 
 def read_json(path: Path) -> Any:
@@ -89,27 +89,27 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f"{path}: is not JSON: {error}") from None
 
 
-def from_json(content: Any, where: str) -> Correction:
-    """Check what a file says, number by number."""
+def from_json(content: Any, where: str, names: Sequence[str] = NAMES) -> Correction:
+    """Check what a file says, number by number; `names` are the features it must have been fitted on."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{where}: is not a correction of format {FORMAT}; `make fit` writes one")
-    if content.get("features") != list(NAMES):
+    if content.get("features") != list(names):
         raise ConfigError(f"{where}: was fitted on other features than this version has; run `make fit`")
     try:
         ranges = tuple((_number(low), _number(high)) for low, high in content["ranges"])
-        if len(ranges) != len(NAMES):
+        if len(ranges) != len(names):
             raise ValueError("as many ranges as features are needed")
         bounds: Dict[str, Bound] = {
             group: Bound(*(_number(item[key]) for key in ("quantile", "outside", "coverage")))
             for group, item in content["bounds"].items()
         }
-        center, spread = _ensemble(content["center"]), _ensemble(content["spread"])
+        center, spread = (_ensemble(content[part], len(names)) for part in ("center", "spread"))
         return Correction(center, spread, bounds, ranges, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it anew") from None
 
 
-def _ensemble(content: Any) -> Ensemble:
+def _ensemble(content: Any, features: int) -> Ensemble:
     trees = content["trees"]
     level = list(trees)
     # Level by level over all trees at once: this runs at every submission.
@@ -121,7 +121,7 @@ def _ensemble(content: Any) -> Ensemble:
         if {len(node) for node in nodes} != {4}:
             raise ValueError("a node has four members")
         used = {node[0] for node in nodes}
-        if any(type(feature) is not int or not 0 <= feature < len(NAMES) for feature in used):
+        if any(type(feature) is not int or not 0 <= feature < features for feature in used):
             raise ValueError("a node asks for a feature that there is not")
         _numbers([node[1] for node in nodes])
         level = [node[2] for node in nodes] + [node[3] for node in nodes]

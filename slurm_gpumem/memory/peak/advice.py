@@ -15,7 +15,6 @@ from slurm_gpumem.model.trace_types import Trace, scale
 from slurm_gpumem.model.types import Layer, ModelSummary
 
 _MIB = 1 << 20
-_WITH_WEIGHTS = ("::mm", "::addmm", "::bmm", "::linear", "::convolution")
 _FAMILIES = 3
 _SINGLES = 3
 _PARTS = 4
@@ -85,7 +84,7 @@ def advice(summary: ModelSummary, batch: int, gpu: Gpu, timeline: Timeline) -> T
         named = {name: sizes[name] for name in blocks}
         change = partial(changes.checkpointed, trace, named)
         try_change("checkpoint", what, change, detail=blocks)
-    head = _head(trace)
+    head = changes.head_of(trace)
     if head and _is_large(trace, head, batch, timeline):
         what = f"loss in {_PARTS} parts: {head} and what follows on a quarter of the batch at a time"
         try_change("loss-in-parts", what, lambda: changes.loss_in_parts(trace, head, _PARTS), detail=[head])
@@ -143,18 +142,6 @@ def _nested(names: Sequence[str]) -> bool:
 def _elements(layer: Layer) -> int:
     """Numbers in what a layer returns first."""
     return prod(layer.outputs[0]) if layer.outputs else 0
-
-
-def _head(trace: Trace) -> str:
-    """The last layer of the first forward pass that computes with weights."""
-    found = ""
-    for event, _, site in trace.allocations():
-        phase = trace.phase_of(event).name
-        if phase == "backward":
-            break
-        if phase == "forward" and site is not None and site.module and site.operator.endswith(_WITH_WEIGHTS):
-            found = site.module
-    return found
 
 
 def _is_large(trace: Trace, head: str, batch: int, timeline: Timeline) -> bool:

@@ -10,6 +10,7 @@ from slurm_gpumem.model.trace_types import Site, Trace
 
 _HELD = 2
 """Results that a line of a forward function holds at once: its operand and what it makes."""
+_WITH_WEIGHTS = ("::mm", "::addmm", "::bmm", "::linear", "::convolution")
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
@@ -48,25 +49,24 @@ def _checkpoint(stream: Stream, name: str, elements: int, batch: int, step: int)
     first, last, again = forward[0], forward[-1], backward[0]
     made = {events[at].block for at in forward if _is_computed(stream.site(events[at]))}
     released = stream.released_at()
-    kept = [
-        events[at].block
-        for at in forward
-        if events[at].block in made and released.get(events[at].block, again) >= again
-    ]
+    turn = next(at for at, e in enumerate(events) if e.step == step and e.phase == BACKWARD)
+    kept = [events[at].block for at in forward if events[at].block in made]
+    kept = [block for block in kept if released.get(block, turn) >= turn]
     output = _output(stream, kept, elements, batch)
     dropped = {block for block in kept if block != output}
     if not dropped:
         return
+    again = min(again, *(released.get(block, again) for block in dropped))
     twins: Dict[int, int] = {block: stream.new_block(stream.site_of[block]) for block in made}
+    # PyTorch stops computing again once it has all that was saved.
+    end = max(at for at in forward if events[at].block in dropped)
     recomputed: List[Event] = []
-    for event in events[first : last + 1]:
+    for event in events[first : end + 1]:
         if event.block in made:
             recomputed.append(Event(twins[event.block], event.site, BACKWARD, step))
-    ended = {e.block for e in recomputed if not e.allocates}
-    for block in made:
-        # What lived on after the block only because something outside read it goes at once.
-        if block not in dropped and twins[block] not in ended:
-            recomputed.append(Event(twins[block], None, BACKWARD, step))
+    there = {e.block for e in recomputed if e.allocates} - {e.block for e in recomputed if not e.allocates}
+    passing = there - {twins[block] for block in dropped}
+    recomputed += [Event(block, None, BACKWARD, step) for block in sorted(passing)]
     before = _forward_without_saving(events[first : last + 1], dropped)
     after = [
         Event(twins[e.block], e.site, e.phase, e.step) if not e.allocates and e.block in dropped else e
@@ -141,6 +141,18 @@ def _ends_in_same_phase(events: Sequence[Event], released: object, event: Event)
     return events[released].phase == event.phase and events[released].step == event.step
 
 
+def head_of(trace: Trace) -> str:
+    """The last layer of the first forward pass that computes with weights; "" where there is none."""
+    found = ""
+    for event, _, site in trace.allocations():
+        phase = trace.phase_of(event).name
+        if phase == BACKWARD:
+            break
+        if phase == FORWARD and site is not None and site.module and site.operator.endswith(_WITH_WEIGHTS):
+            found = site.module
+    return found
+
+
 def loss_in_parts(trace: Trace, head: str, parts: int) -> Trace:
     """The last layer and the loss run on a part of the batch at a time: their tensors shrink by it."""
     return _resized(trace, _head_sites(trace, head), parts)
@@ -181,8 +193,11 @@ def autocast(trace: Trace) -> Trace:
         wide = any(word in name for word in _WIDE_OPERATORS) and not any(word in name for word in _HALF_NORMS)
         if site.category == "activations" and not wide:
             halved.add(at)
-    changed = _resized(trace, halved, 2)
-    return _with_weight_casts(changed)
+    # The head's result is there in half precision, and once more in single for the loss.
+    head = head_of(trace)
+    results = {at for at in halved if trace.sites[at].module == head}
+    halved -= {at for at in results if trace.sites[at].operator.endswith(_WITH_WEIGHTS)}
+    return _with_weight_casts(_resized(trace, halved, 2))
 
 
 def _with_weight_casts(trace: Trace) -> Trace:

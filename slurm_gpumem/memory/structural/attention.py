@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Callable, List, Optional, Sequence
 
-from slurm_gpumem.memory.structural.kinds import computes_matrix, family_of, is_attention, position_scores
+from slurm_gpumem.memory.structural.kinds import (
+    computes_matrix,
+    drops_eagerly,
+    family_of,
+    is_attention,
+    position_scores,
+)
 from slurm_gpumem.memory.structural.layers import input_shape, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
@@ -14,6 +20,9 @@ from slurm_gpumem.memory.structural.walk import Walk
 from slurm_gpumem.model.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]
+
+HIDDEN_EAGER, HIDDEN_DROPPING = "HiddenEagerAttention", "HiddenDroppingAttention"
+"""Attention inside hidden blocks that is written out, without and with dropout of its matrix."""
 
 _MOST_HEADS = 64
 _WINDOW_HEAD = 32
@@ -178,8 +187,9 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     sources = projections(node)
     made: List[Tensor] = []
     matrix = _matrix(node)
-    written_out = computes_matrix(node.row.kind)
-    drops = (written_out and node.row.kind == "T5Attention") or _drops_matrix(node)
+    written_out = computes_matrix(node.row.kind) or node.row.kind in (HIDDEN_EAGER, HIDDEN_DROPPING)
+    by_function = node.row.kind in ("T5Attention", HIDDEN_DROPPING) or drops_eagerly(node.row.kind)
+    drops = (written_out and by_function) or _drops_matrix(node)
     positions = position_scores(node.row.kind)
     style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops(), positions)
     if matrix is None and "Window" in node.row.kind and node.row.outputs:

@@ -40,12 +40,15 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("affine", r"^Affine$"),
     ("hard", r"^ReLU6$|^Hardswish$|^HardSwish\w*$|^Hardsigmoid$|^HardSigmoid\w*$|^Hardtanh$"),
     ("relu", r"^ReLU$|^LeakyReLU$|^Threshold$|^RReLU$|^ReLUActivation$|^Activation$"),
-    ("composed_act", r"NewGELU|ErfGELU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$"),
+    (
+        "composed_act",
+        r"NewGELU|ErfGELU|StarReLU|FastGELU|^QuickGELU|AccurateGELU|ClippedGELU|ReLUSquared|GeluTanh$",
+    ),
     ("softmax", r"^(?:Log)?Softmax(?:2d)?$"),
     ("output_act", r"^Tanh$|^Sigmoid$|^Softsign$|^ELU$|^CELU$|^SELU$|SigmoidActivation$|TanhActivation$"),
     (
         "input_act",
-        r"GELU|Gelu|SiLU|Swish|Mish|PReLU|Softplus|ELU|LogSigmoid|Tanhshrink|Hardshrink|^GLU$|^(?:(?!Conv|Norm)\w)*Activation$",
+        r"GELU|Gelu|SiLU|Swish|Mish|PReLU|Softplus|ELU|LogSigmoid|Tanhshrink|Hardshrink|^GLU$|^(?:(?!Conv|Norm|Bn|BN)\w)*Act(?:ivation)?$",
     ),
     ("max_pool", r"MaxPool|^MaxPooling"),
     (
@@ -79,6 +82,20 @@ _TIED_WHEN_SMALL = re.compile(r"Llama|Qwen|Olmo2|Granite|Smol")
 _SMALL_WIDTH = 3072
 _LARGE_VOCABULARY = 49_000
 _WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
+# Encoders and others whose configuration drops a tenth by default.
+_DROPPING = re.compile(
+    r"^(?:Bert|Roberta|XLM|Camembert|Electra|DistilBert|GPT2|OPT|Bart|T5|Deberta|Ernie|MPNet|Marian|Pegasus"
+    r"|LayoutLM|RoFormer|Luke|Tapas|MegatronBert|RemBert|Splinter|SqueezeBert|ConvBert|BigBird|Nystromformer|IBert"
+    r"|Longformer|Lilt|MarkupLM|XLNet|Funnel|Vilt|VisualBert|Canine|Flaubert|Esm|Data2Vec|FSMT|LED|ProphetNet)"
+)
+# Models of transformers 5.17 that do not say `_supports_sdpa`: their attention is written out in Python.
+_EAGER = re.compile(
+    r"^(Align|BigBird|Blip(?!2)|Bloom|BridgeTower|Bros|Canine|CodeGen|ConvBert|Cvt|DecisionTransformer|Flaubert"
+    r"|Flava|FSMT|Git|GLPN|GPTNeo(?!X)|GPTJ|GroupViT|Hiera|IBert|ImageGPT|Informer|LayoutLM(?:v[23])?|LED|Levit|Lilt"
+    r"|LongT5|Luke|Lxmert|MarkupLM|MegatronBert|MPNet|Mpt|Mvp|NllbMoe|OpenAIGPT|PegasusX|Perceiver|ProphetNet"
+    r"|RemBert|RoFormer|Speech2Text|SpeechT5|Splinter|SqueezeBert|SwitchTransformers|Tapas|TimeSeriesTransformer"
+    r"|TrOCR|Vilt|VisualBert|VitDet|Vits|XGLM|XLM(?=Model|For|With)|Yoso)"
+)
 _POSITIONS = re.compile(r"^Deberta|^Disentangled")
 _BUCKETS = 512
 """Both directions of DeBERTa-v2's position buckets."""
@@ -111,7 +128,25 @@ def is_attention(kind: str) -> bool:
 @lru_cache(maxsize=4096)
 def computes_matrix(kind: str) -> bool:
     """Whether attention of this class writes its matrix out although no row shows it."""
-    return bool(_WRITTEN_OUT.search(kind))
+    return bool(_WRITTEN_OUT.search(kind)) or (bool(_EAGER.search(kind)) and is_attention(kind))
+
+
+@lru_cache(maxsize=4096)
+def drops_by_default(name: str) -> bool:
+    """Whether a model (or a module) of this class drops activations unless told otherwise."""
+    return bool(_DROPPING.search(name))
+
+
+@lru_cache(maxsize=4096)
+def drops_eagerly(kind: str) -> bool:
+    """Whether attention of this class drops its written-out matrix by a function, which has no row."""
+    return bool(_EAGER.search(kind)) and drops_by_default(kind)
+
+
+def eager_model(model: str) -> str:
+    """The beginning of its classes' names where a model of transformers writes its attention out; else ""."""
+    found = _EAGER.search(model)
+    return found.group(1) if found else ""
 
 
 @lru_cache(maxsize=4096)

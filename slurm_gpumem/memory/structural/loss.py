@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional
 
+from slurm_gpumem.memory.structural.kernels import first_convolution
 from slurm_gpumem.memory.structural.kinds import (
     adds_logits_bias,
     family_of,
@@ -12,7 +13,7 @@ from slurm_gpumem.memory.structural.kinds import (
     ties_output,
     upsamples_logits,
 )
-from slurm_gpumem.memory.structural.layers import first_convolution, input_shape
+from slurm_gpumem.memory.structural.layers import input_shape
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Walk

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import List, Optional
 
 from slurm_gpumem.memory.structural import attention
+from slurm_gpumem.memory.structural.kernels import may_take, needed_channels
 from slurm_gpumem.memory.structural.kinds import (
     drops_branches,
     family_of,
@@ -14,7 +15,7 @@ from slurm_gpumem.memory.structural.kinds import (
     is_gate,
     may_add_input,
 )
-from slurm_gpumem.memory.structural.layers import input_shape, may_take, needed_channels, norm_of, rule_for
+from slurm_gpumem.memory.structural.layers import input_shape, norm_of, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Scope, Walk
@@ -141,13 +142,13 @@ def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
     for candidate in (walk.cur.shape, known):
         if candidate is not None and may_take(row, candidate):
             return candidate
-    joined = _concatenated(walk, row)
+    joined = _concatenated(walk, row) or _transposed(walk, row)
     if joined is not None:
         return joined
     for candidate in (shape, *reversed(walk.recent)):
         if candidate is not None and may_take(row, candidate):
             return candidate
-    return _transposed(walk, row) or shape
+    return shape
 
 
 def _transposed(walk: Walk, row: Layer) -> Optional[Shape]:

@@ -6,7 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import List, Tuple
 
-from slurm_gpumem.memory.structural.kinds import family_of, is_attention
+from slurm_gpumem.memory.structural.attention import HIDDEN_DROPPING, HIDDEN_EAGER
+from slurm_gpumem.memory.structural.kinds import (
+    drops_by_default,
+    eager_model,
+    family_of,
+    is_attention,
+)
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.model.types import Layer, ModelSummary, Shape
 
@@ -24,22 +30,29 @@ _MODERN = re.compile(
     r"Conv[Nn]e[Xx]t|^CNBlock|Focal|MetaNeXt|MetaFormer|PoolFormer|GatedConv|StarBlock|Mamba"
 )
 _BOTTLENECK = re.compile(r"Bottle|ResNeXt|Res2")
-_CUBIC = re.compile(r"GPT2|CodeGen|GPTJ|GPTNeo(?!X)|GPTBigCode|Albert")
+_CUBIC = re.compile(
+    r"GPT2|CodeGen|GPTJ|GPTNeo(?!X)|GPTBigCode|Albert|BigBird|Funnel|FNet|Nystromformer|OpenAIGPT"
+)
 _GATED = re.compile(r"Llama|Mistral|Mixtral|Qwen|Gemma|Phi3|Olmo|StableLm|SmolLM|Granite|Cohere")
 _UNGROUPED = re.compile(r"Phi3|Olmo(?!2)|StableLm")
 _ATTENTION_BLOCK = re.compile(r"Block|Stage|Layer|Split")
 """An image's block with attention inside is mostly convolutions all the same."""
 _DENSE = re.compile(r"Dense_?Layer$")
-_DROPPING = re.compile(
-    r"^(?:Bert|Roberta|XLM|Camembert|Electra|DistilBert|GPT2|OPT|Bart|T5|Deberta|Ernie|MPNet|Marian|Pegasus)"
-)
 # transformers' own classes, and those of them with one layer for queries, keys and values.
 _LIBRARY_MODEL = re.compile(r"For[A-Z]\w+$|LMHead|^[A-Z]\w+Model$")
 _FUSED = re.compile(r"GPT2|GPTNeoX|GPTBigCode|Bloom|Falcon|CodeGen|Mpt|Phi3|Persimmon|ModernBert")
 _SMOOTH = ("input_act", "hard")
 
 
-def _attention_class(names: str) -> str:
+def _feed_forward_activation(names: str, *, gated: bool) -> str:
+    if _CUBIC.search(names):
+        return "NewGELUActivation"
+    if "Esm" in names:
+        return "ErfGELU"
+    return "SiLU" if gated else "GELU"
+
+
+def _attention_class(model: str, names: str) -> str:
     """What to call hidden attention in such a model: some classes write their matrix out."""
     if "Swin" in names:
         return "HiddenWindowAttention"
@@ -49,6 +62,8 @@ def _attention_class(names: str) -> str:
     for word in ("DebertaV2", "Deberta", "XLNet", "Funnel"):
         if word in names:
             return f"{word}Attention"
+    if eager_model(model):
+        return HIDDEN_DROPPING if drops_by_default(model) else HIDDEN_EAGER
     return "HiddenAttention"
 
 
@@ -92,13 +107,13 @@ class Style:
             layer_norms="layer_norm" in seen and not seen & {"batch_norm", "batch_norm_act"},
             activation=smooth[0] if smooth and not sharp else "ReLU",
             mobile_activation=smooth[0] if smooth else ("ReLU" if sharp else "SiLU"),
-            gelu="NewGELUActivation" if _CUBIC.search(names) else ("SiLU" if gated else "GELU"),
+            gelu=_feed_forward_activation(names, gated=gated),
             norm="LlamaRMSNorm" if gated else ("T5LayerNorm" if "T5LayerNorm" in families else "LayerNorm"),
             gated=gated,
             grouped=gated and not _UNGROUPED.search(names),
             separate=bool(_LIBRARY_MODEL.search(summary.name)) and not _FUSED.search(summary.name),
-            attention=_attention_class(names),
-            drops=bool(_DROPPING.search(summary.name)),
+            attention=_attention_class(summary.name, names),
+            drops=drops_by_default(summary.name),
             counts_norms="batch_norm_act" not in families.values(),
         )
 
@@ -250,7 +265,8 @@ def _dense_layer(params: int, growth: int) -> Tuple[Step, ...]:
 
 def _feed_forward(params: float, width: int, style: Style, share: float, group: str) -> Tuple[Step, ...]:
     """Up, activation, down; the inner width follows from the parameters."""
-    inner = max(0.25, params / ((3 if style.gated else 2) * width * width))
+    # What is more than eight times as wide has something else inside, such as a spatial reduction.
+    inner = min(8.0, max(0.25, params / ((3 if style.gated else 2) * width * width)))
     up = Step("Linear", inner, share * (1 / 3 if style.gated else 0.5), inner=True, group=group)
     act = Step(style.gelu, inner, inner=True, group=group)
     down = Step("Linear", 1.0, share * (1 / 3 if style.gated else 0.5), group=group)

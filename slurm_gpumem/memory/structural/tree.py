@@ -8,7 +8,6 @@ from typing import List, Optional, Sequence, Set
 from slurm_gpumem.memory.structural.kinds import family_of, scales_branch
 from slurm_gpumem.model.types import UNKNOWN_KIND, Layer, ModelSummary, Shape
 
-
 _PARAMETRIZED = "Parametrized"
 _COMPUTE = ("conv", "softmax", "mha", "rnn", "embedding")
 

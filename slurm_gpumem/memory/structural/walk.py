@@ -248,7 +248,7 @@ class Walk:
         return self.tape.op((self.take(self.cur),), part)
 
     def holds(self, shape: Shape) -> bool:
-        """Whether the current tensor, fresh from a layer of this container, has as many numbers as `shape`."""
+        """Whether what a layer of this container just made has as many numbers as `shape`."""
         if not self.scopes or self.cur.slot == self.scopes[-1].entry.slot:
             return False
         return self.cur.shape != shape and self.cur.elements == self.count(shape)

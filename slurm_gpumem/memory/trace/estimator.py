@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.memory.correction.trees import Correction
+from slurm_gpumem.memory.trace.features import features
+from slurm_gpumem.memory.trace.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, peak_and_request
 from slurm_gpumem.memory.trace.replay import Timeline, replay
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.trace_types import Trace
@@ -21,6 +24,12 @@ _PART_OF = {
     "workspace": "workspace",
 }
 _MARGIN = 0.1
+"""Asked for beyond the peak where no bound was learned."""
+_WAYS = {
+    "meta": "traced on meta tensors",
+    "fake": "traced on fake CPU tensors: the model refused meta tensors",
+    "real": "traced by a small real run on the CPU: the model refused meta and fake tensors",
+}
 
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
@@ -28,20 +37,40 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     trace = summary.trace
     if trace is None:
         raise UsageError("this summary has no trace; `gpumem summarize` makes one from the model's code")
+    return estimate_trace(trace, job, gpu, packaged(), summary.warnings)
+
+
+def estimate_trace(
+    trace: Trace, job: TrainingJob, gpu: Gpu, correction: Optional[Correction], warnings: Tuple[str, ...] = ()
+) -> Estimate:
+    """The estimate under a given correction (None: none)."""
     timeline = replay(trace, job.batch_size, gpu)
     context = gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
     parts = parts_of(timeline, context)
+    if job.gpus > 1:
+        # Buckets of data-parallel training: one more copy of the gradients.
+        parts["gradients"] += _gradient_mib(trace, timeline)
     peak = sum(parts.values())
+    request, said = round(peak * (1 + _MARGIN)), list(warnings)
+    if correction is not None:
+        moved = context - REFERENCE_CONTEXT_MIB
+        total = float(peak - moved)
+        best, asked, beyond = peak_and_request(total, features(trace, timeline, total), correction)
+        parts = _moved(parts, best + moved - peak)
+        peak, request = sum(parts.values()), asked + moved
+        if beyond:
+            said.append(f"unlike the measured models ({beyond}); the request is wider than usual")
     return Estimate(
         peak_mib=peak,
-        request_mib=round(peak * (1 + _MARGIN)),
+        request_mib=max(request, peak),
         floor_mib=peak - parts["fragmentation"],
         parts=parts,
         estimator="trace",
         gpu=gpu.name,
         job=job,
-        warnings=(*summary.warnings, *_warnings(trace, job)),
-        assumptions=trace.remarks,
+        warnings=(*said, *_warnings(trace, job)),
+        assumptions=(_WAYS[trace.way], *trace.remarks),
+        coverage=None if correction is None else correction.bounds[GROUP].coverage,
     )
 
 
@@ -56,12 +85,37 @@ def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
     return parts
 
 
+def _moved(parts: Dict[str, int], change: int) -> Dict[str, int]:
+    """The parts with a correction: fragmentation gives or takes first, then activations and workspaces."""
+    moved = dict(parts)
+    for name in ("fragmentation", "activations", "workspace"):
+        step = max(change, -moved[name])
+        moved[name] += step
+        change -= step
+    return moved
+
+
+def _gradient_mib(trace: Trace, timeline: Timeline) -> int:
+    """All gradients of one step."""
+    first = [index for index, value in enumerate(trace.events) if value >= 0]
+    step = {phase.step for phase in trace.phases if phase.step}
+    total = 0
+    for index in first:
+        value = trace.events[index]
+        if trace.sites[value].category == "gradients" and trace.phase_of(index).step == min(step, default=0):
+            total += timeline.sizes[value]
+    return round(total / _MIB)
+
+
 def _warnings(trace: Trace, job: TrainingJob) -> Tuple[str, ...]:
-    found = []
-    if job.batch_size != trace.job.batch and not trace.scalable:
-        found.append(f"the trace holds for batch size {trace.job.batch} only; trace again for another")
-    if job.precision != trace.job.precision:
-        found.append(f"traced with {trace.job.precision}, not {job.precision}; trace again for it")
-    if trace.job.optimizer and job.optimizer != trace.job.optimizer:
-        found.append(f"traced with {trace.job.optimizer}, not {job.optimizer}; trace again for it")
+    found: List[str] = []
+    traced = trace.job
+    if job.batch_size != traced.batch and not trace.scalable:
+        found.append(f"the trace holds for batch size {traced.batch} only; trace again for another")
+    if job.precision != traced.precision and {job.precision, traced.precision} != {"fp32", "tf32"}:
+        found.append(f"traced with {traced.precision}, not {job.precision}; trace again for it")
+    if traced.optimizer and job.optimizer != traced.optimizer:
+        found.append(f"traced with {traced.optimizer}, not {job.optimizer}; trace again for it")
+    if job.checkpointing and not traced.checkpointing:
+        found.append("traced without activation checkpointing; trace again with it")
     return tuple(found)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.memory.allocator import FREE, AllocatorStats, CachingAllocator, Event
+from slurm_gpumem.memory.trace.reduction import reduction_bytes
 from slurm_gpumem.memory.trace.workspace import workspace_bytes
 from slurm_gpumem.memory.types import Gpu
 from slurm_gpumem.model.trace_types import Phase, Site, Trace
 
 DEFAULT_CUBLAS = 32 << 20
+DEFAULT_SMS = 132
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Timeline:
     """The blocks alive at the peak of allocated bytes, with their bytes, in the order of their allocation."""
     phase: Phase
     """Where that peak is."""
+    sizes: Tuple[int, ...] = ()
+    """Bytes of each of the trace's sites."""
 
     @property
     def at_peak(self) -> Mapping[str, int]:
@@ -51,7 +55,8 @@ def replay(
     settings: AllocatorSettings = DEFAULT_SETTINGS,
 ) -> Timeline:
     """The trace at a batch size (default: its own) on a GPU, played once."""
-    events = allocator_events(trace, batch, gpu)
+    sizes = site_sizes(trace, batch, gpu)
+    events = _events(trace, sizes)
     allocator = CachingAllocator()
     allocator.replay(events)
     stats = allocator.stats()
@@ -60,14 +65,33 @@ def replay(
         allocated=_live_bytes(events),
         live_at_peak=_alive(trace, events, stats.peak_event),
         phase=trace.phase_of(max(stats.peak_event, 0)),
+        sizes=sizes,
     )
+
+
+def workspaces(trace: Trace, timeline: Timeline) -> List[int]:
+    """Bytes of the workspaces of convolutions and sums."""
+    return [
+        size
+        for site, size in zip(trace.sites, timeline.sizes)
+        if site.convolution is not None or site.reduction is not None
+    ]
 
 
 def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> List[Event]:
     """The trace's events as the allocator takes them: one for each, sizes in bytes."""
+    return _events(trace, site_sizes(trace, batch, gpu))
+
+
+def site_sizes(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> Tuple[int, ...]:
+    """Bytes of each site at a batch size, on a GPU."""
     at = trace.job.batch if batch is None else batch
     cublas = DEFAULT_CUBLAS if gpu is None else gpu.cublas_workspace_bytes
-    sizes = [_size(site, at, cublas) for site in trace.sites]
+    sms = DEFAULT_SMS if gpu is None or gpu.sms is None else gpu.sms
+    return tuple(_size(site, at, cublas, sms) for site in trace.sites)
+
+
+def _events(trace: Trace, sizes: Sequence[int]) -> List[Event]:
     events: List[Event] = []
     block = 0
     for value in trace.events:
@@ -79,7 +103,9 @@ def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> 
     return events
 
 
-def _size(site: Site, batch: int, cublas: int) -> int:
+def _size(site: Site, batch: int, cublas: int, sms: int) -> int:
+    if site.reduction is not None:
+        return reduction_bytes(site.reduction, batch, sms)
     if site.convolution is not None:
         return workspace_bytes(site.convolution, batch)
     return cublas if site.is_cublas else site.bytes_at(batch)

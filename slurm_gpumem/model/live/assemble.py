@@ -7,11 +7,10 @@ ones of an earlier step, tell how each size grows.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.model.live.recorder import Block
-from slurm_gpumem.model.trace_types import Convolution, Phase, Polynomial, Site, Trace, TracedJob
+from slurm_gpumem.model.live.recorder import Block, Call
+from slurm_gpumem.model.trace_types import Convolution, Phase, Polynomial, Reduction, Site, Trace, TracedJob
 
 GROWING = ("forward", "backward", "evaluate")
 """Phases whose sizes may depend on the batch."""
@@ -32,8 +31,9 @@ class Seen:
 def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Trace:
     """The trace; `batches` has the batch size of each step, equal ones if scaling is not known."""
     by_step = _blocks_by_step(seen)
+    keeps_last = _same_steps(seen, by_step, len(batches))
     sizes: Dict[int, Polynomial] = {}
-    rows: Dict[int, Polynomial] = {}
+    calls: Dict[int, Call] = {}
     last = len(batches)
     scalable = batches[-1] != batches[0]
     if scalable:
@@ -44,17 +44,19 @@ def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Tr
                     by_step.get((step, phase), []),
                     by_step.get((last, phase), []),
                     (batches[step - 1], batches[-1]),
-                    (sizes, rows),
+                    (sizes, calls),
                 )
+    phases = [Phase(*phase) for phase in seen.phases if keeps_last or phase[2] < last]
+    end = len(seen.events) if keeps_last else next(p[0] for p in seen.phases if p[2] == last)
     sites: Dict[Site, int] = {}
     events: List[int] = []
     allocated = 0
     numbers: Dict[int, int] = {}
-    for event in seen.events:
+    for event in seen.events[:end]:
         if event < 0:
             events.append(numbers[~event] - allocated)
             continue
-        site = _site(seen.blocks[event], sizes.get(event), rows.get(event))
+        site = _site(seen.blocks[event], sizes.get(event), calls.get(event))
         events.append(sites.setdefault(site, len(sites)))
         numbers[event] = allocated
         allocated += 1
@@ -63,7 +65,7 @@ def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Tr
         way=way,
         sites=tuple(sites),
         events=tuple(events),
-        phases=tuple(Phase(*phase) for phase in seen.phases),
+        phases=tuple(phases),
         scalable=scalable,
         uses_conv=seen.uses_conv,
         uses_matmul=seen.uses_matmul,
@@ -71,14 +73,31 @@ def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Tr
     )
 
 
-def _site(block: Block, size: Optional[Polynomial], rows: Optional[Polynomial]) -> Site:
-    convolution = block.convolution
-    if convolution is not None and rows is not None:
-        convolution = replace(convolution, batch=rows)
+def _site(block: Block, size: Optional[Polynomial], call: Optional[Call]) -> Site:
     category = block.category or ("optimizer" if block.phase == "optimizer" else "activations")
     if size is None:
         size = (block.nbytes,) if block.nbytes else ()
-    return Site(size, block.operator, block.module, category, convolution)
+    call = block.call if call is None else call
+    return Site(
+        bytes=size,
+        operator=block.operator,
+        module=block.module,
+        category=category,
+        convolution=call if isinstance(call, Convolution) else None,
+        reduction=call if isinstance(call, Reduction) else None,
+    )
+
+
+def _same_steps(seen: Seen, by_step: Dict[Tuple[int, str], List[int]], last: int) -> bool:
+    """Whether the last step does what the one before does.
+
+    It may not at another batch size: a batch of one spares sums over the batch.
+    """
+
+    def operators(step: int) -> List[str]:
+        return [seen.blocks[n].operator for phase in GROWING for n in by_step.get((step, phase), [])]
+
+    return last < 2 or operators(last) == operators(last - 1)
 
 
 def _blocks_by_step(seen: Seen) -> Dict[Tuple[int, str], List[int]]:
@@ -95,17 +114,17 @@ def _pair(
     ours: Sequence[int],
     theirs: Sequence[int],
     batches: Tuple[int, int],
-    found: Tuple[Dict[int, Polynomial], Dict[int, Polynomial]],
+    found: Tuple[Dict[int, Polynomial], Dict[int, Call]],
 ) -> None:
     """Give the blocks of two steps the size that both of them show."""
-    sizes, rows = found
+    sizes, calls = found
     for mine, other in _matched(blocks, ours, theirs):
         a, b = blocks[mine], blocks[other]
         size = _growth(a, b, batches)
         sizes[mine] = size
         sizes[other] = size
-        if a.convolution and b.convolution:
-            rows[mine] = rows[other] = _rows(a.convolution, b.convolution, batches)
+        if a.call is not None and b.call is not None:
+            calls[mine] = calls[other] = _grown(a.call, b.call, batches)
 
 
 def _matched(blocks: Sequence[Block], ours: Sequence[int], theirs: Sequence[int]) -> List[Tuple[int, int]]:
@@ -115,14 +134,24 @@ def _matched(blocks: Sequence[Block], ours: Sequence[int], theirs: Sequence[int]
     mine, other = keys(ours), keys(theirs)
     if mine == other:
         return list(zip(ours, theirs))
-    pairs: List[Tuple[int, int]] = []
-    for a, b, size in SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks():
-        pairs += zip(ours[a : a + size], theirs[b : b + size])
-    return pairs
+    # Steps that differ somewhere: the same operator of the same layer, first with first, second with second.
+    waiting: Dict[Tuple[str, str, int], List[int]] = {}
+    for key, number in zip(reversed(other), reversed(theirs)):
+        waiting.setdefault(key, []).append(number)
+    return [(number, waiting[key].pop()) for key, number in zip(mine, ours) if waiting.get(key)]
 
 
-def _rows(a: Convolution, b: Convolution, batches: Tuple[int, int]) -> Polynomial:
-    return _line(a.batch[0], b.batch[0], batches) or a.batch
+def _grown(a: Call, b: Call, batches: Tuple[int, int]) -> Call:
+    """A call whose numbers are polynomials of the batch."""
+
+    def line(one: Polynomial, two: Polynomial) -> Polynomial:
+        return _line(one[0], two[0], batches) or one
+
+    if isinstance(a, Convolution) and isinstance(b, Convolution):
+        return replace(a, batch=line(a.batch, b.batch))
+    if isinstance(a, Reduction) and isinstance(b, Reduction):
+        return replace(a, inputs=line(a.inputs, b.inputs), outputs=line(a.outputs, b.outputs))
+    return a
 
 
 def _growth(a: Block, b: Block, batches: Tuple[int, int]) -> Polynomial:

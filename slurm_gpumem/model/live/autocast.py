@@ -90,7 +90,9 @@ def _kernel(state: Autocast, name: str, operator: Any) -> Callable[..., Any]:
 
     def lower(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operator(*state.lower(args), **{k: state.lower(v) for k, v in kwargs.items()})
+            # Compilers evaluate arguments from the last to the first.
+            named = {k: state.lower(v) for k, v in kwargs.items()}
+            return operator(*reversed([state.lower(a) for a in reversed(args)]), **named)
 
     def full(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):

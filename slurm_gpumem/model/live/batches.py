@@ -10,6 +10,7 @@ from torch import Tensor
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.model.live.loop import Inputs
 from slurm_gpumem.model.live.meta_model import META
+from slurm_gpumem.model.live.values import give, small
 
 
 def batch_size_of(batch: Any) -> Optional[int]:
@@ -44,7 +45,12 @@ def _resized(value: Any, size: int, wanted: int) -> Any:
         shape = list(value.shape)
         if shape and size and shape[0] % size == 0:
             shape[0] = shape[0] // size * wanted
-        return torch.empty(shape, dtype=value.dtype, device=META)
+        twin = torch.empty(shape, dtype=value.dtype, device=META)
+        if value.device != META and value.numel() and small(twin):
+            # Another size gets the same rows again.
+            rows = value if value.shape == twin.shape else _repeated(value, shape[0])
+            give(twin, rows.detach().cpu())
+        return twin
     if isinstance(value, Inputs):
         return Inputs(
             _resized(value.args, size, wanted),
@@ -57,6 +63,10 @@ def _resized(value: Any, size: int, wanted: int) -> Any:
         items = [_resized(item, size, wanted) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
+
+
+def _repeated(value: Tensor, rows: int) -> Tensor:
+    return value[torch.arange(rows, device=value.device) % value.shape[0]]
 
 
 def _first(value: Any) -> Optional[Tensor]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from slurm_gpumem.model.live.fast import NOT_PLAIN, arithmetic, on_meta
-from slurm_gpumem.model.trace_types import Convolution
+from slurm_gpumem.model.live.fast import NOT_PLAIN, arithmetic, like, on_meta
+from slurm_gpumem.model.trace_types import Convolution, Reduction
 
 aten = torch.ops.aten
 MATMULS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation"}
@@ -85,8 +85,132 @@ def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         and owned_alone(first)
     ):
         return first
+    if _bias_of_product(recorder, first, second):
+        return aten.alias(first)
     result = arithmetic(args, kwargs) if on_meta(args) else NOT_PLAIN
     return func(*args, **kwargs) if result is NOT_PLAIN else result
+
+
+def _bias_of_product(recorder: Any, first: Any, second: Any) -> bool:
+    """A linear layer over a tensor with gaps adds its bias to the product in place."""
+    if not isinstance(second, Tensor) or second.dim() != 1 or not second.is_leaf or first.dim() < 2:
+        return False
+    block = recorder.block_of(first)
+    return block is not None and block.operator == "aten::mm" and first.shape[-1] == second.shape[0]
+
+
+def _dropout(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The mask is allocated before the result."""
+    data = args[0]
+    mask = torch.empty(data.shape, dtype=torch.bool, device=data.device)
+    recorder.note(mask, "aten::native_dropout")
+    return like(data), mask
+
+
+def _sum(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A long sum over leading dimensions meets in a buffer of global memory."""
+    data = args[0]
+    result = func(*args, **kwargs)
+    recorder.note(result, "aten::sum")
+    reduction = reduction_of(data, args[1])
+    if reduction is not None:
+        recorder.workspace(0, "aten::sum", reduction)
+    return result
+
+
+def reduction_of(data: Tensor, dims: Any) -> Optional[Reduction]:
+    """A sum over the first dimensions of a contiguous tensor; None for every other one."""
+    reduced = sorted(dim % max(data.dim(), 1) for dim in dims or ())
+    if not reduced or reduced != list(range(len(reduced))) or len(reduced) == data.dim():
+        return None
+    if not data.is_contiguous():
+        return None
+    inputs = outputs = 1
+    for dim, size in enumerate(data.shape):
+        if dim in reduced:
+            inputs *= int(size)
+        else:
+            outputs *= int(size)
+    vector = next(count for count in (4, 2, 1) if int(outputs) % count == 0)
+    if inputs < 1 or outputs < 1:
+        return None
+    return Reduction((inputs,), (outputs,), vector)
+
+
+def _safe_softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows that are masked from end to end are looked for with a mask of the whole tensor."""
+    result = func(*args, **kwargs)
+    recorder.note(result, "aten::_safe_softmax")
+    mask = recorder.take(result.numel(), "aten::_safe_softmax")
+    rows = recorder.take(result.numel() // max(int(result.shape[-1]), 1), "aten::_safe_softmax")
+    recorder.drop(rows)
+    recorder.drop(mask)
+    return result
+
+
+def _layer_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Tensors with gaps are copied for as long as the operator runs."""
+    name = func._schema.name
+    backward = "backward" in name
+    copied = [t for t in (args[:2] if backward else args[:1]) if not t.is_contiguous()]
+    copies = [recorder.take(t.numel() * t.element_size(), name) for t in copied]
+    result = func(*args, **kwargs)
+    recorder.note_result(result, name)
+    for copy in copies:
+        recorder.drop(copy)
+    return result
+
+
+def _efficient_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Seed and offset of the random numbers stay on the CPU."""
+    out, rows, seed, offset = func(*args, **kwargs)
+    recorder.note(out, "aten::_scaled_dot_product_efficient_attention")
+    recorder.note(rows, "aten::_scaled_dot_product_efficient_attention")
+    recorder.skip(seed)
+    recorder.skip(offset)
+    return out, rows, seed, offset
+
+
+def _efficient_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Gradients first, then the product of output and gradient, its sums and the kernel's own space."""
+    name = "aten::_scaled_dot_product_efficient_attention_backward"
+    result = func(*args, **kwargs)
+    query = args[1]
+    for gradient in result:
+        if gradient is not None:
+            recorder.note(gradient, name)
+    rows, heads, length, size = (int(n) for n in query.shape)
+    sums = rows * heads * length * 4
+    one = recorder.take(rows * heads * length * int(args[3].shape[-1]) * query.element_size(), name)
+    two, three = recorder.take(sums, name), recorder.take(sums, name)
+    recorder.drop(two)
+    recorder.drop(one)
+    blocks = -(-length // 64)
+    recorder.workspace(rows * heads * blocks * (64 * -(-size // 64) * 64 * 4 + 16), name)
+    recorder.drop(three)
+    return result
+
+
+def _cudnn_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Seed and offset are allocated before the result."""
+    name = "aten::_scaled_dot_product_cudnn_attention"
+    result = func(*args, **kwargs)
+    for index in (6, 7, 0, 1):
+        if isinstance(result[index], Tensor):
+            recorder.note(result[index], name)
+    return result
+
+
+def _cudnn_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The query's gradient is summed in single precision, beside one number a row."""
+    name = "aten::_scaled_dot_product_cudnn_attention_backward"
+    result = func(*args, **kwargs)
+    for gradient in result:
+        if isinstance(gradient, Tensor):
+            recorder.note(gradient, name)
+    rows, heads, length, size = (int(n) for n in args[1].shape)
+    recorder.workspace(rows * heads * length * (size + 1) * 4 + 256, name)
+    return result
 
 
 def owned_alone(tensor: Tensor) -> bool:
@@ -101,4 +225,13 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.add.Tensor: _add,
+    aten.native_dropout.default: _dropout,
+    aten.sum.dim_IntList: _sum,
+    aten._safe_softmax.default: _safe_softmax,
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm,
+    aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
+    aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
+    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,
 }

@@ -113,10 +113,23 @@ def note_model(model: nn.Module, recorder: Recorder, name: str = "") -> None:
     """Parameters and buffers in the order in which `model.to(device)` allocates them: children first."""
     for part, child in model.named_children():
         note_model(child, recorder, f"{name}.{part}" if name else part)
-    for parameter in model.parameters(recurse=False):
+    parameters = list(model.parameters(recurse=False))
+    if isinstance(model, nn.RNNBase):
+        _note_flat(parameters, recorder, name)
+    for parameter in parameters:
         recorder.note(parameter, "parameter", "weights", name)
     for buffer in model.buffers(recurse=False):
         recorder.note(buffer, "buffer", "buffers", name)
+
+
+def _note_flat(parameters: Sequence[Tensor], recorder: Recorder, name: str) -> None:
+    """A recurrent layer's weights move into one buffer after they came to the GPU."""
+    sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
+    single = [recorder.take(size, "parameter", "weights", name) for size in sizes]
+    recorder.take(sum(sizes), "parameter", "weights", name)
+    for number, parameter in zip(single, parameters):
+        recorder.drop(number)
+        recorder.skip(parameter)
 
 
 def mark(recorder: Recorder, tensors: Sequence[Tensor], category: str) -> None:

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slurm_gpumem.model.live.autocast import Autocast
 from slurm_gpumem.model.live.cuda_operators import HANDLERS, MATMULS
 from slurm_gpumem.model.live.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.model.live.places import Places
-from slurm_gpumem.model.trace_types import Convolution
+from slurm_gpumem.model.live.values import READ, SIZED, follow
+from slurm_gpumem.model.trace_types import Convolution, Reduction
+
+_HANDLERS = {**HANDLERS, **READ, **SIZED}
+Call = Union[Convolution, Reduction]
+LT_WORKSPACE = 1 << 20
+"""What cuBLASLt keeps from its first product on, the one of a linear layer with a bias."""
 
 
 @dataclass
@@ -31,14 +39,16 @@ class Block:
     module: str
     phase: str
     category: str = ""
-    convolution: Optional[Convolution] = None
+    call: Optional[Call] = None
+    """What decides the size of a workspace that the GPU's libraries take."""
 
 
 class Recorder(TorchDispatchMode):
     """Notes allocations and releases, with the operator, layer and phase of each."""
 
-    def __init__(self, places: Places, device: str = "meta") -> None:
+    def __init__(self, places: Places, autocast: Autocast, device: str = "meta") -> None:
         super().__init__()
+        self._autocast = autocast
         self.blocks: List[Block] = []
         self.events: List[int] = []
         """n ≥ 0: block n appears; n < 0: block ~n goes."""
@@ -74,6 +84,8 @@ class Recorder(TorchDispatchMode):
         if key in self._live:
             return
         nbytes = storage.nbytes()
+        if not nbytes:
+            return
         itemsize = tensor.element_size()
         shape = tuple(tensor.shape) if tensor.numel() * itemsize == nbytes else ()
         module = module or self.places.now()
@@ -86,13 +98,27 @@ class Recorder(TorchDispatchMode):
 
         live[key] = (number, weakref.ref(storage, gone))
 
-    def workspace(self, nbytes: int, operator: str, convolution: Optional[Convolution] = None) -> None:
+    def skip(self, tensor: Tensor) -> None:
+        """This tensor is not on the GPU."""
+        storage = tensor.untyped_storage()
+        live, key = self._live, storage._cdata
+        live[key] = (-1, weakref.ref(storage, lambda _: live.pop(key, None)))
+
+    def workspace(self, nbytes: int, operator: str, call: Optional[Call] = None) -> None:
         """Note a block that exists only while an operator runs."""
-        if nbytes or convolution:
-            block = Block((), 1, nbytes, operator, self.places.now(), self.phase, "workspace", convolution)
+        if nbytes or call:
+            block = Block((), 1, nbytes, operator, self.places.now(), self.phase, "workspace", call)
             self.events.append(~self._add(block))
 
-    def cublas(self) -> None:
+    def take(self, nbytes: int, operator: str, category: str = "workspace", module: str = "") -> int:
+        """Note a block that has no tensor, until `drop`."""
+        return self._add(Block((), 1, nbytes, operator, module or self.places.now(), self.phase, category))
+
+    def drop(self, number: int) -> None:
+        """The block that `take` gave goes."""
+        self.events.append(~number)
+
+    def cublas(self, operator: str) -> None:
         """The first matrix product of a thread takes a workspace that stays."""
         self.uses_matmul = True
         # The engine runs the backward pass of a CUDA device in a thread of its own.
@@ -100,17 +126,24 @@ class Recorder(TorchDispatchMode):
         if thread not in self._handles:
             self._handles[thread] = True
             self._add(Block((), 1, 0, "cublas", "", self.phase, "workspace"))
+        if operator == "aten::addmm" and "lt" not in self._handles:
+            self._handles["lt"] = True
+            self._add(Block((), 1, LT_WORKSPACE, "cublaslt", "", self.phase, "workspace"))
 
     def block_of(self, tensor: Tensor) -> Optional[Block]:
         """The allocation a tensor lies in."""
         found = self._live.get(tensor.untyped_storage()._cdata)
-        return None if found is None else self.blocks[found[0]]
+        return None if found is None or found[0] < 0 else self.blocks[found[0]]
 
     def _add(self, block: Block) -> int:
         number = len(self.blocks)
         self.blocks.append(block)
         self.events.append(number)
         return number
+
+    def half(self) -> Optional[torch.dtype]:
+        """The type that autocast casts to here; None where it is off."""
+        return self._autocast.dtype if self._autocast.enabled else None
 
     def assume(self, remark: str) -> None:
         """Remember what was made up, once."""
@@ -120,13 +153,15 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator and note what it allocates."""
-        handler: Optional[Callable[..., Any]] = HANDLERS.get(func)
+        handler: Optional[Callable[..., Any]] = _HANDLERS.get(func)
         kwargs = kwargs or {}
         result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         name = func._schema.name
+        if handler is None:
+            follow(func, args, kwargs, result)
         self.note_result(result, name)
         if name in MATMULS:
-            self.cublas()
+            self.cublas(name)
         return result
 
     def note_result(self, result: Any, operator: str) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slurm_gpumem.model.live.attention import attention
+from slurm_gpumem.model.live.recurrent import recurrent_kernels
 
 _HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
@@ -49,11 +50,11 @@ _REPLACED = {
 
 
 @contextmanager
-def cuda_substitutes() -> Iterator[None]:
+def cuda_substitutes(recorder: Any) -> Iterator[None]:
     """Inside, meta tensors take CUDA's way through these operators."""
     library = torch.library.Library("aten", "IMPL")
     try:
-        for name, function in _REPLACED.items():
+        for name, function in {**_REPLACED, **recurrent_kernels(recorder)}.items():
             library.impl(name, _kept(function), "AutogradMeta")
         yield
     finally:

@@ -57,9 +57,9 @@ def summarize(
     batches = _batches(size, scalable)
     with ExitStack() as stack:
         stack.enter_context(optimizers.foreach_on_meta())
-        stack.enter_context(cuda_substitutes())
-        stack.enter_context(autocast_on_meta())
         places = stack.enter_context(Places(twin))
+        recorder = Recorder(places, stack.enter_context(autocast_on_meta()))
+        stack.enter_context(cuda_substitutes(recorder))
         chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, model, twin)
         plan = Plan(
             model=twin,
@@ -71,7 +71,7 @@ def summarize(
             accumulate=grad_accumulation,
             evaluate=evaluate,
         )
-        seen = run(plan, Recorder(places)) if step is None else run_own_step(plan, step, Recorder(places))
+        seen = run(plan, recorder) if step is None else run_own_step(plan, step, recorder)
         first_inputs = shapes(make(size).args)
     job = TracedJob(
         batch=size,

@@ -9,6 +9,8 @@ import traceback
 from typing import Sequence, Tuple
 
 _MAX = 240
+_PASSED_ON = ("__torch_function__", "__torch_dispatch__", "call")
+"""Functions of ours through which every operator of a model goes."""
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _LIBRARIES = tuple(
     {path + os.sep for path in sysconfig.get_paths().values() if path and "site-packages" in path}
@@ -80,8 +82,10 @@ def from_stack(stack: Sequence[traceback.FrameSummary]) -> str:
 
 def is_ours(error: BaseException) -> bool:
     """Whether it was raised by a line of this package, and no code of others had a part in it."""
-    paths = [frame.filename for frame in _frames(error)]
-    return bool(paths) and paths[-1].startswith(_OURS) and not any(is_users(path) for path in paths)
+    frames = _frames(error)
+    if not frames or frames[-1].name in _PASSED_ON or any(is_users(frame.filename) for frame in frames):
+        return False
+    return frames[-1].filename.startswith(_OURS)
 
 
 def innermost(error: BaseException) -> str:

@@ -73,14 +73,7 @@ def _check_arguments(
         and p.name not in arguments
     ]
     if needed:
-        plain = " ".join(f"--set {name}=..." for name in needed)
-        listed = " and ".join([", ".join(needed[:-1]), needed[-1]]) if len(needed) > 1 else needed[0]
-        noun = "arguments" if len(needed) > 1 else "an argument"
-        raise TargetError(
-            f"{label} needs {noun}: {listed}.\n"
-            f"Give plain values with {plain},\n"
-            "or name a function without arguments that calls it."
-        )
+        raise outline.needs_arguments(label, needed)
 
 
 def as_many_as_it_takes(function: Any, *offered: Any) -> List[Any]:

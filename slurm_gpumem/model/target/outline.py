@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Tuple
+from typing import Iterable, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.errors import TargetError
 
 _MODEL_BASES = ("Module", "LightningModule", "PreTrainedModel", "Sequential")
 _USUAL_NAMES = ("build_model", "make_model", "create_model", "get_model", "build", "model", "net")
 _SHOWN = 8
+_MAKES_NAMES = ("globals", "exec", "setattr", "locals", "vars")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Callable:
     """Whether it is a class of models by its bases."""
     needs: Tuple[str, ...] = ()
     """Arguments that have no default."""
+    sure: bool = True
+    """Whether it is called as it is written: nothing decorates it, no base class has a word in it."""
 
     @property
     def signature(self) -> str:
@@ -42,15 +45,61 @@ def outline(path: Path) -> List[Callable]:
     found: List[Callable] = []
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.append(Callable(node.name, node.lineno, False, _needed(node.args)))
+            plain = not node.decorator_list
+            found.append(Callable(node.name, node.lineno, False, _needed(node.args), plain))
         elif isinstance(node, ast.ClassDef):
             init = next(
                 (f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None
             )
             bases = {_last_name(base) for base in node.bases}
             model = bool(bases & set(_MODEL_BASES)) or any(c.model and c.name in bases for c in found)
-            found.append(Callable(node.name, node.lineno, model, _needed(init.args, 1) if init else ()))
+            needs = _needed(init.args, 1) if init else ()
+            found.append(Callable(node.name, node.lineno, model, needs, False))
     return found
+
+
+def check(path: Path, attribute: str, given: Iterable[str]) -> None:
+    """Tell what can be told before anything runs: no such callable, or arguments that nobody gave."""
+    callables = {c.name: c for c in outline(path)}
+    first = attribute.partition(".")[0]
+    if first and first not in callables:
+        bound = _bound_names(path)
+        if bound is not None and first not in bound:
+            raise missing(path, attribute, path.name)
+    named = callables.get(attribute)
+    if named is not None and named.sure:
+        needed = [name for name in named.needs if name not in set(given)]
+        if needed:
+            raise needs_arguments(f"{path.name}:{attribute}", needed)
+
+
+def needs_arguments(label: str, needed: Sequence[str]) -> TargetError:
+    """The error for a callable whose arguments nobody gave."""
+    plain = " ".join(f"--set {name}=..." for name in needed)
+    listed = " and ".join([", ".join(needed[:-1]), needed[-1]]) if len(needed) > 1 else needed[0]
+    return TargetError(
+        f"{label} needs {'arguments' if len(needed) > 1 else 'an argument'}: {listed}.\n"
+        f"Give plain values with {plain},\n"
+        "or name a function without arguments that calls it."
+    )
+
+
+def _bound_names(path: Path) -> Optional[Set[str]]:
+    """Every name that the file may bind at its top; None when it imports names by *."""
+    names: Set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                if alias.name == "*":
+                    return None
+                names.add((alias.asname or alias.name).partition(".")[0])
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MAKES_NAMES:
+            return None
+    return names
 
 
 def choose(path: Path, label: str) -> str:

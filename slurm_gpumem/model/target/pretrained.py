@@ -95,9 +95,17 @@ class _Patcher:
         if name == "timm.models._builder":
             module.load_pretrained = lambda *args, **kwargs: self._note(_SAID)
         elif name == "transformers.modeling_utils":
-            module.PreTrainedModel.from_pretrained = classmethod(self._from_pretrained)
+            module.PreTrainedModel.from_pretrained = classmethod(self._fresh)
         else:
-            module._BaseAutoModelClass.from_pretrained = classmethod(self._from_pretrained)
+            module._BaseAutoModelClass.from_pretrained = classmethod(self._fresh)
+
+    @property
+    def _fresh(self) -> Callable[..., Any]:
+        # A plain function: a bound method would not be given the class.
+        def from_pretrained(kind: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._from_pretrained(kind, name, *args, **kwargs)
+
+        return from_pretrained
 
     def _from_pretrained(self, kind: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
         """The model of a checkpoint's configuration, with fresh weights."""

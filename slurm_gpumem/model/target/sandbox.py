@@ -32,14 +32,21 @@ _TAIL = 4096
 _MESSAGE_LIMIT = 1 << 20
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 
-# The folder of the user's code must not come before the standard library while we import ours.
-_START = (
-    "import sys\n"
-    "if sys.path[:1] in ([''], [sys.argv[1]]): del sys.path[0]\n"
-    "sys.path.append(sys.argv[2])\n"
-    "from slurm_gpumem.model.target.worker import main\n"
-    "main(sys.argv[3:])\n"
+# The user's folder must not come before the standard library while ours are imported. Those come from here
+# by their path: another environment's python has its own packages, and perhaps another version of ours.
+_START = """
+import importlib.util, sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+folder = sys.argv[1] + "/slurm_gpumem"
+spec = importlib.util.spec_from_file_location(
+    "slurm_gpumem", folder + "/__init__.py", submodule_search_locations=[folder]
 )
+sys.modules["slurm_gpumem"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from slurm_gpumem.model.target.worker import main
+main(sys.argv[2:])
+"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def _run(
     state = _State()
     read_end, write_end = os.pipe()
     limit_mib = limits.memory_mib or _most_of_free_mib()
-    arguments = [os.getcwd(), _PACKAGE_ROOT, str(write_end), result, str(limits.seconds), request.to_json()]
+    arguments = [_PACKAGE_ROOT, str(write_end), result, str(limits.seconds), request.to_json()]
     _adopt_orphans(True)
     try:
         child = subprocess.Popen(

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Tuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.model.live import summarize
@@ -20,6 +21,8 @@ from slurm_gpumem.model.target.cuda_calls import cuda_is_here
 from slurm_gpumem.model.target.load import as_many_as_it_takes, call, find_callable
 from slurm_gpumem.model.target.pretrained import without_downloads
 from slurm_gpumem.model.target.spec import HUGGING_FACE, NO_OPTIMIZER, TIMM, Target, TraceRequest
+from slurm_gpumem.model.target.unknown import UnknownOperators, is_unknown_operator
+from slurm_gpumem.model.types import ModelSummary
 
 _META, _CPU = "meta", "cpu"
 
@@ -38,19 +41,25 @@ def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any
             make = _batches(request, model, line)
             optimizer = _optimizer(request, model)
             loss = _loss(request)
+            _materialize(model, make, request.batch_size)
+            step = _step(request)
             line.enter("tracing the model")
-            summary = summarize(
-                model,
-                make,
-                batch_size=request.batch_size,
-                optimizer=optimizer,
-                loss=loss,
-                precision=request.precision,
-                channels_last=request.channels_last,
-                evaluate=request.evaluate,
-                step=_step(request, line),
-                name=_name(request.target),
-            )
+
+            def traced() -> ModelSummary:
+                return summarize(
+                    model,
+                    make,
+                    batch_size=request.batch_size,
+                    optimizer=optimizer,
+                    loss=loss,
+                    precision=request.precision,
+                    channels_last=request.channels_last,
+                    evaluate=request.evaluate,
+                    step=step,
+                    name=_name(request.target),
+                )
+
+            summary = _with_unknown_operators(traced, line)
     if request.checkpointing and summary.trace is not None:
         job = replace(summary.trace.job, checkpointing=True)
         summary = replace(summary, trace=replace(summary.trace, job=job))
@@ -59,6 +68,35 @@ def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any
         file.write(to_json(summary))
     way = summary.trace.way if summary.trace else ""
     return {"way": way, "built_on": device}
+
+
+def _with_unknown_operators(traced: Callable[[], ModelSummary], line: Any) -> ModelSummary:
+    """Trace; where an operator has no implementation without a GPU, trace again and assume its result."""
+    try:
+        return traced()
+    except (RuntimeError, NotImplementedError) as error:
+        if not is_unknown_operator(error):
+            raise
+        unknown = UnknownOperators()
+        with unknown:
+            summary = traced()
+        if not unknown.remarks or summary.trace is None:
+            return summary
+        for remark in unknown.remarks:
+            line.say(note=remark)
+        remarks = (*summary.trace.remarks, *unknown.remarks)
+        return replace(summary, trace=replace(summary.trace, remarks=remarks))
+
+
+def _materialize(model: nn.Module, make: Callable[[int], Inputs], size: int) -> None:
+    """Give lazy layers their shapes by one forward pass, as their user does before training."""
+    if not any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+        return
+    was = model.training
+    with torch.no_grad():
+        inputs = make(size)
+        model.eval()(*inputs.args, **inputs.kwargs)
+    model.train(was)
 
 
 # -- The model -------------------------------------------------------------------------------------
@@ -202,7 +240,7 @@ def _optimizer(request: TraceRequest, model: nn.Module) -> Any:
     return make
 
 
-def _step(request: TraceRequest, line: Any) -> Any:
+def _step(request: TraceRequest) -> Any:
     if request.step_callable is None:
         return None
     function, _ = find_callable(request.step_callable)

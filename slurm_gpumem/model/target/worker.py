@@ -134,10 +134,11 @@ def _told(line: Line, rules: Rules, request: TraceRequest) -> Iterator[None]:
     except BaseException as error:  # noqa: BLE001 - the user's code may raise anything; all of it is told
         if os.environ.get("GPUMEM_TRACE_DEBUG"):
             traceback.print_exc()
-        line.fail(_message(error, line, rules, request))
+        line.fail(message_for(error, line, rules, request))
 
 
-def _message(error: BaseException, line: Line, rules: Rules, request: TraceRequest) -> str:
+def message_for(error: BaseException, line: Line, rules: Rules, request: TraceRequest) -> str:
+    """What an exception of the user's code means: what, in which line, and what to do."""
     label = request.target.label
     where = user_line(error)
     lines: List[str] = []
@@ -202,6 +203,10 @@ def _hint(error: BaseException, line: Line, request: TraceRequest) -> str:
         return f"It was called with {shapes}: --input is one sample's shape, the batch comes before it."
     if "libcud" in text or "CUDA_HOME" in text or "nvcc" in text:
         return "CUDA extensions do not load without CUDA; trace with the PyTorch fallback of this code."
+    if "torch.distributed" in text or "process group" in text:
+        return "One process on one GPU is traced: name a function that builds the bare model."
+    if "CUDA tensor" in text or "must be on CUDA" in text or "is_cuda" in text:
+        return "A CUDA extension wants a tensor on a GPU; trace with the PyTorch fallback of this code."
     if "relative import" in text:
         return "Name it as a module: package.module:build_model, from the folder above the package."
     return ""

@@ -1,0 +1,32 @@
+"""`gpumem recover`: finish requeues that were interrupted; for administrators, by hand or from a timer."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import List
+
+from slurm_gpumem.cli.run import say
+
+
+def main(argv: List[str]) -> int:
+    """Entry point of the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="gpumem recover",
+        description="Finish requeues after out of memory that were interrupted. EpilogSlurmctld does it too "
+        "whenever it brings a job back; run this as SlurmUser or root where that may not be soon enough.",
+    )
+    parser.parse_args(argv)
+    from slurm_gpumem.node.config import site_config_path
+    from slurm_gpumem.recovery.config import load_recovery_config
+    from slurm_gpumem.recovery.controller import Controller
+    from slurm_gpumem.recovery.hook import PATIENCE_S, sweep
+
+    config = load_recovery_config(site_config_path())
+    for note in config.notes:
+        say(f"warning: {note}")
+    slurm = Controller(config.slurm_env)
+    done = sweep(slurm, config, slurm.site(), time.monotonic() + PATIENCE_S)
+    for line in done or ["nothing was left half done"]:
+        print(line)
+    return 0

@@ -1,0 +1,181 @@
+"""Numbers behind some meta tensors: masks, positions and other small things that models read and decide by.
+
+A small tensor that comes from constants, or from a batch with real numbers, is computed on the CPU beside its
+meta twin. What is read without such a number is made up, and the trace says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+LARGEST = {"float": 1 << 14, "other": 1 << 20}
+"""Elements up to which numbers are kept, of floating-point and of other tensors."""
+_NAME = "_gpumem_value"
+_LIKE = {
+    "aten::ones_like": 1,
+    "aten::zeros_like": 0,
+    "aten::new_ones": 1,
+    "aten::new_zeros": 0,
+}
+_WITHOUT = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::randn",
+            "aten::rand", "aten::new_empty_strided", "aten::empty_permuted"}  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def value_of(tensor: Any) -> Optional[Tensor]:
+    """The numbers of a meta tensor, where they are known."""
+    value: Optional[Tensor] = getattr(tensor, _NAME, None)
+    return value
+
+
+def give(tensor: Tensor, value: Tensor) -> None:
+    """Remember a meta tensor's numbers."""
+    if small(value):
+        setattr(tensor, _NAME, value)
+
+
+def small(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers are worth keeping."""
+    kind = "float" if tensor.is_floating_point() or tensor.is_complex() else "other"
+    return tensor.numel() <= LARGEST[kind]
+
+
+def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
+    """After an operator ran on meta tensors: run it on their numbers too, if all are known."""
+    name = func._schema.name
+    if name in _WITHOUT:
+        return
+    if name in _LIKE:
+        if isinstance(result, Tensor) and result.device.type == "meta" and small(result):
+            give(result, torch.full(result.shape, _LIKE[name], dtype=result.dtype))
+        return
+    outputs = [result] if isinstance(result, Tensor) else result
+    if not isinstance(outputs, (tuple, list)) or not outputs:
+        return
+    if not all(isinstance(o, Tensor) and small(o) for o in outputs):
+        return
+    known: List[bool] = []
+    real_args = _real(args, known)
+    if not all(known):
+        _forget(outputs)
+        return
+    real_kwargs = {key: _real(value, known) for key, value in kwargs.items()}
+    if not all(known) or all(o.device.type != "meta" for o in outputs):
+        return
+    if "device" in real_kwargs:
+        real_kwargs["device"] = CPU
+    try:
+        computed = func(*real_args, **real_kwargs)
+    except (RuntimeError, NotImplementedError, IndexError, ValueError):
+        _forget(outputs)  # the CPU cannot do it: then nobody knows the numbers
+        return
+    for output, number in zip(outputs, [computed] if isinstance(computed, Tensor) else computed):
+        if output.shape == number.shape:
+            setattr(output, _NAME, number)
+
+
+def compute(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """An operator's result from numbers alone, on meta tensors; None where a number is unknown."""
+    known: List[bool] = []
+    real_args = _real(args, known)
+    real_kwargs = {key: _real(value, known) for key, value in kwargs.items()}
+    if not all(known):
+        return None
+    return _to_meta(func(*real_args, **real_kwargs))
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        twin = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        give(twin, value)
+        return twin
+    if isinstance(value, (tuple, list)):
+        return type(value)(_to_meta(item) for item in value)
+    return value
+
+
+def _real(value: Any, known: List[bool]) -> Any:
+    """A value with numbers for its meta tensors; `known` gets False where there are none."""
+    if isinstance(value, Tensor):
+        if value.device.type != "meta":
+            return value
+        number = value_of(value)
+        known.append(number is not None)
+        return number
+    if isinstance(value, (list, tuple)):
+        items = []
+        for item in value:
+            items.append(_real(item, known))
+            if known and not known[-1]:
+                break
+        return type(value)(items) if not isinstance(value, torch.Size) else value
+    if isinstance(value, torch.device):
+        return CPU
+    return value
+
+
+def _forget(outputs: Any) -> None:
+    """A tensor that was written to with unknown numbers has none any more."""
+    for output in outputs:
+        if value_of(output) is not None:
+            setattr(output, _NAME, None)
+
+
+def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """`tensor.item()`: the number, or one that is made up: true, one."""
+    tensor = args[0]
+    if tensor.device.type != "meta":
+        return func(*args, **kwargs)
+    number = value_of(tensor)
+    if number is not None:
+        return number.item()
+    recorder.assume(f"a value that {recorder.places.now() or 'the training step'} reads is not known; took 1")
+    return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+
+
+def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Operators whose result is as large as the numbers say: exact where they are known, else the largest."""
+    if args[0].device.type != "meta":
+        return func(*args, **kwargs)
+    result = compute(func, args, kwargs)
+    if result is not None:
+        return result
+    recorder.assume(f"the size of {func._schema.name[6:]}'s result depends on data; took the largest")
+    return _largest(func._schema.name, args, kwargs)
+
+
+def _largest(name: str, args: Any, kwargs: Any) -> Any:
+    data = args[0]
+    count = data.numel()
+    whole = {"dtype": torch.int64, "device": data.device}
+    if name == "aten::nonzero":
+        return torch.empty((count, data.dim()), **whole)
+    if name == "aten::masked_select":
+        return data.new_empty(count)
+    if name == "aten::bincount":
+        given = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+        return torch.empty(max(int(given), count), **whole)
+    if name == "aten::repeat_interleave":
+        return torch.empty(count, **whole)
+    # unique and its kin: values, inverse, counts
+    return data.new_empty(count), torch.empty(count, **whole), torch.empty(count, **whole)
+
+
+def _overloads(*names: str) -> List[Any]:
+    found = []
+    for name in names:
+        packet = getattr(aten, name, None)
+        found += [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]
+    return [overload for overload in found if "out" not in overload._overloadname]
+
+
+READ = {aten._local_scalar_dense.default: read}
+_SIZED = ("nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "unique_dim")
+SIZED = {
+    **dict.fromkeys(_overloads(*_SIZED), sized_by_value),
+    aten.repeat_interleave.Tensor: sized_by_value,
+}

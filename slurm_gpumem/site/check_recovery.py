@@ -1,0 +1,52 @@
+"""Checks of recovery: the two hooks that belong together, and jobs that an interrupted requeue left held."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
+from slurm_gpumem.site.snapshot import Snapshot
+
+_DOCS = "docs/admin/recovery.md has the three lines"
+
+
+def recovery_is_whole(now: Snapshot) -> Iterator[Finding]:
+    """EpilogSlurmctld requeues what TaskEpilog recognised: one without the other does nothing."""
+    hook, task = value_of(now.config, "EpilogSlurmctld"), value_of(now.config, "TaskEpilog")
+    if hook is None:
+        yield Finding(
+            Severity.NOTE,
+            "no-recovery",
+            "no EpilogSlurmctld",
+            "a job that runs out of GPU memory stays failed",
+            f"{_DOCS}, if the site wants it to come back",
+        )
+    elif not hook.endswith(RECOVERY_HOOK):
+        yield Finding(
+            Severity.NOTE,
+            "no-recovery",
+            f"EpilogSlurmctld={hook} is not {RECOVERY_HOOK}",
+            "a job that runs out of GPU memory stays failed, unless that calls ours",
+            f"EpilogSlurmctld=.../{RECOVERY_HOOK} and next_epilog_slurmctld={hook} in hooks.conf beside it",
+        )
+    elif task is None:
+        yield Finding(
+            Severity.WARNING,
+            "half-recovery",
+            "EpilogSlurmctld is ours, but there is no TaskEpilog",
+            "nobody looks why a job failed, so none comes back",
+            "TaskEpilog=.../task_epilog.sh in slurm.conf",
+        )
+
+
+def no_job_is_left_held(now: Snapshot) -> Iterator[Finding]:
+    """A requeue that was killed half way is finished by the next one; until then its job waits."""
+    if now.left_held:
+        yield Finding(
+            Severity.WARNING,
+            "left-held",
+            f"job {', '.join(now.left_held[:8])}: requeued after out of memory and still held",
+            "its requeue was interrupted; the next one will finish it",
+            "gpumem recover, as SlurmUser or root, does it now",
+        )

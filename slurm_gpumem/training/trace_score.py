@@ -1,0 +1,195 @@
+"""Compare traces of measured runs with the measurements, and fit the traced estimate's correction and bound.
+
+    python -m slurm_gpumem.training.trace_score --cache DIR [--part development] [--write] [--fit]
+
+The folder is what `trace_rows` filled. `--write` keeps each run's figures in models/trace-figures.jsonl.gz,
+`--fit` fits models/trace-correction.json and its folds on all runs that the file has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.memory.accuracy import part_of, quantile
+from slurm_gpumem.memory.correction import folds
+from slurm_gpumem.memory.correction.trees import FORMAT, from_json
+from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.ground_truth import load_ground_truth_rows
+from slurm_gpumem.memory.trace import figures, learned
+from slurm_gpumem.memory.trace.features import NAMES, features
+from slurm_gpumem.memory.trace.figures import Traced
+from slurm_gpumem.memory.trace.replay import replay
+from slurm_gpumem.model.own import parse_own
+from slurm_gpumem.training.command import exit_code
+from slurm_gpumem.training.trace_rows import path_of
+
+MIB = 1 << 20
+COVERAGE = 0.99
+"""What is asked of the bound."""
+WIDER = 1.25
+FLOOR = 0.005
+"""Residuals below half a percent are as good as none."""
+OTHER_ALLOCATIONS = ("expandable_segments", "cudnn_benchmark", "compile")
+"""Toggles under which memory follows other rules than a trace does."""
+Row = Dict[str, Any]
+
+
+def traced(cache: Path, row: Row) -> Optional[Traced]:
+    """A run's figures by its trace, replayed now; None where the folder has no trace of it."""
+    path = path_of(cache, row["key"])
+    if not path.exists():
+        return None
+    with gzip.open(path, "rt") as file:
+        kept, text = json.loads(file.readline()), file.read()
+    trace = parse_own(text, origin=row["key"]).trace
+    assert trace is not None
+    gpu = find_gpu("h200")
+    timeline = replay(trace, None, gpu)
+    reserved = timeline.stats.peak_reserved
+    total = reserved / MIB + learned.REFERENCE_CONTEXT_MIB
+    return Traced(
+        key=row["key"],
+        model=row["model"],
+        allocated_bytes=timeline.stats.peak_allocated,
+        reserved_bytes=reserved,
+        context_mib=gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul),
+        seconds=kept["cpu_seconds"],
+        features=tuple(round(value, 5) for value in features(trace, timeline, total)),
+    )
+
+
+def report(pairs: Sequence[Tuple[Traced, Row]], worst: int) -> List[str]:
+    """Errors of allocated bytes and of the process, with the worst runs by name."""
+    lines = []
+    for title, error in (("allocated", _allocated_error), ("process", _process_error)):
+        errors = [(error(found, row), row["key"]) for found, row in pairs]
+        sizes = sorted(abs(value) for value, _ in errors)
+        lines.append(
+            f"{title}: {len(sizes)} runs, median {quantile(sizes, 0.5):.2%}, P90 {quantile(sizes, 0.9):.2%}"
+        )
+        farthest = sorted(errors, key=lambda e: -abs(e[0]))[:worst]
+        lines += [f"  {value:+8.2%}  {key}" for value, key in farthest]
+    seconds = sorted(found.seconds for found, _ in pairs)
+    half, most = quantile(seconds, 0.5), quantile(seconds, 0.9)
+    lines.append(f"CPU time of a trace: median {half:.1f} s, P90 {most:.1f} s")
+    return lines
+
+
+def _allocated_error(found: Traced, row: Row) -> float:
+    return found.allocated_bytes / float(row["allocated_bytes"]) - 1
+
+
+def _process_error(found: Traced, row: Row) -> float:
+    real = row.get("process_bytes") or row["reserved_bytes"] + found.context_mib * MIB
+    return (found.reserved_bytes + found.context_mib * MIB) / float(real) - 1
+
+
+# -- Fit -----------------------------------------------------------------------------------------
+
+
+def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
+    """Centre, spread and bound; the bound from runs whose architecture the centre never saw."""
+    import numpy as np
+
+    from slurm_gpumem.training.fit import _export, fit_trees
+
+    values = np.array([found.features for found, _ in rows])
+    target = np.array([_target(found, row) for found, row in rows])
+    fold = np.array([folds.fold_of(found.model) for found, _ in rows])
+    clipped = np.clip(target, -0.2, 0.2)
+    center, spread = np.zeros(len(rows)), np.zeros(len(rows))
+    for number in np.unique(fold):
+        held = fold == number
+        center[held] = fit_trees(values[~held], clipped[~held], 40).predict(values[held])
+    size = np.log(np.maximum(np.abs(target - center), FLOOR))
+    for number in np.unique(fold):
+        held = fold == number
+        spread[held] = fit_trees(values[~held], size[~held], 40, "squared_error").predict(values[held])
+    steps = np.sort((target - center) / np.exp(spread))
+    bound = float(steps[min(len(steps), int(np.ceil((len(steps) + 1) * COVERAGE))) - 1])
+    return {
+        "format": FORMAT,
+        "features": list(NAMES),
+        "center": _export(fit_trees(values, clipped, 40)),
+        "spread": _export(fit_trees(values, size, 40, "squared_error")),
+        "bounds": {learned.GROUP: {"quantile": bound, "outside": bound * WIDER, "coverage": COVERAGE}},
+        "ranges": [[float(low), float(high)] for low, high in zip(values.min(axis=0), values.max(axis=0))],
+        "card": {
+            "data": f"{len(rows)} runs of {len({found.model for found, _ in rows})} models on an H200",
+            "command": "python -m slurm_gpumem.training.trace_score --fit",
+        },
+    }
+
+
+def _target(found: Traced, row: Row) -> float:
+    from math import log
+
+    real = row.get("process_bytes") or row["reserved_bytes"] + found.context_mib * MIB
+    moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
+    total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
+    return log((real / MIB - moved) / total)
+
+
+def fit_all(rows: Sequence[Tuple[Traced, Row]], out: Path) -> None:
+    """Write the model of all runs, and one without each fold."""
+    whole = fit(rows)
+    parts = [fit([r for r in rows if folds.fold_of(r[0].model) != n]) for n in range(folds.FOLDS)]
+    for content in (whole, *parts):
+        from_json(content, "the new fit", NAMES)
+    (out / learned.FILE).write_text(json.dumps(whole, separators=(",", ":")) + "\n")
+    packed = gzip.compress(json.dumps(parts, separators=(",", ":")).encode(), mtime=0)
+    (out / learned.FOLDS_FILE).write_bytes(packed)
+
+
+# -- Command -------------------------------------------------------------------------------------
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Score, and write and fit if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.training.trace_score", description=__doc__)
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="folder of traces; else the kept figures")
+    parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
+    parser.add_argument("--worst", type=int, default=15, metavar="N")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--fit", action="store_true")
+    options = parser.parse_args(argv)
+    return exit_code(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    rows = {row["key"]: row for row in load_ground_truth_rows() if _good(row)}
+    kept = figures.load_figures()
+    if options.cache:
+        found = [item for row in rows.values() if (item := traced(options.cache, row)) is not None]
+    else:
+        found = list(kept.values())
+    pairs = [(item, rows[item.key]) for item in found if item.key in rows]
+    models = data_path("models", "gpus.toml").parent
+    if options.write:
+        merged = {**kept, **{item.key: item for item in found}}
+        lines = [json.dumps(asdict(merged[key]), separators=(",", ":")) for key in sorted(merged)]
+        (models / figures.FILE).write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+    if options.fit:
+        fit_all(pairs, models)
+    wanted = [pair for pair in pairs if options.part in ("all", part_of(pair[1]["model"]))]
+    print("\n".join(report(wanted, options.worst)) if wanted else "no traced runs")
+    return 0
+
+
+def _good(row: Row) -> bool:
+    """A run that went well and trained: scalers that skipped every step leave no optimizer state."""
+    stateful = row["optimizer"] != "sgd"
+    skipped = row["precision"] == "amp-fp16" and stateful and not row.get("optimizer_tensors", 1)
+    toggled = any(row.get("toggles", {}).get(name) for name in OTHER_ALLOCATIONS)
+    return not row.get("error") and bool(row.get("reserved_bytes")) and not skipped and not toggled
+
+
+if __name__ == "__main__":
+    sys.exit(main())

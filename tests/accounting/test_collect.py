@@ -1,0 +1,111 @@
+"""The collector: nothing is lost, and everybody reads their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import time
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from slurm_gpumem.accounting.collect import append, collect
+from slurm_gpumem.accounting.config import AccountingConfig
+from slurm_gpumem.accounting.store import open_store
+from slurm_gpumem.cli.gpumem import main
+from tests.accounting.job_records import NOON, record, write
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it gathers everybody's records")
+NOBODY = pwd.getpwnam("nobody")
+
+
+def books(store: Path) -> List[Any]:
+    found = [json.loads(line) for book in store.rglob("*.jsonl") for line in book.read_text().splitlines()]
+    return sorted(found, key=lambda table: table["job_id"])
+
+
+@needs_root
+def test_old_records_become_books_that_their_users_can_read(state_folder: Path) -> None:
+    spool, store = state_folder / "spool", state_folder / "store"
+    store.mkdir(mode=0o755)
+    old = [record(1, uid=NOBODY.pw_uid, user="nobody"), record(2, uid=1), record(3, uid=1)]
+    for table in old:
+        write(spool, {**table, "start": NOON - 10**7, "end": NOON - 10**7 + 60})
+    young = write(spool, record(4, start=time.time() - 100, end=time.time() - 50))
+    running = write(spool, record(5, end=None))
+    torn = write(spool, record(6), '{"schema":')
+    done = collect(spool, store, older_s=3600)
+    assert done == (3, 2, 1, ())
+    assert sorted(spool.iterdir()) == sorted([young, running, torn])
+    assert [table["job_id"] for table in books(store)] == [1, 2, 3]
+    assert sorted(path.name for path in store.iterdir()) == ["1", str(NOBODY.pw_uid)]
+    os.seteuid(NOBODY.pw_uid)
+    try:
+        assert len(books(store / str(NOBODY.pw_uid))) == 1
+        with pytest.raises(PermissionError):
+            list((store / "1").iterdir())
+    finally:
+        os.seteuid(0)
+    config = AccountingConfig(store, spool, state_folder / "index", state_folder / "index")
+    with open_store(config=config, join=False) as index:
+        assert sorted(row.job_id for row in index.select()) == [1, 2, 3, 4, 5]
+        assert collect(spool, store, older_s=3600).records == 0
+
+
+@needs_root
+def test_where_root_may_not_write_the_records_user_does(
+    state_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slurm_gpumem.accounting import collect as module
+
+    store = state_folder / "store"
+    store.mkdir()
+    store.chmod(0o1777)
+    as_root = module._append
+
+    def squashed(book: Path, lines: Any, uid: int) -> None:
+        if os.geteuid() == 0:
+            raise PermissionError(13, "root is nobody here", str(book))
+        as_root(book, lines, uid)
+
+    monkeypatch.setattr(module, "_append", squashed)
+    append(store / str(NOBODY.pw_uid) / "2026-11.jsonl", [b"{}\n"], NOBODY.pw_uid)
+    book = store / str(NOBODY.pw_uid) / "2026-11.jsonl"
+    assert (book.read_bytes(), book.stat().st_uid) == (b"{}\n", NOBODY.pw_uid)
+    store.chmod(0o755)
+    with pytest.raises(PermissionError, match="neither root nor its user"):
+        append(store / "1" / "2026-11.jsonl", [b"{}\n"], 1)
+
+
+def test_a_line_behind_a_torn_one_stands_alone(tmp_path: Path) -> None:
+    book = tmp_path / "1001" / "2026-11.jsonl"
+    append(book, [b'{"a":1}\n'], os.geteuid())
+    with book.open("ab") as file:
+        file.write(b'{"to')
+    append(book, [b'{"b":2}\n'], os.geteuid())
+    assert book.read_bytes() == b'{"a":1}\n{"to\n{"b":2}\n'
+
+
+@needs_root
+def test_the_command_collects_indexes_and_remembers(
+    state_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = state_folder
+    (root / "store").mkdir()
+    (root / "gpumem.toml").write_text(
+        f'[node]\nspool = "{root}/spool"\n[accounting]\ndir = "{root}/store"\nindex = "{root}/index"\n'
+        'readers = ["nosuchgroup"]\n'
+    )
+    monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(root / "gpumem.toml"))
+    monkeypatch.setenv("GPUMEM_REMEMBERED", str(root / "remembered.json"))
+    monkeypatch.setenv("SLURM_CONF", str(root / "no-slurm.conf"))
+    for number in range(1, 4):
+        write(root / "spool", record(number, uid=NOBODY.pw_uid, user="nobody"))
+    assert main(["collect", "--older", "0s"]) == 0
+    told = capsys.readouterr()
+    assert "3 records moved into books, 0 stay in the spool; 3 records indexed" in told.out
+    assert "nosuchgroup" in told.err
+    remembered = json.loads((root / "store" / str(NOBODY.pw_uid) / "remembered.json").read_text())
+    assert list(remembered["runs"].values()) == [{"a100": [11_600, 11_600, 11_600]}]

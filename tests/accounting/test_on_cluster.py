@@ -1,0 +1,68 @@
+"""The whole way on real daemons: submitted, measured by the hooks, joined with slurmdbd, remembered."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+
+from slurm_gpumem.cli import demo_report
+from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.spec import NodeSpec
+from tests.node.conftest import until
+
+pytestmark = pytest.mark.slurm
+MODEL = Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt"
+
+
+@pytest.fixture
+def folder(state_folder: Path) -> Iterator[Path]:
+    yield state_folder
+    demo_report.await_samplers(state_folder)
+
+
+def test_a_job_that_ran_three_times_is_remembered_and_reported_with_slurms_own_word(
+    make_cluster: Callable[..., Cluster], folder: Path
+) -> None:
+    state = Path(tempfile.mkdtemp(prefix="gpumem-"))
+    hooks = demo_report.install_hooks(folder, Layout(state).ledger)
+    cluster = make_cluster(state=state, nodes=(NodeSpec("n1"),), accounting=True, extra_conf=hooks)
+    env = demo_report.report_environment(folder)
+    script = folder / "job.sh"
+    script.write_text("#!/bin/bash\ngpumem-standin --peak 2000 --steps 3 --seconds 2\n")
+
+    def call(command: str, *argv: str) -> Any:
+        path = str(Path(sys.executable).with_name(command))
+        return cluster.run([path, *argv], env=env, cwd=folder, timeout_s=60)
+
+    words = ["--model", str(MODEL), "--batch-size", "16", "-o", "/dev/null", str(script)]
+    for _ in range(3):
+        assert "remembered" not in call("gpusbatch", *words).stderr
+    until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 60)
+
+    def jobs() -> Any:
+        table = json.loads(call("gpumem", "report", "--json", "--update").stdout)
+        told = [job for job in table["jobs"] if job["wait_s"] is not None and job["end"] is not None]
+        return told if len(told) == 3 else None
+
+    rows = until(jobs, 60)
+    for row in rows:
+        assert (row["state"], row["peak_mib"], row["model"], row["sharing"]) == (
+            "COMPLETED",
+            2000,
+            "resnet50",
+            "shared",
+        )
+        assert (row["job_name"], row["cluster"]) == ("job.sh", rows[0]["cluster"])
+    depth = json.loads(call("gpumem", "report", "-j", str(rows[0]["job_id"]), "--json").stdout)["jobs"][0]
+    curve = depth["runs"][0]["gpus"][0]["curve"]
+    assert max(value for value in curve["memory_mib"] if value is not None) == 2000
+    assert "2 shards would have done" in depth["advice"]
+    said = call("gpusbatch", "--dry-run", *words)
+    assert "peak 2.0 GiB (remembered: 3 runs on a100 took 2.0 GiB), asking for 2 GiB" in said.stderr
+    assert "by=remembered" in said.stdout

@@ -1,0 +1,325 @@
+"""`gpumem report` as people and programs call it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pwd
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, List, Tuple
+
+import pytest
+
+from slurm_gpumem.accounting.readers import allow
+from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.cli.report_times import parse_time
+from slurm_gpumem.errors import UsageError
+from tests.accounting.job_records import record, write
+
+Report = Callable[..., Tuple[int, str, str]]
+CODE = "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"
+HOSTILE = (
+    "\x1b[31mred\x1b[0m",
+    "=cmd|' /C calc'!A0",
+    '"quoted", with, commas',
+    "<script>alert(1)</script>",
+    "a|b\tc\nd\re",
+    "@SUM(1+1)",
+    "+1",
+    "-2",
+    "\u202egnp.exe",
+    "'; DROP TABLE job; --",
+    "x" * 500,
+    "名前",
+    "",
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site without Slurm: `tmp_path`/spool holds its records."""
+    configure(tmp_path, monkeypatch)
+    return tmp_path
+
+
+def configure(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "gpumem.toml").write_text(
+        f'[node]\nspool = "{root}/spool"\n[accounting]\nindex = "{root}/index"\n'
+    )
+    monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(root / "gpumem.toml"))
+    monkeypatch.setenv("GPUMEM_INDEX", str(root / "index"))
+    monkeypatch.setenv("GPUMEM_REMEMBERED", str(root / "remembered.json"))
+    monkeypatch.setenv("SLURM_CONF", str(root / "no-slurm.conf"))
+    (root / "spool").mkdir()
+
+
+@pytest.fixture
+def report(site: Path, capsys: pytest.CaptureFixture[str]) -> Report:
+    def call(*argv: str) -> Tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["report", *argv])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call
+
+
+def hour_ago(job_id: int, **changes: Any) -> Any:
+    start = time.time() - 7200
+    return record(job_id, **{"start": start, "end": start + 3600, **changes})
+
+
+@pytest.fixture
+def three_jobs(site: Path) -> Path:
+    """The three of the first screen that a user sees."""
+    spool = site / "spool"
+    write(spool, hour_ago(4711, met=[4712, 4714]))
+    other = {"user": "usr2", "uid": 1002, "met": [4711], "peak_mib": 8500.0, "estimate_mib": 8294}
+    bert = {"model": "bert", "est": "8294"}
+    write(spool, hour_ago(4712, **other, claim=bert))
+    oom = {"peak_mib": 10_200.0, "exit_code": 1, "state": None, "hints": ["near-limit"], "limit_mib": 10_240}
+    unet = {"estimate_mib": 9216, "request_mib": 10_000, "claim": {"model": "unet"}}
+    write(spool, hour_ago(4715, **oom, **unet, shards=10))
+    whole = {"peak_mib": 14_540.0, "shards": None, "limit_mib": None, "start": time.time() - 3500}
+    write(spool, hour_ago(4715, restarts=1, end=time.time() - 60, **whole, **unet))
+    return site
+
+
+def test_the_list_says_it_at_a_glance(three_jobs: Path, report: Report) -> None:
+    code, out, err = report()
+    lines = out.splitlines()
+    assert code == 0
+    assert " ".join(lines[0].split()) == "JobID User Model GPU Est Req Peak Err SM% With State Note"
+    first = "4711 usr1 resnet50 a100 11.6G 12.7G 11.3G +3% 40 4712,4714 COMPLETED"
+    assert " ".join(lines[1].split()) == first
+    assert "-2%" in lines[2]
+    assert lines[3].endswith("COMPLETED OOM at 10.0G → whole GPU, finished")
+    assert lines[4] == "--"
+    assert lines[5].startswith("3 jobs: median error 3%, 1 under request; ")
+    assert "1 OOM recovered, 0 lost" in lines[5]
+    assert max(map(len, lines[:4])) <= 110
+    assert err == ""
+
+
+def test_columns_are_chosen_as_with_sacct(three_jobs: Path, report: Report) -> None:
+    _, out, _ = report("-o", "jobid,model%4,SM%,peak", "-n")
+    assert out.splitlines()[0].split() == ["4711", "res+", "40", "11.3G"]
+    _, out, _ = report("-P", "-o", "JobID,Waste,Energy,Elapsed", "-j", "4711")
+    assert out == "JobID|Waste|Energy|Elapsed\n4711|1.7G|200Wh|01:00:00\n"
+    assert main(["report", "-o", "jobid,pek"]) == 2
+    code, out, _ = report("--helpformat")
+    assert (code, "Peak" in out.split()) == (0, True)
+
+
+def test_json_and_csv_are_for_programs(three_jobs: Path, report: Report) -> None:
+    table = json.loads(report("--json")[1])
+    assert table["schema"] == "gpumem-report/1"
+    assert [job["job_id"] for job in table["jobs"]] == [4711, 4712, 4715]
+    assert table["jobs"][2]["recovered"] is True
+    assert table["jobs"][0]["parts"]["activations"] == 9948
+    rows = list(csv.DictReader(io.StringIO(report("--csv", "-l")[1])))
+    assert (rows[0]["peak_mib"], rows[0]["error"], rows[0]["run_s"]) == ("11600", "0.0259", "3600.0")
+
+
+def test_filters_narrow_the_list(three_jobs: Path, report: Report) -> None:
+    assert report("-u", "usr2", "-n", "-o", "jobid")[1].split() == ["4712"]
+    assert report("-s", "CD", "-m", "unet", "-n", "-o", "jobid")[1].split() == ["4715"]
+    assert report("-S", "now-10minutes", "-n", "-o", "jobid")[1].split() == ["4715"]
+    assert report("-S", "now+1hours", "-n", "-o", "jobid")[1].split() == []
+
+
+def test_one_job_in_depth_has_curves_parts_and_advice(three_jobs: Path, report: Report) -> None:
+    code, out, _ = report("-j", "4711")
+    assert code == 0
+    assert out.startswith("Job 4711 · usr1 · resnet50 (batch 128, adam, fp32)\n")
+    for part in ("shared with 4712, 4714", "memory: peak 11.3G of 13.0G", "SM activity", "activations", "█"):
+        assert part in out
+    assert "advice: 12 shards would have done" in out
+    assert max(map(len, out.splitlines())) <= 110
+    table = json.loads(report("-j", "4711", "--json")[1])
+    assert table["jobs"][0]["runs"][0]["gpus"][0]["curve"]["memory_mib"] == [500, 9000, None, 11_600]
+    _, out, _ = report("-j", "4715")
+    assert "run 1 on n1, 10 shards (10.0G): out of GPU memory" in out
+    assert "run 2 on n1, whole GPU: COMPLETED" in out
+
+
+def test_a_job_that_is_not_there_is_an_answer_no(three_jobs: Path, report: Report) -> None:
+    code, out, err = report("-j", "99")
+    assert (code, out.strip()) == (1, "")
+    assert "no record of job 99" in err
+
+
+def test_the_summary_answers_the_admin(three_jobs: Path, report: Report) -> None:
+    code, out, _ = report("--summary")
+    assert code == 0
+    assert out.startswith("3 jobs of all time\n")
+    for part in (
+        "median error 3%",
+        "GPU-hours instead of",
+        "1 met, 1 jobs recovered, 0 lost",
+        "a job,",
+        "usr1",
+    ):
+        assert part in out
+    by_user = report("--summary", "--by", "user")[1].splitlines()
+    assert [line.split()[0] for line in by_user] == ["User", "usr1", "usr2", "--", "3"]
+    table = json.loads(report("--summary", "--by", "model", "--json")[1])
+    assert {one["group"] for one in table["groups"]} == {"resnet50", "bert", "unet"}
+    assert table["total"]["jobs"] == 3
+
+
+def test_an_observing_site_learns_what_sharing_would_save(site: Path, report: Report) -> None:
+    for number in range(1, 4):
+        claim = {"shards": "0", "mode": "observe"}
+        write(site / "spool", hour_ago(number, shards=None, limit_mib=None, claim=claim))
+    _, out, _ = report("--summary")
+    assert "by their requests 3 observed jobs need 0.97 GPU-hours instead of 3.0 (68% less)" in out
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_are_harmless_in_every_format(site: Path, report: Report, name: str) -> None:
+    hostile = {"user": name, "partition": name, "node": "n1", "notes": [name], "cluster": name}
+    write(site / "spool", hour_ago(1, **hostile, claim={"model": name, "opt": name, "by": name}))
+    columns = "JobID,User,Model,Partition,Cluster,Optimizer,Estimator,State"
+    for argv in (
+        [],
+        ["-l"],
+        ["-P", "-o", columns],
+        ["-j", "1"],
+        ["--summary"],
+        ["--summary", "--by", "user"],
+    ):
+        code, out, err = report(*argv)
+        assert code == 0, err
+        assert all(line.isprintable() for line in out.split("\n"))
+    _, out, _ = report("-P", "-o", columns)
+    assert [line.count("|") for line in out.splitlines()] == [7, 7]
+    for argv in (["--csv", "-o", columns], ["--summary", "--by", "user", "--csv"]):
+        rows = list(csv.reader(io.StringIO(report(*argv)[1])))
+        assert len({len(row) for row in rows}) == 1
+        assert not any(
+            text.lstrip().startswith(("=", "+", "-", "@", "\t", "\r")) for row in rows[1:] for text in row
+        )
+    text = report("--json")[1]
+    assert text.isascii()
+    assert json.loads(text)["jobs"][0]["job_id"] == 1
+
+
+def test_ascii_terminals_get_ascii(three_jobs: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    for argv in ([], ["-j", "4715"], ["--summary"]):
+        done = subprocess.run(
+            [sys.executable, "-c", CODE, "report", *argv],
+            capture_output=True,
+            env=env,
+            check=True,
+        )
+        assert done.stdout.isascii()
+
+
+def test_bad_records_are_said_and_shown_on_request(site: Path, report: Report) -> None:
+    write(site / "spool", hour_ago(1))
+    torn = write(site / "spool", hour_ago(2), '{"schema":')
+    err = report()[2]
+    assert "1 record left out: 1 torn or no JSON" in err
+    assert str(torn) in report("-v")[2]
+    assert report("-n")[2] == ""
+
+
+def test_no_records_at_all_says_where_they_should_be(site: Path, report: Report) -> None:
+    code, _, err = report()
+    assert code == 0
+    assert f"no job records in {site}/spool" in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["-S", "someday"],
+        ["-S", "today", "-E", "yesterday"],
+        ["-j", "x"],
+        ["--by", "user"],
+        ["--json", "--csv"],
+    ],
+)
+def test_wrong_usage_is_one_message(site: Path, report: Report, argv: List[str]) -> None:
+    code, out, err = report(*argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("gpumem: ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be another user")
+def test_a_user_sees_their_own_jobs_and_a_reader_of_the_sites_index_all(
+    state_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, user = state_folder, pwd.getpwnam("nobody")
+    configure(root, monkeypatch)
+    monkeypatch.delenv("GPUMEM_INDEX")
+    mine = write(root / "spool", hour_ago(1, user="nobody", uid=user.pw_uid))
+    theirs = write(root / "spool", hour_ago(2))
+    # As on a file system without access lists, where a whole group may read: still not one's own.
+    for path in (mine, theirs):
+        path.chmod(0o644)
+
+    def seen() -> List[str]:
+        capsys.readouterr()
+        assert main(["report", "-n", "-o", "jobid"]) == 0
+        return capsys.readouterr().out.split()
+
+    assert seen() == ["1", "2"]
+    own = root / "own"
+    own.mkdir()
+    os.chown(own, user.pw_uid, user.pw_gid)
+    monkeypatch.setenv("GPUMEM_INDEX", str(own))
+    monkeypatch.setenv("GPUMEM_REMEMBERED", str(own / "remembered.json"))
+    os.seteuid(user.pw_uid)
+    try:
+        assert seen() == ["1"]
+    finally:
+        os.seteuid(0)
+    assert allow(root / "index" / "index.sqlite", ["nobody", "nosuchuser"], []) == ("nosuchuser",)
+    os.seteuid(user.pw_uid)
+    try:
+        assert seen() == ["1", "2"]
+    finally:
+        os.seteuid(0)
+
+
+NOW = time.mktime((2026, 11, 15, 10, 30, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-11-14", (2026, 11, 14, 0, 0, 0)),
+        ("2026-11-14T08:05", (2026, 11, 14, 8, 5, 0)),
+        ("2026-11-14T08:05:06", (2026, 11, 14, 8, 5, 6)),
+        ("1114", (2026, 11, 14, 0, 0, 0)),
+        ("111425", (2025, 11, 14, 0, 0, 0)),
+        ("11/14", (2026, 11, 14, 0, 0, 0)),
+        ("11/14/25-08:05", (2025, 11, 14, 8, 5, 0)),
+        ("08:05", (2026, 11, 15, 8, 5, 0)),
+        ("8:05pm", (2026, 11, 15, 20, 5, 0)),
+        ("today", (2026, 11, 15, 0, 0, 0)),
+        ("yesterday", (2026, 11, 14, 0, 0, 0)),
+        ("noon", (2026, 11, 15, 12, 0, 0)),
+        ("now", (2026, 11, 15, 10, 30, 0)),
+        ("now-2days", (2026, 11, 13, 10, 30, 0)),
+        ("now-90minutes", (2026, 11, 15, 9, 0, 0)),
+        ("2d", (2026, 11, 13, 10, 30, 0)),
+    ],
+)
+def test_times_are_read_as_sacct_reads_them(text: str, expected: Tuple[int, ...]) -> None:
+    assert time.localtime(parse_time(text, NOW))[:6] == expected
+
+
+@pytest.mark.parametrize("text", ["", "2026-13-01", "2026-11-40", "now-3parsecs", "99:99", "tuesday", "９"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a time"):
+        parse_time(text, NOW)

@@ -1,0 +1,91 @@
+"""The tracer on small real models: what CUDA would allocate is what the trace says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any, Dict
+
+import pytest
+
+pytest.importorskip("torch", reason="tracing needs torch")
+
+
+@pytest.fixture(scope="module")
+def found() -> Dict[str, Any]:
+    """All checks in one process: starting torch is most of their time."""
+    names = ("small_cnn", "attention", "autocast", "scaling", "reader", "recurrent", "frozen")
+    command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_tensors_have_the_sizes_that_a_gpu_gives_them(found: Dict[str, Any]) -> None:
+    cnn = found["small_cnn"]
+    assert cnn["output"] == 16 * 32 * 32 * 32 * 4
+    assert cnn["gradient"] == 32 * 3 * 3 * 3 * 4
+    assert cnn["mask"] == 16 * 32 * 32 * 32, "a dropout mask has one byte an element on CUDA"
+    assert cnn["optimizer_at_rest"] >= 2 * 4 * cnn["params"]
+    assert cnn["convolutions"] == ["forward", "weight"], "the first layer's input needs no gradient"
+    assert cnn["conv"]
+    assert cnn["matmul"]
+
+
+def test_the_summary_shows_the_layers_in_order(found: Dict[str, Any]) -> None:
+    kinds = [
+        "Sequential",
+        "Conv2d",
+        "BatchNorm2d",
+        "ReLU",
+        "Dropout",
+        "AdaptiveAvgPool2d",
+        "Flatten",
+        "Linear",
+    ]
+    assert found["small_cnn"]["layers"] == kinds
+
+
+def test_the_file_tells_no_paths_and_no_code(found: Dict[str, Any]) -> None:
+    text = found["small_cnn"]["text"]
+    assert ".py" not in text
+    assert sys.prefix not in text
+
+
+def test_attention_takes_the_kernel_that_cuda_would_take(found: Dict[str, Any]) -> None:
+    attention = found["attention"]
+    assert any("efficient" in name for name in attention["fp32"])
+    assert any("cudnn" in name or "flash" in name for name in attention["amp-bf16"])
+    assert not attention["fp32 scores"], "no kernel keeps the matrix of scores"
+
+
+def test_autocast_halves_what_convolutions_write(found: Dict[str, Any]) -> None:
+    assert found["autocast"]["fp32"] == 2 * found["autocast"]["amp-bf16"]
+    assert found["autocast"]["outside"], "nothing stays changed after a trace"
+
+
+def test_another_batch_size_is_within_a_percent_of_a_fresh_trace(found: Dict[str, Any]) -> None:
+    assert found["scaling"]["worst"] <= 0.01
+
+
+def test_values_that_come_from_constants_are_read_and_others_are_said_to_be_made_up(
+    found: Dict[str, Any],
+) -> None:
+    assert len(found["reader"]["remarks"]) == 1
+    assert "took 1" in found["reader"]["remarks"][0]
+
+
+def test_a_recurrent_layer_is_one_operator(found: Dict[str, Any]) -> None:
+    assert found["recurrent"]["events"] < 1000
+    assert "LSTM" in found["recurrent"]["kinds"]
+
+
+def test_frozen_parameters_have_no_gradients_and_the_users_optimizer_is_taken(found: Dict[str, Any]) -> None:
+    frozen = found["frozen"]
+    assert "0" not in frozen["gradients"]
+    assert "6" in frozen["gradients"]
+    assert frozen["optimizer"] == "sgd-momentum"
+    assert frozen["trainable"] == 32 * 2 + 32 * 10 + 10
+    assert frozen["untouched"]

@@ -1,0 +1,171 @@
+"""Checks of the tracer, run in a process of their own: torch does not like to be forked or traced twice.
+
+    python -m tests.model.tracing_checks NAME
+
+Each check prints what it found as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Callable, Dict
+
+import torch
+from torch import nn
+
+from slurm_gpumem.memory.trace.replay import replay
+from slurm_gpumem.model import summarize
+from slurm_gpumem.model.own import to_json
+
+torch.set_num_threads(1)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (4, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        seen = nn.functional.scaled_dot_product_attention(q, k, v)
+        result: torch.Tensor = self.out(seen.transpose(1, 2).flatten(2).mean(1))
+        return result
+
+
+class Reader(nn.Module):
+    """Reads values: a mask and a number of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
+        if not mask.all():
+            raise ValueError("the mask's own value was not seen")
+        if x.sum().item() > 1e9:
+            raise ValueError("a made-up value is a small one")
+        result: torch.Tensor = self.layer(x[mask])
+        return result
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.LSTM(16, 32, 2, batch_first=True)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.head(self.body(x)[0][:, -1])
+        return result
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Dropout(0.2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+
+
+def images(rows: int) -> torch.Tensor:
+    return torch.empty(rows, 3, 32, 32, device="meta")
+
+
+def small_cnn() -> Dict[str, Any]:
+    summary = summarize(cnn(), images(16))
+    trace = summary.trace
+    assert trace is not None
+    sizes = {(s.operator, s.module, s.category): s.bytes_at(16) for s in trace.sites}
+    return {
+        "output": sizes["aten::convolution", "0", "activations"],
+        "gradient": sizes["aten::convolution_backward", "0", "gradients"],
+        "mask": min(s.bytes_at(16) for s in trace.sites if s.operator == "aten::native_dropout"),
+        "optimizer_at_rest": sum(
+            trace.sites[v].bytes_at(16)
+            for i, v in enumerate(trace.events)
+            if v >= 0 and trace.sites[v].category == "optimizer" and trace.phase_of(i).step == 1
+        ),
+        "params": summary.total_params,
+        "layers": [layer.kind for layer in summary.layers],
+        "convolutions": sorted({s.convolution.call for s in trace.sites if s.convolution}),
+        "text": to_json(summary),
+        "conv": trace.uses_conv,
+        "matmul": trace.uses_matmul,
+    }
+
+
+def attention() -> Dict[str, Any]:
+    found = {}
+    for precision in ("fp32", "amp-bf16"):
+        trace = summarize(Attention(), torch.empty(8, 50, 64, device="meta"), precision=precision).trace
+        assert trace is not None
+        found[precision] = sorted({s.operator for s in trace.sites if "attention" in s.operator})
+        found[f"{precision} scores"] = any(s.bytes_at(8) == 8 * 4 * 50 * 50 * 4 for s in trace.sites)
+    return found
+
+
+def autocast() -> Dict[str, Any]:
+    result = {}
+    for precision in ("fp32", "amp-bf16"):
+        trace = summarize(cnn(), images(64), precision=precision).trace
+        assert trace is not None
+        sites = [s for s in trace.sites if s.operator == "aten::convolution" and s.category == "activations"]
+        result[precision] = max(s.bytes_at(64) for s in sites)
+    result["outside"] = torch.nn.functional.linear(torch.ones(1, 2), torch.ones(3, 2)).dtype == torch.float32
+    return result
+
+
+def scaling() -> Dict[str, Any]:
+    worst = 0.0
+    for model, make in ((cnn(), images), (Attention(), lambda n: torch.empty(n, 50, 64, device="meta"))):
+        base = summarize(model, make(64)).trace
+        assert base is not None
+        for batch in (16, 32, 128, 256):
+            fresh = summarize(model, make(batch)).trace
+            assert fresh is not None
+            a, b = replay(base, batch).stats, replay(fresh).stats
+            worst = max(
+                worst,
+                abs(a.peak_allocated / b.peak_allocated - 1),
+                abs(a.peak_reserved / b.peak_reserved - 1),
+            )
+    return {"worst": worst}
+
+
+def reader() -> Dict[str, Any]:
+    summary = summarize(Reader(), torch.empty(4, 8, device="meta"), optimizer="sgd")
+    assert summary.trace is not None
+    return {"remarks": summary.trace.remarks}
+
+
+def recurrent() -> Dict[str, Any]:
+    summary = summarize(Recurrent(), torch.empty(8, 300, 16, device="meta"))
+    assert summary.trace is not None
+    return {"events": len(summary.trace.events), "kinds": [layer.kind for layer in summary.layers]}
+
+
+def frozen() -> Dict[str, Any]:
+    model = cnn()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    own = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
+    before = [p.device.type for p in model.parameters()]
+    summary = summarize(model, images(4), optimizer=own)
+    assert summary.trace is not None
+    gradients = {s.module for s in summary.trace.sites if s.category == "gradients"}
+    return {
+        "gradients": sorted(gradients),
+        "optimizer": summary.trace.job.optimizer,
+        "trainable": summary.trainable_params,
+        "untouched": before == [p.device.type for p in model.parameters()],
+    }
+
+
+CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
+    f.__name__: f for f in (small_cnn, attention, autocast, scaling, reader, recurrent, frozen)
+}
+
+if __name__ == "__main__":
+    print(json.dumps({name: CHECKS[name]() for name in sys.argv[1:]}))
