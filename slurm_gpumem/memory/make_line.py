@@ -135,7 +135,9 @@ class _Sampler:
         """The estimate, as a knot with its context."""
         if (batch, gpu) not in self._known:
             made = self._run(batch, gpu)
-            self._known[batch, gpu] = Knot(batch, min(made.peak_mib, MAX_MIB), min(made.request_mib, MAX_MIB))
+            self._known[batch, gpu] = Knot(
+                batch, min(made.peak_mib, MAX_MIB // 2), min(made.request_mib, MAX_MIB // 2)
+            )
         return self._known[batch, gpu]
 
     def _run(self, batch: int, gpu: Gpu) -> Estimate:
