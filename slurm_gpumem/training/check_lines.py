@@ -73,7 +73,8 @@ def report(found: Sequence[Checked]) -> List[str]:
     within = sum(error <= TOLERANCE for error in errors) / len(errors)
     lines = [
         f"{len(found):,} lines, {len(errors):,} comparisons: {within * 100:.2f} % within "
-        f"{TOLERANCE * 100:.0f} %, median {quantile(errors, 0.5) * 100:.2f} %, P99 {quantile(errors, 0.99) * 100:.2f} %, "
+        f"{TOLERANCE * 100:.0f} %, median {quantile(errors, 0.5) * 100:.2f} %, "
+        f"P99 {quantile(errors, 0.99) * 100:.2f} %, "
         f"largest {errors[-1] * 100:.2f} %",
         f"characters: median {quantile(lengths, 0.5):.0f}, P99 {quantile(lengths, 0.99):.0f}, "
         f"longest {lengths[-1]:.0f}",
