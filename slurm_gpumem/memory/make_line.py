@@ -55,7 +55,7 @@ def make_line(
     large, small = samples.gpu(_LARGE_WORKSPACE), samples.gpu(_SMALL_WORKSPACE)
     low, high = max(1, -(-job.batch_size // span)), min(MAX_BATCH, job.batch_size * span)
     on_large = samples.points(large, low, high)
-    if samples.at(job.batch_size, large) == samples.at(job.batch_size, small):
+    if all(samples.at(batch, large) == samples.at(batch, small) for batch in samples.grid(low, high)):
         # No matrix products, so no workspace: the two are one.
         on_small: List[Knot] = []
     else:
@@ -135,7 +135,9 @@ class _Sampler:
         """The estimate, as a knot with its context."""
         if (batch, gpu) not in self._known:
             made = self._run(batch, gpu)
-            self._known[batch, gpu] = Knot(batch, min(made.peak_mib, MAX_MIB), min(made.request_mib, MAX_MIB))
+            self._known[batch, gpu] = Knot(
+                batch, min(made.peak_mib, MAX_MIB // 2), min(made.request_mib, MAX_MIB // 2)
+            )
         return self._known[batch, gpu]
 
     def _run(self, batch: int, gpu: Gpu) -> Estimate:
@@ -144,11 +146,14 @@ class _Sampler:
         self._progress(len(self._known))
         return made
 
+    def grid(self, low: int, high: int) -> List[int]:
+        """Where looking begins: the default estimate is made at powers of two, others may bend anywhere."""
+        powers = {1 << n for n in range(low.bit_length(), high.bit_length())}
+        return sorted({b for b in powers if b < high} | {low, self._job.batch_size, high})
+
     def points(self, gpu: Gpu, low: int, high: int) -> List[Knot]:
         """Samples from `low` to `high`, dense where the estimate is rough: there it is halved first."""
-        # The default estimate is made at powers of two and straight between them; others may bend anywhere.
-        powers = {1 << n for n in range(low.bit_length(), high.bit_length())}
-        grid = sorted({b for b in powers if b < high} | {low, self._job.batch_size, high})
+        grid = self.grid(low, high)
         found = {batch: self.at(batch, gpu) for batch in grid}
         # Pieces by how far the middle of the one that they are part of was off, the farthest first.
         rough: List[Tuple[float, int, int]] = [(-1.0, a, b) for a, b in zip(grid, grid[1:])]
