@@ -15,7 +15,17 @@ pytest.importorskip("torch", reason="tracing needs torch")
 @pytest.fixture(scope="module")
 def found() -> Dict[str, Any]:
     """All checks in one process: starting torch is most of their time."""
-    names = ("small_cnn", "attention", "autocast", "scaling", "reader", "recurrent", "frozen", "refuser")
+    names = (
+        "small_cnn",
+        "attention",
+        "autocast",
+        "scaling",
+        "reader",
+        "guarded",
+        "recurrent",
+        "frozen",
+        "refuser",
+    )
     command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -75,6 +85,10 @@ def test_values_that_come_from_constants_are_read_and_others_are_said_to_be_made
 ) -> None:
     assert len(found["reader"]["remarks"]) == 1
     assert "took 1" in found["reader"]["remarks"][0]
+
+
+def test_a_model_that_stops_at_a_made_up_truth_is_told_the_opposite(found: Dict[str, Any]) -> None:
+    assert ["took 0" in remark for remark in found["guarded"]["remarks"]] == [True]
 
 
 def test_a_recurrent_layer_is_one_operator(found: Dict[str, Any]) -> None:

@@ -143,6 +143,26 @@ def reader() -> Dict[str, Any]:
     return {"remarks": summary.trace.remarks}
 
 
+class Guarded(nn.Module):
+    """Looks at its data and stops where they are too large; nobody knows the numbers of a traced batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.max() >= 32:
+            raise ValueError("too large")
+        out: torch.Tensor = self.linear(x)
+        return out
+
+
+def guarded() -> Dict[str, Any]:
+    summary = summarize(Guarded(), torch.empty(4, 8, device="meta"), optimizer="sgd")
+    assert summary.trace is not None
+    return {"remarks": summary.trace.remarks}
+
+
 def recurrent() -> Dict[str, Any]:
     summary = summarize(Recurrent(), torch.empty(8, 300, 16, device="meta"))
     assert summary.trace is not None
@@ -186,7 +206,8 @@ def refuser() -> Dict[str, Any]:
 
 
 CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
-    f.__name__: f for f in (small_cnn, attention, autocast, scaling, reader, recurrent, frozen, refuser)
+    f.__name__: f
+    for f in (small_cnn, attention, autocast, scaling, reader, guarded, recurrent, frozen, refuser)
 }
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from slurm_gpumem.model.live.autocast import Autocast
 from slurm_gpumem.model.live.cuda_operators import HANDLERS, MATMULS
 from slurm_gpumem.model.live.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.model.live.places import Places
-from slurm_gpumem.model.live.values import READ, SIZED, follow
+from slurm_gpumem.model.live.values import READ, SIZED, Guess, follow
 from slurm_gpumem.model.trace_types import Convolution, Reduction
 
 _HANDLERS = {**HANDLERS, **READ, **SIZED}
@@ -46,8 +46,9 @@ class Block:
 class Recorder(TorchDispatchMode):
     """Notes allocations and releases, with the operator, layer and phase of each."""
 
-    def __init__(self, places: Places, autocast: Autocast, device: str = "meta") -> None:
+    def __init__(self, places: Places, autocast: Autocast, guess: Guess, device: str = "meta") -> None:
         super().__init__()
+        self.guess = guess
         self._autocast = autocast
         self.blocks: List[Block] = []
         self.events: List[int] = []

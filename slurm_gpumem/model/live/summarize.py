@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Callable, List, Optional
 
@@ -20,6 +20,7 @@ from slurm_gpumem.model.live.places import Places, shapes
 from slurm_gpumem.model.live.real_run import BATCHES, real_maker, real_twin, refuses_meta
 from slurm_gpumem.model.live.recorder import Recorder
 from slurm_gpumem.model.live.substitutes import cuda_substitutes
+from slurm_gpumem.model.live.values import Guess
 from slurm_gpumem.model.trace_types import TracedJob
 from slurm_gpumem.model.types import ModelSummary
 
@@ -64,12 +65,17 @@ def summarize(
         step=step,
         name=name or type(model).__name__,
     )
+    guess = Guess()
     try:
-        return _traced(asked, "meta")
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        return _traced(asked, "meta", guess)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
+        if guess.used:
+            # It asked whether something is so, was told yes, and did not like it: "labels too large?"
+            with suppress(RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError):
+                return _traced(asked, "meta", Guess(truth=False))
         if not refuses_meta(error):
             raise
-        return _traced(asked, "real")
+        return _traced(asked, "real", guess)
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class _Asked:
     name: str
 
 
-def _traced(asked: _Asked, way: str) -> ModelSummary:
+def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
     """The summary, traced on meta tensors or by a small real run."""
     real = way == "real"
     twin = real_twin(asked.model) if real else meta_twin(asked.model)
@@ -104,7 +110,7 @@ def _traced(asked: _Asked, way: str) -> ModelSummary:
         stack.enter_context(optimizers.foreach_on_meta())
         places = stack.enter_context(Places(twin))
         autocast = stack.enter_context(autocast_on_meta())
-        recorder = Recorder(places, autocast, "cpu" if real else "meta")
+        recorder = Recorder(places, autocast, guess, "cpu" if real else "meta")
         stack.enter_context(cuda_substitutes(recorder))
         if real:
             recorder.assume("run on the CPU with a few rows: the model refuses meta tensors")

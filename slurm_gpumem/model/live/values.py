@@ -6,12 +6,23 @@ meta twin. What is read without such a number is made up, and the trace says so.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
 import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+
+
+@dataclass
+class Guess:
+    """What a model gets that reads a truth nobody knows, and whether one did."""
+
+    truth: bool = True
+    used: bool = False
+
+
 LARGEST = {"float": 1 << 14, "other": 1 << 20}
 """Elements up to which numbers are kept, of floating-point and of other tensors."""
 _NAME = "_gpumem_value"
@@ -126,15 +137,19 @@ def _forget(outputs: Any) -> None:
 
 
 def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """`tensor.item()`: the number, or one that is made up: true, one."""
+    """`tensor.item()`: the number, or one that is made up: the recorder's guess, one."""
     tensor = args[0]
     if tensor.device.type != "meta":
         return func(*args, **kwargs)
     number = value_of(tensor)
     if number is not None:
         return number.item()
-    recorder.assume(f"a value that {recorder.places.now() or 'the training step'} reads is not known; took 1")
-    return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+    truth = tensor.dtype == torch.bool
+    made_up = recorder.guess.truth if truth else 1.0 if tensor.is_floating_point() else 1
+    recorder.guess.used |= truth
+    where = recorder.places.now() or "the training step"
+    recorder.assume(f"a value that {where} reads is not known; took {int(made_up)}")
+    return made_up
 
 
 def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
