@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Sequence
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.accuracy import Failure, Score, figures, grouped, score, score_stored, worst
+from slurm_gpumem.memory.classes import class_lines
 from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, load_ground_truth
 from slurm_gpumem.memory.predictions import load_predictions
 from slurm_gpumem.sizes import format_mib
@@ -90,6 +91,8 @@ def _as_text(
     lines += ["", *_table("", {"all": scores}, names, args.shard_mib)]
     for by in args.by:
         lines += ["", *_table(by, grouped(scores, by), names, args.shard_mib)]
+    classes = class_lines(scores, names)
+    lines += ["", *classes] if classes else []
     for name in names[: 1 if args.estimator == ALL else None]:
         lines += ["", *_worst_lines(name, [s for s in scores if s.estimator == name], args.worst)]
     if failures:
