@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.model.target.spec import IMPORTING_TORCH, TraceRequest
@@ -112,6 +112,8 @@ def _run(
     read_end, write_end = os.pipe()
     limit_mib = limits.memory_mib or _most_of_free_mib()
     arguments = [_PACKAGE_ROOT, str(write_end), result, str(limits.seconds), request.to_json()]
+    mark = f"{_MARK}={os.getpid()}-{time.monotonic_ns()}"
+    before = set(_children_of(os.getpid()))
     _adopt_orphans(True)
     try:
         child = subprocess.Popen(
@@ -120,7 +122,7 @@ def _run(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             pass_fds=(write_end,),
-            env=_environment(),
+            env={**_environment(), **dict([mark.split("=", 1)])},
             start_new_session=True,
         )
     except OSError as error:
@@ -132,7 +134,7 @@ def _run(
         _listen(child, read_end, state, limits, limit_mib, show_output, progress)
     finally:
         os.close(read_end)
-        _end_all(child)
+        _end_all(child, before, mark)
         _adopt_orphans(False)
     if state.error is None and state.answer is None:
         state.error = f"{request.target.label}: {_how_it_ended(child.returncode, state)}"
@@ -261,8 +263,12 @@ def _environment() -> Dict[str, str]:
     }
 
 
-def _end_all(child: subprocess.Popen[bytes]) -> None:
-    """End the child, its process group, and what it left behind in sessions of their own."""
+def _end_all(child: subprocess.Popen[bytes], before: Set[int], mark: str) -> None:
+    """End the child, its process group, and what it left behind in sessions of their own.
+
+    Who calls us may have other children, and those may lose some of theirs to us meanwhile: only what bears the
+    child's mark in its environment is ended.
+    """
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -271,7 +277,8 @@ def _end_all(child: subprocess.Popen[bytes]) -> None:
     if child.stdout is not None:
         child.stdout.close()
     for pid in _children_of(os.getpid()):
-        # Only processes that came to us as orphans of the child: we start no others meanwhile.
+        if pid in before or not _bears(pid, mark):
+            continue
         try:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -279,6 +286,14 @@ def _end_all(child: subprocess.Popen[bytes]) -> None:
             pass  # ended in between
 
 
+def _bears(pid: int, mark: str) -> bool:
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # ended in between, or not ours to look at: then not ours to end
+
+
+_MARK = "GPUMEM_TRACED_BY"
 _PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Dict, Union
@@ -131,6 +132,19 @@ def test_code_that_prints_forks_and_uses_cuda_is_traced(outcomes: Dict[str, Outc
     summary = read_summary(_traced(outcomes["friendly"]).summary.decode())
     assert summary.total_params == 64 * 64 + 64 + 640 + 10
     assert summary.batch == 8
+
+
+def test_children_of_the_caller_are_left_alone(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CODE)
+    with subprocess.Popen(["sleep", "300"]) as mine:
+        try:
+            request = TraceRequest(target=parse_target(f"{script}:exits"), batch_size=8)
+            with pytest.raises(TargetError):
+                trace_in_child(request, Limits(seconds=60))
+            assert mine.poll() is None
+        finally:
+            mine.kill()
 
 
 def test_no_process_stays_behind(outcomes: Dict[str, Outcome]) -> None:
