@@ -1,4 +1,4 @@
-"""Estimates in the form of the published classifiers: how often the peak falls into the right class of size."""
+"""Estimates in the form of the published classifiers: how often is the peak in the right class of size?"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from slurm_gpumem.memory.ground_truth import load_ground_truth
 from tests.memory.test_accuracy import _row, _write
 
 
-def _scores(folder: Path, *pairs: "tuple[int, int]") -> "list[Score]":
+def _scores(folder: Path, *pairs: tuple[int, int]) -> list[Score]:
     run = load_ground_truth(_write(folder, [_row(1, family="synthetic-mlp")])).runs[0]
     return [Score(run, "structural", "torchsummary", real, peak, peak) for real, peak in pairs]
 

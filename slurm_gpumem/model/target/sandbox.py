@@ -266,8 +266,8 @@ def _environment() -> Dict[str, str]:
 def _end_all(child: subprocess.Popen[bytes], before: Set[int], mark: str) -> None:
     """End the child, its process group, and what it left behind in sessions of their own.
 
-    Who calls us may have other children, and those may lose some of theirs to us meanwhile: only what bears the
-    child's mark in its environment is ended.
+    Who calls us may have other children, and those may lose some of theirs to us meanwhile: only what bears
+    the child's mark in its environment is ended.
     """
     try:
         os.killpg(child.pid, signal.SIGKILL)
