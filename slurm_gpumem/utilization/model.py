@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from math import isfinite
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.memory.correction.trees import check_numbers, usable_number
 from slurm_gpumem.utilization import roofline
 from slurm_gpumem.utilization.features import NAMES
 
@@ -27,7 +27,6 @@ FILE = "utilization.json"
 TARGETS = ("sm_active", "sm_occupancy", "dram_active", "step_seconds")
 SIZE_CAP = 4 << 20
 _DEPTH_CAP = 12
-_LIMIT = 1e12
 
 
 class Target(NamedTuple):
@@ -99,7 +98,7 @@ def from_json(content: Any, where: str) -> UtilizationModel:
         raise ConfigError(f"{where}: was fitted on other features than this version has; fit it again")
     try:
         sources = {name: _fitted(part) for name, part in content["sources"].items()}
-        coverage, outside = _number(content["coverage"]), _number(content["outside"])
+        coverage, outside = usable_number(content["coverage"]), usable_number(content["outside"])
         return UtilizationModel(sources, coverage, outside, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it anew") from None
@@ -108,15 +107,15 @@ def from_json(content: Any, where: str) -> UtilizationModel:
 def _fitted(content: Mapping[str, Any]) -> Fitted:
     coefficients: Dict[str, float] = {}
     for name in roofline.NAMES:
-        value = _number(content["coefficients"][name])
+        value = usable_number(content["coefficients"][name])
         if value <= 0:
             raise ValueError(f"{name} must be positive")
         coefficients[name] = value
-    ranges = tuple((_number(low), _number(high)) for low, high in content["ranges"])
+    ranges = tuple((usable_number(low), usable_number(high)) for low, high in content["ranges"])
     if len(ranges) != len(NAMES):
         raise ValueError("as many ranges as features are needed")
     targets = {name: _target(content["targets"][name]) for name in TARGETS}
-    return Fitted(coefficients, targets, ranges, _number(content["lean"]))
+    return Fitted(coefficients, targets, ranges, usable_number(content["lean"]))
 
 
 def _target(content: Mapping[str, Any]) -> Target:
@@ -125,30 +124,19 @@ def _target(content: Mapping[str, Any]) -> Target:
     # Level by level over all trees at once: this runs at every submission.
     for _ in range(_DEPTH_CAP):
         nodes = [node for node in level if type(node) is list]
-        _numbers([leaf for leaf in level if type(leaf) is not list])
+        check_numbers([leaf for leaf in level if type(leaf) is not list])
         if not nodes:
             return Target(
-                _number(content["start"]), tuple(trees), _number(content["low"]), _number(content["high"])
+                usable_number(content["start"]),
+                tuple(trees),
+                usable_number(content["low"]),
+                usable_number(content["high"]),
             )
         if {len(node) for node in nodes} != {4}:
             raise ValueError("a node of a tree is not [feature, threshold, tree, tree]")
         used = {node[0] for node in nodes}
         if any(type(feature) is not int or not 0 <= feature < len(NAMES) for feature in used):
             raise ValueError("a node asks for a feature that there is not")
-        _numbers([node[1] for node in nodes])
+        check_numbers([node[1] for node in nodes])
         level = [node[2] for node in nodes] + [node[3] for node in nodes]
     raise ValueError("a tree is too deep")
-
-
-def _numbers(values: Sequence[Any]) -> None:
-    if not {type(value) for value in values} <= {int, float}:
-        raise ValueError("something in a tree is not a number")
-    # A NaN is on neither side.
-    if not all(-_LIMIT <= value <= _LIMIT for value in values):
-        raise ValueError("a number in a tree is not usable")
-
-
-def _number(value: Any) -> float:
-    if type(value) not in (int, float) or not isfinite(value) or abs(value) > _LIMIT:
-        raise ValueError(f"{value!r} is not a usable number")
-    return float(value)

@@ -96,11 +96,11 @@ def from_json(content: Any, where: str, names: Sequence[str] = NAMES) -> Correct
     if content.get("features") != list(names):
         raise ConfigError(f"{where}: was fitted on other features than this version has; run `make fit`")
     try:
-        ranges = tuple((_number(low), _number(high)) for low, high in content["ranges"])
+        ranges = tuple((usable_number(low), usable_number(high)) for low, high in content["ranges"])
         if len(ranges) != len(names):
             raise ValueError("as many ranges as features are needed")
         bounds: Dict[str, Bound] = {
-            group: Bound(*(_number(item[key]) for key in ("quantile", "outside", "coverage")))
+            group: Bound(*(usable_number(item[key]) for key in ("quantile", "outside", "coverage")))
             for group, item in content["bounds"].items()
         }
         center, spread = (_ensemble(content[part], len(names)) for part in ("center", "spread"))
@@ -115,20 +115,21 @@ def _ensemble(content: Any, features: int) -> Ensemble:
     # Level by level over all trees at once: this runs at every submission.
     for _ in range(_DEPTH_CAP):
         nodes = [node for node in level if type(node) is list]
-        _numbers([node for node in level if type(node) is not list])
+        check_numbers([node for node in level if type(node) is not list])
         if not nodes:
-            return Ensemble(_number(content["start"]), tuple(trees))
+            return Ensemble(usable_number(content["start"]), tuple(trees))
         if {len(node) for node in nodes} != {4}:
             raise ValueError("a node has four members")
         used = {node[0] for node in nodes}
         if any(type(feature) is not int or not 0 <= feature < features for feature in used):
             raise ValueError("a node asks for a feature that there is not")
-        _numbers([node[1] for node in nodes])
+        check_numbers([node[1] for node in nodes])
         level = [node[2] for node in nodes] + [node[3] for node in nodes]
     raise ValueError("a tree is too deep")
 
 
-def _numbers(values: Sequence[Any]) -> None:
+def check_numbers(values: Sequence[Any]) -> None:
+    """ValueError unless all are numbers that a tree can be made of."""
     if not {type(value) for value in values} <= {int, float}:
         raise ValueError("something in a tree is not a number")
     # A NaN is neither; a sum of a few hundred such numbers stays finite.
@@ -136,7 +137,8 @@ def _numbers(values: Sequence[Any]) -> None:
         raise ValueError("a number in a tree is not usable")
 
 
-def _number(value: Any) -> float:
+def usable_number(value: Any) -> float:
+    """The value as a float; ValueError where it is no usable number."""
     if type(value) not in (int, float) or not isfinite(value) or abs(value) > _LIMIT:
         raise ValueError(f"{value!r} is not a usable number")
     return float(value)
