@@ -14,6 +14,7 @@ import gzip
 import json
 import sys
 import time
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -48,7 +49,8 @@ def probe(cases: List[Case], limit_seconds: float) -> Dict[str, Any]:
             torch.cuda.empty_cache()
     trace = torch.cuda.memory._snapshot()["device_traces"][0]
     events = [(e.get("time_us", 0), _SIGN[e["action"]] * e["size"]) for e in trace if e["action"] in _SIGN]
-    return {"rows": [_row(span, events) for span in spans]}
+    times = [at for at, _ in events]
+    return {"rows": [_row(span, times, events) for span in spans]}
 
 
 def _warm_up(device: torch.device) -> None:
@@ -87,14 +89,18 @@ def _now() -> int:
     return now
 
 
-def _row(span: Span, events: List[Tuple[int, int]]) -> Dict[str, Any]:
+def _row(span: Span, times: List[int], events: List[Tuple[int, int]]) -> Dict[str, Any]:
     case, result, marks = span
     begun, done, back, end = [*marks, 0, 0, 0, 0][:4]
+
+    def between(first: int, last: int) -> List[int]:
+        return [size for _, size in events[bisect_left(times, first) : bisect_left(times, last)]]
+
     return {
         **case,
         **result,
-        "forward": [size for at, size in events if begun <= at < done],
-        "backward": [size for at, size in events if back <= at < end],
+        "forward": between(begun, done),
+        "backward": between(back, end),
     }
 
 

@@ -20,10 +20,12 @@ from torch import Tensor, nn
 SHAPES = Path(__file__).resolve().parent / "configs" / "convolutions.json.gz"
 """Distinct convolutions of the catalogue's development models:
 [channels, outputs, size, kernel, stride, padding, dilation, transposed, output padding, groups]."""
-LARGEST_TENSOR = 256 << 20
+LARGEST_TENSOR = 768 << 20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Case = Dict[str, Any]
+Shape = List[Any]
+"""A convolution as SHAPES has it."""
 Forward = Tuple[Callable[[], Tensor], List[Tensor]]
 """What to run, and the tensors whose gradients are wanted."""
 
@@ -36,27 +38,83 @@ def all_cases(seed: int) -> List[Case]:
     return cases
 
 
+_FORMS = (
+    ("fp32", False, 1.0),
+    ("bf16", False, 1.0),
+    ("bf16", True, 0.3),
+    ("fp32", True, 0.3),
+    ("fp16", False, 0.1),
+)
+"""Data type, channels last, and for which share of the shapes."""
+
+
 def _convolutions(rng: random.Random) -> List[Case]:
-    cases = []
     with gzip.open(SHAPES, "rt") as file:
-        shapes = json.load(file)
+        shapes = [*json.load(file), *_invented(rng)]
+    cases = []
     for shape in shapes:
-        channels, outputs, size, kernel, stride, padding, dilation, transposed, extra, groups = shape
-        sample = 4 * max(channels * prod(size), outputs * prod(size) // max(1, prod(stride)))
-        most = max(2, min(512, LARGEST_TENSOR // max(sample, 1)))
-        for dtype, last in (("fp32", False), ("bf16", False), ("bf16", True), ("fp32", True)):
-            if last and (rng.random() > 0.3 or len(size) != 2):
+        for dtype, last, share in _FORMS:
+            if rng.random() > share or (last and len(shape[2]) != 2):
                 continue
-            cases.append(
-                {
-                    "kind": "conv", "dtype": dtype, "channels_last": last,
-                    "batch": max(1, int(2 ** rng.uniform(0, most.bit_length() - 1))),
-                    "channels": channels, "outputs": outputs, "size": size, "kernel": kernel,
-                    "stride": stride, "padding": padding, "dilation": dilation, "transposed": transposed,
-                    "output_padding": extra, "groups": groups,
-                }
-            )  # fmt: skip
+            cases += [_convolution(shape, dtype, last, batch) for batch in _batches(shape, rng)]
     return cases
+
+
+def _convolution(shape: Shape, dtype: str, last: bool, batch: int) -> Case:
+    (
+        channels,
+        outputs,
+        size,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        transposed,
+        extra,
+        groups,
+    ) = shape
+    return {
+        "kind": "conv", "dtype": dtype, "channels_last": last, "batch": batch,
+        "channels": channels, "outputs": outputs, "size": size, "kernel": kernel,
+        "stride": stride, "padding": padding, "dilation": dilation, "transposed": transposed,
+        "output_padding": extra, "groups": groups,
+    }  # fmt: skip
+
+
+def _batches(shape: Shape, rng: random.Random) -> List[int]:
+    """One of any size, and a large one, half of them powers of two."""
+    channels, outputs, size, stride = shape[0], shape[1], shape[2], shape[4]
+    sample = 4 * max(channels * prod(size), outputs * prod(size) // max(1, prod(stride)))
+    most = max(2, min(4096, LARGEST_TENSOR // max(sample, 1))).bit_length() - 1
+    powers = [rng.uniform(0, most), rng.uniform(max(0, most - 3), most)]
+    powers = [round(power) if rng.random() < 0.5 else power for power in powers]
+    return sorted({max(1, int(2**power)) for power in powers})
+
+
+def _invented(rng: random.Random) -> List[Shape]:
+    """Shapes that the catalogue has few of: one and three dimensions, odd numbers of channels."""
+    shapes: List[Shape] = []
+    for dimensions, count in ((1, 450), (2, 350), (3, 120)):
+        for _ in range(count):
+            kernel, stride = rng.choice((1, 3, 3, 5, 7)), rng.choice((1, 1, 1, 2))
+            length = int(2 ** rng.uniform(*{1: (5, 13), 2: (2.5, 8), 3: (2.5, 6)}[dimensions]))
+            dilation = rng.choice((1, 1, 1, 2, 4)) if kernel > 1 and stride == 1 else 1
+            channels, outputs = (_channels(rng) for _ in range(2))
+            shapes.append(
+                [
+                    channels, outputs, [max(length, dilation * (kernel - 1) + 1)] * dimensions,
+                    [kernel] * dimensions, [stride] * dimensions,
+                    [dilation * (kernel - 1) // 2] * dimensions, [dilation] * dimensions,
+                    False, [0] * dimensions, 1,
+                ]
+            )  # fmt: skip
+    return shapes
+
+
+def _channels(rng: random.Random) -> int:
+    """From 3 to 1024; a third a multiple of 8, a third of 2."""
+    step = rng.choice((8, 2, 1))
+    return max(1, round(2 ** rng.uniform(1.6, 10) / step)) * step
 
 
 def _attention() -> List[Case]:
@@ -72,11 +130,27 @@ def _attention() -> List[Case]:
             }
         )  # fmt: skip
     for dtype, mask in product(("fp32", "bf16"), masks):
-        shared = {"kind": "attention", "dtype": dtype, "mask": mask, "dropout": 0.0, "batch": 4, "heads": 8}
+        shared = {
+            "kind": "attention",
+            "dtype": dtype,
+            "mask": mask,
+            "dropout": 0.0,
+            "batch": 4,
+            "heads": 8,
+        }
         cases.append({**shared, "head": 64, "length": 512, "groups": 4, "transposed": True})
         cases.append({**shared, "head": 64, "length": 512, "transposed": False})
         cases.append({**shared, "head": 64, "length": 50, "keys": 300, "transposed": True})
         cases.append({**shared, "head": 36, "length": 49, "transposed": True})
+    for dtype, length, head, rows, drop in product(
+        ("fp32", "bf16"), (49, 196, 197, 256), (32, 64), (1, 4), (0.0, 0.1)
+    ):
+        cases.append(
+            {
+                "kind": "attention", "dtype": dtype, "head": head, "length": length, "mask": "learned",
+                "mask_rows": rows, "dropout": drop, "batch": 4, "heads": 8, "transposed": True,
+            }
+        )  # fmt: skip
     return cases
 
 
@@ -101,7 +175,15 @@ def _recurrent() -> List[Case]:
 def _others() -> List[Case]:
     cases: List[Case] = []
     for dtype, tokens, width in product(("fp32", "bf16"), (500, 4096, 16384), (256, 768)):
-        cases.append({"kind": "embedding", "dtype": dtype, "tokens": tokens, "width": width, "rows": 30000})
+        cases.append(
+            {
+                "kind": "embedding",
+                "dtype": dtype,
+                "tokens": tokens,
+                "width": width,
+                "rows": 30000,
+            }
+        )
     for name, dtype in product(
         (
             "batch_norm", "batch_norm_last", "layer_norm", "group_norm", "instance_norm", "cross_entropy",
@@ -129,13 +211,31 @@ def _conv(case: Case, device: torch.device, dtype: torch.dtype) -> Forward:
     groups, kernel = case["groups"], tuple(case["kernel"])
     x = torch.randn(case["batch"], case["channels"], *case["size"], device=device, dtype=dtype)
     if case["transposed"]:
-        w = torch.randn(case["channels"], case["outputs"] // groups, *kernel, device=device, dtype=dtype)
+        w = torch.randn(
+            case["channels"],
+            case["outputs"] // groups,
+            *kernel,
+            device=device,
+            dtype=dtype,
+        )
     else:
-        w = torch.randn(case["outputs"], case["channels"] // groups, *kernel, device=device, dtype=dtype)
+        w = torch.randn(
+            case["outputs"],
+            case["channels"] // groups,
+            *kernel,
+            device=device,
+            dtype=dtype,
+        )
     if case["channels_last"]:
         x, w = (t.to(memory_format=torch.channels_last) for t in (x, w))
     leaves = [x.requires_grad_(), w.requires_grad_()]
-    options = (case["stride"], case["padding"], case["dilation"], case["transposed"], case["output_padding"])
+    options = (
+        case["stride"],
+        case["padding"],
+        case["dilation"],
+        case["transposed"],
+        case["output_padding"],
+    )
     return lambda: torch.convolution(x, w, None, *options, groups), leaves
 
 
@@ -158,10 +258,23 @@ def _attend(case: Case, device: torch.device, dtype: torch.dtype) -> Forward:
         mask = torch.ones(shape, device=device, dtype=torch.bool)
     elif case["mask"] == "float":
         mask = torch.zeros(shape, device=device, dtype=dtype)
-    options: Dict[str, Any] = {"dropout_p": case["dropout"], "is_causal": case["mask"] == "causal"}
+    learned = []
+    if case["mask"] == "learned":
+        bias = torch.zeros((case["mask_rows"], heads, case["length"], keys), device=device, dtype=dtype)
+        learned = [bias.requires_grad_()]
+        mask = bias.expand(case["batch"], -1, -1, -1)
+    options: Dict[str, Any] = {
+        "dropout_p": case["dropout"],
+        "is_causal": case["mask"] == "causal",
+    }
     if key_heads != heads:
         options["enable_gqa"] = True
-    return lambda: F.scaled_dot_product_attention(q, k, v, mask, **options), [q, k, v]
+    return lambda: F.scaled_dot_product_attention(q, k, v, mask, **options), [
+        q,
+        k,
+        v,
+        *learned,
+    ]
 
 
 def _recur(case: Case, device: torch.device, dtype: torch.dtype) -> Forward:
