@@ -157,7 +157,9 @@ class Machine:
             f"TaskProlog={hooks}/task_prolog.sh\nTaskEpilog={hooks}/task_epilog.sh\nPrologEpilogTimeout=40\n"
             f"KillWait=3\n{more}"
         )
-        done = run(self.up_command, 60, env={**os.environ, "SLURM_EXTRA": str(extra)})
+        # nproc, by which the node counts its processors, obeys OMP_NUM_THREADS.
+        outside = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+        done = run(self.up_command, 60, env={**outside, "SLURM_EXTRA": str(extra)})
         (self.out / "up.txt").write_text(done.stdout + done.stderr)
         for word in done.stdout.split():
             key, equals, value = word.partition("=")
