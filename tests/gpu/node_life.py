@@ -343,7 +343,7 @@ class Life:
             times[running] += gaps
             means[running].append(statistics.fmean(gaps) if gaps else float("nan"))
         on, off = statistics.fmean(times[True]), statistics.fmean(times[False])
-        # Two standard errors of the difference between a block and the next one: a clock that drifts is in neither.
+        # Two standard errors of the difference between neighbouring blocks: a drifting clock is in neither.
         pairs = [one - other for one, other in zip(means[True], means[False])]
         noise = 2 * statistics.stdev(pairs) / len(pairs) ** 0.5 / off
         m.configure(self.settings)
