@@ -50,7 +50,7 @@ def with_pids(results: Dict[str, Any], jobs: Path) -> None:
 
 
 def _short(key: str, entry: Any) -> Any:
-    """A kernel's number is enough, what its builder called it names the machine; of steps, how many and when."""
+    """What its builder called a kernel names the machine; of many steps, how many and when is enough."""
     if key == "kernel" and isinstance(entry, str):
         return entry.partition("-")[0]
     if key == "steps" and isinstance(entry, list) and len(entry) > 10:
