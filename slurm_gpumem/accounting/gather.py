@@ -214,10 +214,10 @@ def load_files(folder: str, names: Sequence[str], shard_mib: int) -> List[Loaded
     try:
         for at in range(0, len(names) + _AHEAD, _AHEAD):
             before, opened = opened, [_open(f"{folder}/{name}") for name in names[at : at + _AHEAD]]
-            loaded += [_load(handle, shard_mib) if type(handle) is int else handle for handle in before]
+            loaded += [_load(handle, shard_mib) if isinstance(handle, int) else handle for handle in before]
     finally:
         for handle in opened:
-            if type(handle) is int:
+            if isinstance(handle, int):
                 os.close(handle)
     return loaded
 

@@ -30,7 +30,7 @@ PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "
 """Order of the numbers in a record's `parts=`."""
 
 
-_SCAN = json.JSONDecoder().scan_once
+_DECODE = json.JSONDecoder().raw_decode
 """What json.loads calls in the end; a first index calls it a million times."""
 
 _Device = Tuple[str, Optional[int], str, Optional[int]]
@@ -134,10 +134,10 @@ def parse_record(data: bytes) -> Dict[str, Any]:
         raise BadRecordError("larger than 1 MiB")
     try:
         text = data.decode().lstrip()
-        table, end = _SCAN(text, 0)
+        table, end = _DECODE(text)
         if text[end:].strip():
             raise ValueError
-    except (ValueError, RecursionError, StopIteration):
+    except (ValueError, RecursionError):
         raise BadRecordError("torn or no JSON" if data.strip() else "empty") from None
     if not isinstance(table, dict) or not isinstance(table.get("schema"), str):
         raise BadRecordError("no job record")
