@@ -91,7 +91,7 @@ def join_slurm(connection: sqlite3.Connection, *, force: bool = False, budget_s:
 
 
 def run(argv: Sequence[str], *, timeout_s: float) -> str:
-    """A Slurm command's stdout. Its module is loaded when it is called: most reports ask Slurm nothing."""
+    """A Slurm command's stdout; the module for it is loaded only now, since most reports ask nothing."""
     from slurm_gpumem.slurm import commands
 
     return commands.run(argv, timeout_s=timeout_s)

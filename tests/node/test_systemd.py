@@ -55,4 +55,5 @@ def test_systemd_run_knows_every_option_that_hooks_start_daemons_with(
 
 def _accepted(options: List[str]) -> bool:
     """Whether the options before the last, which ends it, are understood."""
-    return subprocess.run(["systemd-run", *options], capture_output=True, timeout=30, check=False).returncode == 0
+    done = subprocess.run(["systemd-run", *options], capture_output=True, timeout=30, check=False)
+    return done.returncode == 0
