@@ -18,7 +18,7 @@ from slurm_gpumem.model.live.autocast import Autocast
 from slurm_gpumem.model.live.cuda_operators import HANDLERS, MATMULS
 from slurm_gpumem.model.live.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.model.live.places import Places
-from slurm_gpumem.model.live.values import READ, SIZED, Guess, follow
+from slurm_gpumem.model.live.values import FOLLOWED, READ, SIZED, Guess, follow
 from slurm_gpumem.model.trace_types import Convolution, Reduction
 
 _HANDLERS = {**HANDLERS, **READ, **SIZED}
@@ -108,12 +108,31 @@ class Recorder(TorchDispatchMode):
     def workspace(self, nbytes: int, operator: str, call: Optional[Call] = None) -> None:
         """Note a block that exists only while an operator runs."""
         if nbytes or call:
-            block = Block((), 1, nbytes, operator, self.places.now(), self.phase, "workspace", call)
+            block = Block(
+                (),
+                1,
+                nbytes,
+                operator,
+                self.places.now(),
+                self.phase,
+                "workspace",
+                call,
+            )
             self.events.append(~self._add(block))
 
     def take(self, nbytes: int, operator: str, category: str = "workspace", module: str = "") -> int:
         """Note a block that has no tensor, until `drop`."""
-        return self._add(Block((), 1, nbytes, operator, module or self.places.now(), self.phase, category))
+        return self._add(
+            Block(
+                (),
+                1,
+                nbytes,
+                operator,
+                module or self.places.now(),
+                self.phase,
+                category,
+            )
+        )
 
     def drop(self, number: int) -> None:
         """The block that `take` gave goes."""
@@ -127,9 +146,14 @@ class Recorder(TorchDispatchMode):
         if thread not in self._handles:
             self._handles[thread] = True
             self._add(Block((), 1, 0, "cublas", "", self.phase, "workspace"))
-        if operator == "aten::addmm" and "lt" not in self._handles:
-            self._handles["lt"] = True
-            self._add(Block((), 1, LT_WORKSPACE, "cublaslt", "", self.phase, "workspace"))
+        if operator == "aten::addmm":
+            self.once("lt", LT_WORKSPACE, "cublaslt")
+
+    def once(self, what: str, nbytes: int, operator: str) -> None:
+        """Note a block that is taken the first time and stays."""
+        if what not in self._handles:
+            self._handles[what] = True
+            self._add(Block((), 1, nbytes, operator, "", self.phase, "workspace"))
 
     def block_of(self, tensor: Tensor) -> Optional[Block]:
         """The allocation a tensor lies in."""
@@ -158,7 +182,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         name = func._schema.name
-        if handler is None:
+        if handler is None or func in FOLLOWED:
             follow(func, args, kwargs, result)
         self.note_result(result, name)
         if name in MATMULS:

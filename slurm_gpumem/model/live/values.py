@@ -195,7 +195,11 @@ def _largest(name: str, args: Any, kwargs: Any) -> Any:
     if name == "aten::repeat_interleave":
         return torch.empty(count, **whole)
     # unique and its kin: values, inverse, counts
-    return data.new_empty(count), torch.empty(count, **whole), torch.empty(count, **whole)
+    return (
+        data.new_empty(count),
+        torch.empty(count, **whole),
+        torch.empty(count, **whole),
+    )
 
 
 def _overloads(*names: str) -> List[Any]:
@@ -207,7 +211,16 @@ def _overloads(*names: str) -> List[Any]:
 
 
 READ = {aten._local_scalar_dense.default: read}
-_SIZED = ("nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "unique_dim")
+FOLLOWED = {aten.add.Tensor}
+"""Operators that are handled otherwise, whose numbers are followed all the same."""
+_SIZED = (
+    "nonzero",
+    "masked_select",
+    "bincount",
+    "_unique2",
+    "unique_consecutive",
+    "unique_dim",
+)
 SIZED = {
     **dict.fromkeys(_overloads(*_SIZED), sized_by_value),
     aten.repeat_interleave.Tensor: sized_by_value,
