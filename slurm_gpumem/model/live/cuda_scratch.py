@@ -130,11 +130,35 @@ def _sum_by_token(recorder: Any, func: Any, args: Any, kwargs: Any, sizes: Tuple
     return result
 
 
+def _ctc(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The loss of each sequence, and the table of all ways through it, which the backward pass wants."""
+    scores, targets = args[:2]
+    if scores.device.type != "meta":
+        return func(*args, **kwargs)
+    steps, rows = int(scores.shape[0]), int(scores.shape[1]) if scores.dim() > 2 else 1
+    longest = int(targets.shape[-1]) if targets.dim() > 1 else -(-int(targets.numel()) // max(rows, 1))
+    return scores.new_empty(rows), scores.new_empty(rows, steps, 2 * longest + 1)
+
+
+def _ctc_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if args[0].device.type != "meta":
+        return func(*args, **kwargs)
+    result = torch.empty_like(args[1])
+    ways = recorder.take(_bytes(args[6]), "aten::_ctc_loss_backward")
+    recorder.note(result, "aten::_ctc_loss_backward")
+    recorder.drop(ways)
+    return result
+
+
 SCRATCH: Dict[Any, Callable[..., Any]] = {
     aten.mse_loss.default: _mean_of_differences,
     aten.smooth_l1_loss.default: _mean_of_differences,
     aten.binary_cross_entropy_with_logits.default: _binary_cross_entropy,
     aten.logsumexp.default: _logsumexp,
+    aten._ctc_loss.default: _ctc,
+    aten._ctc_loss.Tensor: _ctc,
+    aten._ctc_loss_backward.default: _ctc_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_backward,
     aten.roll.default: _roll,
     aten.im2col.default: _unfold,
     aten.col2im.default: _fold,

@@ -80,6 +80,10 @@ class Recorder(TorchDispatchMode):
         """Note a tensor's storage if it is new."""
         if tensor.device.type != self._device:
             return
+        if tensor.layout != torch.strided:
+            for part in _parts(tensor):
+                self.note(part, operator, category, module)
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
@@ -157,6 +161,8 @@ class Recorder(TorchDispatchMode):
 
     def block_of(self, tensor: Tensor) -> Optional[Block]:
         """The allocation a tensor lies in."""
+        if tensor.layout != torch.strided:
+            return None
         found = self._live.get(tensor.untyped_storage()._cdata)
         return None if found is None or found[0] < 0 else self.blocks[found[0]]
 
@@ -196,6 +202,13 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for item in result:
                 self.note_result(item, operator)
+
+
+def _parts(tensor: Tensor) -> List[Tensor]:
+    """The dense tensors that a sparse one is made of."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return []
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:

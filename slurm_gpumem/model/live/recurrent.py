@@ -31,10 +31,13 @@ class _Recurrent(torch.autograd.Function):
         weights = others[2:]
         options: Any = {"dtype": data.dtype, "device": data.device}
         copy = data.contiguous()
-        output = torch.empty(*data.shape[:-1], network.directions * network.hidden, **options)
-        shape = (network.layers * network.directions, network.rows, network.hidden)
-        last = torch.empty(shape, **options)
-        cell = torch.empty(shape if network.mode == "lstm" else (0,), **options)
+        assert others[0] is not None
+        wide = int(others[0].shape[-1])  # less than the hidden size where an LSTM projects it
+        output = torch.empty(*data.shape[:-1], network.directions * wide, **options)
+        count = network.layers * network.directions
+        last = torch.empty(count, network.rows, wide, **options)
+        shape = (count, network.rows, network.hidden) if network.mode == "lstm" else (0,)
+        cell = torch.empty(shape, **options)
         kept = list(weights)
         if not network.flat:
             kept.append(torch.empty(sum(w.numel() for w in weights if w is not None), **options))
