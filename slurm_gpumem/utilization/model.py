@@ -2,7 +2,8 @@
 
     {"format": "gpumem-utilization/1", "features": [names],
      "sources": {"summary": {"coefficients": {name: number}, "targets": {target: {"start": number,
-     "trees": [tree, ...], "low": number, "high": number}}, "ranges": [[low, high], ...], "lean": number},
+     "trees": [tree, ...], "low": number, "high": number, "shapeless": [low, high]}},
+     "ranges": [[low, high], ...], "lean": number},
      "trace": {...}},
      "coverage": share, "outside": factor, "card": {...}}
 
@@ -36,6 +37,8 @@ class Target(NamedTuple):
     trees: Tuple[Any, ...]
     low: float
     high: float
+    shapeless: Tuple[float, float]
+    """The interval's ends where the text has no shapes."""
 
     def moved(self, values: Sequence[float]) -> float:
         """The learned part for one job."""
@@ -120,6 +123,8 @@ def _fitted(content: Mapping[str, Any]) -> Fitted:
 
 def _target(content: Mapping[str, Any]) -> Target:
     trees = content["trees"]
+    low, high = usable_number(content["low"]), usable_number(content["high"])
+    poor = content.get("shapeless", (low, high))
     level: List[Any] = list(trees)
     # Level by level over all trees at once: this runs at every submission.
     for _ in range(_DEPTH_CAP):
@@ -129,8 +134,9 @@ def _target(content: Mapping[str, Any]) -> Target:
             return Target(
                 usable_number(content["start"]),
                 tuple(trees),
-                usable_number(content["low"]),
-                usable_number(content["high"]),
+                low,
+                high,
+                (usable_number(poor[0]), usable_number(poor[1])),
             )
         if {len(node) for node in nodes} != {4}:
             raise ValueError("a node of a tree is not [feature, threshold, tree, tree]")
