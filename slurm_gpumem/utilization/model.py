@@ -70,13 +70,13 @@ class UtilizationModel(NamedTuple):
     card: Mapping[str, Any]
 
 
-@lru_cache(maxsize=1)
-def packaged() -> UtilizationModel:
-    """The package's own model."""
-    return load(data_path("models", FILE))
+@lru_cache(maxsize=4)
+def packaged(only: str = "") -> UtilizationModel:
+    """The package's own model; of one source where only that is asked for, as at a submission."""
+    return load(data_path("models", FILE), only)
 
 
-def load(path: Path) -> UtilizationModel:
+def load(path: Path, only: str = "") -> UtilizationModel:
     """Read and check one file; ConfigError says what is wrong with it."""
     try:
         text = path.read_bytes()
@@ -90,17 +90,18 @@ def load(path: Path) -> UtilizationModel:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not JSON: {error}") from None
-    return from_json(content, str(path))
+    return from_json(content, str(path), only)
 
 
-def from_json(content: Any, where: str) -> UtilizationModel:
-    """Check what a file says, number by number."""
+def from_json(content: Any, where: str, only: str = "") -> UtilizationModel:
+    """Check what a file says, number by number; of one source where `only` names it."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{where}: is not of format {FORMAT}; `make fit-utilization` writes one")
     if content.get("features") != list(NAMES):
         raise ConfigError(f"{where}: was fitted on other features than this version has; fit it again")
     try:
-        sources = {name: _fitted(part) for name, part in content["sources"].items()}
+        parts = content["sources"].items()
+        sources = {name: _fitted(part) for name, part in parts if only in ("", name)}
         coverage, outside = usable_number(content["coverage"]), usable_number(content["outside"])
         return UtilizationModel(sources, coverage, outside, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -37,14 +37,16 @@ class Answer(NamedTuple):
 
 def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Estimate:
     """The same estimate with its utilization; the step is rebuilt where the estimate has none of its own."""
+    trace = summary.trace
     try:
-        model = packaged()
+        if trace is not None and trace.kernels:
+            model = packaged(TRACE)
+            if TRACE in model.sources:
+                work = work_of_trace(trace, estimate.job, summary.total_params * estimate.job.weight_bytes)
+                return replace(estimate, utilization=predict(work, seen_in(trace), gpu, model, TRACE))
+        model = packaged(SUMMARY)
     except ConfigError as error:
         return replace(estimate, warnings=(*estimate.warnings, f"no utilization: {error}"))
-    trace = summary.trace
-    if trace is not None and trace.kernels and TRACE in model.sources:
-        work = work_of_trace(trace, estimate.job, summary.total_params * estimate.job.weight_bytes)
-        return replace(estimate, utilization=predict(work, seen_in(trace), gpu, model, TRACE))
     walk = estimate.step if isinstance(estimate.step, Walk) else rebuild(summary, estimate.job, gpu)
     seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
     return replace(estimate, utilization=predict(step_work(walk.tape, estimate.job), seen, gpu, model))
