@@ -58,6 +58,8 @@ class Ranges:
     max_step_seconds: float
     optimizers: Mapping[str, float]
     precisions: Mapping[str, float]
+    min_mib: float = 64.0
+    """Activations that a batch takes at least, as far as the other limits let it."""
 
 
 def load_jobs(path: Path) -> List[Job]:
@@ -102,6 +104,7 @@ def _expand(config: Dict[str, Any]) -> List[Job]:
         max_step_seconds=config["max_step_seconds"],
         optimizers=config["optimizers"],
         precisions=config["precisions"],
+        min_mib=config.get("min_mib", 64.0),
     )
     entries = load_catalogue(real["catalogues"]) if real else []
     rounds = real_rounds(entries, load_footprints(), ranges, rng)
@@ -151,7 +154,7 @@ def _batch(
 ) -> int:
     """Log-uniform in memory between the smallest batch and the limit, half of them powers of two."""
     fixed, one = print_.fixed_mib(optimizer, precision), print_.per_sample_mib(precision)
-    low = max(entry.min_batch * one, 64.0)
+    low = max(entry.min_batch * one, ranges.min_mib)
     high = max(ranges.max_mib - fixed, low * 1.01)
     target = math.exp(rng.uniform(math.log(low), math.log(high)))
     by_time = ranges.max_step_seconds / max(print_.step_seconds(1, precision), 1e-12)

@@ -25,6 +25,9 @@ def found() -> Dict[str, Any]:
         "recurrent",
         "frozen",
         "refuser",
+        "constants",
+        "ctc",
+        "sparse",
     )
     command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -110,3 +113,17 @@ def test_a_model_that_refuses_meta_tensors_is_run_small_and_the_trace_says_so(fo
     assert refuser["way"] == "real"
     assert refuser["output"] == 64 * 8 * 4, "sizes grow from the few rows that were run to the batch"
     assert "refuses meta" in refuser["remarks"][-1]
+
+
+def test_numbers_that_a_model_puts_on_its_inputs_device_are_known(found: Dict[str, Any]) -> None:
+    assert found["constants"]["widest"] == 2 * 4 * 6 * 4
+    assert found["constants"]["remarks"] == []
+
+
+def test_ctc_is_traced_though_meta_tensors_do_not_know_it(found: Dict[str, Any]) -> None:
+    assert found["ctc"]["way"] == "meta"
+    assert 4 * 30 * 11 * 4 in found["ctc"]["sizes"], "the table of all ways through five words"
+
+
+def test_sparse_gradients_are_traced(found: Dict[str, Any]) -> None:
+    assert found["sparse"]["way"] == "meta"

@@ -45,6 +45,7 @@ class _Recurrent(torch.autograd.Function):
         reserve = torch.empty(network.reserve_bytes(), dtype=torch.uint8, device=data.device)
         recorder.drop(workspace)
         del copy
+        note_kernels(recorder, network, data.dtype)
         ctx.save_for_backward(data, output, last, cell, reserve, *kept)
         ctx.set_materialize_grads(False)
         ctx.recorder, ctx.network = recorder, network
@@ -64,6 +65,7 @@ class _Recurrent(torch.autograd.Function):
         states = [torch.empty(shape, **options) for shape in given]
         workspace = network.workspace_bytes(backward=True)
         ctx.recorder.workspace(workspace, NAME)
+        note_kernels(ctx.recorder, network, data.dtype)
         del copy
         copy = data.contiguous()
         sizes = [shape.numel() for shape in ctx.shapes[2:]]
@@ -73,6 +75,24 @@ class _Recurrent(torch.autograd.Function):
         parts = [part.view(shape) for part, shape in zip(flat.split(sizes), ctx.shapes[2:])]
         kept = [state if wanted else None for state, wanted in zip([*states, None, None], ctx.wanted)]
         return (None, None, into, *kept, *parts)
+
+
+def note_kernels(recorder: Any, network: Network, dtype: torch.dtype) -> None:
+    """A small product for each step, layer and direction; two of them on the way back."""
+    wide = GATES[network.mode] * network.hidden
+    for layer in range(network.layers):
+        inputs = network.hidden * network.directions if layer else network.features
+        flops = 2 * network.rows * wide * (inputs + network.hidden)
+        count = (
+            network.tokens
+            // max(network.rows, 1)
+            * network.directions
+            * (2 if recorder.phase == "backward" else 1)
+        )
+        sizes = (flops, wide, network.rows, network.hidden)
+        moved = wide * (inputs + network.hidden) * network.itemsize
+        name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+        recorder.kernels.add((recorder.phase, recorder.step), "rnn", sizes, moved, name, count)
 
 
 def recurrent_kernels(recorder: Any) -> Dict[str, Callable[..., Any]]:
