@@ -26,6 +26,9 @@ def found() -> Dict[str, Any]:
         "frozen",
         "refuser",
         "kernels",
+        "constants",
+        "ctc",
+        "sparse",
     )
     command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -134,3 +137,17 @@ def test_attention_and_recurrent_layers_have_kernels_of_their_own(found: Dict[st
     assert seen["attention backward"][0][1][0] == 5 * 16 * 4 * 12 * 12 * 32
     cells = found["kernels"]["recurrent"]["rnn forward"]
     assert sum(row[0] for row in cells) == 2 * 7, "one for each layer and moment"
+
+
+def test_numbers_that_a_model_puts_on_its_inputs_device_are_known(found: Dict[str, Any]) -> None:
+    assert found["constants"]["widest"] == 2 * 4 * 6 * 4
+    assert found["constants"]["remarks"] == []
+
+
+def test_ctc_is_traced_though_meta_tensors_do_not_know_it(found: Dict[str, Any]) -> None:
+    assert found["ctc"]["way"] == "meta"
+    assert 4 * 30 * 11 * 4 in found["ctc"]["sizes"], "the table of all ways through five words"
+
+
+def test_sparse_gradients_are_traced(found: Dict[str, Any]) -> None:
+    assert found["sparse"]["way"] == "meta"

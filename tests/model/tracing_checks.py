@@ -225,9 +225,68 @@ def refuser() -> Dict[str, Any]:
     return {"way": trace.way, "output": largest, "remarks": trace.remarks}
 
 
+class Labels(nn.Module):
+    """Compares labels with a table that it makes from numbers on its input's device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sizes = torch.tensor([3, 5], device=x.device)
+        result: torch.Tensor = self.layer(x).repeat(1, int((sizes + 1).max()))
+        return result
+
+
+def constants() -> Dict[str, Any]:
+    trace = summarize(Labels(), torch.empty(2, 8, device="meta")).trace
+    assert trace is not None
+    widest = max(s.bytes_at(2) for s in trace.sites if s.operator == "aten::repeat")
+    return {"widest": widest, "remarks": trace.remarks}
+
+
+def _ctc(out: torch.Tensor, target: Any) -> torch.Tensor:
+    scores = out.log_softmax(-1).transpose(0, 1)
+    steps, rows, _ = scores.shape
+    words = torch.ones(rows, 5, dtype=torch.int64, device=scores.device)
+    lengths = [torch.full((rows,), count, device=scores.device) for count in (steps, 5)]
+    return nn.functional.ctc_loss(scores, words, *lengths)
+
+
+def ctc() -> Dict[str, Any]:
+    trace = summarize(nn.Linear(8, 20), torch.empty(4, 30, 8, device="meta"), loss=_ctc).trace
+    assert trace is not None
+    return {
+        "way": trace.way,
+        "sizes": [s.bytes_at(4) for s in trace.sites if s.operator == "aten::_ctc_loss"],
+    }
+
+
+def sparse() -> Dict[str, Any]:
+    model = nn.EmbeddingBag(100, 10, sparse=True, mode="sum")
+    tokens = torch.zeros(4, 6, dtype=torch.int64)
+    trace = summarize(model, tokens, optimizer=lambda p: torch.optim.SGD(p, 0.1)).trace
+    assert trace is not None
+    return {"way": trace.way}
+
+
 CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
     f.__name__: f
-    for f in (small_cnn, attention, autocast, scaling, reader, guarded, recurrent, frozen, refuser, kernels)
+    for f in (
+        small_cnn,
+        attention,
+        autocast,
+        scaling,
+        reader,
+        guarded,
+        recurrent,
+        frozen,
+        refuser,
+        constants,
+        ctc,
+        sparse,
+        kernels,
+    )
 }
 
 if __name__ == "__main__":

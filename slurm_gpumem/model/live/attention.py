@@ -51,6 +51,7 @@ def attention(
     if (enable_gqa and key.shape[1] != query.shape[1]) or not _efficient_takes(query, key, value):
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     bias = None if attn_mask is None else _bias(attn_mask, query, key)
+    attn_mask = None  # where it was copied, only the copy lives on
     return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
         query, key, value, bias, needs, dropout_p, is_causal, scale=scale
     )[0]

@@ -197,6 +197,7 @@ def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
         return False
 
     asked, asked_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    available = torch.amp.is_autocast_available
 
     def is_enabled(device_type: Optional[str] = None) -> bool:
         return state.enabled if device_type in (None, *ours) else asked(device_type)
@@ -204,12 +205,17 @@ def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
     def dtype_of(device_type: str) -> torch.dtype:
         return state.dtype if device_type in ours else asked_dtype(device_type)
 
+    def is_available(device_type: str) -> bool:
+        # Checkpointed layers are computed again under autocast only where their device has it.
+        return device_type in ours or available(device_type)
+
     replacements: Tuple[Tuple[Any, str, Any], ...] = (
         (kind, "__init__", begin),
         (kind, "__enter__", go_in),
         (kind, "__exit__", come_out),
         (torch, "is_autocast_enabled", is_enabled),
         (torch, "get_autocast_dtype", dtype_of),
+        (torch.amp, "is_autocast_available", is_available),
     )
     for owner, attribute, function in replacements:
         patched.append((owner, attribute, getattr(owner, attribute)))

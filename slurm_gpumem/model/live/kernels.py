@@ -294,7 +294,8 @@ def _bytes(tensors: Iterable[Optional[Tensor]]) -> int:
     """Bytes of tensors; of one that repeats its numbers (expanded), those in its storage."""
     total = 0
     for tensor in tensors:
-        if tensor is not None:
+        # A sparse gradient's parts are counted where they are made.
+        if tensor is not None and tensor.layout == torch.strided:
             total += min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
     return total
 

@@ -29,6 +29,11 @@ def meta_twin(model: nn.Module) -> nn.Module:
         known[id(tensor)] = to_meta(tensor)
         if tensor.grad is not None:
             known[id(tensor.grad)] = None
+    for module in model.modules():
+        for value in vars(module).values():
+            # Weights that a hook computes before each pass (weight norm, pruning) lie beside the parameters.
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                known[id(value)] = to_meta(value.detach())
     twin: nn.Module = copy.deepcopy(model, known)
     return twin
 
