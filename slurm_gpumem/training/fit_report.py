@@ -7,7 +7,7 @@ from math import ceil, exp
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from slurm_gpumem.memory.accuracy import quantile
-from slurm_gpumem.memory.correction.estimator import group_of, outside
+from slurm_gpumem.memory.correction.estimator import answer, outside
 from slurm_gpumem.memory.correction.folds import fold_of
 from slurm_gpumem.memory.correction.trees import from_json
 from slurm_gpumem.sizes import ceil_div
@@ -42,12 +42,11 @@ def held_out(found: Sequence[Row], parts: Sequence[Mapping[str, Any]]) -> List[H
         peak = request = 0.0
         strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
         for point in row.points:
-            center = correction.center.predict(point.features)
-            spread = exp(correction.spread.predict(point.features))
-            bound = correction.bounds[group_of(point.features)]
-            steps = bound.outside if strange else bound.quantile
+            center, made = answer(
+                point.total_mib, point.features, row.moved_mib, correction, strange=strange
+            )
             peak += point.share * point.total_mib * exp(center)
-            request += point.share * point.total_mib * exp(center + max(0.0, steps * spread))
+            request += point.share * made
         real, plain = round(row.real_mib) + row.moved_mib, round(row.total_mib) + row.moved_mib
         moved = row.moved_mib
         answers.append(

@@ -10,8 +10,10 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory.correction.anchors import anchors, grows
+from slurm_gpumem.memory.correction.choice import choose, options
 from slurm_gpumem.memory.correction.features import NAMES, features
 from slurm_gpumem.memory.correction.trees import Correction, load
+from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.structural.estimator import estimate_with
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
@@ -105,20 +107,36 @@ def _point(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correc
     plain, walk, result = estimate_with(summary, job, gpu)
     total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
     values = features(summary, walk, result, total)
-    center = correction.center.predict(values)
-    spread = exp(correction.spread.predict(values))
-    bound = correction.bounds[group_of(values)]
     strange = outside(values, summary, correction.ranges)
-    steps = bound.outside if strange else bound.quantile
+    # Shards are counted as on the measured GPU: a request moves with another one's context, and only with it.
+    measured = find_gpu(MEASURED_GPU).context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
+    center, request = answer(
+        total, values, measured - REFERENCE_CONTEXT_MIB, correction, strange=bool(strange)
+    )
+    coverage = correction.stakes[group_of(values)].coverage
     return _Point(
         plain=plain,
         peak=total * exp(center),
-        request=total * exp(center + max(0.0, steps * spread)),
+        request=request,
         center=center,
         strange=strange,
-        coverage=min(bound.coverage, OUTSIDE_COVERAGE) if strange else bound.coverage,
+        coverage=min(coverage, OUTSIDE_COVERAGE) if strange else coverage,
         grows=grows(result, total),
     )
+
+
+def answer(
+    total: float, values: Sequence[float], moved: float, correction: Correction, *, strange: bool
+) -> Tuple[float, float]:
+    """Centre and request (MiB) of a structural estimate, both with the reference context.
+
+    `moved` is the job's own context on the measured GPU less the reference's.
+    """
+    center = correction.center.predict(values)
+    stakes = correction.stakes[group_of(values)]
+    spread = exp(correction.spread.predict([*values, abs(center)])) * (stakes.wider if strange else 1.0)
+    found = options(total * exp(center), moved, spread, stakes.steps)
+    return center, choose(found, stakes.price)
 
 
 def _between(shares: Sequence[float], values: Sequence[float]) -> float:
