@@ -11,7 +11,7 @@ import gzip
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -39,7 +39,7 @@ FLOOR = 0.01
 CENTER_TREES, SPREAD_TREES = 200, 80
 Array = Any
 _PRICES = (0.5, 500.0)
-_HALVINGS = 24
+_HALVINGS = 14
 
 
 def fit_trees(
@@ -83,9 +83,28 @@ class Data:
         return np.log(self.real / self.summed(self.total * np.exp(center)))
 
 
-def fit(data: Data, chosen: Array, split: Optional[Array] = None) -> Dict[str, Any]:
-    """Centre, spread and stakes from the chosen rows; the stakes from rows that their trees never saw."""
-    center, spread = crossed(data, chosen, data.fold if split is None else split)
+class Centers:
+    """Centres by the folds that they were fitted without; one serves several fits."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._made: Dict[FrozenSet[int], Any] = {}
+
+    def without(self, *left_out: int) -> Any:
+        """The trees fitted on all rows but these folds'."""
+        key = frozenset(left_out)
+        if key not in self._made:
+            data = self._data
+            rest = ~np.isin(data.fold, list(key))[data.row]
+            target, weights = _target(data)[rest], data.share[rest]
+            self._made[key] = fit_trees(data.values[rest], target, CENTER_TREES, weights)
+        return self._made[key]
+
+
+def fit(data: Data, centers: Centers, *left_out: int) -> Dict[str, Any]:
+    """Centre, spread and stakes from all folds but these; the stakes from rows that their trees never saw."""
+    chosen = ~np.isin(data.fold, left_out)
+    center, spread = crossed(data, centers, left_out)
     inside = chosen[data.row]
     values = data.values[inside]
     ranges = _ranges(values)
@@ -94,40 +113,34 @@ def fit(data: Data, chosen: Array, split: Optional[Array] = None) -> Dict[str, A
         name: fit_stakes(data, chosen & (data.group == name), out, center, spread, share)
         for name, share in COVERAGE.items()
     }
+    last = fit_trees(
+        _with_center(values, center[inside]), _size(data, center)[inside], SPREAD_TREES, data.share[inside]
+    )
     return {
         "format": FORMAT_STAKES,
         "features": list(NAMES),
-        "center": _export(fit_trees(values, _target(data)[inside], CENTER_TREES, data.share[inside])),
-        "spread": _export(
-            fit_trees(
-                _with_center(values, center[inside]),
-                _size(data, center)[inside],
-                SPREAD_TREES,
-                data.share[inside],
-            )
-        ),
+        "center": _export(centers.without(*left_out)),
+        "spread": _export(last),
         "stakes": stakes,
         "ranges": [[float(low), float(high)] for low, high in ranges],
     }
 
 
-def crossed(data: Data, chosen: Array, split: Array) -> Tuple[Array, Array]:
-    """Centre and spread of every point among the chosen rows, by fits without its part of `split`."""
-    inside = chosen[data.row]
-    parts = split[data.row]
-    target = _target(data)
+def crossed(data: Data, centers: Centers, left_out: Sequence[int]) -> Tuple[Array, Array]:
+    """Centre and spread of every point of the other folds, by fits without its fold."""
+    parts = data.fold[data.row]
+    inside = ~np.isin(parts, left_out)
+    numbers = [int(number) for number in np.unique(parts[inside])]
     center = np.zeros(len(data.row))
-    for number in np.unique(split[chosen]):
-        held, rest = inside & (parts == number), inside & (parts != number)
-        model = fit_trees(data.values[rest], target[rest], CENTER_TREES, data.share[rest])
-        center[held] = model.predict(data.values[held])
+    for number in numbers:
+        own = parts == number
+        center[own] = centers.without(number, *left_out).predict(data.values[own])
     size = _size(data, center)
     values = _with_center(data.values, center)
     spread = np.zeros(len(data.row))
-    for number in np.unique(split[chosen]):
-        held, rest = inside & (parts == number), inside & (parts != number)
-        model = fit_trees(values[rest], size[rest], SPREAD_TREES, data.share[rest])
-        spread[held] = model.predict(values[held])
+    for number in numbers:
+        own, rest = parts == number, inside & (parts != number)
+        spread[own] = fit_trees(values[rest], size[rest], SPREAD_TREES, data.share[rest]).predict(values[own])
     return center, spread
 
 
@@ -259,8 +272,9 @@ def main(argv: Optional[List[str]] = None) -> int:
 def fit_all(found: Sequence[Row]) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """The model of all rows, and one without each fold."""
     data = Data(found)
-    parts = [fit(data, data.fold != number) for number in range(folds.FOLDS)]
-    return fit(data, np.ones(len(found), dtype=bool)), parts
+    centers = Centers(data)
+    parts = [fit(data, centers, number) for number in range(folds.FOLDS)]
+    return fit(data, centers), parts
 
 
 if __name__ == "__main__":

@@ -42,9 +42,7 @@ def held_out(found: Sequence[Row], parts: Sequence[Mapping[str, Any]]) -> List[H
         peak = request = 0.0
         strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
         for point in row.points:
-            center, made = answer(
-                point.total_mib, point.features, row.moved_mib, correction, strange=strange
-            )
+            center, made = answer(point.total_mib, point.features, row.moved_mib, correction, strange=strange)
             peak += point.share * point.total_mib * exp(center)
             request += point.share * made
         real, plain = round(row.real_mib) + row.moved_mib, round(row.total_mib) + row.moved_mib

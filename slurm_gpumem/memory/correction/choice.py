@@ -1,9 +1,9 @@
 """Which request to make of a corrected peak: at each one, weigh what it holds against what it wastes.
 
-How far above or below its corrected peak such a job's need may lie is known as a distribution: steps of the
-job's own spread, measured on architectures that the trees had not seen. Each possible request then has a share of
-cases in which the job would not fit, one in which it takes the shards that it needs or one more, and one in
-which it wastes little. The one that is worth most is made. So a request ends at a whole shard where that
+How far above or below its corrected peak a job's need may lie is known as a distribution: steps of the job's
+own spread, measured on architectures that the trees had not seen. Each possible request then has a share
+of cases in which the job would not fit, one in which it takes the shards that it needs or one more, and one
+in which it wastes little. The one that is worth most is made. So a request ends at a whole shard where that
 is near, sure jobs get a narrow one, and jobs that will waste shards in any case get a safe one.
 """
 
@@ -40,7 +40,7 @@ class Stakes:
     """What decides the requests of a group of jobs."""
 
     steps: Tuple[float, ...]
-    """At LEVELS: how many spreads above its corrected peak a job's need lies at most in that share of cases."""
+    """At LEVELS: how many spreads above its peak a job's need lies at most in that share of cases."""
     price: float
     """What a job that does not fit costs, in shard counts that are right."""
     wider: float

@@ -4,8 +4,8 @@
      "stakes": {group: {"steps": [...], "price": p, "wider": w, "coverage": c}}, "ranges": [[low, high], ...],
      "card": {...}}
 
-The spread's last feature is how far the centre moves the job. A file of format gpumem-correction/1 (traces) has
-"bounds" instead of stakes, {group: {"quantile": q, "outside": q, "coverage": c}}, and a spread of the same features.
+The spread's last feature is how far the centre moves the job. A file of format gpumem-correction/1 (traces)
+has "bounds" instead of stakes, {group: {"quantile": q, "outside": q, "coverage": c}}, and no such feature.
 
 An ensemble is {"start": number, "trees": [tree, ...]}; a tree is a number (a leaf) or
 [feature, threshold, tree if value <= threshold, tree otherwise]; its answer is the sum over the trees.

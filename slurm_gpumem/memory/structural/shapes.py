@@ -33,7 +33,8 @@ def with_shapes(summary: ModelSummary) -> Tuple[ModelSummary, str]:
     start, said = _usual_input(first)
     resized = _resized(summary.layers)
     if resized and len(start) == 4:
-        start, said = (*start[:2], resized, resized), f"an image of {resized} x {resized}, as the model resizes it"
+        start = (*start[:2], resized, resized)
+        said = f"an image of {resized} x {resized}, as the model resizes it"
     rows = _Guess(start).rows(summary.layers)
     sides = [row.outputs[0][-1] for row in rows if row.leaf and row.outputs and len(row.outputs[0]) == 4]
     if len(start) == 4 and not resized and sides and min(sides) >= IMAGE // 8:
