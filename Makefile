@@ -4,6 +4,7 @@
 # make test-recovery   the long forms of the recovery tests (as root)
 # make bench-accounting   gpumem report's figures over a million job records (minutes, 4 GB of disk)
 # make bench   start-up of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
+# make bench-sampler   what the node's sampler costs with 8 GPUs and 40 processes
 # make bench-recovery   what EpilogSlurmctld costs the jobs that are not ours
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit the learned correction on the measured runs in models/ (a few minutes)
@@ -23,7 +24,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: accuracy bench bench-accounting bench-recovery demo fit fit-utilization gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
+.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler demo fit fit-utilization gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -76,6 +77,9 @@ bench-accounting: setup-test
 
 bench: setup-test
 	$(BIN)/python tests/bench/bench.py
+
+bench-sampler: setup-test
+	$(BIN)/python tests/bench/sampler.py
 
 bench-recovery: setup-test
 	$(BIN)/python tests/bench/recovery.py

@@ -12,7 +12,9 @@ from slurm_gpumem.errors import ConfigError
 
 _SPOOL = "/var/spool/gpumem"
 _SITE_INDEX = "/var/lib/gpumem"
-_KEYS = ("dir", "index", "readers", "end_line")
+_KEYS = ("dir", "index", "readers")
+_KEYS_OF_NODE = ("spool", "end_line")
+"""What people look for here; it is in the table of the node."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def load_accounting_config(environ: Optional[Mapping[str, str]] = None) -> Accou
     table, node, sharing = (_table(tables, name, str(path)) for name in ("accounting", "node", "sharing"))
     for key in table:
         if key not in _KEYS:
-            raise ConfigError(f"{path}: accounting: unknown key {key!r}; known: {', '.join(_KEYS)}")
+            known = "it belongs to [node]" if key in _KEYS_OF_NODE else f"known: {', '.join(_KEYS)}"
+            raise ConfigError(f"{path}: accounting: unknown key {key!r}; {known}")
     spool = _folder(node, "spool", _SPOOL, f"{path}: node")
     readers = table.get("readers", [])
     if isinstance(readers, str):

@@ -21,6 +21,8 @@ from slurm_gpumem.accounting.scan import Look, Scanner
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
 Progress = Callable[[int, int], None]
 """(done, in all): called now and then."""
 
@@ -30,6 +32,8 @@ Loaded = Union[Run, str]
 _SETTLED_AFTER_S = 600.0
 """Its state and its faults become known within a minute after a job's end; then its record stays as it is."""
 _BATCH, _MANY = 400, 5000
+_AHEAD = 100
+"""So many files are opened, and the disk is asked for them, while as many before them are being read."""
 _BYTES_A_RECORD = 1500
 """About; only the progress bar goes by it."""
 
@@ -201,13 +205,29 @@ def _start_worker() -> None:
 
 
 def load_files(folder: str, names: Sequence[str], shard_mib: int) -> List[Loaded]:
-    """The runs of some files of a folder; in a process of its own when there are many."""
-    return [_load(f"{folder}/{name}", shard_mib) for name in names]
+    """The runs of some files of a folder; in a process of its own when there are many.
+
+    Small files that lie on a disk are waited for one by one unless it is asked for many at once.
+    """
+    loaded: List[Loaded] = []
+    opened: List[Union[int, str]] = []
+    try:
+        for at in range(0, len(names) + _AHEAD, _AHEAD):
+            before, opened = opened, [_open(f"{folder}/{name}") for name in names[at : at + _AHEAD]]
+            loaded += [_load(handle, shard_mib) if isinstance(handle, int) else handle for handle in before]
+    finally:
+        for handle in opened:
+            if isinstance(handle, int):
+                os.close(handle)
+    return loaded
 
 
 def read_record_file(path: str) -> Tuple[bytes, Optional[int]]:
     """A file's bytes, and its owner unless that is root or ourselves; never follows or waits for anything."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    return _read(os.open(path, _FLAGS))
+
+
+def _read(handle: int) -> Tuple[bytes, Optional[int]]:
     try:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
@@ -218,14 +238,27 @@ def read_record_file(path: str) -> Tuple[bytes, Optional[int]]:
     return data, None if about.st_uid in (0, os.geteuid()) else about.st_uid
 
 
-def _load(path: str, shard_mib: int) -> Loaded:
+def _open(path: str) -> Union[int, str]:
+    """An open file that the disk has been asked for; or why there is none."""
     try:
-        data, owner = read_record_file(path)
+        handle = os.open(path, _FLAGS)
+    except (FileNotFoundError, PermissionError):
+        return ""
+    except OSError as error:
+        return error.strerror or "cannot be read"
+    try:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+    except OSError:
+        pass  # no plain file: that is found out when it is read
+    return handle
+
+
+def _load(handle: int, shard_mib: int) -> Loaded:
+    try:
+        data, owner = _read(handle)
         return run_from(parse_record(data), owner, shard_mib=shard_mib)
     except BadRecordError as error:
         return str(error)
-    except (FileNotFoundError, PermissionError):
-        return ""
     except OSError as error:
         return error.strerror or "cannot be read"
 
@@ -245,7 +278,7 @@ def _unread(db: sqlite3.Connection, path: str) -> int:
 def _read_book(db: sqlite3.Connection, writer: _Writer, folder: int, path: str, shard_mib: int) -> None:
     """The lines behind those that were read before; a last line without its end is left for the next time."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(path, _FLAGS)
     except OSError:
         return
     with open(handle, "rb") as file:

@@ -30,6 +30,9 @@ PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "
 """Order of the numbers in a record's `parts=`."""
 
 
+_DECODE = json.JSONDecoder().raw_decode
+"""What json.loads calls in the end; a first index calls it a million times."""
+
 _Device = Tuple[str, Optional[int], str, Optional[int]]
 """UUID, number on the node, name, MiB."""
 
@@ -130,7 +133,10 @@ def parse_record(data: bytes) -> Dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise BadRecordError("larger than 1 MiB")
     try:
-        table = json.loads(data)
+        text = data.decode().lstrip()
+        table, end = _DECODE(text)
+        if text[end:].strip():
+            raise ValueError
     except (ValueError, RecursionError):
         raise BadRecordError("torn or no JSON" if data.strip() else "empty") from None
     if not isinstance(table, dict) or not isinstance(table.get("schema"), str):
@@ -194,13 +200,7 @@ def _run(
     observed = not shards and said("mode") == "observe"
     month, day = _month_and_day(int(start // _QUARTER_S))
     gpu_s = None if end is None else (end - start) * (len(devices) or 1)
-    recipe = (
-        _text(said("fp")),
-        _text(said("batch")),
-        _text(said("opt")),
-        _text(said("prec")),
-        _text(said("more")),
-    )
+    recipe = _recipe_text(said("fp"), said("batch"), said("opt"), said("prec"), said("more"))
     parts, samples, mean = said("parts"), get("samples"), _mib(get("mean_mib"))
     rest = (
         parts if type(parts) is str and _PARTS.fullmatch(parts) else "",
@@ -225,7 +225,7 @@ def _run(
         _text(get("user")) or str(uid),
         _text(get("partition")),
         _text(said("model")),
-        _SEPARATOR.join(recipe),
+        recipe,
         _text(said("by")),
         gpu or _text(said("gpu")),
         gpu_mib,
@@ -275,16 +275,23 @@ def _gpus(
     uuids: Any, per_gpu: Any
 ) -> Tuple[Tuple[_Device, ...], Optional[float], Optional[float], str, Optional[int]]:
     """Devices, the job's SM share and the GPUs' activity (means over GPUs), their name, least memory."""
-    devices = []
+    devices: List[_Device] = []
     shares: List[float] = []
     whole: List[float] = []
+    short, least = "", None
     table = per_gpu if type(per_gpu) is dict else _NOTHING
     for uuid in uuids[:_LIST] if type(uuids) is list else ():
         if type(uuid) is not str:
             continue
         values = table.get(uuid)
         get = values.get if type(values) is dict else _NOTHING.get
-        devices.append((_text(uuid), _whole(get("number")), _text(get("name")), _mib(get("memory_mib"))))
+        device, name = _device(uuid, _whole(get("number")), get("name"), _mib(get("memory_mib")))
+        if not devices:
+            short = name
+        devices.append(device)
+        mib = device[3]
+        if mib and (least is None or mib < least):
+            least = mib
         share, activity = _amount(get("sm_active_share"), 1.5), _amount(get("gpu_sm_active"), 1.5)
         if activity is None:
             # Without SM counters the part of time with any kernel is the next best that NVML has.
@@ -297,9 +304,21 @@ def _gpus(
         tuple(devices),
         sum(shares) / len(shares) if shares else None,
         sum(whole) / len(whole) if whole else None,
-        short_gpu_name(devices[0][2]) if devices else "",
-        min([mib for *_, mib in devices if mib], default=None),
+        short,
+        least,
     )
+
+
+@lru_cache(maxsize=16_384)
+def _recipe_text(*words: Any) -> str:
+    return _SEPARATOR.join(map(_text, words))
+
+
+@lru_cache(maxsize=16_384)
+def _device(uuid: str, number: Optional[int], name: Any, mib: Optional[int]) -> Tuple[_Device, str]:
+    """A GPU as it is stored, and its short name: the same for each job that was there."""
+    named = _text(name)
+    return (_text(uuid), number, named, mib), short_gpu_name(named)
 
 
 def _verdict(found: Any) -> str:

@@ -15,7 +15,6 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from slurm_gpumem.accounting.index import Filler
 from slurm_gpumem.accounting.schema import FAILED_WORD
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.slurm.commands import run
 
 _BATCH = 400
 _TIMEOUT_S = 5.0
@@ -89,6 +88,13 @@ def join_slurm(connection: sqlite3.Connection, *, force: bool = False, budget_s:
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('slurm', ?)", (why,))
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('slurm_asked', ?)", (str(time.time()),))
     return told
+
+
+def run(argv: Sequence[str], *, timeout_s: float) -> str:
+    """A Slurm command's stdout; the module for it is loaded only now, since most reports ask nothing."""
+    from slurm_gpumem.slurm import commands
+
+    return commands.run(argv, timeout_s=timeout_s)
 
 
 def ask(job_ids: Sequence[int]) -> List[SlurmRow]:

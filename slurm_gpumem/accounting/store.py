@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.accounting import place, schema
 from slurm_gpumem.accounting.config import AccountingConfig, load_accounting_config
@@ -69,8 +69,6 @@ class Store:
     def select(self, filters: Filters = ALL, *, limit: Optional[int] = None) -> Iterator[JobRow]:
         """The jobs in order of their start; with `limit`, the latest so many."""
         condition, values = self._sums.where(filters)
-        cursor = self._db.cursor()
-        cursor.row_factory = sqlite3.Row
         order = "first_start, job_id"
         sql = f"SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {order}"
         if limit is not None:
@@ -80,8 +78,11 @@ class Store:
                 f"ORDER BY {order}"
             )
             values.append(limit)
-        for row in cursor.execute(sql, values):
-            yield self._job(row)
+        rows = self._db.execute(sql, values)
+        names = [column[0] for column in rows.description]
+        for row in rows:
+            # Not sqlite3.Row, which searches all names for each value.
+            yield self._job(dict(zip(names, row)))
 
     def detail(self, row: JobRow) -> JobDetail:
         """One job in depth: reads its records again, curves included."""
@@ -120,7 +121,7 @@ class Store:
         """Where everything is."""
         return self._config
 
-    def _job(self, row: sqlite3.Row) -> JobRow:
+    def _job(self, row: Mapping[str, Any]) -> JobRow:
         text, rest = self._texts, rest_of(row["rest"])
         recipe = recipe_of(text[row["recipe"]])
         folded: Dict[str, Any] = {}
@@ -175,7 +176,7 @@ class Store:
             oom_limit_mib=folded.get("oom_limit_mib", row["limit_mib"] if row["oom"] else None),
         )
 
-    def _all_runs(self, head: sqlite3.Row) -> Dict[str, Any]:
+    def _all_runs(self, head: Mapping[str, Any]) -> Dict[str, Any]:
         """What a job's runs make together; the head's row has its own part only."""
         rows = self._db.execute(
             "SELECT energy_j, (end - start) * gpus, used_s, would_s, "

@@ -86,7 +86,8 @@ class CachingAllocator:
         # The same free blocks by where they begin and where they end: a freed block's neighbours.
         self._begins: Dict[int, int] = {}
         self._ends: Dict[int, int] = {}
-        self._next_segment = 1
+        self._lowest = _ADDRESS_MASK
+        """Where the last segment begins: the driver hands out addresses from above."""
         self._allocated = 0
         self._reserved = 0
         self._peak_allocated = 0
@@ -165,13 +166,13 @@ class CachingAllocator:
             size = LARGE_SEGMENT >> _UNIT_BITS
         else:
             size = -(-units // _OWN_ROUNDING) * _OWN_ROUNDING
-        address = self._next_segment
         # The gap of one unit keeps the blocks of two segments from ever being neighbours.
-        self._next_segment += size + 1
-        if self._next_segment > _ADDRESS_MASK:
+        address = self._lowest - size - 1
+        if address < 0:
             raise DoesNotFitError(
                 "as its summary reads, the model would need more than 32 TiB; is the batch size right?"
             )
+        self._lowest = address
         self._reserved += size
         return address, size
 

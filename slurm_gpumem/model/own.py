@@ -14,9 +14,13 @@ from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.model.own_mark import FORMAT
 from slurm_gpumem.model.trace_types import (
     CATEGORIES,
+    DTYPES,
+    KERNELS,
     PHASES,
+    SIZES,
     WAYS,
     Convolution,
+    Kernel,
     Phase,
     Polynomial,
     Reduction,
@@ -30,6 +34,7 @@ _AGAIN = "write it again with `gpumem summarize`"
 _LARGEST = 1 << 50
 _MOST_EVENTS = 4_000_000
 _LONGEST_NAME = 1000
+_MOST_SIZES = 5
 _LAYER_FIELDS = {field.name: field.default for field in fields(Layer)}
 
 Kind = TypeVar("Kind", Convolution, TracedJob)
@@ -92,7 +97,13 @@ def _trace_json(trace: Trace) -> Dict[str, Any]:
         "sites": sites,
         "phases": [[phase.event, phase.name, phase.step] for phase in trace.phases],
         "events": trace.events,
+        "kernels": [_kernel_row(kernel) for kernel in trace.kernels],
     }
+
+
+def _kernel_row(kernel: Kernel) -> List[Any]:
+    names = (KERNELS.index(kernel.kind), PHASES.index(kernel.phase), DTYPES.index(kernel.dtype))
+    return [*names, kernel.count, list(kernel.bytes), *(list(size) for size in kernel.sizes)]
 
 
 # -- Reading -------------------------------------------------------------------------------------
@@ -183,6 +194,7 @@ def _trace(content: Any) -> Trace:
         uses_conv=content.get("uses_conv", False) is True,
         uses_matmul=content.get("uses_matmul", False) is True,
         remarks=tuple(_text(text, "remark") for text in _list(content.get("remarks", []), "remarks")),
+        kernels=tuple(_kernel(row) for row in _list(content.get("kernels", []), "kernels")),
     )
 
 
@@ -201,6 +213,16 @@ def _site(
         convolution=convolutions[_whole(extra, "convolution")] if isinstance(extra, int) else None,
         reduction=_reduction(extra) if isinstance(extra, list) else None,
     )
+
+
+def _kernel(row: Any) -> Kernel:
+    if not 5 <= len(_list(row, "kernel")) <= 5 + _MOST_SIZES:
+        raise _Wrong("a kernel has too few or too many elements")
+    kind, phase, dtype, count = (_whole(number, "kernel") for number in row[:4])
+    sizes = tuple(_polynomial(size) for size in row[5:])
+    if len(sizes) < SIZES.get(KERNELS[kind], 1):
+        raise _Wrong("a kernel lacks sizes")
+    return Kernel(KERNELS[kind], PHASES[phase], DTYPES[dtype], sizes, _polynomial(row[4]), count)
 
 
 def _reduction(values: List[Any]) -> Reduction:

@@ -7,11 +7,37 @@ and a cuBLAS workspace depend on the GPU: the trace says where they are taken, t
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, Mapping, Optional, Tuple
 
 PHASES = ("setup", "forward", "backward", "optimizer", "evaluate")
 CATEGORIES = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
 """What an allocation is for. Workspaces are transient (cuDNN) or stay (cuBLAS)."""
+KERNELS = (
+    "gemm",
+    "conv",
+    "grouped",
+    "depthwise",
+    "attention",
+    "norm",
+    "pointwise",
+    "cast",
+    "view",
+    "foreach",
+    "rnn",
+)
+"""What operators of a step do; a view starts nothing and costs the CPU a little."""
+SIZES: Mapping[str, int] = {
+    "gemm": 4,
+    "conv": 5,
+    "grouped": 5,
+    "depthwise": 5,
+    "attention": 2,
+    "foreach": 2,
+    "rnn": 4,
+    "view": 0,
+}
+"""How many sizes such a kernel has; 1 where nothing is said."""
+DTYPES = ("fp32", "fp16", "bf16")
 WAYS = ("meta", "fake", "real")
 """How a model was traced: on meta tensors, on fake CPU tensors, or by a small real run on the CPU."""
 
@@ -85,6 +111,24 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """Equal kernels of one training step: what they compute and move."""
+
+    kind: str
+    """One of KERNELS."""
+    phase: str
+    """"forward", "backward" or "optimizer"."""
+    dtype: str
+    """"fp32", "fp16" or "bf16"."""
+    sizes: Tuple[Polynomial, ...]
+    """Products: rows, columns, length of the sum, how many, and for convolutions whether channels lie last;
+    attention: floating-point operations, rows of queries; foreach: tensors, numbers; rnn: operations,
+    width of all gates, rows of the batch, width of the state; others: numbers."""
+    bytes: Polynomial
+    count: int = 1
+
+
+@dataclass(frozen=True)
 class Phase:
     """Where a part of a step begins."""
 
@@ -133,6 +177,8 @@ class Trace:
     """cuBLAS gets loaded."""
     remarks: Tuple[str, ...] = field(default=())
     """What was assumed: unknown operators, values that were made up."""
+    kernels: Tuple[Kernel, ...] = field(default=())
+    """What a step after the first computes; empty where nobody looked."""
 
     def allocations(self) -> Iterator[Tuple[int, int, Optional[Site]]]:
         """(event, block, site) for an allocation, (event, block, None) for its release."""

@@ -85,6 +85,9 @@ class DcgmSource:
         }
         return replace(self._base.sample(uuid), **values)
 
+    def energy_j(self, uuid: str) -> Optional[float]:
+        return self._base.energy_j(uuid)
+
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
         return self._base.processes(uuid)
 

@@ -1,9 +1,13 @@
 """Activity, power and energy of the GPUs, read as seldom as that may be.
 
 Process lists are looked at every second, since a peak between two looks is lost. These values are not
-like that: energy and GPM's activity are counters, so that two readings some seconds apart hold
-all that was between them. A reading is due every few seconds, and whenever other jobs are on the GPU than
+like that: GPM's activity is a counter, so that two readings some seconds apart hold all that was
+between them. A reading is due every few seconds, and whenever other jobs are on the GPU than
 at the last one, so that each stretch belongs to one set of jobs.
+
+The driver's energy counter is exact and by far its dearest value (4 ms of processor time on an H200). It is
+read when the jobs change and else once a minute; until then power times time stands for it, and what that
+was off by is made up for at the next reading of the counter.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, Optional
 
-from slurm_gpumem.node.metrics import GpuSample, MetricSource
+from slurm_gpumem.node.metrics import GpuSample, MetricSource, SourceError
+
+COUNTER_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -21,15 +27,25 @@ class Reading:
     sample: GpuSample
     seconds: float
     energy_j: Optional[float]
+    """Negative when more was given before than the counter says."""
     sharers: FrozenSet[int]
     """The jobs that held memory of the GPU in that stretch."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _State:
     at: float
     sharers: FrozenSet[int]
     sample: GpuSample
+
+
+@dataclass
+class _Energy:
+    """The counter when it was last read, and what has been given to the jobs since."""
+
+    counter_j: Optional[float] = None
+    read_at: float = float("-inf")
+    given_j: float = 0.0
 
 
 class Meter:
@@ -39,6 +55,7 @@ class Meter:
         self._source = source
         self._every_s = every_s
         self._states: Dict[str, _State] = {}
+        self._energies: Dict[str, _Energy] = {}
 
     def read(self, uuid: str, active: FrozenSet[int], now: float) -> Optional[Reading]:
         """A reading when one is due, else None; raises SourceError like its source."""
@@ -47,22 +64,46 @@ class Meter:
             return None
         # When the GPU does not answer now, the stretch goes on until it does.
         sample = self._source.sample(uuid)
+        energy_j = self._energy(uuid, before, _State(now, active, sample))
         self._states[uuid] = _State(now, active, sample)
         if before is None:
             return Reading(sample, 0.0, None, active)
-        seconds = now - before.at
-        return Reading(sample, seconds, _energy(before.sample, sample, seconds), before.sharers)
+        return Reading(sample, now - before.at, energy_j, before.sharers)
 
     def last(self, uuid: str) -> GpuSample:
         """The values of the last reading, for whoever looks at the screen."""
         state = self._states.get(uuid)
         return GpuSample() if state is None else state.sample
 
+    def _energy(self, uuid: str, before: Optional[_State], now: _State) -> Optional[float]:
+        """Of the stretch that ends now; between two readings of the counter the jobs stay the same."""
+        energy = self._energies.setdefault(uuid, _Energy())
+        by_power = None if before is None else _by_power(before, now)
+        changed = before is not None and before.sharers != now.sharers
+        due = changed or energy.counter_j is None or now.at - energy.read_at >= COUNTER_EVERY_S
+        # Jobs that come and go every second must not make it dear: then power times time stands.
+        if not due or now.at - energy.read_at < self._every_s:
+            if changed:
+                self._energies[uuid] = _Energy(read_at=energy.read_at)
+            else:
+                energy.given_j += by_power or 0.0
+            return by_power
+        counter_j = self._counter(uuid)
+        self._energies[uuid] = _Energy(counter_j, now.at)
+        # The counter starts anew when the driver is loaded again.
+        if counter_j is None or energy.counter_j is None or counter_j < energy.counter_j:
+            return by_power
+        return counter_j - energy.counter_j - energy.given_j
 
-def _energy(before: GpuSample, now: GpuSample, seconds: float) -> Optional[float]:
-    if now.energy_j is None:
-        return None if now.power_w is None else now.power_w * seconds
-    # The counter starts anew when the driver is loaded again.
-    if before.energy_j is None or now.energy_j < before.energy_j:
-        return None
-    return now.energy_j - before.energy_j
+    def _counter(self, uuid: str) -> Optional[float]:
+        try:
+            return self._source.energy_j(uuid)
+        except SourceError:
+            # The reading itself is there and stands; this GPU's energy goes by its power until the next.
+            return None
+
+
+def _by_power(before: _State, now: _State) -> Optional[float]:
+    """Half by the power at its beginning, half by that at its end."""
+    known = [state.sample.power_w for state in (before, now) if state.sample.power_w is not None]
+    return sum(known) / len(known) * (now.at - before.at) if known else None

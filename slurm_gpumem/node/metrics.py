@@ -25,8 +25,6 @@ class GpuSample:
     utilization: Optional[float] = None
     """Part of the time in which any kernel ran at all."""
     power_w: Optional[float] = None
-    energy_j: Optional[float] = None
-    """A counter that only grows."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,9 @@ class MetricSource(Protocol):
 
     def sample(self, uuid: str) -> GpuSample: ...
 
+    def energy_j(self, uuid: str) -> Optional[float]:
+        """A counter that only grows; asking for it may be dear."""
+
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]: ...
 
     def xids(self) -> Sequence[Tuple[Optional[str], int]]:
@@ -68,6 +69,9 @@ class NoSource:
 
     def sample(self, uuid: str) -> GpuSample:
         return GpuSample()
+
+    def energy_j(self, uuid: str) -> Optional[float]:
+        return None
 
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
         return ()

@@ -40,8 +40,13 @@ class NvmlSource:
                 memory_total_mib=memory[1] if memory else None,
                 utilization=self.nvml.utilization(uuid),
                 power_w=self.nvml.power_w(uuid),
-                energy_j=self.nvml.energy_j(uuid),
             )
+        except NvmlError as error:
+            raise SourceError(str(error)) from None
+
+    def energy_j(self, uuid: str) -> Optional[float]:
+        try:
+            return self.nvml.energy_j(uuid)
         except NvmlError as error:
             raise SourceError(str(error)) from None
 
@@ -109,6 +114,9 @@ class GpmSource:
         except NvmlError as error:
             self._samples.pop(uuid, None)
             raise SourceError(str(error)) from None
+
+    def energy_j(self, uuid: str) -> Optional[float]:
+        return self._base.energy_j(uuid)
 
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
         return self._base.processes(uuid)

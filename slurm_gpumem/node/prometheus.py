@@ -187,7 +187,9 @@ def _written(labels: Labels) -> str:
 
 def _escaped_label(value: str) -> str:
     """User and GPU names may hold anything; control characters would only be a nuisance downstream."""
-    shown = "".join(letter if letter.isprintable() else "?" for letter in value[:_LONGEST_LABEL])
+    shown = value[:_LONGEST_LABEL]
+    if not shown.isprintable():
+        shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
     return shown.replace("\\", "\\\\").replace('"', '\\"')
 
 

@@ -1,8 +1,8 @@
 """The node's sampler: once a second, who uses how much of which GPU.
 
-`python -I -m slurm_gpumem.node.sampler`, one per node while shared jobs run there. It writes
-`live.json` at every look, which `gpumem node status` and the epilog read, and the job records
-every half minute. It also finishes jobs whose epilog was killed, on Slurm's word.
+`python -I -m slurm_gpumem.node.sampler`, one per node while shared jobs run there. It writes `live.json`,
+which `gpumem node status` and the epilog read, when there is news and else every two seconds, and the job
+records every half minute. It also finishes jobs whose epilog was killed, on Slurm's word.
 """
 
 from __future__ import annotations
@@ -12,32 +12,27 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.node import hook, jobs, records
+from slurm_gpumem.node import jobs, records
+from slurm_gpumem.node.complaints import Complaints
 from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import FaultLog, Loss
 from slurm_gpumem.node.files import lock_for_life, locked, read_json, write_json
-from slurm_gpumem.node.gpus import UUID, Gpu, find_gpus
+from slurm_gpumem.node.gpus import Gpu, find_gpus
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
 from slurm_gpumem.node.metrics import GpuProcess, MetricSource, SourceError, choose_source
-from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
-from slurm_gpumem.node.processes import uid_of
-from slurm_gpumem.node.slurm_truth import SlurmJob, SlurmTruth
-from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
+from slurm_gpumem.node.roster import Roster
+from slurm_gpumem.node.usage import GpuUsage, usage_from
 
 LIVE_SCHEMA = "gpumem-live/1"
-_SWEEP_AFTER_S = 2.0
-"""Slurm knows a job before its prolog runs: only a question asked this long after that counts against it."""
 _ACCOUNTING_EVERY = 5
-_ASK_OF_ENDS = 4
 _ELSEWHERE_EVERY = 5
 _LIVE_EVERY_S = 2.0
 
@@ -53,24 +48,16 @@ class Sampler:
         self.node = node
         self.source = source
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
-        self.truth = SlurmTruth(config, node)
-        self.usage: Dict[int, JobUsage] = {}
-        self._jobs: Dict[int, NodeJob] = {}
-        self._adopted: Dict[int, NodeJob] = {}
-        self._slurm: Dict[int, SlurmJob] = {}
-        self._absent: Dict[int, int] = {}
-        self._jobs_stamp = -1
+        self.complaints = Complaints(folder.root)
+        self._exporter = Exporter(folder, config, node)
+        self.roster = Roster(folder, config, node, self._exporter, self.complaints, self)
         self._owners = Owners()
         self._watch = Watch(config)
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
-        self._exporter = Exporter(folder, config, node)
         self._end_notes = EndNotes(folder, config)
         self._unfenced: Dict[int, int] = {}
-        self._ended: Dict[Tuple[int, int], int] = {}
-        """(job, restarts) whose epilog was here → how often Slurm has been asked since how it ended."""
         self._had: Dict[Tuple[int, str], bool] = {}
-        self._silent: Dict[str, str] = {}
         self._looked = time.monotonic()
         self._recorded = time.monotonic()
         self._ticks = 0
@@ -84,9 +71,9 @@ class Sampler:
         now = time.monotonic()
         self._ticks += 1
         seconds, self._looked = min(now - self._looked, 10 * self.config.interval_s), now
-        here = self._jobs_here()
-        if self._ask_slurm(here):
-            here = self._jobs_here()
+        here = self.roster.refresh()
+        if self.roster.ask_slurm(here):
+            here = self.roster.refresh()
         sluids = {job.sluid: job.job_id for job in here.values() if job.sluid}
         uids = {job.job_id: job.uid for job in here.values()}
         gpus: Dict[str, Any] = {}
@@ -94,7 +81,7 @@ class Sampler:
         self._unfenced = {}
         wanted = {uuid for job in here.values() for uuid in job.gpus}
         # Jobs that no prolog announced are looked for on the other GPUs, which costs, so not each time.
-        everywhere = self._slurm and self._ticks % _ELSEWHERE_EVERY == 0
+        everywhere = self.roster.slurm_has_jobs and self._ticks % _ELSEWHERE_EVERY == 0
         for uuid in sorted(wanted | set(self.gpus) if everywhere else wanted):
             try:
                 found = self.source.processes(uuid)
@@ -103,9 +90,9 @@ class Sampler:
                 reading = self._meter.read(uuid, active, now)
             except SourceError as error:
                 # A hiccup, or a GPU off the bus: say it once, and look again next time.
-                self.complain(uuid, str(error))
+                self.complaints.say(uuid, str(error))
                 continue
-            self._silent.pop(uuid, None)
+            self.complaints.settled(uuid)
             seen.extend(process.pid for process in found)
             gpus[uuid] = self._account(uuid, here, reading, by_job, seconds)
             self._take_driver_peaks(uuid, by_job)
@@ -116,61 +103,26 @@ class Sampler:
         # since the epilog of a job that has just been cancelled reads it.
         signature = [
             (job_id, usage.peak_mib(), usage.processes(), len(usage.notes), len(usage.events))
-            for job_id, usage in self.usage.items()
+            for job_id, usage in self.roster.usage.items()
         ]
         if signature != self._told or now - self._written >= _LIVE_EVERY_S:
             self._told, self._written = signature, now
             live = self._write_live(gpus)
-            self._try(lambda: self._exporter.write(live, now))
+            self.complaints.attempt(lambda: self._exporter.write(live, now))
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
-            self.write_records()
+            self.roster.write_records()
         return bool(here)
 
-    def write_records(self) -> None:
-        """Bring the records on disk up to date; an epilog that has closed one in the meantime wins."""
-        try:
-            with locked(self.folder.records_lock, 1.0):
-                for job in jobs.all_jobs(self.folder):
-                    if job.job_id in self.usage:
-                        record = records.open_record(job, self.node)
-                        records.merge_usage(record, self.usage[job.job_id].as_json())
-                        records.write_record(self.config.spool, record)
-        except OSError as error:
-            self.complain("records", str(error))
-        else:
-            self._silent.pop("records", None)
-
-    def finish_all(self) -> None:
-        """Before the end: no daemon stays behind that nobody refers to, no run uncounted."""
-        self._sweep_daemons()
-        for job_id, restarts in list(self._ended):
-            self._count(job_id, restarts)
-        self._try(self._exporter.close)
-        self.truth.close()
+    def close(self) -> None:
+        """Before the end: all that was seen is on disk, and nothing is left behind."""
+        self.roster.write_records()
+        self.roster.close()
+        self.complaints.attempt(self._exporter.close)
         self.source.close()
 
-    def _jobs_here(self) -> Mapping[int, NodeJob]:
-        try:
-            stamp = os.stat(self.folder.jobs).st_mtime_ns
-        except OSError:
-            stamp = -1
-        # A change within the clock's own grain would be missed once: look again for a while after it.
-        if stamp != self._jobs_stamp or time.time_ns() - stamp < 2_000_000_000:
-            self._jobs_stamp = stamp
-            before = self._jobs
-            self._jobs = {job.job_id: job for job in jobs.all_jobs(self.folder)}
-            for job_id in [job_id for job_id in self.usage if job_id not in self._jobs | self._adopted]:
-                self._forget(job_id, before.get(job_id))
-        for job in self._jobs.values():
-            if self.usage.setdefault(job.job_id, JobUsage(job.restarts)).restarts != job.restarts:
-                self.usage[job.job_id] = JobUsage(job.restarts)
-            self._set_limit(job)
-        return {**self._adopted, **self._jobs}
-
-    def _forget(self, job_id: int, job: Optional[NodeJob]) -> None:
-        """The epilog was here; what the job had on its GPUs a look ago, it has lost since."""
-        self._ended[job_id, self.usage.pop(job_id).restarts] = 0
+    def gone(self, job_id: int, job: Optional[NodeJob]) -> None:
+        """What the job had on its GPUs a look ago, it has lost since."""
         self._watch.forget(job_id)
         self._end_notes.forget(job_id)
         for uuid in job.gpus if job else ():
@@ -178,82 +130,9 @@ class Sampler:
                 self._lost(job, uuid)
         self._had = {key: had for key, had in self._had.items() if key[0] != job_id}
 
-    def _set_limit(self, job: NodeJob) -> None:
-        usage, known = self.usage[job.job_id], self._slurm.get(job.job_id)
-        if known is not None:
-            usage.verified, usage.shards = True, known.shards
-            claimed = job.claimed("shards")
-            if claimed is not None and known.shards is not None and claimed != known.shards:
-                usage.notes.add(f"its comment claims {claimed} shards, Slurm gave {known.shards}")
-        elif not usage.verified and usage.shards is None:
-            claim = hook.claimed_mib(self.config, job)
-            usage.shards = (
-                None if claim is None else (claim - self.config.headroom_mib) // self.config.shard_mib
-            )
-        usage.limit_mib = None if usage.shards is None else self.config.job_mib(usage.shards)
-
-    def _ask_slurm(self, here: Mapping[int, NodeJob]) -> bool:
-        """Whether there is news; the question runs beside us."""
-        unverified = any(not self.usage[job_id].verified for job_id in self._jobs)
-        answer = self.truth.poll(urgent=unverified)
-        if answer is None:
-            return False
-        self._slurm = {job_id: job for job_id, job in answer.items() if job.is_here}
-        self._note_ends(answer)
-        for job in here.values():
-            asked_late_enough = self.truth.asked_at - job.started > _SWEEP_AFTER_S
-            gone = job.job_id not in self._slurm and asked_late_enough
-            self._absent[job.job_id] = self._absent.get(job.job_id, 0) + 1 if gone else 0
-            if self._absent[job.job_id] >= 2:
-                self._sweep(job)
-        self._absent = {job_id: count for job_id, count in self._absent.items() if job_id in here}
-        self._sweep_daemons()
-        return True
-
-    def _note_ends(self, answer: Mapping[int, SlurmJob]) -> None:
-        """Slurm's word on how a job ended: an Epilog is told "0:0" of a job that was cancelled."""
-        for (job_id, restarts), asked in list(self._ended.items()):
-            known = answer.get(job_id)
-            if known is not None and known.is_over:
-
-                def amend(job_id: int = job_id, restarts: int = restarts, state: str = known.state) -> None:
-                    with locked(self.folder.records_lock, 1.0):
-                        records.amend_state(self.config.spool, job_id, restarts, self.node, state)
-
-                self._try(amend)
-            # Requeued, or forgotten: nobody will tell any more.
-            if (known is not None and known.is_over) or asked >= _ASK_OF_ENDS:
-                self._count(job_id, restarts)
-            else:
-                self._ended[job_id, restarts] = asked + 1
-
-    def _count(self, job_id: int, restarts: int) -> None:
-        del self._ended[job_id, restarts]
-        self._try(lambda: self._exporter.ended(job_id, restarts))
-
-    def _sweep(self, job: NodeJob) -> None:
-        """Slurm has told us twice that the job is not here any more: its epilog never ran to its end."""
-        log(self.folder.root, f"job {job.job_id} is gone but was not finished: done now")
-        if self._adopted.pop(job.job_id, None) is not None:
-            record = records.open_record(job, self.node)
-            records.merge_usage(record, self.usage.pop(job.job_id).as_json())
-            records.close_record(record, end=round(time.time(), 3), status="")
-            self._try(lambda: records.write_record(self.config.spool, record, durable=True))
-            self._try(lambda: self._exporter.count(record))
-            return
+    def finishing(self) -> None:
+        """What the epilog would have read."""
         self._write_live({})
-        self._try(lambda: hook.finish(self.folder, self.config, job, self.node, ""))
-
-    def _sweep_daemons(self) -> None:
-        service = MpsService(self.folder, self.config.mps_control)
-        folders = (name for name in hook.names_in(self.folder.mps) if UUID.fullmatch(name))
-        for uuid in {*folders, *(daemon.uuid for daemon in service.daemons())}:
-
-            def sweep(uuid: str = uuid) -> None:
-                with locked(self.folder.gpu_lock(uuid), 1.0):
-                    hook.sweep(self.folder, self.config, [uuid])
-
-            self._try(sweep)
 
     def _by_job(
         self, found: Sequence[GpuProcess], sluids: Mapping[str, int], uids: Mapping[int, int], uuid: str
@@ -261,25 +140,13 @@ class Sampler:
         by_job: Dict[Optional[int], List[GpuProcess]] = {}
         for process in found:
             owner = self._owners.job_of(process.pid, sluids, uids)
-            if owner is not None and owner not in self.usage and not self._adopt(owner, process.pid, uuid):
-                owner = None
-            adopted = None if owner is None else self._adopted.get(owner)
-            if adopted is not None and uuid not in adopted.gpus:
-                self._adopted[adopted.job_id] = replace(adopted, gpus=(*adopted.gpus, uuid))
+            if owner is not None:
+                if owner in self.roster.usage or self.roster.adopt(owner, process.pid, uuid):
+                    self.roster.seen_on(owner, uuid)
+                else:
+                    owner = None
             by_job.setdefault(owner, []).append(process)
         return by_job
-
-    def _adopt(self, job_id: int, pid: int, uuid: str) -> bool:
-        """A job with shards that no prolog announced: measured like the others, but not fenced."""
-        known = self._slurm.get(job_id)
-        if known is None or known.shards is None or known.uid != uid_of(pid):
-            return False
-        note = ("no prolog announced it: measured, not fenced",)
-        job = NodeJob(job_id, known.uid, "", (uuid,), "timeslice", round(time.time(), 3), notes=note)
-        self._adopted[job_id] = job
-        self.usage[job_id] = JobUsage(0, notes=set(note))
-        self._set_limit(job)
-        return True
 
     def _account(
         self,
@@ -290,13 +157,13 @@ class Sampler:
         seconds: float,
     ) -> Dict[str, Any]:
         active = [job_id for job_id in by_job if job_id is not None]
-        here = {**self._adopted, **here}
+        here = {**self.roster.adopted, **here}
         gpu, wall = self.gpus.get(uuid), time.time()
         for job_id in {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}:
             mine = by_job.get(job_id, [])
             sizes = [process.mib for process in mine if process.mib is not None]
             mib = sum(sizes) if sizes else (None if mine else 0.0)
-            usage = self.usage[job_id]
+            usage = self.roster.usage[job_id]
             gpu_usage = usage.gpus.get(uuid) or usage.gpus.setdefault(uuid, GpuUsage())
             if gpu_usage.memory_mib is None:
                 gpu_usage.memory_mib = self._meter.last(uuid).memory_total_mib
@@ -344,10 +211,12 @@ class Sampler:
             owner = owners.get(pid)
             if pid not in present and (pid, start) not in self._accounted:
                 self._accounted.add((pid, start))
-                alone = [job for job in self._jobs.values() if uuid in job.gpus and job.started <= start]
+                alone = [
+                    job for job in self.roster.announced.values() if uuid in job.gpus and job.started <= start
+                ]
                 owner = alone[0].job_id if len(alone) == 1 else None
             if owner is not None:
-                self.usage[owner].note_peak(uuid, mib)
+                self.roster.usage[owner].note_peak(uuid, mib)
 
     def _lost(self, job: NodeJob, uuid: str) -> None:
         self._had[job.job_id, uuid] = False
@@ -360,18 +229,18 @@ class Sampler:
                 self._faults.fault(uuid, time.time(), {"kind": "xid", "xid": xid})
         for loss, event in self._faults.events(time.time()):
             log(self.folder.root, f"job {loss.job_id} lost its GPU processes: {event}")
-            usage = self.usage.get(loss.job_id)
+            usage = self.roster.usage.get(loss.job_id)
             if usage is not None:
                 usage.events = [old for old in usage.events if old.get("at") != event["at"]] + [event]
-            self._try(lambda: self._amend(loss, event))  # noqa: B023 - called at once
+            self.complaints.attempt(lambda: self._amend(loss, event))  # noqa: B023 - called at once
 
     def _amend(self, loss: Loss, event: Mapping[str, Any]) -> None:
         with locked(self.folder.records_lock, 1.0):
             records.amend_record(self.config.spool, loss.job_id, loss.restarts, self.node, event)
 
     def _enforce(self, now: float) -> None:
-        for job_id, usage in self.usage.items():
-            job = self._jobs.get(job_id)
+        for job_id, usage in self.roster.usage.items():
+            job = self.roster.announced.get(job_id)
             sizes = [gpu.now_mib for gpu in usage.gpus.values() if gpu.now_mib is not None]
             actions = self._watch.check(
                 job_id,
@@ -385,12 +254,12 @@ class Sampler:
                 log(self.folder.root, f"{message} ({action})")
                 usage.notes.add(message)
                 if action in ("warn", "cancel"):
-                    self.truth.warn(job_id, f"gpumem: {message}")
+                    self.roster.truth.warn(job_id, f"gpumem: {message}")
                 if action == "cancel":
-                    self.truth.cancel(job_id)
+                    self.roster.truth.cancel(job_id)
 
     def _write_live(self, gpus: Mapping[str, Any]) -> Mapping[str, Any]:
-        here = {**self._adopted, **self._jobs}
+        here = self.roster.all_here()
         table: Dict[str, Any] = {
             "schema": LIVE_SCHEMA,
             "node": self.node,
@@ -405,13 +274,15 @@ class Sampler:
                     "gpus": job.gpus,
                     "estimate_mib": job.claimed("est"),
                     "request_mib": job.claimed("req"),
-                    **self.usage[job_id].as_json(),
+                    **self.roster.usage[job_id].as_json(),
                 }
                 for job_id, job in here.items()
             },
         }
-        self._try(lambda: write_json(self.folder.live, table, mode=0o600))
-        self._try(lambda: self._end_notes.write(self._jobs, table["jobs"], self._looked))
+        self.complaints.attempt(lambda: write_json(self.folder.live, table, mode=0o600))
+        self.complaints.attempt(
+            lambda: self._end_notes.write(self.roster.announced, table["jobs"], self._looked)
+        )
         return table
 
     def _take_up(self) -> None:
@@ -422,20 +293,7 @@ class Sampler:
         present = {job.job_id: job.restarts for job in jobs.all_jobs(self.folder)}
         for text, table in live.get("jobs", {}).items():
             if text.isdigit() and present.get(int(text)) == table.get("restarts"):
-                self.usage[int(text)] = usage_from(table)
-
-    def complain(self, about: str, message: str) -> None:
-        """Log it once, not once a second."""
-        if self._silent.get(about) != message:
-            self._silent[about] = message
-            log(self.folder.root, f"sampler: {message}")
-
-    def _try(self, action: Any) -> None:
-        """The sampler outlives full disks and stuck locks; it says so and goes on."""
-        try:
-            action()
-        except OSError as error:
-            self.complain("files", str(error))
+                self.roster.usage[int(text)] = usage_from(table)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -476,7 +334,7 @@ def _sample_until_idle(
         try:
             here = sampler.tick()
         except Exception as error:  # noqa: BLE001 - one bad look must not end the measuring of all jobs
-            sampler.complain("look", f"{type(error).__name__}: {error}")
+            sampler.complaints.say("look", f"{type(error).__name__}: {error}")
             here = True
         if here:
             busy = time.monotonic()
@@ -484,8 +342,7 @@ def _sample_until_idle(
             break
         due = max(due + config.interval_s, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
-    sampler.write_records()
-    sampler.finish_all()
+    sampler.close()
 
 
 if __name__ == "__main__":

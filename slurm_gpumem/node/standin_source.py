@@ -29,6 +29,9 @@ class StandinSource:
         used = sum(holder["mib"] for holder in self._holders(books))
         return GpuSample(memory_used_mib=used, memory_total_mib=books["capacity_mib"])
 
+    def energy_j(self, uuid: str) -> Optional[float]:
+        return None
+
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
         return tuple(
             GpuProcess(holder["pid"], float(holder["mib"]), self._is_client(holder["pid"], holder["start"]))

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 SHAPES = Path(__file__).resolve().parent / "configs" / "convolutions.json.gz"
 """Distinct convolutions of the catalogue's development models:
 [channels, outputs, size, kernel, stride, padding, dilation, transposed, output padding, groups]."""
+RUNS = SHAPES.with_name("convolutions-of-runs.json.gz")
+"""The same with the type, channels last and the batch of a measured run (probe_shapes.py)."""
 LARGEST_TENSOR = 768 << 20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -57,7 +59,10 @@ def _convolutions(rng: random.Random) -> List[Case]:
             if rng.random() > share or (last and len(shape[2]) != 2):
                 continue
             cases += [_convolution(shape, dtype, last, batch) for batch in _batches(shape, rng)]
-    return cases
+    with gzip.open(RUNS, "rt") as file:
+        return cases + [
+            _convolution(shape, dtype, last, batch) for *shape, dtype, last, batch in json.load(file)
+        ]
 
 
 def _convolution(shape: Shape, dtype: str, last: bool, batch: int) -> Case:
@@ -94,9 +99,9 @@ def _batches(shape: Shape, rng: random.Random) -> List[int]:
 def _invented(rng: random.Random) -> List[Shape]:
     """Shapes that the catalogue has few of: one and three dimensions, odd numbers of channels."""
     shapes: List[Shape] = []
-    for dimensions, count in ((1, 450), (2, 350), (3, 120)):
+    for dimensions, count in ((1, 450), (2, 900), (3, 150)):
         for _ in range(count):
-            kernel, stride = rng.choice((1, 3, 3, 5, 7)), rng.choice((1, 1, 1, 2))
+            kernel, stride = rng.choice((1, 3, 3, 5, 7, 2, 4)), rng.choice((1, 1, 1, 2))
             length = int(2 ** rng.uniform(*{1: (5, 13), 2: (2.5, 8), 3: (2.5, 6)}[dimensions]))
             dilation = rng.choice((1, 1, 1, 2, 4)) if kernel > 1 and stride == 1 else 1
             channels, outputs = (_channels(rng) for _ in range(2))

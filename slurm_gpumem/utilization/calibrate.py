@@ -7,10 +7,8 @@ from typing import Any, Dict, List, Mapping
 
 from slurm_gpumem.errors import CalibrationError
 from slurm_gpumem.memory.calibrate import Calibration, run_probe
-from slurm_gpumem.memory.gpus import closest_gpu
-from slurm_gpumem.memory.types import Gpu
 from slurm_gpumem.utilization.model import packaged
-from slurm_gpumem.utilization.reference import Compared, compare, rates_from
+from slurm_gpumem.utilization.reference import Compared, compare, nominal, rates_from
 
 _PROBE = "slurm_gpumem.utilization.reference_probe"
 
@@ -34,18 +32,11 @@ def calibrated(calibration: Calibration, probe: Mapping[str, Any]) -> Calibratio
     return replace(calibration, fields=tuple(fields.items()), notes=tuple(notes))
 
 
-def nominal(name: str, memory_mib: int) -> Gpu:
-    """The package's own entry for a GPU, whatever the site's file says."""
-    from pathlib import Path
-
-    return closest_gpu(name, memory_mib, site_file=Path("/nonexistent"))
-
-
 def _line(item: Compared) -> str:
     parts: List[str] = [
-        f"reference set, {item.reference.name}: step {item.measured_s * 1000:.3g} ms, "
-        f"{item.predicted_s * 1000:.3g} ms by the table"
+        f"reference set, {item.reference.name}: step {item.measured_s * 1000:.4g} ms, "
+        f"{item.expected_s * 1000:.4g} ms by the table"
     ]
     if item.measured_sm >= 0:
-        parts.append(f"SM activity {item.measured_sm:.0f} %, {item.predicted_sm:.0f} % predicted")
+        parts.append(f"SM activity {item.measured_sm:.4g} %, {item.predicted_sm:.0f} % predicted")
     return "; ".join(parts)

@@ -1,22 +1,32 @@
 """The short reference set of `gpumem calibrate --utilization`: five small jobs, each bound by one thing.
 
-Each is a chain of linear layers or activations, so that its kernels are known exactly: a step that takes
-longer than predicted says which rate of this GPU (or of its node's CPU) is other than in the table.
+Each is a chain of linear layers or activations. models/reference-set.toml has their times on the GPU that
+utilization was fitted on; a step that takes longer here than those times and the table's rates say tells
+which rate of this GPU (or of its node's CPU) is other than in the table.
 """
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, NamedTuple, Tuple
+from pathlib import Path
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.memory.gpus import closest_gpu
 from slurm_gpumem.memory.structural.estimator import simulate
 from slurm_gpumem.memory.types import Gpu, TrainingJob
 from slurm_gpumem.model.types import Layer, ModelSummary
+from slurm_gpumem.toml_file import load_toml
 from slurm_gpumem.utilization.features import Seen
 from slurm_gpumem.utilization.model import UtilizationModel
 from slurm_gpumem.utilization.predict import SUMMARY, answer
-from slurm_gpumem.utilization.roofline import rates_of, step_times
+from slurm_gpumem.utilization.roofline import MEASURED_GB_S, MEASURED_TFLOPS, rates_of, step_times
 from slurm_gpumem.utilization.work import StepWork, step_work
 
+FILE = "reference-set.toml"
+FITTED_ON = "h200"
+STEP_FIELD, SM_FIELD = "reference_step_ms", "reference_sm_active"
+"""Fields of a GPU's entry, numbers in the order of REFERENCES: what was measured, before it became rates."""
 RATES = ("fp32", "tf32", "half", "bandwidth", "host")
 """What the jobs are bound by, in this order: three peak rates, memory, the CPU that starts kernels."""
 
@@ -51,10 +61,11 @@ REFERENCES = (
 
 
 class Compared(NamedTuple):
-    """A reference job as predicted and as measured."""
+    """A reference job as the table of GPUs makes it expected, and as measured."""
 
     reference: Reference
-    predicted_s: float
+    expected_s: float
+    """What it took where utilization was fitted, times how the table says that this GPU compares."""
     measured_s: float
     predicted_sm: float
     measured_sm: float
@@ -62,8 +73,8 @@ class Compared(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How much longer it takes than predicted."""
-        return self.measured_s / self.predicted_s
+        """How much longer it takes than the table says."""
+        return self.measured_s / self.expected_s
 
 
 def summary_of(reference: Reference) -> ModelSummary:
@@ -94,21 +105,43 @@ def work_of_reference(reference: Reference, gpu: Gpu) -> StepWork:
     return step_work(walk.tape, reference.job)
 
 
+def fitted_seconds(path: Optional[Path] = None) -> Dict[str, float]:
+    """By what they are bound by: seconds of the reference jobs on the GPU that utilization was fitted on."""
+    path = path or data_path("models", FILE)
+    steps = load_toml(path).get(FITTED_ON, {}).get(STEP_FIELD)
+    good = isinstance(steps, list) and all(
+        isinstance(step, (int, float)) and not isinstance(step, bool) and step > 0 for step in steps
+    )
+    if not good or len(steps) != len(REFERENCES):
+        raise ConfigError(
+            f"{path}: [{FITTED_ON}] {STEP_FIELD} must be {len(REFERENCES)} numbers of milliseconds, "
+            f"not {steps!r}"
+        )
+    return {reference.bound_by: step / 1000 for reference, step in zip(REFERENCES, steps)}
+
+
 def compare(measured: Mapping[str, Mapping[str, float]], gpu: Gpu, model: UtilizationModel) -> List[Compared]:
-    """Every measured reference beside the roofline's answer for this GPU."""
+    """Every measured reference beside what the table of GPUs says of it.
+
+    The roofline is only asked how times on two GPUs compare, never how long one is: where it is wrong about
+    a reference job, it is so on both, and that is no property of this GPU.
+    """
     fitted = model.sources[SUMMARY]
+    there = fitted_seconds()
+    other = nominal(FITTED_ON)
     found = []
     for reference in REFERENCES:
         taken = measured.get(reference.name)
         if taken is None:
             continue
         work = work_of_reference(reference, gpu)
-        times = step_times(work, rates_of(gpu), fitted.coefficients)
+        here = step_times(work, rates_of(gpu), fitted.coefficients).step
+        scale = here / step_times(work, rates_of(other), fitted.coefficients).step
         got = answer(work, Seen(), gpu, fitted, model.outside)
         found.append(
             Compared(
                 reference,
-                times.step,
+                there[reference.bound_by] * scale,
                 taken["step_seconds"],
                 100 * got.values["sm_active"],
                 taken.get("sm_active", -1.0),
@@ -119,15 +152,31 @@ def compare(measured: Mapping[str, Mapping[str, float]], gpu: Gpu, model: Utiliz
 
 def rates_from(items: List[Compared], gpu: Gpu) -> Dict[str, object]:
     """The fields of a GPU's entry that make the reference jobs take as long as they took."""
-    ratio = {item.reference.bound_by: min(max(item.ratio, 0.1), 10.0) for item in items}
+    ratio = {item.reference.bound_by: item.ratio for item in items}
     fields: Dict[str, object] = {}
-    if gpu.tflops and {"fp32", "tf32", "half"} <= set(ratio):
+    if {"fp32", "tf32", "half"} <= set(ratio):
+        # Where the table has no rates, the roofline took those of the GPU that it was fitted on.
+        known = gpu.tflops or MEASURED_TFLOPS
         fields["tflops"] = [
-            round(rate / ratio[name], 1) for rate, name in zip(gpu.tflops, ("fp32", "tf32", "half"))
+            round(rate / ratio[name], 1) for rate, name in zip(known, ("fp32", "tf32", "half"))
         ]
-    if gpu.bandwidth_gb_s and "bandwidth" in ratio:
-        fields["bandwidth_gb_s"] = max(1, round(gpu.bandwidth_gb_s / ratio["bandwidth"]))
+    if "bandwidth" in ratio:
+        fields["bandwidth_gb_s"] = max(1, round((gpu.bandwidth_gb_s or MEASURED_GB_S) / ratio["bandwidth"]))
     if "host" in ratio:
         fields["host_factor"] = round(gpu.host_factor * ratio["host"], 3)
     fields["utilization_measured"] = True
+    if len(items) == len(REFERENCES):
+        fields[STEP_FIELD] = [_digits(1000 * item.measured_s) for item in items]
+        if all(item.measured_sm >= 0 for item in items):
+            fields[SM_FIELD] = [_digits(item.measured_sm) for item in items]
     return fields
+
+
+def nominal(name: str, memory_mib: Optional[int] = None) -> Gpu:
+    """The package's own entry for a GPU, whatever the site's file says."""
+    return closest_gpu(name, memory_mib, site_file=Path("/nonexistent"))
+
+
+def _digits(value: float) -> float:
+    """With four digits."""
+    return float(f"{value:.4g}")

@@ -16,7 +16,9 @@ from typing import Any, Callable, Dict, List, Optional
 
 from slurm_gpumem.utilization.reference import REFERENCES, Reference
 
-SECONDS = 1.5
+SECONDS = 0.5
+WINDOWS = 5
+"""The median of so many counts: a moment in which the node does something else does not show."""
 _WARM_STEPS = 5
 _SM_ACTIVE = 2
 """NVML's number of the GPM metric."""
@@ -62,6 +64,15 @@ def _measure(torch: Any, reference: Reference, counters: Optional[Any]) -> Dict[
         step()
     torch.cuda.synchronize()
     first = counters.now() if counters else None
+    seconds = sorted(_seconds(torch, step) for _ in range(WINDOWS))
+    taken = {"step_seconds": seconds[WINDOWS // 2], "fastest": seconds[0], "slowest": seconds[-1]}
+    if counters and first is not None:
+        taken["sm_active"] = counters.since(first)
+    return taken
+
+
+def _seconds(torch: Any, step: Callable[[], None]) -> float:
+    """The time of a step, over a window."""
     begun = time.monotonic()
     count = 0
     while time.monotonic() - begun < SECONDS:
@@ -70,10 +81,7 @@ def _measure(torch: Any, reference: Reference, counters: Optional[Any]) -> Dict[
         if count % 3 == 0:
             torch.cuda.synchronize()
     torch.cuda.synchronize()
-    taken = {"step_seconds": (time.monotonic() - begun) / count, "steps": float(count)}
-    if counters and first is not None:
-        taken["sm_active"] = counters.since(first)
-    return taken
+    return (time.monotonic() - begun) / count
 
 
 def _step(torch: Any, reference: Reference) -> Callable[[], None]:

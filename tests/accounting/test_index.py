@@ -217,8 +217,8 @@ def test_a_large_folder_is_compared_with_what_is_known_at_once(
     opened(tmp_path).close()
     write(tmp_path / "spool", record(20, node="n7"))
     read: List[str] = []
-    load = gather._load
-    monkeypatch.setattr(gather, "_load", lambda path, mib: read.append(path) or load(path, mib))
+    opened_file = gather._open
+    monkeypatch.setattr(gather, "_open", lambda path: read.append(path) or opened_file(path))
     with opened(tmp_path) as store:
         assert store.freshness.records == 20
     assert [Path(path).name for path in read] == ["20.0.n7.json"]

@@ -47,7 +47,10 @@ def main(argv: List[str]) -> int:
             "GPUMEM_INDEX": f"{root}/index",
             "HOME": str(root),
             "XDG_CACHE_HOME": str(root),
+            # Modules are compiled once, by the first call, as they are when pip installs them.
+            "PYTHONPYCACHEPREFIX": f"{root}/compiled",
         }
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
         within = _figures(env)
         size = sum(path.stat().st_size for path in (root / "index").iterdir())
         print(f"the index has {size / 1e6:,.0f} MB; load of this machine {os.getloadavg()[0]:.1f}")

@@ -79,6 +79,7 @@ def neighbours(
             "loss_last": mean([s[2] for s in steps][-10:]),
             "longest_step_s": max((s[1] for s in steps if s[0] > acted - 1), default=None),
             "record_hints": m.record(victim).get("hints"),
+            "record_verdict": m.record(victim).get("verdict"),
             "record_events": m.record(victim).get("events"),
             "exit_code": m.record(victim).get("exit_code"),
             "signal": m.record(victim).get("signal"),

@@ -342,14 +342,14 @@ def nvml_costs() -> Dict[str, float]:
     try:
         nvml = Nvml()
         uuid = nvml.devices()[0][1]
-        sample = nvml.gpm_sample(uuid)
+        earlier, sample = nvml.gpm_sample(uuid), nvml.gpm_sample(uuid)
         calls = {
             **{
                 name: lambda name=name: getattr(nvml, name)(uuid)
                 for name in ("processes", "mps_processes", "memory_mib", "utilization", "power_w", "energy_j")
             },
             "gpm_sample": lambda: nvml.gpm_sample(uuid, sample),
-            "gpm_metrics": lambda: sample and nvml.gpm_metrics(sample, sample),
+            "gpm_metrics": lambda: earlier and sample and nvml.gpm_metrics(earlier, sample),
             "xids": nvml.xids,
             "accounting_peaks": lambda: nvml.accounting_peaks(uuid),
         }

@@ -1,6 +1,7 @@
 """Make the committed report of a run: without serial numbers, UUIDs and paths of the machine it ran on.
 
     python3 tests/gpu/life_publish.py node_life.json [folder of the jobs' own results] docs/admin/node-life
+    python3 tests/gpu/life_publish.py recovery_life.json docs/admin/recovery-life
 
 The text above the first heading of the second level in an existing page is kept: people wrote it.
 """
@@ -16,12 +17,13 @@ from typing import Any, Dict, List
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from life_report import report
+import life_report
+import recovery_life
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SOME_GPU = "GPU-11111111-2222-3333-4444-555555555555"
 _DROPPED = ("Serial Number", "loading NVIDIA", "Clearing it", "Persistence mode")
-_STATE = re.compile(r"(?<![\w/])/[\w./-]*?/glife\b")
+_STATE = re.compile(r"(?<![\w/])/[\w./-]*?/(?:glife|grecover)\b")
 
 
 def public(value: Any) -> Any:
@@ -48,8 +50,12 @@ def with_pids(results: Dict[str, Any], jobs: Path) -> None:
 
 
 def _short(key: str, entry: Any) -> Any:
-    """A kernel's number is enough; what its builder called it names the machine."""
-    return entry.partition("-")[0] if key == "kernel" and isinstance(entry, str) else entry
+    """What its builder called a kernel names the machine; of many steps, how many and when is enough."""
+    if key == "kernel" and isinstance(entry, str):
+        return entry.partition("-")[0]
+    if key == "steps" and isinstance(entry, list) and len(entry) > 10:
+        return {"count": len(entry), "first": entry[0], "last": entry[-1]}
+    return entry
 
 
 def _dropped(entry: Any) -> bool:
@@ -64,6 +70,7 @@ def main(argv: List[str]) -> int:
     results = public(results)
     data, page = target.with_suffix(".json"), target.with_suffix(".md")
     data.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+    report = life_report.report if "parts" in results else recovery_life.report
     fresh = report(results).replace("node_life.json", data.name)
     if page.exists():
         fresh = page.read_text().partition("\n## ")[0] + "\n## " + fresh.partition("\n## ")[2]

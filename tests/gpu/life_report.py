@@ -90,7 +90,7 @@ def _victims(part: Dict[str, Any]) -> List[str]:
         f"held {_n(culprit['held_mib'])} MiB under limit {culprit['limit']}; "
         f"record: exit {record.get('exit_code')}, "
         f"signal {record.get('signal')}, peak {_n(record.get('peak_mib'))} MiB, "
-        f"hints {record.get('hints')}, events {record.get('events')}.",
+        f"hints {record.get('hints')}, verdict {record.get('verdict')}, events {record.get('events')}.",
         "",
         "| neighbour | lived | died after | error | steps before/later | loss | longest | exit | hints |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -102,7 +102,8 @@ def _victims(part: Dict[str, Any]) -> List[str]:
             f"| {victim['steps_before']}/{victim['steps_later']} "
             f"| {_n(victim['loss_before'], 3)} → {_n(victim['loss_last'], 3)} "
             f"| {_n(victim['longest_step_s'], 3)} s | {victim['exit_code']} "
-            f"| {victim['record_hints']} {victim['record_events'] or ''} |"
+            f"| {victim['record_hints']} {victim.get('record_verdict') or ''} "
+            f"{victim['record_events'] or ''} |"
         )
     lines += ["", f"MPS servers before: {part['servers_before']}; after: {part['servers_after']}."]
     if "next_job" in part:

@@ -235,6 +235,9 @@ def main() -> int:
     temporary.replace(f"{args.out}.json")
     if args.standin and part is not None:
         part.gpu.release()
+    if result["error"]:
+        # At the end of the log, where the task epilog reads it.
+        print(result["error"], file=sys.stderr, flush=True)
     sys.stdout.flush()
     # Without Python's own clean-up: a context that faulted may hang there.
     os._exit(1 if result["error"] else 0)

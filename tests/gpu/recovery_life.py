@@ -172,6 +172,7 @@ class Recovery:
 def report(results: Dict[str, Any]) -> str:
     """The results for people."""
     lines = ["# A job outgrows its share and comes back", ""]
+    lines += ["Made by `tests/gpu/recovery_life.py`.", "", "## The run", ""]
     lines += [f"- {key}: {value}" for key, value in (results.get("machine") or {}).items()]
     if results.get("stopped"):
         lines += ["", f"**Stopped: {results['stopped']}**"]

@@ -16,7 +16,7 @@ from typing import Iterator
 import pytest
 
 from slurm_gpumem.devcluster import ledger
-from slurm_gpumem.node import jobs, sampler
+from slurm_gpumem.node import jobs, roster
 from slurm_gpumem.node.metrics import choose_source
 from slurm_gpumem.node.sampler import Sampler
 from tests.node.conftest import OTHER_USER, USER, Node, needs_root, samplers_of, until
@@ -222,11 +222,11 @@ def _ask_slurm_until_clean(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     squeue = node.root / "bin" / "squeue"
     squeue.write_text("#!/bin/sh\nexit 0\n")
     squeue.chmod(0o755)
-    monkeypatch.setattr(sampler, "_SWEEP_AFTER_S", 0.0)
+    monkeypatch.setattr(roster, "_SWEEP_AFTER_S", 0.0)
     node = node.with_config(slurm_bin=node.root / "bin", slurm_every_s=0.05)
     looker = Sampler(node.folder, node.config, "n1", choose_source(node.config, "n1", node.gpus), node.gpus)
     until(lambda: not looker.tick() and not node.mps.daemons(), 30)
-    looker.finish_all()
+    looker.close()
 
 
 def _assert_clean(node: Node) -> None:

@@ -196,7 +196,7 @@ def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(
     until(lambda: desk.live() and load_tally(desk.folder.counters).ended == {"failed": 1})
     _end(desk, 2, "0:0")
     desk.sampler.tick()
-    desk.sampler.finish_all()
+    desk.sampler.close()
     families = parse(file.read_text())
     assert families["gpumem_sampler_running"].value() == 0
     assert "gpumem_job_info" not in families

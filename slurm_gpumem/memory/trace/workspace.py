@@ -1,46 +1,169 @@
 """How much cuDNN takes for a moment for a convolution.
 
-cuDNN's fast kernels want channels last: for other layouts it copies input, output and weight into its
-workspace. Gradients of weights are summed in parts, each as large as the weight.
+cuDNN's fast kernels want channels last and aligned channels: for other layouts they copy input, output and
+weight into their workspace; gradients of weights are summed in parts. Which kernel cuDNN picks is its own
+heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
+(`training/fit_workspaces.py`), say which of these sums a call takes; the middle one of their answers counts.
 """
 
 from __future__ import annotations
 
-from math import prod
+import gzip
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log2, prod
+from statistics import median
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.model.trace_types import Convolution, evaluate
 
-_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
-_PARTS_LIMIT = 8 << 20
-"""Bytes that the parts of a weight's gradient take at most, by what was measured."""
-_MOST_PARTS = 14
+FILE = "cudnn-workspaces.json.gz"
+FORMAT = "gpumem-cudnn-workspaces/1"
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
+ALIGNMENT_BYTES = 16
+"""Channels are padded to this many bytes ..."""
+GROUP_ALIGNMENT = 32
+"""... and those of one group of several to this many channels."""
+
+BASES = ("nothing", "data", "output", "both", "data+weight", "output+weight", "all", "all+weight",
+         "weight", "weight of each", "weight of each, at most both")  # fmt: skip
+"""Sums of which a workspace is a multiple: copies of input and output, of the weight, a weight per sample."""
+FEATURES = ("batch", "channels of a group", "outputs of a group", "groups", "depthwise", "dimensions",
+            "positions", "output positions", "taps", "longest side of the kernel", "stride", "dilation",
+            "transposed", "bytes of a number", "channels last", "channels modulo 8", "outputs modulo 8",
+            "data", "output", "weight", "operations", "weight against data", "weights against data",
+            "last size", "last output size", "products a number", "products a gradient",
+            "data against output", "padding", "output rows")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """One convolution with its batch size, as cuDNN is asked for it."""
+
+    convolution: Convolution
+    rows: int
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return BYTES[self.convolution.dtype]
+
+    @property
+    def data(self) -> int:
+        """Bytes of the input."""
+        return self.rows * self.convolution.channels * prod(self.convolution.size) * self.width
+
+    @property
+    def output(self) -> int:
+        """Bytes of the output."""
+        return self.rows * self.convolution.outputs * prod(self.convolution.out_size) * self.width
+
+    @property
+    def weight(self) -> int:
+        """Bytes of the weight."""
+        c = self.convolution
+        return c.channels * c.outputs * prod(c.kernel) * self.width // c.groups
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One decision tree; a node without a feature is a leaf."""
+
+    features: Sequence[int]
+    """Index of the feature that a node asks for; -1 - base for a leaf."""
+    thresholds: Sequence[float]
+    """At most this goes left; for a leaf how many times its base is taken."""
+    rights: Sequence[int]
+    """The right child of a node; the left one is the next node."""
+
+    def bytes(self, values: Sequence[float], bases: Sequence[float]) -> float:
+        """What the leaf says where these values lead."""
+        node = 0
+        while self.features[node] >= 0:
+            node = node + 1 if values[self.features[node]] <= self.thresholds[node] else self.rights[node]
+        return self.thresholds[node] * bases[-1 - self.features[node]]
 
 
 def workspace_bytes(convolution: Convolution, batch: int) -> int:
     """Bytes of the workspace at a batch size."""
-    rows = evaluate(convolution.batch, batch)
-    size = _BYTES[convolution.dtype]
-    data = rows * convolution.channels * prod(convolution.size) * size
-    output = rows * convolution.outputs * prod(convolution.out_size) * size
-    weight = (
-        convolution.channels * convolution.outputs * prod(convolution.kernel) * size // convolution.groups
-    )
-    depthwise = convolution.groups == convolution.channels and convolution.groups > 1
-    if depthwise:
-        return 0
-    parts = _parts(weight) if convolution.call == "weight" else 0
-    if convolution.channels_last:
-        return parts
-    if prod(convolution.kernel) > 1:
-        return data + output + weight + parts
-    if prod(convolution.stride) > 1:
-        return data + output + parts
-    small = prod(convolution.size) <= 64
-    if convolution.call == "weight":
-        whole = data + output + parts
-        return whole if small else min(rows * weight, whole)
-    return data + output if small else 0
+    return _workspace(convolution, evaluate(convolution.batch, batch))
 
 
-def _parts(weight: int) -> int:
-    return weight * min(_MOST_PARTS, max(1, _PARTS_LIMIT // max(weight, 1)))
+@lru_cache(maxsize=4096)
+def _workspace(convolution: Convolution, rows: int) -> int:
+    call = Call(convolution, rows)
+    values, bases = features(call), base_bytes(call)
+    return int(median(tree.bytes(values, bases) for tree in _forests()[convolution.call]))
+
+
+def base_bytes(call: Call) -> List[float]:
+    """The sums named in BASES, in bytes."""
+    c = call.convolution
+    channels, outputs = c.channels // c.groups, c.outputs // c.groups
+    depthwise = _depthwise(c)
+    step = 1 if depthwise else ALIGNMENT_BYTES // call.width if c.groups == 1 else GROUP_ALIGNMENT
+    wider, taller = _aligned(channels, step) / channels, _aligned(outputs, step) / outputs
+    data, output, weight = call.data * wider, call.output * taller, call.weight * wider * taller
+    each = call.rows * call.weight
+    return [
+        0.0, data, output, data + output, data + weight, output + weight, data + output + weight,
+        data + output + 2 * weight, call.weight, each, min(each, call.data + call.output),
+    ]  # fmt: skip
+
+
+def features(call: Call) -> List[float]:
+    """The values named in FEATURES; sizes as logarithms."""
+    c = call.convolution
+    channels, outputs = c.channels // c.groups, c.outputs // c.groups
+    taps, both = prod(c.kernel), max(call.data + call.output, 1)
+    return [
+        _log(call.rows), _log(channels), _log(outputs), _log(c.groups), float(_depthwise(c)),
+        float(len(c.size)), _log(prod(c.size)), _log(prod(c.out_size)), _log(taps), float(max(c.kernel)),
+        _log(prod(c.stride)), float(max(c.dilation)), float(c.transposed), float(call.width),
+        float(c.channels_last), float(channels % 8), float(outputs % 8), _log(call.data), _log(call.output),
+        _log(call.weight), _log(call.output // call.width * channels * taps), _log(call.weight / both),
+        _log(call.rows * call.weight / both), float(c.size[-1]), float(c.out_size[-1]), _log(channels * taps),
+        _log(outputs * taps), _log(call.data / max(call.output, 1)), float(max(c.padding)),
+        _log(prod(c.out_size) * call.rows),
+    ]  # fmt: skip
+
+
+def _depthwise(convolution: Convolution) -> bool:
+    return convolution.groups == convolution.channels and convolution.groups > 1
+
+
+def _aligned(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _log(value: float) -> float:
+    return log2(max(value, 1e-9))
+
+
+@lru_cache(maxsize=1)
+def _forests() -> Mapping[str, Tuple[Tree, ...]]:
+    path = data_path("models", FILE)
+    try:
+        with gzip.open(path, "rt") as file:
+            return from_json(json.load(file))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as {FORMAT}: {error}; install slurm-gpumem again"
+        ) from None
+
+
+def from_json(content: Mapping[str, Any]) -> Dict[str, Tuple[Tree, ...]]:
+    """The trees of each call; ValueError where the file is of another kind."""
+    if (
+        content["format"] != FORMAT
+        or content["features"] != list(FEATURES)
+        or content["bases"] != list(BASES)
+    ):
+        raise ValueError("format, features or bases are others")
+    return {
+        call: tuple(Tree(*(tuple(column) for column in tree)) for tree in trees)
+        for call, trees in content["calls"].items()
+    }

@@ -6,11 +6,21 @@ ones of an earlier step, tell how each size grows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from slurm_gpumem.model.live.kernels import assembled
 from slurm_gpumem.model.live.recorder import Block, Call
-from slurm_gpumem.model.trace_types import Convolution, Phase, Polynomial, Reduction, Site, Trace, TracedJob
+from slurm_gpumem.model.trace_types import (
+    Convolution,
+    Kernel,
+    Phase,
+    Polynomial,
+    Reduction,
+    Site,
+    Trace,
+    TracedJob,
+)
 
 GROWING = ("forward", "backward", "evaluate")
 """Phases whose sizes may depend on the batch."""
@@ -26,6 +36,8 @@ class Seen:
     uses_conv: bool
     uses_matmul: bool
     remarks: Tuple[str, ...]
+    kernels: Dict[int, List[Kernel]] = field(default_factory=dict)
+    """By step, in order."""
 
 
 def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Trace:
@@ -70,6 +82,7 @@ def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Tr
         uses_conv=seen.uses_conv,
         uses_matmul=seen.uses_matmul,
         remarks=seen.remarks,
+        kernels=assembled(seen.kernels, batches),
     )
 
 

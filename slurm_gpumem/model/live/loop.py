@@ -67,7 +67,8 @@ def run(plan: Plan, recorder: Recorder) -> Seen:
             for micro in range(plan.accumulate):
                 recorder.enter("forward", step)
                 recorder.places.reset()
-                inputs = plan.make(size)
+                with recorder.kernels.paused():
+                    inputs = plan.make(size)
                 mark(recorder, inputs.tensors(), "inputs")
                 if micro == 0 and optimizer is not None:
                     optimizer.zero_grad()
@@ -106,6 +107,7 @@ def seen_by(recorder: Recorder) -> Seen:
         uses_conv=recorder.uses_conv,
         uses_matmul=recorder.uses_matmul,
         remarks=tuple(recorder.remarks),
+        kernels=recorder.kernels.by_step,
     )
 
 

@@ -29,7 +29,8 @@ def run_own_step(plan: Plan, step: Step, recorder: Recorder) -> Seen:
         for number, size in enumerate(plan.batches, 1):
             recorder.enter("forward", number)
             recorder.places.reset()
-            inputs = plan.make(size)
+            with recorder.kernels.paused():
+                inputs = plan.make(size)
             mark(recorder, inputs.tensors(), "inputs")
             batch = as_given(inputs)
             del inputs

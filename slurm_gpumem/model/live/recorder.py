@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slurm_gpumem.model.live.autocast import Autocast
 from slurm_gpumem.model.live.cuda_operators import HANDLERS, MATMULS
 from slurm_gpumem.model.live.fast import NOT_PLAIN, PLAIN, on_meta
+from slurm_gpumem.model.live.kernels import Kernels
 from slurm_gpumem.model.live.places import Places
 from slurm_gpumem.model.live.values import READ, SIZED, Guess, follow
 from slurm_gpumem.model.trace_types import Convolution, Reduction
@@ -58,6 +59,7 @@ class Recorder(TorchDispatchMode):
         self.step = 0
         self.places = places
         self.remarks: Dict[str, None] = {}
+        self.kernels = Kernels()
         self.uses_conv = False
         self.uses_matmul = False
         self._device = device
@@ -158,6 +160,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         name = func._schema.name
+        self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
         if handler is None:
             follow(func, args, kwargs, result)
         self.note_result(result, name)

@@ -66,6 +66,7 @@ class _Recurrent(torch.autograd.Function):
         cell = torch.empty(shape if network.mode == "lstm" else (0,), **options)
         reserve = torch.empty(network.reserve_bytes(), dtype=torch.uint8, device=data.device)
         recorder.workspace(network.workspace_bytes(backward=False), "cudnn::rnn")
+        note_kernels(recorder, network, data.dtype)
         ctx.save_for_backward(data, output, reserve, *(t for t in states if t is not None), *weights)
         ctx.recorder, ctx.network = recorder, network
         ctx.shapes = [None if t is None else t.shape for t in others]
@@ -80,11 +81,25 @@ class _Recurrent(torch.autograd.Function):
         into = torch.empty(data.shape, **options)
         states = [torch.empty(shape, **options) if shape is not None else None for shape in ctx.shapes[:2]]
         ctx.recorder.workspace(network.workspace_bytes(backward=True), "cudnn::rnn")
+        note_kernels(ctx.recorder, network, data.dtype)
         sizes = [shape.numel() for shape in ctx.shapes[2:]]
         flat = torch.empty(sum(sizes), **options)
         parts = [part.view(shape) for part, shape in zip(flat.split(sizes), ctx.shapes[2:])]
         kept = [state if wanted else None for state, wanted in zip(states, ctx.wanted)]
         return (None, None, into, *kept, *parts)
+
+
+def note_kernels(recorder: Any, network: Network, dtype: torch.dtype) -> None:
+    """A small product for each step, layer and direction; two of them on the way back."""
+    wide = GATES[network.mode] * network.hidden
+    for layer in range(network.layers):
+        inputs = network.hidden * network.directions if layer else network.features
+        flops = 2 * network.rows * wide * (inputs + network.hidden)
+        count = network.length * network.directions * (2 if recorder.phase == "backward" else 1)
+        sizes = (flops, wide, network.rows, network.hidden)
+        moved = wide * (inputs + network.hidden) * network.itemsize
+        name = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+        recorder.kernels.add((recorder.phase, recorder.step), "rnn", sizes, moved, name, count)
 
 
 def recurrent_kernels(recorder: Any) -> Dict[str, Callable[..., Any]]:

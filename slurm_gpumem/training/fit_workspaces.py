@@ -1,0 +1,261 @@
+"""Fit which workspace cuDNN takes for a convolution, on the single operators that `probe` measured.
+
+    python -m slurm_gpumem.training.fit_workspaces [--check]
+
+Reads models/ground-truth/operators.jsonl.gz, writes models/cudnn-workspaces.json.gz. With --check it
+prints how well trees do on convolutions that they have not seen at any batch size, and writes nothing.
+A tree's splits come from which sum (workspace.BASES) is nearest to the workspace; each leaf then takes the
+sum and the factor that are right for most of its cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from zlib import crc32
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.memory.trace.workspace import (
+    BASES,
+    FEATURES,
+    FILE,
+    FORMAT,
+    Call,
+    base_bytes,
+    features,
+    from_json,
+)
+from slurm_gpumem.model.trace_types import Convolution
+from slurm_gpumem.training.command import exit_code
+
+TREES, LEAF, DEPTH, SHARE = 5, 3, 14, 0.5
+"""Of a forest; fewest cases of a leaf; deepest; features that a split looks at."""
+FOLDS = 3
+NOTHING = 64 << 10
+"""Bytes below which a workspace does not matter."""
+NEAR = 0.03
+PLENTY = 50_000_000
+"""Bytes of input and output from which a convolution counts as large in the check."""
+_SHAPE = ("channels", "outputs", "size", "kernel", "stride", "padding", "dilation", "groups")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call that was measured."""
+
+    call: Call
+    bytes: int
+    shape: str
+    """The same for all batch sizes and types."""
+
+
+def load_cases(path: Path) -> List[Case]:
+    """All calls of all convolutions that the GPU did not refuse."""
+    with gzip.open(path, "rt") as file:
+        rows = (json.loads(line) for line in file)
+        return [
+            case for row in rows if row.get("kind") == "conv" and "error" not in row for case in _cases(row)
+        ]
+
+
+def _cases(row: Dict[str, Any]) -> Iterator[Case]:
+    shape = json.dumps([row[name] for name in _SHAPE])
+    calls = {name: Call(_convolution(name, row), row["batch"]) for name in ("forward", "input", "weight")}
+    call = calls["forward"]
+    taken = _beyond(row["forward"], [call.output])
+    if taken is not None:
+        yield Case(call, max(taken), shape)
+    # cuDNN's gradients come input first, those of depthwise kernels weight first.
+    for order in (("input", "weight"), ("weight", "input")):
+        sizes = {"input": call.data, "weight": call.weight}
+        taken = _beyond(row["backward"], [sizes[name] for name in order])
+        if taken is not None:
+            for name, peak in zip(order, taken[1:]):
+                yield Case(calls[name], peak, shape)
+            return
+
+
+def _convolution(call: str, row: Dict[str, Any]) -> Convolution:
+    places = zip(
+        *(row[name] for name in ("size", "kernel", "stride", "padding", "dilation", "output_padding"))
+    )
+    sizes = [
+        (n - 1) * s - 2 * p + d * (k - 1) + extra + 1
+        if row["transposed"]
+        else (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, k, s, p, d, extra in places
+    ]
+    return Convolution(
+        call=call, dtype=row["dtype"], batch=(0, 1), channels=row["channels"], outputs=row["outputs"],
+        size=tuple(row["size"]), out_size=tuple(sizes), kernel=tuple(row["kernel"]),
+        stride=tuple(row["stride"]), padding=tuple(row["padding"]), dilation=tuple(row["dilation"]),
+        groups=row["groups"], transposed=row["transposed"], channels_last=row["channels_last"],
+    )  # fmt: skip
+
+
+def _beyond(events: Sequence[int], results: List[int]) -> Optional[List[int]]:
+    """Most bytes held beside the results: before the first, after it, after the next; None if they differ."""
+    peaks, held, left = [0], 0, list(results)
+    for size in events:
+        if left and size == left[0]:
+            left.pop(0)
+            peaks.append(held)
+        else:
+            held += size
+            peaks[-1] = max(peaks[-1], held)
+    return None if left or held else peaks
+
+
+# -- Fit -----------------------------------------------------------------------------------------
+
+
+class Grower:
+    """Cases of one kind of call as arrays, and trees on any part of them."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        import numpy as np
+
+        self.cases = cases
+        self.values = np.array([features(case.call) for case in cases])
+        self.bases = np.array([base_bytes(case.call) for case in cases])
+        self.bytes = np.array([case.bytes for case in cases], float)
+        self.scale = np.array([case.call.data + case.call.output for case in cases], float) + NOTHING
+        self.labels = np.array([self._label(index) for index in range(len(cases))])
+
+    def _label(self, index: int) -> int:
+        """The nearest sum, or how many times both tensors it is, as a power of two."""
+        import numpy as np
+
+        if self.bytes[index] < NOTHING:
+            return 0
+        off = np.abs(self.bases[index] / self.bytes[index] - 1)
+        nearest = int(off.argmin())
+        if off[nearest] < NEAR:
+            return int(BASES.index("both")) if BASES[nearest].startswith("all") else nearest
+        return 100 + int(np.round(np.log2(self.bytes[index] / (self.bases[index, 3] + NOTHING))))
+
+    def tree(self, chosen: Any, seed: int) -> List[List[float]]:
+        """One tree as workspace.Tree takes it."""
+        from sklearn.tree import DecisionTreeClassifier
+
+        fitted = DecisionTreeClassifier(
+            min_samples_leaf=LEAF, max_depth=DEPTH, max_features=SHARE, random_state=seed
+        ).fit(self.values[chosen], self.labels[chosen])
+        leaves, inner = fitted.apply(self.values[chosen]), fitted.tree_
+        columns: List[List[float]] = [[], [], []]
+
+        def add(node: int) -> None:
+            here = len(columns[0])
+            if inner.children_left[node] < 0:
+                base, times = self._leaf(chosen[leaves == node])
+                for column, value in zip(columns, (-1 - base, times, 0)):
+                    column.append(value)
+                return
+            for column, value in zip(columns, (int(inner.feature[node]), float(inner.threshold[node]), 0)):
+                column.append(value)
+            add(int(inner.children_left[node]))
+            columns[2][here] = len(columns[0])
+            add(int(inner.children_right[node]))
+
+        add(0)
+        # Fewer digits than a threshold's distance to the values beside it.
+        columns[1] = [float(f"{value:.7g}") for value in columns[1]]
+        return columns
+
+    def _leaf(self, chosen: Any) -> Tuple[int, float]:
+        """The sum and the factor with the least error for these cases."""
+        import numpy as np
+
+        best = (float(np.mean(self.bytes[chosen] / self.scale[chosen])), 0, 0.0)
+        for base in range(1, len(BASES)):
+            sums = self.bases[chosen, base]
+            for times in (1.0, float(np.median(self.bytes[chosen] / np.maximum(sums, 1)))):
+                error = float(np.mean(np.abs(times * sums - self.bytes[chosen]) / self.scale[chosen]))
+                best = min(best, (error + 1e-4, base, times))
+        return best[1], best[2]
+
+
+def grow(cases: Sequence[Case]) -> Dict[str, List[List[List[float]]]]:
+    """A forest for each kind of call."""
+    import numpy as np
+
+    forests = {}
+    for name in ("forward", "input", "weight"):
+        grower = Grower([case for case in cases if case.call.convolution.call == name])
+        everything = np.arange(len(grower.cases))
+        forests[name] = [grower.tree(everything, seed) for seed in range(TREES)]
+    return forests
+
+
+def as_content(forests: Dict[str, List[List[List[float]]]], cases: int) -> Dict[str, Any]:
+    """The file's content."""
+    return {
+        "format": FORMAT,
+        "features": list(FEATURES),
+        "bases": list(BASES),
+        "card": {
+            "data": f"{cases} calls on an H200",
+            "command": "python -m slurm_gpumem.training.fit_workspaces",
+        },
+        "calls": forests,
+    }
+
+
+def check(cases: Sequence[Case]) -> List[str]:
+    """Errors on shapes left out of the fit, as shares of the bytes of input and output."""
+    from statistics import median
+
+    errors: Dict[Tuple[str, bool], List[float]] = {}
+    for fold in range(FOLDS):
+        seen = [case for case in cases if _fold(case) != fold]
+        forests = from_json(as_content(grow(seen), len(seen)))
+        for case in cases:
+            if _fold(case) == fold:
+                trees = forests[case.call.convolution.call]
+                values, bases = features(case.call), base_bytes(case.call)
+                off = abs(median(tree.bytes(values, bases) for tree in trees) - case.bytes)
+                whole = case.call.data + case.call.output
+                key = (case.call.convolution.call, whole >= PLENTY)
+                errors.setdefault(key, []).append(off / (whole + NOTHING))
+    lines = ["call     convolutions       n   right within 10 %   mean error, of input and output"]
+    for (name, large), values in sorted(errors.items()):
+        right = sum(value <= 0.1 for value in values) / len(values)
+        kind = "from 50 MB" if large else "smaller"
+        lines.append(f"{name:8} {kind:12} {len(values):7,}   {right:17.1%}   {sum(values) / len(values):.3f}")
+    return lines
+
+
+def _fold(case: Case) -> int:
+    return crc32(case.shape.encode()) % FOLDS
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Fit, or check."""
+    parser = argparse.ArgumentParser(
+        prog="python -m slurm_gpumem.training.fit_workspaces", description=__doc__
+    )
+    parser.add_argument("--check", action="store_true", help="print errors on shapes left out; write nothing")
+    options = parser.parse_args(argv)
+    return exit_code(lambda: _run(options.check))
+
+
+def _run(only_check: bool) -> int:
+    cases = load_cases(data_path("models", "ground-truth") / "operators.jsonl.gz")
+    if only_check:
+        print("\n".join(check(cases)))
+        return 0
+    content = as_content(grow(cases), len(cases))
+    path = data_path("models", "gpus.toml").parent / FILE
+    path.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
+    leaves = sum(feature < 0 for trees in content["calls"].values() for tree in trees for feature in tree[0])
+    print(f"{len(cases):,} calls, {leaves:,} leaves, {path.stat().st_size:,} bytes: {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
