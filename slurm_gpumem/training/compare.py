@@ -160,9 +160,7 @@ def _weighed(data: Data, split: Array, center: Array, spread: Array) -> Array:
         stakes = fit_stakes(data, split != part, nowhere, center, spread, ASKED)
         own = np.flatnonzero(split == part)
         found = answers(data, split == part, center, spread, stakes["steps"])
-        request[own] = [
-            sum(share * choose(made, stakes["price"]) for share, made in points) for _, points in found
-        ]
+        request[own] = [choose(made, stakes["price"]) for _, made in found]
     return request
 
 

@@ -17,7 +17,7 @@ from typing import List, Sequence, Tuple
 SHARD_MIB = 1024
 WASTE = 1.25
 """A request of at most this much of the need wastes little,"""
-WASTE_WORTH = 0.3
+WASTE_WORTH = 0.45
 """and that is worth so much of a shard count that is right."""
 LEVELS = (
     *(0.0, 0.01, 0.02),
@@ -26,8 +26,8 @@ LEVELS = (
     *(0.9925, 0.995, 0.9975, 1.0),
 )
 """Shares of jobs whose steps a distribution tells."""
-_TIE = 1e-3
-"""Of two requests that are worth the same, the smaller."""
+_COST = 0.05
+"""What each further peak in the request costs: nobody is helped by a safe request for whole GPUs."""
 _MOST_WHOLE = 40
 _MOST_MARGIN = 3.0
 
@@ -79,9 +79,14 @@ def options(peak: float, moved: float, spread: float, steps: Sequence[float]) ->
         shards = ceil((request + moved) / SHARD_MIB - 1e-9)
         right = below(shards * SHARD_MIB - moved) - below((shards - 2) * SHARD_MIB - moved)
         thrifty = 1 - below((request + moved) / WASTE - moved)
-        worth = right + WASTE_WORTH * thrifty - _TIE * request / peak
+        worth = right + WASTE_WORTH * thrifty - _COST * request / peak
         made.append((request, 1 - below(request), worth))
     return made
+
+
+def request_for(peak: float, moved: float, spread: float, stakes: Stakes) -> float:
+    """The request for a corrected peak."""
+    return choose(options(peak, moved, spread, stakes.steps), stakes.price)
 
 
 def choose(found: Sequence[Option], price: float) -> float:
