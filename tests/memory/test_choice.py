@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from math import ceil, exp
+from typing import List
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_gpumem.memory.correction.anchors import STEPS as STEPS_BETWEEN
+from slurm_gpumem.memory.correction.anchors import climb
 from slurm_gpumem.memory.correction.choice import LEVELS, SHARD_MIB, choose, options, share_below
 
 STEPS = tuple(4 * level - 2 for level in LEVELS)
@@ -58,3 +61,19 @@ def test_a_sure_job_gets_a_narrow_request_and_an_unsure_one_a_wide_one() -> None
     sure, unsure = (choose(options(20_000, 0, spread, STEPS), 20) for spread in (0.005, 0.2))
     assert sure < 20_000 * 1.1
     assert unsure > 20_000 * 1.3
+
+
+@given(decided=st.lists(st.floats(0, 40), min_size=STEPS_BETWEEN - 1, max_size=STEPS_BETWEEN - 1))
+def test_between_two_batches_a_request_never_falls_and_never_leaves_theirs(decided: List[float]) -> None:
+    def decide(share: float) -> float:
+        return decided[round(share * STEPS_BETWEEN) - 1]
+
+    found = [climb(10, 20, place / 64, decide) for place in range(65)]
+    assert found[0] == 10
+    assert found[-1] == pytest.approx(20)
+    assert all(low <= high + 1e-9 for low, high in zip(found, found[1:]))
+
+
+def test_a_request_between_two_batches_is_decided_there() -> None:
+    assert climb(10, 20, 0.5, lambda share: 13.0) == 13
+    assert climb(10, 20, 0.5, lambda share: 33.0) == 20
