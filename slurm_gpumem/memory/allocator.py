@@ -10,7 +10,8 @@ The rules (c10/cuda/CUDACachingAllocator):
 * up to 1 MiB it comes from the small pool, whose segments have 2 MiB; above, from the large
   pool, whose segments have 20 MiB for requests under 10 MiB and else the request's own
   size rounded up to 2 MiB;
-* the smallest free block of the pool that is large enough is taken, the lowest address among equals;
+* the smallest free block of the pool that is large enough is taken, the lowest address among equals
+  (the driver hands out segments from above);
 * it is split when the rest is at least 512 bytes (small pool) or more than 1 MiB (large pool);
   a rest too small to be split off counts as allocated;
 * a freed block merges with its free neighbours in the segment;
