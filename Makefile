@@ -5,6 +5,7 @@
 # make bench-accounting   gpumem report's figures over a million job records (minutes, 4 GB of disk)
 # make bench   start-up of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make bench-sampler   what the node's sampler costs with 8 GPUs and 40 processes
+# make bench-trace   time, memory and file size of traces, and how their batch sizes scale (needs timm, transformers)
 # make bench-recovery   what EpilogSlurmctld costs the jobs that are not ours
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit the learned correction on the measured runs in models/ (a few minutes)
@@ -24,7 +25,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler demo fit fit-utilization gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
+.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -80,6 +81,9 @@ bench: setup-test
 
 bench-sampler: setup-test
 	$(BIN)/python tests/bench/sampler.py
+
+bench-trace: setup-test
+	$(BIN)/python tests/bench/trace.py
 
 bench-recovery: setup-test
 	$(BIN)/python tests/bench/recovery.py

@@ -9,10 +9,21 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.utilization import set_accuracy
-from slurm_gpumem.utilization.accuracy import Judged, class_lines, is_real, judge, load_folds, table_lines
+from slurm_gpumem.utilization.accuracy import (
+    Judged,
+    class_lines,
+    is_real,
+    judge,
+    judge_traced,
+    load_folds,
+    table_lines,
+)
 from slurm_gpumem.utilization.documents import BUSY, GPUUTILNET_FILE, METRICS, TABLE, class_of, dataset_of
 from slurm_gpumem.utilization.interference import JobLoad, load_from
 from slurm_gpumem.utilization.measured import Solo, load_sets, load_solo, load_texts
+from slurm_gpumem.utilization.model import UtilizationModel
+from slurm_gpumem.utilization.traced import FILE as TRACED_FILE
+from slurm_gpumem.utilization.traced import load_traced
 
 _LEGEND = """\
 mean, median, P90: absolute error in points of percent (step: in % of it). inside: within the interval.
@@ -24,7 +35,8 @@ def utilization_lines() -> List[str]:
     """All tables; a line that says why where there is nothing to judge."""
     try:
         runs = load_solo()
-        items = judge(runs, load_texts({run.summary: None for run in runs}), load_folds())
+        folds = load_folds()
+        items = judge(runs, load_texts({run.summary: None for run in runs}), folds)
     except (UsageError, ConfigError) as error:
         return [f"utilization: {error}"]
     real = [item for item in items if is_real(item.run)]
@@ -35,9 +47,27 @@ def utilization_lines() -> List[str]:
     ]
     lines += ["", *table_lines(items, {name: members for name, members in groups.items() if members})]
     lines += ["", "documents' classes, real models, from a summary", *class_lines(real)]
+    lines += ["", *trace_lines(runs, folds)]
     lines += ["", *gpuutilnet_lines(runs)]
     lines += ["", *set_lines(runs, items)]
     return [*lines, "", *_LEGEND.splitlines()]
+
+
+def trace_lines(runs: Sequence[Solo], folds: Sequence[UtilizationModel]) -> List[str]:
+    """The same tables from a trace, of the jobs that were traced."""
+    items = judge_traced(runs, load_traced(runs), folds)
+    if not items:
+        return [f"from a trace: nothing to judge by (models/{TRACED_FILE})"]
+    real = [item for item in items if is_real(item.run)]
+    groups = {"all": items, "real models": real}
+    return [
+        f"from a trace, {len(items)} of {len(runs)} jobs that could be traced again",
+        "",
+        *table_lines(items, groups),
+        "",
+        "documents' classes, real models, from a trace",
+        *class_lines(real),
+    ]
 
 
 def set_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:

@@ -34,7 +34,7 @@ _AGAIN = "write it again with `gpumem summarize`"
 _LARGEST = 1 << 50
 _MOST_EVENTS = 4_000_000
 _LONGEST_NAME = 1000
-_MOST_SIZES = 5
+_MOST_SIZES = 7
 _LAYER_FIELDS = {field.name: field.default for field in fields(Layer)}
 
 Kind = TypeVar("Kind", Convolution, TracedJob)
@@ -220,7 +220,7 @@ def _kernel(row: Any) -> Kernel:
         raise _Wrong("a kernel has too few or too many elements")
     kind, phase, dtype, count = (_whole(number, "kernel") for number in row[:4])
     sizes = tuple(_polynomial(size) for size in row[5:])
-    if len(sizes) < SIZES.get(KERNELS[kind], 1):
+    if len(sizes) < SIZES.get(KERNELS[kind], 2):
         raise _Wrong("a kernel lacks sizes")
     return Kernel(KERNELS[kind], PHASES[phase], DTYPES[dtype], sizes, _polynomial(row[4]), count)
 

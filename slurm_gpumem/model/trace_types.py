@@ -26,17 +26,8 @@ KERNELS = (
     "rnn",
 )
 """What operators of a step do; a view starts nothing and costs the CPU a little."""
-SIZES: Mapping[str, int] = {
-    "gemm": 4,
-    "conv": 5,
-    "grouped": 5,
-    "depthwise": 5,
-    "attention": 2,
-    "foreach": 2,
-    "rnn": 4,
-    "view": 0,
-}
-"""How many sizes such a kernel has; 1 where nothing is said."""
+SIZES: Mapping[str, int] = {"gemm": 4, "conv": 7, "grouped": 7, "depthwise": 7, "rnn": 4, "view": 0}
+"""How many sizes such a kernel has; 2 where nothing is said."""
 DTYPES = ("fp32", "fp16", "bf16")
 WAYS = ("meta", "fake", "real")
 """How a model was traced: on meta tensors, on fake CPU tensors, or by a small real run on the CPU."""
@@ -121,9 +112,10 @@ class Kernel:
     dtype: str
     """"fp32", "fp16" or "bf16"."""
     sizes: Tuple[Polynomial, ...]
-    """Products: rows, columns, length of the sum, how many, and for convolutions whether channels lie last;
-    attention: floating-point operations, rows of queries; foreach: tensors, numbers; rnn: operations,
-    width of all gates, rows of the batch, width of the state; others: numbers."""
+    """Products: rows, columns, length of the sum, how many; convolutions also: weights of a channel, places
+    of the larger side for each of the smaller, whether channels lie last. Attention: floating-point
+    operations, rows of queries. Norms: numbers, means. Foreach: tensors, numbers. Rnn: operations, width of
+    all gates, rows of the batch, width of the state. Others: most numbers, numbers written."""
     bytes: Polynomial
     count: int = 1
 

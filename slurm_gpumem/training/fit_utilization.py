@@ -19,18 +19,20 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory.correction.folds import FOLDS
 from slurm_gpumem.training.fit_roofline import fit_coefficients
-from slurm_gpumem.training.utilization_rows import UtilizationRow, rows_of
+from slurm_gpumem.training.utilization_rows import UtilizationRow, rows_of, rows_of_traces
 from slurm_gpumem.utilization.accuracy import FOLDS_FILE
 from slurm_gpumem.utilization.documents import BUSY, class_of, dataset_of
 from slurm_gpumem.utilization.features import NAMES, features, logit
 from slurm_gpumem.utilization.measured import SOLO_FILES, SUMMARIES, load_solo, load_texts
 from slurm_gpumem.utilization.model import FILE, FORMAT, TARGETS
-from slurm_gpumem.utilization.predict import SUMMARY, plain_answers
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, plain_answers
 from slurm_gpumem.utilization.roofline import rates_of, step_times
+from slurm_gpumem.utilization.traced import load_traced
 
 SEED = 0
 COVERAGE = 0.8
 """Share of jobs that an interval is meant to hold."""
+TAILS = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
 OUTSIDE = 1.5
 """How much wider the intervals are outside the range of the measurements."""
 TRIM = 0.002
@@ -50,22 +52,28 @@ def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
     fold = np.array([row.fold for row in rows])
     weight = _weights(rows)
     fullest = np.array([row.fullest for row in rows])
-    targets = {}
+    shapeless = np.array([row.seen.shapeless for row in rows])
+    targets: Dict[str, Dict[str, Any]] = {}
     lean = 0.0
     for name in TARGETS:
         # Intervals from rows that their trees never saw, one text a job.
         off = rest[name] - _crossed(values, rest[name], weight, fold)
         if name == "sm_active":
             lean = _lean([row for row in rows if row.fullest], off[fullest])
-        low, high = np.quantile(off[fullest], [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2])
+        low, high = np.quantile(off[fullest], TAILS)
         fitted = _export(_trees(values, rest[name], weight))
         targets[name] = {**fitted, "low": float(low), "high": float(high)}
+        if shapeless.any():
+            targets[name]["shapeless"] = [float(edge) for edge in np.quantile(off[shapeless], TAILS)]
     ranges = np.quantile(values, [TRIM, 1 - TRIM], axis=0).T
     return {"coefficients": coefficients, "targets": targets, "ranges": ranges.tolist(), "lean": lean}
 
 
 def _lean(rows: Sequence[UtilizationRow], off: Array) -> float:
-    """The lift at which most classes are right and most busy jobs are found, in sum."""
+    """The lift at which the lower of two shares is highest: classes that are right, busy jobs that are found.
+
+    The sum of both would let one busy job outweigh a dozen others, as rare as they are.
+    """
     scores = []
     for lean in LEANS:
         right = found = busy = 0
@@ -79,8 +87,9 @@ def _lean(rows: Sequence[UtilizationRow], off: Array) -> float:
             right += said == real
             busy += real == BUSY
             found += real == BUSY and said == BUSY
-        scores.append(right / len(rows) + found / max(busy, 1))
-    return LEANS[int(np.argmax(scores))]
+        accuracy, recall = right / len(rows), found / max(busy, 1)
+        scores.append((min(accuracy, recall), accuracy + recall))
+    return LEANS[max(range(len(LEANS)), key=lambda place: scores[place])]
 
 
 def _table(rows: Sequence[UtilizationRow], coefficients: Dict[str, float]) -> Tuple[Array, Dict[str, Array]]:
@@ -178,12 +187,21 @@ def main(argv: Optional[List[str]] = None) -> int:
     out = args.out or folder.parent
     runs = load_solo(folder)
     rows = rows_of(runs, load_texts({run.summary: None for run in runs}))
+    traced = rows_of_traces(runs, load_traced(runs))
     if args.card:
         text = (out / FILE).read_text()
         files = json.loads(gzip.decompress((out / FOLDS_FILE).read_bytes()))
-        _write_card(out, rows, files, json.loads(text)["card"], text)
+        _write_card(out, [*rows, *traced], files, json.loads(text)["card"], text)
         return 0
-    whole, parts = fit_all(rows)
+    by_source = {SUMMARY: rows}
+    if traced:
+        by_source[TRACE] = traced
+    whole: Dict[str, Any] = {}
+    parts: List[Dict[str, Any]] = [{} for _ in range(FOLDS)]
+    for source, members in by_source.items():
+        whole[source], without = fit_all(members)
+        for part, fitted in zip(parts, without):
+            part[source] = fitted
     card = {
         "data": f"{len(runs)} jobs of {len({run.model for run in runs})} models, each alone on an H200",
         "data_sha256": data_sha256(folder),
@@ -191,12 +209,12 @@ def main(argv: Optional[List[str]] = None) -> int:
         "seed": SEED,
         "folds": FOLDS,
     }
-    text = json.dumps(as_file({SUMMARY: whole}, card), separators=(",", ":")) + "\n"
+    text = json.dumps(as_file(whole, card), separators=(",", ":")) + "\n"
     (out / FILE).write_text(text)
-    files = [as_file({SUMMARY: part}) for part in parts]
+    files = [as_file(part) for part in parts]
     packed = json.dumps(files, separators=(",", ":")).encode()
     (out / FOLDS_FILE).write_bytes(gzip.compress(packed, mtime=0))
-    _write_card(out, rows, files, card, text)
+    _write_card(out, [*rows, *traced], files, card, text)
     return 0
 
 

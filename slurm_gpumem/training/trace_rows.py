@@ -19,7 +19,7 @@ import time
 import warnings
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
@@ -136,15 +136,21 @@ def _run(options: argparse.Namespace) -> int:
     rows = chosen_rows(options.part, options.match, options.limit, options.real)
     left = [row for row in rows if options.again or not path_of(options.cache, row["key"]).exists()]
     print(f"{len(rows)} runs, {len(left)} to trace", flush=True)
+    trace_missing(left, options.cache, options.jobs)
+    return 0
+
+
+def trace_missing(left: Sequence[Row], cache: Path, jobs: int = 1) -> None:
+    """Trace these rows into the folder, each in a child of its own."""
     import_sources([entry_of(row) for row in left])
     gc.collect()
     gc.freeze()
     children, failed, done = Children(), 0, 0
     queue = list(left)
     while queue or len(children):
-        while queue and len(children) < options.jobs:
+        while queue and len(children) < jobs:
             row = queue.pop(0)
-            path = path_of(options.cache, row["key"])
+            path = path_of(cache, row["key"])
             children.start(row["key"], lambda path=path, row=row: _trace_into(path, row), LIMIT_SECONDS)  # type: ignore[misc]
         for ended in children.wait(1):
             answer = ended.answer or {}
@@ -153,7 +159,6 @@ def _run(options: argparse.Namespace) -> int:
             said = f"{answer['cpu_seconds']:.1f} s" if answer else f"FAILED {ended.error[-200:]}"
             print(f"{done}/{len(left)} {ended.tag}: {said}", flush=True)
     print(f"{len(left) - failed} traced, {failed} failed")
-    return 0
 
 
 if __name__ == "__main__":

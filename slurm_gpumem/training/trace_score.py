@@ -61,7 +61,7 @@ def traced(cache: Path, row: Row) -> Optional[Traced]:
         reserved_bytes=reserved,
         context_mib=gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul),
         seconds=kept["cpu_seconds"],
-        features=tuple(round(value, 5) for value in features(trace, timeline, total)),
+        features=tuple(round(value, 5) for value in features(trace, timeline, total, None, gpu)),
     )
 
 

@@ -8,7 +8,7 @@ from slurm_gpumem.memory.ground_truth import TOOLS
 from slurm_gpumem.training.utilization_rows import UtilizationRow
 from slurm_gpumem.utilization.accuracy import Judged, class_lines, is_real, judged, table_lines
 from slurm_gpumem.utilization.model import UtilizationModel, from_json
-from slurm_gpumem.utilization.predict import SUMMARY, answer
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, answer
 
 
 def card_lines(
@@ -17,7 +17,8 @@ def card_lines(
     """The card as Markdown."""
     folds = [from_json(part, "the fold just fitted") for part in parts]
     everything = [_judged(row, folds[row.fold]) for row in rows]
-    items = [item for row, item in zip(rows, everything) if row.fullest]
+    traced = [item for item in everything if item.source == TRACE and is_real(item.run)]
+    items = [item for row, item in zip(rows, everything) if row.fullest and item.source == SUMMARY]
     real = [item for item in items if is_real(item.run)]
     groups = {"all": items, "real models": real, "drawn at random": [i for i in items if not is_real(i.run)]}
     by_tool: Dict[str, List[Judged]] = {
@@ -49,9 +50,16 @@ def card_lines(
         "```",
         *class_lines(real),
         "```",
+        *(_from_traces(traced) if traced else []),
     ]
 
 
+def _from_traces(items: Sequence[Judged]) -> List[str]:
+    head = f"From a trace, {len(items)} jobs of real models that could be traced (`trace-kernels.jsonl.xz`):"
+    return ["", head, "", "```", *table_lines(items, {"from a trace": items}), "", *class_lines(items), "```"]
+
+
 def _judged(row: UtilizationRow, model: UtilizationModel) -> Judged:
-    got = answer(row.work, row.seen, row.run.gpu, model.sources[SUMMARY], model.outside)
-    return judged(row.run, row.tool, SUMMARY, got)
+    source = TRACE if row.tool == TRACE else SUMMARY
+    got = answer(row.work, row.seen, row.run.gpu, model.sources[source], model.outside)
+    return judged(row.run, row.tool, source, got)

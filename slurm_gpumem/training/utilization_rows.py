@@ -12,6 +12,8 @@ from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.utilization.features import Seen
 from slurm_gpumem.utilization.measured import Solo
+from slurm_gpumem.utilization.predict import TRACE
+from slurm_gpumem.utilization.traced import TracedWork
 from slurm_gpumem.utilization.work import StepWork, step_work
 
 
@@ -52,3 +54,9 @@ def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> Lis
             found.append(UtilizationRow(run, tool, fullest, fold_of(run.model), seen, work))
             fullest = False
     return found
+
+
+def rows_of_traces(runs: Sequence[Solo], traced: Mapping[str, TracedWork]) -> List[UtilizationRow]:
+    """The jobs that were traced, each through its trace."""
+    found = [(run, traced[run.key]) for run in runs if run.key in traced]
+    return [UtilizationRow(run, TRACE, True, fold_of(run.model), one.seen, one.work) for run, one in found]

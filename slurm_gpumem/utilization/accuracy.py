@@ -18,7 +18,8 @@ from slurm_gpumem.utilization.documents import BUSY, METRICS, TABLE, class_of, d
 from slurm_gpumem.utilization.features import Seen
 from slurm_gpumem.utilization.measured import Solo
 from slurm_gpumem.utilization.model import TARGETS, UtilizationModel, from_json
-from slurm_gpumem.utilization.predict import SUMMARY, Answer, answer
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, Answer, answer
+from slurm_gpumem.utilization.traced import TracedWork
 from slurm_gpumem.utilization.work import step_work
 
 FOLDS_FILE = "utilization-folds.json.gz"
@@ -96,6 +97,20 @@ def judge(
             fitted = model.sources[SUMMARY]
             got = answer(step_work(walk.tape, run.job), seen, run.gpu, fitted, model.outside)
             found.append(judged(run, tool, SUMMARY, got))
+    return found
+
+
+def judge_traced(
+    runs: Sequence[Solo], traced: Mapping[str, TracedWork], folds: Sequence[UtilizationModel]
+) -> List[Judged]:
+    """Every job that was traced, from its trace."""
+    found: List[Judged] = []
+    for run in runs:
+        model = folds[fold_of(run.model)]
+        one = traced.get(run.key)
+        if one is not None and TRACE in model.sources:
+            got = answer(one.work, one.seen, run.gpu, model.sources[TRACE], model.outside)
+            found.append(judged(run, TRACE, TRACE, got))
     return found
 
 

@@ -2,7 +2,8 @@
 
     {"format": "gpumem-utilization/1", "features": [names],
      "sources": {"summary": {"coefficients": {name: number}, "targets": {target: {"start": number,
-     "trees": [tree, ...], "low": number, "high": number}}, "ranges": [[low, high], ...], "lean": number},
+     "trees": [tree, ...], "low": number, "high": number, "shapeless": [low, high]}},
+     "ranges": [[low, high], ...], "lean": number},
      "trace": {...}},
      "coverage": share, "outside": factor, "card": {...}}
 
@@ -36,6 +37,8 @@ class Target(NamedTuple):
     trees: Tuple[Any, ...]
     low: float
     high: float
+    shapeless: Tuple[float, float]
+    """The interval's ends where the text has no shapes."""
 
     def moved(self, values: Sequence[float]) -> float:
         """The learned part for one job."""
@@ -67,13 +70,13 @@ class UtilizationModel(NamedTuple):
     card: Mapping[str, Any]
 
 
-@lru_cache(maxsize=1)
-def packaged() -> UtilizationModel:
-    """The package's own model."""
-    return load(data_path("models", FILE))
+@lru_cache(maxsize=4)
+def packaged(only: str = "") -> UtilizationModel:
+    """The package's own model; of one source where only that is asked for, as at a submission."""
+    return load(data_path("models", FILE), only)
 
 
-def load(path: Path) -> UtilizationModel:
+def load(path: Path, only: str = "") -> UtilizationModel:
     """Read and check one file; ConfigError says what is wrong with it."""
     try:
         text = path.read_bytes()
@@ -87,17 +90,18 @@ def load(path: Path) -> UtilizationModel:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not JSON: {error}") from None
-    return from_json(content, str(path))
+    return from_json(content, str(path), only)
 
 
-def from_json(content: Any, where: str) -> UtilizationModel:
-    """Check what a file says, number by number."""
+def from_json(content: Any, where: str, only: str = "") -> UtilizationModel:
+    """Check what a file says, number by number; of one source where `only` names it."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{where}: is not of format {FORMAT}; `make fit-utilization` writes one")
     if content.get("features") != list(NAMES):
         raise ConfigError(f"{where}: was fitted on other features than this version has; fit it again")
     try:
-        sources = {name: _fitted(part) for name, part in content["sources"].items()}
+        parts = content["sources"].items()
+        sources = {name: _fitted(part) for name, part in parts if only in ("", name)}
         coverage, outside = usable_number(content["coverage"]), usable_number(content["outside"])
         return UtilizationModel(sources, coverage, outside, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -120,6 +124,8 @@ def _fitted(content: Mapping[str, Any]) -> Fitted:
 
 def _target(content: Mapping[str, Any]) -> Target:
     trees = content["trees"]
+    low, high = usable_number(content["low"]), usable_number(content["high"])
+    poor = content.get("shapeless", (low, high))
     level: List[Any] = list(trees)
     # Level by level over all trees at once: this runs at every submission.
     for _ in range(_DEPTH_CAP):
@@ -129,8 +135,9 @@ def _target(content: Mapping[str, Any]) -> Target:
             return Target(
                 usable_number(content["start"]),
                 tuple(trees),
-                usable_number(content["low"]),
-                usable_number(content["high"]),
+                low,
+                high,
+                (usable_number(poor[0]), usable_number(poor[1])),
             )
         if {len(node) for node in nodes} != {4}:
             raise ValueError("a node of a tree is not [feature, threshold, tree, tree]")

@@ -14,6 +14,7 @@ from slurm_gpumem.model.types import ModelSummary
 from slurm_gpumem.utilization.features import NAMES, Seen, features, logit
 from slurm_gpumem.utilization.model import TARGETS, Fitted, UtilizationModel, packaged
 from slurm_gpumem.utilization.roofline import Times, rates_of, step_times
+from slurm_gpumem.utilization.trace_work import seen_in, work_of_trace
 from slurm_gpumem.utilization.work import StepWork, step_work
 
 SUMMARY, TRACE = "summary", "trace"
@@ -36,8 +37,14 @@ class Answer(NamedTuple):
 
 def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Estimate:
     """The same estimate with its utilization; the step is rebuilt where the estimate has none of its own."""
+    trace = summary.trace
     try:
-        model = packaged()
+        if trace is not None and trace.kernels:
+            model = packaged(TRACE)
+            if TRACE in model.sources:
+                work = work_of_trace(trace, estimate.job, summary.total_params * estimate.job.weight_bytes)
+                return replace(estimate, utilization=predict(work, seen_in(trace), gpu, model, TRACE))
+        model = packaged(SUMMARY)
     except ConfigError as error:
         return replace(estimate, warnings=(*estimate.warnings, f"no utilization: {error}"))
     walk = estimate.step if isinstance(estimate.step, Walk) else rebuild(summary, estimate.job, gpu)
@@ -57,6 +64,10 @@ def predict(
     if found.strange:
         named = ", ".join(name.replace("_", " ") for name in found.strange[:3])
         warnings.append(f"utilization: unlike the measured jobs (beyond the usual: {named})")
+    if seen.shapeless:
+        warnings.append(
+            "utilization is a rough guess: the text has no shapes (torchinfo's has, gpumem summarize's)"
+        )
     if not gpu.utilization_measured:
         how = (
             "scaled from an H200's by peak rates" if gpu.tflops else "as on an H200: its rates are not known"
@@ -93,8 +104,9 @@ def answer(work: StepWork, seen: Seen, gpu: Gpu, fitted: Fitted, outside: float)
         center = plain + target.moved(values)
         back = exp if name == "step_seconds" else _share
         middle[name] = back(center)
-        low[name] = back(center + wider * min(target.low, 0.0))
-        high[name] = back(center + wider * max(target.high, 0.0))
+        below, above = target.shapeless if seen.shapeless else (target.low, target.high)
+        low[name] = back(center + wider * min(below, 0.0))
+        high[name] = back(center + wider * max(above, 0.0))
     # Warps live on active multiprocessors only.
     middle["sm_occupancy"] = min(middle["sm_occupancy"], middle["sm_active"])
     low["sm_occupancy"] = min(low["sm_occupancy"], middle["sm_occupancy"])

@@ -22,9 +22,9 @@ MEASURED_CLOCK_MHZ = 1980
 _TERA = 1e12
 _GIGA = 1e9
 
-HOST_NAMES = ("base", "product", "attention", "norm", "point", "cast", "tensor", "pass", "cell")
+HOST_NAMES = ("base", "product", "attention", "norm", "point", "cast", "tensor", "pass", "cell", "view")
 """Seconds of the CPU for: a step, operations of several sorts with their backward, a parameter, a foreach
-operation, a launch inside cuDNN's recurrent networks."""
+operation, a launch inside cuDNN's recurrent networks, a view."""
 _TILES = ((4, 1.0), (2, 0.95), (1, 0.85))
 """Sizes of tiles in the smallest one's, and how fast products in them are: libraries take what suits best."""
 
@@ -54,6 +54,7 @@ START: Mapping[str, float] = {
     "host_tensor": 4e-6,
     "host_pass": 5e-5,
     "host_cell": 4e-6,
+    "host_view": 4e-6,
 }
 """Where fitting starts, and what an unfitted prediction uses: physical guesses."""
 NAMES = tuple(START)
@@ -149,6 +150,7 @@ def host_counts(work: StepWork) -> Tuple[float, ...]:
         host.tensors,
         host.passes,
         float(cells),
+        host.views,
     )
 
 

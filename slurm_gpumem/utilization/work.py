@@ -36,7 +36,7 @@ POINTWISE, NORM, OPTIMIZER = _AT["pointwise"], _AT["norm"], _AT["optimizer"]
 RECURRENT = (_AT["rnn_fp32"], _AT["rnn_half"])
 _TILE = 64
 """Rows and columns of the result that one block of a matrix product computes at least."""
-_POINTS = 512
+POINTS = 512
 """Elements that one block of an elementwise kernel handles (128 threads of 4)."""
 _SPLIT = 256
 """The least length of the parts when a product with few tiles is cut along its sum, too."""
@@ -46,7 +46,7 @@ _MOST_SPLITS = 16
 _EDGE, _DEPTH = 32, 16
 """The smallest tile of a product: rows and columns, and numbers that a step of its sum takes at once."""
 _MOST_WASTE = 16.0
-_FOREACH_TENSORS = 30
+FOREACH_TENSORS = 30
 """Tensors that one launch of an optimizer's foreach operation takes, as its arguments have room for."""
 _BACKWARD_ATTENTION = 2.5
 """Its backward computes the scores again: five products to the forward's two."""
@@ -61,6 +61,11 @@ Key = Tuple[int, int, int, int]
 """Kind, floating-point operations, bytes, blocks."""
 
 
+def kind_named(name: str) -> int:
+    """The number of a kind of KINDS."""
+    return _AT[name]
+
+
 class Host(NamedTuple):
     """What the CPU has to start in a step: operations with their backward, by what they cost it."""
 
@@ -73,6 +78,8 @@ class Host(NamedTuple):
     """Parameter tensors that the optimizer and zero_grad go through."""
     passes: float
     """Foreach operations of the optimizer's step."""
+    views: float = 0.0
+    """Operators that start no kernel; only a trace knows them."""
 
 
 class StepWork(NamedTuple):
@@ -96,10 +103,10 @@ def step_work(tape: Tape, job: TrainingJob) -> StepWork:
     for key, count in counter.backward.items():
         kernels[key] = kernels.get(key, 0) + count * job.grad_accumulation
     passes = _optimizer_passes(job)
-    launches = max(1, -(-counter.tensors // _FOREACH_TENSORS))
+    launches = max(1, -(-counter.tensors // FOREACH_TENSORS))
     each = parameters // launches
     # A pass reads two and writes one of: weight, gradient, states, temporaries.
-    key = (OPTIMIZER, 0, 3 * each, max(1, each // job.weight_bytes // (4 * _POINTS)))
+    key = (OPTIMIZER, 0, 3 * each, max(1, each // job.weight_bytes // (4 * POINTS)))
     kernels[key] = kernels.get(key, 0) + passes * launches
     host = [
         _FORWARD * ahead * forwards + (1 - _FORWARD) * back * job.grad_accumulation
@@ -166,7 +173,7 @@ class _Counter:
         kind = NORM if norm else POINTWISE
         if norm or family == "embedding":
             self.tensors += 2 if norm else 1
-        blocks = max(1, out.elements // _POINTS)
+        blocks = max(1, out.elements // POINTS)
         # Statistics first, then the result: what is normalized is read twice.
         _count(self.forward, (kind, 0, moved + moved // 2 if norm else moved, blocks))
         if out.grad:
@@ -186,13 +193,14 @@ class _Counter:
         moved = out.bytes + x.bytes + weight * out.width
 
         def kernel(high: int, wide: int, long: int) -> Key:
-            padded = 2 * op.macs if grouped else _padded(2 * op.macs, high, wide, long)
-            return kind, padded, moved, _blocks(high, wide, long, grouped)
+            flops = 2 * op.macs if grouped else padded(2 * op.macs, high, wide, long)
+            blocks = max(1, high * wide // POINTS) if grouped else blocks_of(high, wide, long)
+            return kind, flops, moved, blocks
 
         _count(self.forward, kernel(rows, columns, reach))
         copies, passing = sum(op.work), op.passing
         if copies:
-            _count(self.forward, (POINTWISE, 0, 2 * copies, max(1, copies // (4 * _POINTS))))
+            _count(self.forward, (POINTWISE, 0, 2 * copies, max(1, copies // (4 * POINTS))))
         if not out.grad:
             return
         if x.grad:
@@ -201,7 +209,7 @@ class _Counter:
         _count(self.backward, kernel(reach, columns, rows))
         for copied in passing[: 2 if x.grad else 1]:
             if copied:
-                _count(self.backward, (POINTWISE, 0, 2 * copied, max(1, copied // (4 * _POINTS))))
+                _count(self.backward, (POINTWISE, 0, 2 * copied, max(1, copied // (4 * POINTS))))
 
     def _attention(self, op: Op) -> None:
         out = op.out
@@ -222,7 +230,7 @@ class _Counter:
         count = steps * layers
         self.tensors += 4 * layers
         # Small products in small tiles, four to an ordinary one.
-        blocks = 4 * _blocks(self._batch, _GATES.get(op.label, 2) // 2 * width, width, False)
+        blocks = 4 * blocks_of(self._batch, _GATES.get(op.label, 2) // 2 * width, width)
         key = (self._recur, 2 * op.macs // count, params // layers * out.width, blocks)
         _count(self.forward, key, count)
         if out.grad:
@@ -246,15 +254,14 @@ def _columns(shape: Sequence[int], elements: int, convolution: bool) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _blocks(rows: int, columns: int, reach: int, grouped: bool) -> int:
-    if grouped:
-        return max(1, rows * columns // _POINTS)
-    tiles = -(-rows // _TILE) * -(-columns // _TILE)
+def blocks_of(rows: int, columns: int, reach: int, times: int = 1) -> int:
+    """Blocks of `times` equal products: tiles of the result, few of them cut along the sum, too."""
+    tiles = -(-rows // _TILE) * -(-columns // _TILE) * times
     return tiles * max(1, min(_MOST_SPLITS, reach // _SPLIT, _ENOUGH // tiles))
 
 
 @lru_cache(maxsize=4096)
-def _padded(flops: int, rows: int, columns: int, reach: int) -> int:
+def padded(flops: int, rows: int, columns: int, reach: int) -> int:
     """A product's arithmetic with what tiles compute beyond its edges; narrow ones waste most of it."""
     waste = 1.0
     for size, tile in ((rows, _EDGE), (columns, _EDGE), (reach, _DEPTH)):

@@ -14,6 +14,7 @@ from slurm_gpumem.model.own import to_json
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.trace_types import (
     Convolution,
+    Kernel,
     Phase,
     Reduction,
     Site,
@@ -38,6 +39,11 @@ TRACE = Trace(
     events=(0, 1, 2, -1, 3, -1, 4, -4),
     phases=(Phase(0, "setup", 0), Phase(1, "forward", 1), Phase(4, "backward", 1)),
     uses_conv=True,
+    kernels=(
+        Kernel("conv", "forward", "fp32", ((0, 1024), (8,), (27,), (1,), (9,), (1,), (0,)), (864, 45056)),
+        Kernel("view", "backward", "fp32", (), (0,), 3),
+        Kernel("foreach", "optimizer", "fp32", ((2,), (224,)), (2688,), 2),
+    ),
 )
 SUMMARY = ModelSummary(
     format="gpumem",
@@ -53,6 +59,24 @@ SUMMARY = ModelSummary(
 
 def test_what_is_written_is_read_again() -> None:
     assert read_summary(to_json(SUMMARY)) == SUMMARY
+
+
+def test_a_summary_of_an_older_version_has_no_kernels() -> None:
+    document = json.loads(to_json(SUMMARY))
+    del document["trace"]["kernels"]
+    read = read_summary(json.dumps(document) + "\n")
+    assert read.trace is not None
+    assert read.trace.kernels == ()
+
+
+@pytest.mark.parametrize(
+    "row", [[0, 1, 0, 1, [8], [1]], [99, 1, 0, 1, [8], [1], [1]], [6, 1, 0, -1, [8], [1], [1]], [6], "x"]
+)
+def test_a_kernel_that_cannot_be_is_refused(row: Any) -> None:
+    document = json.loads(to_json(SUMMARY))
+    document["trace"]["kernels"].append(row)
+    with pytest.raises(SummaryError, match="gpumem summarize"):
+        read_summary(json.dumps(document) + "\n")
 
 
 def test_sizes_are_polynomials_of_the_batch() -> None:

@@ -25,6 +25,7 @@ def found() -> Dict[str, Any]:
         "recurrent",
         "frozen",
         "refuser",
+        "kernels",
     )
     command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -110,3 +111,26 @@ def test_a_model_that_refuses_meta_tensors_is_run_small_and_the_trace_says_so(fo
     assert refuser["way"] == "real"
     assert refuser["output"] == 64 * 8 * 4, "sizes grow from the few rows that were run to the batch"
     assert "refuses meta" in refuser["remarks"][-1]
+
+
+def test_a_step_is_told_kernel_by_kernel(found: Dict[str, Any]) -> None:
+    rows = found["kernels"]["cnn"]
+    # 32 channels from 3 by 3 x 3 x 3 weights, at 32 x 32 places of each picture; and as much for the weights.
+    assert rows["conv forward"] == [[1, [16 * 1024, 32, 27, 1, 9, 1, 0], [32 * 1024, 32, 27, 1, 9, 1, 0]]]
+    assert rows["conv backward"][0][1][:4] == [27, 32, 16 * 1024, 1]
+    assert len(rows["conv backward"]) == 1, "the first layer's input needs no gradient"
+    assert rows["gemm forward"] == [[1, [16, 10, 32, 1], [32, 10, 32, 1]]]
+    assert sum(row[0] for row in rows["gemm backward"]) == 2
+    assert rows["norm forward"] == [[1, [16 * 32 * 1024, 32], [32 * 32 * 1024, 32]]]
+    assert rows["foreach optimizer"][0][1][0] == 6, "six tensors of parameters"
+
+
+def test_attention_and_recurrent_layers_have_kernels_of_their_own(found: Dict[str, Any]) -> None:
+    seen = found["kernels"]["attention"]
+    # Two products of 12 x 12 x 16 for each of four heads; queries of all heads.
+    assert seen["attention forward"] == [
+        [1, [2 * 16 * 4 * 12 * 12 * 32, 16 * 4 * 12], [2 * 32 * 4 * 12 * 12 * 32, 32 * 4 * 12]]
+    ]
+    assert seen["attention backward"][0][1][0] == 5 * 16 * 4 * 12 * 12 * 32
+    cells = found["kernels"]["recurrent"]["rnn forward"]
+    assert sum(row[0] for row in cells) == 2 * 7, "one for each layer and moment"

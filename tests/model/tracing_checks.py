@@ -17,6 +17,7 @@ from torch import nn
 from slurm_gpumem.memory.trace.replay import replay
 from slurm_gpumem.model import summarize
 from slurm_gpumem.model.own import to_json
+from slurm_gpumem.model.trace_types import evaluate
 
 torch.set_num_threads(1)
 
@@ -71,6 +72,25 @@ def cnn() -> nn.Module:
 
 def images(rows: int) -> torch.Tensor:
     return torch.empty(rows, 3, 32, 32, device="meta")
+
+
+def kernels() -> Dict[str, Any]:
+    """What the networks of these checks give a GPU to do, by kind and phase."""
+    found: Dict[str, Any] = {}
+    models = {"cnn": (cnn(), images(16)), "attention": (Attention(), torch.empty(16, 12, 64, device="meta"))}
+    models["recurrent"] = (Recurrent(), torch.empty(16, 7, 16, device="meta"))
+    for name, (model, batch) in models.items():
+        trace = summarize(model, batch).trace
+        assert trace is not None
+        rows: Dict[str, Any] = {}
+        for kernel in trace.kernels:
+            sizes = [
+                [evaluate(size, 16) for size in kernel.sizes],
+                [evaluate(size, 32) for size in kernel.sizes],
+            ]
+            rows.setdefault(f"{kernel.kind} {kernel.phase}", []).append([kernel.count, *sizes])
+        found[name] = rows
+    return found
 
 
 def small_cnn() -> Dict[str, Any]:
@@ -207,7 +227,7 @@ def refuser() -> Dict[str, Any]:
 
 CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
     f.__name__: f
-    for f in (small_cnn, attention, autocast, scaling, reader, guarded, recurrent, frozen, refuser)
+    for f in (small_cnn, attention, autocast, scaling, reader, guarded, recurrent, frozen, refuser, kernels)
 }
 
 if __name__ == "__main__":

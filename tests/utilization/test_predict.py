@@ -9,9 +9,13 @@ from pathlib import Path
 from slurm_gpumem import estimate
 from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.gpus import closest_gpu, find_gpu
+from slurm_gpumem.memory.structural.estimator import rebuild
 from slurm_gpumem.memory.types import TrainingJob, Utilization
 from slurm_gpumem.model.reader import read_summary
-from slurm_gpumem.utilization.predict import with_utilization
+from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.model import packaged
+from slurm_gpumem.utilization.predict import predict, with_utilization
+from slurm_gpumem.utilization.work import step_work
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -43,6 +47,24 @@ def test_a_job_beyond_the_measured_range_says_so_and_is_less_sure() -> None:
     huge = predicted("resnet50", batch_size=1_000_000)
     assert not usual.warnings
     assert any("unlike the measured jobs" in warning for warning in huge.warnings)
+
+
+def test_a_text_without_shapes_is_called_a_rough_guess_and_has_wider_intervals() -> None:
+    full = read_summary(EXAMPLES / "resnet50.txt")
+    gpu, job = find_gpu("h200"), TrainingJob(64)
+    walk = rebuild(full, job, gpu)
+    known = predict(step_work(walk.tape, job), Seen(), gpu, packaged())
+    rough = predict(step_work(walk.tape, job), Seen(shapeless=True), gpu, packaged())
+    assert not known.warnings
+    assert any("rough guess" in warning for warning in rough.warnings)
+    for target in ("sm_active", "step_seconds"):
+        (low, high), (least, most) = known.intervals[target], rough.intervals[target]
+        assert most - least > 1.3 * (high - low), target
+
+
+def test_a_submission_reads_only_the_source_that_it_needs() -> None:
+    assert set(packaged().sources) == {"summary", "trace"}
+    assert set(packaged("trace").sources) == {"trace"}
 
 
 def test_an_estimator_that_rebuilds_no_step_has_utilization_all_the_same() -> None:

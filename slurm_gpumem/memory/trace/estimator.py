@@ -55,7 +55,8 @@ def estimate_trace(
     if correction is not None:
         moved = context - REFERENCE_CONTEXT_MIB
         total = float(peak - moved)
-        best, asked, beyond = peak_and_request(total, features(trace, timeline, total), correction)
+        numbers = features(trace, timeline, total, job.batch_size, gpu)
+        best, asked, beyond = peak_and_request(total, numbers, correction)
         parts = _moved(parts, best + moved - peak)
         peak, request = sum(parts.values()), asked + moved
         if beyond:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from math import log
-from typing import List
+from typing import List, Optional
 
-from slurm_gpumem.memory.trace.replay import Timeline, workspaces
+from slurm_gpumem.memory.trace.replay import Timeline, reserved_with, workspaces
+from slurm_gpumem.memory.types import Gpu
 from slurm_gpumem.model.trace_types import Trace
 
 _MIB = 1 << 20
@@ -26,10 +27,15 @@ NAMES = (
     "log_events",
     "recurrent",
     "made_up",
+    "largest_tensor",
+    "log_most_workspace",
+    "log_least_workspace",
 )
 
 
-def features(trace: Trace, timeline: Timeline, total_mib: float) -> List[float]:
+def features(
+    trace: Trace, timeline: Timeline, total_mib: float, batch: Optional[int], gpu: Optional[Gpu]
+) -> List[float]:
     """The numbers by NAMES; `total_mib` is the estimate with the context of the GPU of the measurements."""
     total = total_mib * _MIB
     at_peak = timeline.at_peak
@@ -52,4 +58,13 @@ def features(trace: Trace, timeline: Timeline, total_mib: float) -> List[float]:
         log(1 + len(trace.events)),
         float(any(site.operator == "cudnn::rnn" for site in trace.sites)),
         float(bool(trace.remarks)),
+        max((size for _, size in timeline.live_at_peak), default=0) / total,
+        *(log(1 + _change(trace, timeline, batch, gpu, answer) / total) for answer in ("most", "least")),
     ]
+
+
+def _change(trace: Trace, timeline: Timeline, batch: Optional[int], gpu: Optional[Gpu], answer: str) -> float:
+    """How far the peak moves with another answer to how much cuDNN takes, in bytes."""
+    if not trace.uses_conv:
+        return 0.0
+    return reserved_with(trace, batch, gpu, answer) - timeline.stats.peak_reserved

@@ -69,6 +69,13 @@ def replay(
     )
 
 
+def reserved_with(trace: Trace, batch: Optional[int], gpu: Optional[Gpu], workspace: str) -> int:
+    """Peak of reserved bytes with another answer to how much cuDNN takes."""
+    allocator = CachingAllocator()
+    allocator.replay(_events(trace, site_sizes(trace, batch, gpu, workspace)))
+    return allocator.stats().peak_reserved
+
+
 def workspaces(trace: Trace, timeline: Timeline) -> List[int]:
     """Bytes of the workspaces of convolutions and sums."""
     return [
@@ -83,12 +90,14 @@ def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> 
     return _events(trace, site_sizes(trace, batch, gpu))
 
 
-def site_sizes(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> Tuple[int, ...]:
+def site_sizes(
+    trace: Trace, batch: Optional[int], gpu: Optional[Gpu], workspace: str = "middle"
+) -> Tuple[int, ...]:
     """Bytes of each site at a batch size, on a GPU."""
     at = trace.job.batch if batch is None else batch
     cublas = DEFAULT_CUBLAS if gpu is None else gpu.cublas_workspace_bytes
     sms = DEFAULT_SMS if gpu is None or gpu.sms is None else gpu.sms
-    return tuple(_size(site, at, cublas, sms) for site in trace.sites)
+    return tuple(_size(site, at, cublas, sms, workspace) for site in trace.sites)
 
 
 def _events(trace: Trace, sizes: Sequence[int]) -> List[Event]:
@@ -103,11 +112,11 @@ def _events(trace: Trace, sizes: Sequence[int]) -> List[Event]:
     return events
 
 
-def _size(site: Site, batch: int, cublas: int, sms: int) -> int:
+def _size(site: Site, batch: int, cublas: int, sms: int, workspace: str) -> int:
     if site.reduction is not None:
         return reduction_bytes(site.reduction, batch, sms)
     if site.convolution is not None:
-        return workspace_bytes(site.convolution, batch)
+        return workspace_bytes(site.convolution, batch, workspace)
     return cublas if site.is_cublas else site.bytes_at(batch)
 
 

@@ -13,7 +13,6 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log2, prod
-from statistics import median
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
@@ -27,6 +26,8 @@ ALIGNMENT_BYTES = 16
 """Channels are padded to this many bytes ..."""
 GROUP_ALIGNMENT = 32
 """... and those of one group of several to this many channels."""
+
+ANSWERS = ("least", "middle", "most")
 
 BASES = ("nothing", "data", "output", "both", "data+weight", "output+weight", "all", "all+weight",
          "weight", "weight of each", "weight of each, at most both")  # fmt: skip
@@ -87,16 +88,17 @@ class Tree:
         return self.thresholds[node] * bases[-1 - self.features[node]]
 
 
-def workspace_bytes(convolution: Convolution, batch: int) -> int:
-    """Bytes of the workspace at a batch size."""
-    return _workspace(convolution, evaluate(convolution.batch, batch))
+def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle") -> int:
+    """Bytes of the workspace at a batch size; the "least" and "most" of the answers tell how sure that is."""
+    return _answers(convolution, evaluate(convolution.batch, batch))[ANSWERS.index(answer)]
 
 
 @lru_cache(maxsize=4096)
-def _workspace(convolution: Convolution, rows: int) -> int:
+def _answers(convolution: Convolution, rows: int) -> Tuple[int, ...]:
     call = Call(convolution, rows)
     values, bases = features(call), base_bytes(call)
-    return int(median(tree.bytes(values, bases) for tree in _forests()[convolution.call]))
+    found = sorted(int(tree.bytes(values, bases)) for tree in _forests()[convolution.call])
+    return found[0], found[len(found) // 2], found[-1]
 
 
 def base_bytes(call: Call) -> List[float]:

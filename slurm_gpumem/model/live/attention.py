@@ -12,6 +12,7 @@ aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD = 256
 _CUDNN_HEAD = 128
+_ROW = 8
 
 
 def attention(
@@ -26,11 +27,14 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """What F.scaled_dot_product_attention allocates on a GPU of compute capability 8.0 and later."""
-    if query.dim() != 4 or not _fused(query, key, value, attn_mask):
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = _numbers(attn_mask, query)
+    if query.dim() != 4 or not _without_gaps(query, key, value):
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    if query.dtype in _HALF and _cudnn_takes(query, key, value):
-        bias = None if attn_mask is None else _numbers(attn_mask, query)
+    learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
+    if query.dtype in _HALF and not learned and _cudnn_takes(query, key, value):
+        bias = None if attn_mask is None else attn_mask.to(query.dtype)
         return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
             query, key, value, bias, needs, dropout_p, is_causal, scale=scale
         )[0]
@@ -44,7 +48,7 @@ def attention(
             query, key, value, dropout_p, is_causal, False, scale=factor
         )[0]
         return result[..., :size] if pad else result  # type: ignore[no-any-return]
-    if enable_gqa and key.shape[1] != query.shape[1]:
+    if (enable_gqa and key.shape[1] != query.shape[1]) or not _efficient_takes(query, key, value):
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     bias = None if attn_mask is None else _bias(attn_mask, query, key)
     return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
@@ -52,11 +56,14 @@ def attention(
     )[0]
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor]) -> bool:
-    """What every fused kernel asks for: rows without gaps, and a mask that is not learned."""
-    if any(t.stride(-1) != 1 and t.shape[-1] > 1 for t in (query, key, value)):
-        return False
-    return mask is None or not (mask.requires_grad and torch.is_grad_enabled())
+def _without_gaps(*tensors: Tensor) -> bool:
+    """What every fused kernel asks for."""
+    return all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in tensors)
+
+
+def _efficient_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Rows of whole 16 bytes."""
+    return all(t.shape[-1] * t.element_size() % 16 == 0 for t in (query, key, value))
 
 
 def _flash_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -80,18 +87,17 @@ def _cudnn_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _numbers(mask: Tensor, query: Tensor) -> Tensor:
-    """A mask of truth values as numbers to be added."""
-    if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), -math.inf)
-    return mask if mask.dtype == query.dtype else mask.to(query.dtype)
+    """A mask of truth values as numbers to be added; two to choose from lie on the GPU for the moment."""
+    shown, hidden = (torch.empty((), dtype=query.dtype, device=query.device) for _ in range(2))
+    return torch.where(mask, shown, hidden)
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as the kernel takes it: numbers of the query's type, rows aligned to 16 bytes."""
-    mask = _numbers(mask, query)
+    """A mask as the kernel takes it: numbers of the query's type, rows of a multiple of eight."""
+    mask = mask.to(query.dtype)
     length = mask.shape[-1]
-    if length % 16:
-        mask = torch.nn.functional.pad(mask, (0, 16 - length % 16))[..., :length]
+    if length % _ROW:
+        mask = torch.nn.functional.pad(mask, (0, _ROW - length % _ROW))[..., :length]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
@@ -105,6 +111,25 @@ def _math(
     scale: Optional[float],
     enable_gqa: bool,
 ) -> Tensor:
-    return aten._scaled_dot_product_attention_math(  # type: ignore[no-any-return]
-        query, key, value, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    """The way without a fused kernel; PyTorch's own copies more than it must when a dispatch mode watches."""
+    dtype = query.dtype
+    if dtype in _HALF:
+        query, key, value = query.float(), key.float(), value.float()
+    factor = math.sqrt(scale if scale is not None and scale > 0 else 1 / math.sqrt(max(query.shape[-1], 1)))
+    query = query * factor
+    if is_causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = _numbers(mask, query)
+    if enable_gqa and query.dim() > 2 and key.shape[-3] != query.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+    scores = torch.matmul(query, key.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores = scores.add_(mask)
+    weights: Tensor = aten._safe_softmax(scores, -1)
+    if dropout_p > 0:
+        weights = torch.dropout(weights, dropout_p, True)
+    narrow = weights.to(dtype)
+    result = torch.matmul(weights, value).to(dtype)
+    del narrow
+    return result

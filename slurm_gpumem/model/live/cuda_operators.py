@@ -7,12 +7,26 @@ from typing import Any, Callable, Dict, Optional, Tuple
 import torch
 from torch import Tensor
 
+from slurm_gpumem.model.live.attention_kernels import ATTENTION
+from slurm_gpumem.model.live.cuda_scratch import SCRATCH
 from slurm_gpumem.model.live.fast import NOT_PLAIN, arithmetic, like, on_meta
 from slurm_gpumem.model.trace_types import Convolution, Reduction
 
 aten = torch.ops.aten
-MATMULS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addbmm", "aten::_addmm_activation"}
-_DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+MATMULS = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::addbmm",
+    "aten::_addmm_activation",
+}
+_DTYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float64: "fp64",
+}
 
 
 def _convolution(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -91,6 +105,16 @@ def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs) if result is NOT_PLAIN else result
 
 
+def _into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Derivatives of selections write into fresh zeros; under a dispatch mode they copy them first."""
+    first = args[0]
+    if recorder.phase == "backward" and not torch.is_grad_enabled() and on_meta(args):
+        block = recorder.block_of(first)
+        if block is not None and block.operator in _ZEROS:
+            return first
+    return func(*args, **kwargs)
+
+
 def _bias_of_product(recorder: Any, first: Any, second: Any) -> bool:
     """A linear layer over a tensor with gaps adds its bias to the product in place."""
     if not isinstance(second, Tensor) or second.dim() != 1 or not second.is_leaf or first.dim() < 2:
@@ -143,8 +167,21 @@ def _safe_softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     recorder.note(result, "aten::_safe_softmax")
     mask = recorder.take(result.numel(), "aten::_safe_softmax")
     rows = recorder.take(result.numel() // max(int(result.shape[-1]), 1), "aten::_safe_softmax")
+    recorder.workspace(result.element_size(), "aten::_safe_softmax")
     recorder.drop(rows)
     recorder.drop(mask)
+    return result
+
+
+def _softmax_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The product of gradient and output lives beside the result."""
+    gradient, output = args[:2]
+    result = func(*args, **kwargs)
+    recorder.note(result, func._schema.name)
+    recorder.workspace(
+        gradient.numel() * max(gradient.element_size(), output.element_size()),
+        func._schema.name,
+    )
     return result
 
 
@@ -161,58 +198,6 @@ def _layer_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _efficient_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Seed and offset of the random numbers stay on the CPU."""
-    out, rows, seed, offset = func(*args, **kwargs)
-    recorder.note(out, "aten::_scaled_dot_product_efficient_attention")
-    recorder.note(rows, "aten::_scaled_dot_product_efficient_attention")
-    recorder.skip(seed)
-    recorder.skip(offset)
-    return out, rows, seed, offset
-
-
-def _efficient_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Gradients first, then the product of output and gradient, its sums and the kernel's own space."""
-    name = "aten::_scaled_dot_product_efficient_attention_backward"
-    result = func(*args, **kwargs)
-    query = args[1]
-    for gradient in result:
-        if gradient is not None:
-            recorder.note(gradient, name)
-    rows, heads, length, size = (int(n) for n in query.shape)
-    sums = rows * heads * length * 4
-    one = recorder.take(rows * heads * length * int(args[3].shape[-1]) * query.element_size(), name)
-    two, three = recorder.take(sums, name), recorder.take(sums, name)
-    recorder.drop(two)
-    recorder.drop(one)
-    blocks = -(-length // 64)
-    recorder.workspace(rows * heads * blocks * (64 * -(-size // 64) * 64 * 4 + 16), name)
-    recorder.drop(three)
-    return result
-
-
-def _cudnn_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Seed and offset are allocated before the result."""
-    name = "aten::_scaled_dot_product_cudnn_attention"
-    result = func(*args, **kwargs)
-    for index in (6, 7, 0, 1):
-        if isinstance(result[index], Tensor):
-            recorder.note(result[index], name)
-    return result
-
-
-def _cudnn_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The query's gradient is summed in single precision, beside one number a row."""
-    name = "aten::_scaled_dot_product_cudnn_attention_backward"
-    result = func(*args, **kwargs)
-    for gradient in result:
-        if isinstance(gradient, Tensor):
-            recorder.note(gradient, name)
-    rows, heads, length, size = (int(n) for n in args[1].shape)
-    recorder.workspace(rows * heads * length * (size + 1) * 4 + 256, name)
-    return result
-
-
 def owned_alone(tensor: Tensor) -> bool:
     """Whether only the engine holds a tensor that it passed to an operator."""
     count, shared = tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
@@ -220,18 +205,23 @@ def owned_alone(tensor: Tensor) -> bool:
 
 
 _ALONE = (4, 2)
+_ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
 
 HANDLERS: Dict[Any, Callable[..., Any]] = {
+    **ATTENTION,
+    **SCRATCH,
+    aten.scatter.src: _into_zeros,
+    aten.scatter.value: _into_zeros,
+    aten.scatter_add.default: _into_zeros,
+    aten.index_add.default: _into_zeros,
+    aten.index_put.default: _into_zeros,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.add.Tensor: _add,
     aten.native_dropout.default: _dropout,
     aten.sum.dim_IntList: _sum,
     aten._safe_softmax.default: _safe_softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm,
-    aten._scaled_dot_product_efficient_attention.default: _efficient_attention,
-    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
-    aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
-    aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,
 }

@@ -83,7 +83,12 @@ def arithmetic(args: Any, kwargs: Any) -> Any:
 
 
 def _softmax(args: Any, kwargs: Any) -> Any:
-    return NOT_PLAIN if kwargs or args[2] or not args[0].is_contiguous() else like(args[0])
+    data = args[0]
+    if kwargs or not data.is_contiguous():
+        return NOT_PLAIN
+    if args[2]:  # half precision in, single precision out: CUDA has that for bf16 too
+        return torch.empty(data.shape, dtype=torch.float32, device=data.device)
+    return like(data)
 
 
 def _batch_norm(args: Any, kwargs: Any) -> Any:

@@ -21,6 +21,7 @@ _FREE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_em
          "aten::lift_fresh", "aten::_reshape_alias", "aten::set_", "aten::new_empty_strided",
          "aten::_local_scalar_dense", "aten::is_same_size", "aten::record_stream")  # fmt: skip
 _GATHERS = ("aten::embedding", "aten::index", "aten::gather", "aten::index_select")
+_MEANS = ("mean", "rstd", "save_mean", "save_invstd")
 _BACKWARD_ATTENTION = 2.5
 """Its backward computes the scores again: five products to the forward's two."""
 VIEW, CAST = "view", "cast"
@@ -161,7 +162,8 @@ def _product(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
 
 
 def _convolution(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """As a product in each group: places, channels, what is summed up, groups; whether channels lie last."""
+    """As a product in each group: places, channels, what is summed up; then groups, weights of a channel,
+    places for each one of the smaller side, whether channels lie last."""
     backward = kind == "convolution_backward"
     output, data, weight = args[:3] if backward else (result, args[0], args[1])
     options = args[4:10] if backward else args[3:9]
@@ -173,8 +175,12 @@ def _convolution(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> M
         data.dim() == 4 and data.is_contiguous(memory_format=torch.channels_last) and not data.is_contiguous()
     )
 
+    taps = max(1, weights // max(1, int(weight.shape[0]) * int(weight.shape[1])))
+    step = max(1, max(_places(data), _places(output)) // min(_places(data), _places(output)))
+
     def sizes(rows: int, columns: int) -> Sizes:
-        return rows, columns, max(1, macs // max(1, rows * columns * groups)), groups, int(last)
+        reach = max(1, macs // max(1, rows * columns * groups))
+        return rows, columns, reach, groups, taps, step, int(last)
 
     calls: List[Sizes] = []
     if not backward:
@@ -212,6 +218,23 @@ def _attention(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Mad
     yield kind, (flops, rows), moved, _dtype(query)
 
 
+def _norm(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
+    """Numbers, and how many means there are of them: each is one block's work."""
+    taken, made = list(_tensors(args)), list(_tensors((result,)))
+    largest = max((tensor.numel() for tensor in (*taken, *made)), default=0)
+    named = zip(func._schema.arguments, args)
+    means = [value for argument, value in named if argument.name in _MEANS and isinstance(value, Tensor)]
+    if "backward" not in func._schema.name:
+        means = made[1:2]
+    if largest:
+        yield (
+            kind,
+            (largest, max((t.numel() for t in means), default=0)),
+            _bytes(taken) + _bytes(made),
+            _dtype(taken[0]),
+        )
+
+
 def _foreach(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
     """Tensors and numbers in them."""
     lists = [
@@ -228,11 +251,12 @@ def _foreach(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
 def _gather(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
     """Only the chosen rows of the table are read."""
     moved = 2 * _bytes((result,))
-    yield "pointwise", (result.numel() if isinstance(result, Tensor) else 0,), moved, "fp32"
+    numbers = result.numel() if isinstance(result, Tensor) else 0
+    yield "pointwise", (numbers, numbers), moved, "fp32"
 
 
 def _pointwise(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """Elements of the largest tensor; what is read and what is written."""
+    """Numbers of the largest tensor, and how many are written: few where it is summed up."""
     taken = list(_tensors(args)) + list(_tensors(list(kwargs.values())))
     made = list(_tensors((result,)))
     if kind == VIEW:
@@ -243,7 +267,8 @@ def _pointwise(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Mad
     largest = max((tensor.numel() for tensor in (*taken, *made)), default=0)
     if largest == 0:
         return
-    yield kind, (largest,), _bytes(taken) + _bytes(made), _dtype((taken or made)[0])
+    written = sum(tensor.numel() for tensor in made)
+    yield kind, (largest, written), _bytes(taken) + _bytes(made), _dtype((taken or made)[0])
 
 
 _MAKERS: Dict[str, Callable[..., Made]] = {
@@ -252,6 +277,7 @@ _MAKERS: Dict[str, Callable[..., Made]] = {
     "convolution_backward": _convolution,
     "attention": _attention,
     "foreach": _foreach,
+    "norm": _norm,
     "gather": _gather,
 }
 

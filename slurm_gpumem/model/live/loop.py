@@ -84,7 +84,11 @@ def run(plan: Plan, recorder: Recorder) -> Seen:
                     (loss * scale).backward()
                 else:
                     loss.backward()
-                mark(recorder, [p.grad for p in model.parameters() if p.grad is not None], "gradients")
+                mark(
+                    recorder,
+                    [p.grad for p in model.parameters() if p.grad is not None],
+                    "gradients",
+                )
             if optimizer is not None:
                 recorder.enter("optimizer", step)
                 if scale is not None:
@@ -116,7 +120,7 @@ def note_model(model: nn.Module, recorder: Recorder, name: str = "") -> None:
     for part, child in model.named_children():
         note_model(child, recorder, f"{name}.{part}" if name else part)
     parameters = list(model.parameters(recurse=False))
-    if isinstance(model, nn.RNNBase):
+    if isinstance(model, nn.RNNBase) and not any(p.dtype == torch.bfloat16 for p in parameters):
         _note_flat(parameters, recorder, name)
     for parameter in parameters:
         recorder.note(parameter, "parameter", "weights", name)
@@ -125,7 +129,7 @@ def note_model(model: nn.Module, recorder: Recorder, name: str = "") -> None:
 
 
 def _note_flat(parameters: Sequence[Tensor], recorder: Recorder, name: str) -> None:
-    """A recurrent layer's weights move into one buffer after they came to the GPU."""
+    """A recurrent layer's weights move into one buffer after they came to the GPU; those in bf16 do not."""
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     single = [recorder.take(size, "parameter", "weights", name) for size in sizes]
     recorder.take(sum(sizes), "parameter", "weights", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Union
 
@@ -14,6 +15,7 @@ from torch.utils import _foreach_utils
 from slurm_gpumem.errors import UnknownNameError, UsageError
 
 Given = Union[str, torch.optim.Optimizer, Callable[..., torch.optim.Optimizer], None]
+_CAPTURABLE = "_get_capturable_supported_devices"
 _NAMED: Dict[str, Callable[[List[nn.Parameter]], torch.optim.Optimizer]] = {
     "adam": lambda p: torch.optim.Adam(p),
     "adamw": lambda p: torch.optim.AdamW(p),
@@ -73,7 +75,7 @@ def _moved(given: torch.optim.Optimizer, model: nn.Module, twin: nn.Module) -> t
 
 @contextmanager
 def foreach_on_meta() -> Iterator[None]:
-    """Inside, optimizers take `foreach` for meta tensors by default, as they do on CUDA."""
+    """Inside, optimizers take `foreach` and `capturable` for meta tensors as they do for CUDA's."""
     original: Any = _foreach_utils._get_foreach_kernels_supported_devices
 
     def devices() -> List[str]:
@@ -84,8 +86,18 @@ def foreach_on_meta() -> Iterator[None]:
         owners.append(optim_module)
     for owner in owners:
         owner._get_foreach_kernels_supported_devices = devices
+    capturable: Any = getattr(optim_module, _CAPTURABLE, None)
+    askers = [
+        m
+        for name, m in list(sys.modules.items())
+        if name.startswith("torch.optim") and _CAPTURABLE in vars(m)
+    ]
+    for module in askers:
+        setattr(module, _CAPTURABLE, lambda *args, **kwargs: [*capturable(*args, **kwargs), "meta"])
     try:
         yield
     finally:
+        for module in askers:
+            setattr(module, _CAPTURABLE, capturable)
         for owner in owners:
             owner._get_foreach_kernels_supported_devices = original

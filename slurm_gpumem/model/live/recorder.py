@@ -19,7 +19,7 @@ from slurm_gpumem.model.live.cuda_operators import HANDLERS, MATMULS
 from slurm_gpumem.model.live.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.model.live.kernels import Kernels
 from slurm_gpumem.model.live.places import Places
-from slurm_gpumem.model.live.values import READ, SIZED, Guess, follow
+from slurm_gpumem.model.live.values import FOLLOWED, READ, SIZED, Guess, follow
 from slurm_gpumem.model.trace_types import Convolution, Reduction
 
 _HANDLERS = {**HANDLERS, **READ, **SIZED}
@@ -82,6 +82,10 @@ class Recorder(TorchDispatchMode):
         """Note a tensor's storage if it is new."""
         if tensor.device.type != self._device:
             return
+        if tensor.layout != torch.strided:
+            for part in _parts(tensor):
+                self.note(part, operator, category, module)
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
@@ -110,12 +114,31 @@ class Recorder(TorchDispatchMode):
     def workspace(self, nbytes: int, operator: str, call: Optional[Call] = None) -> None:
         """Note a block that exists only while an operator runs."""
         if nbytes or call:
-            block = Block((), 1, nbytes, operator, self.places.now(), self.phase, "workspace", call)
+            block = Block(
+                (),
+                1,
+                nbytes,
+                operator,
+                self.places.now(),
+                self.phase,
+                "workspace",
+                call,
+            )
             self.events.append(~self._add(block))
 
     def take(self, nbytes: int, operator: str, category: str = "workspace", module: str = "") -> int:
         """Note a block that has no tensor, until `drop`."""
-        return self._add(Block((), 1, nbytes, operator, module or self.places.now(), self.phase, category))
+        return self._add(
+            Block(
+                (),
+                1,
+                nbytes,
+                operator,
+                module or self.places.now(),
+                self.phase,
+                category,
+            )
+        )
 
     def drop(self, number: int) -> None:
         """The block that `take` gave goes."""
@@ -129,12 +152,19 @@ class Recorder(TorchDispatchMode):
         if thread not in self._handles:
             self._handles[thread] = True
             self._add(Block((), 1, 0, "cublas", "", self.phase, "workspace"))
-        if operator == "aten::addmm" and "lt" not in self._handles:
-            self._handles["lt"] = True
-            self._add(Block((), 1, LT_WORKSPACE, "cublaslt", "", self.phase, "workspace"))
+        if operator == "aten::addmm":
+            self.once("lt", LT_WORKSPACE, "cublaslt")
+
+    def once(self, what: str, nbytes: int, operator: str) -> None:
+        """Note a block that is taken the first time and stays."""
+        if what not in self._handles:
+            self._handles[what] = True
+            self._add(Block((), 1, nbytes, operator, "", self.phase, "workspace"))
 
     def block_of(self, tensor: Tensor) -> Optional[Block]:
         """The allocation a tensor lies in."""
+        if tensor.layout != torch.strided:
+            return None
         found = self._live.get(tensor.untyped_storage()._cdata)
         return None if found is None or found[0] < 0 else self.blocks[found[0]]
 
@@ -161,7 +191,7 @@ class Recorder(TorchDispatchMode):
         result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         name = func._schema.name
         self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
-        if handler is None:
+        if handler is None or func in FOLLOWED:
             follow(func, args, kwargs, result)
         self.note_result(result, name)
         if name in MATMULS:
@@ -175,6 +205,13 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for item in result:
                 self.note_result(item, operator)
+
+
+def _parts(tensor: Tensor) -> List[Tensor]:
+    """The dense tensors that a sparse one is made of."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return []
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from slurm_gpumem.model.live import losses, optimizers
 from slurm_gpumem.model.live.assemble import assemble
 from slurm_gpumem.model.live.autocast import autocast_on_meta
 from slurm_gpumem.model.live.batches import maker, require_size
+from slurm_gpumem.model.live.constants import known_constants
 from slurm_gpumem.model.live.loop import Inputs, Plan, run
 from slurm_gpumem.model.live.meta_model import meta_twin, unwrapped
 from slurm_gpumem.model.live.own_step import Step, run_own_step
@@ -112,6 +113,7 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
         autocast = stack.enter_context(autocast_on_meta())
         recorder = Recorder(places, autocast, guess, "cpu" if real else "meta")
         stack.enter_context(cuda_substitutes(recorder))
+        stack.enter_context(known_constants())
         if real:
             recorder.assume("run on the CPU with a few rows: the model refuses meta tensors")
         optimizer = asked.optimizer

@@ -191,11 +191,16 @@ def _largest(name: str, args: Any, kwargs: Any) -> Any:
         return data.new_empty(count)
     if name == "aten::bincount":
         given = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-        return torch.empty(max(int(given), count), **whole)
+        # Who gives a least length knows the largest number: classes, nodes of a graph.
+        return torch.empty(int(given) or count, **whole)
     if name == "aten::repeat_interleave":
         return torch.empty(count, **whole)
     # unique and its kin: values, inverse, counts
-    return data.new_empty(count), torch.empty(count, **whole), torch.empty(count, **whole)
+    return (
+        data.new_empty(count),
+        torch.empty(count, **whole),
+        torch.empty(count, **whole),
+    )
 
 
 def _overloads(*names: str) -> List[Any]:
@@ -207,7 +212,26 @@ def _overloads(*names: str) -> List[Any]:
 
 
 READ = {aten._local_scalar_dense.default: read}
-_SIZED = ("nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "unique_dim")
+FOLLOWED = {
+    aten.add.Tensor,
+    aten.sum.dim_IntList,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_add.default,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter_add.default,
+    aten.roll.default,
+}
+"""Operators that are handled otherwise, whose numbers are followed all the same."""
+_SIZED = (
+    "nonzero",
+    "masked_select",
+    "bincount",
+    "_unique2",
+    "unique_consecutive",
+    "unique_dim",
+)
 SIZED = {
     **dict.fromkeys(_overloads(*_SIZED), sized_by_value),
     aten.repeat_interleave.Tensor: sized_by_value,

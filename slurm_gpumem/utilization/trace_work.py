@@ -1,0 +1,118 @@
+"""What one training step gives a GPU to do, from a trace: every operator with its real shapes."""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.model.trace_types import Kernel, Trace, evaluate
+from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.work import (
+    FOREACH_TENSORS,
+    NORM,
+    OPTIMIZER,
+    POINTS,
+    POINTWISE,
+    Host,
+    Key,
+    StepWork,
+    blocks_of,
+    kind_named,
+    padded,
+)
+
+_QUERIES = 128
+"""Rows of queries that one block of an attention kernel handles."""
+_BACK = 2 / 3
+"""The part of an operation's cost for the CPU that falls in the backward pass."""
+_SLOTS = {
+    "gemm": 0,
+    "conv": 0,
+    "grouped": 0,
+    "depthwise": 0,
+    "attention": 1,
+    "norm": 2,
+    "pointwise": 3,
+    "cast": 4,
+}
+"""Where operators count in `Host`."""
+_PRODUCTS = ("gemm", "conv", "grouped", "depthwise")
+
+
+def seen_in(trace: Trace) -> Seen:
+    """A small real run guesses sizes; a trace on meta tensors knows them."""
+    return Seen(shapeless=False, guessed=trace.way != "meta" or not trace.scalable)
+
+
+def work_of_trace(trace: Trace, job: TrainingJob, parameter_bytes: int) -> StepWork:
+    """The work of one optimizer step of `job`, its micro-batches together."""
+    batch = job.batch_size if trace.scalable else trace.job.batch
+    # The trace has as many micro-batches as it was made with.
+    again = job.grad_accumulation / max(1, trace.job.grad_accumulation)
+    kernels: Dict[Key, int] = {}
+    started = [0.0] * 5
+    views = passes = 0.0
+    tensors = 0
+    for kernel in trace.kernels:
+        optimizer = kernel.phase == "optimizer"
+        count = kernel.count if optimizer else max(1, round(kernel.count * again))
+        if kernel.kind == "view":
+            views += count
+            continue
+        sizes = [evaluate(size, batch) for size in kernel.sizes]
+        moved = evaluate(kernel.bytes, batch)
+        if kernel.kind == "foreach":
+            tensors = max(tensors, sizes[0])
+            passes += count
+            launches = max(1, -(-sizes[0] // FOREACH_TENSORS))
+            each = sizes[1] // launches
+            _count(kernels, (OPTIMIZER, 0, moved // launches, max(1, each // (4 * POINTS))), count * launches)
+            continue
+        for key in _keys(kernel, sizes, moved, job):
+            _count(kernels, key, count)
+        if kernel.kind in _SLOTS:
+            product = kernel.kind in _PRODUCTS
+            share = _BACK / (2 if product else 1) if kernel.phase == "backward" else 1 - _BACK
+            started[_SLOTS[kernel.kind]] += share * count
+    products, attention, norms, points, casts = started
+    host = Host(products, attention, norms, points, casts, float(tensors), passes, views)
+    return StepWork(kernels, host, parameter_bytes)
+
+
+def _keys(kernel: Kernel, sizes: List[int], moved: int, job: TrainingJob) -> List[Key]:
+    half = kernel.dtype != "fp32"
+    if kernel.kind in ("gemm", "conv"):
+        return [_product(kernel, sizes, moved, job)]
+    if kernel.kind in ("grouped", "depthwise"):
+        rows, columns, reach, groups = (max(1, size) for size in sizes[:4])
+        flops = 2 * rows * columns * reach * groups
+        kind = kind_named(f"grouped_{kernel.dtype}")
+        return [(kind, flops, moved, max(1, rows * columns * groups // POINTS))]
+    if kernel.kind == "attention":
+        kind = kind_named("attention_half" if half else "attention_fp32")
+        return [(kind, sizes[0], moved, max(1, sizes[1] // _QUERIES))]
+    if kernel.kind == "rnn":
+        flops, wide, rows, state = sizes
+        kind = kind_named("rnn_half" if half else "rnn_fp32")
+        return [(kind, flops, moved, 4 * blocks_of(max(1, rows), max(1, wide), max(1, state)))]
+    blocks = max(1, sizes[0] // POINTS)
+    if kernel.kind != "norm":
+        return [(POINTWISE, 0, moved, blocks)]
+    if kernel.dtype == "bf16" and sizes[1]:
+        # PyTorch's own kernels, for want of a library's: statistics with one block for each mean.
+        return [(NORM, 0, moved // 2, min(blocks, sizes[1])), (NORM, 0, moved, blocks)]
+    return [(NORM, 0, moved + moved // 2, blocks)]
+
+
+def _product(kernel: Kernel, sizes: List[int], moved: int, job: TrainingJob) -> Key:
+    rows, columns, reach, times = (max(1, size) for size in sizes[:4])
+    half = kernel.dtype != "fp32"
+    # Convolutions take TF32 unless told otherwise, matrix products only when told.
+    single = "conv_tf32" if kernel.kind == "conv" else "gemm_tf32" if job.precision == "tf32" else "gemm_fp32"
+    kind = kind_named(f"{kernel.kind}_half" if half else single)
+    flops = padded(2 * rows * columns * reach, rows, columns, reach) * times
+    return kind, flops, moved, blocks_of(rows, columns, reach, times)
+
+
+def _count(into: Dict[Key, int], key: Key, times: int) -> None:
+    into[key] = into.get(key, 0) + times

@@ -1,0 +1,101 @@
+"""The work of a step from a trace: the same arithmetic as from layers, with what only a trace knows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.memory import registry
+from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.model.trace_types import Kernel, Trace, TracedJob
+from slurm_gpumem.utilization.measured import Solo, load_solo
+from slurm_gpumem.utilization.model import packaged
+from slurm_gpumem.utilization.predict import TRACE, predict, with_utilization
+from slurm_gpumem.utilization.trace_work import seen_in, work_of_trace
+from slurm_gpumem.utilization.traced import line_of, load_traced, write_traced
+from slurm_gpumem.utilization.work import KINDS, StepWork, launches, total_flops
+from tests.model.test_own_format import SUMMARY
+
+H200 = find_gpu("h200")
+KERNELS = (
+    Kernel("conv", "forward", "fp32", ((0, 1024), (64,), (64,), (1,), (1,), (1,), (0,)), (0, 1 << 19), 4),
+    Kernel("gemm", "forward", "fp32", ((0, 32), (128,), (64,), (1,)), (1 << 15, 1 << 12), 2),
+    Kernel("norm", "forward", "bf16", ((0, 65536), (64,)), (512, 1 << 18), 1),
+    Kernel("view", "forward", "fp32", (), (0,), 5),
+    Kernel("pointwise", "backward", "fp32", ((0, 4096), (0, 4096)), (0, 1 << 15), 3),
+    Kernel("foreach", "optimizer", "fp32", ((61,), (1 << 20,)), (3 << 22,), 4),
+)
+
+
+def traced(**how: object) -> Trace:
+    return Trace(TracedJob(8, **how), "meta", (), (), (), kernels=KERNELS)  # type: ignore[arg-type]
+
+
+def work(batch: int = 8, **how: object) -> StepWork:
+    return work_of_trace(traced(), TrainingJob(batch, **how), 4 << 20)  # type: ignore[arg-type]
+
+
+def kinds(made: StepWork) -> set[str]:
+    return {KINDS[key[0]] for key in made.kernels}
+
+
+def test_arithmetic_follows_the_batch() -> None:
+    assert total_flops(work(8)) == 8 * (4 * 2 * 1024 * 64 * 64 + 2 * 2 * 32 * 128 * 64)
+    assert total_flops(work(16)) == 2 * total_flops(work(8))
+
+
+def test_products_take_the_units_that_the_job_allows() -> None:
+    assert {"gemm_fp32", "conv_tf32"} <= kinds(work())
+    assert {"gemm_tf32", "conv_tf32"} <= kinds(work(precision="tf32"))
+
+
+def test_micro_batches_repeat_the_passes_and_not_the_optimizer() -> None:
+    once, thrice = work(), work(grad_accumulation=3)
+    # Of 61 tensors three launches a pass, four passes; a norm in bfloat16 is two kernels.
+    assert launches(once) == 4 + 2 + 2 + 3 + 4 * 3
+    assert launches(thrice) == 3 * (4 + 2 + 2 + 3) + 4 * 3
+    assert thrice.host.views == 3 * once.host.views
+
+
+def test_a_summary_with_kernels_is_predicted_from_them() -> None:
+    summary = replace(SUMMARY, trace=replace(SUMMARY.trace, kernels=KERNELS))  # type: ignore[type-var]
+    job = TrainingJob(4, optimizer="adam")
+    plain = registry.run("trace", summary, job, H200)
+    found = with_utilization(plain, H200, summary).utilization
+    assert found is not None
+    assert found.source == TRACE
+    older = replace(SUMMARY, trace=replace(SUMMARY.trace, kernels=()))  # type: ignore[type-var]
+    read = with_utilization(plain, H200, older).utilization
+    assert read is not None
+    assert read.source == "summary"
+
+
+def test_the_kept_kernels_give_the_work_of_their_traces(tmp_path: Path) -> None:
+    run = load_solo()[0]
+    job = TrainingJob(8)
+    one: Solo = run._replace(key="a", job=job)
+    write_traced([line_of("a", traced(), job, 1 << 20), line_of("b", traced(), job, 1)], tmp_path / "x.xz")
+    found = load_traced([one], tmp_path / "x.xz")
+    assert set(found) == {"a"}
+    assert found["a"].work == work(8)
+    write_traced(['{"key": "a"}\n'], tmp_path / "x.xz")
+    with pytest.raises(UsageError, match="line 1 is damaged"):
+        load_traced([one], tmp_path / "x.xz")
+
+
+def test_a_trace_costs_little_beside_the_memory_estimate() -> None:
+    many = tuple(replace(kernel, bytes=(n, n)) for n in range(60) for kernel in KERNELS)
+    trace = replace(traced(), kernels=many)
+    model = packaged()
+    times = []
+    for _ in range(20):
+        begun = time.process_time()
+        predict(work_of_trace(trace, TrainingJob(64), 1 << 20), seen_in(trace), H200, model, TRACE)
+        times.append(time.process_time() - begun)
+    # 360 sorts of kernels, more than most networks have, measured at about 2 ms.
+    assert min(times) < 0.01
