@@ -107,7 +107,7 @@ accuracy: $(BIN)/gpumem
 fit: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
-	@$(BIN)/python -m slurm_gpumem.training.fit
+	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.training.fit
 
 fit-utilization: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \

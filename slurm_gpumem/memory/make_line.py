@@ -147,9 +147,10 @@ class _Sampler:
         return made
 
     def grid(self, low: int, high: int) -> List[int]:
-        """Where looking begins: the default estimate is made at powers of two, others may bend anywhere."""
-        powers = {1 << n for n in range(low.bit_length(), high.bit_length())}
-        return sorted({b for b in powers if b < high} | {low, self._job.batch_size, high})
+        """Where looking begins: the default estimate bends at eighths of the way between powers of two."""
+        powers = [1 << n for n in range(low.bit_length() - 1, high.bit_length())]
+        bends = {power + power * eighth // 8 for power in powers for eighth in range(8)}
+        return sorted({b for b in bends if low < b < high} | {low, self._job.batch_size, high})
 
     def points(self, gpu: Gpu, low: int, high: int) -> List[Knot]:
         """Samples from `low` to `high`, dense where the estimate is rough: there it is halved first."""

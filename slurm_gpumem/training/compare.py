@@ -19,13 +19,15 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from slurm_gpumem.memory.correction.choice import choose
 from slurm_gpumem.memory.correction.features import NAMES
 from slurm_gpumem.memory.ground_truth import load_ground_truth
 from slurm_gpumem.training.correction_rows import rows
-from slurm_gpumem.training.fit import CLIP, FLOOR, SEED, SHARPNESS, Array, Data
+from slurm_gpumem.training.fit import CLIP, FLOOR, SEED, Array, Data, answers, fit_stakes
 
 SHARD_MIB = 1024
 ASKED = 0.98
+SHARPER = 1.3
 TOOL = "torchinfo_full"
 TAKEN = "200 trees of depth 3 (taken)"
 FAMILY_PARTS = 6
@@ -35,6 +37,7 @@ _CHANGING = (
     *(name for name in NAMES if name.startswith(("share_", "peak_in"))),
     *("log_reserved_ratio", "largest_share"),
 )
+_MOST_STEPS, _MOST_MARGIN, _HALVINGS = 1000.0, 20.0, 40
 Fit = Callable[[Array, Array, Array], Any]
 
 
@@ -116,42 +119,71 @@ def centers(data: Data, split: Array) -> Iterator[Tuple[str, Array]]:
 
 
 def bounds(data: Data, split: Array, center: Array) -> Dict[str, Array]:
-    """The ways to bound: a margin (in logarithms) for every point, each set to hold ASKED of the others."""
+    """The ways to bound: a request for every row, each set to hold ASKED of the others."""
     residual = data.residual(center)
     every = list(range(len(NAMES)))
     size = np.log(np.maximum(np.abs(residual), FLOOR))[data.row]
     upper = np.log(np.maximum(residual, FLOOR))[data.row]
     capped = np.clip(residual, -0.5, 0.7)[data.row]
-    squared = partial(trees, loss="squared_error", iterations=80)
-    spread = np.exp(held_out(data, split, size, every, squared))
-    above = np.exp(held_out(data, split, upper, every, squared))
-    shapes: Dict[str, Tuple[Array, Array]] = {
-        f"spread of both sides to the power {SHARPNESS:g} (taken)": (
-            np.zeros(len(spread)),
-            spread**SHARPNESS,
-        ),
-        "spread of both sides": (np.zeros(len(spread)), spread),
-        "its square root": (np.zeros(len(spread)), np.sqrt(spread)),
-        "spread of the upper side": (np.zeros(len(spread)), above),
-        "one margin for all": (np.zeros(len(spread)), np.ones(len(spread))),
+    spread = np.exp(held_out(data, split, size, every, partial(trees, iterations=80)))
+    above = np.exp(held_out(data, split, upper, every, partial(trees, loss="squared_error", iterations=80)))
+    shapes: Dict[str, Array] = {
+        "one margin for all": np.ones(len(spread)),
+        "spread of the upper side": above,
+        "spread of both sides": spread,
+        f"spread of both sides to the power {SHARPER:g}": spread**SHARPER,
     }
     for share in (0.9, 0.95):
         regression = partial(trees, loss="quantile", quantile=share, iterations=80)
-        quantile = np.maximum(held_out(data, split, capped, every, regression), FLOOR)
-        shapes[f"quantile regression at {share:g}, raised"] = (quantile, np.ones(len(quantile)))
-        shapes[f"quantile regression at {share:g}, scaled"] = (np.zeros(len(quantile)), quantile)
-    return {name: _calibrated(data, split, center, *shape) for name, shape in shapes.items()}
+        shapes[f"quantile regression at {share:g}, scaled"] = np.maximum(
+            held_out(data, split, capped, every, regression), FLOOR
+        )
+    made = {name: _calibrated(data, split, center, width) for name, width in shapes.items()}
+    made["spread of both sides, up to whole shards"] = _whole(data, made["spread of both sides"])
+    made["worth most under the spread's distribution"] = _weighed(data, split, center, np.log(spread))
+    saw = data.values
+    data.values = np.column_stack([saw, np.abs(center)])
+    spread = held_out(data, split, size, [*every, len(NAMES)], partial(trees, iterations=80))
+    data.values = saw
+    made["the same, the spread sees the correction (taken)"] = _weighed(data, split, center, spread)
+    return made
 
 
-def _calibrated(data: Data, split: Array, center: Array, base: Array, width: Array) -> Array:
-    steps = data.steps(center + base, np.log(width))
-    margin = np.zeros(len(base))
+def _whole(data: Data, request: Array) -> Array:
+    return np.ceil((request + data.moved) / SHARD_MIB) * SHARD_MIB - data.moved
+
+
+def _weighed(data: Data, split: Array, center: Array, spread: Array) -> Array:
+    request = np.zeros(len(data.real))
+    nowhere = np.zeros(len(request), dtype=bool)
+    for part in np.unique(split):
+        stakes = fit_stakes(data, split != part, nowhere, center, spread, ASKED)
+        own = np.flatnonzero(split == part)
+        found = answers(data, split == part, center, spread, stakes["steps"])
+        request[own] = [choose(made, stakes["price"]) for _, made in found]
+    return request
+
+
+def _calibrated(data: Data, split: Array, center: Array, width: Array) -> Array:
+    steps = _steps(data, center, width)
+    margin = np.zeros(len(width))
     for part in np.unique(split):
         others = np.sort(steps[split != part])
         step = others[min(len(others), int(np.ceil((len(others) + 1) * ASKED))) - 1]
         held = split[data.row] == part
-        margin[held] = base[held] + max(0.0, step) * width[held]
-    return margin
+        margin[held] = max(0.0, step) * width[held]
+    return data.summed(data.total * np.exp(center + margin))
+
+
+def _steps(data: Data, center: Array, width: Array) -> Array:
+    """How many widths above its centre each row's request must be to hold what was needed."""
+    low, high = np.full(len(data.real), -_MOST_STEPS), np.full(len(data.real), _MOST_STEPS)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        margin = np.minimum(middle[data.row] * width, _MOST_MARGIN)
+        held = data.summed(data.total * np.exp(center + margin)) >= data.real
+        low, high = np.where(held, low, middle), np.where(held, middle, high)
+    return high
 
 
 def center_line(data: Data, name: str, center: Array) -> str:
@@ -160,10 +192,9 @@ def center_line(data: Data, name: str, center: Array) -> str:
     return f"| {name} | {100 * np.median(errors):.1f} | {100 * np.quantile(errors, 0.9):.1f} |"
 
 
-def bound_line(data: Data, moved: Array, name: str, center: Array, margin: Array) -> str:
+def bound_line(data: Data, name: str, request: Array) -> str:
     """Below the need, over it in the median, shards as needed or one more."""
-    request = np.ceil(data.summed(data.total * np.exp(center + margin))) + moved
-    real = data.real + moved
+    request, real = np.ceil(request - 1e-6) + data.moved, data.real + data.moved
     surplus = np.ceil(request / SHARD_MIB) - np.ceil(real / SHARD_MIB)
     cells = (np.mean(request < real), np.median(request / real - 1), np.mean((surplus == 0) | (surplus == 1)))
     return f"| {name} | " + " | ".join(f"{100 * cell:.1f}" for cell in cells) + " |"
@@ -177,7 +208,6 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parser.parse_args(argv)
     found = [row for row in rows(load_ground_truth(args.data), args.rows) if row.tool == TOOL]
     data = Data(found)
-    moved = np.array([row.moved_mib for row in found])
     families = np.array([int(sha1(row.family.encode()).hexdigest(), 16) % FAMILY_PARTS for row in found])
     for title, split in (("architectures", data.fold), ("families", families)):
         print(f"Without the {title} that are scored, {len(found):,} rows:\n")
@@ -187,8 +217,8 @@ def main(argv: Optional[List[str]] = None) -> int:
             taken = center if name == TAKEN else taken
             print(center_line(data, name, center), flush=True)
         print(f"\n| bound ({100 * ASKED:.3g} % asked) | <req | over | 0/+1 |\n|---|---|---|---|")
-        for name, margin in bounds(data, split, taken).items():
-            print(bound_line(data, moved, name, taken, margin), flush=True)
+        for name, request in bounds(data, split, taken).items():
+            print(bound_line(data, name, request), flush=True)
         print()
     return 0
 

@@ -11,34 +11,41 @@ import gzip
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory.correction import estimator, folds
+from slurm_gpumem.memory.correction.choice import LEVELS, Option, choose, options
 from slurm_gpumem.memory.correction.estimator import OUTSIDE_COVERAGE
 from slurm_gpumem.memory.correction.features import NAMES
-from slurm_gpumem.memory.correction.trees import FORMAT
+from slurm_gpumem.memory.correction.trees import FORMAT_STAKES
 from slurm_gpumem.memory.ground_truth import FOLDER, load_ground_truth
 from slurm_gpumem.training.correction_rows import Row, rows
 
 SEED = 0
-COVERAGE: Dict[str, float] = {"shown": 0.98, "torchsummary": 0.98, "hidden": 0.975, "shapeless": 0.9}
-"""What is asked of the bound. Without shapes the input's size is a guess: 98 % would ask for whole GPUs."""
-SHARPNESS = 1.3
-"""Power of the spread: above one, sure jobs get less and unsure ones more of the same coverage."""
-WIDER = 1.25
-"""Outside the measured range the bound is at least this much wider; there are few such rows."""
+COVERAGE: Dict[str, float] = {
+    "complete": 0.982,
+    "shown": 0.982,
+    "torchsummary": 0.982,
+    "hidden": 0.98,
+    "shapeless": 0.9,
+}
+"""What is asked of the request. Without shapes the input's size is a guess: 98 % would ask for whole GPUs."""
+WIDER = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+"""How much wider the spread may be taken outside the measured range: the first that holds what is asked."""
 TRIM = 0.001
 """Share of rows at each end of a feature that do not count as its range."""
 CLIP = 1.0
 """A residual beyond a factor of e teaches nothing: the text does not show what was run."""
 FLOOR = 0.01
 """Residuals below 1 % are as good as none."""
+CENTER_TREES, SPREAD_TREES = 200, 80
 Array = Any
-_MOST_STEPS, _MOST_MARGIN, _HALVINGS = 1000.0, 20.0, 40
+_PRICES = (0.5, 500.0)
+_HALVINGS = 14
 
 
 def fit_trees(
@@ -71,6 +78,7 @@ class Data:
         self.family = np.array([row.family for row in found])
         self.group = np.array([estimator.group_of(row.points[0].features) for row in found])
         self.strange = np.array([row.strange for row in found])
+        self.moved = np.array([row.moved_mib for row in found])
 
     def summed(self, values: Array) -> Array:
         """What the points' values (times their shares) make together, row by row."""
@@ -80,80 +88,125 @@ class Data:
         """log(real / corrected), row by row."""
         return np.log(self.real / self.summed(self.total * np.exp(center)))
 
-    def steps(self, center: Array, spread: Array) -> Array:
-        """How many spreads above its centre each row's request must be to hold what was needed."""
-        low, high = np.full(len(self.real), -_MOST_STEPS), np.full(len(self.real), _MOST_STEPS)
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            margin = np.minimum(middle[self.row] * np.exp(spread), _MOST_MARGIN)
-            held = self.summed(self.total * np.exp(center + margin)) >= self.real
-            low, high = np.where(held, low, middle), np.where(held, middle, high)
-        return high
+
+class Centers:
+    """Centres by the folds that they were fitted without; one serves several fits."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._made: Dict[FrozenSet[int], Any] = {}
+
+    def without(self, *left_out: int) -> Any:
+        """The trees fitted on all rows but these folds'."""
+        key = frozenset(left_out)
+        if key not in self._made:
+            data = self._data
+            rest = ~np.isin(data.fold, list(key))[data.row]
+            target, weights = _target(data)[rest], data.share[rest]
+            self._made[key] = fit_trees(data.values[rest], target, CENTER_TREES, weights)
+        return self._made[key]
 
 
-def fit(data: Data, chosen: Array, split: Optional[Array] = None) -> Dict[str, Any]:
-    """Centre, spread and bounds from the chosen rows; the bound from rows that their centre never saw."""
-    center, spread = crossed(data, chosen, data.fold if split is None else split)
+def fit(data: Data, centers: Centers, *left_out: int) -> Dict[str, Any]:
+    """Centre, spread and stakes from all folds but these; the stakes from rows that their trees never saw."""
+    chosen = ~np.isin(data.fold, left_out)
+    center, spread = crossed(data, centers, left_out)
     inside = chosen[data.row]
     values = data.values[inside]
-    target = np.clip(data.target, -CLIP, CLIP)[data.row][inside]
     ranges = _ranges(values)
     out = data.strange | (np.bincount(data.row, weights=_outside(data.values, ranges)) > 0)
-    steps = data.steps(center, spread)
-    bounds = {
-        name: _bound(steps[chosen & (data.group == name)], out[chosen & (data.group == name)], share)
+    stakes = {
+        name: fit_stakes(data, chosen & (data.group == name), out, center, spread, share)
         for name, share in COVERAGE.items()
     }
+    last = fit_trees(
+        _with_center(values, center[inside]), _size(data, center)[inside], SPREAD_TREES, data.share[inside]
+    )
     return {
-        "format": FORMAT,
+        "format": FORMAT_STAKES,
         "features": list(NAMES),
-        "center": _export(fit_trees(values, target, 200, data.share[inside])),
-        "spread": _export(
-            fit_trees(values, _size(data, center)[inside], 80, data.share[inside], "squared_error")
-        ),
-        "bounds": bounds,
+        "center": _export(centers.without(*left_out)),
+        "spread": _export(last),
+        "stakes": stakes,
         "ranges": [[float(low), float(high)] for low, high in ranges],
     }
 
 
-def crossed(data: Data, chosen: Array, split: Array) -> Tuple[Array, Array]:
-    """Centre and spread of every point among the chosen rows, by fits without its part of `split`."""
-    inside = chosen[data.row]
-    parts = split[data.row]
-    target = np.clip(data.target, -CLIP, CLIP)[data.row]
+def crossed(data: Data, centers: Centers, left_out: Sequence[int]) -> Tuple[Array, Array]:
+    """Centre and spread of every point of the other folds, by fits without its fold."""
+    parts = data.fold[data.row]
+    inside = ~np.isin(parts, left_out)
+    numbers = [int(number) for number in np.unique(parts[inside])]
     center = np.zeros(len(data.row))
-    for number in np.unique(split[chosen]):
-        held, rest = inside & (parts == number), inside & (parts != number)
-        model = fit_trees(data.values[rest], target[rest], 200, data.share[rest])
-        center[held] = model.predict(data.values[held])
+    for number in numbers:
+        own = parts == number
+        center[own] = centers.without(number, *left_out).predict(data.values[own])
     size = _size(data, center)
+    values = _with_center(data.values, center)
     spread = np.zeros(len(data.row))
-    for number in np.unique(split[chosen]):
-        held, rest = inside & (parts == number), inside & (parts != number)
-        model = fit_trees(data.values[rest], size[rest], 80, data.share[rest], "squared_error")
-        spread[held] = model.predict(data.values[held])
+    for number in numbers:
+        own, rest = parts == number, inside & (parts != number)
+        spread[own] = fit_trees(values[rest], size[rest], SPREAD_TREES, data.share[rest]).predict(values[own])
     return center, spread
 
 
+def _target(data: Data) -> Array:
+    """log(real / structural) of the row that a point is part of, for each point."""
+    return np.clip(data.target, -CLIP, CLIP)[data.row]
+
+
+def _with_center(values: Array, center: Array) -> Array:
+    """What the spread looks at: the features, and how far the centre moves the job."""
+    return np.column_stack([values, np.abs(center)])
+
+
 def _size(data: Data, center: Array) -> Array:
-    """log of how far from its centre a row is, sharpened, for each of its points."""
-    return SHARPNESS * np.log(np.maximum(np.abs(data.residual(center)), FLOOR))[data.row]
+    """log of how far from its centre a row is, for each of its points."""
+    return np.log(np.maximum(np.abs(data.residual(center)), FLOOR))[data.row]
 
 
-def _bound(steps: Array, out: Array, share: float) -> Dict[str, float]:
-    inside = _conformal(steps[~out], share)
-    wider = inside * WIDER
-    return {
-        "quantile": inside,
-        "outside": max(wider, _conformal(steps[out], min(share, OUTSIDE_COVERAGE))) if out.any() else wider,
-        "coverage": share,
-    }
+def fit_stakes(
+    data: Data, chosen: Array, out: Array, center: Array, spread: Array, share: float
+) -> Dict[str, Any]:
+    """How a group's needs lie around their peaks, and what a job that does not fit must cost."""
+    residual = data.residual(center)
+    # A row of two points has the spread between theirs.
+    steps = residual / np.exp(data.summed(spread))
+    usual = steps[chosen & ~out] if (chosen & ~out).any() else steps[chosen]
+    table = [float(step) for step in np.quantile(usual, LEVELS)]
+    inside = answers(data, chosen & ~out, center, spread, table)
+    low, high = _PRICES
+    for _ in range(_HALVINGS):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if held(inside, middle) >= share else (middle, high)
+    wider = WIDER[0]
+    if (chosen & out).any():
+        asked = min(share, OUTSIDE_COVERAGE)
+        for wider in WIDER:
+            if held(answers(data, chosen & out, center, spread + np.log(wider), table), high) >= asked:
+                break
+    return {"steps": table, "price": high, "wider": wider, "coverage": share}
 
 
-def _conformal(steps: Array, share: float) -> float:
-    """The smallest step that covers `share` of jobs to come: one rank above the sample's own quantile."""
-    rank = min(len(steps), int(np.ceil((len(steps) + 1) * share)))
-    return float(np.sort(steps)[rank - 1])
+Answer = Tuple[float, List[Option]]
+"""What a row needed, and its options."""
+
+
+def answers(data: Data, chosen: Array, center: Array, spread: Array, table: Sequence[float]) -> List[Answer]:
+    """The options of the given rows; one of two points lies between theirs."""
+    peaks, spreads = data.summed(data.total * np.exp(center)), np.exp(data.summed(spread))
+    return [
+        (
+            float(data.real[row]),
+            options(float(peaks[row]), float(data.moved[row]), float(spreads[row]), table),
+        )
+        for row in np.flatnonzero(chosen)
+    ]
+
+
+def held(found: Sequence[Answer], price: float) -> float:
+    """Share of rows whose request holds what was needed, as if one more did not."""
+    return sum(choose(made, price) >= need for need, made in found) / (len(found) + 1)
 
 
 def _ranges(values: Array) -> List[Tuple[float, float]]:
@@ -223,8 +276,9 @@ def main(argv: Optional[List[str]] = None) -> int:
 def fit_all(found: Sequence[Row]) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """The model of all rows, and one without each fold."""
     data = Data(found)
-    parts = [fit(data, data.fold != number) for number in range(folds.FOLDS)]
-    return fit(data, np.ones(len(found), dtype=bool)), parts
+    centers = Centers(data)
+    parts = [fit(data, centers, number) for number in range(folds.FOLDS)]
+    return fit(data, centers), parts
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, exp
+from math import ceil
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from slurm_gpumem.memory.accuracy import quantile
-from slurm_gpumem.memory.correction.estimator import group_of, outside
+from slurm_gpumem.memory.correction.estimator import answer, joined, outside
 from slurm_gpumem.memory.correction.folds import fold_of
 from slurm_gpumem.memory.correction.trees import from_json
 from slurm_gpumem.sizes import ceil_div
@@ -39,19 +39,18 @@ def held_out(found: Sequence[Row], parts: Sequence[Mapping[str, Any]]) -> List[H
     answers: List[Held] = []
     for row in found:
         correction = corrections[fold_of(row.model)]
-        peak = request = 0.0
         strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
-        for point in row.points:
-            center = correction.center.predict(point.features)
-            spread = exp(correction.spread.predict(point.features))
-            bound = correction.bounds[group_of(point.features)]
-            steps = bound.outside if strange else bound.quantile
-            peak += point.share * point.total_mib * exp(center)
-            request += point.share * point.total_mib * exp(center + max(0.0, steps * spread))
+        found_at = [
+            answer(point.total_mib, point.features, row.moved_mib, correction, strange=strange)
+            for point in row.points
+        ]
+        peak, request = joined([point.share for point in row.points], found_at)
         real, plain = round(row.real_mib) + row.moved_mib, round(row.total_mib) + row.moved_mib
         moved = row.moved_mib
         answers.append(
-            Held(row, real, plain, round(peak) + moved, max(round(peak), ceil(request)) + moved, strange)
+            Held(
+                row, real, plain, round(peak) + moved, max(round(peak), ceil(request - 1e-9)) + moved, strange
+            )
         )
     return answers
 

@@ -30,7 +30,7 @@ def _estimate(text: str, batch: int = 64, gpu: str = "h200"):
 def test_default_estimate_is_corrected_and_states_its_coverage() -> None:
     found = _estimate(SMALL.read_text())
     assert found.estimator == "corrected"
-    assert found.coverage == 0.98
+    assert found.coverage == 0.982
     assert found.floor_mib <= found.peak_mib <= found.request_mib
     assert sum(found.parts.values()) == found.peak_mib
     assert min(found.parts.values()) >= 0
@@ -98,7 +98,7 @@ def test_every_fold_has_a_correction_of_its_own() -> None:
     assert 0 <= fold_of("timm/resnet18") < FOLDS
 
 
-@pytest.mark.parametrize("damage", ["nan", "huge", "feature", "deep", "missing", "features"])
+@pytest.mark.parametrize("damage", ["nan", "huge", "feature", "deep", "missing", "steps", "features"])
 def test_damaged_file_is_refused(damage: str) -> None:
     content = json.loads(FILE.read_text())
     if damage == "nan":
@@ -113,7 +113,9 @@ def test_damaged_file_is_refused(damage: str) -> None:
             node = [0, 0.5, node, 0.0]
         content["center"]["trees"][0] = node
     elif damage == "missing":
-        del content["bounds"]
+        del content["stakes"]
+    elif damage == "steps":
+        content["stakes"]["shown"]["steps"].reverse()
     else:
         content["features"] = content["features"][1:]
     with pytest.raises(ConfigError):

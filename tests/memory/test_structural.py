@@ -238,3 +238,24 @@ def test_unknown_rows_are_estimated_not_refused() -> None:
         pytest.fail("a summary with unknown classes must still get an estimate")
     assert result.peak_mib == pytest.approx(peak("torchinfo-1.8.0-depth20-resnet50.txt"), rel=0.15)
     json.dumps(dict(result.parts))
+
+
+def test_a_printed_detector_is_taken_at_the_size_to_which_it_brings_its_images() -> None:
+    text = """Detector(
+  (backbone): Sequential(
+    (0): Conv2d(3, 64, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), bias=False)
+    (1): BatchNorm2d(64, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True)
+    (2): ReLU(inplace=True)
+    (3): Conv2d(64, 256, kernel_size=(3, 3), stride=(2, 2), padding=(1, 1))
+  )
+  (transform): GeneralizedRCNNTransform(
+      Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+      Resize(min_size=(800,), max_size=1333, mode='bilinear')
+  )
+)
+"""
+    small = text.replace("min_size=(800,), max_size=1333", "min_size=(400,), max_size=400")
+    job = TrainingJob(batch_size=8)
+    large, half = (estimate(read_summary(printed), job, H200) for printed in (text, small))
+    assert any("an image of 800 x 800, as the model resizes it" in line for line in large.assumptions)
+    assert large.parts["activations"] == pytest.approx(4 * half.parts["activations"], rel=0.1)

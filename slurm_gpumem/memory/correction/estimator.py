@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, exp
+from math import ceil, exp, log
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.memory.correction.anchors import anchors, grows
+from slurm_gpumem.memory.correction.anchors import anchors, climb, grows
+from slurm_gpumem.memory.correction.choice import Stakes, request_for
 from slurm_gpumem.memory.correction.features import NAMES, features
 from slurm_gpumem.memory.correction.trees import Correction, load
+from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.structural.estimator import estimate_with
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary
@@ -44,14 +46,11 @@ def _packaged() -> Correction:
 
 @dataclass(frozen=True)
 class _Point:
-    """The answer at one anchor, in MiB with the measured GPU's context."""
+    """The answer at one anchor, in MiB with the reference context."""
 
     plain: Estimate
-    peak: float
-    request: float
-    center: float
+    answer: Answer
     strange: str
-    coverage: float
     grows: bool
 
 
@@ -60,25 +59,20 @@ def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Cor
     around = anchors(job.batch_size)
     points = [_point(summary, replace(job, batch_size=batch), gpu, correction) for _, batch in around]
     shares = [share for share, _ in around]
-    peak = request = 0.0
+    below: Optional[Answer] = None
     if not points[0].grows and around[0][1] > 1:
-        half = _point(summary, replace(job, batch_size=around[0][1] // 2), gpu, correction)
-        peak, request = half.peak, half.request
-    peaks, requests = [], []
-    for point in points:
-        peak, request = max(peak, point.peak), max(request, point.request)
-        peaks.append(peak)
-        requests.append(request)
+        below = _point(summary, replace(job, batch_size=around[0][1] // 2), gpu, correction).answer
+    peak, request = joined(shares, [point.answer for point in points], below)
     plain = points[-1].plain
     moved = plain.parts["context"] - REFERENCE_CONTEXT_MIB
-    center = _between(shares, [point.center for point in points])
+    center = _between(shares, [point.answer.center for point in points])
     strange = next((point.strange for point in points if point.strange), "")
     parts, found = _move(
         {
             name: round(_between(shares, [float(point.plain.parts[name]) for point in points]))
             for name in plain.parts
         },
-        round(_between(shares, peaks)) + moved,
+        round(peak) + moved,
     )
     warnings: Tuple[str, ...] = plain.warnings
     if strange:
@@ -91,13 +85,13 @@ def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Cor
         plain,
         job=job,
         peak_mib=found,
-        request_mib=max(found, ceil(_between(shares, requests)) + moved),
+        request_mib=max(found, ceil(request - _SLACK) + moved),
         floor_mib=min(floor, found),
         parts=parts,
         estimator="corrected",
         warnings=warnings,
         assumptions=tuple(said),
-        coverage=min(point.coverage for point in points),
+        coverage=min(point.answer.coverage for point in points),
     )
 
 
@@ -105,20 +99,65 @@ def _point(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correc
     plain, walk, result = estimate_with(summary, job, gpu)
     total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
     values = features(summary, walk, result, total)
-    center = correction.center.predict(values)
-    spread = exp(correction.spread.predict(values))
-    bound = correction.bounds[group_of(values)]
     strange = outside(values, summary, correction.ranges)
-    steps = bound.outside if strange else bound.quantile
-    return _Point(
-        plain=plain,
-        peak=total * exp(center),
-        request=total * exp(center + max(0.0, steps * spread)),
+    # Shards are counted as on the measured GPU: a request moves with another one's context, and only with it.
+    measured = find_gpu(MEASURED_GPU).context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
+    moved = measured - REFERENCE_CONTEXT_MIB
+    found = answer(total, values, moved, correction, strange=bool(strange))
+    return _Point(plain, found, strange, grows(result, total))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a correction makes of a structural estimate: MiB with the reference context."""
+
+    center: float
+    peak: float
+    spread: float
+    moved: float
+    """The job's own context on the measured GPU less the reference's."""
+    stakes: Stakes
+    coverage: float
+
+    @property
+    def request(self) -> float:
+        """What to ask for."""
+        return request_for(self.peak, self.moved, self.spread, self.stakes)
+
+
+def answer(
+    total: float, values: Sequence[float], moved: float, correction: Correction, *, strange: bool
+) -> Answer:
+    """The answer for a structural estimate in MiB with its features."""
+    center = correction.center.predict(values)
+    stakes = correction.stakes[group_of(values)]
+    spread = exp(correction.spread.predict([*values, abs(center)]))
+    return Answer(
         center=center,
-        strange=strange,
-        coverage=min(bound.coverage, OUTSIDE_COVERAGE) if strange else bound.coverage,
-        grows=grows(result, total),
+        peak=total * exp(center),
+        spread=spread * stakes.wider if strange else spread,
+        moved=moved,
+        stakes=stakes,
+        coverage=min(stakes.coverage, OUTSIDE_COVERAGE) if strange else stakes.coverage,
     )
+
+
+def joined(
+    shares: Sequence[float], answers: Sequence[Answer], below: Optional[Answer] = None
+) -> Tuple[float, float]:
+    """Peak and request of a batch size from the answers at its anchors; neither is less than `below`'s."""
+    first, last = answers[0], answers[-1]
+    low = max(first.peak, below.peak if below else 0.0)
+    low_request = max(first.request, below.request if below else 0.0)
+    if len(answers) == 1:
+        return low, low_request
+    high, high_request = max(low, last.peak), max(low_request, last.request)
+
+    def decide(share: float) -> float:
+        spread = exp(log(first.spread) * (1 - share) + log(last.spread) * share)
+        return request_for(low + (high - low) * share, last.moved, spread, last.stakes)
+
+    return low + (high - low) * shares[1], climb(low_request, high_request, shares[1], decide)
 
 
 def _between(shares: Sequence[float], values: Sequence[float]) -> float:
@@ -145,7 +184,9 @@ def group_of(values: Sequence[float]) -> str:
         return "shapeless"
     if value["guessed"] or value["incomplete"]:
         return "hidden"
-    return "torchsummary" if value["torchsummary"] else "shown"
+    if value["torchsummary"]:
+        return "torchsummary"
+    return "shown" if value["rows_without_inputs"] else "complete"
 
 
 def outside(

@@ -31,9 +31,13 @@ def with_shapes(summary: ModelSummary) -> Tuple[ModelSummary, str]:
     """The summary with guessed inputs and outputs, and the input that was assumed."""
     first = next((row for row in summary.layers if row.leaf and row.called), None)
     start, said = _usual_input(first)
+    resized = _resized(summary.layers)
+    if resized and len(start) == 4:
+        start = (*start[:2], resized, resized)
+        said = f"an image of {resized} x {resized}, as the model resizes it"
     rows = _Guess(start).rows(summary.layers)
     sides = [row.outputs[0][-1] for row in rows if row.leaf and row.outputs and len(row.outputs[0]) == 4]
-    if len(start) == 4 and sides and min(sides) >= IMAGE // 8:
+    if len(start) == 4 and not resized and sides and min(sides) >= IMAGE // 8:
         # It shrinks its input by less than eight: made for small images, which it could not shrink more.
         start = (*start[:2], SMALL_IMAGE, SMALL_IMAGE)
         said = f"an image of {SMALL_IMAGE} x {SMALL_IMAGE}"
@@ -57,6 +61,15 @@ def _usual_input(first: Optional[Layer]) -> Tuple[Shape, str]:
     if family == "linear" and sizes:
         return (UNKNOWN_BATCH, sizes[0]), f"{sizes[0]} features"
     return (UNKNOWN_BATCH, 3, IMAGE, IMAGE), f"an image of {IMAGE} x {IMAGE}"
+
+
+def _resized(rows: Sequence[Layer]) -> int:
+    """The side to which a detector's own transform brings its images; 0 where there is none."""
+    for row in rows:
+        numbers = _NUMBER.findall(dict(row.attributes).get("min_size", ""))
+        if row.kind == "Resize" and numbers:
+            return max(map(int, numbers))
+    return 0
 
 
 def _sizes(row: Layer) -> List[int]:

@@ -1,0 +1,94 @@
+"""Which request to make of a corrected peak: at each one, weigh what it holds against what it wastes.
+
+How far above or below its corrected peak a job's need may lie is known as a distribution: steps of the job's
+own spread, measured on architectures that the trees had not seen. Each possible request then has a share
+of cases in which the job would not fit, one in which it takes the shards that it needs or one more, and one
+in which it wastes little. The one that is worth most is made. So a request ends at a whole shard where that
+is near, sure jobs get a narrow one, and jobs that will waste shards in any case get a safe one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import ceil, exp, log
+from typing import List, Sequence, Tuple
+
+SHARD_MIB = 1024
+WASTE = 1.25
+"""A request of at most this much of the need wastes little,"""
+WASTE_WORTH = 0.45
+"""and that is worth so much of a shard count that is right."""
+LEVELS = (
+    *(0.0, 0.01, 0.02),
+    *(n / 20 for n in range(1, 19)),
+    *(n / 100 for n in range(91, 100)),
+    *(0.9925, 0.995, 0.9975, 1.0),
+)
+"""Shares of jobs whose steps a distribution tells."""
+_COST = 0.05
+"""What each further peak in the request costs: nobody is helped by a safe request for whole GPUs."""
+_MOST_WHOLE = 40
+_MOST_MARGIN = 3.0
+
+Option = Tuple[float, float, float]
+"""A request, the share of cases above it, and its worth in the others."""
+
+
+@dataclass(frozen=True)
+class Stakes:
+    """What decides the requests of a group of jobs."""
+
+    steps: Tuple[float, ...]
+    """At LEVELS: how many spreads above its peak a job's need lies at most in that share of cases."""
+    price: float
+    """What a job that does not fit costs, in shard counts that are right."""
+    wider: float
+    """How many times wider the spread is taken outside the range of the measurements."""
+    coverage: float
+
+
+def share_below(steps: Sequence[float], step: float) -> float:
+    """Share of cases in which the need is at most so many spreads above the peak."""
+    at = bisect_right(steps, step)
+    if at == 0:
+        return 0.0
+    if at == len(steps):
+        return 1.0
+    low, high = steps[at - 1], steps[at]
+    return LEVELS[at - 1] + (LEVELS[at] - LEVELS[at - 1]) * (step - low) / (high - low)
+
+
+def options(peak: float, moved: float, spread: float, steps: Sequence[float]) -> List[Option]:
+    """The requests that come into question for a corrected peak, in MiB less `moved`.
+
+    `moved` is what the job's memory holds beside `peak` and is known: shards are counted with it.
+    """
+    margins = [min(step * spread, _MOST_MARGIN) for step in steps]
+    found = {peak, *(peak * exp(margin) for margin in margins if margin > 0)}
+    first, last = ceil((peak + moved) / SHARD_MIB), ceil((max(found) + moved) / SHARD_MIB)
+    stride = max(1, (last - first) // _MOST_WHOLE)
+    found.update(shards * SHARD_MIB - moved for shards in range(first, last + 1, stride))
+
+    def below(memory: float) -> float:
+        """Share of cases that need at most this."""
+        return share_below(steps, log(memory / peak) / spread) if memory > 0 else 0.0
+
+    made: List[Option] = []
+    for request in sorted(request for request in found if request >= peak):
+        shards = ceil((request + moved) / SHARD_MIB - 1e-9)
+        right = below(shards * SHARD_MIB - moved) - below((shards - 2) * SHARD_MIB - moved)
+        thrifty = 1 - below((request + moved) / WASTE - moved)
+        worth = right + WASTE_WORTH * thrifty - _COST * request / peak
+        made.append((request, 1 - below(request), worth))
+    return made
+
+
+def request_for(peak: float, moved: float, spread: float, stakes: Stakes) -> float:
+    """The request for a corrected peak."""
+    return choose(options(peak, moved, spread, stakes.steps), stakes.price)
+
+
+def choose(found: Sequence[Option], price: float) -> float:
+    """The request that is worth most when a job that does not fit costs `price`."""
+    return max(found, key=lambda option: option[2] - price * option[1])[0]
