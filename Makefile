@@ -9,6 +9,7 @@
 # make bench-recovery   what EpilogSlurmctld costs the jobs that are not ours
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit the learned correction on the measured runs in models/ (a few minutes)
+# make fit-workspaces  fit which workspaces cuDNN takes on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
 # make gpuutilnet  train the documents' classifiers on the same jobs, for comparison
 # make accuracy  score every estimator on the measured training runs in models/
@@ -25,7 +26,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Options of tools stand here because pyproject.toml is kept to what pip needs.
-.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
+.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -108,6 +109,11 @@ fit: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
 	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.training.fit
+
+fit-workspaces: setup-test
+	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
+	@$(BIN)/python -m slurm_gpumem.training.fit_workspaces
 
 fit-utilization: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \

@@ -1,0 +1,73 @@
+"""cuDNN's workspaces by the fitted trees, held against convolutions measured on an H200."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.memory.trace import workspace
+from slurm_gpumem.memory.trace.workspace import from_json, workspace_bytes
+from slurm_gpumem.model.trace_types import Convolution
+from slurm_gpumem.training.fit_workspaces import Case, load_cases
+
+MIB = 1 << 20
+
+
+def convolution(**changes: Any) -> Convolution:
+    fields: Dict[str, Any] = dict(
+        call="forward", dtype="fp32", batch=(0, 1), channels=64, outputs=64, size=(56, 56), out_size=(56, 56),
+        kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1),
+    )  # fmt: skip
+    return Convolution(**{**fields, **changes})
+
+
+def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
+    cases = load_cases(data_path("models", "ground-truth") / "operators.jsonl.gz")[::25]
+    large = [case for case in cases if case.call.data + case.call.output > 50 * MIB]
+    assert len(large) > 500
+
+    def right(case: Case) -> bool:
+        found = workspace_bytes(case.call.convolution, case.call.rows)
+        return abs(found - case.bytes) <= 0.1 * (case.call.data + case.call.output)
+
+    share = sum(map(right, large)) / len(large)
+    assert share > 0.9, f"{share:.1%} of {len(large)}"
+
+
+def test_a_plain_convolution_is_copied_and_a_depthwise_one_is_not() -> None:
+    both = 2 * 32 * 64 * 56 * 56 * 4
+    assert workspace_bytes(convolution(), 32) == pytest.approx(both, rel=0.05)
+    assert workspace_bytes(convolution(groups=64), 32) < MIB
+    assert workspace_bytes(convolution(channels_last=True), 32) < both / 4
+
+
+def test_the_middle_answer_lies_between_the_least_and_the_most() -> None:
+    for call in ("forward", "input", "weight"):
+        for channels in (3, 17, 64, 250):
+            asked = convolution(call=call, channels=channels, dtype="bf16")
+            least, middle, most = (workspace_bytes(asked, 48, answer) for answer in workspace.ANSWERS)
+            assert 0 <= least <= middle <= most
+
+
+def test_an_empty_batch_needs_nothing_that_divides_by_zero() -> None:
+    assert workspace_bytes(convolution(), 0) >= 0
+
+
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / workspace.FILE
+    path.write_bytes(gzip.compress(json.dumps({"format": "other"}).encode()))
+    monkeypatch.setattr(workspace, "data_path", lambda folder, name: path)
+    workspace._forests.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=workspace.FILE):
+            workspace._forests()
+    finally:
+        workspace._forests.cache_clear()
+    with pytest.raises(ValueError, match="others"):
+        from_json({"format": workspace.FORMAT, "features": [], "bases": [], "calls": {}})
