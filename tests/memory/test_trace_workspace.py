@@ -20,10 +20,10 @@ MIB = 1 << 20
 
 
 def convolution(**changes: Any) -> Convolution:
-    fields: Dict[str, Any] = dict(
-        call="forward", dtype="fp32", batch=(0, 1), channels=64, outputs=64, size=(56, 56), out_size=(56, 56),
-        kernel=(3, 3), stride=(1, 1), padding=(1, 1), dilation=(1, 1),
-    )  # fmt: skip
+    fields: Dict[str, Any] = {
+        "call": "forward", "dtype": "fp32", "batch": (0, 1), "channels": 64, "outputs": 64, "size": (56, 56),
+        "out_size": (56, 56), "kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1),
+    }  # fmt: skip
     return Convolution(**{**fields, **changes})
 
 
