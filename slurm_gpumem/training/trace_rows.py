@@ -50,9 +50,12 @@ def trace_row(row: Row, **options: Any) -> ModelSummary:
     dtype = FLOATS.get(row["precision"], torch.float32)
     last = bool(toggles.get("channels_last"))
 
+    # Detectors read their boxes.
+    device = torch.device("cpu" if row["task"] == "detect" else "meta")
+
     def batch(size: int) -> Inputs:
         config = getattr(model, "config", None)
-        made = make(Feed(size, row["size"], torch.device("meta"), dtype, row["task_args"], config))
+        made = make(Feed(size, row["size"], device, dtype, row["task_args"], config))
         args = made.args
         if last:
             args = tuple(a.to(memory_format=torch.channels_last) if a.dim() == 4 else a for a in args)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.model.live.loop import Inputs
+from slurm_gpumem.model.live.values import value_of
 
 BATCHES = (2, 2, 4)
 """Rows of each step: two of one size and one of another, to see what grows with the batch."""
@@ -33,7 +34,7 @@ def real_twin(model: nn.Module) -> nn.Module:
 
 
 def real_maker(make: Callable[[int], Inputs]) -> Callable[[int], Inputs]:
-    """Batches with numbers: random ones, and zeros where whole numbers are wanted."""
+    """Batches with numbers: their own where they have some, else random ones, or zeros for whole numbers."""
     return lambda rows: _filled(make(rows))
 
 
@@ -41,6 +42,9 @@ def _filled(value: Any) -> Any:
     if isinstance(value, Inputs):
         return Inputs(_filled(value.args), _filled(value.kwargs), _filled(value.target))
     if isinstance(value, Tensor):
+        known = value if value.device.type != "meta" else value_of(value)
+        if known is not None:
+            return known.detach().cpu().clone()
         if value.is_floating_point():
             return torch.randn(value.shape, dtype=value.dtype)
         return torch.zeros(value.shape, dtype=value.dtype)
