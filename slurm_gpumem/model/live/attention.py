@@ -27,9 +27,11 @@ def attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """What F.scaled_dot_product_attention allocates on a GPU of compute capability 8.0 and later."""
+    masks = () if attn_mask is None else (attn_mask,)
+    plain = query.dim() == 4 and _without_gaps(query, key, value, *masks)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _numbers(attn_mask, query)
-    if query.dim() != 4 or not _without_gaps(query, key, value):
+    if not plain:
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
@@ -58,7 +60,7 @@ def attention(
 
 
 def _without_gaps(*tensors: Tensor) -> bool:
-    """What every fused kernel asks for."""
+    """What every fused kernel asks for, of the mask as well."""
     return all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in tensors)
 
 

@@ -136,7 +136,11 @@ def _sum(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     data = args[0]
     result = func(*args, **kwargs)
     recorder.note(result, "aten::sum")
-    reduction = reduction_of(data, args[1])
+    if result.dtype != data.dtype and not (data.dtype in _HALF and result.dtype == torch.float32):
+        # Truth values and narrow whole numbers are copied to the result's type first.
+        recorder.workspace(data.numel() * result.element_size(), "aten::sum")
+        return result
+    reduction = reduction_of(data, args[1]) if len(args) > 1 else None
     if reduction is not None:
         recorder.workspace(0, "aten::sum", reduction)
     return result
@@ -205,6 +209,7 @@ def owned_alone(tensor: Tensor) -> bool:
 
 
 _ALONE = (4, 2)
+_HALF = (torch.float16, torch.bfloat16)
 _ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
 
 HANDLERS: Dict[Any, Callable[..., Any]] = {
@@ -220,6 +225,7 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: _add,
     aten.native_dropout.default: _dropout,
     aten.sum.dim_IntList: _sum,
+    aten.sum.default: _sum,
     aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _layer_norm,
