@@ -34,8 +34,8 @@ MIB = 1 << 20
 COVERAGE = 0.99
 """What is asked of the bound."""
 WIDER = 1.25
-FLOOR = 0.005
-"""Residuals below half a percent are as good as none."""
+FLOOR = 0.01
+"""Residuals below one percent are as good as none."""
 OTHER_ALLOCATIONS = ("expandable_segments", "cudnn_benchmark", "compile")
 """Toggles under which memory follows other rules than a trace does."""
 Row = Dict[str, Any]

@@ -102,7 +102,7 @@ def test_every_real_summary_of_every_format_gets_an_estimate() -> None:
     ],
 )
 def test_resnet50_needs_the_same_whichever_tool_wrote_its_summary(other: str) -> None:
-    assert peak(other) == pytest.approx(peak("torchinfo-1.8.0-full-resnet50.txt"), rel=0.08)
+    assert peak(other) == pytest.approx(peak("torchinfo-1.8.0-full-resnet50.txt"), rel=0.1)
 
 
 def test_memory_grows_with_the_batch_whatever_batch_the_summary_was_made_with() -> None:
