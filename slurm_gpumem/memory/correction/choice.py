@@ -26,6 +26,8 @@ LEVELS = (
     *(0.9925, 0.995, 0.9975, 1.0),
 )
 """Shares of jobs whose steps a distribution tells."""
+ENOUGH = 0.995
+"""A request that holds for this share of cases is not widened any more, whatever the shards."""
 _COST = 0.05
 """What each further peak in the request costs: nobody is helped by a safe request for whole GPUs."""
 _MOST_WHOLE = 40
@@ -85,8 +87,10 @@ def options(peak: float, moved: float, spread: float, steps: Sequence[float]) ->
 
 
 def request_for(peak: float, moved: float, spread: float, stakes: Stakes) -> float:
-    """The request for a corrected peak."""
-    return choose(options(peak, moved, spread, stakes.steps), stakes.price)
+    """The request for a corrected peak, never more than nearly all jobs of this spread would need."""
+    found = options(peak, moved, spread, stakes.steps)
+    enough = [option for option in found if option[1] <= 1 - ENOUGH]
+    return min(choose(found, stakes.price), enough[0][0] if enough else found[-1][0])
 
 
 def choose(found: Sequence[Option], price: float) -> float:
