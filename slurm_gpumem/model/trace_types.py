@@ -29,8 +29,8 @@ KERNELS = (
 SIZES: Mapping[str, int] = {"gemm": 4, "conv": 7, "grouped": 7, "depthwise": 7, "rnn": 4, "view": 0}
 """How many sizes such a kernel has; 2 where nothing is said."""
 DTYPES = ("fp32", "fp16", "bf16")
-WAYS = ("meta", "fake", "real")
-"""How a model was traced: on meta tensors, on fake CPU tensors, or by a small real run on the CPU."""
+WAYS = ("meta", "real")
+"""How a model was traced: on meta tensors, or by a small real run on the CPU."""
 
 Polynomial = Tuple[int, ...]
 """Bytes as coefficients of 1, batch, batch², ..."""

@@ -27,8 +27,7 @@ _MARGIN = 0.1
 """Asked for beyond the peak where no bound was learned."""
 _WAYS = {
     "meta": "traced on meta tensors",
-    "fake": "traced on fake CPU tensors: the model refused meta tensors",
-    "real": "traced by a small real run on the CPU: the model refused meta and fake tensors",
+    "real": "traced by a small real run on the CPU: the model refused meta tensors",
 }
 
 

@@ -1,4 +1,4 @@
-"""Play a trace through the caching allocator, for one batch size, GPU and allocator setting."""
+"""Play a trace through the caching allocator, for one batch size and GPU."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ from slurm_gpumem.model.trace_types import Phase, Site, Trace
 
 DEFAULT_CUBLAS = 32 << 20
 DEFAULT_SMS = 132
-
-
-@dataclass(frozen=True)
-class AllocatorSettings:
-    """What PYTORCH_CUDA_ALLOC_CONF may say."""
-
-    expandable_segments: bool = False
-
-
-DEFAULT_SETTINGS = AllocatorSettings()
 
 
 @dataclass(frozen=True)
@@ -48,12 +38,7 @@ class Timeline:
         return found
 
 
-def replay(
-    trace: Trace,
-    batch: Optional[int] = None,
-    gpu: Optional[Gpu] = None,
-    settings: AllocatorSettings = DEFAULT_SETTINGS,
-) -> Timeline:
+def replay(trace: Trace, batch: Optional[int] = None, gpu: Optional[Gpu] = None) -> Timeline:
     """The trace at a batch size (default: its own) on a GPU, played once."""
     sizes = site_sizes(trace, batch, gpu)
     events = _events(trace, sizes)
