@@ -15,3 +15,8 @@ def exit_code(body: Callable[[], int]) -> int:
     except GpumemError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if str(error.name).split(".")[0] == "slurm_gpumem":
+            raise
+        print(f"{error.name} is not installed: pip install 'slurm-gpumem[train]'", file=sys.stderr)
+        return 2
