@@ -1,4 +1,4 @@
-"""The fit of cuDNN's workspaces: what it makes of measured operators, and what it says without its libraries."""
+"""The fit of cuDNN's workspaces: what it makes of measured operators, and what it says without numpy."""
 
 from __future__ import annotations
 
