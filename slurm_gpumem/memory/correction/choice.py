@@ -27,7 +27,7 @@ LEVELS = (
 )
 """Shares of jobs whose steps a distribution tells."""
 ENOUGH = 0.995
-"""A request that holds for this share of cases is not widened any more, whatever the shards."""
+"""A request that holds for this share of cases is the widest that comes into question."""
 _COST = 0.05
 """What each further peak in the request costs: nobody is helped by a safe request for whole GPUs."""
 _MOST_WHOLE = 40
@@ -83,14 +83,14 @@ def options(peak: float, moved: float, spread: float, steps: Sequence[float]) ->
         thrifty = 1 - below((request + moved) / WASTE - moved)
         worth = right + WASTE_WORTH * thrifty - _COST * request / peak
         made.append((request, 1 - below(request), worth))
+        if below(request) >= ENOUGH:
+            break
     return made
 
 
 def request_for(peak: float, moved: float, spread: float, stakes: Stakes) -> float:
-    """The request for a corrected peak, never more than nearly all jobs of this spread would need."""
-    found = options(peak, moved, spread, stakes.steps)
-    enough = [option for option in found if option[1] <= 1 - ENOUGH]
-    return min(choose(found, stakes.price), enough[0][0] if enough else found[-1][0])
+    """The request for a corrected peak."""
+    return choose(options(peak, moved, spread, stakes.steps), stakes.price)
 
 
 def choose(found: Sequence[Option], price: float) -> float:
