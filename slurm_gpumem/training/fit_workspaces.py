@@ -29,6 +29,7 @@ from slurm_gpumem.memory.trace.workspace import (
     base_bytes,
     features,
     from_json,
+    packed,
 )
 from slurm_gpumem.model.trace_types import Convolution
 from slurm_gpumem.training.command import exit_code
@@ -202,7 +203,7 @@ def as_content(forests: Dict[str, List[List[List[float]]]], cases: int) -> Dict[
             "data": f"{cases} calls on an H200",
             "command": "python -m slurm_gpumem.training.fit_workspaces",
         },
-        "calls": forests,
+        "calls": {name: [packed(tree) for tree in trees] for name, trees in forests.items()},
     }
 
 
@@ -249,10 +250,11 @@ def _run(only_check: bool) -> int:
     if only_check:
         print("\n".join(check(cases)))
         return 0
-    content = as_content(grow(cases), len(cases))
+    forests = grow(cases)
+    content = as_content(forests, len(cases))
     path = data_path("models", "gpus.toml").parent / FILE
     path.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
-    leaves = sum(feature < 0 for trees in content["calls"].values() for tree in trees for feature in tree[0])
+    leaves = sum(feature < 0 for trees in forests.values() for tree in trees for feature in tree[0])
     print(f"{len(cases):,} calls, {leaves:,} leaves, {path.stat().st_size:,} bytes: {path.name}")
     return 0
 

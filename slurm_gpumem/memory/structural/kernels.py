@@ -33,7 +33,9 @@ def _taps_and_groups(
         for count in counts:
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
-        return 1, 1
+        # Beside weight and bias there are others (a gain, a length): about how many groups is it?
+        groups = round(channels * taps * out / params)
+        return (taps, groups) if groups > 1 and channels % groups == 0 == out % groups else (taps, 1)
     # The usual first: one group, then one for each channel; others are rare.
     for count in counts:
         if count % channels == 0 and _is_kernel(count // channels):
@@ -94,3 +96,11 @@ def needed_channels(row: Layer) -> Iterator[int]:
         for taps in (prod(row.kernel),) if row.kernel else _USUAL_TAPS.get(rank, _USUAL_TAPS[4]):
             if per_output >= taps and per_output % taps == 0:
                 yield per_output // taps
+
+
+def sides(taps: int, dimensions: int) -> Tuple[int, ...]:
+    """The sides of a kernel of so many elements: equal where they can be."""
+    side = round(taps ** (1 / dimensions))
+    if side**dimensions == taps:
+        return (side,) * dimensions
+    return (*(1,) * (dimensions - 1), taps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import List, Optional
 
 from slurm_gpumem.memory.structural import attention
@@ -14,6 +15,7 @@ from slurm_gpumem.memory.structural.kinds import (
     is_attention,
     is_gate,
     may_add_input,
+    scales_activation,
 )
 from slurm_gpumem.memory.structural.layers import input_shape, norm_of, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
@@ -44,6 +46,8 @@ def run(walk: Walk, node: Node) -> None:
             run(walk, child)
     elif family_of(row.kind) == "mha":
         attention.multihead(walk, node)
+    elif family_of(row.kind) == "composed_act":
+        _leaf(walk, node)  # what it calls inside is part of its rule
     elif node.children or attention.uses_weights_only(node):
         _container(walk, node)
     else:
@@ -61,7 +65,8 @@ def _leaf(walk: Walk, node: Node) -> None:
         walk.param(row.params)
         return
     taken = input_shape(row)
-    if family in _HALVED and taken is not None and walk.is_half(taken):
+    attends = any(is_attention(scope.kind) for scope in walk.scopes[-2:])
+    if family in _HALVED and taken is not None and walk.is_half(taken) and not attends:
         # What takes one half of what was just made, not an older tensor of that shape.
         x = walk.half(taken)
         if family in _TRANSFORMER_NORMS and walk.scopes:
@@ -86,9 +91,11 @@ def _leaf(walk: Walk, node: Node) -> None:
         return
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
         walk.activated.add(out.slot)
-        if x.slot in walk.halves:
+        if x.slot in walk.halves and not attends:
             # One half, activated, gates the other.
             walk.multiply(out, x)
+        elif walk.scopes and walk.scopes[-1].entry is x and scales_activation(walk.scopes[-1].kind):
+            walk.give(walk.tape.op((walk.take(out),), walk.make(out.shape, out.width, grad=out.grad)))
 
 
 def _activates(kind: str) -> bool:
@@ -178,11 +185,28 @@ def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
     """What a transformer's normalization takes: the stream plus what was just made."""
     stream = walk.stream
     inside = walk.scopes and not is_attention(walk.scopes[-1].kind)
+    if stream is None and walk.amp and x.width < walk.wide and _adds_positions(walk, x):
+        wide = walk.tape.new(x.shape, x.elements, walk.wide, grad=x.grad)
+        x = walk.give(walk.tape.op((walk.take(x),), wide, alias=True))
+    if inside and _convolved(walk, x):
+        return x
     if stream is not None and inside and _same_tokens(stream, x) and stream.slot != x.slot:
         x = walk.take(walk.add(_branch(walk, x), stream))
     if inside:
         walk.stream = x
     return x
+
+
+def _adds_positions(walk: Walk, x: Tensor) -> bool:
+    """Whether the model itself has a parameter for each number of a sample: positions, in full precision."""
+    top = walk.summary.layers[0]
+    return not top.leaf and len(x.shape) == 3 and x.grad and top.params >= prod(x.shape[1:])
+
+
+def _convolved(walk: Walk, x: Tensor) -> bool:
+    """Whether a convolution of this block just made what it normalizes: that is no branch's end."""
+    last = walk.tape.ops[-1] if walk.tape.ops else None
+    return last is not None and last.out.store == x.store and family_of(last.label) == "conv"
 
 
 def _same_tokens(left: Tensor, right: Tensor) -> bool:
@@ -363,7 +387,9 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
             walk.take(cur)
             walk.give(walk.tape.op((cur,), out, saved=(cur,), params=params))
         elif params:
-            out = walk.tape.new(cur.shape, cur.elements, cur.width)
+            # Positions, a number for each of a sample's, are added in full precision.
+            width = max(cur.width, walk.wide) if own >= prod(cur.shape[1:]) else cur.width
+            out = walk.tape.new(cur.shape, cur.elements, width)
             walk.give(walk.tape.op((walk.take(cur),), out, params=params, alias=True))
         cur = walk.cur
     if shape is None:
@@ -387,7 +413,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
         # A model returns several tensors, of which the row shows one; the loss is taken over the last made.
         return
     if walk.cur.shape != shape:
-        walk.give(walk.find(shape))
+        walk.give(walk.joined(shape) or walk.find(shape))
 
 
 def _gates(cur: Tensor, entry: Tensor) -> bool:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+from array import array
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log2, prod
@@ -20,7 +23,11 @@ from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.model.trace_types import Convolution, evaluate
 
 FILE = "cudnn-workspaces.json.gz"
-FORMAT = "gpumem-cudnn-workspaces/1"
+FORMAT = "gpumem-cudnn-workspaces/2"
+COLUMNS = ("b", "f", "H")
+"""How the columns of a tree lie in the file: bytes in this order (array's codes), little-endian, in base64.
+
+Reading numbers as text would take longer than an estimate."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
 ALIGNMENT_BYTES = 16
 """Channels are padded to this many bytes ..."""
@@ -91,6 +98,18 @@ class Tree:
 def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle") -> int:
     """Bytes of the workspace at a batch size; the "least" and "most" of the answers tell how sure that is."""
     return _answers(convolution, evaluate(convolution.batch, batch))[ANSWERS.index(answer)]
+
+
+def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
+    """The workspaces of all three calls at once: forward, of the input's gradient, of the weight's."""
+    call = Call(convolution, rows)
+    values, bases = features(call), base_bytes(call)
+    forests = _forests()
+    forward, of_input, of_weight = (
+        sorted(int(tree.bytes(values, bases)) for tree in forests[name])[len(forests[name]) // 2]
+        for name in ("forward", "input", "weight")
+    )
+    return forward, of_input, of_weight
 
 
 @lru_cache(maxsize=4096)
@@ -166,6 +185,22 @@ def from_json(content: Mapping[str, Any]) -> Dict[str, Tuple[Tree, ...]]:
     ):
         raise ValueError("format, features or bases are others")
     return {
-        call: tuple(Tree(*(tuple(column) for column in tree)) for tree in trees)
+        call: tuple(Tree(*map(_unpacked, COLUMNS, tree)) for tree in trees)
         for call, trees in content["calls"].items()
     }
+
+
+def packed(tree: Sequence[Sequence[float]]) -> List[str]:
+    """A tree's columns as the file has them."""
+    return [b64encode(_little(array(code, column))).decode() for code, column in zip(COLUMNS, tree)]
+
+
+def _unpacked(code: str, column: str) -> Sequence[Any]:
+    found = array(code, b64decode(column))
+    return array(code, _little(found)) if sys.byteorder == "big" else found
+
+
+def _little(column: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
