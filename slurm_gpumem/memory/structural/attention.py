@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Callable, List, Optional, Sequence
 
+from slurm_gpumem.memory.structural.inputs import conv_input
 from slurm_gpumem.memory.structural.kinds import (
     computes_matrix,
     drops_eagerly,
@@ -212,7 +213,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     for child in node.children:
         row = child.row
         if child in sources:
-            wanted = input_shape(row)
+            wanted = conv_input(walk, row) if family_of(row.kind) == "conv" else input_shape(row)
             x = entry if wanted is None or wanted == entry.shape else walk.find(wanted)
             out = rule_for(row)(walk, row, walk.take(x))
             made.append(out)

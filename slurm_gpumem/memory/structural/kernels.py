@@ -18,7 +18,13 @@ _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
     """Kernel elements and groups of a convolution, from its parameters and channels."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
-    return _taps_and_groups(row.params, out, row.kernel, channels)
+    return _taps_and_groups(_weights_and_bias(row), out, row.kernel, channels)
+
+
+def _weights_and_bias(row: Layer) -> int:
+    """A convolution's parameters without the gain that one with standardized weights has for each output."""
+    out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
+    return row.params - out if row.kind.startswith("ScaledStdConv") and row.params > out else row.params
 
 
 @lru_cache(maxsize=4096)
@@ -76,7 +82,7 @@ def may_take(row: Layer, shape: Shape) -> bool:
     """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
     if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
         return False
-    return _may_take(row.params, row.outputs[0], row.kernel, shape)
+    return _may_take(_weights_and_bias(row), row.outputs[0], row.kernel, shape)
 
 
 @lru_cache(maxsize=4096)
@@ -91,7 +97,8 @@ def _may_take(params: int, made: Shape, kernel: Optional[Tuple[int, ...]], shape
 def needed_channels(row: Layer) -> Iterator[int]:
     """Input channels that an ungrouped convolution's parameters allow, usual kernels first."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 2 else 0
-    for per_output in (row.params // out, row.params // out - 1) if out > 0 else ():
+    params = _weights_and_bias(row)
+    for per_output in (params // out, params // out - 1) if out > 0 else ():
         rank = len(row.outputs[0])
         for taps in (prod(row.kernel),) if row.kernel else _USUAL_TAPS.get(rank, _USUAL_TAPS[4]):
             if per_output >= taps and per_output % taps == 0:

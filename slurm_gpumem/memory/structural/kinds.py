@@ -124,7 +124,7 @@ def family_of(kind: str) -> str:
 @lru_cache(maxsize=4096)
 def is_attention(kind: str) -> bool:
     """Whether a container of this class computes attention between its projections."""
-    return bool(_ATTENTION.search(kind))
+    return bool(_ATTENTION.search(kind)) and not kind.endswith("Projection")
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,7 @@ from math import prod
 from typing import List, Optional
 
 from slurm_gpumem.memory.structural import attention
-from slurm_gpumem.memory.structural.kernels import may_take, needed_channels
+from slurm_gpumem.memory.structural.inputs import conv_input
 from slurm_gpumem.memory.structural.kinds import (
     drops_branches,
     family_of,
@@ -21,7 +21,7 @@ from slurm_gpumem.memory.structural.layers import input_shape, norm_of, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Scope, Walk
-from slurm_gpumem.model.types import Layer, Shape
+from slurm_gpumem.model.types import Layer
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
 _TRANSFORMER_NORMS = ("layer_norm", "rms_norm", "affine")
@@ -77,7 +77,7 @@ def _leaf(walk: Walk, node: Node) -> None:
         # What was just made, seen otherwise: not the block's input, although that may have the same shape.
         x = walk.take(walk.tape.view(walk.cur, taken))
     else:
-        x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
+        x = walk.find(conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
         out = walk.give(rule_for(row)(walk, row, x))
@@ -140,54 +140,13 @@ def _mark_group_norms(nodes: List[Node]) -> None:
                 node.activated = _SILU
 
 
-def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
-    """What a convolution takes. Where the text does not say, what the parser worked out may be too small."""
-    shape = input_shape(row)
-    if shape is not None and "inputs" not in row.derived:
-        return shape
-    known = shape if shape in walk.recent else None
-    for candidate in (walk.cur.shape, known):
-        if candidate is not None and may_take(row, candidate):
-            return candidate
-    joined = _concatenated(walk, row) or _transposed(walk, row)
-    if joined is not None:
-        return joined
-    for candidate in (shape, *reversed(walk.recent)):
-        if candidate is not None and may_take(row, candidate):
-            return candidate
-    return shape
-
-
-def _transposed(walk: Walk, row: Layer) -> Optional[Shape]:
-    """A sequence whose features stand last, as a convolution over time takes it."""
-    for made in (walk.cur, *reversed(walk.recent.values())):
-        if len(made.shape) != 3:
-            continue
-        turned = (made.shape[0], made.shape[2], made.shape[1])
-        if may_take(row, turned):
-            walk.recent[turned] = walk.tape.view(made, turned)
-            return turned
-    return None
-
-
-def _concatenated(walk: Walk, row: Layer) -> Optional[Shape]:
-    """What is there joined with something earlier, when that has the channels which the weights need."""
-    cur = walk.cur.shape
-    for channels in needed_channels(row):
-        wanted = (*cur[:1], channels, *cur[2:])
-        missing = (*cur[:1], channels - cur[1], *cur[2:]) if len(cur) > 2 else ()
-        if missing in walk.recent and may_take(row, wanted):
-            return wanted
-    return None
-
-
 def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
     """What a transformer's normalization takes: the stream plus what was just made."""
     stream = walk.stream
     inside = walk.scopes and not is_attention(walk.scopes[-1].kind)
     if stream is None and walk.amp and x.width < walk.wide and _adds_positions(walk, x):
         wide = walk.tape.new(x.shape, x.elements, walk.wide, grad=x.grad)
-        x = walk.give(walk.tape.op((walk.take(x),), wide, alias=True))
+        x = walk.take(walk.give(walk.tape.op((walk.take(x),), wide, alias=True)))
     if inside and _convolved(walk, x):
         return x
     if stream is not None and inside and _same_tokens(stream, x) and stream.slot != x.slot:
@@ -247,6 +206,8 @@ def _count_scales(row: Layer, own: int) -> int:
 def _container(walk: Walk, node: Node) -> None:
     row = node.row
     shape = input_shape(row)
+    if shape is None and "norm" in family_of(row.kind) and row.outputs:
+        shape = row.outputs[0]
     if node.shortcut and walk.scopes:
         entry = walk.scopes[-1].entry
     else:
