@@ -63,7 +63,7 @@ def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
     job = TrainingJob(batch_size=shape[0], optimizer=optimizer)
     # A meta device has neither cuBLAS nor cuDNN, and its sums share nothing: no workspaces on either side.
     monkeypatch.setattr(layers, "convolution_bytes", lambda told, rows: (0, 0, 0))
-    monkeypatch.setattr(layers, "sum_bytes", lambda inputs, outputs, sms: 0)
+    monkeypatch.setattr(layers, "sum_bytes", lambda inputs, outputs: 0)
     gpu = replace(H200, cublas_workspace_bytes=0)
     summary = read_summary(DATA / f"{name}-{columns}.txt")
     rebuilt = simulate(summary, job, gpu)[1].stats.peak_allocated

@@ -139,7 +139,7 @@ def _project(
     walk: Walk, ins: Sequence[Tensor], out: Tensor, params: Sequence[int], wide: int, macs: int
 ) -> Tensor:
     """A product with weights that no row shows, and their bias."""
-    passing = (0, sum_bytes(out.elements // max(1, wide), max(1, wide), walk.gpu.sms))
+    passing = (0, sum_bytes(out.elements // max(1, wide), max(1, wide)))
     return walk.tape.op(ins, out, saved=ins, passing=passing, params=tuple(params), matmul=True, macs=macs)
 
 

@@ -121,17 +121,17 @@ def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         (x, *copies),
         out,
         saved=(x, *copies),
-        passing=bias_sum(walk, out) if bias and params else (),
+        passing=bias_sum(out) if bias and params else (),
         params=gradients,
         matmul=True,
         macs=macs,
     )
 
 
-def bias_sum(walk: Walk, out: Tensor) -> Tuple[int, int]:
+def bias_sum(out: Tensor) -> Tuple[int, int]:
     """Temporary memory of the backward pass where a bias of `out` is trained: its gradient is a long sum."""
     wide = max(1, out.shape[-1] if out.shape else 1)
-    return 0, sum_bytes(out.elements // wide, wide, walk.gpu.sms)
+    return 0, sum_bytes(out.elements // wide, wide)
 
 
 def _norm(walk: Walk, row: Layer, x: Tensor, statistics: int, *, copies: bool = False) -> Tensor:
@@ -199,7 +199,7 @@ def _group_norm_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 def _layer_scale(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     params = walk.param(row.params, trainable=row.trainable)
     out = walk.make(output_shape(row, x), walk.wide if walk.amp else x.width)
-    passing = bias_sum(walk, out) if len(out.shape) == 3 else ()
+    passing = bias_sum(out) if len(out.shape) == 3 else ()
     return walk.tape.op((x,), out, saved=(x,), params=params, back=(x.bytes,), passing=passing)
 
 

@@ -6,13 +6,14 @@ The measured rules are those of traces (`memory/trace`); here they are asked wit
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Optional, Tuple
+from typing import Tuple
 
 from slurm_gpumem.model.trace_types import Convolution, Reduction
 from slurm_gpumem.model.types import Shape
 
 _SMS = 132
-"""Of a GPU that does not say how many multiprocessors it has."""
+"""Multiprocessors of the measured GPU. For every one, so that a job's memory moves between GPUs with their
+context alone, as memory lines have it."""
 
 
 @lru_cache(maxsize=8192)
@@ -25,12 +26,12 @@ def convolution_bytes(told: Convolution, rows: int) -> Tuple[int, int, int]:
 
 
 @lru_cache(maxsize=8192)
-def sum_bytes(inputs: int, outputs: int, sms: Optional[int]) -> int:
+def sum_bytes(inputs: int, outputs: int) -> int:
     """The buffer of a sum that makes `outputs` numbers of `inputs` each."""
     from slurm_gpumem.memory.trace.reduction import reduction_bytes
 
     vector = next(count for count in (4, 2, 1) if outputs % count == 0)
-    return reduction_bytes(Reduction((inputs,), (outputs,), vector), 1, sms or _SMS)
+    return reduction_bytes(Reduction((inputs,), (outputs,), vector), 1, _SMS)
 
 
 @lru_cache(maxsize=8192)
