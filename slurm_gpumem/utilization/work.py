@@ -208,7 +208,7 @@ class _Counter:
             _count(self.backward, kernel(max(1, x.elements // taken), taken, max(1, op.macs // x.elements)))
         _count(self.backward, kernel(reach, columns, rows))
         for copied in passing[: 2 if x.grad else 1]:
-            if copied:
+            if copied and convolution:
                 _count(self.backward, (POINTWISE, 0, 2 * copied, max(1, copied // (4 * POINTS))))
 
     def _attention(self, op: Op) -> None:
