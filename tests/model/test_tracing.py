@@ -137,6 +137,7 @@ def test_attention_and_recurrent_layers_have_kernels_of_their_own(found: Dict[st
     assert seen["attention backward"][0][1][0] == 5 * 16 * 4 * 12 * 12 * 32
     cells = found["kernels"]["recurrent"]["rnn forward"]
     assert sum(row[0] for row in cells) == 2 * 7, "one for each layer and moment"
+    assert "foreach optimizer" in found["kernels"]["recurrent"], "and what else the step does"
 
 
 def test_numbers_that_a_model_puts_on_its_inputs_device_are_known(found: Dict[str, Any]) -> None:
