@@ -13,6 +13,7 @@ from slurm_gpumem.utilization.work import (
     OPTIMIZER,
     POINTS,
     POINTWISE,
+    POOL,
     Host,
     Key,
     StepWork,
@@ -34,6 +35,7 @@ _SLOTS = {
     "attention": 1,
     "norm": 2,
     "pointwise": 3,
+    "pool": 3,
     "cast": 4,
 }
 """Where operators count in `Host`."""
@@ -119,7 +121,7 @@ def _keys(
         return [(kind, flops, moved, 4 * blocks_of(max(1, rows), max(1, wide), max(1, state)))]
     blocks = max(1, sizes[0] // POINTS)
     if kernel.kind != "norm":
-        return [(POINTWISE, 0, moved, blocks)]
+        return [(POOL if kernel.kind == "pool" else POINTWISE, 0, moved, blocks)]
     if 0 < sizes[1] < blocks or (kernel.dtype == "bf16" and sizes[1]):
         # Statistics with one block for each mean.
         return [(NORM, 0, moved // 2, min(blocks, sizes[1])), (NORM, 0, moved, blocks)]

@@ -33,6 +33,7 @@ KINDS = (
     "attention_half",
     "pointwise",
     "norm",
+    "pool",
     "rnn_fp32",
     "rnn_half",
     "optimizer",
@@ -40,7 +41,8 @@ KINDS = (
 """What kernels are alike in: how close to the GPU's peak rates they come. Weight: the gradient of a
 convolution's weight, a small result of a long sum; taps: that of a depthwise one, a block for each number."""
 _AT = {name: kind for kind, name in enumerate(KINDS)}
-POINTWISE, NORM, OPTIMIZER = _AT["pointwise"], _AT["norm"], _AT["optimizer"]
+POINTWISE, NORM, POOL, OPTIMIZER = _AT["pointwise"], _AT["norm"], _AT["pool"], _AT["optimizer"]
+_POOLS = ("max_pool", "avg_pool")
 RECURRENT = (_AT["rnn_fp32"], _AT["rnn_half"])
 _TILE = 64
 """Rows and columns of the result that one block of a matrix product computes at least."""
@@ -183,7 +185,7 @@ class _Counter:
             started = _CAST
             moved *= 3
         self._start(started, out.grad)
-        kind = NORM if norm else POINTWISE
+        kind = NORM if norm else POOL if family in _POOLS else POINTWISE
         if norm or family == "embedding":
             self.tensors += 2 if norm else 1
         # Reductions read more than they write.

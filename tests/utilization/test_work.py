@@ -51,6 +51,11 @@ def test_depthwise_convolutions_are_kernels_of_their_own() -> None:
     assert min(key[3] for key in made.kernels if KINDS[key[0]] == "taps_fp32") >= 16 * 9
 
 
+def test_pooling_is_no_ordinary_elementwise_kernel() -> None:
+    totals = kind_totals(work("resnet50"))
+    assert totals[KINDS.index("pool")][0] == 2, "the one before the first stage, and its gradient"
+
+
 def test_statistics_of_few_channels_leave_multiprocessors_idle() -> None:
     norms = {key[3] for key in work("resnet50").kernels if KINDS[key[0]] == "norm"}
     assert {64, 128, 256, 512, 1024, 2048} <= norms

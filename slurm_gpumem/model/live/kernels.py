@@ -131,6 +131,8 @@ def _kind_of(func: Any) -> str:
         return "foreach"
     if any(part in short for part in _NORMS):
         return "norm"
+    if "pool" in short and "adaptive" not in short:
+        return "pool"
     if short == "_to_copy":
         return CAST
     if name in _GATHERS:
