@@ -150,8 +150,8 @@ class _HeldOut:
         total = found.reserved_bytes / _MIB + learned.REFERENCE_CONTEXT_MIB
         moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
         correction = self._trace_folds[folds.fold_of(found.model)]
-        peak, request, _ = learned.peak_and_request(total, found.features, correction)
-        return [Score(run, registry.TRACE, chosen, real, peak + moved, request + moved)]
+        request, _ = learned.request_and_remark(total, found.features, moved, correction)
+        return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request + moved)]
 
 
 def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:

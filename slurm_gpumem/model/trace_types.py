@@ -24,6 +24,7 @@ KERNELS = (
     "view",
     "foreach",
     "rnn",
+    "pool",
 )
 """What operators of a step do; a view starts nothing and costs the CPU a little."""
 SIZES: Mapping[str, int] = {"gemm": 4, "conv": 7, "grouped": 7, "depthwise": 7, "rnn": 4, "view": 0}

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.linear_model import Ridge
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory.correction.folds import FOLDS
@@ -24,7 +25,7 @@ from slurm_gpumem.utilization.accuracy import FOLDS_FILE
 from slurm_gpumem.utilization.documents import BUSY, class_of, dataset_of
 from slurm_gpumem.utilization.features import NAMES, features, logit
 from slurm_gpumem.utilization.measured import SOLO_FILES, SUMMARIES, load_solo, load_texts
-from slurm_gpumem.utilization.model import FILE, FORMAT, TARGETS
+from slurm_gpumem.utilization.model import FILE, FORMAT, STEEPEST, TARGETS
 from slurm_gpumem.utilization.predict import SUMMARY, TRACE, plain_answers
 from slurm_gpumem.utilization.roofline import rates_of, step_times
 from slurm_gpumem.utilization.traced import load_traced
@@ -41,6 +42,10 @@ CLIP = 2.5
 ITERATIONS = 40
 LEARNING_RATE = 0.05
 LEAF = 12
+RIDGE = 100.0
+"""How strongly the lines' slopes are held at nothing."""
+LINE_CLIP = 1.2
+"""What a line is fitted on: differences up to this, lest single jobs turn it."""
 LEANS = tuple(round(0.05 * step, 2) for step in range(17))
 Array = Any
 
@@ -49,6 +54,8 @@ def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
     """Coefficients, trees, intervals and ranges from these rows."""
     coefficients = fit_coefficients([row for row in rows if row.fullest and not row.seen.shapeless])
     values, rest = _table(rows, coefficients)
+    middles, scales = values.mean(axis=0), values.std(axis=0) + 1e-9
+    scaled = np.clip((values - middles) / scales, -STEEPEST, STEEPEST)
     fold = np.array([row.fold for row in rows])
     weight = _weights(rows)
     fullest = np.array([row.fullest for row in rows])
@@ -57,16 +64,24 @@ def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
     lean = 0.0
     for name in TARGETS:
         # Intervals from rows that their trees never saw, one text a job.
-        off = rest[name] - _crossed(values, rest[name], weight, fold)
+        off = rest[name] - _crossed(values, scaled, rest[name], weight, fold)
         if name == "sm_active":
             lean = _lean([row for row in rows if row.fullest], off[fullest])
         low, high = np.quantile(off[fullest], TAILS)
-        fitted = _export(_trees(values, rest[name], weight))
+        line = _line(scaled, rest[name], weight)
+        fitted = _export(_trees(values, rest[name] - line.predict(scaled), weight), line)
         targets[name] = {**fitted, "low": float(low), "high": float(high)}
         if shapeless.any():
             targets[name]["shapeless"] = [float(edge) for edge in np.quantile(off[shapeless], TAILS)]
     ranges = np.quantile(values, [TRIM, 1 - TRIM], axis=0).T
-    return {"coefficients": coefficients, "targets": targets, "ranges": ranges.tolist(), "lean": lean}
+    return {
+        "coefficients": coefficients,
+        "middles": middles.tolist(),
+        "scales": scales.tolist(),
+        "targets": targets,
+        "ranges": ranges.tolist(),
+        "lean": lean,
+    }
 
 
 def _lean(rows: Sequence[UtilizationRow], off: Array) -> float:
@@ -89,7 +104,9 @@ def _lean(rows: Sequence[UtilizationRow], off: Array) -> float:
             found += real == BUSY and said == BUSY
         accuracy, recall = right / len(rows), found / max(busy, 1)
         scores.append((min(accuracy, recall), accuracy + recall))
-    return LEANS[max(range(len(LEANS)), key=lambda place: scores[place])]
+    # With its neighbours: a few busy jobs must not decide between a twentieth more or less.
+    smooth = [np.mean(scores[max(0, place - 1) : place + 2], axis=0) for place in range(len(LEANS))]
+    return LEANS[max(range(len(LEANS)), key=lambda place: tuple(smooth[place]))]
 
 
 def _table(rows: Sequence[UtilizationRow], coefficients: Dict[str, float]) -> Tuple[Array, Dict[str, Array]]:
@@ -115,6 +132,10 @@ def _weights(rows: Sequence[UtilizationRow]) -> Array:
     return np.array([1.0 if row.fullest else 1.0 / others[row.run.key] for row in rows])
 
 
+def _line(scaled: Array, target: Array, weight: Array) -> Any:
+    return Ridge(RIDGE).fit(scaled, np.clip(target, -LINE_CLIP, LINE_CLIP), sample_weight=weight)
+
+
 def _trees(values: Array, target: Array, weight: Array) -> Any:
     return HistGradientBoostingRegressor(
         loss="absolute_error",
@@ -127,19 +148,24 @@ def _trees(values: Array, target: Array, weight: Array) -> Any:
     ).fit(values, target, sample_weight=weight)
 
 
-def _crossed(values: Array, target: Array, weight: Array, fold: Array) -> Array:
+def _crossed(values: Array, scaled: Array, target: Array, weight: Array, fold: Array) -> Array:
     found = np.zeros(len(target))
     for number in np.unique(fold):
         held = fold == number
         if held.all():
             return found
-        found[held] = _trees(values[~held], target[~held], weight[~held]).predict(values[held])
+        line = _line(scaled[~held], target[~held], weight[~held])
+        rest = target[~held] - line.predict(scaled[~held])
+        trees = _trees(values[~held], rest, weight[~held])
+        found[held] = line.predict(scaled[held]) + trees.predict(values[held])
     return found
 
 
-def _export(model: Any) -> Dict[str, Any]:
+def _export(model: Any, line: Any) -> Dict[str, Any]:
     trees = [_tree(stage[0].nodes, 0) for stage in model._predictors]
-    return {"start": round(float(np.ravel(model._baseline_prediction)[0]), 8), "trees": trees}
+    start = float(np.ravel(model._baseline_prediction)[0]) + float(line.intercept_)
+    slopes = [round(float(slope), 8) for slope in line.coef_]
+    return {"start": round(start, 8), "slopes": slopes, "trees": trees}
 
 
 def _tree(nodes: Array, at: int) -> Any:

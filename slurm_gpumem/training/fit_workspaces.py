@@ -2,7 +2,7 @@
 
     python -m slurm_gpumem.training.fit_workspaces [--check]
 
-Reads models/ground-truth/operators.jsonl.gz, writes models/cudnn-workspaces.json.gz. With --check it
+Reads models/ground-truth/operators.jsonl.xz, writes models/cudnn-workspaces.json.gz. With --check it
 prints how well trees do on convolutions that they have not seen at any batch size, and writes nothing.
 A tree's splits come from which sum (workspace.BASES) is nearest to the workspace; each leaf then takes the
 sum and the factor that are right for most of its cases.
@@ -16,12 +16,14 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 from zlib import crc32
 
 from slurm_gpumem.data import data_path
+from slurm_gpumem.memory.ground_truth import open_text
 from slurm_gpumem.memory.trace.workspace import (
     BASES,
+    BEYOND,
     FEATURES,
     FILE,
     FORMAT,
@@ -29,18 +31,25 @@ from slurm_gpumem.memory.trace.workspace import (
     base_bytes,
     features,
     from_json,
+    packed,
 )
 from slurm_gpumem.model.trace_types import Convolution
 from slurm_gpumem.training.command import exit_code
 
-TREES, LEAF, DEPTH, SHARE = 5, 3, 14, 0.5
+TREES, LEAF, DEPTH, SHARE = 5, 3, 16, 0.5
 """Of a forest; fewest cases of a leaf; deepest; features that a split looks at."""
 FOLDS = 3
 NOTHING = 64 << 10
 """Bytes below which a workspace does not matter."""
-NEAR = 0.03
+SCRAP = 2048
+"""Bytes beyond a sum that are only its alignment."""
+REST = 0.35
+"""Share of a workspace that may lie beyond a sum which it begins with: parts of sums over the batch."""
 PLENTY = 50_000_000
 """Bytes of input and output from which a convolution counts as large in the check."""
+Columns = List[List[float]]
+_BEGINNINGS = ("all", "both", "data+weight", "output+weight", "data", "output")
+_BEGINS, _BEGINS_END, _POWERS = 100, 200, 300
 _SHAPE = ("channels", "outputs", "size", "kernel", "stride", "padding", "dilation", "groups")
 
 
@@ -56,7 +65,7 @@ class Case:
 
 def load_cases(path: Path) -> List[Case]:
     """All calls of all convolutions that the GPU did not refuse."""
-    with gzip.open(path, "rt") as file:
+    with open_text(path) as file:
         rows = (json.loads(line) for line in file)
         return [
             case for row in rows if row.get("kind") == "conv" and "error" not in row for case in _cases(row)
@@ -128,59 +137,87 @@ class Grower:
         self.labels = np.array([self._label(index) for index in range(len(cases))])
 
     def _label(self, index: int) -> int:
-        """The nearest sum, or how many times both tensors it is, as a power of two."""
+        """The sum that it is or begins with; else how many times both tensors it is, by powers."""
         import numpy as np
 
-        if self.bytes[index] < NOTHING:
+        taken = self.bytes[index]
+        if taken < NOTHING:
             return 0
-        off = np.abs(self.bases[index] / self.bytes[index] - 1)
-        nearest = int(off.argmin())
-        if off[nearest] < NEAR:
-            return int(BASES.index("both")) if BASES[nearest].startswith("all") else nearest
-        return 100 + int(np.round(np.log2(self.bytes[index] / (self.bases[index, 3] + NOTHING))))
+        beyond = taken - self.bases[index]
+        for base in range(1, len(BASES)):
+            if -1 <= beyond[base] <= SCRAP:
+                return base
+        for base in (BASES.index(name) for name in _BEGINNINGS):
+            if 0 < beyond[base] < REST * taken:
+                return _BEGINS + base
+        return _POWERS + int(np.round(np.log2(taken / self.scale[index])))
 
-    def tree(self, chosen: Any, seed: int) -> List[List[float]]:
+    def tree(self, chosen: Any, seed: int) -> Columns:
         """One tree as workspace.Tree takes it."""
         from sklearn.tree import DecisionTreeClassifier
 
         fitted = DecisionTreeClassifier(
             min_samples_leaf=LEAF, max_depth=DEPTH, max_features=SHARE, random_state=seed
         ).fit(self.values[chosen], self.labels[chosen])
-        leaves, inner = fitted.apply(self.values[chosen]), fitted.tree_
-        columns: List[List[float]] = [[], [], []]
+        leaves = fitted.apply(self.values[chosen])
+        return _columns(fitted.tree_, lambda node: self._leaf(chosen[leaves == node]))
 
-        def add(node: int) -> None:
-            here = len(columns[0])
-            if inner.children_left[node] < 0:
-                base, times = self._leaf(chosen[leaves == node])
-                for column, value in zip(columns, (-1 - base, times, 0)):
-                    column.append(value)
-                return
-            for column, value in zip(columns, (int(inner.feature[node]), float(inner.threshold[node]), 0)):
-                column.append(value)
-            add(int(inner.children_left[node]))
-            columns[2][here] = len(columns[0])
-            add(int(inner.children_right[node]))
+    def beyond(self, chosen: Any) -> Columns:
+        """The tree that knows how much is taken for parts of sums, beyond a sum that is known."""
+        import numpy as np
+        from sklearn.tree import DecisionTreeRegressor
 
-        add(0)
-        # Fewer digits than a threshold's distance to the values beside it.
-        columns[1] = [float(f"{value:.7g}") for value in columns[1]]
-        return columns
+        chosen = chosen[(self.labels[chosen] >= _BEGINS) & (self.labels[chosen] < _BEGINS_END)]
+        bytes_ = np.array([self.bytes[i] - self.bases[i, self.labels[i] - _BEGINS] for i in chosen])
+        fitted = DecisionTreeRegressor(min_samples_leaf=LEAF, max_depth=DEPTH, random_state=0).fit(
+            self.values[chosen], np.log2(np.maximum(bytes_, 1))
+        )
+        leaves = fitted.apply(self.values[chosen])
+        return _columns(fitted.tree_, lambda node: (0, int(np.median(bytes_[leaves == node])), 0))
 
-    def _leaf(self, chosen: Any) -> Tuple[int, float]:
-        """The sum and the factor with the least error for these cases."""
+    def _leaf(self, chosen: Any) -> Tuple[int, float, int]:
+        """The sum, the factor and the bytes beyond with the least error for these cases."""
         import numpy as np
 
-        best = (float(np.mean(self.bytes[chosen] / self.scale[chosen])), 0, 0.0)
+        labels, counts = np.unique(self.labels[chosen], return_counts=True)
+        most = int(labels[counts.argmax()])
+        if _BEGINS <= most < _BEGINS_END:
+            return most - _BEGINS, 1.0, BEYOND
+        taken, scale = self.bytes[chosen], self.scale[chosen]
+        best = (float(np.mean(taken / scale)), 0, 0.0, 0)
         for base in range(1, len(BASES)):
             sums = self.bases[chosen, base]
-            for times in (1.0, float(np.median(self.bytes[chosen] / np.maximum(sums, 1)))):
-                error = float(np.mean(np.abs(times * sums - self.bytes[chosen]) / self.scale[chosen]))
-                best = min(best, (error + 1e-4, base, times))
-        return best[1], best[2]
+            rest = min(max(0, int(np.median(taken - sums))), BEYOND - 1)
+            for times, more in ((1.0, 0), (1.0, rest), (float(np.median(taken / np.maximum(sums, 1))), 0)):
+                error = float(np.mean(np.abs(times * sums + more - taken) / scale))
+                best = min(best, (error + 1e-4, base, times, more))
+        return best[1], best[2], best[3]
 
 
-def grow(cases: Sequence[Case]) -> Dict[str, List[List[List[float]]]]:
+def _columns(inner: Any, leaf: Callable[[int], Tuple[int, float, int]]) -> Columns:
+    """A fitted tree as three columns, node by node, left ones first."""
+    columns: Columns = [[], [], []]
+
+    def add(node: int) -> None:
+        here = len(columns[0])
+        if inner.children_left[node] < 0:
+            base, times, beyond = leaf(node)
+            for column, value in zip(columns, (-1 - base, times, beyond)):
+                column.append(value)
+            return
+        for column, value in zip(columns, (int(inner.feature[node]), float(inner.threshold[node]), 0)):
+            column.append(value)
+        add(int(inner.children_left[node]))
+        columns[2][here] = len(columns[0])
+        add(int(inner.children_right[node]))
+
+    add(0)
+    # Fewer digits than a threshold's distance to the values beside it.
+    columns[1] = [float(f"{value:.7g}") for value in columns[1]]
+    return columns
+
+
+def grow(cases: Sequence[Case]) -> Dict[str, Dict[str, Any]]:
     """A forest for each kind of call."""
     import numpy as np
 
@@ -188,11 +225,12 @@ def grow(cases: Sequence[Case]) -> Dict[str, List[List[List[float]]]]:
     for name in ("forward", "input", "weight"):
         grower = Grower([case for case in cases if case.call.convolution.call == name])
         everything = np.arange(len(grower.cases))
-        forests[name] = [grower.tree(everything, seed) for seed in range(TREES)]
+        trees = [grower.tree(everything, seed) for seed in range(TREES)]
+        forests[name] = {"trees": trees, "beyond": grower.beyond(everything)}
     return forests
 
 
-def as_content(forests: Dict[str, List[List[List[float]]]], cases: int) -> Dict[str, Any]:
+def as_content(forests: Dict[str, Dict[str, Any]], cases: int) -> Dict[str, Any]:
     """The file's content."""
     return {
         "format": FORMAT,
@@ -202,7 +240,10 @@ def as_content(forests: Dict[str, List[List[List[float]]]], cases: int) -> Dict[
             "data": f"{cases} calls on an H200",
             "command": "python -m slurm_gpumem.training.fit_workspaces",
         },
-        "calls": forests,
+        "calls": {
+            name: {"trees": [packed(tree) for tree in forest["trees"]], "beyond": packed(forest["beyond"])}
+            for name, forest in forests.items()
+        },
     }
 
 
@@ -216,9 +257,9 @@ def check(cases: Sequence[Case]) -> List[str]:
         forests = from_json(as_content(grow(seen), len(seen)))
         for case in cases:
             if _fold(case) == fold:
-                trees = forests[case.call.convolution.call]
-                values, bases = features(case.call), base_bytes(case.call)
-                off = abs(median(tree.bytes(values, bases) for tree in trees) - case.bytes)
+                forest = forests[case.call.convolution.call]
+                found = forest.answers(features(case.call), base_bytes(case.call))
+                off = abs(median(found) - case.bytes)
                 whole = case.call.data + case.call.output
                 key = (case.call.convolution.call, whole >= PLENTY)
                 errors.setdefault(key, []).append(off / (whole + NOTHING))
@@ -245,14 +286,17 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _run(only_check: bool) -> int:
-    cases = load_cases(data_path("models", "ground-truth") / "operators.jsonl.gz")
+    cases = load_cases(data_path("models", "ground-truth") / "operators.jsonl.xz")
     if only_check:
         print("\n".join(check(cases)))
         return 0
-    content = as_content(grow(cases), len(cases))
+    forests = grow(cases)
+    content = as_content(forests, len(cases))
     path = data_path("models", "gpus.toml").parent / FILE
     path.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
-    leaves = sum(feature < 0 for trees in content["calls"].values() for tree in trees for feature in tree[0])
+    leaves = sum(
+        feature < 0 for forest in forests.values() for tree in forest["trees"] for feature in tree[0]
+    )
     print(f"{len(cases):,} calls, {leaves:,} leaves, {path.stat().st_size:,} bytes: {path.name}")
     return 0
 

@@ -1,6 +1,6 @@
 """Record what single operators allocate on a GPU, forward and backward, block by block.
 
-    python -m slurm_gpumem.training.probe --out DIR
+    python -m slurm_gpumem.training.probe --out DIR [--timm]
 
 One JSON line a case: the case itself, `forward` and `backward` as lists of bytes in the order of events,
 positive for an allocation and negative for its release; or `error`. The first line tells the machine.
@@ -16,14 +16,14 @@ import sys
 import time
 from bisect import bisect_left
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from slurm_gpumem.training.children import Children
 from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.device import describe_device
-from slurm_gpumem.training.probe_cases import Case, all_cases, forward_of
+from slurm_gpumem.training.probe_cases import Case, all_cases, forward_of, timm_cases
 
 MAX_EVENTS = 1_000_000
 MOST_RESERVED = 8 << 30
@@ -33,7 +33,7 @@ Span = Tuple[Case, Dict[str, Any], List[int]]
 """A case, its error if any, and when its forward and backward passes began and ended."""
 
 
-def probe(cases: List[Case], limit_seconds: float) -> Dict[str, Any]:
+def probe(cases: Sequence[Case], limit_seconds: float) -> Dict[str, Any]:
     """Run the cases one after the other in this process."""
     torch.set_num_threads(1)
     device = torch.device("cuda", 0)
@@ -111,13 +111,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--limit-seconds", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--timm", action="store_true", help="the convolutions of timm's models instead")
     options = parser.parse_args(argv)
-    return exit_code(lambda: run(options.out, options.limit_seconds, options.jobs, options.seed))
+    cases = (timm_cases if options.timm else all_cases)(options.seed)
+    return exit_code(lambda: run(options.out, options.limit_seconds, options.jobs, cases))
 
 
-def run(out: Path, limit_seconds: float, jobs: int, seed: int) -> int:
+def run(out: Path, limit_seconds: float, jobs: int, cases: Sequence[Case]) -> int:
     """Split the cases over processes and write what they saw."""
-    cases = all_cases(seed)
     about = describe_device("cuda", {"torch": str(torch.__version__)})
     out.mkdir(parents=True, exist_ok=True)
     gc.collect()

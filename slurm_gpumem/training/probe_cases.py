@@ -22,6 +22,8 @@ SHAPES = Path(__file__).resolve().parent / "configs" / "convolutions.json.gz"
 [channels, outputs, size, kernel, stride, padding, dilation, transposed, output padding, groups]."""
 RUNS = SHAPES.with_name("convolutions-of-runs.json.gz")
 """The same with the type, channels last and the batch of a measured run (probe_shapes.py)."""
+TIMM = SHAPES.with_name("convolutions-of-timm.json.gz")
+"""Those of timm's models that are not of the hold-out part, as SHAPES (probe_shapes.py)."""
 LARGEST_TENSOR = 768 << 20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,6 +40,44 @@ def all_cases(seed: int) -> List[Case]:
     cases = [*_convolutions(rng), *_attention(), *_recurrent(), *_others()]
     rng.shuffle(cases)
     return cases
+
+
+def timm_cases(seed: int) -> List[Case]:
+    """The convolutions of timm's models, at the pictures' own and other sizes, in a random order."""
+    rng = random.Random(seed)
+    with gzip.open(TIMM, "rt") as file:
+        shapes = json.load(file)
+    cases = []
+    for shape in shapes:
+        for dtype, last, share in _TIMM_FORMS:
+            if rng.random() > share:
+                continue
+            sized = _resized(shape, rng.choice(_SIDES) / _SIDE)
+            cases += [_convolution(sized, dtype, last, batch) for batch in _batches(sized, rng)]
+    rng.shuffle(cases)
+    return cases
+
+
+_SIDE, _SIDES = 224, (224, 224, 224, 128, 160, 192, 256, 288, 320, 384)
+"""Sides of pictures: most models' own, and what people train with."""
+_TIMM_FORMS = (
+    ("fp32", False, 1.0),
+    ("bf16", False, 1.0),
+    ("fp16", False, 0.4),
+    ("bf16", True, 0.15),
+    ("fp32", True, 0.1),
+)
+
+
+def _resized(shape: Shape, times: float) -> Shape:
+    """The same convolution over larger or smaller pictures."""
+    sizes = zip(shape[2], shape[3], shape[5], shape[6])
+    size = [
+        max(round(n * times), dilation * (kernel - 1) + 1 - 2 * padding, 1)
+        for n, kernel, padding, dilation in sizes
+    ]
+    # Sides of 1 are means over the picture: they stay.
+    return [*shape[:2], [new if n > 1 else 1 for n, new in zip(shape[2], size)], *shape[3:]]
 
 
 _FORMS = (

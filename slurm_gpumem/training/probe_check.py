@@ -9,7 +9,6 @@ are worked out at the replay. Sizes are compared as the allocator rounds them.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from typing import Dict, Iterator, List, Optional
 import torch
 from torch import nn
 
+from slurm_gpumem.memory.ground_truth import open_text
 from slurm_gpumem.memory.trace.reduction import reduction_bytes
 from slurm_gpumem.model.live.autocast import autocast_on_meta
 from slurm_gpumem.model.live.places import Places
@@ -140,7 +140,7 @@ def _peak(sizes: Sizes) -> int:
 
 def cases_in(path: Path) -> Iterator[Case]:
     """The measured cases that went well, convolutions left out."""
-    with gzip.open(path, "rt") as file:
+    with open_text(path) as file:
         for line in file:
             case = json.loads(line)
             if "about" not in case and "error" not in case and case["kind"] != "conv":

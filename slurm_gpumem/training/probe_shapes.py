@@ -1,10 +1,12 @@
-"""Collect the convolutions of traced runs for `probe`, each with the batch size and type it ran with.
+"""Collect convolutions for `probe`: of traced runs, or of the models that timm knows.
 
     python -m slurm_gpumem.training.probe_shapes --cache DIR
+    python -m slurm_gpumem.training.probe_shapes --timm
 
-The folder is what `trace_rows` filled; only models of the development part are taken. Writes
-configs/convolutions-of-runs.json.gz: a list of convolutions as configs/convolutions.json.gz has them, each
-followed by type, channels last and batch.
+The folder is what `trace_rows` filled. The first writes configs/convolutions-of-runs.json.gz: a list of
+convolutions as configs/convolutions.json.gz has them, each followed by type, channels last and batch of the
+run. The second writes configs/convolutions-of-timm.json.gz: those of timm's models with pictures of the
+model's own size. Models of the hold-out part are left out of both.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from slurm_gpumem.memory.trace.workspace import BYTES
 from slurm_gpumem.model.own import parse_own
 from slurm_gpumem.model.trace_types import Convolution, evaluate
 from slurm_gpumem.training.command import exit_code
-from slurm_gpumem.training.probe_cases import RUNS
+from slurm_gpumem.training.probe_cases import RUNS, TIMM
 from slurm_gpumem.training.trace_rows import path_of
 
 LARGEST = 3 << 30
 """Bytes of input and output: several probes share the GPU."""
+LARGEST_SIDE, MOST_PARAMETERS = 512, 400_000_000
+"""Of the models of timm that are built."""
 
 
 def shapes_of(cache: Path) -> List[List[Any]]:
@@ -64,18 +68,57 @@ def _shape(c: Convolution, rows: int) -> List[Any]:
             c.groups, c.dtype, c.channels_last, rows]  # fmt: skip
 
 
+def timm_shapes() -> List[List[Any]]:
+    """Every distinct convolution of timm's models up to a size, none of the hold-out part."""
+    import timm
+    import torch
+    from torch import nn
+
+    found: Set[str] = set()
+    kinds = (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
+
+    def saw(layer: Any, args: Any, _: Any) -> None:
+        places = len(layer.kernel_size)
+        transposed = isinstance(layer, nn.ConvTranspose2d)
+        padding = [0] * places if isinstance(layer.padding, str) else list(layer.padding)
+        extra = list(layer.output_padding) if transposed else [0] * places
+        found.add(json.dumps([
+            layer.in_channels, layer.out_channels, list(args[0].shape[2:]), list(layer.kernel_size),
+            list(layer.stride), padding, list(layer.dilation), transposed, extra, layer.groups,
+        ]))  # fmt: skip
+
+    for name in timm.list_models():
+        if part_of(f"timm/{name}") != "development":
+            continue
+        try:
+            with torch.device("meta"), torch.no_grad():
+                model = timm.create_model(name).eval()
+                size = model.default_cfg["input_size"]
+                if size[-1] > LARGEST_SIDE or sum(p.numel() for p in model.parameters()) > MOST_PARAMETERS:
+                    continue
+                for layer in model.modules():
+                    if isinstance(layer, kinds):
+                        layer.register_forward_hook(saw)
+                model(torch.empty(1, *size))
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            print(f"{name}: {' '.join(str(error).split())[:100]}", file=sys.stderr)
+    return [json.loads(text) for text in sorted(found)]
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """Write the file."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.training.probe_shapes", description=__doc__)
-    parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--cache", type=Path, metavar="DIR", help="traces of measured runs")
+    source.add_argument("--timm", action="store_true", help="the models of timm, built on meta tensors")
     options = parser.parse_args(argv)
     return exit_code(lambda: _run(options.cache))
 
 
-def _run(cache: Path) -> int:
-    shapes = shapes_of(cache)
-    RUNS.write_bytes(gzip.compress(json.dumps(shapes, separators=(",", ":")).encode(), mtime=0))
-    print(f"{len(shapes):,} convolutions: {RUNS.name}")
+def _run(cache: Optional[Path]) -> int:
+    path, shapes = (RUNS, shapes_of(cache)) if cache else (TIMM, timm_shapes())
+    path.write_bytes(gzip.compress(json.dumps(shapes, separators=(",", ":")).encode(), mtime=0))
+    print(f"{len(shapes):,} convolutions: {path.name}")
     return 0
 
 

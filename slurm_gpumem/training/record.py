@@ -29,6 +29,7 @@ from slurm_gpumem.training.children import Children
 from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.device import describe_device
 from slurm_gpumem.training.measure import train
+from slurm_gpumem.training.probe_cases import all_cases
 from slurm_gpumem.training.sample import Job, load_jobs
 
 STATS = ("allocated_bytes", "requested_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
@@ -175,7 +176,9 @@ def _main(options: argparse.Namespace) -> int:
                     flush=True,
                 )
     print(f"{written} recordings")
-    return probe.run(options.out, options.probe_seconds, options.jobs, 5) if options.probe_seconds else 0
+    if not options.probe_seconds:
+        return 0
+    return probe.run(options.out, options.probe_seconds, options.jobs, all_cases(5))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""The fitted file: the roofline's coefficients, small trees on top, intervals and ranges, in JSON.
+"""The fitted file: the roofline's coefficients, a line and small trees on top, intervals and ranges, in JSON.
 
-    {"format": "gpumem-utilization/1", "features": [names],
-     "sources": {"summary": {"coefficients": {name: number}, "targets": {target: {"start": number,
+    {"format": "gpumem-utilization/2", "features": [names],
+     "sources": {"summary": {"coefficients": {name: number}, "middles": [number, ...],
+     "scales": [number, ...], "targets": {target: {"start": number, "slopes": [number, ...],
      "trees": [tree, ...], "low": number, "high": number, "shapeless": [low, high]}},
      "ranges": [[low, high], ...], "lean": number},
      "trace": {...}},
      "coverage": share, "outside": factor, "card": {...}}
 
-A tree is a number (a leaf) or [feature, threshold, tree if value <= threshold, tree otherwise].
+A slope is for a feature less its middle, in scales (at most STEEPEST of them). A tree is a number (a leaf) or
+[feature, threshold, tree if value <= threshold, tree otherwise].
 """
 
 from __future__ import annotations
@@ -23,26 +25,31 @@ from slurm_gpumem.memory.correction.trees import check_numbers, usable_number
 from slurm_gpumem.utilization import roofline
 from slurm_gpumem.utilization.features import NAMES
 
-FORMAT = "gpumem-utilization/1"
+FORMAT = "gpumem-utilization/2"
 FILE = "utilization.json"
 TARGETS = ("sm_active", "sm_occupancy", "dram_active", "step_seconds")
 SIZE_CAP = 4 << 20
 _DEPTH_CAP = 12
+STEEPEST = 3.0
+"""How many scales from its middle a feature is followed by the line: beyond, it says no more."""
 
 
 class Target(NamedTuple):
     """What is added to the roofline's answer, as log-odds (the step: as logarithm), and how sure that is."""
 
     start: float
+    slopes: Tuple[float, ...]
     trees: Tuple[Any, ...]
     low: float
     high: float
     shapeless: Tuple[float, float]
     """The interval's ends where the text has no shapes."""
 
-    def moved(self, values: Sequence[float]) -> float:
-        """The learned part for one job."""
+    def moved(self, values: Sequence[float], scaled: Sequence[float]) -> float:
+        """The learned part for one job, by its features as they are and as `Fitted.scaled` has them."""
         total = self.start
+        for slope, place in zip(self.slopes, scaled):
+            total += slope * place
         for node in self.trees:
             while isinstance(node, list):
                 node = node[2] if values[node[0]] <= node[1] else node[3]
@@ -54,10 +61,19 @@ class Fitted(NamedTuple):
     """What was learned for one source of the work (summary or trace)."""
 
     coefficients: Mapping[str, float]
+    middles: Tuple[float, ...]
+    scales: Tuple[float, ...]
     targets: Mapping[str, Target]
     ranges: Tuple[Tuple[float, float], ...]
     lean: float
     """Log-odds by which a job's SM activity is lifted when it is asked whether the job is busy."""
+
+    def scaled(self, values: Sequence[float]) -> List[float]:
+        """The features as the lines take them."""
+        return [
+            max(-STEEPEST, min(STEEPEST, (value - middle) / scale))
+            for value, middle, scale in zip(values, self.middles, self.scales)
+        ]
 
 
 class UtilizationModel(NamedTuple):
@@ -119,7 +135,16 @@ def _fitted(content: Mapping[str, Any]) -> Fitted:
     if len(ranges) != len(NAMES):
         raise ValueError("as many ranges as features are needed")
     targets = {name: _target(content["targets"][name]) for name in TARGETS}
-    return Fitted(coefficients, targets, ranges, usable_number(content["lean"]))
+    middles, scales = _numbers(content["middles"]), _numbers(content["scales"])
+    if min(scales) <= 0:
+        raise ValueError("a scale must be positive")
+    return Fitted(coefficients, middles, scales, targets, ranges, usable_number(content["lean"]))
+
+
+def _numbers(content: Sequence[Any]) -> Tuple[float, ...]:
+    if len(content) != len(NAMES):
+        raise ValueError("a number for each feature is needed")
+    return tuple(usable_number(number) for number in content)
 
 
 def _target(content: Mapping[str, Any]) -> Target:
@@ -134,6 +159,7 @@ def _target(content: Mapping[str, Any]) -> Target:
         if not nodes:
             return Target(
                 usable_number(content["start"]),
+                _numbers(content["slopes"]),
                 tuple(trees),
                 low,
                 high,

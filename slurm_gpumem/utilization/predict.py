@@ -94,6 +94,7 @@ def answer(work: StepWork, seen: Seen, gpu: Gpu, fitted: Fitted, outside: float)
     """The roofline's answer, moved by the learned part, with its intervals."""
     times = step_times(work, rates_of(gpu), fitted.coefficients)
     values = features(work, times, seen)
+    scaled = fitted.scaled(values)
     strange = beyond(values, fitted.ranges)
     wider = outside if strange else 1.0
     middle: Dict[str, float] = {}
@@ -101,7 +102,7 @@ def answer(work: StepWork, seen: Seen, gpu: Gpu, fitted: Fitted, outside: float)
     high: Dict[str, float] = {}
     for name, plain in plain_answers(times).items():
         target = fitted.targets[name]
-        center = plain + target.moved(values)
+        center = plain + target.moved(values, scaled)
         back = exp if name == "step_seconds" else _share
         middle[name] = back(center)
         below, above = target.shapeless if seen.shapeless else (target.low, target.high)

@@ -33,15 +33,15 @@ START: Mapping[str, float] = {
     **{f"bandwidth_{kind}": 0.6 for kind in KINDS},
     **{f"warps_{kind}": 0.2 for kind in KINDS},
     **{f"traffic_{kind}": 0.7 for kind in KINDS},
-    "compute_grouped_fp32": 0.3,
-    "compute_grouped_fp16": 0.3,
-    "compute_grouped_bf16": 0.1,
+    **{f"compute_depthwise_{width}": 0.3 for width in ("fp32", "fp16", "bf16")},
+    **{f"compute_taps_{width}": 0.1 for width in ("fp32", "fp16", "bf16")},
+    "compute_grouped_fp32": 0.1,
+    "compute_grouped_half": 0.1,
     "warps_pointwise": 0.6,
     "warps_norm": 0.6,
     "warps_optimizer": 0.5,
-    "warps_grouped_fp32": 0.5,
-    "warps_grouped_fp16": 0.5,
-    "warps_grouped_bf16": 0.5,
+    **{f"warps_depthwise_{width}": 0.5 for width in ("fp32", "fp16", "bf16")},
+    **{f"warps_taps_{width}": 0.5 for width in ("fp32", "fp16", "bf16")},
     "latency": 3e-6,
     "gap": 1e-6,
     "sharpness": 4.0,
@@ -93,10 +93,11 @@ class Times(NamedTuple):
 def rates_of(gpu: Gpu) -> Rates:
     """The peak rates of a GPU; those of the measured one where the table does not know them."""
     fp32, tf32, half = (rate * _TERA for rate in gpu.tflops or MEASURED_TFLOPS)
-    by_name = {"gemm_fp32": fp32, "gemm_tf32": tf32, "conv_tf32": tf32, "attention_half": half}
-    by_name.update(gemm_half=half, conv_half=half, rnn_half=half)
+    by_name = {"gemm_fp32": fp32, "gemm_tf32": tf32, "conv_tf32": tf32, "weight_tf32": tf32}
+    by_name.update(grouped_fp32=tf32, gemm_half=half, conv_half=half, weight_half=half, grouped_half=half)
+    by_name.update(attention_half=half, rnn_half=half)
     return Rates(
-        # Grouped convolutions, elementwise kernels and recurrent cells run on the ordinary units.
+        # Depthwise convolutions, elementwise kernels and recurrent cells run on the ordinary units.
         tuple(by_name.get(name, fp32) for name in KINDS),
         (gpu.bandwidth_gb_s or MEASURED_GB_S) * _GIGA,
         gpu.sms or MEASURED_SMS,
@@ -116,7 +117,7 @@ def coverage(blocks: int, sms: int, whole_waves: bool) -> float:
     return best
 
 
-IN_WAVES = tuple(name.startswith(("gemm", "conv")) for name in KINDS)
+IN_WAVES = tuple(name.startswith(("gemm", "conv", "weight")) for name in KINDS)
 """By kind: whether its kernels run in waves of large tiles, the last of which may be nearly empty."""
 
 

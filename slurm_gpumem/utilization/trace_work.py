@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Dict, List, Set, Tuple
 
 from slurm_gpumem.memory.types import TrainingJob
 from slurm_gpumem.model.trace_types import Kernel, Trace, evaluate
@@ -13,12 +13,14 @@ from slurm_gpumem.utilization.work import (
     OPTIMIZER,
     POINTS,
     POINTWISE,
+    POOL,
     Host,
     Key,
     StepWork,
     blocks_of,
     kind_named,
     padded,
+    weight_blocks,
 )
 
 _QUERIES = 128
@@ -33,6 +35,7 @@ _SLOTS = {
     "attention": 1,
     "norm": 2,
     "pointwise": 3,
+    "pool": 3,
     "cast": 4,
 }
 """Where operators count in `Host`."""
@@ -53,6 +56,12 @@ def work_of_trace(trace: Trace, job: TrainingJob, parameter_bytes: int) -> StepW
     started = [0.0] * 5
     views = passes = 0.0
     tensors = 0
+    # A gradient of a weight has the sizes of its forward product, rows and sum exchanged.
+    ahead = {
+        tuple(evaluate(size, batch) for size in kernel.sizes[:4])
+        for kernel in trace.kernels
+        if kernel.kind == "conv" and kernel.phase == "forward"
+    }
     for kernel in trace.kernels:
         optimizer = kernel.phase == "optimizer"
         count = kernel.count if optimizer else max(1, round(kernel.count * again))
@@ -68,7 +77,7 @@ def work_of_trace(trace: Trace, job: TrainingJob, parameter_bytes: int) -> StepW
             each = sizes[1] // launches
             _count(kernels, (OPTIMIZER, 0, moved // launches, max(1, each // (4 * POINTS))), count * launches)
             continue
-        for key in _keys(kernel, sizes, moved, job):
+        for key in _keys(kernel, sizes, moved, job, ahead):
             _count(kernels, key, count)
         if kernel.kind in _SLOTS:
             product = kernel.kind in _PRODUCTS
@@ -79,15 +88,30 @@ def work_of_trace(trace: Trace, job: TrainingJob, parameter_bytes: int) -> StepW
     return StepWork(kernels, host, parameter_bytes)
 
 
-def _keys(kernel: Kernel, sizes: List[int], moved: int, job: TrainingJob) -> List[Key]:
+def _keys(
+    kernel: Kernel, sizes: List[int], moved: int, job: TrainingJob, ahead: Set[Tuple[int, ...]]
+) -> List[Key]:
     half = kernel.dtype != "fp32"
+    if kernel.kind == "conv" and kernel.phase == "backward":
+        rows, columns, reach, times = sizes[:4]
+        if (reach, columns, rows, times) in ahead:
+            kind = kind_named("weight_half" if half else "weight_tf32")
+            flops = padded(2 * rows * columns * reach, rows, columns, reach) * times
+            channels = rows // max(1, sizes[4])
+            return [(kind, flops, moved, weight_blocks(rows, columns, reach, channels, times))]
     if kernel.kind in ("gemm", "conv"):
         return [_product(kernel, sizes, moved, job)]
-    if kernel.kind in ("grouped", "depthwise"):
+    if kernel.kind == "grouped":
         rows, columns, reach, groups = (max(1, size) for size in sizes[:4])
-        flops = 2 * rows * columns * reach * groups
-        kind = kind_named(f"grouped_{kernel.dtype}")
-        return [(kind, flops, moved, max(1, rows * columns * groups // POINTS))]
+        kind = kind_named("grouped_half" if half else "grouped_fp32")
+        return [(kind, 2 * rows * columns * reach * groups, moved, blocks_of(rows, columns, reach, groups))]
+    if kernel.kind == "depthwise":
+        rows, columns, reach, groups, taps = (max(1, size) for size in sizes[:5])
+        results = rows * columns * groups
+        flops = 2 * results * reach
+        if kernel.phase == "backward" and rows == taps:
+            return [(kind_named(f"taps_{kernel.dtype}"), flops, moved, results)]
+        return [(kind_named(f"depthwise_{kernel.dtype}"), flops, moved, max(1, results // POINTS))]
     if kernel.kind == "attention":
         kind = kind_named("attention_half" if half else "attention_fp32")
         return [(kind, sizes[0], moved, max(1, sizes[1] // _QUERIES))]
@@ -97,9 +121,9 @@ def _keys(kernel: Kernel, sizes: List[int], moved: int, job: TrainingJob) -> Lis
         return [(kind, flops, moved, 4 * blocks_of(max(1, rows), max(1, wide), max(1, state)))]
     blocks = max(1, sizes[0] // POINTS)
     if kernel.kind != "norm":
-        return [(POINTWISE, 0, moved, blocks)]
-    if kernel.dtype == "bf16" and sizes[1]:
-        # PyTorch's own kernels, for want of a library's: statistics with one block for each mean.
+        return [(POOL if kernel.kind == "pool" else POINTWISE, 0, moved, blocks)]
+    if 0 < sizes[1] < blocks or (kernel.dtype == "bf16" and sizes[1]):
+        # Statistics with one block for each mean.
         return [(NORM, 0, moved // 2, min(blocks, sizes[1])), (NORM, 0, moved, blocks)]
     return [(NORM, 0, moved + moved // 2, blocks)]
 

@@ -19,20 +19,30 @@ KINDS = (
     "gemm_half",
     "conv_tf32",
     "conv_half",
+    "weight_tf32",
+    "weight_half",
     "grouped_fp32",
-    "grouped_fp16",
-    "grouped_bf16",
+    "grouped_half",
+    "depthwise_fp32",
+    "depthwise_fp16",
+    "depthwise_bf16",
+    "taps_fp32",
+    "taps_fp16",
+    "taps_bf16",
     "attention_fp32",
     "attention_half",
     "pointwise",
     "norm",
+    "pool",
     "rnn_fp32",
     "rnn_half",
     "optimizer",
 )
-"""What kernels are alike in: how close to the GPU's peak rates they come."""
+"""What kernels are alike in: how close to the GPU's peak rates they come. Weight: the gradient of a
+convolution's weight, a small result of a long sum; taps: that of a depthwise one, a block for each number."""
 _AT = {name: kind for kind, name in enumerate(KINDS)}
-POINTWISE, NORM, OPTIMIZER = _AT["pointwise"], _AT["norm"], _AT["optimizer"]
+POINTWISE, NORM, POOL, OPTIMIZER = _AT["pointwise"], _AT["norm"], _AT["pool"], _AT["optimizer"]
+_POOLS = ("max_pool", "avg_pool")
 RECURRENT = (_AT["rnn_fp32"], _AT["rnn_half"])
 _TILE = 64
 """Rows and columns of the result that one block of a matrix product computes at least."""
@@ -43,6 +53,8 @@ _SPLIT = 256
 _ENOUGH = 1024
 """Tiles that keep a large GPU busy; a product of fewer is cut."""
 _MOST_SPLITS = 16
+_FEW_CHANNELS, _FIRST_SPLITS = 4, 64
+"""Images have so few channels that libraries cut the sum for a first layer's weight further."""
 _EDGE, _DEPTH = 32, 16
 """The smallest tile of a product: rows and columns, and numbers that a step of its sum takes at once."""
 _MOST_WASTE = 16.0
@@ -137,10 +149,13 @@ class _Counter:
         # Convolutions take TF32 unless told otherwise, matrix products only when told.
         self._gemm = _AT["gemm_half" if half else f"gemm_{job.precision}"]
         self._conv = _AT["conv_half" if half else "conv_tf32"]
+        self._weight = _AT["weight_half" if half else "weight_tf32"]
         width = "half" if half else "fp32"
         self._attend, self._recur = _AT[f"attention_{width}"], _AT[f"rnn_{width}"]
         # Libraries have kernels for depthwise convolutions in one half precision and not in the other.
-        self._grouped = _AT[f"grouped_{job.precision[-4:]}" if half else "grouped_fp32"]
+        exact = job.precision[-4:] if half else "fp32"
+        self._depthwise, self._taps = _AT[f"depthwise_{exact}"], _AT[f"taps_{exact}"]
+        self._grouped = _AT[f"grouped_{width}"]
 
     def add(self, op: Op) -> None:
         """One operation and its backward."""
@@ -170,11 +185,20 @@ class _Counter:
             started = _CAST
             moved *= 3
         self._start(started, out.grad)
-        kind = NORM if norm else POINTWISE
+        kind = NORM if norm else POOL if family in _POOLS else POINTWISE
         if norm or family == "embedding":
             self.tensors += 2 if norm else 1
-        blocks = max(1, out.elements // POINTS)
+        # Reductions read more than they write.
+        blocks = max(1, max(out.elements, *(tensor.elements for tensor in ins), 0) // POINTS)
         # Statistics first, then the result: what is normalized is read twice.
+        if norm and len(out.shape) > 1 and family.startswith("batch_norm"):
+            means = min(blocks, out.shape[1])  # a block for each channel
+            _count(self.forward, (kind, 0, moved // 2, means))
+            _count(self.forward, (kind, 0, moved, blocks))
+            if out.grad:
+                _count(self.backward, (kind, 0, moved, means))
+                _count(self.backward, (kind, 0, moved + moved // 2, blocks))
+            return
         _count(self.forward, (kind, 0, moved + moved // 2 if norm else moved, blocks))
         if out.grad:
             _count(self.backward, (kind, 0, 2 * moved if norm else moved + moved // 2, blocks))
@@ -189,13 +213,16 @@ class _Counter:
         inner = x.shape[1] if convolution and len(x.shape) > 1 else reach
         weight = columns * reach
         grouped = convolution and 0 < reach < inner
+        # Groups of one channel have an odd number of weights (3 x 3, 7 x 7); wider ones are even.
+        single = grouped and reach % 2 == 1
         kind = self._grouped if grouped else self._conv if convolution else self._gemm
         moved = out.bytes + x.bytes + weight * out.width
 
         def kernel(high: int, wide: int, long: int) -> Key:
+            if single:
+                return self._depthwise, 2 * op.macs, moved, max(1, high * wide // POINTS)
             flops = 2 * op.macs if grouped else padded(2 * op.macs, high, wide, long)
-            blocks = max(1, high * wide // POINTS) if grouped else blocks_of(high, wide, long)
-            return kind, flops, moved, blocks
+            return kind, flops, moved, blocks_of(high, wide, long)
 
         _count(self.forward, kernel(rows, columns, reach))
         copies, passing = sum(op.work), op.passing
@@ -206,9 +233,16 @@ class _Counter:
         if x.grad:
             taken = max(1, inner if convolution else reach)
             _count(self.backward, kernel(max(1, x.elements // taken), taken, max(1, op.macs // x.elements)))
-        _count(self.backward, kernel(reach, columns, rows))
+        if single:
+            own = self._taps, 2 * op.macs, moved, weight
+        elif convolution and not grouped:
+            flops = padded(2 * op.macs, reach, columns, rows)
+            own = self._weight, flops, moved, weight_blocks(reach, columns, rows, inner)
+        else:
+            own = kernel(reach, columns, rows)
+        _count(self.backward, own)
         for copied in passing[: 2 if x.grad else 1]:
-            if copied:
+            if copied and convolution:
                 _count(self.backward, (POINTWISE, 0, 2 * copied, max(1, copied // (4 * POINTS))))
 
     def _attention(self, op: Op) -> None:
@@ -224,17 +258,24 @@ class _Counter:
         """A chain of small products through time, each waiting for the one before it."""
         out = op.out
         width = max(1, out.shape[-1])
-        steps = max(1, out.elements // (width * self._batch))
+        steps = self._steps(out.shape, out.elements // width)
         params = op.macs // max(1, out.elements // width)
         layers = max(1, round(params / (_GATES.get(op.label, 2) * width * width)))
         count = steps * layers
         self.tensors += 4 * layers
         # Small products in small tiles, four to an ordinary one.
-        blocks = 4 * blocks_of(self._batch, _GATES.get(op.label, 2) // 2 * width, width)
+        rows = max(1, out.elements // (width * steps))
+        blocks = 4 * blocks_of(rows, _GATES.get(op.label, 2) // 2 * width, width)
         key = (self._recur, 2 * op.macs // count, params // layers * out.width, blocks)
         _count(self.forward, key, count)
         if out.grad:
             _count(self.backward, key, 2 * count)
+
+    def _steps(self, shape: Sequence[int], vectors: int) -> int:
+        """How many steps in time: rows of a picture lie beside the batch, each a sequence of its own."""
+        if len(shape) == 3 and shape[1] != self._batch and shape[0] % self._batch == 0:
+            return max(1, shape[1])
+        return max(1, vectors // self._batch)
 
     def _start(self, what: int, grad: bool) -> None:
         self.ahead[what] += 1
@@ -254,10 +295,16 @@ def _columns(shape: Sequence[int], elements: int, convolution: bool) -> int:
 
 
 @lru_cache(maxsize=4096)
-def blocks_of(rows: int, columns: int, reach: int, times: int = 1) -> int:
+def blocks_of(rows: int, columns: int, reach: int, times: int = 1, most: int = _MOST_SPLITS) -> int:
     """Blocks of `times` equal products: tiles of the result, few of them cut along the sum, too."""
     tiles = -(-rows // _TILE) * -(-columns // _TILE) * times
-    return tiles * max(1, min(_MOST_SPLITS, reach // _SPLIT, _ENOUGH // tiles))
+    return tiles * max(1, min(most, reach // _SPLIT, _ENOUGH // tiles))
+
+
+def weight_blocks(rows: int, columns: int, reach: int, channels: int, groups: int = 1) -> int:
+    """Blocks of the product that is the gradient of a convolution's weight."""
+    most = _FIRST_SPLITS if channels <= _FEW_CHANNELS else _MOST_SPLITS
+    return blocks_of(rows, columns, reach, groups, most)
 
 
 @lru_cache(maxsize=4096)

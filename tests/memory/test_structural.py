@@ -16,7 +16,7 @@ from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory.allocator import FREE
 from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.registry import run
-from slurm_gpumem.memory.structural import estimate
+from slurm_gpumem.memory.structural import estimate, layers
 from slurm_gpumem.memory.structural.__main__ import main, table
 from slurm_gpumem.memory.structural.estimator import simulate
 from slurm_gpumem.memory.structural.replay import StepPlan, replay
@@ -52,7 +52,7 @@ def peak(name: str, **job: object) -> int:
 @pytest.mark.parametrize("columns", ["full", "plain"])
 @pytest.mark.parametrize("name", ["small-cnn", "residual", "inverted", "unet", "mlp", "gated"])
 def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
-    name: str, columns: str, optimizer: str
+    name: str, columns: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
     from tests.memory.meta_trace import peak_of_training
@@ -60,8 +60,10 @@ def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
 
     build, shape = MODELS[name]
     traced = peak_of_training(build, lambda: torch.empty(shape), optimizer)
-    job = TrainingJob(batch_size=shape[0], optimizer=optimizer, channels_last=True)
-    # A meta device has neither cuBLAS nor cuDNN: no workspaces on either side.
+    job = TrainingJob(batch_size=shape[0], optimizer=optimizer)
+    # A meta device has neither cuBLAS nor cuDNN, and its sums share nothing: no workspaces on either side.
+    monkeypatch.setattr(layers, "convolution_bytes", lambda told, rows: (0, 0, 0))
+    monkeypatch.setattr(layers, "sum_bytes", lambda inputs, outputs: 0)
     gpu = replace(H200, cublas_workspace_bytes=0)
     summary = read_summary(DATA / f"{name}-{columns}.txt")
     rebuilt = simulate(summary, job, gpu)[1].stats.peak_allocated
@@ -138,7 +140,7 @@ def test_accumulated_gradients_live_through_the_forward_pass() -> None:
     once = estimate(summary, TrainingJob(batch_size=32), H200)
     often = estimate(summary, TrainingJob(batch_size=32, grad_accumulation=4), H200)
     gradients = summary.total_params * 4 / MIB
-    assert often.floor_mib - once.floor_mib == pytest.approx(gradients, rel=0.25)
+    assert often.floor_mib - once.floor_mib == pytest.approx(gradients, rel=0.3)
 
 
 def test_checkpointed_blocks_keep_their_input_and_are_computed_again() -> None:

@@ -28,7 +28,7 @@ def convolution(**changes: Any) -> Convolution:
 
 
 def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
-    cases = load_cases(data_path("models", "ground-truth") / "operators.jsonl.gz")[::25]
+    cases = load_cases(data_path("models", "ground-truth") / "operators.jsonl.xz")[::25]
     large = [case for case in cases if case.call.data + case.call.output > 50 * MIB]
     assert len(large) > 500
 

@@ -29,6 +29,7 @@ def found() -> Dict[str, Any]:
         "constants",
         "ctc",
         "sparse",
+        "layouts",
     )
     command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -137,6 +138,7 @@ def test_attention_and_recurrent_layers_have_kernels_of_their_own(found: Dict[st
     assert seen["attention backward"][0][1][0] == 5 * 16 * 4 * 12 * 12 * 32
     cells = found["kernels"]["recurrent"]["rnn forward"]
     assert sum(row[0] for row in cells) == 2 * 7, "one for each layer and moment"
+    assert "foreach optimizer" in found["kernels"]["recurrent"], "and what else the step does"
 
 
 def test_numbers_that_a_model_puts_on_its_inputs_device_are_known(found: Dict[str, Any]) -> None:
@@ -151,3 +153,16 @@ def test_ctc_is_traced_though_meta_tensors_do_not_know_it(found: Dict[str, Any])
 
 def test_sparse_gradients_are_traced(found: Dict[str, Any]) -> None:
     assert found["sparse"]["way"] == "meta"
+
+
+def test_convolutions_copy_what_lies_otherwise_than_cuda_wants_it(found: Dict[str, Any]) -> None:
+    layouts = found["layouts"]
+    assert layouts["sequence"] == 1, "the input, for as long as the convolution runs"
+    assert layouts["sequence back"] == 2, "the gradient of the input, and the input once more"
+    assert layouts["gradient of a part"] == 2, "a copy of it, and the gradient of the shallow tensor"
+
+
+def test_a_picture_made_of_tokens_stays_channels_last_until_a_group_norm(found: Dict[str, Any]) -> None:
+    layouts = found["layouts"]
+    assert layouts["plain"] == 0, "the convolution's output is tokens again without a copy"
+    assert layouts["group norm"] >= 1

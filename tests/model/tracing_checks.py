@@ -245,6 +245,75 @@ def constants() -> Dict[str, Any]:
     return {"widest": widest, "remarks": trace.remarks}
 
 
+class Words(nn.Module):
+    """A convolution over what lies the other way round, and a skip connection around an upsampling one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Linear(12, 24)
+        self.along = nn.Conv1d(24, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.along(self.words(x).transpose(1, 2)).amax(-1)
+
+
+class Skip(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.down = nn.Conv2d(8, 16, 2, stride=2)
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+        self.last = nn.Conv2d(16, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shallow = self.first(x)
+        joined = torch.cat([shallow, self.up(self.down(shallow))], 1)
+        return self.last(joined).mean((2, 3))
+
+
+class Tokens(nn.Module):
+    """Pictures as tokens and back: convolutions go on channels last, a group norm does not."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.tokens = nn.Linear(6, 16)
+        self.along = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.norm = nn.GroupNorm(1, 16) if norm else nn.Identity()
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, places, _ = x.shape
+        side = int(places**0.5)
+        seen = self.norm(self.tokens(x).transpose(1, 2).reshape(rows, 16, side, side))
+        return self.head(self.along(seen).flatten(2).transpose(1, 2)).mean(1)
+
+
+def layouts() -> Dict[str, Any]:
+    """How many blocks of the size of a copy each operator took in a step."""
+
+    def taken(model: nn.Module, batch: torch.Tensor, operator: str, size: int) -> int:
+        trace = summarize(model, batch, optimizer="sgd").trace
+        assert trace is not None
+        sizes = [site.bytes_at(trace.job.batch) for site in trace.sites]
+        first = next(p.event for p in trace.phases if p.step == 2)
+        last = next(p.event for p in trace.phases if p.step == 3)
+        return sum(
+            value >= 0 and trace.sites[value].operator == operator and sizes[value] == size
+            for value in trace.events[first:last]
+        )
+
+    words, pictures = torch.randn(4, 32, 12), torch.randn(4, 3, 32, 32)
+    tokens = torch.randn(4, 256, 6)
+    sequence, half, whole = 4 * 32 * 24 * 4, 4 * 8 * 32 * 32 * 4, 4 * 256 * 16 * 4
+    return {
+        "sequence": taken(Words(), words, "aten::convolution", sequence),
+        "sequence back": taken(Words(), words, "aten::convolution_backward", sequence),
+        "gradient of a part": taken(Skip(), pictures, "aten::convolution_backward", half),
+        "plain": taken(Tokens(norm=False), tokens, "aten::clone", whole),
+        "group norm": taken(Tokens(norm=True), tokens, "aten::clone", whole),
+    }
+
+
 def _ctc(out: torch.Tensor, target: Any) -> torch.Tensor:
     scores = out.log_softmax(-1).transpose(0, 1)
     steps, rows, _ = scores.shape
@@ -285,6 +354,7 @@ CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
         constants,
         ctc,
         sparse,
+        layouts,
         kernels,
     )
 }

@@ -17,19 +17,40 @@ from tests.utilization.test_work import work
 pytest.importorskip("scipy", reason="fitting needs the [train] extra")
 
 
-def test_arrays_and_plain_python_agree() -> None:
-    from slurm_gpumem.training.fit_roofline import Problem
+def rows() -> Any:
     from slurm_gpumem.training.utilization_rows import UtilizationRow
 
-    gpu = find_gpu("h200")
-    run: Any = load_solo()[0]._replace(gpu=gpu)
+    run: Any = load_solo()[0]._replace(gpu=find_gpu("h200"))
     names = ("resnet50", "vit", "mobilenetv3")
     steps = [work(name, batch_size=batch, precision="amp-fp16") for name in names for batch in (4, 128)]
-    rows = [UtilizationRow(run, "", True, fold_of(run.model), Seen(), step) for step in steps]
-    found = Problem(rows).answers([log(START[name]) for name in NAMES])
-    for at, step in enumerate(steps):
-        times = step_times(step, rates_of(gpu), START)
+    return [UtilizationRow(run, "", True, fold_of(run.model), Seen(), step) for step in steps]
+
+
+def test_arrays_and_plain_python_agree() -> None:
+    from slurm_gpumem.training.fit_roofline import Problem
+
+    given = rows()
+    found = Problem(given).answers([log(START[name]) for name in NAMES])
+    for at, row in enumerate(given):
+        times = step_times(row.work, rates_of(row.run.gpu), START)
         assert found["step_seconds"][at] == pytest.approx(times.step)
         assert found["sm_active"][at] == pytest.approx(times.busy / times.step)
         assert found["sm_occupancy"][at] == pytest.approx(times.warps / times.step)
         assert found["dram_active"][at] == pytest.approx(times.traffic / times.step)
+
+
+def test_slopes_are_those_of_the_answers() -> None:
+    import numpy as np
+
+    from slurm_gpumem.training.fit_roofline import Problem
+
+    problem = Problem(rows())
+    logs = np.log([START[name] for name in NAMES]) + 0.01
+    found = problem.slopes(logs)
+    for place, name in enumerate(NAMES):
+        step = 1e-6 * np.eye(len(NAMES))[place]
+        more, less = problem.answers(logs + step), problem.answers(logs - step)
+        for target, slopes in found.items():
+            scale = less[target] if target == "step_seconds" else 1.0
+            tried = (more[target] - less[target]) / scale / 2e-6
+            assert slopes[:, place] == pytest.approx(tried, abs=1e-6), (target, name)

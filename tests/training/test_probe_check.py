@@ -15,7 +15,7 @@ CHECK = """
 import json
 from slurm_gpumem.data import data_path
 from slurm_gpumem.training.probe_check import cases_in, compare
-cases = list(cases_in(data_path("models", "ground-truth") / "operators.jsonl.gz"))
+cases = list(cases_in(data_path("models", "ground-truth") / "operators.jsonl.xz"))
 wanted = [case for case in cases if case["kind"] == "attention"][::9]
 wanted += [case for case in cases if case["kind"] == "recurrent"][::12]
 wanted += [case for case in cases if case["kind"] == "embedding"]

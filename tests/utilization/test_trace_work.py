@@ -54,6 +54,25 @@ def test_products_take_the_units_that_the_job_allows() -> None:
     assert {"gemm_tf32", "conv_tf32"} <= kinds(work(precision="tf32"))
 
 
+def test_gradients_of_weights_are_told_from_those_of_inputs() -> None:
+    def convolution(kind: str, phase: str, *sizes: int) -> Kernel:
+        return Kernel(kind, phase, "fp32", tuple((size,) for size in sizes), (1 << 20,))
+
+    kernels = (
+        convolution("conv", "forward", 6272, 64, 288, 1, 9, 1, 0),
+        convolution("conv", "backward", 6272, 32, 576, 1, 9, 1, 0),
+        convolution("conv", "backward", 288, 64, 6272, 1, 9, 1, 0),
+        convolution("depthwise", "forward", 6272, 1, 9, 32, 9, 1, 0),
+        convolution("depthwise", "backward", 6272, 1, 9, 32, 9, 1, 0),
+        convolution("depthwise", "backward", 9, 1, 6272, 32, 9, 1, 0),
+    )
+    made = work_of_trace(replace(traced(), kernels=kernels), TrainingJob(8), 1 << 20).kernels
+    blocks = {KINDS[kind]: (number, count) for (kind, _, _, number), count in made.items()}
+    assert {KINDS[key[0]] for key in made} == {"conv_tf32", "weight_tf32", "depthwise_fp32", "taps_fp32"}
+    assert blocks["depthwise_fp32"] == (6272 * 32 // 512, 2)
+    assert blocks["taps_fp32"] == (9 * 32, 1)
+
+
 def test_micro_batches_repeat_the_passes_and_not_the_optimizer() -> None:
     once, thrice = work(), work(grad_accumulation=3)
     # Of 61 tensors three launches a pass, four passes; a norm in bfloat16 is two kernels.

@@ -15,10 +15,6 @@ from math import ceil, exp, log
 from typing import List, Sequence, Tuple
 
 SHARD_MIB = 1024
-WASTE = 1.25
-"""A request of at most this much of the need wastes little,"""
-WASTE_WORTH = 0.45
-"""and that is worth so much of a shard count that is right."""
 LEVELS = (
     *(0.0, 0.01, 0.02),
     *(n / 20 for n in range(1, 19)),
@@ -35,6 +31,27 @@ _MOST_MARGIN = 3.0
 
 Option = Tuple[float, float, float]
 """A request, the share of cases above it, and its worth in the others."""
+
+
+@dataclass(frozen=True)
+class Taste:
+    """What is wanted of requests, beside that jobs fit."""
+
+    exact: float
+    """What the shard count that a job needs is worth,"""
+    one_more: float
+    """one more than that,"""
+    one_less: float
+    """and one less, where the job fits all the same or does not."""
+    waste: float
+    """A request of at most this much of the need wastes little,"""
+    thrift: float
+    """and that is worth so much."""
+
+
+FROM_TEXT = Taste(exact=1.0, one_more=1.0, one_less=0.0, waste=1.25, thrift=0.45)
+FROM_TRACE = Taste(exact=1.0, one_more=0.5, one_less=0.5, waste=1.1, thrift=0.2)
+"""A trace knows its peak so well that the exact shard count can be hoped for."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,9 @@ def share_below(steps: Sequence[float], step: float) -> float:
     return LEVELS[at - 1] + (LEVELS[at] - LEVELS[at - 1]) * (step - low) / (high - low)
 
 
-def options(peak: float, moved: float, spread: float, steps: Sequence[float]) -> List[Option]:
+def options(
+    peak: float, moved: float, spread: float, steps: Sequence[float], taste: Taste = FROM_TEXT
+) -> List[Option]:
     """The requests that come into question for a corrected peak, in MiB less `moved`.
 
     `moved` is what the job's memory holds beside `peak` and is known: shards are counted with it.
@@ -79,18 +98,25 @@ def options(peak: float, moved: float, spread: float, steps: Sequence[float]) ->
     made: List[Option] = []
     for request in sorted(request for request in found if request >= peak):
         shards = ceil((request + moved) / SHARD_MIB - 1e-9)
-        right = below(shards * SHARD_MIB - moved) - below((shards - 2) * SHARD_MIB - moved)
-        thrifty = 1 - below((request + moved) / WASTE - moved)
-        worth = right + WASTE_WORTH * thrifty - _COST * request / peak
+        two_fewer, fewer, these, more = (
+            below((shards + change) * SHARD_MIB - moved) for change in (-2, -1, 0, 1)
+        )
+        right = (
+            taste.exact * (these - fewer)
+            + taste.one_more * (fewer - two_fewer)
+            + taste.one_less * (more - these)
+        )
+        thrifty = 1 - below((request + moved) / taste.waste - moved)
+        worth = right + taste.thrift * thrifty - _COST * request / peak
         made.append((request, 1 - below(request), worth))
         if below(request) >= ENOUGH:
             break
     return made
 
 
-def request_for(peak: float, moved: float, spread: float, stakes: Stakes) -> float:
+def request_for(peak: float, moved: float, spread: float, stakes: Stakes, taste: Taste = FROM_TEXT) -> float:
     """The request for a corrected peak."""
-    return choose(options(peak, moved, spread, stakes.steps), stakes.price)
+    return choose(options(peak, moved, spread, stakes.steps, taste), stakes.price)
 
 
 def choose(found: Sequence[Option], price: float) -> float:

@@ -59,9 +59,12 @@ def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Cor
     around = anchors(job.batch_size)
     points = [_point(summary, replace(job, batch_size=batch), gpu, correction) for _, batch in around]
     shares = [share for share, _ in around]
-    below: Optional[Answer] = None
-    if not points[0].grows and around[0][1] > 1:
-        below = _point(summary, replace(job, batch_size=around[0][1] // 2), gpu, correction).answer
+    below, batch, point = [], around[0][1], points[0]
+    # Workspaces make a small batch need more than a larger one now and then; so may the one below that.
+    while batch > 1 and not point.grows:
+        batch //= 2
+        point = _point(summary, replace(job, batch_size=batch), gpu, correction)
+        below.append(point.answer)
     peak, request = joined(shares, [point.answer for point in points], below)
     plain = points[-1].plain
     moved = plain.parts["context"] - REFERENCE_CONTEXT_MIB
@@ -118,11 +121,17 @@ class Answer:
     """The job's own context on the measured GPU less the reference's."""
     stakes: Stakes
     coverage: float
+    usual: float
+    """The spread that it would have inside the range of the measurements."""
 
     @property
     def request(self) -> float:
-        """What to ask for."""
-        return request_for(self.peak, self.moved, self.spread, self.stakes)
+        """What to ask for; a job unlike the measured ones gets a wider margin than one like them."""
+        found = request_for(self.peak, self.moved, self.spread, self.stakes)
+        if self.spread == self.usual:
+            return found
+        margin = request_for(self.peak, self.moved, self.usual, self.stakes) - self.peak
+        return max(found, self.peak + margin * self.spread / self.usual)
 
 
 def answer(
@@ -139,16 +148,17 @@ def answer(
         moved=moved,
         stakes=stakes,
         coverage=min(stakes.coverage, OUTSIDE_COVERAGE) if strange else stakes.coverage,
+        usual=spread,
     )
 
 
 def joined(
-    shares: Sequence[float], answers: Sequence[Answer], below: Optional[Answer] = None
+    shares: Sequence[float], answers: Sequence[Answer], below: Sequence[Answer] = ()
 ) -> Tuple[float, float]:
-    """Peak and request of a batch size from the answers at its anchors; neither is less than `below`'s."""
+    """Peak and request of a batch size from the answers at its anchors; neither is less than any below."""
     first, last = answers[0], answers[-1]
-    low = max(first.peak, below.peak if below else 0.0)
-    low_request = max(first.request, below.request if below else 0.0)
+    low = max(first.peak, *(answer.peak for answer in below), 0.0)
+    low_request = max(first.request, *(answer.request for answer in below), 0.0)
     if len(answers) == 1:
         return low, low_request
     high, high_request = max(low, last.peak), max(low_request, last.request)

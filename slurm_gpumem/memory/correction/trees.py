@@ -4,8 +4,7 @@
      "stakes": {group: {"steps": [...], "price": p, "wider": w, "coverage": c}}, "ranges": [[low, high], ...],
      "card": {...}}
 
-The spread's last feature is how far the centre moves the job. A file of format gpumem-correction/1 (traces)
-has "bounds" instead of stakes, {group: {"quantile": q, "outside": q, "coverage": c}}, and no such feature.
+The spread's last feature is how far the centre moves the job.
 
 An ensemble is {"start": number, "trees": [tree, ...]}; a tree is a number (a leaf) or
 [feature, threshold, tree if value <= threshold, tree otherwise]; its answer is the sum over the trees.
@@ -15,17 +14,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, Dict, Mapping, Sequence, Tuple, Union
+from typing import Any, Mapping, Sequence, Tuple, Union
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory.correction.choice import LEVELS, Stakes
 from slurm_gpumem.memory.correction.features import NAMES
 
-FORMAT = "gpumem-correction/1"
-FORMAT_STAKES = "gpumem-correction/2"
+FORMAT = "gpumem-correction/2"
 SIZE_CAP = 4 << 20
 """Bytes; the real file has a twentieth of it."""
 _DEPTH_CAP = 12
@@ -52,16 +50,6 @@ class Ensemble:
 
 
 @dataclass(frozen=True)
-class Bound:
-    """How many spreads above the centre a group of jobs is safe."""
-
-    quantile: float
-    outside: float
-    """The same for jobs outside the range of the measurements."""
-    coverage: float
-
-
-@dataclass(frozen=True)
 class Correction:
     """A checked file."""
 
@@ -69,10 +57,9 @@ class Correction:
     """log(real / structural)."""
     spread: Ensemble
     """log of how far from the centre such jobs usually are."""
-    bounds: Mapping[str, Bound]
     ranges: Tuple[Tuple[float, float], ...]
     card: Mapping[str, Any]
-    stakes: Mapping[str, Stakes] = field(default_factory=dict)
+    stakes: Mapping[str, Stakes]
 
 
 def load(path: Path, names: Sequence[str] = NAMES) -> Correction:
@@ -97,27 +84,18 @@ def read_json(path: Path) -> Any:
 
 def from_json(content: Any, where: str, names: Sequence[str] = NAMES) -> Correction:
     """Check what a file says, number by number; `names` are the features it must have been fitted on."""
-    if not isinstance(content, dict) or content.get("format") not in (FORMAT, FORMAT_STAKES):
-        raise ConfigError(f"{where}: is not a correction of format {FORMAT_STAKES}; `make fit` writes one")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ConfigError(f"{where}: is not a correction of format {FORMAT}; `make fit` writes one")
     if content.get("features") != list(names):
         raise ConfigError(f"{where}: was fitted on other features than this version has; run `make fit`")
     try:
         ranges = tuple((usable_number(low), usable_number(high)) for low, high in content["ranges"])
         if len(ranges) != len(names):
             raise ValueError("as many ranges as features are needed")
-        staked = content["format"] == FORMAT_STAKES
-        bounds: Dict[str, Bound] = {}
-        stakes: Dict[str, Stakes] = {}
-        if staked:
-            stakes = {group: _stakes(item) for group, item in content["stakes"].items()}
-        else:
-            bounds = {
-                group: Bound(*(usable_number(item[key]) for key in ("quantile", "outside", "coverage")))
-                for group, item in content["bounds"].items()
-            }
+        stakes = {group: _stakes(item) for group, item in content["stakes"].items()}
         center = _ensemble(content["center"], len(names))
-        spread = _ensemble(content["spread"], len(names) + staked)
-        return Correction(center, spread, bounds, ranges, dict(content.get("card", {})), stakes)
+        spread = _ensemble(content["spread"], len(names) + 1)
+        return Correction(center, spread, ranges, dict(content.get("card", {})), stakes)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it anew") from None
 

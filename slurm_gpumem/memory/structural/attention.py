@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Callable, List, Optional, Sequence
 
+from slurm_gpumem.memory.structural.inputs import conv_input
 from slurm_gpumem.memory.structural.kinds import (
     computes_matrix,
     drops_eagerly,
@@ -17,6 +18,7 @@ from slurm_gpumem.memory.structural.layers import input_shape, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Walk
+from slurm_gpumem.memory.structural.workspaces import sum_bytes
 from slurm_gpumem.model.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]
@@ -94,11 +96,16 @@ def uses_weights_only(node: Node) -> bool:
     if not node.children:
         return row.params > 0 and bool(row.outputs) and not row.hidden and row.leaf
     members = [child.row for child in node.children]
-    width = row.outputs[0][-1] if row.outputs else 0
+    width = _width(row.outputs[0]) if row.outputs else 0
     if width > 0 and row.params >= 4 * width * width:
         # All four projections are its own; what is called inside makes a position bias.
         return True
     return not any(member.called for member in members) and any(member.params for member in members)
+
+
+def _width(shape: Shape) -> int:
+    """How wide a token is; of an image whose channels may stand in front, too."""
+    return max(shape[1], shape[-1]) if len(shape) == 4 else shape[-1]
 
 
 def uncalled_projection(node: Node) -> int:
@@ -109,7 +116,7 @@ def uncalled_projection(node: Node) -> int:
     row = node.row
     if node.guessed or not row.outputs or not is_attention(row.kind) or projections(node):
         return 0
-    width = row.outputs[0][-1]
+    width = _width(row.outputs[0])
     called = any(child.row.called and family_of(child.row.kind) == "linear" for child in node.children)
     return row.params if called and row.params >= 3 * width * width else 0
 
@@ -121,11 +128,19 @@ def around_uncalled(walk: Walk, node: Node, params: int, run: Run) -> None:
     copies, gradients = walk.weight(walk.param(params, trainable=node.row.trainable), params)
     fused = walk.tape.new((), 3 * x.elements, walk.low)
     macs = fused.elements * x.shape[-1]
-    walk.tape.op((x, *copies), fused, saved=(x, *copies), params=gradients, matmul=True, macs=macs)
+    _project(walk, (x, *copies), fused, gradients, 3 * x.shape[-1], macs)
     style = _Style(grouped=False, written_out=False)
     attend(walk, [fused], node.row.outputs[0], matrix=_matrix(node), style=style)
     for child in node.children:
         run(walk, child)
+
+
+def _project(
+    walk: Walk, ins: Sequence[Tensor], out: Tensor, params: Sequence[int], wide: int, macs: int
+) -> Tensor:
+    """A product with weights that no row shows, and their bias."""
+    passing = (0, sum_bytes(out.elements // max(1, wide), max(1, wide)))
+    return walk.tape.op(ins, out, saved=ins, passing=passing, params=tuple(params), matmul=True, macs=macs)
 
 
 def functional(walk: Walk, node: Node, run: Run) -> None:
@@ -146,7 +161,7 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     copies, gradients = walk.weight(walk.param(params[0], trainable=row.trainable), params[0])
     fused = walk.tape.new((), 3 * x.elements, walk.low)
     macs = fused.elements * width
-    walk.tape.op((low, *copies), fused, saved=(low, *copies), params=gradients, matmul=True, macs=macs)
+    _project(walk, (low, *copies), fused, gradients, 3 * width, macs)
     heads = max(1, shape[-1] // _WINDOW_HEAD)
     # The bias has one entry for each distance within a window: (2w - 1) in every direction.
     distances = max(1.0, table / heads)
@@ -172,9 +187,7 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     rest = sum(params[1:])
     copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
     final = walk.tape.new(shape, x.elements, walk.low)
-    macs = final.elements * width
-    walk.tape.op((joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True, macs=macs)
-    walk.give(final)
+    walk.give(_project(walk, (joined, *copies), final, gradients, width, final.elements * width))
     if matrix is not None:
         for child in called:
             if child.row.outputs[:1] != (matrix,):
@@ -200,7 +213,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     for child in node.children:
         row = child.row
         if child in sources:
-            wanted = input_shape(row)
+            wanted = conv_input(walk, row) if family_of(row.kind) == "conv" else input_shape(row)
             x = entry if wanted is None or wanted == entry.shape else walk.find(wanted)
             out = rule_for(row)(walk, row, walk.take(x))
             made.append(out)
@@ -313,19 +326,29 @@ def attend(
         # In half precision Hopper takes cuDNN's kernel, and the library with it.
         walk.uses_conv = walk.uses_conv or walk.low == 2
         statistics = 4 * max(1, count // walk.head)
-        # The gradients of parts of a fused projection are joined to one.
-        fused = any(tensor.elements > count for tensor in made)
-        back = (3 * out.bytes,) if fused else ()
+        made = [_separated(walk, tensor, count) for tensor in made]
         walk.tape.op(
             made,
             out,
             saved=(*made, out),
             kept=(statistics,),
-            back=(*back, statistics),
+            back=(out.bytes, statistics),
             matmul=True,
             macs=2 * count * _tokens(made[1 if len(made) == 3 else 0], out),
         )
     walk.give(out)
+
+
+def _separated(walk: Walk, made: Tensor, count: int) -> Tensor:
+    """Queries, keys and values seen as parts of a fused projection.
+
+    Their gradients are stacked into one tensor, and that is brought into the projection's order.
+    """
+    if made.elements <= count:
+        return made
+    for _ in range(2):
+        made = walk.tape.op((made,), walk.tape.part(made, made.shape, made.elements))
+    return made
 
 
 def _tokens(keys: Tensor, out: Tensor) -> int:
@@ -424,7 +447,7 @@ def multihead(walk: Walk, node: Node) -> None:
     copies, gradients = walk.weight(walk.param(in_params, trainable=row.trainable), in_params)
     packed = walk.tape.new((), 3 * walk.count(shape), walk.low)
     macs = packed.elements * width
-    walk.tape.op((low, *copies), packed, saved=(low, *copies), params=gradients, matmul=True, macs=macs)
+    _project(walk, (low, *copies), packed, gradients, 3 * width, macs)
     separate = walk.tape.new((), packed.elements, walk.low)
     walk.tape.op((packed,), separate)
     out = walk.tape.new(shape, walk.count(shape), walk.low)
@@ -447,9 +470,4 @@ def multihead(walk: Walk, node: Node) -> None:
     walk.tape.op((out,), joined)
     copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
     final = walk.tape.new(shape, out.elements, walk.low)
-    macs = final.elements * width
-    walk.give(
-        walk.tape.op(
-            (joined, *copies), final, saved=(joined, *copies), params=gradients, matmul=True, macs=macs
-        )
-    )
+    walk.give(_project(walk, (joined, *copies), final, gradients, width, final.elements * width))

@@ -8,6 +8,7 @@ the visible ones do not explain is shared out among the hidden blocks.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
@@ -29,6 +30,7 @@ _SAME_SHAPE = (
     *("relu", "hard", "input_act", "output_act"),
     *("batch_norm", "batch_norm_act", "layer_norm", "rms_norm"),
 )
+_LAYER = re.compile("norm|^conv|^linear")
 _MOST_REPEATS = 96
 _FEW = 4
 _SCALES = (0.1, 30.0)
@@ -39,7 +41,7 @@ def expand_hidden(summary: ModelSummary, tree: List[Node]) -> bool:
     batch = summary.batch or 1
     rest = _unexplained(summary, batch)
     noticeable = rest is not None and rest > _NOTICEABLE * (summary.output_bytes or 0) / 4
-    if not summary.hidden and not noticeable:
+    if not any(_hides(row) for row in summary.layers) and not noticeable:
         return False
     found: List[Tuple[Node, Shape, str]] = []
     _collect(tree, None, found, max(row.depth for row in summary.layers) if noticeable else -1)
@@ -50,7 +52,7 @@ def expand_hidden(summary: ModelSummary, tree: List[Node]) -> bool:
         rest += sum(
             summary.elements(node.row.outputs[0], batch)
             for node, _, _ in found
-            if not node.row.hidden and node.row.outputs
+            if not _hides(node.row) and node.row.outputs
         )
     style = Style.of(summary)
     blocks = [_Block(node, shape, parent, style) for node, shape, parent in found]
@@ -125,7 +127,7 @@ def _unexplained(summary: ModelSummary, batch: int) -> Optional[float]:
         summary.elements(row.outputs[0], batch)
         for row in summary.layers
         if row.leaf
-        and not row.hidden
+        and not _hides(row)
         and row.outputs
         and (row.params or row.repeated)
         # A module of its own with an activation inside: torchinfo counts leaves only.
@@ -144,7 +146,7 @@ def _collect(
     for index, node in enumerate(nodes):
         row = node.row
         shape = row.outputs[0] if row.outputs else None
-        if row.hidden or _looks_hidden(row, deepest):
+        if _hides(row) or _looks_hidden(row, deepest):
             # A list has no output of its own: the activation behind it has it, or its parent.
             chosen = shape or _next_shape(nodes[index + 1 :]) or whole or last
             node.shortcut = row.kind == "Sequential" and may_add_input(parent) and has_convolutions
@@ -163,6 +165,11 @@ def _next_shape(following: Sequence[Node]) -> Optional[Shape]:
             family = family_of(node.row.kind)
             return node.row.outputs[0] if family in _SAME_SHAPE and not node.children else None
     return None
+
+
+def _hides(row: Layer) -> bool:
+    """Whether a row stands for layers that the text does not show: not where its class is itself a layer."""
+    return row.hidden and not _LAYER.search(family_of(row.kind))
 
 
 def _looks_hidden(row: Layer, deepest: int) -> bool:

@@ -18,7 +18,13 @@ _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
 def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
     """Kernel elements and groups of a convolution, from its parameters and channels."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
-    return _taps_and_groups(row.params, out, row.kernel, channels)
+    return _taps_and_groups(_weights_and_bias(row), out, row.kernel, channels)
+
+
+def _weights_and_bias(row: Layer) -> int:
+    """A convolution's parameters without the gain that one with standardized weights has for each output."""
+    out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
+    return row.params - out if row.kind.startswith("ScaledStdConv") and row.params > out else row.params
 
 
 @lru_cache(maxsize=4096)
@@ -33,7 +39,9 @@ def _taps_and_groups(
         for count in counts:
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
-        return 1, 1
+        # Beside weight and bias there are others (a gain, a length): about how many groups is it?
+        groups = round(channels * taps * out / params)
+        return (taps, groups) if groups > 1 and channels % groups == 0 == out % groups else (taps, 1)
     # The usual first: one group, then one for each channel; others are rare.
     for count in counts:
         if count % channels == 0 and _is_kernel(count // channels):
@@ -74,7 +82,7 @@ def may_take(row: Layer, shape: Shape) -> bool:
     """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
     if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
         return False
-    return _may_take(row.params, row.outputs[0], row.kernel, shape)
+    return _may_take(_weights_and_bias(row), row.outputs[0], row.kernel, shape)
 
 
 @lru_cache(maxsize=4096)
@@ -89,8 +97,17 @@ def _may_take(params: int, made: Shape, kernel: Optional[Tuple[int, ...]], shape
 def needed_channels(row: Layer) -> Iterator[int]:
     """Input channels that an ungrouped convolution's parameters allow, usual kernels first."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 2 else 0
-    for per_output in (row.params // out, row.params // out - 1) if out > 0 else ():
+    params = _weights_and_bias(row)
+    for per_output in (params // out, params // out - 1) if out > 0 else ():
         rank = len(row.outputs[0])
         for taps in (prod(row.kernel),) if row.kernel else _USUAL_TAPS.get(rank, _USUAL_TAPS[4]):
             if per_output >= taps and per_output % taps == 0:
                 yield per_output // taps
+
+
+def sides(taps: int, dimensions: int) -> Tuple[int, ...]:
+    """The sides of a kernel of so many elements: equal where they can be."""
+    side = round(taps ** (1 / dimensions))
+    if side**dimensions == taps:
+        return (side,) * dimensions
+    return (*(1,) * (dimensions - 1), taps)

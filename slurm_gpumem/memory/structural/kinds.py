@@ -22,7 +22,7 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("embedding", r"^Embedding$|WordEmbedding$|ScaledWordEmbedding$|(?:Positional|Position)Embedding$"),
     ("conv_transpose", r"^(?:Lazy)?ConvTranspose\dd$|^Conv\dDTranspose$"),
     ("linear", r"^(?:Lazy)?Linear$|QuantizableLinear$|^Conv1D$|^Dense$|^Bilinear$|^\w*LoraLinear$"),
-    ("conv", r"^DepthwiseConv2D$|^SeparableConv2D$"),
+    ("conv", r"^DepthwiseConv2D$|^SeparableConv2D$|^Conv3D(?:Simple|NoTemporal)$"),
     (
         "conv",
         r"^(?:Lazy|Scaled)?(?:Std|WS|Mixed|Cond)?Conv[123][dD](?:Same|Pad)?$|^StdConv\w*$|^Conv2dSame$|^ScaledStdConv\w*$",
@@ -68,7 +68,7 @@ _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in _FAMILIES
 
 _ATTENTION = re.compile(r"[Aa]ttention|[Aa]ttn|^MHA|MHSA")
 _PLAIN = re.compile(
-    r"^Sequential$|^ModuleList$|^ModuleDict$|Stage$|Encoder$|Decoder$|Model$|Embeddings?$|^Conv\w*(?:Norm|BN|Bn)\w*$"
+    r"^Sequential$|^ModuleList$|^ModuleDict$|Stage$|Encoder$|Decoder$|Model$|Embeddings?$|Transform$|^Conv\w*(?:Norm|BN|Bn)\w*$"
 )
 _BRANCHES = re.compile(r"^RepV|^RepConv|^RepDw|^Rep(?:Vgg|VGG)|MobileOne|ReparamLarge")
 _GATE = re.compile(r"Squeeze|^SE|Excit|Effective|Eca|^GlobalContext")
@@ -107,7 +107,9 @@ _LOGITS_BIAS = re.compile(
     r"^(?:M?Bart|Marian|Pegasus|Blenderbot|LED|PLBart)\w*(?:ForConditionalGeneration|MTModel)$"
 )
 _SCALES_BRANCH = re.compile(r"^CNBlock$|^ConvNeXtBlock$|^ConvNextLayer$|^XCABlock$")
-_RESIDUAL = re.compile(r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip")
+_RESIDUAL = re.compile(
+    r"Block|Bottleneck|Residual|Layer$|BasicLayer|MBConv|Unit$|Shortcut|Skip|^DepthwiseSeparableConv$"
+)
 
 
 @lru_cache(maxsize=4096)
@@ -122,7 +124,7 @@ def family_of(kind: str) -> str:
 @lru_cache(maxsize=4096)
 def is_attention(kind: str) -> bool:
     """Whether a container of this class computes attention between its projections."""
-    return bool(_ATTENTION.search(kind))
+    return bool(_ATTENTION.search(kind)) and not kind.endswith("Projection")
 
 
 @lru_cache(maxsize=4096)
@@ -187,9 +189,20 @@ def scales_branch(kind: str) -> bool:
     return bool(_SCALES_BRANCH.search(kind))
 
 
+@lru_cache(maxsize=4096)
+def scales_activation(kind: str) -> bool:
+    """Whether a block of this class multiplies its activated input by a number: nets without norms do."""
+    return kind == "NormFreeBlock"
+
+
 def adds_logits_bias(model: str) -> bool:
     """Whether a model of this class adds a bias in full precision to its logits."""
     return bool(_LOGITS_BIAS.search(model))
+
+
+def takes_loss(model: str) -> bool:
+    """Whether a model of this class computes its loss itself, as those of transformers do."""
+    return bool(re.search(r"For[A-Z]\w+$|LMHead|DoubleHeads", model))
 
 
 def keeps_cache(model: str) -> bool:
@@ -228,7 +241,7 @@ def hidden_activation(kind: str) -> str:
 _NO_DROPOUT = re.compile(
     r"ViT|DeiT|Beit|BEiT|Swin|ConvNext|Dino|Segformer|PVT|Pvt|VisionTransformer|^Block$|^Attention$|^Mlp$|^MLPBlock$"
     r"|^EncoderBlock$|WindowAttention|Llama|Mistral|Qwen|Gemma|Phi|CLIP|Siglip|GPTNeoX|Falcon|Bloom|Mamba|Levit|Poolformer"
-    r"|Mixer|NormMlp|ConvMlp|ClassifierHead|EfficientNet|ResNet|MobileNet|RegNet"
+    r"|(?<!TS)Mixer|NormMlp|ConvMlp|ClassifierHead|EfficientNet|ResNet|MobileNet|RegNet"
 )
 
 

@@ -5,32 +5,22 @@ A rule takes the walk, the layer's row and its input, records operations and ret
 
 from __future__ import annotations
 
-import re
 from math import prod
 from typing import Callable, Dict, Optional, Tuple
 
-from slurm_gpumem.memory.structural.kernels import taps_and_groups
+from slurm_gpumem.memory.structural import activations
+from slurm_gpumem.memory.structural.kernels import sides, taps_and_groups
 from slurm_gpumem.memory.structural.kinds import family_of
+from slurm_gpumem.memory.structural.shapes import output_shape
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.walk import Walk
+from slurm_gpumem.memory.structural.workspaces import convolution_bytes, convolution_of, sum_bytes
 from slurm_gpumem.model.types import Layer, Shape
 
 Rule = Callable[[Walk, Layer, Tensor], Tensor]
 
 _INDEX_BYTES = 8
 _FLOAT = 4
-# Measured with cuDNN 9 on an H200 (models/allocator).
-_PARTIAL_SUMS = 8 << 20
-_FEW_CHANNELS = 4
-_SMALL_KERNEL = 9
-_FEW_PIXELS = 49
-_CUBIC_GELU = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation")
-_WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][dD]$|^FeatureAlphaDropout$")
-
-
-def output_shape(row: Layer, x: Tensor) -> Shape:
-    """The row's output, or its input's shape where the text says none."""
-    return row.outputs[0] if row.outputs else x.shape
 
 
 def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -42,13 +32,28 @@ def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     return walk.tape.op((x,), walk.make(shape, x.width, grad=x.grad))
 
 
+def _padded(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """What a layer with TensorFlow's padding takes: a copy with a border, as wide as its kernel needs."""
+    made = output_shape(row, x)
+    if not row.kind.endswith("Same") or len(x.shape) != 4 or len(made) != 4:
+        return x
+    side = max(row.kernel) if row.kernel else 3
+    wide = tuple(
+        max(before, round(before / max(1, after)) * (after - 1) + side)
+        for before, after in zip(x.shape[2:], made[2:])
+    )
+    count = x.elements // max(1, prod(x.shape[2:])) * prod(wide)
+    return walk.tape.op((x,), walk.tape.new((*x.shape[:2], *wide), count, x.width, grad=x.grad))
+
+
 def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     walk.uses_conv = True
-    x = walk.lowered(x)
-    params = walk.param(row.params, trainable=row.trainable)
-    copies, gradients = walk.weight(params, row.params)
+    x = walk.lowered(_padded(walk, row, x))
     channels = x.shape[1] if len(x.shape) > 1 else 1
     taps, groups = taps_and_groups(row, channels)
+    bias = _bias(row, x, channels // groups * taps)
+    params = walk.param(row.params, trainable=row.trainable, bias=bias)
+    copies, gradients = walk.weight(params, row.params - bias)
     grad = x.grad or bool(params)
     out = walk.make(output_shape(row, x), walk.low, grad=grad)
     forward, of_input, of_weight = _workspaces(walk, row, x, out, taps, groups)
@@ -57,10 +62,18 @@ def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         out,
         saved=(x, *copies),
         work=(forward,) if forward else (),
-        passing=(of_input, of_weight),
+        passing=(of_input, of_weight if params else 0),
         params=gradients,
         macs=_conv_macs(row, x, out, channels // groups * taps),
     )
+
+
+def _bias(row: Layer, x: Tensor, reach: int) -> int:
+    """Parameters beyond the weight of a layer whose outputs look at `reach` numbers each; 0: none."""
+    shape = output_shape(row, x)
+    wide = shape[-1] if family_of(row.kind) == "linear" else shape[1] if len(shape) > 1 else 0
+    rest = row.params - wide * reach
+    return rest if 0 < rest <= max(wide, row.params // 50) else 0
 
 
 def _conv_macs(row: Layer, x: Tensor, out: Tensor, reach: int) -> int:
@@ -73,47 +86,59 @@ def _conv_macs(row: Layer, x: Tensor, out: Tensor, reach: int) -> int:
 def _workspaces(
     walk: Walk, row: Layer, x: Tensor, out: Tensor, taps: int, groups: int
 ) -> Tuple[int, int, int]:
-    """cuDNN's temporary memory: forward, for the input's gradient and for the weight's.
-
-    Its fast kernels want NHWC and copy input, output and weight into that order. A gradient of the weight
-    is summed from parts: a few MiB for spatial kernels, one part a sample for 1 x 1 ones.
-    """
-    channels = x.shape[1] if len(x.shape) > 1 else 1
-    if walk.job.channels_last or groups >= channels > 1:
+    """cuDNN's temporary memory: forward, for the input's gradient and for the weight's."""
+    if len(x.shape) < 3 or len(x.shape) != len(out.shape) or min(*x.shape[1:], *out.shape[1:]) < 1:
         return 0, 0, 0
-    weight = row.params * walk.low
-    both = x.bytes + out.bytes
-    if taps > 1:
-        if channels <= _FEW_CHANNELS and taps <= _SMALL_KERNEL:
-            return 0, 0, 0
-        whole = both + weight
-        return whole, whole, whole + min(_PARTIAL_SUMS, 14 * weight)
-    parts = min(walk.job.batch_size * row.params * _FLOAT, both + _PARTIAL_SUMS)
-    if x.shape[2:] != out.shape[2:]:
-        return x.bytes + weight, both, both + _PARTIAL_SUMS
-    few_pixels = 1
-    for size in out.shape[2:]:
-        few_pixels *= size
-    return 0, both if few_pixels <= _FEW_PIXELS else 0, parts
+    if x.shape[1] % groups or out.shape[1] % groups:
+        groups = 1
+    dimensions = len(x.shape) - 2
+    kernel = row.kernel if row.kernel and len(row.kernel) == dimensions else sides(taps, dimensions)
+    told = convolution_of(
+        x.shape,
+        out.shape,
+        kernel,
+        groups,
+        transposed=family_of(row.kind) == "conv_transpose",
+        dtype=walk.dtype,
+        last=walk.job.channels_last,
+    )
+    return convolution_bytes(told, x.elements // max(1, prod(x.shape[1:])))
 
 
 def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     walk.uses_matmul = True
     x = walk.lowered(x)
+    bias = 0
     if walk.ties_head and walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
         params = walk.tied_index
     else:
-        params = walk.param(row.params, trainable=row.trainable)
-    copies, gradients = walk.weight(params, row.params)
+        bias = _bias(row, x, x.shape[-1] if x.shape else 0)
+        params = walk.param(row.params, trainable=row.trainable, bias=bias)
+    copies, gradients = walk.weight(params, row.params - bias)
     out = walk.make(output_shape(row, x), walk.low, grad=x.grad or bool(params))
     macs = out.elements * max(1, x.shape[-1] if x.shape else 1)
-    return walk.tape.op((x, *copies), out, saved=(x, *copies), params=gradients, matmul=True, macs=macs)
+    return walk.tape.op(
+        (x, *copies),
+        out,
+        saved=(x, *copies),
+        passing=bias_sum(out) if bias and params else (),
+        params=gradients,
+        matmul=True,
+        macs=macs,
+    )
 
 
-def _norm(walk: Walk, row: Layer, x: Tensor, statistics: int) -> Tensor:
+def bias_sum(out: Tensor) -> Tuple[int, int]:
+    """Temporary memory of the backward pass where a bias of `out` is trained: its gradient is a long sum."""
+    wide = max(1, out.shape[-1] if out.shape else 1)
+    return 0, sum_bytes(out.elements // wide, wide)
+
+
+def _norm(walk: Walk, row: Layer, x: Tensor, statistics: int, *, copies: bool = False) -> Tensor:
     params = walk.param(row.params, trainable=row.trainable)
     out = walk.make(output_shape(row, x), x.width, grad=x.grad or bool(params))
-    return walk.tape.op((x,), out, saved=(x,), kept=(statistics,), params=params)
+    copy = (x.bytes,) if copies else ()
+    return walk.tape.op((x,), out, saved=(x,), kept=(statistics,), work=copy, back=copy, params=params)
 
 
 def _batch_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -123,9 +148,20 @@ def _batch_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _layer_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    turned = _is_turned(walk, row, x)
     x = walk.widened(x)
     width = max(row.params // 2, 1) if row.params else x.shape[-1]
-    return _norm(walk, row, x, 2 * _FLOAT * max(1, x.elements // max(1, width)))
+    statistics = 2 * _FLOAT * max(1, x.elements // max(1, width))
+    return _norm(walk, row, x, statistics, copies=turned)
+
+
+def _is_turned(walk: Walk, row: Layer, x: Tensor) -> bool:
+    """Whether channels stand in front of what is normalized along them: the kernel gets a copy."""
+    if row.kind.startswith("LayerNorm2d"):
+        return not walk.job.channels_last
+    maker = walk.tape.ops[-1] if walk.tape.ops else None
+    made = maker is not None and maker.out.store == x.store and family_of(maker.label) == "conv"
+    return made and len(x.shape) == 4 and not walk.job.channels_last
 
 
 def _group_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -153,101 +189,18 @@ def _frozen_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _batch_norm_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    return _relu(walk, row, _batch_norm(walk, row, x))
+    return activations.relu(walk, row, _batch_norm(walk, row, x))
 
 
 def _group_norm_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    return _relu(walk, row, _group_norm(walk, row, x))
-
-
-def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
-    """Whether an activation overwrites its input: as the text says, else as convolutional networks do."""
-    told = dict(row.attributes).get("inplace")
-    if told is not None:
-        return told == "True"
-    if row.kind == "LeakyReLU" and not (walk.scopes and "Act" in walk.scopes[-1].kind):
-        # It keeps its input unless it overwrites it, which is not what people write.
-        return False
-    producer = walk.tape.ops[-1] if walk.tape.ops else None
-    return len(x.shape) >= 4 and producer is not None and producer.out.slot == x.slot
-
-
-def _relu(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    if in_place(walk, row, x):
-        out = walk.tape.over(x)
-        return walk.tape.op((x,), out, saved=(out,))
-    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
-    # LeakyReLU keeps its input, ReLU its output.
-    return walk.tape.op((x,), out, saved=(x if row.kind == "LeakyReLU" else out,))
-
-
-def _output_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
-    return walk.tape.op((x,), out, saved=(out,))
-
-
-def _input_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    params = walk.param(row.params, trainable=row.trainable)
-    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
-    return walk.tape.op((x,), out, saved=(x,), params=params)
-
-
-def _composed_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """Activations written out in Python: every product keeps its factors."""
-    if row.kind in _CUBIC_GELU:
-        # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))); autocast takes the power, and what follows, in fp32.
-        half = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
-        wide = walk.widened(x)
-        curve = walk.tape.new(x.shape, x.elements, wide.width, grad=x.grad)
-        walk.tape.op(
-            (wide,), curve, saved=(wide, curve), work=(wide.bytes, wide.bytes), back=(wide.bytes,) * 2
-        )
-        shifted = walk.tape.op(
-            (curve,), walk.tape.new(x.shape, x.elements, wide.width, grad=x.grad), alias=True
-        )
-        return walk.tape.op(
-            (half, shifted), walk.make(output_shape(row, x), wide.width), saved=(half, shifted)
-        )
-    if row.kind == "ErfGELU":
-        # x · 0.5 · (1 + erf(x / √2)): the error function keeps its input, the product both factors.
-        half = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
-        scaled = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
-        curve = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
-        walk.tape.op((scaled,), curve, saved=(scaled,), work=(x.bytes,))
-        return walk.tape.op((half, curve), walk.make(output_shape(row, x), x.width), saved=(half, curve))
-    gate = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
-    walk.tape.op((x,), gate, saved=(gate,), work=(x.bytes,))
-    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
-    return walk.tape.op((x, gate), out, saved=(x, gate))
-
-
-def _softmax(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    x = walk.widened(x)
-    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
-    return walk.tape.op((x,), out, saved=(out,))
-
-
-def _dropout(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    told = dict(row.attributes).get("p")
-    if told in ("0", "0.0") or (told is None and not walk.drops()):
-        return x
-    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
-    if _WHOLE_CHANNELS.match(row.kind) and len(x.shape) > 2:
-        # One number for each channel.
-        rest = prod(x.shape[2:])
-        return walk.tape.op((x,), out, kept=(x.elements // max(1, rest) * x.width,))
-    return walk.tape.op((x,), out, kept=(x.elements,))
-
-
-def _drop_path(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
-    return walk.tape.op((x,), out, kept=(_FLOAT * walk.job.batch_size,))
+    return activations.relu(walk, row, _group_norm(walk, row, x))
 
 
 def _layer_scale(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     params = walk.param(row.params, trainable=row.trainable)
     out = walk.make(output_shape(row, x), walk.wide if walk.amp else x.width)
-    return walk.tape.op((x,), out, saved=(x,), params=params, back=(x.bytes,))
+    passing = bias_sum(out) if len(out.shape) == 3 else ()
+    return walk.tape.op((x,), out, saved=(x,), params=params, back=(x.bytes,), passing=passing)
 
 
 def _response_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
@@ -260,11 +213,13 @@ def _response_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _max_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    x = _padded(walk, row, x)
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
     return walk.tape.op((x,), out, saved=(x,), kept=(out.elements * _INDEX_BYTES,))
 
 
 def _avg_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    x = _padded(walk, row, x)
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
     return walk.tape.op((x,), out, saved=(x,))
 
@@ -365,8 +320,8 @@ def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 RULES: Dict[str, Rule] = {
     "identity": _identity,
-    "drop_path": _drop_path,
-    "dropout": _dropout,
+    "drop_path": activations.drop_path,
+    "dropout": activations.dropout,
     "rnn": _rnn,
     "embedding": _embedding,
     "embedding_bag": _embedding,
@@ -384,12 +339,12 @@ RULES: Dict[str, Rule] = {
     "layer_scale": _layer_scale,
     "affine": _layer_scale,
     "response_norm": _response_norm,
-    "hard": _input_act,
-    "relu": _relu,
-    "composed_act": _composed_act,
-    "softmax": _softmax,
-    "output_act": _output_act,
-    "input_act": _input_act,
+    "hard": activations.input_act,
+    "relu": activations.relu,
+    "composed_act": activations.composed_act,
+    "softmax": activations.softmax,
+    "output_act": activations.output_act,
+    "input_act": activations.input_act,
     "max_pool": _max_pool,
     "global_pool": _global_pool,
     "avg_pool": _avg_pool,

@@ -10,6 +10,7 @@ from slurm_gpumem.memory.structural.kinds import (
     family_of,
     has_decoder,
     keeps_cache,
+    takes_loss,
     ties_output,
     upsamples_logits,
 )
@@ -100,6 +101,8 @@ def finish(walk: Walk) -> None:
         biased = walk.tape.new(logits.shape, logits.elements, walk.wide, grad=logits.grad)
         logits = walk.tape.op((logits,), biased, alias=not walk.amp)
     walk.tape.survivors.append(logits)
+    if not takes_loss(walk.summary.name):
+        walk.tape.returned = len(walk.tape.ops)
     if upsamples_logits(walk.summary.name) and len(logits.shape) == len(walk.sent) == 4:
         whole = walk.make((*logits.shape[:2], *walk.sent[2:]), logits.width)
         logits = walk.tape.op((logits,), whole)

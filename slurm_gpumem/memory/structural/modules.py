@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import List, Optional
 
 from slurm_gpumem.memory.structural import attention
-from slurm_gpumem.memory.structural.kernels import may_take, needed_channels
+from slurm_gpumem.memory.structural.inputs import conv_input
 from slurm_gpumem.memory.structural.kinds import (
     drops_branches,
     family_of,
@@ -14,12 +15,13 @@ from slurm_gpumem.memory.structural.kinds import (
     is_attention,
     is_gate,
     may_add_input,
+    scales_activation,
 )
 from slurm_gpumem.memory.structural.layers import input_shape, norm_of, rule_for
 from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.memory.structural.tree import Node
 from slurm_gpumem.memory.structural.walk import Scope, Walk
-from slurm_gpumem.model.types import Layer, Shape
+from slurm_gpumem.model.types import Layer
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
 _TRANSFORMER_NORMS = ("layer_norm", "rms_norm", "affine")
@@ -44,6 +46,8 @@ def run(walk: Walk, node: Node) -> None:
             run(walk, child)
     elif family_of(row.kind) == "mha":
         attention.multihead(walk, node)
+    elif family_of(row.kind) == "composed_act":
+        _leaf(walk, node)  # what it calls inside is part of its rule
     elif node.children or attention.uses_weights_only(node):
         _container(walk, node)
     else:
@@ -61,7 +65,8 @@ def _leaf(walk: Walk, node: Node) -> None:
         walk.param(row.params)
         return
     taken = input_shape(row)
-    if family in _HALVED and taken is not None and walk.is_half(taken):
+    attends = any(is_attention(scope.kind) for scope in walk.scopes[-2:])
+    if family in _HALVED and taken is not None and walk.is_half(taken) and not attends:
         # What takes one half of what was just made, not an older tensor of that shape.
         x = walk.half(taken)
         if family in _TRANSFORMER_NORMS and walk.scopes:
@@ -72,7 +77,7 @@ def _leaf(walk: Walk, node: Node) -> None:
         # What was just made, seen otherwise: not the block's input, although that may have the same shape.
         x = walk.take(walk.tape.view(walk.cur, taken))
     else:
-        x = walk.find(_conv_input(walk, row) if family == "conv" else input_shape(row))
+        x = walk.find(conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
         out = walk.give(rule_for(row)(walk, row, x))
@@ -86,9 +91,11 @@ def _leaf(walk: Walk, node: Node) -> None:
         return
     if family in _ACTIVATIONS or family in ("softmax", "composed_act"):
         walk.activated.add(out.slot)
-        if x.slot in walk.halves:
+        if x.slot in walk.halves and not attends:
             # One half, activated, gates the other.
             walk.multiply(out, x)
+        elif walk.scopes and walk.scopes[-1].entry is x and scales_activation(walk.scopes[-1].kind):
+            walk.give(walk.tape.op((walk.take(out),), walk.make(out.shape, out.width, grad=out.grad)))
 
 
 def _activates(kind: str) -> bool:
@@ -133,56 +140,32 @@ def _mark_group_norms(nodes: List[Node]) -> None:
                 node.activated = _SILU
 
 
-def _conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
-    """What a convolution takes. Where the text does not say, what the parser worked out may be too small."""
-    shape = input_shape(row)
-    if shape is not None and "inputs" not in row.derived:
-        return shape
-    known = shape if shape in walk.recent else None
-    for candidate in (walk.cur.shape, known):
-        if candidate is not None and may_take(row, candidate):
-            return candidate
-    joined = _concatenated(walk, row) or _transposed(walk, row)
-    if joined is not None:
-        return joined
-    for candidate in (shape, *reversed(walk.recent)):
-        if candidate is not None and may_take(row, candidate):
-            return candidate
-    return shape
-
-
-def _transposed(walk: Walk, row: Layer) -> Optional[Shape]:
-    """A sequence whose features stand last, as a convolution over time takes it."""
-    for made in (walk.cur, *reversed(walk.recent.values())):
-        if len(made.shape) != 3:
-            continue
-        turned = (made.shape[0], made.shape[2], made.shape[1])
-        if may_take(row, turned):
-            walk.recent[turned] = walk.tape.view(made, turned)
-            return turned
-    return None
-
-
-def _concatenated(walk: Walk, row: Layer) -> Optional[Shape]:
-    """What is there joined with something earlier, when that has the channels which the weights need."""
-    cur = walk.cur.shape
-    for channels in needed_channels(row):
-        wanted = (*cur[:1], channels, *cur[2:])
-        missing = (*cur[:1], channels - cur[1], *cur[2:]) if len(cur) > 2 else ()
-        if missing in walk.recent and may_take(row, wanted):
-            return wanted
-    return None
-
-
 def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
     """What a transformer's normalization takes: the stream plus what was just made."""
     stream = walk.stream
     inside = walk.scopes and not is_attention(walk.scopes[-1].kind)
+    if stream is None and walk.amp and x.width < walk.wide and _adds_positions(walk, x):
+        wide = walk.tape.new(x.shape, x.elements, walk.wide, grad=x.grad)
+        x = walk.take(walk.give(walk.tape.op((walk.take(x),), wide, alias=True)))
+    if inside and _convolved(walk, x):
+        return x
     if stream is not None and inside and _same_tokens(stream, x) and stream.slot != x.slot:
         x = walk.take(walk.add(_branch(walk, x), stream))
     if inside:
         walk.stream = x
     return x
+
+
+def _adds_positions(walk: Walk, x: Tensor) -> bool:
+    """Whether the model itself has a parameter for each number of a sample: positions, in full precision."""
+    top = walk.summary.layers[0]
+    return not top.leaf and len(x.shape) == 3 and x.grad and top.params >= prod(x.shape[1:])
+
+
+def _convolved(walk: Walk, x: Tensor) -> bool:
+    """Whether a convolution of this block just made what it normalizes: that is no branch's end."""
+    last = walk.tape.ops[-1] if walk.tape.ops else None
+    return last is not None and last.out.store == x.store and family_of(last.label) == "conv"
 
 
 def _same_tokens(left: Tensor, right: Tensor) -> bool:
@@ -223,6 +206,8 @@ def _count_scales(row: Layer, own: int) -> int:
 def _container(walk: Walk, node: Node) -> None:
     row = node.row
     shape = input_shape(row)
+    if shape is None and "norm" in family_of(row.kind) and row.outputs:
+        shape = row.outputs[0]
     if node.shortcut and walk.scopes:
         entry = walk.scopes[-1].entry
     else:
@@ -363,7 +348,9 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
             walk.take(cur)
             walk.give(walk.tape.op((cur,), out, saved=(cur,), params=params))
         elif params:
-            out = walk.tape.new(cur.shape, cur.elements, cur.width)
+            # Positions, a number for each of a sample's, are added in full precision.
+            width = max(cur.width, walk.wide) if own >= prod(cur.shape[1:]) else cur.width
+            out = walk.tape.new(cur.shape, cur.elements, width)
             walk.give(walk.tape.op((walk.take(cur),), out, params=params, alias=True))
         cur = walk.cur
     if shape is None:
@@ -387,7 +374,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
         # A model returns several tensors, of which the row shows one; the loss is taken over the last made.
         return
     if walk.cur.shape != shape:
-        walk.give(walk.find(shape))
+        walk.give(walk.joined(shape) or walk.find(shape))
 
 
 def _gates(cur: Tensor, entry: Tensor) -> bool:

@@ -71,9 +71,15 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
             events += [(key, FREE) for key, kind in keep if kind == 0]
             at = len(events) + stream.forward_matmul if stream.forward_matmul >= 0 else -1
             events += [(key + base if key < RANGE else key, size) for key, size in stream.forward]
+            # The loop's variable lets go of the step before when the model gives its output back.
+            replaced = [(key, FREE) for key, kind in keep if kind == 1]
+            returned = len(events) - len(stream.forward) + stream.returned if stream.returned >= 0 else None
+            if returned is None:
+                events += replaced
+            else:
+                events[returned:returned] = replaced
             if first and at >= 0 and plan.cublas_workspace:
                 events.insert(at, (WORK + OTHER_STEP, plan.cublas_workspace))
-            events += [(key, FREE) for key, kind in keep if kind == 1]
             phases.append((len(events), "backward"))
             at = len(events) + stream.backward_matmul if stream.backward_matmul >= 0 else -1
             if micro:
@@ -130,7 +136,8 @@ def _update(params: Sequence[int], plan: StepPlan, *, first: bool) -> Events:
             events += [(STATES + index * 8 + state, size) for state in range(plan.states)]
     temporaries = list(enumerate(list(params) * plan.temporaries, STATES + OTHER_STEP))
     events += temporaries
-    events += [(key, FREE) for key, _ in temporaries]
+    # A list lets go of its members from the last to the first.
+    events += [(key, FREE) for key, _ in reversed(temporaries)]
     return events
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.memory.structural.kinds import family_of, is_gate
+from slurm_gpumem.memory.structural.tape import Tensor
 from slurm_gpumem.model.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
 
 IMAGE = 224
@@ -25,6 +26,11 @@ _SAME = (
     *("instance_norm", "frozen_norm", "relu", "hard", "input_act", "output_act", "composed_act", "softmax"),
     *("rms_norm", "layer_scale"),
 )
+
+
+def output_shape(row: Layer, x: Tensor) -> Shape:
+    """The row's output, or its input's shape where the text says none."""
+    return row.outputs[0] if row.outputs else x.shape
 
 
 def with_shapes(summary: ModelSummary) -> Tuple[ModelSummary, str]:

@@ -23,6 +23,8 @@ WORK = RANGE * WORKSPACE
 _DUST = FLOWING - 1
 _MARK = (-1, -2)
 """Stands in a stream where the first matrix product is."""
+_RETURNED = (-1, -3)
+"""Stands in a stream where the model has given its output back and the loss is still to be taken."""
 
 Events = List[Tuple[int, int]]
 
@@ -36,6 +38,8 @@ class Stream:
         self.forward_matmul = -1
         """Position of the first matrix product in `forward`; -1: none."""
         self.backward_matmul = -1
+        self.returned = -1
+        """Position in `forward` where the loop gets the model's output; -1: together with the loss."""
         kept = {tensor.store: None for tensor in tape.survivors if tensor.bytes >= DUST}
         self.survivors = [store for store in kept if store not in tape.inputs]
         """Storages that the loop's variables keep after the backward pass."""
@@ -53,8 +57,10 @@ class Stream:
         self._run_forward()
         self._run_backward()
         small: Set[int] = set()
-        self.forward, self.forward_matmul = _without_dust(self.forward, small)
-        self.backward, self.backward_matmul = _without_dust(self.backward, small)
+        self.forward, marks = _without_dust(self.forward, small)
+        self.forward_matmul, self.returned = marks[_MARK], marks[_RETURNED]
+        self.backward, marks = _without_dust(self.backward, small)
+        self.backward_matmul = marks[_MARK]
         # Small parameters' gradients, and those of parameters that no operation used: keep the books even.
         given = {key for key, size in self.backward if size != FREE and GRADS <= key < STATES}
         for index, size in enumerate(tape.params):
@@ -63,6 +69,7 @@ class Stream:
         if tape.dust:
             self.forward.insert(0, (_DUST, tape.dust))
             self.forward_matmul += self.forward_matmul >= 0
+            self.returned += self.returned >= 0
             self.backward.append((_DUST, FREE))
 
     def _run_forward(self) -> None:
@@ -85,6 +92,8 @@ class Stream:
         sizes = tape.sizes
         multiplied = False
         for index, op in enumerate(tape.ops):
+            if index == tape.returned:
+                events.append(_RETURNED)
             if op.matmul and not multiplied:
                 multiplied = True
                 events.append(_MARK)
@@ -134,20 +143,20 @@ class Stream:
         work = [(WORK + number, size) for number, size in enumerate(op.back)]
         events += work
         made: List[Tuple[Tensor, int]] = []
-        passing = op.passing
+        passing, spare = op.passing, WORK + len(work)
         for position, tensor in enumerate(op.ins):
             if not tensor.grad:
                 continue
-            if op.alias and tensor.elements == op.out.elements:
+            if op.alias and tensor.elements == op.out.elements and tensor.width == op.out.width:
                 made.append((tensor, flow.share(grad)))
                 continue
             made.append((tensor, flow.make(tensor)))
             if passing and passing[position > 0]:
-                events += [(WORK, passing[position > 0]), (WORK, FREE)]
+                events += [(spare, passing[position > 0]), (spare, FREE)]
         for index in op.params:
             events.append((GRADS + index, self._tape.params[index]))
-        if passing and op.params and passing[1]:
-            events += [(WORK, passing[1]), (WORK, FREE)]
+        if passing and passing[1] and len(op.ins) == 1:
+            events += [(spare, passing[1]), (spare, FREE)]
         events += [(key, FREE) for key, _ in work]
         flow.release(grad)
         return made
@@ -311,10 +320,10 @@ class _Segments:
         return self._entries[number]
 
 
-def _without_dust(events: Events, small: Set[int]) -> Tuple[Events, int]:
-    """The events of what is worth following, and where the first matrix product is among them."""
+def _without_dust(events: Events, small: Set[int]) -> Tuple[Events, Dict[Tuple[int, int], int]]:
+    """The events of what is worth following, and where the marks are among them."""
     kept: Events = []
-    mark = -1
+    marks = {_MARK: -1, _RETURNED: -1}
     for event in events:
         key, size = event
         if size >= DUST:
@@ -327,5 +336,5 @@ def _without_dust(events: Events, small: Set[int]) -> Tuple[Events, int]:
             else:
                 small.discard(key)
         else:
-            mark = len(kept)
-    return kept, mark
+            marks[event] = len(kept)
+    return kept, marks

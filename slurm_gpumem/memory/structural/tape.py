@@ -125,6 +125,8 @@ class Tape:
         self._dust_frozen = 0
         self.survivors: List[Tensor] = []
         """What the loop's variables still hold when the next step begins (its output)."""
+        self.returned = -1
+        """Number of operations after which the loop gets the model's output; -1: the loss comes with it."""
         self._slots = 0
 
     def new(self, shape: Shape, elements: int, width: int, *, grad: bool = True) -> Tensor:

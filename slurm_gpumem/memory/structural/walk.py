@@ -11,10 +11,12 @@ from __future__ import annotations
 from math import prod
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.memory.structural.kinds import drops, has_decoder, keeps_cache
+from slurm_gpumem.memory.structural.kinds import drops, has_decoder, is_gate, keeps_cache
 from slurm_gpumem.memory.structural.tape import Tape, Tensor
 from slurm_gpumem.memory.types import Gpu, TrainingJob
 from slurm_gpumem.model.types import ModelSummary, Shape
+
+_LOW = {"amp-fp16": "fp16", "amp-bf16": "bf16", "fp16": "fp16", "bf16": "bf16"}
 
 
 class Scope:
@@ -47,6 +49,8 @@ class Walk:
         """Bytes of a weight, and of what autocast leaves in full precision."""
         self.low = job.activation_bytes
         """Bytes of what matrix products and convolutions make."""
+        self.dtype = _LOW.get(job.precision, "fp32")
+        """Of what matrix products and convolutions compute."""
         self.cur: Tensor = self.tape.new((), 1, self.wide, grad=False)
         self.sent: Shape = ()
         """The shape of the batch."""
@@ -115,16 +119,22 @@ class Walk:
                 break
         return tensor
 
-    def param(self, count: int, *, trainable: bool = True) -> Tuple[int, ...]:
-        """Register parameters of a row; the indices of those that get gradients."""
+    def param(self, count: int, *, trainable: bool = True, bias: int = 0) -> Tuple[int, ...]:
+        """Register parameters of a row; the indices of those that get gradients.
+
+        Those of its `bias` are a tensor of their own: a weight of 4 MiB fills segments that a few bytes
+        more would leave gaps in.
+        """
         # The totals decide: a module that the rows show twice is still one.
         count = min(count, self._unregistered)
         if count <= 0:
             return ()
         self._unregistered -= count
+        sizes = [count - bias, bias] if 0 < bias < count else [count]
         if trainable:
-            return (self.tape.param(count * self.wide),)
-        self.tape.buffer(count * self.wide)
+            return tuple(self.tape.param(size * self.wide) for size in sizes)
+        for size in sizes:
+            self.tape.buffer(size * self.wide)
         return ()
 
     def forget(self, count: int) -> None:
@@ -176,10 +186,17 @@ class Walk:
             if waiting is not None:
                 cur = self.combine(cur, waiting)
             return self.take(cur)
-        found = self._existing(shape)
+        found = None if self._is_mean(shape) else self._existing(shape)
         if found is None:
             found = self._derived(shape)
         return self.take(found)
+
+    def _is_mean(self, shape: Shape) -> bool:
+        """Whether `shape` has one number for each channel of the current image: its mean, no older one."""
+        cur = self.cur.shape
+        if len(cur) != 4 or prod(cur[2:]) <= 1 or not self.scopes or not is_gate(self.scopes[-1].kind):
+            return False
+        return shape == (*cur[:2], 1, 1)
 
     def waiting(self, cur: Tensor) -> Optional[Tensor]:
         """Another tensor of this shape that the current container made and nobody took."""
@@ -229,7 +246,8 @@ class Walk:
             return self.half(shape)
         parts = self._parts_of(shape)
         sources = parts or [self.cur]
-        width = max(tensor.width for tensor in sources)
+        # What is joined with parameters alone (class tokens) becomes as wide as they are.
+        width = self.wide if parts == [self.cur] else max(tensor.width for tensor in sources)
         # Index tensors do not become activations.
         out = self.make(shape, width if width <= 4 else self.wide, grad=any(t.grad for t in sources))
         for tensor in sources:
@@ -239,6 +257,13 @@ class Walk:
         if not parts:
             self.made_up += out.bytes
         return out
+
+    def joined(self, shape: Shape) -> Optional[Tensor]:
+        """What a container's last layer made beside what others made, as one tensor of a wider `shape`."""
+        cur = self.cur
+        if not self.scopes or cur.slot == self.scopes[-1].entry.slot or cur.elements >= self.count(shape):
+            return None
+        return self.take(self._derived(shape)) if len(self._parts_of(shape)) > 1 else None
 
     def half(self, shape: Shape) -> Tensor:
         """A part of the channels, seen through a view: the whole stays as long as the part is needed."""
@@ -321,4 +346,6 @@ class Walk:
         self.take(big)
         self.take(small)
         out = self.tape.new(big.shape, big.elements, max(big.width, small.width), grad=big.grad or small.grad)
-        return self.give(self.tape.op((big, small), out, saved=(big, small)))
+        # The gradient of one number for a whole channel is a product as large as the other, summed.
+        passing = (0, out.bytes) if small.elements < big.elements else ()
+        return self.give(self.tape.op((big, small), out, saved=(big, small), passing=passing))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.memory.correction.estimator import MEASURED_GPU
 from slurm_gpumem.memory.correction.trees import Correction
+from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.trace.features import features
-from slurm_gpumem.memory.trace.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, peak_and_request
+from slurm_gpumem.memory.trace.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, request_and_remark
 from slurm_gpumem.memory.trace.replay import Timeline, replay
 from slurm_gpumem.memory.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.model.trace_types import Trace
@@ -55,9 +57,10 @@ def estimate_trace(
         moved = context - REFERENCE_CONTEXT_MIB
         total = float(peak - moved)
         numbers = features(trace, timeline, total, job.batch_size, gpu)
-        best, asked, beyond = peak_and_request(total, numbers, correction)
-        parts = _moved(parts, best + moved - peak)
-        peak, request = sum(parts.values()), asked + moved
+        # Shards are counted as on the measured GPU; a request moves with another one's context alone.
+        measured = find_gpu(MEASURED_GPU).context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
+        asked, beyond = request_and_remark(total, numbers, measured - REFERENCE_CONTEXT_MIB, correction)
+        request = asked + moved
         if beyond:
             said.append(f"unlike the measured models ({beyond}); the request is wider than usual")
     return Estimate(
@@ -70,7 +73,7 @@ def estimate_trace(
         job=job,
         warnings=(*said, *_warnings(trace, job)),
         assumptions=(_WAYS[trace.way], *trace.remarks),
-        coverage=None if correction is None else correction.bounds[GROUP].coverage,
+        coverage=None if correction is None else correction.stakes[GROUP].coverage,
     )
 
 
@@ -83,16 +86,6 @@ def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
     parts["fragmentation"] = max(0, round(timeline.stats.peak_reserved / _MIB) - sum(parts.values()))
     parts["context"] = context
     return parts
-
-
-def _moved(parts: Dict[str, int], change: int) -> Dict[str, int]:
-    """The parts with a correction: fragmentation gives or takes first, then activations and workspaces."""
-    moved = dict(parts)
-    for name in ("fragmentation", "activations", "workspace"):
-        step = max(change, -moved[name])
-        moved[name] += step
-        change -= step
-    return moved
 
 
 def _gradient_mib(trace: Trace, timeline: Timeline) -> int:

@@ -1,4 +1,4 @@
-"""The learned correction and bound of traced estimates: as the summary estimator's, fitted on traces."""
+"""The learned request of traced estimates, fitted on traces; their peaks stay as replayed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import ceil, exp
 from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
+from slurm_gpumem.memory.correction.choice import FROM_TRACE, request_for
 from slurm_gpumem.memory.correction.trees import Correction, from_json, load, read_json
 from slurm_gpumem.memory.trace.features import NAMES
 
@@ -31,18 +32,19 @@ def load_folds() -> List[Correction]:
     return [from_json(content, f"{path}, fold {n}", NAMES) for n, content in enumerate(read_json(path))]
 
 
-def peak_and_request(
-    total_mib: float, features: Sequence[float], correction: Correction
-) -> Tuple[int, int, str]:
-    """MiB of peak and request with the reference context, and what is beyond the measured range."""
-    center = correction.center.predict(features)
-    spread = exp(correction.spread.predict(features))
-    bound = correction.bounds[GROUP]
+def request_and_remark(
+    total_mib: float, features: Sequence[float], moved_mib: float, correction: Correction
+) -> Tuple[int, str]:
+    """MiB of request with the reference context, and what is beyond the measured range.
+
+    `moved_mib` is what the job's own context on the measured GPU holds beyond the reference's.
+    """
+    stakes = correction.stakes[GROUP]
+    spread = exp(correction.spread.predict([*features, 0.0]))
     beyond = [
         name.replace("_", " ")
         for name, value, (low, high) in zip(NAMES, features, correction.ranges)
         if not low - _SLACK <= value <= high + _SLACK
     ]
-    steps = bound.outside if beyond else bound.quantile
-    peak = round(total_mib * exp(center))
-    return peak, max(peak, ceil(total_mib * exp(center + steps * spread))), ", ".join(beyond[:3])
+    wide = spread * stakes.wider if beyond else spread
+    return ceil(request_for(total_mib, moved_mib, wide, stakes, FROM_TRACE)), ", ".join(beyond[:3])

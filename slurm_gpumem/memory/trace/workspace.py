@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+from array import array
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log2, prod
@@ -20,13 +23,19 @@ from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.model.trace_types import Convolution, evaluate
 
 FILE = "cudnn-workspaces.json.gz"
-FORMAT = "gpumem-cudnn-workspaces/1"
+FORMAT = "gpumem-cudnn-workspaces/2"
+COLUMNS = ("b", "f", "H")
+"""How the columns of a tree lie in the file: bytes in this order (array's codes), little-endian, in base64.
+
+Reading numbers as text would take longer than an estimate."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
 ALIGNMENT_BYTES = 16
 """Channels are padded to this many bytes ..."""
 GROUP_ALIGNMENT = 32
 """... and those of one group of several to this many channels."""
 
+BEYOND = 65535
+"""In place of a leaf's bytes beyond its sum, which are fewer: a tree of its own knows them."""
 ANSWERS = ("least", "middle", "most")
 
 BASES = ("nothing", "data", "output", "both", "data+weight", "output+weight", "all", "all+weight",
@@ -78,14 +87,34 @@ class Tree:
     thresholds: Sequence[float]
     """At most this goes left; for a leaf how many times its base is taken."""
     rights: Sequence[int]
-    """The right child of a node; the left one is the next node."""
+    """The right child of a node, the left one is the next; for a leaf the bytes beyond, or BEYOND."""
 
-    def bytes(self, values: Sequence[float], bases: Sequence[float]) -> float:
-        """What the leaf says where these values lead."""
+    def bytes(self, values: Sequence[float], bases: Sequence[float], beyond: Tree) -> float:
+        """What the leaf says where these values lead; `beyond` knows parts of sums over the batch."""
+        node = self.leaf(values)
+        more: float = self.rights[node]
+        if more == BEYOND:
+            more = beyond.thresholds[beyond.leaf(values)]
+        return self.thresholds[node] * bases[-1 - self.features[node]] + more
+
+    def leaf(self, values: Sequence[float]) -> int:
+        """The node where these values lead."""
         node = 0
         while self.features[node] >= 0:
             node = node + 1 if values[self.features[node]] <= self.thresholds[node] else self.rights[node]
-        return self.thresholds[node] * bases[-1 - self.features[node]]
+        return node
+
+
+@dataclass(frozen=True)
+class Forest:
+    """What is known of one kind of call."""
+
+    trees: Tuple[Tree, ...]
+    beyond: Tree
+
+    def answers(self, values: Sequence[float], bases: Sequence[float]) -> List[int]:
+        """Bytes by each of the trees, the least first."""
+        return sorted(int(tree.bytes(values, bases, self.beyond)) for tree in self.trees)
 
 
 def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle") -> int:
@@ -93,11 +122,22 @@ def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle"
     return _answers(convolution, evaluate(convolution.batch, batch))[ANSWERS.index(answer)]
 
 
+def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
+    """The workspaces of all three calls at once: forward, of the input's gradient, of the weight's."""
+    call = Call(convolution, rows)
+    values, bases = features(call), base_bytes(call)
+
+    def middle(name: str) -> int:
+        found = _forests()[name].answers(values, bases)
+        return found[len(found) // 2]
+
+    return middle("forward"), middle("input"), middle("weight")
+
+
 @lru_cache(maxsize=4096)
 def _answers(convolution: Convolution, rows: int) -> Tuple[int, ...]:
     call = Call(convolution, rows)
-    values, bases = features(call), base_bytes(call)
-    found = sorted(int(tree.bytes(values, bases)) for tree in _forests()[convolution.call])
+    found = _forests()[convolution.call].answers(features(call), base_bytes(call))
     return found[0], found[len(found) // 2], found[-1]
 
 
@@ -146,7 +186,7 @@ def _log(value: float) -> float:
 
 
 @lru_cache(maxsize=1)
-def _forests() -> Mapping[str, Tuple[Tree, ...]]:
+def _forests() -> Mapping[str, Forest]:
     path = data_path("models", FILE)
     try:
         with gzip.open(path, "rt") as file:
@@ -157,8 +197,8 @@ def _forests() -> Mapping[str, Tuple[Tree, ...]]:
         ) from None
 
 
-def from_json(content: Mapping[str, Any]) -> Dict[str, Tuple[Tree, ...]]:
-    """The trees of each call; ValueError where the file is of another kind."""
+def from_json(content: Mapping[str, Any]) -> Dict[str, Forest]:
+    """The forest of each call; ValueError where the file is of another kind."""
     if (
         content["format"] != FORMAT
         or content["features"] != list(FEATURES)
@@ -166,6 +206,26 @@ def from_json(content: Mapping[str, Any]) -> Dict[str, Tuple[Tree, ...]]:
     ):
         raise ValueError("format, features or bases are others")
     return {
-        call: tuple(Tree(*(tuple(column) for column in tree)) for tree in trees)
-        for call, trees in content["calls"].items()
+        call: Forest(tuple(_tree(tree) for tree in found["trees"]), _tree(found["beyond"]))
+        for call, found in content["calls"].items()
     }
+
+
+def _tree(columns: Sequence[str]) -> Tree:
+    return Tree(*map(_unpacked, COLUMNS, columns))
+
+
+def packed(tree: Sequence[Sequence[float]]) -> List[str]:
+    """A tree's columns as the file has them."""
+    return [b64encode(_little(array(code, column))).decode() for code, column in zip(COLUMNS, tree)]
+
+
+def _unpacked(code: str, column: str) -> Sequence[Any]:
+    found = array(code, b64decode(column))
+    return array(code, _little(found)) if sys.byteorder == "big" else found
+
+
+def _little(column: array[Any]) -> bytes:
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()

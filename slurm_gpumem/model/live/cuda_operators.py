@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.model.live.attention_kernels import ATTENTION
+from slurm_gpumem.model.live.convolutions import CONVOLUTIONS
 from slurm_gpumem.model.live.cuda_scratch import SCRATCH
 from slurm_gpumem.model.live.fast import NOT_PLAIN, arithmetic, like, on_meta
-from slurm_gpumem.model.trace_types import Convolution, Reduction
+from slurm_gpumem.model.live.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
+from slurm_gpumem.model.trace_types import Reduction
 
 aten = torch.ops.aten
 MATMULS = {
@@ -21,69 +23,6 @@ MATMULS = {
     "aten::addbmm",
     "aten::_addmm_activation",
 }
-_DTYPES = {
-    torch.float32: "fp32",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float64: "fp64",
-}
-
-
-def _convolution(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    result = func(*args, **kwargs)
-    recorder.note(result, "aten::convolution")
-    recorder.uses_conv = True
-    recorder.workspace(0, "aten::convolution", describe("forward", args[0], args[1], result, args[3:9]))
-    return result
-
-
-def _convolution_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Gradients come one after the other: of the input, of the weight, of the bias."""
-    gradient, data, weight = args[:3]
-    options = args[4:10]
-    result = func(*args, **kwargs)
-    name = "aten::convolution_backward"
-    recorder.uses_conv = True
-    for index, call in enumerate(("input", "weight")):
-        if result[index] is not None:
-            recorder.note(result[index], name)
-            recorder.workspace(0, name, describe(call, data, weight, gradient, options))
-    return result
-
-
-def describe(call: str, data: Tensor, weight: Tensor, output: Tensor, options: Any) -> Convolution:
-    """What cuDNN is asked for."""
-    stride, padding, dilation, transposed, _, groups = options
-    last = data.dim() == 4 and (
-        (data.is_contiguous(memory_format=torch.channels_last) and not data.is_contiguous())
-        or (weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous())
-    )
-    spatial = data.dim() - 2
-    return Convolution(
-        call=call,
-        dtype=_DTYPES.get(data.dtype, "fp32"),
-        batch=(int(data.shape[0]),),
-        channels=int(data.shape[1]),
-        outputs=int(output.shape[1]),
-        size=_ints(data.shape[2:]),
-        out_size=_ints(output.shape[2:]),
-        kernel=_ints(weight.shape[2:]),
-        stride=_spread(stride, spatial),
-        padding=_spread(padding, spatial),
-        dilation=_spread(dilation, spatial),
-        groups=int(groups),
-        transposed=bool(transposed),
-        channels_last=bool(last),
-    )
-
-
-def _ints(sizes: Any) -> Tuple[int, ...]:
-    return tuple(int(size) for size in sizes)
-
-
-def _spread(values: Any, count: int) -> Tuple[int, ...]:
-    sizes = _ints(values)
-    return sizes if len(sizes) == count else sizes * count
 
 
 def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -189,16 +128,18 @@ def _softmax_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _layer_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Tensors with gaps are copied for as long as the operator runs."""
+def _batch_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """cuDNN wants the gradient as the input lies; PyTorch's own kernel, for bfloat16, takes any."""
+    gradient, data, weight = args[:3]
     name = func._schema.name
-    backward = "backward" in name
-    copied = [t for t in (args[:2] if backward else args[:1]) if not t.is_contiguous()]
-    copies = [recorder.take(t.numel() * t.element_size(), name) for t in copied]
-    result = func(*args, **kwargs)
+    made, last = [], channels_last(data)
+    if cudnn_normalizes(data, weight):
+        made = copies(recorder, name, [gradient], last)
+    first, *rest = func(*args, **kwargs)
+    result = (None if first is None else laid_out(first, last), *rest)
     recorder.note_result(result, name)
-    for copy in copies:
-        recorder.drop(copy)
+    for number in made:
+        recorder.drop(number)
     return result
 
 
@@ -215,19 +156,18 @@ _ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
 HANDLERS: Dict[Any, Callable[..., Any]] = {
     **ATTENTION,
     **SCRATCH,
+    **CONVOLUTIONS,
+    **COPYING,
     aten.scatter.src: _into_zeros,
     aten.scatter.value: _into_zeros,
     aten.scatter_add.default: _into_zeros,
     aten.index_add.default: _into_zeros,
     aten.index_put.default: _into_zeros,
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
     aten.add.Tensor: _add,
     aten.native_dropout.default: _dropout,
     aten.sum.dim_IntList: _sum,
     aten.sum.default: _sum,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward,
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_layer_norm_backward.default: _layer_norm,
 }

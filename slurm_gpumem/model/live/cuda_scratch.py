@@ -7,6 +7,8 @@ from typing import Any, Callable, Dict, Tuple
 import torch
 from torch import Tensor
 
+from slurm_gpumem.model.live.layouts import copying
+
 aten = torch.ops.aten
 _ATOMIC_TOKENS = 3072
 """Up to so many tokens an embedding's gradient is summed without sorting them."""
@@ -130,6 +132,45 @@ def _sum_by_token(recorder: Any, func: Any, args: Any, kwargs: Any, sizes: Tuple
     return result
 
 
+def _group_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """What each channel of each sample is scaled by and shifted by."""
+    result = func(*args, **kwargs)
+    name = func._schema.name
+    recorder.note_result(result, name)
+    if args[1] is not None or args[2] is not None:
+        _per_channel(recorder, name, 2, args[0])
+    return result
+
+
+def _group_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    result = func(*args, **kwargs)
+    name = func._schema.name
+    recorder.note_result(result, name)
+    _per_channel(recorder, name, 2 if args[4] is None else 3, args[1])
+    return result
+
+
+def _per_channel(recorder: Any, name: str, count: int, data: Tensor) -> None:
+    """So many blocks with one number for each channel of each sample."""
+    size = int(data.shape[0]) * int(data.shape[1]) * 4
+    for number in reversed([recorder.take(size, name) for _ in range(count)]):
+        recorder.drop(number)
+
+
+def _grouped_product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Products of groups of rows (mixtures of experts); meta tensors know them in bfloat16 only."""
+    first, second = args[:2]
+    if first.device.type != "meta":
+        return func(*args, **kwargs)
+    recorder.cublas("aten::bmm")
+    ends = args[2] if len(args) > 2 else kwargs.get("offs")
+    shape: Tuple[int, ...] = (first.shape[-2], second.shape[-1])
+    if first.dim() == second.dim():
+        groups = first.shape[0] if first.dim() == 3 else ends.shape[0]
+        shape = (groups, *shape)
+    return first.new_empty(shape)
+
+
 def _ctc(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The loss of each sequence, and the table of all ways through it, which the backward pass wants."""
     scores, targets = args[:2]
@@ -160,9 +201,13 @@ SCRATCH: Dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.default: _ctc_backward,
     aten._ctc_loss_backward.Tensor: _ctc_backward,
     aten.roll.default: _roll,
-    aten.im2col.default: _unfold,
-    aten.col2im.default: _fold,
-    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.im2col.default: copying(0, either=False, then=_unfold),
+    aten.col2im.default: copying(0, either=False, then=_fold),
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.embedding_dense_backward.default: copying(0, either=False, then=_embedding_backward),
     aten._embedding_bag_dense_backward.default: _bag_backward,
     aten._embedding_bag_backward.default: _bag_backward,
 }
+if hasattr(aten, "_grouped_mm"):
+    SCRATCH[aten._grouped_mm.default] = _grouped_product

@@ -49,8 +49,7 @@ class Kernels:
 
     def saw(self, where: Tuple[str, int], func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One operator that ran in a (phase, step)."""
-        phase, step = where
-        if step < 2 or self._paused or phase not in ("forward", "backward", "optimizer"):
+        if not self._counts(where):
             return
         kind = self._kinds.get(func)
         if kind is None:
@@ -60,10 +59,16 @@ class Kernels:
         for name, sizes, moved, dtype in _MAKERS.get(kind, _pointwise)(kind, func, args, kwargs, result):
             self.add(where, name, sizes, moved, dtype)
 
+    def _counts(self, where: Tuple[str, int]) -> bool:
+        phase, step = where
+        return step >= 2 and not self._paused and phase in ("forward", "backward", "optimizer")
+
     def add(
         self, where: Tuple[str, int], kind: str, sizes: Sizes, moved: int, dtype: str, count: int = 1
     ) -> None:
         """One kernel, or `count` equal ones."""
+        if not self._counts(where):
+            return
         phase, step = where
         lines = tuple((int(size),) for size in sizes)
         made = Kernel(kind, phase, dtype, lines, (int(moved),), count)
@@ -126,6 +131,8 @@ def _kind_of(func: Any) -> str:
         return "foreach"
     if any(part in short for part in _NORMS):
         return "norm"
+    if "pool" in short and "adaptive" not in short:
+        return "pool"
     if short == "_to_copy":
         return CAST
     if name in _GATHERS:

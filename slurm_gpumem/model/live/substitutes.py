@@ -1,4 +1,4 @@
-"""Composite operators that take another way on CUDA than on meta tensors: dropout, attention, softmax.
+"""Composite operators that take another way on CUDA than on meta tensors: dropout, attention, norms.
 
 They are replaced for meta tensors only, and only while a trace is made.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slurm_gpumem.model.live.attention import attention
 from slurm_gpumem.model.live.fast import like
+from slurm_gpumem.model.live.layouts import channels_last, cudnn_normalizes
 from slurm_gpumem.model.live.recurrent import recurrent_kernels
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -57,6 +58,38 @@ def _rms_norm(
     return _FusedRmsNorm.apply(data, shape, weight)  # type: ignore[no-any-return]
 
 
+def _batch_norm(
+    data: Tensor,
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    mean: Optional[Tensor],
+    variance: Optional[Tensor],
+    *rest: Any,
+) -> Tensor:
+    """cuDNN takes, and keeps for the backward pass, a copy of an input with gaps."""
+    if cudnn_normalizes(data, weight):
+        last = data.dim() == 4 and channels_last(data)
+        data = data.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    training, momentum, eps = rest[:3]
+    result = aten.native_batch_norm(data, weight, bias, mean, variance, training, momentum, eps)
+    return result[0]  # type: ignore[no-any-return]
+
+
+def _group_norm(
+    data: Tensor,
+    groups: int,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    """CUDA's kernel wants channels first: a copy of what lies otherwise is kept for the backward pass."""
+    rows, channels = int(data.shape[0]), int(data.shape[1])
+    places = int(data.numel()) // max(rows * channels, 1)
+    result = aten.native_group_norm(data.contiguous(), weight, bias, rows, channels, places, groups, eps)
+    return result[0]  # type: ignore[no-any-return]
+
+
 class _FusedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, data: Tensor, shape: Sequence[int], weight: Optional[Tensor]) -> Tensor:
@@ -75,6 +108,8 @@ class _FusedRmsNorm(torch.autograd.Function):
 
 _REPLACED = {
     "rms_norm": _rms_norm,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
     "dropout": _dropout,
     "softmax.int": _softmax,
     "log_softmax.int": _log_softmax,
