@@ -23,6 +23,7 @@ from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, samplers_of
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
+CRED_EXPIRE_S = 5
 LONG = bool(os.environ.get("GPUMEM_TEST_LONG"))
 """`make test-recovery` and `make test-slurm-versions` run the long forms."""
 RECORD = "gpumem/1:est=11000,req=12288,by=test,shards={shards},oom={oom}"
@@ -175,7 +176,11 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
     hooks = root / "hooks"
     shutil.copytree(REPOSITORY / "prolog", hooks)
     RunFolder(root / "run").make()
-    options: Dict[str, Any] = {"nodes": (NodeSpec("n1"), NodeSpec("n2")), "cred_expire_s": 5, **fields}
+    options: Dict[str, Any] = {
+        "nodes": (NodeSpec("n1"), NodeSpec("n2")),
+        "cred_expire_s": CRED_EXPIRE_S,
+        **fields,
+    }
     cluster = make(
         extra_conf=(
             "PrologFlags=Alloc",
@@ -198,18 +203,22 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
 
 
 class _Hurry(threading.Thread):
-    """Lets requeued jobs start as soon as they are pending; Slurm would wait for cred_expire first."""
+    """Lets requeued jobs start once slurmd has forgotten their credential; Slurm waits a little longer."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(daemon=True)
         self._site, self._over = site, threading.Event()
+        self._seen: Dict[str, float] = {}
 
     def run(self) -> None:
         while not self._over.wait(0.5):
             listed = self._site.cluster.run(["squeue", "-h", "-t", "PENDING", "-o", "%i %r"])
             for line in listed.stdout.splitlines():
                 job, _, reason = line.partition(" ")
-                if reason == "BeginTime":
+                # A job that starts before cred_expire may be refused by slurmd, or run without its Prolog.
+                if reason != "BeginTime":
+                    self._seen.pop(job, None)
+                elif time.monotonic() - self._seen.setdefault(job, time.monotonic()) > CRED_EXPIRE_S:
                     self._site.cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
 
     def stop(self) -> None:
