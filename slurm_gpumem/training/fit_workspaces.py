@@ -4,8 +4,9 @@
 
 Reads models/ground-truth/operators.jsonl.xz, writes models/cudnn-workspaces.json.gz. With --check it
 prints how well trees do on convolutions that they have not seen at any batch size, and writes nothing.
-A tree's splits come from which sum (workspace.BASES) is nearest to the workspace; each leaf then takes the
-sum and the factor that are right for most of its cases.
+A tree's splits come from which sum (cudnn_workspace.BASES) the workspace is or begins with; each leaf then
+takes the sum, the factor and the bytes beyond that are right for most of its cases. How much is taken beyond
+a sum for parts of sums over the batch, one more tree for each kind of call tells.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from zlib import crc32
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.memory.ground_truth import open_text
-from slurm_gpumem.memory.trace.workspace import (
+from slurm_gpumem.memory.cudnn_workspace import (
     BASES,
     BEYOND,
     FEATURES,
@@ -33,6 +33,7 @@ from slurm_gpumem.memory.trace.workspace import (
     from_json,
     packed,
 )
+from slurm_gpumem.memory.ground_truth import open_text
 from slurm_gpumem.model.trace_types import Convolution
 from slurm_gpumem.training.command import exit_code
 
@@ -153,7 +154,7 @@ class Grower:
         return _POWERS + int(np.round(np.log2(taken / self.scale[index])))
 
     def tree(self, chosen: Any, seed: int) -> Columns:
-        """One tree as workspace.Tree takes it."""
+        """One tree as cudnn_workspace.Tree takes it."""
         from sklearn.tree import DecisionTreeClassifier
 
         fitted = DecisionTreeClassifier(

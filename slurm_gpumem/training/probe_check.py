@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from slurm_gpumem.memory.ground_truth import open_text
-from slurm_gpumem.memory.trace.reduction import reduction_bytes
+from slurm_gpumem.memory.reduction import reduction_bytes
 from slurm_gpumem.model.live.autocast import autocast_on_meta
 from slurm_gpumem.model.live.places import Places
 from slurm_gpumem.model.live.recorder import Recorder

@@ -46,7 +46,11 @@ MAX_EVENTS = 2_000_000
 
 
 class _Ops(TorchDispatchMode):
-    """Notes when each operator begins, with the shapes of its tensors."""
+    """Notes when each operator begins, with the shapes of its tensors.
+
+    Under a dispatch mode the engine sums gradients into new blocks, not in place: look up operators here, and
+    peaks in a recording without it.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import List, Tuple
 
 from slurm_gpumem.memory.allocator import FREE
+from slurm_gpumem.memory.cudnn_workspace import workspace_bytes
 from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.structural.estimator import simulate
 from slurm_gpumem.memory.structural.replay import Replay
 from slurm_gpumem.memory.structural.stream import Stream
 from slurm_gpumem.memory.structural.walk import Walk
 from slurm_gpumem.memory.structural.workspaces import convolution_bytes, convolution_of, sum_bytes
-from slurm_gpumem.memory.trace.workspace import workspace_bytes
 from slurm_gpumem.memory.types import TrainingJob
 from slurm_gpumem.model.reader import read_summary
 from slurm_gpumem.model.trace_types import Convolution

@@ -2,7 +2,7 @@
 
 The caching allocator is chaotic: one sample more may need a little less. A scheduler's question must not get
 such an answer. So estimates are made at powers of two only, each at least as much as the one below, and a
-batch size between two of them gets its share of both: more batch never needs less. A request depends on
+batch size between two of them gets its share of both. A request depends on
 where whole shards lie, so it is decided at STEPS places between two powers of two, from the peaks there.
 """
 

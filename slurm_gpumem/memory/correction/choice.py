@@ -2,9 +2,10 @@
 
 How far above or below its corrected peak a job's need may lie is known as a distribution: steps of the job's
 own spread, measured on architectures that the trees had not seen. Each possible request then has a share
-of cases in which the job would not fit, one in which it takes the shards that it needs or one more, and one
-in which it wastes little. The one that is worth most is made. So a request ends at a whole shard where that
-is near, sure jobs get a narrow one, and jobs that will waste shards in any case get a safe one.
+of cases in which the job would not fit, one in which it takes the shards that it needs (or one more), and one
+in which it wastes little. The one that is worth most is made; what counts how much is a matter of taste. So
+a request ends at a whole shard where that is near, sure jobs get a narrow one, and jobs that will waste
+shards in any case get a safe one.
 """
 
 from __future__ import annotations

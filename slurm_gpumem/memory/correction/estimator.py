@@ -25,7 +25,6 @@ REFERENCE_CONTEXT_MIB = 764
 job's tensors does not look large; on another GPU the same tensors are corrected by the same MiB."""
 OUTSIDE_COVERAGE = 0.95
 """What the bound holds for at best when the job is unlike the measured ones."""
-_TINY_MIB = 1.3 * REFERENCE_CONTEXT_MIB
 _MIB = 1 << 20
 _SLACK = 1e-9
 _STRANGE = re.compile(
@@ -62,9 +61,8 @@ def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Cor
     shares = [share for share, _ in around]
     below: List[Answer] = []
     batch, point = around[0][1], points[0]
-    # Workspaces make a small batch need more than a larger one now and then; in the smallest jobs, of which
-    # the context is most, so may the one below that.
-    while batch > 1 and not point.grows and (not below or point.answer.peak < _TINY_MIB):
+    # Workspaces make a small batch need more than a larger one now and then; so may the one below that.
+    while batch > 1 and not point.grows:
         batch //= 2
         point = _point(summary, replace(job, batch_size=batch), gpu, correction)
         below.append(point.answer)

@@ -1,6 +1,6 @@
 """What kernels take for a moment: cuDNN's convolutions, and sums that share their work.
 
-The measured rules are those of traces (`memory/trace`); here they are asked with what a text shows.
+The measured rules are those of traces too; here they are asked with what a text shows.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Tuple
 
+from slurm_gpumem.memory.cudnn_workspace import middle_bytes
+from slurm_gpumem.memory.reduction import reduction_bytes
 from slurm_gpumem.model.trace_types import Convolution, Reduction
 from slurm_gpumem.model.types import Shape
 
@@ -19,17 +21,12 @@ context alone, as memory lines have it."""
 @lru_cache(maxsize=8192)
 def convolution_bytes(told: Convolution, rows: int) -> Tuple[int, int, int]:
     """cuDNN's workspaces for a convolution over `rows` samples: forward, input's and weight's gradient."""
-    # Here: the traced estimate, in whose room this is, stands on the structural one.
-    from slurm_gpumem.memory.trace.workspace import middle_bytes
-
     return middle_bytes(told, rows)
 
 
 @lru_cache(maxsize=8192)
 def sum_bytes(inputs: int, outputs: int) -> int:
     """The buffer of a sum that makes `outputs` numbers of `inputs` each."""
-    from slurm_gpumem.memory.trace.reduction import reduction_bytes
-
     vector = next(count for count in (4, 2, 1) if outputs % count == 0)
     return reduction_bytes(Reduction((inputs,), (outputs,), vector), 1, _SMS)
 

@@ -8,14 +8,13 @@ from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory.correction.choice import FROM_TRACE, request_for
+from slurm_gpumem.memory.correction.estimator import REFERENCE_CONTEXT_MIB as REFERENCE_CONTEXT_MIB
 from slurm_gpumem.memory.correction.trees import Correction, from_json, load, read_json
 from slurm_gpumem.memory.trace.features import NAMES
 
 FILE = "trace-correction.json"
 FOLDS_FILE = "trace-correction-folds.json.gz"
 GROUP = "trace"
-REFERENCE_CONTEXT_MIB = 764
-"""Context of the measured GPU: ratios are of whole processes there."""
 _SLACK = 1e-9
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.memory.allocator import FREE, AllocatorStats, CachingAllocator, Event
-from slurm_gpumem.memory.trace.reduction import reduction_bytes
-from slurm_gpumem.memory.trace.workspace import workspace_bytes
+from slurm_gpumem.memory.cudnn_workspace import workspace_bytes
+from slurm_gpumem.memory.reduction import reduction_bytes
 from slurm_gpumem.memory.types import Gpu
 from slurm_gpumem.model.trace_types import Phase, Site, Trace
 

@@ -7,17 +7,13 @@ from typing import Any, Callable, Dict, Tuple
 import torch
 from torch import Tensor
 
-from slurm_gpumem.model.live.layouts import copying
+from slurm_gpumem.model.live.layouts import copying, size_of
 
 aten = torch.ops.aten
 _ATOMIC_TOKENS = 3072
 """Up to so many tokens an embedding's gradient is summed without sorting them."""
 _TOKENS_PER_PART = 10
 _INDEX = 8
-
-
-def _bytes(tensor: Tensor) -> int:
-    return int(tensor.numel()) * tensor.element_size()
 
 
 def _oversized(shape: Tuple[int, ...], numel: int, like: Tensor) -> Tensor:
@@ -47,7 +43,7 @@ def _mean_of_differences(recorder: Any, func: Any, args: Any, kwargs: Any) -> An
 def _binary_cross_entropy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Each element's loss and its logarithm, before they are summed."""
     name = func._schema.name
-    losses = [recorder.take(_bytes(args[0]), name) for _ in range(2)]
+    losses = [recorder.take(size_of(args[0]), name) for _ in range(2)]
     result = func(*args, **kwargs)
     recorder.note(result, name)
     for number in losses:
@@ -59,8 +55,8 @@ def _logsumexp(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     result = func(*args, **kwargs)
     name = func._schema.name
     recorder.note(result, name)
-    largest = recorder.take(_bytes(result), name)
-    powers = recorder.take(_bytes(args[0]), name)
+    largest = recorder.take(size_of(result), name)
+    powers = recorder.take(size_of(args[0]), name)
     recorder.drop(powers)
     recorder.drop(largest)
     return result
@@ -70,7 +66,7 @@ def _roll(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """One dimension after the other."""
     data = args[0]
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
-    between = [recorder.take(_bytes(data), "aten::roll") for _ in range(1 if len(dims) > 1 else 0)]
+    between = [recorder.take(size_of(data), "aten::roll") for _ in range(1 if len(dims) > 1 else 0)]
     result = func(*args, **kwargs)
     recorder.note(result, "aten::roll")
     for number in between:
@@ -80,7 +76,7 @@ def _roll(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _unfold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A result as large as the input is made first, found too small and made again."""
-    small = recorder.take(_bytes(args[0]), "aten::im2col")
+    small = recorder.take(size_of(args[0]), "aten::im2col")
     result = func(*args, **kwargs)
     recorder.note(result, "aten::im2col")
     recorder.drop(small)
@@ -185,7 +181,7 @@ def _ctc_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if args[0].device.type != "meta":
         return func(*args, **kwargs)
     result = torch.empty_like(args[1])
-    ways = recorder.take(_bytes(args[6]), "aten::_ctc_loss_backward")
+    ways = recorder.take(size_of(args[6]), "aten::_ctc_loss_backward")
     recorder.note(result, "aten::_ctc_loss_backward")
     recorder.drop(ways)
     return result

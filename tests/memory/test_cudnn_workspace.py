@@ -11,8 +11,8 @@ import pytest
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.memory.trace import workspace
-from slurm_gpumem.memory.trace.workspace import from_json, workspace_bytes
+from slurm_gpumem.memory import cudnn_workspace as workspace
+from slurm_gpumem.memory.cudnn_workspace import from_json, workspace_bytes
 from slurm_gpumem.model.trace_types import Convolution
 from slurm_gpumem.training.fit_workspaces import Case, load_cases
 
