@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import zlib
 from array import array
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
@@ -191,7 +192,7 @@ def _forests() -> Mapping[str, Forest]:
     try:
         with gzip.open(path, "rt") as file:
             return from_json(json.load(file))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}: cannot be read as {FORMAT}: {error}; install slurm-gpumem again"
         ) from None

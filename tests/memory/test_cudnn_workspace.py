@@ -59,9 +59,23 @@ def test_an_empty_batch_needs_nothing_that_divides_by_zero() -> None:
     assert workspace_bytes(convolution(), 0) >= 0
 
 
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+WHOLE = data_path("models", workspace.FILE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        gzip.compress(json.dumps({"format": "other"}).encode()),
+        WHOLE[: len(WHOLE) // 2],
+        WHOLE[:1000] + b"?" * 1000 + WHOLE[2000:],
+        b"",
+    ],
+)
+def test_a_damaged_file_is_an_error_that_names_it(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / workspace.FILE
-    path.write_bytes(gzip.compress(json.dumps({"format": "other"}).encode()))
+    path.write_bytes(content)
     monkeypatch.setattr(workspace, "data_path", lambda folder, name: path)
     workspace._forests.cache_clear()
     try:
@@ -69,5 +83,8 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, monkeypatch: p
             workspace._forests()
     finally:
         workspace._forests.cache_clear()
+
+
+def test_a_file_fitted_on_other_features_is_refused() -> None:
     with pytest.raises(ValueError, match="others"):
         from_json({"format": workspace.FORMAT, "features": [], "bases": [], "calls": {}})
