@@ -10,6 +10,7 @@ from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.correction import folds
 from slurm_gpumem.memory.correction.estimator import corrected
+from slurm_gpumem.memory.correction.relatives import Relatives, packaged
 from slurm_gpumem.memory.correction.trees import Correction
 from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, MeasuredRun
 from slurm_gpumem.memory.predictions import Predictions
@@ -133,11 +134,17 @@ class _HeldOut:
         self._traces: Optional[Dict[str, Traced]] = None
         self._trace_folds: List[Correction] = []
         self._folds: List[Correction] = []
+        self._relatives: List[Relatives] = []
 
     def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
-        self._folds = self._folds or folds.load_folds()
-        model = str(run.row.get("model", run.summary))
-        return corrected(summary, run.job, run.gpu, self._folds[folds.fold_of(model)])
+        if not self._folds:
+            self._folds = folds.load_folds()
+            self._relatives = [
+                packaged().only(lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
+                for number in range(folds.FOLDS)
+            ]
+        number = folds.fold_of_name(str(run.row.get("model", run.summary)))
+        return corrected(summary, run.job, run.gpu, self._folds[number], self._relatives[number])
 
     def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:
         """The score of a run whose trace's figures are kept; none for others."""

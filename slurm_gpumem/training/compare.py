@@ -1,7 +1,8 @@
 """Compare ways to correct and to bound on the same folds: `python -m slurm_gpumem.training.compare`.
 
-Every way is fitted without the architectures (or, second table, without the whole families) that it is
-scored on, from torchinfo's texts with all layers. docs/developer/fitting.md holds the output.
+Every way is fitted without the models (or, second table, without the whole families and without any
+relatives) that it is scored on, from torchinfo's texts with all layers. docs/developer/fitting.md holds the
+output.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from slurm_gpumem.memory.correction.choice import choose
-from slurm_gpumem.memory.correction.features import NAMES
+from slurm_gpumem.memory.correction.features import KNOWN
+from slurm_gpumem.memory.correction.relatives import lesson
 from slurm_gpumem.memory.ground_truth import load_ground_truth
 from slurm_gpumem.training.correction_rows import rows
 from slurm_gpumem.training.fit import CLIP, FLOOR, SEED, Array, Data, answers, fit_stakes
+from slurm_gpumem.training.relatives_of_rows import Lessons, relatives_of
 
 SHARD_MIB = 1024
 ASKED = 0.98
@@ -34,7 +37,7 @@ FAMILY_PARTS = 6
 _SIZES = ("log_total", "log_tensor_mib")
 _CHANGING = (
     *_SIZES,
-    *(name for name in NAMES if name.startswith(("share_", "peak_in"))),
+    *(name for name in KNOWN if name.startswith(("share_", "peak_in"))),
     *("log_reserved_ratio", "largest_share"),
 )
 _MOST_STEPS, _MOST_MARGIN, _HALVINGS = 1000.0, 20.0, 40
@@ -100,9 +103,9 @@ def held_out(data: Data, split: Array, target: Array, columns: List[int], fit: F
 def centers(data: Data, split: Array) -> Iterator[Tuple[str, Array]]:
     """The ways to correct, one after the other."""
     target = np.clip(data.target, -CLIP, CLIP)[data.row]
-    every = list(range(len(NAMES)))
-    sizeless = [index for index in every if NAMES[index] not in _SIZES]
-    fixed = [index for index in every if NAMES[index] not in _CHANGING]
+    every = list(range(len(KNOWN)))
+    sizeless = [index for index in every if KNOWN[index] not in _SIZES]
+    fixed = [index for index in every if KNOWN[index] not in _CHANGING]
     ways: Dict[str, Tuple[List[int], Fit]] = {
         TAKEN: (every, trees),
         "300 trees of depth 2": (every, partial(trees, depth=2, iterations=300)),
@@ -121,7 +124,7 @@ def centers(data: Data, split: Array) -> Iterator[Tuple[str, Array]]:
 def bounds(data: Data, split: Array, center: Array) -> Dict[str, Array]:
     """The ways to bound: a request for every row, each set to hold ASKED of the others."""
     residual = data.residual(center)
-    every = list(range(len(NAMES)))
+    every = list(range(len(KNOWN)))
     size = np.log(np.maximum(np.abs(residual), FLOOR))[data.row]
     upper = np.log(np.maximum(residual, FLOOR))[data.row]
     capped = np.clip(residual, -0.5, 0.7)[data.row]
@@ -143,7 +146,7 @@ def bounds(data: Data, split: Array, center: Array) -> Dict[str, Array]:
     made["worth most under the spread's distribution"] = _weighed(data, split, center, np.log(spread))
     saw = data.values
     data.values = np.column_stack([saw, np.abs(center)])
-    spread = held_out(data, split, size, [*every, len(NAMES)], partial(trees, iterations=80))
+    spread = held_out(data, split, size, [*every, len(KNOWN)], partial(trees, iterations=80))
     data.values = saw
     made["the same, the spread sees the correction (taken)"] = _weighed(data, split, center, spread)
     return made
@@ -207,9 +210,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--rows", type=Path, help="keep the simulated rows there, or take them from there")
     args = parser.parse_args(argv)
     found = [row for row in rows(load_ground_truth(args.data), args.rows) if row.tool == TOOL]
-    data = Data(found)
     families = np.array([int(sha1(row.family.encode()).hexdigest(), 16) % FAMILY_PARTS for row in found])
-    for title, split in (("architectures", data.fold), ("families", families)):
+    told = Data(found, Lessons(found, relatives_of(found)).without(None))
+    alone = Data(found, [[lesson((), point.features) for point in row.points] for row in found])
+    for title, data, split in (("models", told, told.fold), ("families", alone, families)):
         print(f"Without the {title} that are scored, {len(found):,} rows:\n")
         print("| correction | median | P90 |\n|---|---|---|")
         taken = np.zeros(len(data.row))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from math import inf
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.memory.accuracy import real_mib
@@ -15,6 +17,7 @@ from slurm_gpumem.memory.correction.anchors import anchors
 from slurm_gpumem.memory.correction.estimator import REFERENCE_CONTEXT_MIB, outside
 from slurm_gpumem.memory.correction.features import features
 from slurm_gpumem.memory.correction.folds import group_of
+from slurm_gpumem.memory.correction.relatives import classes_of
 from slurm_gpumem.memory.ground_truth import TOOLS, GroundTruth, MeasuredRun
 from slurm_gpumem.memory.structural.estimator import simulate
 from slurm_gpumem.model.reader import read_summary
@@ -50,6 +53,8 @@ class Row:
     """The estimated context less the reference's."""
     strange: bool
     """Whether the layers' names put it outside what is measured."""
+    classes: Tuple[str, ...]
+    """Those that the text names."""
 
     @property
     def total_mib(self) -> float:
@@ -74,27 +79,31 @@ def _from_json(content: Dict[str, object]) -> Row:
         Point(point["share"], point["total_mib"], tuple(point["features"]))
         for point in content.pop("points")  # type: ignore[attr-defined]  # as asdict wrote it
     )
-    return Row(points=points, **content)  # type: ignore[arg-type]  # as asdict wrote it
+    classes = tuple(str(name) for name in content.pop("classes"))  # type: ignore[attr-defined]  # the same
+    return Row(points=points, classes=classes, **content)  # type: ignore[arg-type]  # as asdict wrote it
 
 
 def _simulated(truth: GroundTruth) -> Iterator[Row]:
-    parsed: Dict[Tuple[str, str], ModelSummary] = {}
-    for run in truth.runs:
-        yield from _rows_of(run, truth, parsed)
+    texts = [truth.texts[run.summary] for run in truth.runs]
+    with ProcessPoolExecutor() as pool:
+        for found in pool.map(_rows_of, truth.runs, texts, chunksize=16):
+            yield from found
 
 
-def _rows_of(run: MeasuredRun, truth: GroundTruth, parsed: Dict[Tuple[str, str], ModelSummary]) -> List[Row]:
+def _rows_of(run: MeasuredRun, texts: Mapping[str, str]) -> List[Row]:
     found: List[Row] = []
-    texts = truth.texts[run.summary]
     for tool in (tool for tool in TOOLS if tool in texts):
         try:
-            if (run.summary, tool) not in parsed:
-                parsed[run.summary, tool] = read_summary(texts[tool].rstrip("\n") + "\n")
-            summary = parsed[run.summary, tool]
-            found.append(_row(run, tool, summary))
+            found.append(_row(run, tool, _parsed(texts[tool])))
         except GpumemError:
             continue  # `gpumem accuracy` counts and names these
     return found
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str) -> ModelSummary:
+    """Runs of one model come one after the other."""
+    return read_summary(text.rstrip("\n") + "\n")
 
 
 def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
@@ -116,4 +125,5 @@ def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
         real_mib=real_mib(run, summary) - moved,
         moved_mib=moved,
         strange=bool(outside(points[0].features, summary, anywhere)),
+        classes=tuple(sorted(classes_of(summary))),
     )

@@ -1,7 +1,8 @@
 """Fit the learned correction and its bound on the measured runs: `python -m slurm_gpumem.training.fit`.
 
-Writes models/correction.json (fitted on all rows) and models/correction-folds.json.gz (one fit a fold,
-without that fold's models; `gpumem accuracy` scores with these), and prints the cross-validated figures.
+Writes models/correction.json (fitted on all rows), models/relatives.json.gz (what each run teaches about like
+ones) and models/correction-folds.json.gz (one fit a fold, without that fold's models; `gpumem accuracy`
+scores with these), and prints the cross-validated figures.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
+from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
@@ -17,13 +20,15 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.memory.correction import estimator, folds
+from slurm_gpumem.memory.correction import estimator, folds, relatives
 from slurm_gpumem.memory.correction.choice import LEVELS, Option, choose, options
 from slurm_gpumem.memory.correction.estimator import OUTSIDE_COVERAGE
-from slurm_gpumem.memory.correction.features import NAMES
+from slurm_gpumem.memory.correction.features import KNOWN
+from slurm_gpumem.memory.correction.relatives import Lesson
 from slurm_gpumem.memory.correction.trees import FORMAT
 from slurm_gpumem.memory.ground_truth import FOLDER, load_ground_truth
 from slurm_gpumem.training.correction_rows import Row, rows
+from slurm_gpumem.training.relatives_of_rows import Lessons, relatives_of
 
 SEED = 0
 COVERAGE: Dict[str, float] = {
@@ -43,6 +48,8 @@ CLIP = 1.0
 FLOOR = 0.01
 """Residuals below 1 % are as good as none."""
 CENTER_TREES, SPREAD_TREES = 200, 80
+SHAPELESS = 0.05
+"""What a row without shapes counts: its errors are so large that trees would care for nothing else."""
 SHRINK = 0.5
 """So much of what the centre's trees say counts: on architectures that they did not see, that is nearer."""
 Array = Any
@@ -68,17 +75,23 @@ def fit_trees(
 class Data:
     """The rows as arrays: `values` and what is indexed by `row` hold one line a point, the rest one a row."""
 
-    def __init__(self, found: Sequence[Row]) -> None:
-        points = [(index, point) for index, row in enumerate(found) for point in row.points]
-        self.row = np.array([index for index, _ in points])
-        self.values = np.array([point.features for _, point in points])
-        self.share = np.array([point.share for _, point in points])
-        self.total = np.array([point.total_mib for _, point in points])
+    def __init__(self, found: Sequence[Row], told: Sequence[Sequence[Lesson]]) -> None:
+        points = [
+            (index, point, lesson)
+            for index, row in enumerate(found)
+            for point, lesson in zip(row.points, told[index])
+        ]
+        self.row = np.array([index for index, _, _ in points])
+        self.values = np.array([(*point.features, *lesson.values) for _, point, lesson in points])
+        self.share = np.array([point.share for _, point, _ in points])
+        self.total = np.array([point.total_mib * (1 + lesson.beyond) for _, point, lesson in points])
+        """As relatives move it."""
         self.real = np.array([row.real_mib for row in found])
-        self.target = np.log(self.real / np.array([row.total_mib for row in found]))
-        self.fold = np.array([folds.fold_of(row.model) for row in found])
+        self.target = np.log(self.real / self.summed(self.total))
+        self.fold = np.array([folds.fold_of_name(row.model) for row in found])
         self.family = np.array([row.family for row in found])
         self.group = np.array([estimator.group_of(row.points[0].features) for row in found])
+        self.weight = self.share * np.where(self.group == "shapeless", SHAPELESS, 1.0)[self.row]
         self.strange = np.array([row.strange for row in found])
         self.moved = np.array([row.moved_mib for row in found])
 
@@ -92,7 +105,7 @@ class Data:
 
 
 class Centers:
-    """Centres by the folds that they were fitted without; one serves several fits."""
+    """Centres by the folds that they were fitted without."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
@@ -104,13 +117,14 @@ class Centers:
         if key not in self._made:
             data = self._data
             rest = ~np.isin(data.fold, list(key))[data.row]
-            target, weights = _target(data)[rest], data.share[rest]
+            target, weights = _target(data)[rest], data.weight[rest]
             self._made[key] = fit_trees(data.values[rest], target, CENTER_TREES, weights)
         return self._made[key]
 
 
-def fit(data: Data, centers: Centers, *left_out: int) -> Dict[str, Any]:
+def fit(data: Data, *left_out: int) -> Dict[str, Any]:
     """Centre, spread and stakes from all folds but these; the stakes from rows that their trees never saw."""
+    centers = Centers(data)
     chosen = ~np.isin(data.fold, left_out)
     center, spread = crossed(data, centers, left_out)
     inside = chosen[data.row]
@@ -122,11 +136,11 @@ def fit(data: Data, centers: Centers, *left_out: int) -> Dict[str, Any]:
         for name, share in COVERAGE.items()
     }
     last = fit_trees(
-        _with_center(values, center[inside]), _size(data, center)[inside], SPREAD_TREES, data.share[inside]
+        _with_center(values, center[inside]), _size(data, center)[inside], SPREAD_TREES, data.weight[inside]
     )
     return {
         "format": FORMAT,
-        "features": list(NAMES),
+        "features": list(KNOWN),
         "center": export_trees(centers.without(*left_out), SHRINK),
         "spread": export_trees(last),
         "stakes": stakes,
@@ -148,12 +162,14 @@ def crossed(data: Data, centers: Centers, left_out: Sequence[int]) -> Tuple[Arra
     spread = np.zeros(len(data.row))
     for number in numbers:
         own, rest = parts == number, inside & (parts != number)
-        spread[own] = fit_trees(values[rest], size[rest], SPREAD_TREES, data.share[rest]).predict(values[own])
+        spread[own] = fit_trees(values[rest], size[rest], SPREAD_TREES, data.weight[rest]).predict(
+            values[own]
+        )
     return center, spread
 
 
 def _target(data: Data) -> Array:
-    """log(real / structural) of the row that a point is part of, for each point."""
+    """log(real / moved by relatives) of the row that a point is part of, for each point."""
     return np.clip(data.target, -CLIP, CLIP)[data.row]
 
 
@@ -261,7 +277,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     folder = args.data or data_path("models", FOLDER)
     out = args.out or folder.parent
     found = rows(load_ground_truth(folder), args.rows)
-    whole, parts = fit_all(found)
+    known = relatives_of(found)
+    lessons = Lessons(found, known)
+    whole, parts = fit_all(found, lessons)
     whole["card"] = {
         "data": f"{len(found)} rows of {len({row.key for row in found})} runs, "
         f"{len({row.model for row in found})} models, measured on an H200",
@@ -273,21 +291,25 @@ def main(argv: Optional[List[str]] = None) -> int:
     }
     text = json.dumps(whole, separators=(",", ":"))
     (out / estimator.FILE).write_text(text + "\n")
-    # mtime 0: the same fit is the same file.
-    packed = gzip.compress(json.dumps(parts, separators=(",", ":")).encode(), mtime=0)
-    (out / folds.FILE).write_bytes(packed)
-    report = report_lines(found, parts, sha256((text + "\n").encode()).hexdigest(), whole["card"])
+    for name, content in ((folds.FILE, parts), (relatives.FILE, relatives.to_json(known))):
+        # mtime 0: the same fit is the same file.
+        (out / name).write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
+    report = report_lines(found, lessons, parts, sha256((text + "\n").encode()).hexdigest(), whole["card"])
     (out / "correction.md").write_text("\n".join(report) + "\n")
     print("\n".join(report))
     return 0
 
 
-def fit_all(found: Sequence[Row]) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+def fit_all(found: Sequence[Row], lessons: Lessons) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """The model of all rows, and one without each fold."""
-    data = Data(found)
-    centers = Centers(data)
-    parts = [fit(data, centers, number) for number in range(folds.FOLDS)]
-    return fit(data, centers), parts
+    asked = [None, *range(folds.FOLDS)]
+    with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
+        waiting = [
+            pool.submit(fit, Data(found, lessons.without(fold)), *([] if fold is None else [fold]))
+            for fold in asked
+        ]
+        whole, *parts = (one.result() for one in waiting)
+    return whole, parts
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from slurm_gpumem.memory.accuracy import quantile
 from slurm_gpumem.memory.correction.estimator import answer, joined, outside
-from slurm_gpumem.memory.correction.folds import fold_of
+from slurm_gpumem.memory.correction.folds import fold_of_name
 from slurm_gpumem.memory.correction.trees import from_json
 from slurm_gpumem.sizes import ceil_div
 from slurm_gpumem.training.correction_rows import Row
+from slurm_gpumem.training.relatives_of_rows import Lessons
 
 SHARD_MIB = 1024
 
@@ -33,16 +34,20 @@ class Held:
         return ceil_div(self.request, SHARD_MIB) - ceil_div(self.real, SHARD_MIB)
 
 
-def held_out(found: Sequence[Row], parts: Sequence[Mapping[str, Any]]) -> List[Held]:
-    """Every row, answered by its fold."""
+def held_out(
+    found: Sequence[Row], lessons: Lessons, parts: Sequence[Mapping[str, Any]], *, lonely: bool = False
+) -> List[Held]:
+    """Every row, answered by its fold; `lonely`: as if no model of its family had been measured."""
     corrections = [from_json(part, "the fold just fitted") for part in parts]
+    told = [lessons.without(number, lonely) for number in range(len(parts))]
     answers: List[Held] = []
-    for row in found:
-        correction = corrections[fold_of(row.model)]
+    for index, row in enumerate(found):
+        number = fold_of_name(row.model)
+        correction = corrections[number]
         strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
         found_at = [
-            answer(point.total_mib, point.features, row.moved_mib, correction, strange=strange)
-            for point in row.points
+            answer(point.total_mib, point.features, lesson, row.moved_mib, correction, strange=strange)
+            for point, lesson in zip(row.points, told[number][index])
         ]
         peak, request = joined([point.share for point in row.points], found_at)
         real, plain = round(row.real_mib) + row.moved_mib, round(row.total_mib) + row.moved_mib
@@ -73,10 +78,15 @@ def figures_line(name: str, items: Sequence[Held]) -> str:
 
 
 def report_lines(
-    found: Sequence[Row], parts: Sequence[Mapping[str, Any]], sha256: str, card: Mapping[str, Any]
+    found: Sequence[Row],
+    lessons: Lessons,
+    parts: Sequence[Mapping[str, Any]],
+    sha256: str,
+    card: Mapping[str, Any],
 ) -> List[str]:
     """The card as Markdown."""
-    items = held_out(found, parts)
+    items = held_out(found, lessons, parts)
+    strangers = held_out(found, lessons, parts, lonely=True)
     lines = [
         "# The learned correction",
         "Written by `make fit` (`" + card["command"] + "`); do not edit. What it is: docs/estimation.md.",
@@ -86,29 +96,35 @@ def report_lines(
         f"- coverage asked of the bound: {_coverage(card['coverage'])}",
         "- known gaps: one GPU type, one PyTorch version, synthetic data as input, no torch.compile",
         "",
-        f"Figures in % of {card['folds']} folds; a model, its sizes and namesakes are in one fold.",
+        f"Figures in % of {card['folds']} folds; a model and its namesakes are in one fold.",
+        "The second table is as if nothing of a model's whole family of sizes had been measured.",
         "`request` is below the real need in `<req`, holds `over` more than it in the median, and makes",
         "as many shards of 1 GiB as needed or one more in `0/+1`.",
     ]
+    by_text: Callable[[Held], str] = lambda i: i.row.tool  # noqa: E731
+    lines += [*_table("text", items, by_text), *_table("text of a stranger", strangers, by_text)]
     groupings: Dict[str, Callable[[Held], str]] = {
-        "text": lambda i: i.row.tool,
         "family (torchinfo_full)": lambda i: i.row.family if i.row.tool == "torchinfo_full" else "",
         "outside the measured range (torchinfo_full)": lambda i: (
             ("yes" if i.strange else "no") if i.row.tool == "torchinfo_full" else ""
         ),
     }
     for title, name_of in groupings.items():
-        groups: Dict[str, List[Held]] = {}
-        for item in items:
-            groups.setdefault(name_of(item), []).append(item)
-        groups.pop("", None)
-        lines += [
-            "",
-            f"| {title} | rows | structural median | P90 | corrected median | P90 | <req | over | 0/+1 |",
-            "|---|---|---|---|---|---|---|---|---|",
-        ]
-        lines += [figures_line(name, groups[name]) for name in sorted(groups)]
+        lines += _table(title, items, name_of)
     return [*lines, "", "Farthest above the request, one run a model:", "", *_worst(items)]
+
+
+def _table(title: str, items: Sequence[Held], name_of: Callable[[Held], str]) -> List[str]:
+    groups: Dict[str, List[Held]] = {}
+    for item in items:
+        groups.setdefault(name_of(item), []).append(item)
+    groups.pop("", None)
+    return [
+        "",
+        f"| {title} | rows | structural median | P90 | corrected median | P90 | <req | over | 0/+1 |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(figures_line(name, groups[name]) for name in sorted(groups)),
+    ]
 
 
 def _coverage(shares: Mapping[str, float]) -> str:

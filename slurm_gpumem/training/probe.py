@@ -1,6 +1,6 @@
 """Record what single operators allocate on a GPU, forward and backward, block by block.
 
-    python -m slurm_gpumem.training.probe --out DIR [--timm]
+    python -m slurm_gpumem.training.probe --out DIR [--timm | --powers]
 
 One JSON line a case: the case itself, `forward` and `backward` as lists of bytes in the order of events,
 positive for an allocation and negative for its release; or `error`. The first line tells the machine.
@@ -16,14 +16,16 @@ import sys
 import time
 from bisect import bisect_left
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
+from slurm_gpumem.memory.ground_truth import open_text
 from slurm_gpumem.training.children import Children
 from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.device import describe_device
 from slurm_gpumem.training.probe_cases import Case, all_cases, forward_of, timm_cases
+from slurm_gpumem.training.probe_powers import power_cases
 
 MAX_EVENTS = 1_000_000
 MOST_RESERVED = 8 << 30
@@ -111,10 +113,29 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--limit-seconds", type=float, default=60)
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--seed", type=int, default=5)
-    parser.add_argument("--timm", action="store_true", help="the convolutions of timm's models instead")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--timm", action="store_true", help="the convolutions of timm's models instead")
+    which.add_argument("--powers", action="store_true", help="all convolutions at powers of two instead")
+    parser.add_argument("--skip", type=Path, metavar="FILE", help="leave out what this file has already")
     options = parser.parse_args(argv)
-    cases = (timm_cases if options.timm else all_cases)(options.seed)
+    make = timm_cases if options.timm else power_cases if options.powers else all_cases
+    cases = make(options.seed)
+    if options.skip:
+        measured = _measured(options.skip)
+        cases = [case for case in cases if _mark(case) not in measured]
     return exit_code(lambda: run(options.out, options.limit_seconds, options.jobs, cases))
+
+
+def _measured(path: Path) -> Set[str]:
+    """Marks of the cases that a file of results has."""
+    results = ("forward", "backward", "error")
+    with open_text(path) as file:
+        rows = (json.loads(line) for line in file)
+        return {_mark({name: row[name] for name in row if name not in results}) for row in rows}
+
+
+def _mark(case: Case) -> str:
+    return json.dumps(case, sort_keys=True)
 
 
 def run(out: Path, limit_seconds: float, jobs: int, cases: Sequence[Case]) -> int:

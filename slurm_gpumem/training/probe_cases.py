@@ -53,7 +53,9 @@ def timm_cases(seed: int) -> List[Case]:
             if rng.random() > share:
                 continue
             sized = _resized(shape, rng.choice(_SIDES) / _SIDE)
-            cases += [_convolution(sized, dtype, last, batch) for batch in _batches(sized, rng)]
+            cases += [
+                convolution_case(sized, dtype, last=last, batch=batch) for batch in _batches(sized, rng)
+            ]
     rng.shuffle(cases)
     return cases
 
@@ -98,14 +100,18 @@ def _convolutions(rng: random.Random) -> List[Case]:
         for dtype, last, share in _FORMS:
             if rng.random() > share or (last and len(shape[2]) != 2):
                 continue
-            cases += [_convolution(shape, dtype, last, batch) for batch in _batches(shape, rng)]
+            cases += [
+                convolution_case(shape, dtype, last=last, batch=batch) for batch in _batches(shape, rng)
+            ]
     with gzip.open(RUNS, "rt") as file:
         return cases + [
-            _convolution(shape, dtype, last, batch) for *shape, dtype, last, batch in json.load(file)
+            convolution_case(shape, dtype, last=last, batch=batch)
+            for *shape, dtype, last, batch in json.load(file)
         ]
 
 
-def _convolution(shape: Shape, dtype: str, last: bool, batch: int) -> Case:
+def convolution_case(shape: Shape, dtype: str, *, last: bool, batch: int) -> Case:
+    """One convolution of SHAPES as a case."""
     (
         channels,
         outputs,

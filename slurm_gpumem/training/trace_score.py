@@ -12,7 +12,9 @@ import argparse
 import gzip
 import json
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -32,7 +34,7 @@ from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.trace_rows import path_of
 
 MIB = 1 << 20
-COVERAGE = 0.987
+COVERAGE = 0.988
 """What is asked of the requests."""
 WIDER = 1.25
 FLOOR = 0.005
@@ -174,7 +176,9 @@ def _run(asked: argparse.Namespace) -> int:
     rows = {row["key"]: row for row in load_ground_truth_rows() if _good(row)}
     kept = figures.load_figures()
     if asked.cache:
-        found = [item for row in rows.values() if (item := traced(asked.cache, row)) is not None]
+        with ProcessPoolExecutor() as pool:
+            replayed = pool.map(partial(traced, asked.cache), rows.values(), chunksize=8)
+            found = [item for item in replayed if item is not None]
     else:
         found = list(kept.values())
     pairs = [(item, rows[item.key]) for item in found if item.key in rows]

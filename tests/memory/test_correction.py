@@ -12,7 +12,7 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory import registry
 from slurm_gpumem.memory.correction.anchors import anchors
-from slurm_gpumem.memory.correction.features import NAMES
+from slurm_gpumem.memory.correction.features import KNOWN, NAMES
 from slurm_gpumem.memory.correction.folds import FOLDS, fold_of, group_of, load_folds
 from slurm_gpumem.memory.correction.trees import SIZE_CAP, from_json, load
 from slurm_gpumem.memory.gpus import find_gpu
@@ -106,7 +106,7 @@ def test_damaged_file_is_refused(damage: str) -> None:
     elif damage == "huge":
         content["spread"]["start"] = 1e308
     elif damage == "feature":
-        content["center"]["trees"][0] = [len(NAMES), 0.5, 0, 0]
+        content["center"]["trees"][0] = [len(KNOWN), 0.5, 0, 0]
     elif damage == "deep":
         node = 0.0
         for _ in range(40):

@@ -41,10 +41,12 @@ def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
 
 
 def test_a_plain_convolution_is_copied_and_a_depthwise_one_is_not() -> None:
-    both = 2 * 32 * 64 * 56 * 56 * 4
-    assert workspace_bytes(convolution(), 32) == pytest.approx(both, rel=0.05)
+    one = 32 * 64 * 56 * 56 * 4
+    weight = 64 * 64 * 9 * 4
+    assert workspace_bytes(convolution(), 32) == pytest.approx(one + weight, rel=0.001)
+    assert workspace_bytes(convolution(channels=63, outputs=63), 32) == pytest.approx(2 * one, rel=0.05)
     assert workspace_bytes(convolution(groups=64), 32) < MIB
-    assert workspace_bytes(convolution(channels_last=True), 32) < both / 4
+    assert workspace_bytes(convolution(channels_last=True), 32) < one / 2
 
 
 def test_the_middle_answer_lies_between_the_least_and_the_most() -> None:

@@ -14,7 +14,7 @@ from slurm_gpumem.memory.structural.replay import Replay
 from slurm_gpumem.memory.structural.stream import ACTIVATIONS
 
 _MIB = 1 << 20
-STEPS = 8
+STEPS = 16
 _GROWING = 0.35
 """Where activations are this share of a job, half its batch cannot need more."""
 

@@ -51,7 +51,7 @@ class Taste:
 
 
 FROM_TEXT = Taste(exact=1.0, one_more=1.0, one_less=0.0, waste=1.25, thrift=0.45)
-FROM_TRACE = Taste(exact=1.0, one_more=0.5, one_less=0.5, waste=1.1, thrift=0.2)
+FROM_TRACE = Taste(exact=1.0, one_more=0.6, one_less=0.3, waste=1.1, thrift=0.1)
 """A trace knows its peak so well that the exact shard count can be hoped for."""
 
 

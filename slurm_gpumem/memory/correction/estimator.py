@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, exp, log
+from math import ceil, exp, inf, log
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory.correction.anchors import anchors, climb, grows
 from slurm_gpumem.memory.correction.choice import Stakes, request_for
 from slurm_gpumem.memory.correction.features import NAMES, features
+from slurm_gpumem.memory.correction.relatives import (
+    Lesson,
+    Near,
+    Relatives,
+    classes_of,
+    lesson,
+    nearest,
+    packaged,
+)
 from slurm_gpumem.memory.correction.trees import Correction, load
 from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.structural.estimator import estimate_with
@@ -25,6 +34,10 @@ REFERENCE_CONTEXT_MIB = 764
 job's tensors does not look large; on another GPU the same tensors are corrected by the same MiB."""
 OUTSIDE_COVERAGE = 0.95
 """What the bound holds for at best when the job is unlike the measured ones."""
+MOST, MOST_STRANGE = 2.5, 5.0
+"""So many times its peak is the most that is asked for, for a job like the measured ones and for others.
+
+More holds for hardly any job besides. Without shapes the peak itself is a guess: there it does not count."""
 _MIB = 1 << 20
 _SLACK = 1e-9
 _STRANGE = re.compile(
@@ -36,7 +49,7 @@ _STRANGE = re.compile(
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """The process's GPU memory: structural, corrected by the package's model, with its bound."""
-    return corrected(summary, job, gpu, _packaged())
+    return corrected(summary, job, gpu, _packaged(), packaged())
 
 
 @lru_cache(maxsize=1)
@@ -54,17 +67,20 @@ class _Point:
     grows: bool
 
 
-def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction) -> Estimate:
+def corrected(
+    summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction, relatives: Relatives
+) -> Estimate:
     """The estimate under a given correction; `gpumem accuracy` gives one that never saw the model."""
     around = anchors(job.batch_size)
-    points = [_point(summary, replace(job, batch_size=batch), gpu, correction) for _, batch in around]
+    ask = _Ask(summary, job, gpu, correction, relatives)
+    points = [ask.at(batch) for _, batch in around]
     shares = [share for share, _ in around]
     below: List[Answer] = []
     batch, point = around[0][1], points[0]
     # Workspaces make a small batch need more than a larger one now and then; so may the one below that.
     while batch > 1 and not point.grows:
         batch //= 2
-        point = _point(summary, replace(job, batch_size=batch), gpu, correction)
+        point = ask.at(batch)
         below.append(point.answer)
     peak, request = joined(shares, [point.answer for point in points], below)
     plain = points[-1].plain
@@ -81,7 +97,8 @@ def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Cor
     warnings: Tuple[str, ...] = plain.warnings
     if strange:
         warnings = (*warnings, f"unlike the measured models ({strange}); the request is wider than usual")
-    said = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as measured runs on an H200 suggest"]
+    of = f" of models like {ask.like}" if ask.like else ""
+    said = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as runs{of} on an H200 suggest"]
     if gpu.entry != MEASURED_GPU:
         said.append(f"the correction is unmeasured on {gpu.name}")
     floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
@@ -99,16 +116,33 @@ def corrected(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Cor
     )
 
 
-def _point(summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction) -> _Point:
-    plain, walk, result = estimate_with(summary, job, gpu)
-    total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
-    values = features(summary, walk, result, total)
-    strange = outside(values, summary, correction.ranges)
-    # Shards are counted as on the measured GPU: a request moves with another one's context, and only with it.
-    measured = find_gpu(MEASURED_GPU).context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
-    moved = measured - REFERENCE_CONTEXT_MIB
-    found = answer(total, values, moved, correction, strange=bool(strange))
-    return _Point(plain, found, strange, grows(result, total))
+class _Ask:
+    """The answers for one job at several batch sizes."""
+
+    def __init__(
+        self, summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction, relatives: Relatives
+    ) -> None:
+        self._summary, self._job, self._gpu = summary, job, gpu
+        self._correction, self._relatives = correction, relatives
+        self._near: Optional[Near] = None
+        self.like = ""
+        """The measured model that is most like this one, by name; "" where none is."""
+
+    def at(self, batch: int) -> _Point:
+        summary, correction = self._summary, self._correction
+        plain, walk, result = estimate_with(summary, replace(self._job, batch_size=batch), self._gpu)
+        total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
+        values = features(summary, walk, result, total)
+        if self._near is None:
+            self._near = self._relatives.near(group_of(values), classes_of(summary))
+            self.like = nearest(self._near, values, self._relatives)
+        strange = outside(values, summary, correction.ranges)
+        # Shards are counted as on the measured GPU: a request moves with another one's context, and only so.
+        measured = find_gpu(MEASURED_GPU).context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
+        moved = measured - REFERENCE_CONTEXT_MIB
+        told = lesson(self._near, values)
+        found = answer(total, values, told, moved, correction, strange=bool(strange))
+        return _Point(plain, found, strange, grows(result, total))
 
 
 @dataclass(frozen=True)
@@ -116,6 +150,7 @@ class Answer:
     """What a correction makes of a structural estimate: MiB with the reference context."""
 
     center: float
+    """log(peak / structural)."""
     peak: float
     spread: float
     moved: float
@@ -125,32 +160,50 @@ class Answer:
     usual: float
     """The spread that it would have inside the range of the measurements."""
 
+    most: float
+    """How many times its peak the request may be."""
+
     @property
     def request(self) -> float:
         """What to ask for; a job unlike the measured ones gets a wider margin than one like them."""
         found = request_for(self.peak, self.moved, self.spread, self.stakes)
-        if self.spread == self.usual:
-            return found
-        margin = request_for(self.peak, self.moved, self.usual, self.stakes) - self.peak
-        return max(found, self.peak + margin * self.spread / self.usual)
+        if self.spread != self.usual:
+            margin = request_for(self.peak, self.moved, self.usual, self.stakes) - self.peak
+            found = max(found, self.peak + margin * self.spread / self.usual)
+        return min(found, self.most * self.peak)
 
 
 def answer(
-    total: float, values: Sequence[float], moved: float, correction: Correction, *, strange: bool
+    total: float,
+    values: Sequence[float],
+    told: Lesson,
+    moved: float,
+    correction: Correction,
+    *,
+    strange: bool,
 ) -> Answer:
-    """The answer for a structural estimate in MiB with its features."""
-    center = correction.center.predict(values)
+    """The answer for a structural estimate in MiB with its features and what its relatives told."""
+    known = [*values, *told.values]
+    center = correction.center.predict(known)
     stakes = correction.stakes[group_of(values)]
-    spread = exp(correction.spread.predict([*values, abs(center)]))
+    spread = exp(correction.spread.predict([*known, abs(center)]))
+    peak = total * (1 + told.beyond) * exp(center)
     return Answer(
-        center=center,
-        peak=total * exp(center),
+        center=log(peak / total),
+        peak=peak,
         spread=spread * stakes.wider if strange else spread,
         moved=moved,
         stakes=stakes,
         coverage=min(stakes.coverage, OUTSIDE_COVERAGE) if strange else stakes.coverage,
         usual=spread,
+        most=_most(values, strange=strange),
     )
+
+
+def _most(values: Sequence[float], *, strange: bool) -> float:
+    if group_of(values) == "shapeless":
+        return inf
+    return MOST_STRANGE if strange else MOST
 
 
 def joined(
@@ -166,7 +219,8 @@ def joined(
 
     def decide(share: float) -> float:
         spread = exp(log(first.spread) * (1 - share) + log(last.spread) * share)
-        return request_for(low + (high - low) * share, last.moved, spread, last.stakes)
+        peak = low + (high - low) * share
+        return min(request_for(peak, last.moved, spread, last.stakes), last.most * peak)
 
     return low + (high - low) * shares[1], climb(low_request, high_request, shares[1], decide)
 

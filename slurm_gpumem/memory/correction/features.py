@@ -89,6 +89,9 @@ NAMES = (
     "saved_per_total",
     *(f"saved_{kind}" for kind in KINDS),
 )
+FROM_RELATIVES = ("relatives_beyond", "log_relatives", "relatives_apart")
+"""What relatives add to that; see relatives.py."""
+KNOWN = (*NAMES, *FROM_RELATIVES)
 
 
 def kind_of(label: str) -> str:

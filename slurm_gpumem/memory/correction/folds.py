@@ -27,6 +27,17 @@ def fold_of(model: str) -> int:
     return int(sha1(group_of(model).encode()).hexdigest(), 16) % FOLDS
 
 
+def name_of(model: str) -> str:
+    """The same for a model of several libraries: resnet50 and resnet-50."""
+    source, _, name = model.partition("/")
+    return model if source in _GENERATED else re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def fold_of_name(model: str) -> int:
+    """The fold that was fitted without this model; its smaller and larger sisters may be in others."""
+    return int(sha1(name_of(model).encode()).hexdigest(), 16) % FOLDS
+
+
 def load_folds() -> List[Correction]:
     """One correction a fold, each fitted without the models of that fold."""
     path = data_path("models", FILE)

@@ -21,7 +21,7 @@ from typing import Any, Mapping, Sequence, Tuple, Union
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory.correction.choice import LEVELS, Stakes
-from slurm_gpumem.memory.correction.features import NAMES
+from slurm_gpumem.memory.correction.features import KNOWN
 
 FORMAT = "gpumem-correction/2"
 SIZE_CAP = 4 << 20
@@ -62,7 +62,7 @@ class Correction:
     stakes: Mapping[str, Stakes]
 
 
-def load(path: Path, names: Sequence[str] = NAMES) -> Correction:
+def load(path: Path, names: Sequence[str] = KNOWN) -> Correction:
     """Read and check one correction; ConfigError says what is wrong with the file."""
     return from_json(read_json(path), str(path), names)
 
@@ -82,7 +82,7 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f"{path}: is not JSON: {error}") from None
 
 
-def from_json(content: Any, where: str, names: Sequence[str] = NAMES) -> Correction:
+def from_json(content: Any, where: str, names: Sequence[str] = KNOWN) -> Correction:
     """Check what a file says, number by number; `names` are the features it must have been fitted on."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{where}: is not a correction of format {FORMAT}; `make fit` writes one")

@@ -10,9 +10,9 @@ from slurm_gpumem.model.types import Layer, Shape
 
 _USUAL_TAPS = {3: (3, 1, 5, 7, 9), 4: (9, 1, 25, 49), 5: (27, 1, 9, 3, 125)}
 """By the dimensions of a tensor, commonest first."""
-_CENTRED = (9, 25, 49, 81, 121, 169, 961, 3, 5, 7, 31, 27)
+_CENTRED = (9, 25, 49, 81, 121, 169, 961, 3, 5, 7, 31, 27, 125, 343)
 """Kernels of convolutions that treat each channel for itself: of odd sides."""
-_TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 2, 8, 64, 256, 961)
+_TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 125, 2, 8, 64, 256, 343, 961)
 
 
 def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
