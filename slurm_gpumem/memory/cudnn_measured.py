@@ -4,17 +4,13 @@ The trees of cudnn_workspace.py say for any convolution what cuDNN takes; now an
 convolutions of usual models were measured at all usual batch sizes (`training/probe_powers.py`). This file
 keeps what was measured where the trees were wrong, and which convolutions they were right about.
 
-    {"format": "gpumem-cudnn-measured/1", "known": column, "least": column, "most": column,
-     "wrong": column, "units": column}
-
-Columns are packed as those of the trees. A convolution is known by 32 bits of a hash: in a hundred thousand
-strange ones, one or two are taken for a known one. `least` and `most` are powers of two: the batch sizes.
+The file (columns.py) has the columns `known`, `least`, `most`, `wrong` and `units`. A convolution is known by
+32 bits of a hash: in a hundred thousand strange ones, one or two are taken for a known one. `least` and
+`most` are powers of two: the batch sizes.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import zlib
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -23,10 +19,10 @@ from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.memory.columns import pack, unpack
+from slurm_gpumem.memory.columns import read_columns, to_bytes
 from slurm_gpumem.model.trace_types import Convolution
 
-FILE = "cudnn-measured.json.gz"
+FILE = "cudnn-measured.bin"
 FORMAT = "gpumem-cudnn-measured/1"
 UNIT = 512
 """Bytes; the allocator rounds to as much."""
@@ -89,9 +85,8 @@ def packaged() -> Measured:
     """The package's own."""
     path = data_path("models", FILE)
     try:
-        with gzip.open(path, "rt") as file:
-            return from_json(json.load(file))
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        return from_columns(*read_columns(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}: cannot be read as {FORMAT}: {error}; install slurm-gpumem again"
         ) from None
@@ -116,17 +111,16 @@ def make(known: Iterable[Tuple[Convolution, int]], wrong: Iterable[Tuple[Convolu
     )
 
 
-def to_json(measured: Measured) -> Dict[str, Any]:
+def to_file(measured: Measured) -> bytes:
     """The file's content."""
-    columns = {name: pack(code, getattr(measured, name)) for name, code in _COLUMNS.items()}
-    return {"format": FORMAT, **columns}
+    return to_bytes({"format": FORMAT}, [(code, getattr(measured, name)) for name, code in _COLUMNS.items()])
 
 
-def from_json(content: Mapping[str, Any]) -> Measured:
+def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[int]]) -> Measured:
     """What a file says; ValueError where it is of another kind."""
-    if content["format"] != FORMAT:
+    if header["format"] != FORMAT or len(columns) != len(_COLUMNS):
         raise ValueError("the format is another")
-    measured = Measured(*(unpack(code, content[name]) for name, code in _COLUMNS.items()))
+    measured = Measured(*columns)
     if not len(measured.known) == len(measured.least) == len(measured.most):
         raise ValueError("columns of known convolutions differ in length")
     if len(measured.wrong) != len(measured.units):

@@ -9,9 +9,6 @@ unless the call itself was measured (cudnn_measured.py).
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2, prod
@@ -20,13 +17,13 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory import cudnn_measured
-from slurm_gpumem.memory.columns import pack, unpack
+from slurm_gpumem.memory.columns import read_columns
 from slurm_gpumem.model.trace_types import Convolution, evaluate
 
-FILE = "cudnn-workspaces.json.gz"
-FORMAT = "gpumem-cudnn-workspaces/2"
+FILE = "cudnn-workspaces.bin"
+FORMAT = "gpumem-cudnn-workspaces/3"
 COLUMNS = ("b", "f", "H")
-"""How the columns of a tree lie in the file (array's codes; columns.py)."""
+"""Array's codes of a tree's columns in the file (columns.py)."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
 ALIGNMENT_BYTES = 16
 """Channels are padded to this many bytes ..."""
@@ -188,32 +185,26 @@ def _log(value: float) -> float:
 def _forests() -> Mapping[str, Forest]:
     path = data_path("models", FILE)
     try:
-        with gzip.open(path, "rt") as file:
-            return from_json(json.load(file))
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        return from_columns(*read_columns(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}: cannot be read as {FORMAT}: {error}; install slurm-gpumem again"
         ) from None
 
 
-def from_json(content: Mapping[str, Any]) -> Dict[str, Forest]:
-    """The forest of each call; ValueError where the file is of another kind."""
-    if (
-        content["format"] != FORMAT
-        or content["features"] != list(FEATURES)
-        or content["bases"] != list(BASES)
-    ):
+def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Dict[str, Forest]:
+    """The forest of each call; ValueError where the file is of another kind.
+
+    A tree is three columns. Those of a call's forest come one after the other, the one that knows how much
+    lies beyond a sum last; `calls` tells how many there are.
+    """
+    if header["format"] != FORMAT or header["features"] != list(FEATURES) or header["bases"] != list(BASES):
         raise ValueError("format, features or bases are others")
-    return {
-        call: Forest(tuple(_tree(tree) for tree in found["trees"]), _tree(found["beyond"]))
-        for call, found in content["calls"].items()
-    }
-
-
-def _tree(columns: Sequence[str]) -> Tree:
-    return Tree(*map(unpack, COLUMNS, columns))
-
-
-def packed(tree: Sequence[Sequence[float]]) -> List[str]:
-    """A tree's columns as the file has them."""
-    return list(map(pack, COLUMNS, tree))
+    if len(columns) != len(COLUMNS) * sum(header["calls"].values()):
+        raise ValueError("there are more or fewer trees than it says")
+    trees = [Tree(*columns[at : at + len(COLUMNS)]) for at in range(0, len(columns), len(COLUMNS))]
+    found = {}
+    for call, count in header["calls"].items():
+        found[call] = Forest(tuple(trees[: count - 1]), trees[count - 1])
+        trees = trees[count:]
+    return found

@@ -2,8 +2,8 @@
 
     python -m slurm_gpumem.training.fit_workspaces [--check]
 
-Reads models/ground-truth/operators.jsonl.xz, writes models/cudnn-workspaces.json.gz, and what the trees are
-wrong about into models/cudnn-measured.json.gz. With --check it prints how well trees do on convolutions
+Reads models/ground-truth/operators.jsonl.xz, writes models/cudnn-workspaces.bin, and what the trees are
+wrong about into models/cudnn-measured.bin. With --check it prints how well trees do on convolutions
 that they have not seen at any batch size, and writes nothing.
 A tree's splits come from which sum (cudnn_workspace.BASES) the workspace is or begins with; each leaf then
 takes the sum, the factor and the bytes beyond that are right for most of its cases. How much is taken beyond
@@ -13,9 +13,9 @@ a sum for parts of sums over the batch, one more tree for each kind of call tell
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -23,10 +23,12 @@ from zlib import crc32
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory import cudnn_measured
-from slurm_gpumem.memory.cudnn_measured import Measured, call_mark, make, to_json
+from slurm_gpumem.memory.columns import Column, to_bytes
+from slurm_gpumem.memory.cudnn_measured import Measured, call_mark, make, to_file
 from slurm_gpumem.memory.cudnn_workspace import (
     BASES,
     BEYOND,
+    COLUMNS,
     FEATURES,
     FILE,
     FORMAT,
@@ -34,8 +36,7 @@ from slurm_gpumem.memory.cudnn_workspace import (
     Forest,
     base_bytes,
     features,
-    from_json,
-    packed,
+    from_columns,
 )
 from slurm_gpumem.memory.ground_truth import open_text
 from slurm_gpumem.model.trace_types import Convolution
@@ -237,9 +238,9 @@ def grow(cases: Sequence[Case]) -> Dict[str, Dict[str, Any]]:
     return forests
 
 
-def as_content(forests: Dict[str, Dict[str, Any]], cases: int) -> Dict[str, Any]:
-    """The file's content."""
-    return {
+def as_columns(forests: Dict[str, Dict[str, Any]], cases: int) -> Tuple[Dict[str, Any], List[Column]]:
+    """The file's header and columns."""
+    header = {
         "format": FORMAT,
         "features": list(FEATURES),
         "bases": list(BASES),
@@ -247,11 +248,21 @@ def as_content(forests: Dict[str, Dict[str, Any]], cases: int) -> Dict[str, Any]
             "data": f"{cases} calls on an H200",
             "command": "python -m slurm_gpumem.training.fit_workspaces",
         },
-        "calls": {
-            name: {"trees": [packed(tree) for tree in forest["trees"]], "beyond": packed(forest["beyond"])}
-            for name, forest in forests.items()
-        },
+        "calls": {name: len(forest["trees"]) + 1 for name, forest in forests.items()},
     }
+    columns: List[Column] = [
+        (code, array(code, column))
+        for forest in forests.values()
+        for tree in (*forest["trees"], forest["beyond"])
+        for code, column in zip(COLUMNS, tree)
+    ]
+    return header, columns
+
+
+def as_read(forests: Dict[str, Dict[str, Any]]) -> Dict[str, Forest]:
+    """The forests as they are read from a file."""
+    header, columns = as_columns(forests, 0)
+    return from_columns(header, [column for _, column in columns])
 
 
 def exceptions(cases: Sequence[Case], forests: Dict[str, Forest]) -> Measured:
@@ -280,7 +291,7 @@ def check(cases: Sequence[Case]) -> List[str]:
     errors: Dict[Tuple[str, bool], List[float]] = {}
     for fold in range(FOLDS):
         seen = [case for case in cases if _fold(case) != fold]
-        forests = from_json(as_content(grow(seen), len(seen)))
+        forests = as_read(grow(seen))
         for case in cases:
             if _fold(case) == fold:
                 forest = forests[case.call.convolution.call]
@@ -317,11 +328,10 @@ def _run(only_check: bool) -> int:
         print("\n".join(check(cases)))
         return 0
     forests = grow(cases)
-    content = as_content(forests, len(cases))
-    measured = exceptions(cases, from_json(content))
+    measured = exceptions(cases, as_read(forests))
     path = data_path("models", "gpus.toml").parent / FILE
-    for file, made in ((path, content), (path.with_name(cudnn_measured.FILE), to_json(measured))):
-        file.write_bytes(gzip.compress(json.dumps(made, separators=(",", ":")).encode(), mtime=0))
+    path.write_bytes(to_bytes(*as_columns(forests, len(cases))))
+    path.with_name(cudnn_measured.FILE).write_bytes(to_file(measured))
     leaves = sum(
         feature < 0 for forest in forests.values() for tree in forest["trees"] for feature in tree[0]
     )

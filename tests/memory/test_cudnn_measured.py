@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,8 @@ import pytest
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory import cudnn_measured
-from slurm_gpumem.memory.cudnn_measured import Measured, from_json, make, to_json
+from slurm_gpumem.memory.columns import read_columns, to_bytes
+from slurm_gpumem.memory.cudnn_measured import Measured, from_columns, make, to_file
 from slurm_gpumem.memory.cudnn_workspace import workspace_bytes
 from tests.memory.test_cudnn_workspace import convolution
 
@@ -51,23 +50,24 @@ def test_only_batch_sizes_that_were_measured_are_covered() -> None:
     assert not known().covers(PLAIN, 0)
 
 
-def test_a_file_says_what_was_written() -> None:
-    again = from_json(json.loads(json.dumps(to_json(known()))))
+def test_a_file_says_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / cudnn_measured.FILE
+    path.write_bytes(to_file(known()))
+    again = from_columns(*read_columns(path))
     for name in ("known", "least", "most", "wrong", "units"):
         assert list(getattr(again, name)) == list(getattr(known(), name))
 
 
-@pytest.mark.parametrize("damage", ["format", "short", "not base64"])
+@pytest.mark.parametrize("damage", ["format", "short", "other columns", "missing"])
 def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
-    content = to_json(known())
-    if damage == "format":
-        content["format"] = "another"
-    elif damage == "short":
-        content["units"] = content["units"][:4] + "===="
-    else:
-        content["known"] = "?"
     path = tmp_path / cudnn_measured.FILE
-    path.write_bytes(gzip.compress(json.dumps(content).encode()))
+    whole = to_file(known())
+    if damage == "format":
+        path.write_bytes(whole.replace(b"measured/1", b"measured/9"))
+    elif damage == "short":
+        path.write_bytes(whole[:-3])
+    elif damage == "other columns":
+        path.write_bytes(to_bytes({"format": cudnn_measured.FORMAT}, [("I", [1])] * 4 + [("I", [])]))
     monkeypatch.setattr(cudnn_measured, "data_path", lambda *_: path)
     cudnn_measured.packaged.cache_clear()
     try:

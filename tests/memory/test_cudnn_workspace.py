@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any, Dict
 
@@ -12,7 +10,8 @@ import pytest
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory import cudnn_workspace as workspace
-from slurm_gpumem.memory.cudnn_workspace import from_json, workspace_bytes
+from slurm_gpumem.memory.columns import to_bytes
+from slurm_gpumem.memory.cudnn_workspace import from_columns, workspace_bytes
 from slurm_gpumem.model.trace_types import Convolution
 from slurm_gpumem.training.fit_workspaces import Case, load_cases
 
@@ -67,9 +66,11 @@ WHOLE = data_path("models", workspace.FILE).read_bytes()
 @pytest.mark.parametrize(
     "content",
     [
-        gzip.compress(json.dumps({"format": "other"}).encode()),
+        to_bytes({"format": "other"}, []),
+        b'{"format":"other"}\n',
         WHOLE[: len(WHOLE) // 2],
-        WHOLE[:1000] + b"?" * 1000 + WHOLE[2000:],
+        WHOLE[:100_000] + b"?" * 1000 + WHOLE[101_000:],
+        b"[]\n",
         b"",
     ],
 )
@@ -89,4 +90,4 @@ def test_a_damaged_file_is_an_error_that_names_it(
 
 def test_a_file_fitted_on_other_features_is_refused() -> None:
     with pytest.raises(ValueError, match="others"):
-        from_json({"format": workspace.FORMAT, "features": [], "bases": [], "calls": {}})
+        from_columns({"format": workspace.FORMAT, "features": [], "bases": [], "calls": {}}, [])

@@ -77,8 +77,9 @@ def corrected(
     shares = [share for share, _ in around]
     below: List[Answer] = []
     batch, point = around[0][1], points[0]
-    # Workspaces make a small batch need more than a larger one now and then; so may the one below that.
-    while batch > 1 and not point.grows:
+    # Workspaces make a small batch need more than a larger one now and then; so may the one below that. Where
+    # the job grows with its batch its peak does not fall, but half of it may be less sure and ask for more.
+    while batch > 1 and not (point.grows and below):
         batch //= 2
         point = ask.at(batch)
         below.append(point.answer)
