@@ -30,6 +30,7 @@ def found() -> Dict[str, Any]:
         "ctc",
         "sparse",
         "layouts",
+        "scripted",
     )
     command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -166,3 +167,10 @@ def test_a_picture_made_of_tokens_stays_channels_last_until_a_group_norm(found: 
     layouts = found["layouts"]
     assert layouts["plain"] == 0, "the convolution's output is tokens again without a copy"
     assert layouts["group norm"] >= 1
+
+
+def test_a_scripted_model_takes_what_the_plain_one_does(found: Dict[str, Any]) -> None:
+    plain, whole = found["scripted"]["peaks"]
+    assert whole == pytest.approx(plain, rel=0.02)
+    assert found["scripted"]["way"] == "meta"
+    assert found["scripted"]["untouched"] == "cpu"

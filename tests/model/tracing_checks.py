@@ -331,6 +331,17 @@ def ctc() -> Dict[str, Any]:
     }
 
 
+def scripted() -> Dict[str, Any]:
+    plain = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30 * 30, 10))
+    whole: nn.Module = torch.jit.script(plain)
+    peaks = []
+    for model in (plain, whole):
+        trace = summarize(model, images(16)).trace
+        assert trace is not None
+        peaks.append(replay(trace, None, None).stats.peak_allocated)
+    return {"peaks": peaks, "way": trace.way, "untouched": next(whole.parameters()).device.type}
+
+
 def sparse() -> Dict[str, Any]:
     model = nn.EmbeddingBag(100, 10, sparse=True, mode="sum")
     tokens = torch.zeros(4, 6, dtype=torch.int64)
@@ -356,6 +367,7 @@ CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
         sparse,
         layouts,
         kernels,
+        scripted,
     )
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any, Dict
 
 import torch
@@ -24,6 +25,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def meta_twin(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers are meta tensors; the model itself is not touched."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return scripted_twin(model, META)
     known: Dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         known[id(tensor)] = to_meta(tensor)
@@ -35,6 +38,15 @@ def meta_twin(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 known[id(value)] = to_meta(value.detach())
     twin: nn.Module = copy.deepcopy(model, known)
+    return twin
+
+
+def scripted_twin(model: torch.jit.ScriptModule, device: torch.device) -> nn.Module:
+    """A copy of a model that `torch.jit.script` made; copied otherwise, its parameters cannot be trained."""
+    kept = io.BytesIO()
+    torch.jit.save(model, kept)
+    kept.seek(0)
+    twin: nn.Module = torch.jit.load(kept, map_location=device)
     return twin
 
 

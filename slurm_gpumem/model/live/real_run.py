@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.model.live.loop import Inputs
+from slurm_gpumem.model.live.meta_model import scripted_twin
 from slurm_gpumem.model.live.values import value_of
 
 BATCHES = (2, 2, 4)
@@ -30,6 +31,8 @@ def real_twin(model: nn.Module) -> nn.Module:
         raise UsageError("the model reads values and has none: build it on the CPU, not on the meta device")
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors) > _MOST_BYTES:
         raise UsageError("the model refuses meta tensors and is too large to be run on the CPU")
+    if isinstance(model, torch.jit.ScriptModule):
+        return scripted_twin(model, torch.device("cpu"))
     return copy.deepcopy(model).cpu()
 
 
