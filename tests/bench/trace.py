@@ -42,7 +42,7 @@ TEXTS: Dict[str, Dict[str, Any]] = {
         "intermediate_size": 1024,
         "num_attention_heads": 8,
     },
-    "T5ForConditionalGeneration": {"num_layers": 2},
+    "T5ForConditionalGeneration": {"num_layers": 2, "decoder_start_token_id": 0},
     "DistilBertForMaskedLM": {"n_layers": 3},
 }
 RECURRENT = ("LSTM", "GRU")
