@@ -12,7 +12,11 @@ import sys
 import zlib
 from array import array
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, TypeVar
+
+from slurm_gpumem.errors import ConfigError
+
+T = TypeVar("T")
 
 Column = Tuple[str, Sequence[float]]
 """Array's code, and the numbers."""
@@ -41,6 +45,14 @@ def read_columns(path: Path) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
         columns.append(_little(column))
         at = end
     return header, columns
+
+
+def read_as(path: Path, sort: str, make: Callable[[Dict[str, Any], List[Sequence[Any]]], T]) -> T:
+    """What `make` makes of a file of the package; ConfigError names one that is missing or damaged."""
+    try:
+        return make(*read_columns(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: cannot be read as {sort}: {error}; install slurm-gpumem again") from None
 
 
 def _little(column: array[Any]) -> array[Any]:

@@ -2,7 +2,8 @@
 
 The trees of cudnn_workspace.py say for any convolution what cuDNN takes; now and then they are wrong. The
 convolutions of usual models were measured at all usual batch sizes (`training/probe_powers.py`). This file
-keeps what was measured where the trees were wrong, and which convolutions they were right about.
+keeps what was measured where the trees were wrong, and from which to which batch size a convolution was
+measured: there the trees are believed otherwise.
 
 The file (columns.py) has the columns `known`, `least`, `most`, `wrong` and `units`. A convolution is known by
 32 bits of a hash: in a hundred thousand strange ones, one or two are taken for a known one. `least` and
@@ -18,8 +19,7 @@ from functools import lru_cache
 from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.memory.columns import read_columns, to_bytes
+from slurm_gpumem.memory.columns import read_as, to_bytes
 from slurm_gpumem.model.trace_types import Convolution
 
 FILE = "cudnn-measured.bin"
@@ -40,7 +40,11 @@ class Measured:
     units: Sequence[int]
 
     def covers(self, convolution: Convolution, rows: int) -> bool:
-        """Whether it was measured at this batch size."""
+        """Whether this power of two lies within those at which the convolution was measured.
+
+        Those of usual models were measured at all powers; others, met by chance, at some, and are taken as
+        measured between them too.
+        """
         if rows < 1 or rows & (rows - 1):
             return False
         mark = zlib.crc32(_text(convolution).encode())
@@ -83,13 +87,7 @@ def _text(c: Convolution) -> str:
 @lru_cache(maxsize=1)
 def packaged() -> Measured:
     """The package's own."""
-    path = data_path("models", FILE)
-    try:
-        return from_columns(*read_columns(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read as {FORMAT}: {error}; install slurm-gpumem again"
-        ) from None
+    return read_as(data_path("models", FILE), FORMAT, from_columns)
 
 
 def make(known: Iterable[Tuple[Convolution, int]], wrong: Iterable[Tuple[Convolution, int, int]]) -> Measured:

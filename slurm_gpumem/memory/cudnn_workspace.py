@@ -15,9 +15,8 @@ from math import log2, prod
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory import cudnn_measured
-from slurm_gpumem.memory.columns import read_columns
+from slurm_gpumem.memory.columns import read_as
 from slurm_gpumem.model.trace_types import Convolution, evaluate
 
 FILE = "cudnn-workspaces.bin"
@@ -183,13 +182,7 @@ def _log(value: float) -> float:
 
 @lru_cache(maxsize=1)
 def _forests() -> Mapping[str, Forest]:
-    path = data_path("models", FILE)
-    try:
-        return from_columns(*read_columns(path))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read as {FORMAT}: {error}; install slurm-gpumem again"
-        ) from None
+    return read_as(data_path("models", FILE), FORMAT, from_columns)
 
 
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Dict[str, Forest]:

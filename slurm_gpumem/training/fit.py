@@ -49,7 +49,7 @@ FLOOR = 0.01
 """Residuals below 1 % are as good as none."""
 CENTER_TREES, SPREAD_TREES = 200, 80
 SHAPELESS = 0.05
-"""What a row without shapes counts: its errors are so large that trees would care for nothing else."""
+"""What a row without shapes counts. Texts of depth 3 gained a point of right shard counts, others nothing."""
 SHRINK = 0.5
 """So much of what the centre's trees say counts: on architectures that they did not see, that is nearer."""
 Array = Any

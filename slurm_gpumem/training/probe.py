@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory.ground_truth import open_text
 from slurm_gpumem.training.children import Children
 from slurm_gpumem.training.command import exit_code
@@ -119,19 +120,23 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--skip", type=Path, metavar="FILE", help="leave out what this file has already")
     options = parser.parse_args(argv)
     make = timm_cases if options.timm else power_cases if options.powers else all_cases
-    cases = make(options.seed)
-    if options.skip:
-        measured = _measured(options.skip)
-        cases = [case for case in cases if _mark(case) not in measured]
-    return exit_code(lambda: run(options.out, options.limit_seconds, options.jobs, cases))
+
+    def left() -> List[Case]:
+        done = _measured(options.skip) if options.skip else set()
+        return [case for case in make(options.seed) if _mark(case) not in done]
+
+    return exit_code(lambda: run(options.out, options.limit_seconds, options.jobs, left()))
 
 
 def _measured(path: Path) -> Set[str]:
     """Marks of the cases that a file of results has."""
     results = ("forward", "backward", "error")
-    with open_text(path) as file:
-        rows = (json.loads(line) for line in file)
-        return {_mark({name: row[name] for name in row if name not in results}) for row in rows}
+    try:
+        with open_text(path) as file:
+            rows = [json.loads(line) for line in file]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot be read as a file of measured operators: {error}") from None
+    return {_mark({name: row[name] for name in row if name not in results}) for row in rows}
 
 
 def _mark(case: Case) -> str:

@@ -88,9 +88,11 @@ def path_of(cache: Path, key: str) -> Path:
     return cache / f"{sha1(key.encode()).hexdigest()[:20]}.json.gz"
 
 
-def chosen_rows(part: str, match: str, limit: int, real: bool, seed: int = 1) -> List[Row]:
+def chosen_rows(
+    part: str, match: str, limit: int, real: bool, seed: int = 1, data: Optional[Path] = None
+) -> List[Row]:
     """Good rows of a part, in a random order that takes one row of every model before any second."""
-    rows = [row for row in load_ground_truth_rows() if not row.get("error") and row.get("reserved_bytes")]
+    rows = [row for row in load_ground_truth_rows(data) if not row.get("error") and row.get("reserved_bytes")]
     rows = [row for row in rows if part in ("all", part_of(row["model"])) and match in row["key"]]
     rows = [row for row in rows if not real or not row["family"].startswith("synthetic")]
     random.Random(seed).shuffle(rows)
@@ -124,6 +126,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Trace what is missing."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.training.trace_rows", description=__doc__)
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="measured runs (models/ground-truth)")
     parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
     parser.add_argument("--match", default="", metavar="TEXT", help="only keys with this text")
     parser.add_argument("--real", action="store_true", help="no generated networks")
@@ -136,7 +139,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
-    rows = chosen_rows(options.part, options.match, options.limit, options.real)
+    rows = chosen_rows(options.part, options.match, options.limit, options.real, data=options.data)
     left = [row for row in rows if options.again or not path_of(options.cache, row["key"]).exists()]
     print(f"{len(rows)} runs, {len(left)} to trace", flush=True)
     trace_missing(left, options.cache, options.jobs)

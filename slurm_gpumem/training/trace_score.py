@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.memory.accuracy import part_of, quantile
 from slurm_gpumem.memory.correction import folds
 from slurm_gpumem.memory.correction.choice import FROM_TRACE, LEVELS, options
@@ -165,6 +166,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Score, and write and fit if asked to."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.training.trace_score", description=__doc__)
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder of traces; else the kept figures")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="measured runs (models/ground-truth)")
     parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
     parser.add_argument("--worst", type=int, default=15, metavar="N")
     parser.add_argument("--write", action="store_true")
@@ -173,7 +175,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    rows = {row["key"]: row for row in load_ground_truth_rows() if _good(row)}
+    rows = {row["key"]: row for row in load_ground_truth_rows(asked.data) if _good(row)}
     kept = figures.load_figures()
     if asked.cache:
         with ProcessPoolExecutor() as pool:
@@ -187,6 +189,8 @@ def _run(asked: argparse.Namespace) -> int:
         merged = {**kept, **{item.key: item for item in found}}
         lines = [json.dumps(asdict(merged[key]), separators=(",", ":")) for key in sorted(merged)]
         (models / figures.FILE).write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+    if asked.fit and asked.data:
+        raise UsageError("--fit is for models/ground-truth: nothing is fitted on other runs")
     if asked.fit:
         fit_all(pairs, models)
     wanted = [pair for pair in pairs if asked.part in ("all", part_of(pair[1]["model"]))]

@@ -11,10 +11,11 @@ import pytest
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.memory import registry
+from slurm_gpumem.memory.correction import relatives
 from slurm_gpumem.memory.correction.anchors import anchors
 from slurm_gpumem.memory.correction.features import KNOWN, NAMES
 from slurm_gpumem.memory.correction.folds import FOLDS, fold_of, group_of, load_folds
-from slurm_gpumem.memory.correction.trees import SIZE_CAP, from_json, load
+from slurm_gpumem.memory.correction.trees import SIZE_CAP, from_json, load, read_json
 from slurm_gpumem.memory.gpus import find_gpu
 from slurm_gpumem.memory.types import TrainingJob
 from slurm_gpumem.model.reader import read_summary
@@ -128,6 +129,16 @@ def test_file_that_is_no_correction_is_refused(tmp_path: Path, text: str) -> Non
     path.write_text(text)
     with pytest.raises(ConfigError):
         load(path)
+
+
+@pytest.mark.parametrize("damage", ["cut off", "garbled", "missing"])
+def test_a_packed_file_that_cannot_be_unpacked_is_named(tmp_path: Path, damage: str) -> None:
+    whole = data_path("models", relatives.FILE).read_bytes()
+    path = tmp_path / relatives.FILE
+    if damage != "missing":
+        path.write_bytes(whole[:5000] if damage == "cut off" else whole[:3000] + b"?" * 500 + whole[3500:])
+    with pytest.raises(ConfigError, match=relatives.FILE):
+        read_json(path)
 
 
 def test_plain_python_agrees_with_the_training_code_on_1000_rows() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -72,7 +73,7 @@ def read_json(path: Path) -> Any:
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             text = file.read(SIZE_CAP + 1)
-    except OSError as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; `make fit` writes it") from None
     if len(text) > SIZE_CAP:
         raise ConfigError(f"{path}: larger than {SIZE_CAP} bytes, so it is no correction")

@@ -61,8 +61,3 @@ def to_meta(tensor: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(empty, requires_grad=tensor.requires_grad)
     return empty
-
-
-def to_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """`model.to(dtype)` for floating-point tensors."""
-    return model.to(dtype)
