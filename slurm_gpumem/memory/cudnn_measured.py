@@ -2,12 +2,13 @@
 
 The trees of cudnn_workspace.py say for any convolution what cuDNN takes; now and then they are wrong. The
 convolutions of usual models were measured at all usual batch sizes (`training/probe_powers.py`). This file
-keeps what was measured where the trees were wrong, and from which to which batch size a convolution was
-measured: there the trees are believed otherwise.
+keeps what was measured where the trees were wrong, and at which powers of two a convolution was measured:
+there the trees are believed otherwise. Where cuDNN changes its mind between two powers of two, it also keeps
+what was measured halfway.
 
-The file (columns.py) has the columns `known`, `least`, `most`, `wrong` and `units`. A convolution is known by
-32 bits of a hash: in a hundred thousand strange ones, one or two are taken for a known one. `least` and
-`most` are powers of two: the batch sizes.
+The file (columns.py) has the columns `known`, `powers`, `calls` and `units`. A convolution is known by
+32 bits of a hash: in a hundred thousand strange ones, one or two are taken for a known one. Bit n of `powers`
+is the batch size 2 ** n.
 """
 
 from __future__ import annotations
@@ -23,52 +24,53 @@ from slurm_gpumem.memory.columns import read_as, to_bytes
 from slurm_gpumem.model.trace_types import Convolution
 
 FILE = "cudnn-measured.bin"
-FORMAT = "gpumem-cudnn-measured/1"
+FORMAT = "gpumem-cudnn-measured/2"
 UNIT = 512
 """Bytes; the allocator rounds to as much."""
-_COLUMNS = {"known": "I", "least": "B", "most": "B", "wrong": "I", "units": "I"}
+LARGEST_POWER = 15
+CALLS = ("forward", "input", "weight")
+_COLUMNS = {"known": "I", "powers": "H", "calls": "I", "units": "I"}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the file says; `known` and `wrong` are in order, the others beside them."""
+    """What the file says; `known` and `calls` are in order, the others beside them."""
 
     known: Sequence[int]
-    least: Sequence[int]
-    most: Sequence[int]
-    wrong: Sequence[int]
+    powers: Sequence[int]
+    calls: Sequence[int]
     units: Sequence[int]
 
     def covers(self, convolution: Convolution, rows: int) -> bool:
-        """Whether this power of two lies within those at which the convolution was measured.
-
-        Those of usual models were measured at all powers; others, met by chance, at some, and are taken as
-        measured between them too.
-        """
+        """Whether this is a power of two at which all calls of the convolution were measured."""
         if rows < 1 or rows & (rows - 1):
             return False
         mark = zlib.crc32(_text(convolution).encode())
         at = bisect_left(self.known, mark)
-        if at == len(self.known) or self.known[at] != mark:
-            return False
-        return self.least[at] <= rows.bit_length() - 1 <= self.most[at]
+        return at < len(self.known) and self.known[at] == mark and bool(self.powers[at] & rows)
 
-    def other_bytes(self, convolution: Convolution, rows: int) -> Optional[int]:
-        """What was measured, where it is not what the trees say."""
-        found = self._at(convolution, rows)
-        if found is not None or rows < 2 or not rows & (rows - 1):
-            return found
-        # Between two batch sizes that the trees are wrong about, they are wrong too.
-        low = 1 << (rows.bit_length() - 1)
-        below, above = self._at(convolution, low), self._at(convolution, 2 * low)
-        if below is None or above is None:
-            return None
-        return below + (above - below) * (rows - low) // low
-
-    def _at(self, convolution: Convolution, rows: int) -> Optional[int]:
+    def bytes_at(self, convolution: Convolution, rows: int) -> Optional[int]:
+        """What was measured at just this batch size, where the trees do not say it."""
         mark = call_mark(convolution, rows)
-        at = bisect_left(self.wrong, mark)
-        return UNIT * self.units[at] if at < len(self.wrong) and self.wrong[at] == mark else None
+        at = bisect_left(self.calls, mark)
+        return UNIT * self.units[at] if at < len(self.calls) and self.calls[at] == mark else None
+
+    def neighbours(self, convolution: Convolution, rows: int) -> Optional[Tuple[int, int]]:
+        """The nearest batch sizes below and above that were measured; None for a power of two."""
+        if rows < 3 or not rows & (rows - 1):
+            return None
+        low = 1 << (rows.bit_length() - 1)
+        if not (self.covers(convolution, low) and self.covers(convolution, 2 * low)):
+            return None
+        middle = halfway(low)
+        if self.bytes_at(convolution, middle) is None:
+            return low, 2 * low
+        return (low, middle) if rows < middle else (middle, 2 * low)
+
+
+def halfway(power: int) -> int:
+    """The batch size between a power of two and the next at which calls are measured too, if need be."""
+    return power * 3 // 2
 
 
 def call_mark(convolution: Convolution, rows: int) -> int:
@@ -78,10 +80,9 @@ def call_mark(convolution: Convolution, rows: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _text(c: Convolution) -> str:
-    """The same for all calls and batch sizes; both types of 16 bits are nearly always treated alike."""
-    sort = "half" if c.dtype in ("fp16", "bf16") else c.dtype
+    """The same for all calls and batch sizes."""
     sizes = (c.size, c.out_size, c.kernel, c.stride, c.padding, c.dilation)
-    return f"{sort} {c.channels_last} {c.transposed} {c.channels} {c.outputs} {c.groups} {sizes}"
+    return f"{c.dtype} {c.channels_last} {c.transposed} {c.channels} {c.outputs} {c.groups} {sizes}"
 
 
 @lru_cache(maxsize=1)
@@ -90,23 +91,21 @@ def packaged() -> Measured:
     return read_as(data_path("models", FILE), FORMAT, from_columns)
 
 
-def make(known: Iterable[Tuple[Convolution, int]], wrong: Iterable[Tuple[Convolution, int, int]]) -> Measured:
-    """From all calls that were measured, and from those with their bytes that the trees are wrong about."""
-    powers: Dict[int, Tuple[int, int]] = {}
+def make(known: Iterable[Tuple[Convolution, int]], other: Iterable[Tuple[Convolution, int, int]]) -> Measured:
+    """From all calls that were measured, and from those whose bytes are to be kept."""
+    measured: Dict[int, Dict[str, int]] = {}
     for convolution, rows in known:
-        if rows & (rows - 1) == 0:
-            mark, power = zlib.crc32(_text(convolution).encode()), rows.bit_length() - 1
-            least, most = powers.get(mark, (power, power))
-            powers[mark] = min(least, power), max(most, power)
-    units = {call_mark(convolution, rows): -(-taken // UNIT) for convolution, rows, taken in wrong}
-    marks, wrongs = sorted(powers), sorted(units)
-    return Measured(
-        marks,
-        [powers[mark][0] for mark in marks],
-        [powers[mark][1] for mark in marks],
-        wrongs,
-        [units[mark] for mark in wrongs],
-    )
+        if rows & (rows - 1) == 0 and rows <= 1 << LARGEST_POWER:
+            calls = measured.setdefault(zlib.crc32(_text(convolution).encode()), {})
+            calls[convolution.call] = calls.get(convolution.call, 0) | rows
+    powers = {
+        mark: calls["forward"] & calls["input"] & calls["weight"]
+        for mark, calls in measured.items()
+        if len(calls) == len(CALLS)
+    }
+    units = {call_mark(convolution, rows): -(-taken // UNIT) for convolution, rows, taken in other}
+    marks, kept = sorted(mark for mark in powers if powers[mark]), sorted(units)
+    return Measured(marks, [powers[mark] for mark in marks], kept, [units[mark] for mark in kept])
 
 
 def to_file(measured: Measured) -> bytes:
@@ -119,8 +118,8 @@ def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[int]]) ->
     if header["format"] != FORMAT or len(columns) != len(_COLUMNS):
         raise ValueError("the format is another")
     measured = Measured(*columns)
-    if not len(measured.known) == len(measured.least) == len(measured.most):
+    if len(measured.known) != len(measured.powers):
         raise ValueError("columns of known convolutions differ in length")
-    if len(measured.wrong) != len(measured.units):
+    if len(measured.calls) != len(measured.units):
         raise ValueError("columns of workspaces differ in length")
     return measured

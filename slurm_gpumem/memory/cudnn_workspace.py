@@ -4,7 +4,8 @@ cuDNN's fast kernels want channels last and aligned channels: for other layouts 
 weight into their workspace; gradients of weights are summed in parts. Which kernel cuDNN picks is its own
 heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
 (`training/fit_workspaces.py`), say which of these sums a call takes; the middle one of their answers counts,
-unless the call itself was measured (cudnn_measured.py).
+unless the call itself was measured (cudnn_measured.py), or measured at a smaller and a larger batch size, and
+was the same sum at both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2, prod
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory import cudnn_measured
@@ -20,7 +21,7 @@ from slurm_gpumem.memory.columns import read_as
 from slurm_gpumem.model.trace_types import Convolution, evaluate
 
 FILE = "cudnn-workspaces.bin"
-FORMAT = "gpumem-cudnn-workspaces/3"
+FORMAT = "gpumem-cudnn-workspaces/4"
 COLUMNS = ("b", "f", "H")
 """Array's codes of a tree's columns in the file (columns.py)."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
@@ -32,6 +33,10 @@ GROUP_ALIGNMENT = 32
 BEYOND = 65535
 """In place of a leaf's bytes beyond its sum, which are fewer: a tree of its own knows them."""
 ANSWERS = ("least", "middle", "most")
+NEXT_TO_NOTHING = 256 << 10
+"""Bytes; the smallest workspaces do not matter."""
+SAME_SUM = 0.02
+"""How far two calls' multiples of a sum may differ and be one law."""
 
 BASES = ("nothing", "data", "output", "both", "data+weight", "output+weight", "all", "all+weight",
          "weight", "weight of each", "weight of each, at most both")  # fmt: skip
@@ -41,7 +46,7 @@ FEATURES = ("batch", "channels of a group", "outputs of a group", "groups", "dep
             "transposed", "bytes of a number", "channels last", "channels modulo 8", "outputs modulo 8",
             "data", "output", "weight", "operations", "weight against data", "weights against data",
             "last size", "last output size", "products a number", "products a gradient",
-            "data against output", "padding", "output rows")  # fmt: skip
+            "data against output", "padding", "output rows", "fp16")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,14 +131,60 @@ def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
 
 @lru_cache(maxsize=4096)
 def _answers(convolution: Convolution, rows: int) -> Tuple[int, ...]:
-    measured = cudnn_measured.packaged()
-    other = measured.other_bytes(convolution, rows)
-    if other is not None:
-        return other, other, other
+    known = _known(convolution, rows)
+    if known is not None:
+        return known, known, known
+    found = _by_trees(convolution, rows)
+    twin = _twin(convolution)
+    known = None if twin is None else _known(twin, rows)
+    if known is not None:
+        return min(known, found[0]), known, max(known, found[-1])
+    return found[0], found[len(found) // 2], found[-1]
+
+
+def _by_trees(convolution: Convolution, rows: int) -> List[int]:
     call = Call(convolution, rows)
-    found = _forests()[convolution.call].answers(features(call), base_bytes(call))
-    middle = found[len(found) // 2]
-    return (middle,) * 3 if measured.covers(convolution, rows) else (found[0], middle, found[-1])
+    return _forests()[convolution.call].answers(features(call), base_bytes(call))
+
+
+def _known(convolution: Convolution, rows: int) -> Optional[int]:
+    """Bytes, where this call or its neighbours were measured."""
+    measured = cudnn_measured.packaged()
+    known = measured.bytes_at(convolution, rows)
+    if known is None and measured.covers(convolution, rows):
+        # Measured, and not kept: as the trees say.
+        found = _by_trees(convolution, rows)
+        return found[len(found) // 2]
+    return _between(convolution, rows, measured) if known is None else known
+
+
+def _twin(convolution: Convolution) -> Optional[Convolution]:
+    """The same in the other type of 16 bits: cuDNN mostly treats both alike, but not depthwise ones."""
+    other = {"fp16": "bf16", "bf16": "fp16"}.get(convolution.dtype)
+    return None if other is None or _depthwise(convolution) else replace(convolution, dtype=other)
+
+
+def _between(convolution: Convolution, rows: int, measured: cudnn_measured.Measured) -> Optional[int]:
+    """What follows from the nearest measured batch sizes on both sides, if one law holds for both."""
+    near = measured.neighbours(convolution, rows)
+    if near is None:
+        return None
+    low, high = ((Call(convolution, other), _known(convolution, other) or 0) for other in near)
+    return same_law(low, high, Call(convolution, rows))
+
+
+def same_law(low: Tuple[Call, int], high: Tuple[Call, int], call: Call) -> Optional[int]:
+    """Bytes of a call between two measured ones that take the same multiple of one sum; else None."""
+    (small, least), (large, most) = low, high
+    if max(least, most) < NEXT_TO_NOTHING:
+        return (least + most) // 2
+    if not min(least, most):
+        return None
+    best = (SAME_SUM, 0.0)
+    for under, over, here in zip(*(base_bytes(each)[1:] for each in (small, large, call))):
+        first, last = least / under, most / over
+        best = min(best, (abs(last / first - 1), (first + last) / 2 * here))
+    return int(best[1]) if best[0] < SAME_SUM else None
 
 
 def base_bytes(call: Call) -> List[float]:
@@ -164,7 +215,7 @@ def features(call: Call) -> List[float]:
         _log(call.weight), _log(call.output // call.width * channels * taps), _log(call.weight / both),
         _log(call.rows * call.weight / both), float(c.size[-1]), float(c.out_size[-1]), _log(channels * taps),
         _log(outputs * taps), _log(call.data / max(call.output, 1)), float(max(c.padding)),
-        _log(prod(c.out_size) * call.rows),
+        _log(prod(c.out_size) * call.rows), float(c.dtype == "fp16"),
     ]  # fmt: skip
 
 

@@ -58,11 +58,17 @@ _HALVINGS = 14
 
 
 def fit_trees(
-    values: Array, target: Array, iterations: int, weights: Array = None, loss: str = "absolute_error"
+    values: Array,
+    target: Array,
+    iterations: int,
+    weights: Array = None,
+    loss: str = "absolute_error",
+    quantile: Optional[float] = None,
 ) -> Any:
     """One ensemble of shallow trees."""
     return HistGradientBoostingRegressor(
-        loss=loss,
+        loss=loss if quantile is None else "quantile",
+        quantile=quantile,
         max_depth=3,
         max_iter=iterations,
         learning_rate=0.06,

@@ -13,18 +13,16 @@ a sum for parts of sums over the batch, one more tree for each kind of call tell
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from array import array
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from statistics import median
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from zlib import crc32
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory import cudnn_measured
 from slurm_gpumem.memory.columns import Column, to_bytes
-from slurm_gpumem.memory.cudnn_measured import Measured, call_mark, make, to_file
+from slurm_gpumem.memory.cudnn_measured import to_file
 from slurm_gpumem.memory.cudnn_workspace import (
     BASES,
     BEYOND,
@@ -32,15 +30,14 @@ from slurm_gpumem.memory.cudnn_workspace import (
     FEATURES,
     FILE,
     FORMAT,
-    Call,
     Forest,
     base_bytes,
     features,
     from_columns,
 )
-from slurm_gpumem.memory.ground_truth import open_text
-from slurm_gpumem.model.trace_types import Convolution
+from slurm_gpumem.training.calls_to_keep import to_keep
 from slurm_gpumem.training.command import exit_code
+from slurm_gpumem.training.measured_calls import MeasuredCall, load_calls
 
 TREES, LEAF, DEPTH, SHARE = 5, 3, 16, 0.5
 """Of a forest; fewest cases of a leaf; deepest; features that a split looks at."""
@@ -51,81 +48,11 @@ SCRAP = 2048
 """Bytes beyond a sum that are only its alignment."""
 REST = 0.35
 """Share of a workspace that may lie beyond a sum which it begins with: parts of sums over the batch."""
-SLIGHT, SLIGHT_SHARE = 512 << 10, 0.01
-"""Bytes, and share of input and output, by which an answer may be off."""
 PLENTY = 50_000_000
 """Bytes of input and output from which a convolution counts as large in the check."""
 Columns = List[List[float]]
 _BEGINNINGS = ("all", "both", "data+weight", "output+weight", "data", "output")
 _BEGINS, _BEGINS_END, _POWERS = 100, 200, 300
-_SHAPE = ("channels", "outputs", "size", "kernel", "stride", "padding", "dilation", "groups")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call that was measured."""
-
-    call: Call
-    bytes: int
-    shape: str
-    """The same for all batch sizes and types."""
-
-
-def load_cases(path: Path) -> List[Case]:
-    """All calls of all convolutions that the GPU did not refuse."""
-    with open_text(path) as file:
-        rows = (json.loads(line) for line in file)
-        return [
-            case for row in rows if row.get("kind") == "conv" and "error" not in row for case in _cases(row)
-        ]
-
-
-def _cases(row: Dict[str, Any]) -> Iterator[Case]:
-    shape = json.dumps([row[name] for name in _SHAPE])
-    calls = {name: Call(_convolution(name, row), row["batch"]) for name in ("forward", "input", "weight")}
-    call = calls["forward"]
-    taken = _beyond(row["forward"], [call.output])
-    if taken is not None:
-        yield Case(call, max(taken), shape)
-    # cuDNN's gradients come input first, those of depthwise kernels weight first.
-    for order in (("input", "weight"), ("weight", "input")):
-        sizes = {"input": call.data, "weight": call.weight}
-        taken = _beyond(row["backward"], [sizes[name] for name in order])
-        if taken is not None:
-            for name, peak in zip(order, taken[1:]):
-                yield Case(calls[name], peak, shape)
-            return
-
-
-def _convolution(call: str, row: Dict[str, Any]) -> Convolution:
-    places = zip(
-        *(row[name] for name in ("size", "kernel", "stride", "padding", "dilation", "output_padding"))
-    )
-    sizes = [
-        (n - 1) * s - 2 * p + d * (k - 1) + extra + 1
-        if row["transposed"]
-        else (n + 2 * p - d * (k - 1) - 1) // s + 1
-        for n, k, s, p, d, extra in places
-    ]
-    return Convolution(
-        call=call, dtype=row["dtype"], batch=(0, 1), channels=row["channels"], outputs=row["outputs"],
-        size=tuple(row["size"]), out_size=tuple(sizes), kernel=tuple(row["kernel"]),
-        stride=tuple(row["stride"]), padding=tuple(row["padding"]), dilation=tuple(row["dilation"]),
-        groups=row["groups"], transposed=row["transposed"], channels_last=row["channels_last"],
-    )  # fmt: skip
-
-
-def _beyond(events: Sequence[int], results: List[int]) -> Optional[List[int]]:
-    """Most bytes held beside the results: before the first, after it, after the next; None if they differ."""
-    peaks, held, left = [0], 0, list(results)
-    for size in events:
-        if left and size == left[0]:
-            left.pop(0)
-            peaks.append(held)
-        else:
-            held += size
-            peaks[-1] = max(peaks[-1], held)
-    return None if left or held else peaks
 
 
 # -- Fit -----------------------------------------------------------------------------------------
@@ -134,7 +61,7 @@ def _beyond(events: Sequence[int], results: List[int]) -> Optional[List[int]]:
 class Grower:
     """Cases of one kind of call as arrays, and trees on any part of them."""
 
-    def __init__(self, cases: Sequence[Case]) -> None:
+    def __init__(self, cases: Sequence[MeasuredCall]) -> None:
         import numpy as np
 
         self.cases = cases
@@ -225,7 +152,7 @@ def _columns(inner: Any, leaf: Callable[[int], Tuple[int, float, int]]) -> Colum
     return columns
 
 
-def grow(cases: Sequence[Case]) -> Dict[str, Dict[str, Any]]:
+def grow(cases: Sequence[MeasuredCall]) -> Dict[str, Dict[str, Any]]:
     """A forest for each kind of call."""
     import numpy as np
 
@@ -265,29 +192,8 @@ def as_read(forests: Dict[str, Dict[str, Any]]) -> Dict[str, Forest]:
     return from_columns(header, [column for _, column in columns])
 
 
-def exceptions(cases: Sequence[Case], forests: Dict[str, Forest]) -> Measured:
-    """What is known of these calls, and what of it the trees get wrong."""
-    # Where both types of 16 bits were measured and differ, the commoner counts.
-    ordered = sorted(cases, key=lambda case: case.call.convolution.dtype == "bf16")
-    last = {call_mark(case.call.convolution, case.call.rows): case for case in ordered}.values()
-    return make(
-        ((case.call.convolution, case.call.rows) for case in last),
-        ((case.call.convolution, case.call.rows, case.bytes) for case in last if _wrong(case, forests)),
-    )
-
-
-def _wrong(case: Case, forests: Dict[str, Forest]) -> bool:
-    from statistics import median
-
-    call = case.call
-    off = abs(median(forests[call.convolution.call].answers(features(call), base_bytes(call))) - case.bytes)
-    return off > SLIGHT and off > SLIGHT_SHARE * (call.data + call.output)
-
-
-def check(cases: Sequence[Case]) -> List[str]:
+def check(cases: Sequence[MeasuredCall]) -> List[str]:
     """Errors on shapes left out of the fit, as shares of the bytes of input and output."""
-    from statistics import median
-
     errors: Dict[Tuple[str, bool], List[float]] = {}
     for fold in range(FOLDS):
         seen = [case for case in cases if _fold(case) != fold]
@@ -308,7 +214,7 @@ def check(cases: Sequence[Case]) -> List[str]:
     return lines
 
 
-def _fold(case: Case) -> int:
+def _fold(case: MeasuredCall) -> int:
     return crc32(case.shape.encode()) % FOLDS
 
 
@@ -323,12 +229,12 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _run(only_check: bool) -> int:
-    cases = load_cases(data_path("models", "ground-truth") / "operators.jsonl.xz")
+    cases = load_calls(data_path("models", "ground-truth") / "operators.jsonl.xz")
     if only_check:
         print("\n".join(check(cases)))
         return 0
     forests = grow(cases)
-    measured = exceptions(cases, as_read(forests))
+    measured = to_keep(cases, as_read(forests))
     path = data_path("models", "gpus.toml").parent / FILE
     path.write_bytes(to_bytes(*as_columns(forests, len(cases))))
     path.with_name(cudnn_measured.FILE).write_bytes(to_file(measured))
@@ -336,8 +242,8 @@ def _run(only_check: bool) -> int:
         feature < 0 for forest in forests.values() for tree in forest["trees"] for feature in tree[0]
     )
     print(f"{len(cases):,} calls, {leaves:,} leaves, {path.stat().st_size:,} bytes: {path.name}")
-    known, wrong = len(measured.known), len(measured.wrong)
-    print(f"{known:,} convolutions known, {wrong:,} calls otherwise than by the trees")
+    known, kept = len(measured.known), len(measured.calls)
+    print(f"{known:,} convolutions known, {kept:,} calls kept that the trees do not tell")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Record what single operators allocate on a GPU, forward and backward, block by block.
 
-    python -m slurm_gpumem.training.probe --out DIR [--timm | --powers]
+    python -m slurm_gpumem.training.probe --out DIR [--timm | --powers | --between FILE]
 
 One JSON line a case: the case itself, `forward` and `backward` as lists of bytes in the order of events,
 positive for an allocation and negative for its release; or `error`. The first line tells the machine.
@@ -16,7 +16,7 @@ import sys
 import time
 from bisect import bisect_left
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -25,8 +25,8 @@ from slurm_gpumem.memory.ground_truth import open_text
 from slurm_gpumem.training.children import Children
 from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.device import describe_device
-from slurm_gpumem.training.probe_cases import Case, all_cases, forward_of, timm_cases
-from slurm_gpumem.training.probe_powers import power_cases
+from slurm_gpumem.training.probe_cases import Case, all_cases, case_of, forward_of, timm_cases
+from slurm_gpumem.training.probe_powers import between_cases, power_cases
 
 MAX_EVENTS = 1_000_000
 MOST_RESERVED = 8 << 30
@@ -117,26 +117,31 @@ def main(argv: Optional[List[str]] = None) -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--timm", action="store_true", help="the convolutions of timm's models instead")
     which.add_argument("--powers", action="store_true", help="all convolutions at powers of two instead")
+    which.add_argument(
+        "--between",
+        type=Path,
+        metavar="FILE",
+        help="batch sizes between, where this file's change instead",
+    )
     parser.add_argument("--skip", type=Path, metavar="FILE", help="leave out what this file has already")
     options = parser.parse_args(argv)
     make = timm_cases if options.timm else power_cases if options.powers else all_cases
 
     def left() -> List[Case]:
-        done = _measured(options.skip) if options.skip else set()
-        return [case for case in make(options.seed) if _mark(case) not in done]
+        done = {_mark(case_of(row)) for row in _rows(options.skip)} if options.skip else set()
+        cases = between_cases(_rows(options.between)) if options.between else make(options.seed)
+        return [case for case in cases if _mark(case) not in done]
 
     return exit_code(lambda: run(options.out, options.limit_seconds, options.jobs, left()))
 
 
-def _measured(path: Path) -> Set[str]:
-    """Marks of the cases that a file of results has."""
-    results = ("forward", "backward", "error")
+def _rows(path: Path) -> List[Dict[str, Any]]:
+    """Results that a file has."""
     try:
         with open_text(path) as file:
-            rows = [json.loads(line) for line in file]
+            return [json.loads(line) for line in file]
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read as a file of measured operators: {error}") from None
-    return {_mark({name: row[name] for name in row if name not in results}) for row in rows}
 
 
 def _mark(case: Case) -> str:

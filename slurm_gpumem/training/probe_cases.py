@@ -132,6 +132,11 @@ def convolution_case(shape: Shape, dtype: str, *, last: bool, batch: int) -> Cas
     }  # fmt: skip
 
 
+def case_of(row: Dict[str, Any]) -> Case:
+    """The case that a result is of."""
+    return {name: row[name] for name in row if name not in ("forward", "backward", "error")}
+
+
 def _batches(shape: Shape, rng: random.Random) -> List[int]:
     """One of any size, and a large one, half of them powers of two."""
     channels, outputs, size, stride = shape[0], shape[1], shape[2], shape[4]

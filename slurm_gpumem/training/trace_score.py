@@ -35,11 +35,13 @@ from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.trace_rows import path_of
 
 MIB = 1 << 20
-COVERAGE = 0.988
+COVERAGE = 0.9885
 """What is asked of the requests."""
 WIDER = 1.25
-FLOOR = 0.005
-"""Residuals below half a percent are as good as none."""
+FLOOR = 0.003
+"""A need so little above the peak is as good as none; so is one below it."""
+FAR = 0.97
+"""The spread is what this share of such jobs stays below."""
 TREES = 80
 OTHER_ALLOCATIONS = ("expandable_segments", "cudnn_benchmark", "compile", "mps")
 """Toggles under which memory follows other rules than a trace does, or its context is another."""
@@ -111,10 +113,10 @@ def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
     target = np.array([_target(found, row) for found, row in rows])
     fold = np.array([folds.fold_of(found.model) for found, _ in rows])
     spread = np.zeros(len(rows))
-    size = np.log(np.maximum(np.abs(target), FLOOR))
+    size = np.log(np.maximum(target, FLOOR))
     for number in np.unique(fold):
         own = fold == number
-        spread[own] = fit_trees(values[~own], size[~own], TREES, loss="squared_error").predict(values[own])
+        spread[own] = fit_trees(values[~own], size[~own], TREES, quantile=FAR).predict(values[own])
     table = [float(step) for step in np.quantile(target / np.exp(spread), LEVELS)]
     answers = []
     for (found, _), beyond, wide in zip(rows, target, np.exp(spread)):
@@ -127,7 +129,7 @@ def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
         "format": FORMAT,
         "features": list(NAMES),
         "center": {"start": 0.0, "trees": []},
-        "spread": export_trees(fit_trees(values, size, TREES, loss="squared_error")),
+        "spread": export_trees(fit_trees(values, size, TREES, quantile=FAR)),
         "stakes": {learned.GROUP: {"steps": table, "price": price, "wider": WIDER, "coverage": COVERAGE}},
         "ranges": [[float(low), float(high)] for low, high in zip(values.min(axis=0), values.max(axis=0))][
             : len(NAMES)

@@ -18,43 +18,50 @@ MIB = 1 << 20
 PLAIN = convolution(channels=48, outputs=96, call="weight")
 
 
+CALLS = ("forward", "input", "weight")
+
+
 def known() -> Measured:
-    calls = [(PLAIN, rows) for rows in (8, 16, 32, 64)]
-    return make(calls, [(PLAIN, 16, 10 * MIB), (PLAIN, 32, 30 * MIB), (PLAIN, 100, 7 * MIB)])
+    calls = [(replace(PLAIN, call=call), rows) for call in CALLS for rows in (8, 16, 32, 64, 256)]
+    # Only one of its calls could be told apart at this size.
+    calls.append((PLAIN, 128))
+    return make(calls, [(PLAIN, 16, 10 * MIB), (PLAIN, 48, 30 * MIB), (PLAIN, 100, 7 * MIB)])
 
 
 def test_what_was_measured_is_answered() -> None:
-    assert known().other_bytes(PLAIN, 16) == 10 * MIB
-    assert known().other_bytes(PLAIN, 100) == 7 * MIB
-    assert known().other_bytes(PLAIN, 8) is None
-    assert known().other_bytes(replace(PLAIN, call="forward"), 16) is None
+    assert known().bytes_at(PLAIN, 16) == 10 * MIB
+    assert known().bytes_at(PLAIN, 100) == 7 * MIB
+    assert known().bytes_at(PLAIN, 8) is None
+    assert known().bytes_at(replace(PLAIN, call="forward"), 16) is None
 
 
-def test_between_two_that_the_trees_are_wrong_about_the_answer_lies_between() -> None:
-    assert known().other_bytes(PLAIN, 24) == 20 * MIB
-    assert known().other_bytes(PLAIN, 48) is None
-
-
-def test_both_types_of_16_bits_are_one() -> None:
+def test_types_of_16_bits_are_two() -> None:
     half = make([], [(replace(PLAIN, dtype="bf16"), 16, MIB)])
-    assert half.other_bytes(replace(PLAIN, dtype="fp16"), 16) == MIB
-    assert half.other_bytes(PLAIN, 16) is None
+    assert half.bytes_at(replace(PLAIN, dtype="bf16"), 16) == MIB
+    assert half.bytes_at(replace(PLAIN, dtype="fp16"), 16) is None
 
 
-def test_only_batch_sizes_that_were_measured_are_covered() -> None:
-    assert known().covers(PLAIN, 8)
-    assert known().covers(PLAIN, 64)
-    assert not known().covers(PLAIN, 128)
-    assert not known().covers(PLAIN, 24)
+def test_only_batch_sizes_at_which_all_calls_were_measured_are_covered() -> None:
+    covered = [rows for rows in range(1025) if known().covers(PLAIN, rows)]
+    assert covered == [8, 16, 32, 64, 256]
     assert not known().covers(replace(PLAIN, stride=(2, 2)), 8)
-    assert not known().covers(PLAIN, 0)
+
+
+def test_neighbours_are_the_powers_of_two_and_what_was_measured_halfway() -> None:
+    assert known().neighbours(PLAIN, 24) == (16, 32)
+    assert known().neighbours(PLAIN, 33) == (32, 48)
+    assert known().neighbours(PLAIN, 63) == (48, 64)
+    assert known().neighbours(replace(PLAIN, call="forward"), 63) == (32, 64)
+    assert known().neighbours(PLAIN, 32) is None
+    assert known().neighbours(PLAIN, 65) is None
+    assert known().neighbours(PLAIN, 7) is None
 
 
 def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / cudnn_measured.FILE
     path.write_bytes(to_file(known()))
     again = from_columns(*read_columns(path))
-    for name in ("known", "least", "most", "wrong", "units"):
+    for name in ("known", "powers", "calls", "units"):
         assert list(getattr(again, name)) == list(getattr(known(), name))
 
 
@@ -63,11 +70,11 @@ def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / cudnn_measured.FILE
     whole = to_file(known())
     if damage == "format":
-        path.write_bytes(whole.replace(b"measured/1", b"measured/9"))
+        path.write_bytes(whole.replace(b"measured/2", b"measured/9"))
     elif damage == "short":
         path.write_bytes(whole[:-3])
     elif damage == "other columns":
-        path.write_bytes(to_bytes({"format": cudnn_measured.FORMAT}, [("I", [1])] * 4 + [("I", [])]))
+        path.write_bytes(to_bytes({"format": cudnn_measured.FORMAT}, [("I", [1])] * 3 + [("I", [])]))
     monkeypatch.setattr(cudnn_measured, "data_path", lambda *_: path)
     cudnn_measured.packaged.cache_clear()
     try:
@@ -80,7 +87,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_packages_own_file_is_used_for_workspaces() -> None:
     """Some call that the trees are wrong about is answered as it was measured."""
     measured = cudnn_measured.packaged()
-    assert len(measured.wrong) > 1000
+    assert len(measured.calls) > 1000
     asked = [
         convolution(call=call, channels=channels, outputs=channels, size=(side, side), out_size=(side, side))
         for call in ("forward", "input", "weight")
@@ -92,4 +99,4 @@ def test_the_packages_own_file_is_used_for_workspaces() -> None:
     for one, rows in found:
         answers = {workspace_bytes(one, rows, answer) for answer in ("least", "middle", "most")}
         assert len(answers) == 1
-        assert measured.other_bytes(one, rows) in (None, *answers)
+        assert measured.bytes_at(one, rows) in (None, *answers)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import pytest
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.memory import cudnn_measured
 from slurm_gpumem.memory import cudnn_workspace as workspace
 from slurm_gpumem.memory.columns import to_bytes
-from slurm_gpumem.memory.cudnn_workspace import from_columns, workspace_bytes
+from slurm_gpumem.memory.cudnn_workspace import Call, from_columns, same_law, workspace_bytes
 from slurm_gpumem.model.trace_types import Convolution
-from slurm_gpumem.training.fit_workspaces import Case, load_cases
+from slurm_gpumem.training.measured_calls import MeasuredCall, load_calls
 
 MIB = 1 << 20
 
@@ -27,11 +29,11 @@ def convolution(**changes: Any) -> Convolution:
 
 
 def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
-    cases = load_cases(data_path("models", "ground-truth") / "operators.jsonl.xz")[::25]
+    cases = load_calls(data_path("models", "ground-truth") / "operators.jsonl.xz", every=23)
     large = [case for case in cases if case.call.data + case.call.output > 50 * MIB]
     assert len(large) > 500
 
-    def right(case: Case) -> bool:
+    def right(case: MeasuredCall) -> bool:
         found = workspace_bytes(case.call.convolution, case.call.rows)
         return abs(found - case.bytes) <= 0.1 * (case.call.data + case.call.output)
 
@@ -91,3 +93,40 @@ def test_a_damaged_file_is_an_error_that_names_it(
 def test_a_file_fitted_on_other_features_is_refused() -> None:
     with pytest.raises(ValueError, match="others"):
         from_columns({"format": workspace.FORMAT, "features": [], "bases": [], "calls": {}}, [])
+
+
+def law(low: int, high: int, rows: int = 24) -> Optional[int]:
+    plain = convolution()
+    return same_law((Call(plain, 16), low), (Call(plain, 32), high), Call(plain, rows))
+
+
+def test_between_two_batch_sizes_that_take_the_same_sum_that_sum_is_taken() -> None:
+    one, weight = 64 * 56 * 56 * 4, 64 * 64 * 9 * 4
+    copied = law(16 * one + weight, 32 * one + weight)
+    assert copied == pytest.approx(24 * one + weight, rel=0.001)
+    assert law(32 * one, 64 * one, 20) == pytest.approx(40 * one, rel=0.001)
+    assert law(1000, 2000) == 1500
+
+
+def test_where_two_batch_sizes_take_different_sums_nothing_follows() -> None:
+    one = 64 * 56 * 56 * 4
+    assert law(16 * one, 64 * one) is None
+    assert law(0, 32 * one) is None
+    assert law(16 * one, 0) is None
+
+
+def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bf16, fp16 = (convolution(dtype=dtype, size=(57, 57), out_size=(57, 57)) for dtype in ("bf16", "fp16"))
+    calls = [(replace(bf16, call=call), 16) for call in ("forward", "input", "weight")]
+    known = cudnn_measured.make(calls, [(bf16, 16, 123 * MIB)])
+    monkeypatch.setattr(cudnn_measured, "packaged", lambda: known)
+    workspace._answers.cache_clear()
+    try:
+        answers = [workspace_bytes(fp16, 16, answer) for answer in workspace.ANSWERS]
+        assert answers[1] == 123 * MIB
+        assert answers[0] < answers[1]
+        assert workspace_bytes(replace(fp16, groups=64), 16) < MIB
+    finally:
+        workspace._answers.cache_clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 
@@ -31,6 +31,8 @@ def found() -> Dict[str, Any]:
         "sparse",
         "layouts",
         "scripted",
+        "buffers",
+        "as_on_cuda",
     )
     command = [sys.executable, "-m", "tests.model.tracing_checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -174,3 +176,56 @@ def test_a_scripted_model_takes_what_the_plain_one_does(found: Dict[str, Any]) -
     assert whole == pytest.approx(plain, rel=0.02)
     assert found["scripted"]["way"] == "meta"
     assert found["scripted"]["untouched"] == "cpu"
+
+
+def bytes_of(taken: List[Any], operator: str) -> List[int]:
+    return [size for name, size in taken if name == f"aten::{operator}"]
+
+
+@pytest.mark.parametrize(
+    ("case", "operator", "buffer"),
+    [
+        ("bias", "convolution_backward", 51_380_224),
+        ("squeeze", "mean", 51_380_224),
+        ("channels", "mean", 134_217_728),
+        ("norm", "linalg_vector_norm", 141_557_760),
+        ("tall layer norm", "native_layer_norm_backward", 1_204_224),
+        ("taller layer norm", "native_layer_norm_backward", 2_113_536),
+    ],
+)
+def test_long_sums_meet_in_the_buffers_that_a_gpu_was_seen_to_take(
+    found: Dict[str, Any], case: str, operator: str, buffer: int
+) -> None:
+    assert buffer in bytes_of(found["buffers"][case], operator)
+
+
+def test_sums_along_numbers_side_by_side_need_no_buffer(found: Dict[str, Any]) -> None:
+    buffers = found["buffers"]
+    # Of the weight, the bias, and a workspace of cuDNN's: nothing of the size of that buffer.
+    assert 51_380_224 not in bytes_of(buffers["bias side by side"], "convolution_backward")
+    assert max(bytes_of(buffers["squeeze side by side"], "mean")) == 8 * 64 * 4
+
+
+def test_gradients_of_a_tall_layer_norm_are_summed_in_blocks(found: Dict[str, Any]) -> None:
+    for case, part in (("tall layer norm", 2_408_448), ("taller layer norm", 10_922 * 96 * 4)):
+        assert bytes_of(found["buffers"][case], "native_layer_norm_backward").count(part) == 2
+
+
+def test_softmax_widens_fp16_in_place_and_copies_bf16(found: Dict[str, Any]) -> None:
+    scores = 8 * 50 * 50 * 4
+    assert scores in bytes_of(found["as_on_cuda"]["softmax bf16"], "_to_copy")
+    assert scores not in bytes_of(found["as_on_cuda"]["softmax fp16"], "_to_copy")
+
+
+def test_heads_to_be_spread_keep_fused_attention_away(found: Dict[str, Any]) -> None:
+    names = {name for name, _ in found["as_on_cuda"]["shared heads"]}
+    assert not [name for name in names if "attention" in name]
+    assert "aten::_safe_softmax" in names
+
+
+def test_rolling_three_dimensions_takes_two_tensors_more(found: Dict[str, Any]) -> None:
+    assert bytes_of(found["as_on_cuda"]["rolled"], "roll")[:3] == 3 * [8 * 50 * 64 * 4]
+
+
+def test_where_a_library_switches_autocast_off_it_is_off(found: Dict[str, Any]) -> None:
+    assert 8 * 50 * 50 * 4 in bytes_of(found["as_on_cuda"]["switched off"], "bmm")

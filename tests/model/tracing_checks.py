@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Callable, Dict
+from contextlib import nullcontext
+from types import ModuleType
+from typing import Any, Callable, Dict, List
 
 import torch
 from torch import nn
 
-from slurm_gpumem.memory.trace.replay import replay
+from slurm_gpumem.memory.gpus import find_gpu
+from slurm_gpumem.memory.trace.replay import replay, site_sizes
 from slurm_gpumem.model import summarize
 from slurm_gpumem.model.own import to_json
 from slurm_gpumem.model.trace_types import evaluate
@@ -342,6 +345,88 @@ def scripted() -> Dict[str, Any]:
     return {"peaks": peaks, "way": trace.way, "untouched": next(whole.parameters()).device.type}
 
 
+class Step(nn.Module):
+    """One operator between a product that needs gradients and a mean."""
+
+    def __init__(self, run: Callable[[torch.Tensor], torch.Tensor], *weights: int) -> None:
+        super().__init__()
+        self.run = run
+        self.weight = nn.Parameter(torch.empty(weights or (1,)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(x * self.weight)
+
+
+def taken(model: nn.Module, data: torch.Tensor, **options: Any) -> List[List[Any]]:
+    """Operator and bytes of all allocations of a second step, on a GPU with 132 multiprocessors."""
+    trace = summarize(model, data, loss=lambda out, _: (out * out).sum(), **options).trace
+    assert trace is not None
+    sizes = site_sizes(trace, None, find_gpu("h200"))
+    begin = next(phase.event for phase in trace.phases if phase.step == 2)
+    end = next((phase.event for phase in trace.phases if phase.step > 2), len(trace.events))
+    return [[trace.sites[v].operator, sizes[v]] for v in trace.events[begin:end] if v >= 0 and sizes[v]]
+
+
+def buffers() -> Dict[str, Any]:
+    """Sums over many numbers, in the shapes of operators that were recorded on an H200."""
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta")
+
+    def pictures(x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 3, 1, 2)
+
+    wide = nn.Conv2d(512, 2048, 1)
+    return {
+        "bias": taken(nn.Sequential(Step(pictures, 512), wide), empty(64, 7, 7, 512)),
+        "bias side by side": taken(wide, empty(64, 512, 7, 7)),
+        "squeeze": taken(Step(lambda x: pictures(x).mean((2, 3)), 64), empty(8, 112, 112, 64)),
+        "squeeze side by side": taken(Step(lambda x: x.mean((2, 3))), empty(8, 64, 112, 112)),
+        "channels": taken(Step(lambda x: x.mean(1)), empty(16, 1024, 32, 32)),
+        "norm": taken(
+            Step(lambda x: torch.linalg.vector_norm(x, dim=(1, 2)), 320),
+            empty(32, 56, 56, 320),
+        ),
+        "tall layer norm": taken(nn.LayerNorm(96), empty(200_704, 96)),
+        "taller layer norm": taken(nn.LayerNorm(96), empty(401_408, 96)),
+    }
+
+
+def as_on_cuda() -> Dict[str, Any]:
+    """What CUDA does for some types, shapes and devices only."""
+    tokens = torch.empty(8, 50, 64, device="meta")
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.matmul(x, x.transpose(1, 2)), -1)
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        query, one = x.view(-1, 50, 4, 16).transpose(1, 2), x[..., :16].unsqueeze(1)
+        return nn.functional.scaled_dot_product_attention(query, one, one)
+
+    def rolled(x: torch.Tensor) -> torch.Tensor:
+        return torch.roll(x, (1, 2, 3), (0, 1, 2))
+
+    library = ModuleType("transformers.utils.generic")
+    library.maybe_autocast = (  # type: ignore[attr-defined]
+        lambda device_type, enabled=True: (
+            nullcontext() if device_type == "meta" else torch.autocast(device_type, enabled=enabled)
+        )
+    )
+    sys.modules[library.__name__] = library
+
+    def switched_off(x: torch.Tensor) -> torch.Tensor:
+        with library.maybe_autocast(x.device.type, enabled=False):
+            return torch.matmul(x, x.transpose(1, 2))
+
+    return {
+        "softmax bf16": taken(Step(softmax), tokens, precision="amp-bf16"),
+        "softmax fp16": taken(Step(softmax), tokens, precision="amp-fp16"),
+        "shared heads": taken(Step(shared), tokens, precision="amp-bf16"),
+        "rolled": taken(Step(rolled), tokens),
+        "switched off": taken(Step(switched_off), tokens, precision="amp-bf16"),
+    }
+
+
 def sparse() -> Dict[str, Any]:
     model = nn.EmbeddingBag(100, 10, sparse=True, mode="sum")
     tokens = torch.zeros(4, 6, dtype=torch.int64)
@@ -368,6 +453,8 @@ CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
         layouts,
         kernels,
         scripted,
+        buffers,
+        as_on_cuda,
     )
 }
 

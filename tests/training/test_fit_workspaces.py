@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from slurm_gpumem.training.fit_workspaces import _beyond
+from slurm_gpumem.training.measured_calls import _beyond
 
 
 def test_a_workspace_is_what_is_held_beside_the_results() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.memory.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.memory.cudnn_workspace import workspace_bytes
 from slurm_gpumem.memory.reduction import reduction_bytes
+from slurm_gpumem.memory.trace.steps import further_step
 from slurm_gpumem.memory.types import Gpu
 from slurm_gpumem.model.trace_types import Phase, Site, Trace
 
 DEFAULT_CUBLAS = 32 << 20
 DEFAULT_SMS = 132
+MORE_STEPS, CALM_STEPS = 10, 2
+"""Steps played after a trace's own at most, and without growth until no more are."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,14 @@ class Timeline:
 
 
 def replay(trace: Trace, batch: Optional[int] = None, gpu: Optional[Gpu] = None) -> Timeline:
-    """The trace at a batch size (default: its own) on a GPU, played once."""
+    """The trace at a batch size (default: its own) on a GPU, and a few steps more for what is reserved."""
     sizes = site_sizes(trace, batch, gpu)
-    events = _events(trace, sizes)
+    events = _events(trace.events, sizes)
     allocator = CachingAllocator()
     allocator.replay(events)
     stats = allocator.stats()
     return Timeline(
-        stats=stats,
+        stats=replace(stats, peak_reserved=_reserved_later(allocator, trace, sizes)),
         allocated=_live_bytes(events),
         live_at_peak=_alive(trace, events, stats.peak_event),
         phase=trace.phase_of(max(stats.peak_event, 0)),
@@ -56,9 +59,28 @@ def replay(trace: Trace, batch: Optional[int] = None, gpu: Optional[Gpu] = None)
 
 def reserved_with(trace: Trace, batch: Optional[int], gpu: Optional[Gpu], workspace: str) -> int:
     """Peak of reserved bytes with another answer to how much cuDNN takes."""
+    sizes = site_sizes(trace, batch, gpu, workspace)
     allocator = CachingAllocator()
-    allocator.replay(_events(trace, site_sizes(trace, batch, gpu, workspace)))
-    return allocator.stats().peak_reserved
+    allocator.replay(_events(trace.events, sizes))
+    return _reserved_later(allocator, trace, sizes)
+
+
+def _reserved_later(allocator: CachingAllocator, trace: Trace, sizes: Sequence[int]) -> int:
+    """Reserved bytes after more steps, until they no longer grow."""
+    reserved = allocator.stats().peak_reserved
+    further = further_step(trace)
+    if further is None:
+        return reserved
+    block, calm = sum(value >= 0 for value in trace.events), 0
+    for _ in range(MORE_STEPS):
+        events = _events(further, sizes, block)
+        allocator.replay(events)
+        block += sum(value >= 0 for value in further)
+        calm = calm + 1 if allocator.stats().peak_reserved == reserved else 0
+        reserved = allocator.stats().peak_reserved
+        if calm == CALM_STEPS:
+            break
+    return reserved
 
 
 def workspaces(trace: Trace, timeline: Timeline) -> List[int]:
@@ -72,7 +94,7 @@ def workspaces(trace: Trace, timeline: Timeline) -> List[int]:
 
 def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> List[Event]:
     """The trace's events as the allocator takes them: one for each, sizes in bytes."""
-    return _events(trace, site_sizes(trace, batch, gpu))
+    return _events(trace.events, site_sizes(trace, batch, gpu))
 
 
 def site_sizes(
@@ -85,10 +107,10 @@ def site_sizes(
     return tuple(_size(site, at, cublas, sms, workspace) for site in trace.sites)
 
 
-def _events(trace: Trace, sizes: Sequence[int]) -> List[Event]:
+def _events(values: Sequence[int], sizes: Sequence[int], block: int = 0) -> List[Event]:
+    """A trace's events as the allocator takes them, blocks numbered from `block` on."""
     events: List[Event] = []
-    block = 0
-    for value in trace.events:
+    for value in values:
         if value >= 0:
             events.append((block, sizes[value]))
             block += 1

@@ -29,6 +29,8 @@ def attention(
     """What F.scaled_dot_product_attention allocates on a GPU of compute capability 8.0 and later."""
     masks = () if attn_mask is None else (attn_mask,)
     plain = query.dim() == 4 and _without_gaps(query, key, value, *masks)
+    # Every fused kernel refuses heads that are to be spread, unless it is told that they are shared.
+    plain = plain and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _numbers(attn_mask, query)
     if not plain:

@@ -6,6 +6,7 @@ the same way, and a cache of cast weights that lives as long as the outermost co
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
@@ -217,6 +218,21 @@ def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
         (torch, "get_autocast_dtype", dtype_of),
         (torch.amp, "is_autocast_available", is_available),
     )
-    for owner, attribute, function in replacements:
+    for owner, attribute, function in (*replacements, *_hugging_face()):
         patched.append((owner, attribute, getattr(owner, attribute)))
         setattr(owner, attribute, function)
+
+
+def _hugging_face() -> Iterator[Tuple[Any, str, Any]]:
+    """Its models switch autocast off for a few operators, but not where their tensors are on "meta"."""
+    name = "maybe_autocast"
+    original = getattr(sys.modules.get("transformers.utils.generic"), name, None)
+    if original is None:
+        return
+
+    def as_on_cuda(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return original("cuda" if device_type == "meta" else device_type, *args, **kwargs)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            yield module, name, as_on_cuda

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from slurm_gpumem.model.live.layouts import channels_last, copies, laid_out, lies_so, size_of
+from slurm_gpumem.model.live.reductions import long_sum
 from slurm_gpumem.model.trace_types import Convolution
 
 aten = torch.ops.aten
@@ -59,6 +60,12 @@ def _convolution_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> A
             recorder.drop(number)
     for number in reversed(whole):
         recorder.drop(number)
+    if result[2] is not None:
+        recorder.note(result[2], BACKWARD)
+        if channels_last(gradient):
+            # Summed like the rows of a matrix, with channels as its columns.
+            rows, channels = gradient.numel() // gradient.shape[1], int(gradient.shape[1])
+            recorder.workspace(0, BACKWARD, long_sum(rows, channels, channels))
     return tuple(result)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from slurm_gpumem.model.live.convolutions import CONVOLUTIONS
 from slurm_gpumem.model.live.cuda_scratch import SCRATCH
 from slurm_gpumem.model.live.fast import NOT_PLAIN, arithmetic, like, on_meta
 from slurm_gpumem.model.live.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
-from slurm_gpumem.model.trace_types import Reduction
+from slurm_gpumem.model.live.reductions import SUMS
 
 aten = torch.ops.aten
 MATMULS = {
@@ -70,40 +70,6 @@ def _dropout(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return like(data), mask
 
 
-def _sum(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A long sum over leading dimensions meets in a buffer of global memory."""
-    data = args[0]
-    result = func(*args, **kwargs)
-    recorder.note(result, "aten::sum")
-    if result.dtype != data.dtype and not (data.dtype in _HALF and result.dtype == torch.float32):
-        # Truth values and narrow whole numbers are copied to the result's type first.
-        recorder.workspace(data.numel() * result.element_size(), "aten::sum")
-        return result
-    reduction = reduction_of(data, args[1]) if len(args) > 1 else None
-    if reduction is not None:
-        recorder.workspace(0, "aten::sum", reduction)
-    return result
-
-
-def reduction_of(data: Tensor, dims: Any) -> Optional[Reduction]:
-    """A sum over the first dimensions of a contiguous tensor; None for every other one."""
-    reduced = sorted(dim % max(data.dim(), 1) for dim in dims or ())
-    if not reduced or reduced != list(range(len(reduced))) or len(reduced) == data.dim():
-        return None
-    if not data.is_contiguous():
-        return None
-    inputs = outputs = 1
-    for dim, size in enumerate(data.shape):
-        if dim in reduced:
-            inputs *= int(size)
-        else:
-            outputs *= int(size)
-    vector = next(count for count in (4, 2, 1) if int(outputs) % count == 0)
-    if inputs < 1 or outputs < 1:
-        return None
-    return Reduction((inputs,), (outputs,), vector)
-
-
 def _safe_softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Rows that are masked from end to end are looked for with a mask of the whole tensor."""
     result = func(*args, **kwargs)
@@ -150,7 +116,6 @@ def owned_alone(tensor: Tensor) -> bool:
 
 
 _ALONE = (4, 2)
-_HALF = (torch.float16, torch.bfloat16)
 _ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
 
 HANDLERS: Dict[Any, Callable[..., Any]] = {
@@ -158,6 +123,7 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     **SCRATCH,
     **CONVOLUTIONS,
     **COPYING,
+    **SUMS,
     aten.scatter.src: _into_zeros,
     aten.scatter.value: _into_zeros,
     aten.scatter_add.default: _into_zeros,
@@ -165,8 +131,6 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     aten.index_put.default: _into_zeros,
     aten.add.Tensor: _add,
     aten.native_dropout.default: _dropout,
-    aten.sum.dim_IntList: _sum,
-    aten.sum.default: _sum,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward,

@@ -66,7 +66,7 @@ def _roll(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """One dimension after the other."""
     data = args[0]
     dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
-    between = [recorder.take(size_of(data), "aten::roll") for _ in range(1 if len(dims) > 1 else 0)]
+    between = [recorder.take(size_of(data), "aten::roll") for _ in dims[1:]]
     result = func(*args, **kwargs)
     recorder.note(result, "aten::roll")
     for number in between:

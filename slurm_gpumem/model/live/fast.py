@@ -86,7 +86,7 @@ def _softmax(args: Any, kwargs: Any) -> Any:
     data = args[0]
     if kwargs or not data.is_contiguous():
         return NOT_PLAIN
-    if args[2]:  # half precision in, single precision out: CUDA has that for bf16 too
+    if args[2]:  # half precision in, single precision out
         return torch.empty(data.shape, dtype=torch.float32, device=data.device)
     return like(data)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 from torch import Tensor
+
+from slurm_gpumem.model.live.reductions import long_sum
 
 aten = torch.ops.aten
 
@@ -79,7 +82,7 @@ def copying(*places: int, either: bool = True, then: Any = None) -> Callable[...
     return handler
 
 
-def copying_after(gradient: int, *others: int) -> Callable[..., Any]:
+def copying_after(gradient: int, *others: int, then: Any = None) -> Callable[..., Any]:
     """A handler of a backward operator that copies its gradient only when its results have been made."""
 
     def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -87,7 +90,10 @@ def copying_after(gradient: int, *others: int) -> Callable[..., Any]:
         made = copies(recorder, name, [args[place] for place in others])
         result = func(*args, **kwargs)
         recorder.note_result(result, name)
-        for number in (*copies(recorder, name, [args[gradient]]), *made):
+        made = [*copies(recorder, name, [args[gradient]]), *made]
+        if then is not None:
+            then(recorder, name, args, result)
+        for number in made:
             recorder.drop(number)
         return result
 
@@ -102,9 +108,31 @@ def _softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty(data.shape, dtype=torch.float32, device=data.device)
 
 
+def _tall_layer_norm_backward(recorder: Any, name: str, args: Any, result: Any) -> None:
+    """Gradients of weight and bias over very many rows: 32 rows a block, and then the blocks' sum."""
+    columns = prod(int(size) for size in args[2])
+    rows = args[1].numel() // max(columns, 1)
+    if rows <= _TALL or columns >= _NARROW:
+        return
+    blocks = min(-(-rows // _ROWS_OF_A_BLOCK), _MOST_BLOCKS // -(-columns // _COLUMNS_OF_A_BLOCK))
+    parameters = [gradient for gradient in result[1:] if gradient is not None]
+    parts = [recorder.take(blocks * size_of(gradient), name) for gradient in parameters]
+    for gradient in parameters:
+        total = recorder.take(size_of(gradient), name)
+        recorder.workspace(0, name, long_sum(blocks, columns, columns))
+        recorder.drop(total)
+    for part in reversed(parts):
+        recorder.drop(part)
+
+
+_ROWS_OF_A_BLOCK = _COLUMNS_OF_A_BLOCK = 32
+_MOST_BLOCKS = 32 << 10
+_TALL, _NARROW = 64 << 10, _COLUMNS_OF_A_BLOCK * 132 // 2
+"""Rows and columns of such a layer norm, on a GPU with 132 multiprocessors."""
+
 COPYING: Dict[Any, Callable[..., Any]] = {
     aten.native_layer_norm.default: copying(0, either=False),
-    aten.native_layer_norm_backward.default: copying_after(0, 1),
+    aten.native_layer_norm_backward.default: copying_after(0, 1, then=_tall_layer_norm_backward),
     aten._softmax.default: copying(0, either=False, then=_softmax),
     aten._log_softmax.default: copying(0, either=False, then=_softmax),
     aten.max_pool2d_with_indices.default: copying(0),

@@ -31,14 +31,14 @@ def _dropout(data: Tensor, p: float, train: bool) -> Tensor:
 
 
 def _softmax(data: Tensor, dim: int, dtype: Optional[torch.dtype] = None) -> Tensor:
-    """CUDA widens half precision inside the kernel."""
-    if dtype == torch.float32 and data.dtype in _HALF:
+    """CUDA widens fp16 inside the kernel; bf16 is copied first."""
+    if dtype == torch.float32 and data.dtype == torch.float16:
         return aten._softmax(data.contiguous(), dim, True)  # type: ignore[no-any-return]
     return aten._softmax(data if dtype is None else data.to(dtype), dim, False)  # type: ignore[no-any-return]
 
 
 def _log_softmax(data: Tensor, dim: int, dtype: Optional[torch.dtype] = None) -> Tensor:
-    if dtype == torch.float32 and data.dtype in _HALF:
+    if dtype == torch.float32 and data.dtype == torch.float16:
         return aten._log_softmax(data.contiguous(), dim, True)  # type: ignore[no-any-return]
     return aten._log_softmax(data if dtype is None else data.to(dtype), dim, False)  # type: ignore[no-any-return]
 
