@@ -6,30 +6,29 @@ keeps what was measured where the trees were wrong, and at which powers of two a
 there the trees are believed otherwise. Where cuDNN changes its mind between two powers of two, it also keeps
 what was measured halfway.
 
-The file (columns.py) has the columns `known`, `powers`, `calls` and `units`. A convolution is known by
-32 bits of a hash: in a hundred thousand strange ones, one or two are taken for a known one. Bit n of `powers`
-is the batch size 2 ** n.
+The file (columns.py) has the columns `known`, `powers`, `calls` and `units`. Convolutions and calls are known
+by 64 bits of a hash: an estimate asks for thousands of calls, and none may be taken for another. Bit n of
+`powers` is the batch size 2 ** n.
 """
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory.columns import read_as, to_bytes
-from slurm_gpumem.model.trace_types import Convolution
+from slurm_gpumem.model.trace_types import CALLS, Convolution
 
 FILE = "cudnn-measured.bin"
-FORMAT = "gpumem-cudnn-measured/2"
+FORMAT = "gpumem-cudnn-measured/3"
 UNIT = 512
 """Bytes; the allocator rounds to as much."""
 LARGEST_POWER = 15
-CALLS = ("forward", "input", "weight")
-_COLUMNS = {"known": "I", "powers": "H", "calls": "I", "units": "I"}
+_COLUMNS = {"known": "Q", "powers": "H", "calls": "Q", "units": "I"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Measured:
         """Whether this is a power of two at which all calls of the convolution were measured."""
         if rows < 1 or rows & (rows - 1):
             return False
-        mark = zlib.crc32(_text(convolution).encode())
+        mark = _mark(_text(convolution))
         at = bisect_left(self.known, mark)
         return at < len(self.known) and self.known[at] == mark and bool(self.powers[at] & rows)
 
@@ -74,8 +73,12 @@ def halfway(power: int) -> int:
 
 
 def call_mark(convolution: Convolution, rows: int) -> int:
-    """A call at a batch size in 32 bits."""
-    return zlib.crc32(f"{convolution.call} {rows} {_text(convolution)}".encode())
+    """A call at a batch size in 64 bits."""
+    return _mark(f"{convolution.call} {rows} {_text(convolution)}")
+
+
+def _mark(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 @lru_cache(maxsize=4096)
@@ -96,7 +99,7 @@ def make(known: Iterable[Tuple[Convolution, int]], other: Iterable[Tuple[Convolu
     measured: Dict[int, Dict[str, int]] = {}
     for convolution, rows in known:
         if rows & (rows - 1) == 0 and rows <= 1 << LARGEST_POWER:
-            calls = measured.setdefault(zlib.crc32(_text(convolution).encode()), {})
+            calls = measured.setdefault(_mark(_text(convolution)), {})
             calls[convolution.call] = calls.get(convolution.call, 0) | rows
     powers = {
         mark: calls["forward"] & calls["input"] & calls["weight"]

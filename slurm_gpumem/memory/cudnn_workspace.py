@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from slurm_gpumem.data import data_path
 from slurm_gpumem.memory import cudnn_measured
 from slurm_gpumem.memory.columns import read_as
-from slurm_gpumem.model.trace_types import Convolution, evaluate
+from slurm_gpumem.model.trace_types import CALLS, Convolution, evaluate
 
 FILE = "cudnn-workspaces.bin"
 FORMAT = "gpumem-cudnn-workspaces/4"
@@ -124,7 +124,7 @@ def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle"
 
 def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
     """The workspaces of all three calls at once: forward, of the input's gradient, of the weight's."""
-    calls = (replace(convolution, call=name) for name in ("forward", "input", "weight"))
+    calls = (replace(convolution, call=name) for name in CALLS)
     forward, of_input, of_weight = (_answers(call, rows)[1] for call in calls)
     return forward, of_input, of_weight
 
@@ -169,7 +169,7 @@ def _between(convolution: Convolution, rows: int, measured: cudnn_measured.Measu
     near = measured.neighbours(convolution, rows)
     if near is None:
         return None
-    low, high = ((Call(convolution, other), _known(convolution, other) or 0) for other in near)
+    low, high = ((Call(convolution, other), _answers(convolution, other)[1]) for other in near)
     return same_law(low, high, Call(convolution, rows))
 
 
@@ -182,6 +182,8 @@ def same_law(low: Tuple[Call, int], high: Tuple[Call, int], call: Call) -> Optio
         return None
     best = (SAME_SUM, 0.0)
     for under, over, here in zip(*(base_bytes(each)[1:] for each in (small, large, call))):
+        if not under or not over:
+            continue
         first, last = least / under, most / over
         best = min(best, (abs(last / first - 1), (first + last) / 2 * here))
     return int(best[1]) if best[0] < SAME_SUM else None

@@ -1,7 +1,7 @@
 """The buffer in global memory through which PyTorch's sums share their work between thread blocks.
 
-The launch configuration is PyTorch's own (aten/src/ATen/native/cuda/Reduce.cuh), for sums over the leading
-dimensions of a contiguous tensor: threads lie along the outputs, blocks split what is summed.
+The launch configuration is PyTorch's own (aten/src/ATen/native/cuda/Reduce.cuh), for sums, means and norms
+that do not run along the numbers side by side: threads lie along the outputs, blocks split what is summed.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.model.own_mark import FORMAT
 from slurm_gpumem.model.trace_types import (
+    CALL_TYPES,
+    CALLS,
     CATEGORIES,
     DTYPES,
     KERNELS,
@@ -269,6 +271,15 @@ def _convolution(values: Any) -> Convolution:
     for name in ("channels", "outputs", "groups"):
         if _whole(read[name], name) < 1:
             raise _Wrong(f"a convolution's {name} is {read[name]}")
+    if read["call"] not in CALLS or read["dtype"] not in CALL_TYPES:
+        raise _Wrong(f"a convolution is a {str(read['call'])[:50]!r} of {str(read['dtype'])[:50]!r}")
+    if read["channels"] % read["groups"] or read["outputs"] % read["groups"]:
+        raise _Wrong("a convolution's groups do not divide its channels")
+    sizes = [read[name] for name in ("size", "out_size", "kernel", "stride", "dilation")]
+    if {len(each) for each in (*sizes, read["padding"])} not in ({1}, {2}, {3}):
+        raise _Wrong("a convolution's sizes are not all of one, two or three dimensions")
+    if any(number < 1 for each in sizes for number in each):
+        raise _Wrong("a convolution has a size below 1")
     return Convolution(**read)
 
 

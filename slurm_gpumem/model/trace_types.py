@@ -30,6 +30,9 @@ KERNELS = (
 SIZES: Mapping[str, int] = {"gemm": 4, "conv": 7, "grouped": 7, "depthwise": 7, "rnn": 4, "view": 0}
 """How many sizes such a kernel has; 2 where nothing is said."""
 DTYPES = ("fp32", "fp16", "bf16")
+CALLS = ("forward", "input", "weight")
+"""Of a convolution: itself, and the gradients of its input and its weight."""
+CALL_TYPES = ("fp32", "fp16", "bf16", "fp64")
 WAYS = ("meta", "real")
 """How a model was traced: on meta tensors, or by a small real run on the CPU."""
 
@@ -63,7 +66,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sum over the leading dimensions of a tensor: large ones share their work through global memory."""
+    """A sum across the numbers that lie side by side: large ones share their work through global memory."""
 
     inputs: Polynomial
     """Numbers that make one output."""

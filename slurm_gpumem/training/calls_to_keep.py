@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Dict, Iterator, Mapping, Optional, Sequence, Set
+from typing import Dict, Iterator, Mapping, Sequence, Tuple
 
 from slurm_gpumem.memory.cudnn_measured import Measured, call_mark, halfway, make
 from slurm_gpumem.memory.cudnn_workspace import Call, Forest, base_bytes, features, same_law
@@ -13,24 +13,30 @@ SLIGHT, SLIGHT_SHARE = 512 << 10, 0.01
 """Bytes, and share of input and output, by which an answer may be off."""
 
 
-def to_keep(cases: Sequence[MeasuredCall], forests: Mapping[str, Forest]) -> Measured:
-    """What is known of these calls, and what of it neither the trees nor calls at other batch sizes tell."""
-    by_mark = {call_mark(case.call.convolution, case.call.rows): case for case in cases}
+def to_keep(calls: Sequence[MeasuredCall], forests: Mapping[str, Forest]) -> Measured:
+    """What is known of these calls, and what of it neither the trees nor calls at other batch sizes tell.
+
+    First what others are told by: powers of two, and halfway between those that differ.
+    """
+    by_mark = {call_mark(each.call.convolution, each.call.rows): each for each in calls}
     halves = set(_turning(by_mark))
+    first, others = [], []
+    for mark, each in by_mark.items():
+        rows = each.call.rows
+        if mark in halves or rows & (rows - 1) == 0:
+            if mark in halves or _wrong(each, _by_trees(each.call, forests)):
+                first.append(each)
+        else:
+            others.append(each)
+    points = _measured(calls, first)
+    kept = [each for each in others if _wrong(each, _told(each.call, points, forests))]
+    return _measured(calls, [*first, *kept])
 
-    def kept(mark: int, case: MeasuredCall) -> bool:
-        if mark in halves:
-            return True
-        told = _told(case, by_mark, halves)
-        return _wrong(case, _by_trees(case.call, forests) if told is None else told)
 
+def _measured(known: Sequence[MeasuredCall], kept: Sequence[MeasuredCall]) -> Measured:
     return make(
-        ((case.call.convolution, case.call.rows) for case in cases),
-        (
-            (case.call.convolution, case.call.rows, case.bytes)
-            for mark, case in by_mark.items()
-            if kept(mark, case)
-        ),
+        ((each.call.convolution, each.call.rows) for each in known),
+        ((each.call.convolution, each.call.rows, each.bytes) for each in kept),
     )
 
 
@@ -47,25 +53,26 @@ def _turning(cases: Dict[int, MeasuredCall]) -> Iterator[int]:
                     yield mark
 
 
-def _told(case: MeasuredCall, cases: Dict[int, MeasuredCall], halves: Set[int]) -> Optional[int]:
-    """What the measured neighbours of a call between powers of two say; None where they say nothing."""
-    convolution, rows = case.call.convolution, case.call.rows
-    if rows < 3 or rows & (rows - 1) == 0:
-        return None
-    low = 1 << (rows.bit_length() - 1)
-    points = [low, 2 * low]
-    if call_mark(convolution, halfway(low)) in halves:
-        points = [low, halfway(low)] if rows < halfway(low) else [halfway(low), 2 * low]
-    found = [cases.get(call_mark(convolution, point)) for point in points]
-    if found[0] is None or found[1] is None:
-        return None
-    return same_law((found[0].call, found[0].bytes), (found[1].call, found[1].bytes), case.call)
+def _told(call: Call, points: Measured, forests: Mapping[str, Forest]) -> float:
+    """What an estimate would be told of a call that is not kept."""
+    near = points.neighbours(call.convolution, call.rows)
+    if near is not None:
+        low, high = (_point(Call(call.convolution, rows), points, forests) for rows in near)
+        told = same_law(low, high, call)
+        if told is not None:
+            return told
+    return _by_trees(call, forests)
+
+
+def _point(call: Call, points: Measured, forests: Mapping[str, Forest]) -> Tuple[Call, int]:
+    kept = points.bytes_at(call.convolution, call.rows)
+    return call, int(_by_trees(call, forests)) if kept is None else kept
 
 
 def _by_trees(call: Call, forests: Mapping[str, Forest]) -> float:
     return median(forests[call.convolution.call].answers(features(call), base_bytes(call)))
 
 
-def _wrong(case: MeasuredCall, told: float) -> bool:
-    off = abs(told - case.bytes)
-    return off > SLIGHT and off > SLIGHT_SHARE * (case.call.data + case.call.output)
+def _wrong(each: MeasuredCall, told: float) -> bool:
+    off = abs(told - each.bytes)
+    return off > SLIGHT and off > SLIGHT_SHARE * (each.call.data + each.call.output)

@@ -62,12 +62,11 @@ def fit_trees(
     target: Array,
     iterations: int,
     weights: Array = None,
-    loss: str = "absolute_error",
     quantile: Optional[float] = None,
 ) -> Any:
     """One ensemble of shallow trees."""
     return HistGradientBoostingRegressor(
-        loss=loss if quantile is None else "quantile",
+        loss="absolute_error" if quantile is None else "quantile",
         quantile=quantile,
         max_depth=3,
         max_iter=iterations,

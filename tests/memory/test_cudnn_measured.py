@@ -70,11 +70,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = tmp_path / cudnn_measured.FILE
     whole = to_file(known())
     if damage == "format":
-        path.write_bytes(whole.replace(b"measured/2", b"measured/9"))
+        path.write_bytes(whole.replace(b"measured/3", b"measured/9"))
     elif damage == "short":
         path.write_bytes(whole[:-3])
     elif damage == "other columns":
-        path.write_bytes(to_bytes({"format": cudnn_measured.FORMAT}, [("I", [1])] * 3 + [("I", [])]))
+        path.write_bytes(
+            to_bytes({"format": cudnn_measured.FORMAT}, [("Q", [1]), ("H", [1]), ("Q", [1]), ("I", [])])
+        )
     monkeypatch.setattr(cudnn_measured, "data_path", lambda *_: path)
     cudnn_measured.packaged.cache_clear()
     try:

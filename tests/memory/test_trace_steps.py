@@ -62,6 +62,12 @@ def test_nothing_follows_where_a_step_keeps_more_than_it_releases() -> None:
     assert further_step(trace_of([FIRST, [ACTIVATION, GRADIENT]])) is None
 
 
+def test_nothing_follows_where_the_last_step_released_what_the_next_would() -> None:
+    trace = made_of((8, 24), [[0], [-1, 0, -1, 1]])
+    assert further_step(trace) is None
+    assert replay(trace).stats.peak_allocated == 24 * MIB
+
+
 def test_growth_after_the_last_step_counts() -> None:
     """Four blocks a step, the last of them released after the next step has taken its own."""
     first, second = [0, -1, 1, 2, 3, -3, -1], [0, -1, 1, 2, 3, -6, -3, -1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Dict
 
 import pytest
@@ -108,6 +109,24 @@ def test_a_damaged_trace_is_refused_with_the_reason(change: Dict[str, Any], said
     document["trace"].update(change)
     with pytest.raises(SummaryError, match=said):
         read_summary(json.dumps(document) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"call": "sideways"}, "sideways"),
+        ({"dtype": "int8"}, "int8"),
+        ({"groups": 2}, "groups do not divide"),
+        ({"size": (0, 32)}, "below 1"),
+        ({"kernel": (3,)}, "one, two or three dimensions"),
+        ({"padding": ()}, "one, two or three dimensions"),
+    ],
+)
+def test_a_convolution_that_cannot_be_is_refused(change: Dict[str, Any], said: str) -> None:
+    workspace = replace(TRACE.sites[2], convolution=replace(CONVOLUTION, **change))
+    sites = (*TRACE.sites[:2], workspace, *TRACE.sites[3:])
+    with pytest.raises(SummaryError, match=said):
+        read_summary(to_json(replace(SUMMARY, trace=replace(TRACE, sites=sites))))
 
 
 def test_a_later_version_is_refused_by_its_name() -> None:

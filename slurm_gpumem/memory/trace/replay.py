@@ -16,6 +16,8 @@ DEFAULT_CUBLAS = 32 << 20
 DEFAULT_SMS = 132
 MORE_STEPS, CALM_STEPS = 10, 2
 """Steps played after a trace's own at most, and without growth until no more are."""
+MORE_EVENTS = 500_000
+"""Their events at most: a large model has a tenth of it in a step."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def _reserved_later(allocator: CachingAllocator, trace: Trace, sizes: Sequence[i
     if further is None:
         return reserved
     block, calm = sum(value >= 0 for value in trace.events), 0
-    for _ in range(MORE_STEPS):
+    for _ in range(min(MORE_STEPS, MORE_EVENTS // max(len(further), 1))):
         events = _events(further, sizes, block)
         allocator.replay(events)
         block += sum(value >= 0 for value in further)

@@ -7,7 +7,7 @@ left.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from slurm_gpumem.model.trace_types import Trace
 
@@ -21,9 +21,9 @@ def further_step(trace: Trace) -> Optional[List[int]]:
     first = next(phase.event for phase in trace.phases if phase.step == last)
     if last < 2:
         return None
-    places = _places(trace)
+    places, gone = _places(trace), _released(trace)
     begin = sum(value >= 0 for value in trace.events[:first])
-    again = {place: block for block, (step, place) in enumerate(places) if step == last}
+    again = {place: block for block, (step, place) in enumerate(places) if step == last and block not in gone}
     events: List[int] = []
     before, now = begin, len(places)
     for value in trace.events[first:]:
@@ -43,6 +43,17 @@ def further_step(trace: Trace) -> Optional[List[int]]:
         events.append(again[place] - now)
     # A step that does not release as much as it takes would go on growing.
     return events if now - len(places) == len(events) / 2 else None
+
+
+def _released(trace: Trace) -> Set[int]:
+    """Blocks that no longer live when the trace ends."""
+    found, block = set(), 0
+    for value in trace.events:
+        if value >= 0:
+            block += 1
+        else:
+            found.add(block + value)
+    return found
 
 
 def _places(trace: Trace) -> List[Tuple[int, _Place]]:

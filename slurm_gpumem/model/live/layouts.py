@@ -109,7 +109,10 @@ def _softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tall_layer_norm_backward(recorder: Any, name: str, args: Any, result: Any) -> None:
-    """Gradients of weight and bias over very many rows: 32 rows a block, and then the blocks' sum."""
+    """Gradients of weight and bias over very many rows: 32 rows a block, and then the blocks' sum.
+
+    Decided for the traced batch: replayed at one that crosses the limit, these few MiB are wrong.
+    """
     columns = prod(int(size) for size in args[2])
     rows = args[1].numel() // max(columns, 1)
     if rows <= _TALL or columns >= _NARROW:

@@ -27,7 +27,7 @@ def reduction_of(data: Tensor, dims: Any) -> Optional[Reduction]:
     strides: Sequence[int] = data.stride()
     order = [dim for dim in range(data.dim()) if data.shape[dim] > 1]
     order.sort(key=lambda dim: strides[dim], reverse=True)
-    if not _dense(data, order) or not reduced.intersection(order) or not order or order[-1] in reduced:
+    if not order or order[-1] in reduced or not _dense(data, order):
         return None
     run = 1
     for dim in reversed(order):
@@ -61,7 +61,8 @@ def _summing(place: int) -> Callable[..., Any]:
         data, name = args[0], func._schema.name
         result = func(*args, **kwargs)
         recorder.note(result, name)
-        if result.dtype != data.dtype and not (data.dtype in _HALF and result.dtype == torch.float32):
+        widened = data.dtype in _HALF and result.dtype == torch.float32
+        if result.dtype != data.dtype and not widened and not data.is_complex():
             # Truth values and narrow whole numbers are copied to the result's type first.
             recorder.workspace(data.numel() * result.element_size(), name)
             return result
