@@ -35,6 +35,7 @@ from slurm_gpumem.memory.cudnn_workspace import (
     features,
     from_columns,
 )
+from slurm_gpumem.model.trace_types import CALLS
 from slurm_gpumem.training.calls_to_keep import to_keep
 from slurm_gpumem.training.command import exit_code
 from slurm_gpumem.training.measured_calls import MeasuredCall, load_calls
@@ -157,7 +158,7 @@ def grow(cases: Sequence[MeasuredCall]) -> Dict[str, Dict[str, Any]]:
     import numpy as np
 
     forests = {}
-    for name in ("forward", "input", "weight"):
+    for name in CALLS:
         grower = Grower([case for case in cases if case.call.convolution.call == name])
         everything = np.arange(len(grower.cases))
         trees = [grower.tree(everything, seed) for seed in range(TREES)]

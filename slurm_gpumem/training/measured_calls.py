@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from slurm_gpumem.memory.cudnn_workspace import Call
 from slurm_gpumem.memory.ground_truth import open_text
-from slurm_gpumem.model.trace_types import Convolution
+from slurm_gpumem.model.trace_types import CALLS, Convolution
 
 _SHAPE = ("channels", "outputs", "size", "kernel", "stride", "padding", "dilation", "groups")
 
@@ -37,7 +37,7 @@ def load_calls(path: Path, every: int = 1) -> List[MeasuredCall]:
 def calls_of(row: Dict[str, Any]) -> Iterator[MeasuredCall]:
     """The calls of one convolution; fewer where its allocations cannot be told apart."""
     shape = json.dumps([row[name] for name in _SHAPE])
-    calls = {name: Call(_convolution(name, row), row["batch"]) for name in ("forward", "input", "weight")}
+    calls = {name: Call(_convolution(name, row), row["batch"]) for name in CALLS}
     call = calls["forward"]
     taken = _beyond(row["forward"], [call.output])
     if taken is not None:

@@ -121,7 +121,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         "--between",
         type=Path,
         metavar="FILE",
-        help="batch sizes between, where this file's change instead",
+        help="those of this file halfway between powers of two that differ instead",
     )
     parser.add_argument("--skip", type=Path, metavar="FILE", help="leave out what this file has already")
     options = parser.parse_args(argv)

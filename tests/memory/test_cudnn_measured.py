@@ -12,13 +12,11 @@ from slurm_gpumem.memory import cudnn_measured
 from slurm_gpumem.memory.columns import read_columns, to_bytes
 from slurm_gpumem.memory.cudnn_measured import Measured, from_columns, make, to_file
 from slurm_gpumem.memory.cudnn_workspace import workspace_bytes
+from slurm_gpumem.model.trace_types import CALLS
 from tests.memory.test_cudnn_workspace import convolution
 
 MIB = 1 << 20
 PLAIN = convolution(channels=48, outputs=96, call="weight")
-
-
-CALLS = ("forward", "input", "weight")
 
 
 def known() -> Measured:
@@ -92,7 +90,7 @@ def test_the_packages_own_file_is_used_for_workspaces() -> None:
     assert len(measured.calls) > 1000
     asked = [
         convolution(call=call, channels=channels, outputs=channels, size=(side, side), out_size=(side, side))
-        for call in ("forward", "input", "weight")
+        for call in CALLS
         for channels in (64, 128, 256, 512)
         for side in (7, 14, 28, 56)
     ]

@@ -14,7 +14,7 @@ from slurm_gpumem.memory import cudnn_measured
 from slurm_gpumem.memory import cudnn_workspace as workspace
 from slurm_gpumem.memory.columns import to_bytes
 from slurm_gpumem.memory.cudnn_workspace import Call, from_columns, same_law, workspace_bytes
-from slurm_gpumem.model.trace_types import Convolution
+from slurm_gpumem.model.trace_types import CALLS, Convolution
 from slurm_gpumem.training.measured_calls import MeasuredCall, load_calls
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ def test_a_plain_convolution_is_copied_and_a_depthwise_one_is_not() -> None:
 
 
 def test_the_middle_answer_lies_between_the_least_and_the_most() -> None:
-    for call in ("forward", "input", "weight"):
+    for call in CALLS:
         for channels in (3, 17, 64, 250):
             asked = convolution(call=call, channels=channels, dtype="bf16")
             least, middle, most = (workspace_bytes(asked, 48, answer) for answer in workspace.ANSWERS)
@@ -119,7 +119,7 @@ def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bf16, fp16 = (convolution(dtype=dtype, size=(57, 57), out_size=(57, 57)) for dtype in ("bf16", "fp16"))
-    calls = [(replace(bf16, call=call), 16) for call in ("forward", "input", "weight")]
+    calls = [(replace(bf16, call=call), 16) for call in CALLS]
     known = cudnn_measured.make(calls, [(bf16, 16, 123 * MIB)])
     monkeypatch.setattr(cudnn_measured, "packaged", lambda: known)
     workspace._answers.cache_clear()
