@@ -49,7 +49,7 @@ $(VENV)/.test-ready: $(BIN)/gpumem setup.cfg
 # The demo needs no database, no linter and no torch: it is to start soon.
 demo: APT_PACKAGES := $(DEMO_PACKAGES)
 demo: setup
-	@$(BIN)/python -m slurm_gpumem.cli.demo
+	@$(BIN)/python -m slurm_gpumem.devcluster.demo
 
 setup: apt $(BIN)/gpumem
 setup-test: apt $(VENV)/.test-ready
@@ -108,23 +108,23 @@ accuracy: $(BIN)/gpumem
 fit: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
-	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.training.fit
+	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.lab.fit.correction
 
 fit-workspaces: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
-	@$(BIN)/python -m slurm_gpumem.training.fit_workspaces
+	@$(BIN)/python -m slurm_gpumem.lab.fit.workspaces
 
 fit-utilization: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
-	@$(BIN)/python -m slurm_gpumem.training.fit_interference
-	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.training.fit_utilization
+	@$(BIN)/python -m slurm_gpumem.lab.fit.interference
+	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.lab.fit.utilization
 
 gpuutilnet: setup-test
 	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
-	@$(BIN)/python -m slurm_gpumem.training.gpuutilnet
+	@$(BIN)/python -m slurm_gpumem.lab.gpuutilnet
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,5 +1,5 @@
 -- gpumem_line.lua: the memory line of a script: its GPU memory as a function of the batch size.
--- Loaded by gpumem.lua, whose rules hold here too. The twin of slurm_gpumem/memory/memory_line.py, where
+-- Loaded by gpumem.lua, whose rules hold here too. The twin of slurm_gpumem/estimators/memory_line.py, where
 -- the format is told; a test holds the two to the same answers.
 
 local M = {}

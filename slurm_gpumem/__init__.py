@@ -3,7 +3,7 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Estimate", "GpumemError", "estimate"]
+__all__ = ["Estimate", "GpumemError", "estimate", "summarize"]
 
 
 def __getattr__(name: str) -> Any:
@@ -12,8 +12,12 @@ def __getattr__(name: str) -> Any:
         from slurm_gpumem.api import estimate
 
         return estimate
+    if name == "summarize":
+        from slurm_gpumem.tracing.trace_model import summarize
+
+        return summarize
     if name == "Estimate":
-        from slurm_gpumem.memory.types import Estimate
+        from slurm_gpumem.estimators.types import Estimate
 
         return Estimate
     if name == "GpumemError":

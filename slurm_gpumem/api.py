@@ -6,10 +6,10 @@ import os
 from typing import Optional, Union
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.memory.types import OPTIMIZERS, Estimate, TrainingJob
-from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
 
 
 def estimate(

@@ -11,7 +11,7 @@ import pytest
 import slurm_gpumem
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.memory.types import PARTS
+from slurm_gpumem.estimators.types import PARTS
 
 SUMMARY = """\
         Layer (type)               Output Shape         Param #

@@ -12,21 +12,48 @@ import pytest
 import slurm_gpumem
 
 PACKAGE = Path(slurm_gpumem.__file__).parent
-ROOMS_ALLOWED = {
-    "model": set(),
-    "memory": {"model"},
-    "sharing": {"memory"},
+ROOMS_ALLOWED: dict[str, set[str]] = {
+    "config": set(),
+    "formats": set(),
     "slurm": set(),
-    "site": {"slurm", "sharing"},
-    "devcluster": {"slurm"},
-    "node": {"slurm"},
-    "recovery": {"node", "sharing", "slurm"},
-    "accounting": {"slurm"},
-    "training": {"model", "memory", "utilization"},
-    "utilization": {"model", "memory"},
+    "summaries": set(),
+    "terminal": set(),
+    "tracing": {"summaries"},
+    "estimators": {"summaries", "formats", "config"},
+    "utilization": {"summaries", "estimators"},
+    "calibration": {"summaries", "estimators", "utilization"},
+    "accounting": {"config", "formats", "slurm"},
+    "submission": {
+        "config",
+        "formats",
+        "slurm",
+        "summaries",
+        "estimators",
+        "utilization",
+        "accounting",
+    },
+    "node": {"config", "formats", "slurm"},
+    "recovery": {"config", "formats", "slurm", "node", "submission"},
+    "report": {"accounting", "terminal", "estimators", "summaries", "submission"},
+    "site": {"config", "formats", "slurm", "accounting", "estimators"},
+    "devcluster": {"formats", "slurm", "node", "terminal"},
+    "lab": {"summaries", "tracing", "estimators", "utilization", "calibration"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package."""
 TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__", "__main__"}
+
+
+NOT_YET = {
+    "config/recovery.py": {"submission"},
+    "devcluster/demo.py": {"cli"},
+    "report/fit.py": {"cli"},
+    "report/html/write.py": {"cli"},
+    "report/why/html.py": {"cli"},
+    "report/why/png.py": {"cli"},
+    "report/why/text.py": {"cli"},
+    "tracing/hub_names.py": {"lab"},
+}
+"""Arrows that still run the wrong way."""
 
 
 def _imported_modules(path: Path) -> set[str]:
@@ -49,6 +76,7 @@ def _rooms(path: Path) -> set[str]:
 def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         unexpected = _rooms(path) - ROOMS_ALLOWED[room] - {room}
+        unexpected -= NOT_YET.get(str(path.relative_to(PACKAGE)), set())
         assert not unexpected, f"{path.relative_to(PACKAGE)} imports {sorted(unexpected)}"
 
 

@@ -37,13 +37,13 @@ def test_every_package_is_listed() -> None:
 @pytest.mark.parametrize(
     ("package", "needed"),
     [
-        ("slurm_gpumem.accounting", "page/*"),
+        ("slurm_gpumem.report.html", "assets/*"),
         ("slurm_gpumem.lua", "*.lua"),
         ("slurm_gpumem.models", "*.toml"),
         ("slurm_gpumem.prolog", "*"),
-        ("slurm_gpumem.training", "*.json"),
-        ("slurm_gpumem.training.catalogue", "*.toml"),
-        ("slurm_gpumem.training.configs", "*.toml"),
+        ("slurm_gpumem.lab", "*.json"),
+        ("slurm_gpumem.lab.catalogue", "*.toml"),
+        ("slurm_gpumem.lab.plans", "*.toml"),
     ],
 )
 def test_files_that_the_commands_read_are_packaged(package: str, needed: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Dict, List, Optional, Tuple
 
-from slurm_gpumem.accounting.config import AccountingConfig, load_accounting_config
+from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_config
 from slurm_gpumem.errors import GpumemError
 
 _AT_ONCE = 300

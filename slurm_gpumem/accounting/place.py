@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Callable, Optional
 
 from slurm_gpumem.accounting import schema
-from slurm_gpumem.accounting.config import AccountingConfig
+from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.errors import AccountingError
 
 NAME = "index.sqlite"

@@ -92,9 +92,9 @@ def join_slurm(connection: sqlite3.Connection, *, force: bool = False, budget_s:
 
 def run(argv: Sequence[str], *, timeout_s: float) -> str:
     """A Slurm command's stdout; the module for it is loaded only now, since most reports ask nothing."""
-    from slurm_gpumem.slurm import commands
+    from slurm_gpumem.slurm import client
 
-    return commands.run(argv, timeout_s=timeout_s)
+    return client.run(argv, timeout_s=timeout_s)
 
 
 def ask(job_ids: Sequence[int]) -> List[SlurmRow]:

@@ -7,7 +7,6 @@ import sqlite3
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.accounting import place, schema
-from slurm_gpumem.accounting.config import AccountingConfig, load_accounting_config
 from slurm_gpumem.accounting.gather import Progress, refresh
 from slurm_gpumem.accounting.reading import recipe_of, rest_of, split_parts
 from slurm_gpumem.accounting.remember import remember_own
@@ -24,6 +23,7 @@ from slurm_gpumem.accounting.types import (
     Summary,
     Waster,
 )
+from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_config
 from slurm_gpumem.errors import UnknownNameError
 
 

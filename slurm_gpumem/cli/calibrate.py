@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import List
 
+from slurm_gpumem.calibration.context import calibrate, put_entry
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.memory.calibrate import calibrate, put_entry
-from slurm_gpumem.memory.gpus import site_gpu_file
+from slurm_gpumem.estimators.gpus import site_gpu_file
 
 
 def main(argv: List[str]) -> int:
@@ -19,7 +19,7 @@ def main(argv: List[str]) -> int:
     args = _parser().parse_args(argv)
     result = calibrate(args.python, args.name, time.strftime("%Y-%m-%d"))
     if args.utilization:
-        from slurm_gpumem.utilization.calibrate import with_reference_set
+        from slurm_gpumem.calibration.utilization import with_reference_set
 
         result = with_reference_set(result, args.python)
     print(result.as_toml(), end="")

@@ -13,7 +13,7 @@ from slurm_gpumem.cli.run import say
 from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.sizes import format_mib, parse_mib
+from slurm_gpumem.units import format_mib, parse_mib
 
 _NODE = re.compile(r"([^=]+)=([0-9]+)x([^:]+):(.+)")
 

@@ -9,13 +9,13 @@ from typing import Optional, Sequence
 
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.make_line import SPAN, make_line
-from slurm_gpumem.memory.memory_line import MemoryLine
-from slurm_gpumem.memory.types import TrainingJob
-from slurm_gpumem.model.types import ModelSummary
-from slurm_gpumem.slurm.batch_script import BatchScript, check_script, read_script
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.make_line import SPAN, make_line
+from slurm_gpumem.estimators.memory_line import MemoryLine
+from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.directives import MARK, MEMORY_LINE, Directive, read_directives
+from slurm_gpumem.slurm.script import BatchScript, check_script, read_script
+from slurm_gpumem.summaries.types import ModelSummary
 
 
 def print_line(

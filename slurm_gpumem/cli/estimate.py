@@ -9,16 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.activity import estimated, limit_lines, utilization_json
-from slurm_gpumem.cli.estimate_text import comparison_lines, explain_lines, fit_line, result_line
-from slurm_gpumem.cli.job_settings import job_settings
 from slurm_gpumem.cli.run import say
-from slurm_gpumem.config import JOB_KEYS, load_config
+from slurm_gpumem.config.load import JOB_KEYS, load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.assumptions import assumptions
-from slurm_gpumem.memory.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.memory.types import (
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.assumptions import assumptions
+from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.types import (
     INPUT_DTYPES,
     LOSSES,
     OPTIMIZERS,
@@ -26,12 +23,15 @@ from slurm_gpumem.memory.types import (
     Estimate,
     Gpu,
 )
-from slurm_gpumem.memory.whatif import Alternatives, alternatives
-from slurm_gpumem.model.reader import read_summary
-from slurm_gpumem.model.types import ModelSummary
-from slurm_gpumem.sizes import ceil_div
-from slurm_gpumem.slurm.batch_script import BatchScript
+from slurm_gpumem.estimators.whatif import Alternatives, alternatives
+from slurm_gpumem.report.estimate import comparison_lines, explain_lines, fit_line, result_line
 from slurm_gpumem.slurm.directives import Directive
+from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.submission.activity import estimated, limit_lines, utilization_json
+from slurm_gpumem.submission.settings import job_settings
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import ceil_div
 
 SCHEMA = "gpumem-estimate/1"
 ALL = "all"

@@ -7,17 +7,17 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Dict, List, Optional, Tuple
 
-from slurm_gpumem.cli.chart import terminal_style
-from slurm_gpumem.cli.fit_text import fit_lines
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.cli.subject import Subject, read_subject
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options
-from slurm_gpumem.config import load_config
-from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.largest import BatchCurve, largest_batch
-from slurm_gpumem.memory.types import Estimate, Gpu
-from slurm_gpumem.sizes import ceil_div
+from slurm_gpumem.config.load import load_config
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.largest import BatchCurve, largest_batch
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.report.fit import fit_lines
+from slurm_gpumem.terminal.chart import terminal_style
+from slurm_gpumem.units import ceil_div
 
 SCHEMA = "gpumem-fit/1"
 USUAL_GPUS = ("t4", "v100", "rtx4090", "a100", "a100-80gb", "h100", "h200")

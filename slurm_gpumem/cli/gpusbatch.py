@@ -8,8 +8,7 @@ from typing import Dict, List, Optional, Sequence
 
 from slurm_gpumem.cli.run import run_command, say
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.batch_script import BatchScript, ScriptError, check_script, read_script
-from slurm_gpumem.slurm.sbatch_options import (
+from slurm_gpumem.slurm.options import (
     NO_VALUE,
     REQUIRED,
     CommandLine,
@@ -18,6 +17,7 @@ from slurm_gpumem.slurm.sbatch_options import (
     read_command_line,
     sbatch_table,
 )
+from slurm_gpumem.slurm.script import BatchScript, ScriptError, check_script, read_script
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
@@ -74,9 +74,9 @@ def _gpusbatch(argv: List[str]) -> int:
     _hint_at_typo(line, argv)
     ours = _own_options(line)
     script = _script(line, needed=bool(ours))
-    from slurm_gpumem.cli.job_settings import DIRECTIVES, OPTIONS, job_settings
-    from slurm_gpumem.config import JOB_KEYS, load_config
+    from slurm_gpumem.config.load import JOB_KEYS, load_config
     from slurm_gpumem.slurm.directives import MEMORY_LINE, read_directives
+    from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, job_settings
 
     switches = {name: ours.pop(name, None) is not None for name in _SWITCHES}
     directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE)) if script else None
@@ -162,7 +162,7 @@ def _plain(
     warnings: Sequence[str],
 ) -> int:
     """Be sbatch."""
-    from slurm_gpumem.cli.submission import plain_submission, run_submission, shell_words
+    from slurm_gpumem.submission.sbatch_call import plain_submission, run_submission, shell_words
 
     for name in ("explain", "json"):
         if switches[name]:
@@ -179,7 +179,7 @@ def _plain(
 def _plugin_options() -> Sequence[OptionSpec]:
     """Options that this site's plugins add to sbatch (and newer versions than we know)."""
     from slurm_gpumem.errors import SlurmError
-    from slurm_gpumem.slurm.commands import run
+    from slurm_gpumem.slurm.client import run
 
     try:
         return options_from_help(run(["sbatch", "--help"]))

@@ -10,12 +10,11 @@ import tempfile
 import time
 from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.accounting.config import load_accounting_config
-from slurm_gpumem.cli.learn_runs import Found, read_runs
 from slurm_gpumem.cli.run import say
+from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import ConfigError, NotLearnedError, UsageError
-from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.site_fit import (
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.site_fit import (
     COVERAGE,
     Held,
     SiteRun,
@@ -26,7 +25,8 @@ from slurm_gpumem.memory.site_fit import (
     shortage,
     usable,
 )
-from slurm_gpumem.memory.site_layer import SiteLayer, layer_json, layer_path, load_layer
+from slurm_gpumem.estimators.site_layer import SiteLayer, layer_json, layer_path, load_layer
+from slurm_gpumem.site.learn_runs import Found, read_runs
 
 SCHEMA = "gpumem-learn/1"
 

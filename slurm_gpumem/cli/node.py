@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import List, Optional
 
+from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site_config_path
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
 from slurm_gpumem.node.jobs import RunFolder
 
 
@@ -39,8 +39,8 @@ def main(argv: List[str]) -> int:
 
 
 def _metrics(folder: RunFolder, config: NodeConfig, output: Optional[Path]) -> int:
+    from slurm_gpumem.files import write_atomic
     from slurm_gpumem.node.exporter import node_metrics
-    from slurm_gpumem.node.files import write_atomic
     from slurm_gpumem.node.status import look
 
     # A node where no shared job has run yet has metrics too: a timer may ask before the first one.

@@ -17,8 +17,8 @@ def main(argv: List[str]) -> int:
         "whenever it brings a job back; run this as SlurmUser or root where that may not be soon enough.",
     )
     parser.parse_args(argv)
-    from slurm_gpumem.node.config import site_config_path
-    from slurm_gpumem.recovery.config import load_recovery_config
+    from slurm_gpumem.config.node import site_config_path
+    from slurm_gpumem.config.recovery import load_recovery_config
     from slurm_gpumem.recovery.controller import Controller
     from slurm_gpumem.recovery.hook import PATIENCE_S, sweep
 

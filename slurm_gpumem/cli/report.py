@@ -11,12 +11,12 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
-from slurm_gpumem.cli import report_fields
-from slurm_gpumem.cli.parts_table import speaks_unicode
-from slurm_gpumem.cli.report_progress import ProgressBar
-from slurm_gpumem.cli.report_times import parse_time
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.report import fields
+from slurm_gpumem.report.times import parse_time
+from slurm_gpumem.terminal.bars import speaks_unicode
+from slurm_gpumem.terminal.progress import ProgressBar
 
 _DEFAULT_DAYS = 7
 _TOP = 5
@@ -26,21 +26,19 @@ def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
     if args.helpformat:
-        print("\n".join(report_fields.field_names()))
+        print("\n".join(fields.field_names()))
         return 0
     if args.by and not args.summary:
         raise UsageError("--by says what a summary is taken by; add --summary")
     if sum(bool(given) for given in (args.json, args.csv, args.parsable2, args.html)) > 1:
         raise UsageError("--json, --csv, --html and -P each say what the output is; choose one")
-    columns = report_fields.columns(
-        args.format or (report_fields.LONG if args.long else report_fields.DEFAULT)
-    )
+    columns = fields.columns(args.format or (fields.LONG if args.long else fields.DEFAULT))
     filters = _filters(args)
     with ProgressBar("indexing job records") as bar:
         store = open_store(update=not args.no_update, force=args.update, progress=bar)
     with store:
         if args.html:
-            from slurm_gpumem.cli.report_html import write_html
+            from slurm_gpumem.report.html.write import write_html
 
             code = write_html(store, filters, args.html)
         elif args.jobs and not args.summary and not (args.csv or args.parsable2 or args.format or args.long):
@@ -55,10 +53,8 @@ def main(argv: List[str]) -> int:
     return code
 
 
-def _list(
-    store: Store, filters: Filters, columns: List[report_fields.Column], args: argparse.Namespace
-) -> int:
-    from slurm_gpumem.cli import report_list as shown
+def _list(store: Store, filters: Filters, columns: List[fields.Column], args: argparse.Namespace) -> int:
+    from slurm_gpumem.report import listing as shown
 
     rows = store.select(filters)
     if args.json:
@@ -76,7 +72,7 @@ def _list(
 
 
 def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
-    from slurm_gpumem.cli import report_job as shown
+    from slurm_gpumem.report import job as shown
 
     shard_mib = store.config.shard_mib
     rows = list(store.select(filters))
@@ -102,7 +98,7 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
 
 
 def _summary(store: Store, filters: Filters, args: argparse.Namespace) -> int:
-    from slurm_gpumem.cli import report_summary as shown
+    from slurm_gpumem.report import summary as shown
 
     total = store.summary(filters)
     groups = store.summary_by(args.by, filters) if args.by else []
@@ -113,11 +109,11 @@ def _summary(store: Store, filters: Filters, args: argparse.Namespace) -> int:
     elif args.csv:
         shown.write_summary_csv(args.by, groups or [total], sys.stdout, header=header)
     elif args.parsable2:
-        from slurm_gpumem.cli.report_list import out
+        from slurm_gpumem.report.listing import out
 
         out(shown.group_parsable(args.by or "all", groups or [total], header=header))
     elif args.by:
-        from slurm_gpumem.cli.report_list import footer, out
+        from slurm_gpumem.report.listing import footer, out
 
         out(shown.group_lines(args.by, groups, header=header))
         if header:
@@ -215,7 +211,7 @@ def _say_what_is_missing(store: Store, args: argparse.Namespace) -> None:
                 say(f"  {path}: {reason}")
     age = time.time() - fresh.indexed_at if fresh.indexed_at else 0.0
     if age > 3600:
-        say(f"as of {report_fields.moment(fresh.indexed_at)}; records since then are not in it")
+        say(f"as of {fields.moment(fresh.indexed_at)}; records since then are not in it")
     if args.verbose and fresh.slurm:
         say(f"without Slurm's accounting: {fresh.slurm}")
     if not fresh.records:

@@ -6,11 +6,16 @@ import os
 import sys
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.cli.activity import share_lines, utilization_json
-from slurm_gpumem.cli.decide import Decision, decide
-from slurm_gpumem.cli.job_settings import JobSettings
 from slurm_gpumem.cli.run import say
-from slurm_gpumem.cli.submission import (
+from slurm_gpumem.config.load import Config
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
+from slurm_gpumem.slurm.options import CommandLine, OptionSpec, OptionTable
+from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.submission.activity import share_lines, utilization_json
+from slurm_gpumem.submission.decide import Decision, decide
+from slurm_gpumem.submission.sbatch_call import (
     Submission,
     build_submission,
     capture_submission,
@@ -18,14 +23,9 @@ from slurm_gpumem.cli.submission import (
     run_submission,
     shell_words,
 )
-from slurm_gpumem.config import Config
-from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory.types import Estimate, Gpu
-from slurm_gpumem.sharing.types import GpuRequest
-from slurm_gpumem.sizes import format_mib
-from slurm_gpumem.slurm.batch_script import BatchScript
-from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
-from slurm_gpumem.slurm.sbatch_options import CommandLine, OptionSpec, OptionTable
+from slurm_gpumem.submission.settings import JobSettings
+from slurm_gpumem.submission.types import GpuRequest
+from slurm_gpumem.units import format_mib
 
 SCHEMA = "gpumem-submit/1"
 
@@ -67,7 +67,7 @@ def submit_shared(
 
 def human_line(decision: Decision, settings: JobSettings, config: Config) -> str:
     """What was estimated, what is asked, why: one line."""
-    from slurm_gpumem.cli.parts_table import speaks_unicode
+    from slurm_gpumem.terminal.bars import speaks_unicode
 
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
     request = decision.request
@@ -88,7 +88,7 @@ def human_line(decision: Decision, settings: JobSettings, config: Config) -> str
 
 def _measured(estimate: Estimate) -> str:
     """Said of a peak that was not estimated: where it is known from."""
-    from slurm_gpumem.memory.remembered import NAME
+    from slurm_gpumem.estimators.remembered import NAME
 
     return f" ({estimate.assumptions[0]})" if estimate.estimator == NAME and estimate.assumptions else ""
 
@@ -105,7 +105,7 @@ def _size(mib: int) -> str:
 
 
 def _job_words(estimate: Estimate) -> str:
-    from slurm_gpumem.memory.assumptions import describe_job
+    from slurm_gpumem.estimators.assumptions import describe_job
 
     return describe_job(estimate.job)
 
@@ -116,9 +116,9 @@ def _explained(decision: Decision, settings: JobSettings, config: Config) -> Lis
         return [f"gpumem: nothing to explain: the GPU memory {given}"]
     from dataclasses import replace
 
-    from slurm_gpumem.cli.estimate_text import explain_lines
-    from slurm_gpumem.memory import registry
-    from slurm_gpumem.memory.whatif import alternatives
+    from slurm_gpumem.estimators import registry
+    from slurm_gpumem.estimators.whatif import alternatives
+    from slurm_gpumem.report.estimate import explain_lines
 
     summary, estimate, gpu = decision.summary, decision.estimate, decision.gpu
     if not summary.name and settings.model:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Optional, Tuple
 
-from slurm_gpumem.cli.job_settings import JobSettings, job_settings
 from slurm_gpumem.cli.target_options import is_code, options_given, trace_code, trace_request
-from slurm_gpumem.config import JOB_KEYS, Config
+from slurm_gpumem.config.load import JOB_KEYS, Config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory.types import TrainingJob
-from slurm_gpumem.model.reader import read_summary
-from slurm_gpumem.model.trace_types import TracedJob
-from slurm_gpumem.model.types import ModelSummary
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.submission.settings import JobSettings, job_settings
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.trace_types import TracedJob
+from slurm_gpumem.summaries.types import ModelSummary
 
 DEFAULT_BATCH = 32
 """For tracing where nobody says a batch size: sizes are scaled from it anyway."""
@@ -59,7 +59,7 @@ def _in_precision(summary: ModelSummary, precision: str) -> Tuple[ModelSummary, 
     trace = summary.trace
     if trace is None or trace.job.precision not in ("fp32", "tf32") or not precision.startswith("amp-"):
         return summary, ()
-    from slurm_gpumem.memory.peak.changes import autocast
+    from slurm_gpumem.estimators.explain.changes import autocast
 
     changed = autocast(trace)
     changed = replace(changed, job=replace(changed.job, precision=precision))

@@ -10,14 +10,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from slurm_gpumem.cli.estimate_text import describe_model
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace_code, trace_request
-from slurm_gpumem.config import Config, load_config
+from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.model.reader import read_summary
-from slurm_gpumem.model.target.sandbox import Traced
-from slurm_gpumem.model.types import ModelSummary
+from slurm_gpumem.report.estimate import describe_model
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing.child.sandbox import Traced
 
 SCHEMA = "gpumem-summarize/1"
 
@@ -48,7 +48,7 @@ def main(argv: List[str]) -> int:
 
 def job_defaults(config: Config) -> Tuple[Tuple[str, str], ...]:
     """What gpumem.toml's [job] and GPUMEM_* variables say of the job, by the options' names."""
-    from slurm_gpumem.config import job_variables
+    from slurm_gpumem.config.load import job_variables
 
     found = {key: default.value for key, default in config.job.items()}
     found.update({key: value for key, (value, _) in job_variables(os.environ).items()})

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError, UsageError
-from slurm_gpumem.memory.types import LOSSES, OPTIMIZERS, PRECISIONS
-from slurm_gpumem.model.target import outline
-from slurm_gpumem.model.target.sandbox import Limits, Traced, trace_in_child
-from slurm_gpumem.model.target.spec import (
+from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS
+from slurm_gpumem.tracing.child import outline
+from slurm_gpumem.tracing.child.sandbox import Limits, Traced, trace_in_child
+from slurm_gpumem.tracing.child.spec import (
     BATCH,
     FILE,
     HUGGING_FACE,
@@ -27,7 +27,7 @@ from slurm_gpumem.model.target.spec import (
     parse_target,
     torch_dtype,
 )
-from slurm_gpumem.sizes import parse_mib
+from slurm_gpumem.units import parse_mib
 
 TARGET_HELP = (
     "train.py:build_model, package.module:build_model, timm:resnet50, hf:BertForSequenceClassification "
@@ -216,7 +216,7 @@ def _from_catalogue(target: Target) -> Target:
     """A well-known Hugging Face name ("gpt2-medium") as its class and sizes; others stay as they are."""
     if target.kind != HUGGING_FACE or target.place.endswith(".json"):
         return target
-    from slurm_gpumem.cli.hub_names import known_model
+    from slurm_gpumem.tracing.hub_names import known_model
 
     found = known_model(target.place)
     if found is None:

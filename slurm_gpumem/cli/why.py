@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
-from slurm_gpumem.cli.chart import terminal_style
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.cli.subject import Subject, read_subject
 from slurm_gpumem.cli.summarize import write_whole
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options
-from slurm_gpumem.cli.why_text import why_lines
-from slurm_gpumem.config import load_config
+from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.memory.peak.advice import Advice, advice
-from slurm_gpumem.memory.peak.timeline import Timeline, timeline
-from slurm_gpumem.memory.types import Estimate, Gpu
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.explain.advice import Advice, advice
+from slurm_gpumem.estimators.explain.timeline import Timeline, timeline
+from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.report.why.text import why_lines
+from slurm_gpumem.terminal.chart import terminal_style
 
 SCHEMA = "gpumem-why/1"
 TENSORS = 10
@@ -48,11 +48,11 @@ def main(argv: List[str]) -> int:
     subject = read_subject(args.subject, args, config)
     reasons = _reasons(subject, gpu, args.subject)
     if args.html:
-        from slurm_gpumem.cli.why_html import why_html
+        from slurm_gpumem.report.why.html import why_html
 
         write_whole(Path(args.html), why_html(reasons).encode())
     if args.png:
-        from slurm_gpumem.cli.why_png import why_png
+        from slurm_gpumem.report.why.png import why_png
 
         write_whole(Path(args.png), why_png(reasons))
     if args.json:

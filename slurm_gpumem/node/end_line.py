@@ -14,9 +14,9 @@ import subprocess
 import sys
 from typing import Any, Mapping, Optional
 
-from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.files import read_json
 from slurm_gpumem.node.end_note import SCHEMA
-from slurm_gpumem.node.files import read_json
 from slurm_gpumem.node.jobs import RunFolder, valid_job_id
 
 _STDERR = 2

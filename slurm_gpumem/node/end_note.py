@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Tuple
 
-from slurm_gpumem.node.config import NodeConfig
-from slurm_gpumem.node.files import remove, write_json
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.files import remove, write_json
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.records import group_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping
 
-from slurm_gpumem.node.config import NodeConfig
-from slurm_gpumem.node.files import read_json, write_atomic
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.files import read_json, write_atomic
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.prometheus import render
 from slurm_gpumem.node.records import record_path

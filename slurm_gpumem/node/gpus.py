@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.node.config import NodeConfig
-from slurm_gpumem.node.files import read_json
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.files import read_json
 
 UUID = re.compile(r"(GPU|MIG)-[0-9a-f-]{4,64}")
 _PROC_GPUS = Path("/proc/driver/nvidia/gpus")

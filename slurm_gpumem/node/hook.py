@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
+from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.files import locked, read_json, write_json
+from slurm_gpumem.formats.comment import parse_end, parse_record
 from slurm_gpumem.node import jobs, records
-from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
-from slurm_gpumem.node.files import locked, read_json, write_json
 from slurm_gpumem.node.gpus import Gpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
-from slurm_gpumem.slurm.record import parse_end, parse_record
 
 _LOCK_TIMEOUT_S = 10.0
 """Less than the time limit of the shell hooks."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple
 
-from slurm_gpumem.node.files import read_json, remove, write_atomic, write_json
+from slurm_gpumem.files import read_json, remove, write_atomic, write_json
 
 _JOB_ID = re.compile(r"[0-9]{1,10}")
 _SLUID = re.compile(r"[A-Za-z0-9]{4,32}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, Optional
 
-from slurm_gpumem.node.metrics import GpuSample, MetricSource, SourceError
+from slurm_gpumem.node.sources.base import GpuSample, MetricSource, SourceError
 
 COUNTER_EVERY_S = 60.0
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Iterable, Set, Tuple
 
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.files import locked
 from slurm_gpumem.node import hook
 from slurm_gpumem.node.complaints import Complaints
-from slurm_gpumem.node.config import NodeConfig
-from slurm_gpumem.node.files import locked
 from slurm_gpumem.node.gpus import UUID
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.mps import MpsService

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Set, Tuple
 
-from slurm_gpumem.node.config import NodeConfig
+from slurm_gpumem.config.node import NodeConfig
 
 
 class Watch:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
-from slurm_gpumem.node.files import read_json, write_json
+from slurm_gpumem.files import read_json, write_json
 from slurm_gpumem.node.jobs import NodeJob
 
 SCHEMA = "gpumem-job/1"

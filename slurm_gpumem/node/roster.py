@@ -7,11 +7,11 @@ import time
 from dataclasses import replace
 from typing import Dict, Mapping, Optional, Protocol, Tuple
 
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.files import locked
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.complaints import Complaints
-from slurm_gpumem.node.config import NodeConfig
 from slurm_gpumem.node.exporter import Exporter
-from slurm_gpumem.node.files import locked
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.orphans import Orphans

@@ -14,21 +14,21 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.files import lock_for_life, locked, read_json, write_json
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.complaints import Complaints
-from slurm_gpumem.node.config import NodeConfig, load_node_config, run_dir, site_config_path
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import FaultLog, Loss
-from slurm_gpumem.node.files import lock_for_life, locked, read_json, write_json
 from slurm_gpumem.node.gpus import Gpu, find_gpus
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
-from slurm_gpumem.node.metrics import GpuProcess, MetricSource, SourceError, choose_source
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.roster import Roster
+from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError, choose_source
 from slurm_gpumem.node.usage import GpuUsage, usage_from
 
 LIVE_SCHEMA = "gpumem-live/1"

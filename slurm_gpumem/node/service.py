@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Dict, List, Mapping
 
-from slurm_gpumem.node.files import lock_for_life
+from slurm_gpumem.files import lock_for_life
 from slurm_gpumem.node.jobs import RunFolder
 
 _KEPT = ("GPUMEM_SITE_CONFIG", "GPUMEM_RUN_DIR", "SLURM_CONF")

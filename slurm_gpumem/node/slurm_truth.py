@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, List, Optional
 
-from slurm_gpumem.node.config import NodeConfig
+from slurm_gpumem.config.node import NodeConfig
 
 _TIMEOUT_S = 10.0
 _SHARED = re.compile(r"(?:^|[,:/])(?:shard|mps)(?::[A-Za-z][^:,]*)?:([0-9]+)")

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.files import read_json
 from slurm_gpumem.node import jobs
-from slurm_gpumem.node.config import NodeConfig
-from slurm_gpumem.node.files import read_json
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.service import sampler_runs

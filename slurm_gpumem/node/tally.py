@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from slurm_gpumem.node.files import read_json, write_json
+from slurm_gpumem.files import read_json, write_json
 
 SCHEMA = "gpumem-counters/1"
 RATIO_BOUNDS = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0)

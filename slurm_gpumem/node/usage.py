@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Set
 
 from slurm_gpumem.node.curve import UsageCurve, curve_from
-from slurm_gpumem.node.metrics import GpuSample
+from slurm_gpumem.node.sources.base import GpuSample
 
 _MEANS = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.sharing.ladder import Held
-from slurm_gpumem.slurm.cluster import Version, parse_gres, units_by_type
-from slurm_gpumem.slurm.commands import run
-from slurm_gpumem.slurm.record import END_PREFIX, REQUEUED_HELD
+from slurm_gpumem.formats.comment import END_PREFIX, REQUEUED_HELD
+from slurm_gpumem.slurm.client import run
+from slurm_gpumem.slurm.nodes import Version, parse_gres, units_by_type
+from slurm_gpumem.submission.ladder import Held
 
 NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
 _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
+from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.recovery.config import RecoveryConfig, load_recovery_config
 from slurm_gpumem.recovery.controller import Controller, Site, job_name
 from slurm_gpumem.recovery.locks import SWEEP, is_due, lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue

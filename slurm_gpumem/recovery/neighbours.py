@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.node.config import NodeConfig
-from slurm_gpumem.node.files import read_json
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.files import read_json
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
-from slurm_gpumem.recovery.config import RecoveryConfig
+from slurm_gpumem.config.recovery import RecoveryConfig
+from slurm_gpumem.formats.comment import NEIGHBOUR, OOM
 from slurm_gpumem.recovery.controller import Job, Site, held_by, replaced
 from slurm_gpumem.recovery.words import WHOLE, Words
-from slurm_gpumem.sharing.ladder import next_request
-from slurm_gpumem.sizes import ceil_div
-from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS
-from slurm_gpumem.slurm.record import NEIGHBOUR, OOM
+from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
+from slurm_gpumem.submission.ladder import next_request
+from slurm_gpumem.units import ceil_div
 
 _KILLED = ("0:9", "0:15", "137:0", "143:0")
 """Somebody ended it: whatever its log says, that was not for want of GPU memory."""

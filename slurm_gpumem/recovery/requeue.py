@@ -11,12 +11,12 @@ import re
 import time
 from typing import Callable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 
+from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.recovery.config import RecoveryConfig
 from slurm_gpumem.recovery.controller import Controller, Job, Site, held_by
 from slurm_gpumem.recovery.plan import Plan, Refusal, plan_run, why_not
 from slurm_gpumem.recovery.words import Words, read_words, with_retry
-from slurm_gpumem.slurm.commands import SlurmUnreachableError
+from slurm_gpumem.slurm.client import SlurmUnreachableError
 
 _T = TypeVar("_T")
 _ROUNDS = 12

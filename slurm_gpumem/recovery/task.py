@@ -12,12 +12,13 @@ import sys
 import time
 from typing import Dict, Mapping, Optional
 
+from slurm_gpumem.config.node import load_node_config, run_dir, site_config_path
+from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.node.config import load_node_config, run_dir, site_config_path
-from slurm_gpumem.node.files import read_json
+from slurm_gpumem.files import read_json
+from slurm_gpumem.formats.comment import NEIGHBOUR, OOM, End
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.records import record_path
-from slurm_gpumem.recovery.config import RecoveryConfig, load_recovery_config
 from slurm_gpumem.recovery.controller import Controller, Job, job_name
 from slurm_gpumem.recovery.neighbours import company_at_fault
 from slurm_gpumem.recovery.patterns import Kind
@@ -25,7 +26,6 @@ from slurm_gpumem.recovery.sighting import Sighting, look
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.weigh import Measured, weigh
 from slurm_gpumem.recovery.words import Words, advice, read_words, with_end
-from slurm_gpumem.slurm.record import NEIGHBOUR, OOM, End
 
 _FRESH_S = 3.0
 """A record written so lately has seen the run's end."""

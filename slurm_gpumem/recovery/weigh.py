@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional, Sequence
 
+from slurm_gpumem.formats.comment import HOST, NEIGHBOUR, OOM
 from slurm_gpumem.recovery.patterns import Kind
 from slurm_gpumem.recovery.sighting import Sighting
-from slurm_gpumem.slurm.record import HOST, NEIGHBOUR, OOM
 
 _NEAR = 0.9
 """A peak at this part of the limit makes an ambiguous error one of memory."""

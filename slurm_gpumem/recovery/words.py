@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.sharing.ladder import Step
-from slurm_gpumem.slurm.record import (
+from slurm_gpumem.formats.comment import (
     END_PREFIX,
     HOST,
     NEIGHBOUR,
@@ -22,6 +21,7 @@ from slurm_gpumem.slurm.record import (
     parse_end,
     parse_record,
 )
+from slurm_gpumem.submission.ladder import Step
 
 WHOLE = "whole"
 RUN_ENDED = "gpumem: this run ended"

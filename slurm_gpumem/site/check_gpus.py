@@ -9,7 +9,7 @@ from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus, fold_names
 from slurm_gpumem.site.slurm_conf import has_default_memory, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS, parse_gres
+from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, parse_gres
 
 SPREADING = (23, 11, 0)
 """LL_SHARED_GRES exists from this version on."""

@@ -10,7 +10,7 @@ from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site import check_accounting, check_gpus, check_hooks, check_recovery
 from slurm_gpumem.site.findings import Answer, Finding, Severity, answer_of
 from slurm_gpumem.site.snapshot import Snapshot, gather
-from slurm_gpumem.slurm.commands import slurm_version
+from slurm_gpumem.slurm.client import slurm_version
 
 Check = Callable[[Snapshot], Iterator[Finding]]
 

@@ -7,7 +7,7 @@ from typing import Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
-from slurm_gpumem.sizes import format_mib
+from slurm_gpumem.units import format_mib
 
 Version = Tuple[int, int, int]
 

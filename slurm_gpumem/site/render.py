@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import List, Sequence
 
-from slurm_gpumem.config import SharingPolicy
+from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.site.nodes import NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 

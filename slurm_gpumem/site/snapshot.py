@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.errors import ConfigError, SlurmError
+from slurm_gpumem.formats.comment import END_PREFIX, REQUEUED_HELD
 from slurm_gpumem.site.lua_report import LuaReport, try_lua
 from slurm_gpumem.site.plan import Version
-from slurm_gpumem.slurm.commands import run
-from slurm_gpumem.slurm.record import END_PREFIX, REQUEUED_HELD
+from slurm_gpumem.slurm.client import run
 from slurm_gpumem.toml_file import load_toml
 
 FILES = (

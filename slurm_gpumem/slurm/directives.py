@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Iterable, List, NamedTuple, Tuple
 
-from slurm_gpumem.slurm.batch_script import BatchScript
+from slurm_gpumem.slurm.script import BatchScript
 
 MARK = "#GPUMEM"
 MEMORY_LINE = "memory-line"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.slurm.batch_script import BatchScript
-from slurm_gpumem.slurm.cluster import parse_gres
-from slurm_gpumem.slurm.sbatch_options import Option
+from slurm_gpumem.slurm.nodes import parse_gres
+from slurm_gpumem.slurm.options import Option
+from slurm_gpumem.slurm.script import BatchScript
 
 REPLACED = frozenset(
     {

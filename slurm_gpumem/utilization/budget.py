@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.memory.types import Utilization
+from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.utilization.interference import Interference, JobLoad, load_of, packaged, pressure, stretch
 
 _MOST = 64.0

@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.memory.types import Utilization
+from slurm_gpumem.estimators.types import Utilization
 
 FORMAT = "gpumem-interference/1"
 FILE = "interference.json"

@@ -7,10 +7,10 @@ from math import exp, log
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.memory.structural.estimator import rebuild
-from slurm_gpumem.memory.structural.walk import Walk
-from slurm_gpumem.memory.types import Estimate, Gpu, Utilization
-from slurm_gpumem.model.types import ModelSummary
+from slurm_gpumem.estimators.structural.estimator import rebuild
+from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
+from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import NAMES, Seen, features, logit
 from slurm_gpumem.utilization.model import TARGETS, Fitted, UtilizationModel, packaged
 from slurm_gpumem.utilization.roofline import Times, rates_of, step_times

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import exp
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.memory.types import Gpu
+from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.utilization.work import KINDS, RECURRENT, StepWork
 
 MEASURED_TFLOPS = (67.0, 494.5, 989.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Set, Tuple
 
-from slurm_gpumem.memory.types import TrainingJob
-from slurm_gpumem.model.trace_types import Kernel, Trace, evaluate
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.trace_types import Kernel, Trace, evaluate
 from slurm_gpumem.utilization.features import Seen
 from slurm_gpumem.utilization.work import (
     FOREACH_TENSORS,

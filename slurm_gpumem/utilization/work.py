@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.memory.structural.kinds import family_of
-from slurm_gpumem.memory.structural.tape import Op, Tape
-from slurm_gpumem.memory.types import TrainingJob
+from slurm_gpumem.estimators.structural.kinds import family_of
+from slurm_gpumem.estimators.structural.tape import Op, Tape
+from slurm_gpumem.estimators.types import TrainingJob
 
 KINDS = (
     "gemm_fp32",

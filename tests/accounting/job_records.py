@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from slurm_gpumem.accounting.config import AccountingConfig
 from slurm_gpumem.accounting.store import Store, open_store
+from slurm_gpumem.config.accounting import AccountingConfig
 
 DAY = 86_400.0
 NOON = 1_700_049_600.0

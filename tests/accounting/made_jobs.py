@@ -8,7 +8,6 @@ import statistics
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.accounting.html_types import PageSource
 from slurm_gpumem.accounting.types import (
     OBSERVED,
     SHARED,
@@ -22,6 +21,7 @@ from slurm_gpumem.accounting.types import (
     Summary,
     Waster,
 )
+from slurm_gpumem.report.html.types import PageSource
 
 MODELS = (
     ("resnet50", 11_600),

@@ -12,9 +12,9 @@ from typing import Any, List
 import pytest
 
 from slurm_gpumem.accounting.collect import append, collect
-from slurm_gpumem.accounting.config import AccountingConfig
 from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.config.accounting import AccountingConfig
 from tests.accounting.job_records import NOON, record, write
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it gathers everybody's records")

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator
 
 import pytest
 
-from slurm_gpumem.cli import demo_report
+from slurm_gpumem.devcluster import demo_report
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import NodeSpec

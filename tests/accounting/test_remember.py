@@ -11,11 +11,11 @@ import pytest
 
 from slurm_gpumem.accounting.remember import peaks_of, remember_own
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory import registry, remembered
-from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.types import PARTS, TrainingJob
-from slurm_gpumem.model.fingerprint import fingerprint
-from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.estimators import registry, remembered
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.types import PARTS, TrainingJob
+from slurm_gpumem.summaries.fingerprint import fingerprint
+from slurm_gpumem.summaries.reader import read_summary
 from tests.accounting.job_records import NOON, opened, record, write
 
 SUMMARY = read_summary((Path(__file__).parents[2] / "docs" / "examples" / "small-cnn.txt").read_text())

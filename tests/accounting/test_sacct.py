@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.accounting import sacct
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.slurm.commands import SlurmMissingError
+from slurm_gpumem.slurm.client import SlurmMissingError
 from tests.accounting.job_records import NOON, opened, record, write
 from tests.accounting.test_reading import JSON
 

@@ -19,14 +19,14 @@ from typing import Callable, Dict, List
 from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
-from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.structural.estimator import estimate
-from slurm_gpumem.memory.types import TrainingJob
-from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.structural.estimator import estimate
+from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table
 from slurm_gpumem.site.snapshot import parse_version
+from slurm_gpumem.summaries.reader import read_summary
 
 START_LIMIT, HOOK_LIMIT, UP_LIMIT_S = 8.0, 1.05, 2.0
 RESNET_LIMIT_MS, LONG_LIMIT_MS, LONG_LINES = 10.0, 60.0, 2000

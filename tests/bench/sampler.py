@@ -124,7 +124,7 @@ def play(root: Path) -> int:
     """The sampler itself, in a process of its own, on the played driver."""
     from slurm_gpumem.node import sampler
     from slurm_gpumem.node.nvml import Nvml
-    from slurm_gpumem.node.nvml_source import GpmSource, NvmlSource
+    from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
 
     driver = PlayedDriver(json.loads((root / "holders").read_text()))
     gpus = tuple(Gpu(number, uuid_of(number), "card", 143_771) for number in range(GPUS))

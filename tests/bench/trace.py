@@ -19,11 +19,11 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.trace.replay import replay
-from slurm_gpumem.model.live.loop import Inputs
-from slurm_gpumem.model.live.summarize import summarize
-from slurm_gpumem.model.own import to_json
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced.replay import replay
+from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.tracing.loop import Inputs
+from slurm_gpumem.tracing.trace_model import summarize
 
 META = torch.device("meta")
 BATCH = 16

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from slurm_gpumem import estimate
-from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.memory_line import parse_line
-from slurm_gpumem.sizes import ceil_div
-from slurm_gpumem.slurm.record import parse_record
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.memory_line import parse_line
+from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.units import ceil_div
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
 MAKE = ("estimate", "summary.txt", "--directive", "--estimator", "horus")

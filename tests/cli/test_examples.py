@@ -11,9 +11,9 @@ from typing import Any, Dict
 
 import pytest
 
-from slurm_gpumem.sizes import ceil_div
-from slurm_gpumem.slurm.batch_script import read_script
 from slurm_gpumem.slurm.directives import read_directives
+from slurm_gpumem.slurm.script import read_script
+from slurm_gpumem.units import ceil_div
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUND_TRUTH = ROOT / "models" / "ground-truth"

@@ -14,8 +14,8 @@ from typing import List
 
 import pytest
 
-from slurm_gpumem.model.own import to_json
-from tests.memory.peak.small_trace import small_summary
+from slurm_gpumem.summaries.own import to_json
+from tests.estimators.explain.small_trace import small_summary
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 

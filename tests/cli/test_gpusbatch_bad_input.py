@@ -207,5 +207,5 @@ def test_nothing_heavy_is_imported_on_the_way(desk: Any) -> None:
     done = desk.call("-c", code, command=sys.executable)
     command, loaded = done.stdout.splitlines()
     assert command.startswith("sbatch --gres=shard:")
-    assert "slurm_gpumem.cli.decide" in loaded.split()
+    assert "slurm_gpumem.submission.decide" in loaded.split()
     assert not {"numpy", "torch", "rich", "argparse", "subprocess", "asyncio"} & set(loaded.split())

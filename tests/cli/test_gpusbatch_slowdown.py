@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_gpumem.slurm.record import parse_record
+from slurm_gpumem.formats.comment import parse_record
 
 pytestmark = pytest.mark.slurm
 

@@ -10,8 +10,8 @@ import pytest
 
 from slurm_gpumem import estimate
 from slurm_gpumem.devcluster.jobs import wait_for_job
-from slurm_gpumem.sizes import ceil_div
-from slurm_gpumem.slurm.record import parse_record
+from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.units import ceil_div
 
 pytestmark = pytest.mark.slurm
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_gpumem import estimate
-from slurm_gpumem.memory.site_layer import load_layer
+from slurm_gpumem.estimators.site_layer import load_layer
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
 SUMMARY = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"

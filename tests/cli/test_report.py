@@ -17,8 +17,8 @@ import pytest
 
 from slurm_gpumem.accounting.readers import allow
 from slurm_gpumem.cli.gpumem import main
-from slurm_gpumem.cli.report_times import parse_time
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.report.times import parse_time
 from tests.accounting.job_records import record, write
 
 Report = Callable[..., Tuple[int, str, str]]

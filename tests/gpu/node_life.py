@@ -115,7 +115,7 @@ class Life:
 
     def probe(self) -> Dict[str, Any]:
         """Which way of writing the limit holds? One user tries variables, the other server defaults."""
-        from slurm_gpumem.node.config import NodeConfig
+        from slurm_gpumem.config.node import NodeConfig
         from slurm_gpumem.node.gpus import find_gpus, standin_gpus
         from slurm_gpumem.node.jobs import RunFolder
         from slurm_gpumem.node.mps import MpsService

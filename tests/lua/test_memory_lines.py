@@ -10,9 +10,9 @@ from typing import Any, Dict, List, Optional, Tuple
 import pytest
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory.gpus import gpu_table
-from slurm_gpumem.memory.memory_line import CONTEXTS, Knot, MemoryLine, parse_line
-from slurm_gpumem.memory.types import Gpu
+from slurm_gpumem.estimators.gpus import gpu_table
+from slurm_gpumem.estimators.memory_line import CONTEXTS, Knot, MemoryLine, parse_line
+from slurm_gpumem.estimators.types import Gpu
 from tests.lua.played import INTERPRETERS, LUA_FOLDER, SITE, UNSET, Player, to_lua
 
 EVALUATE = Path(__file__).with_name("evaluate_lines.lua")

@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
+from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.devcluster import ledger
-from slurm_gpumem.node.config import NodeConfig
 from slurm_gpumem.node.gpus import Gpu, standin_gpus
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService

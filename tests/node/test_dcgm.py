@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.node.dcgm_source import DcgmSource, parse_dmon
-from slurm_gpumem.node.metrics import GpuSample
+from slurm_gpumem.node.sources.base import GpuSample
+from slurm_gpumem.node.sources.dcgm import DcgmSource, parse_dmon
 from tests.node.conftest import until
 
 DOCUMENTED = """#Entity   SMACT        SMOCC        DRAMA

@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
+from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.node import jobs
-from slurm_gpumem.node.config import NodeConfig
 from slurm_gpumem.node.end_line import line
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import USER, needs_root

@@ -5,7 +5,7 @@ from typing import Any, Optional
 import pytest
 
 from slurm_gpumem.node.meter import COUNTER_EVERY_S, Meter
-from slurm_gpumem.node.metrics import GpuSample, NoSource, SourceError
+from slurm_gpumem.node.sources.base import GpuSample, NoSource, SourceError
 
 ALONE, BOTH = frozenset({1}), frozenset({1, 2})
 

@@ -7,9 +7,9 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import pytest
 
-from slurm_gpumem.node.metrics import GpuProcess, SourceError
 from slurm_gpumem.node.nvml import Nvml, NvmlError
-from slurm_gpumem.node.nvml_source import GpmSource, NvmlSource
+from slurm_gpumem.node.sources.base import GpuProcess, SourceError
+from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
 
 MIB = 1 << 20
 NOT_SUPPORTED, INSUFFICIENT, TIMEOUT, LOST = 3, 7, 10, 15

@@ -7,13 +7,13 @@ from typing import Any, List, Optional
 
 import pytest
 
+from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.node import records
-from slurm_gpumem.node.config import NodeConfig
 from slurm_gpumem.node.faults import FaultLog, Loss
 from slurm_gpumem.node.jobs import NodeJob
-from slurm_gpumem.node.metrics import GpuSample
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.slurm_truth import SlurmJob, parse_jobs
+from slurm_gpumem.node.sources.base import GpuSample
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 from tests.node.conftest import REPOSITORY
 

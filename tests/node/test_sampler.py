@@ -9,14 +9,14 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
 
+from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.node import jobs, records
-from slurm_gpumem.node.config import NodeConfig
 from slurm_gpumem.node.gpus import Gpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
-from slurm_gpumem.node.metrics import GpuProcess, GpuSample, SourceError
 from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.service import sampler_environment
+from slurm_gpumem.node.sources.base import GpuProcess, GpuSample, SourceError
 from slurm_gpumem.node.status import as_json, look, render
 from tests.node.conftest import until
 

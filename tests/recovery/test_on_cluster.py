@@ -7,8 +7,8 @@ from typing import Dict, Tuple
 
 import pytest
 
-from slurm_gpumem.slurm.cluster import WHOLE_GPU_BESIDE_SHARDS
-from slurm_gpumem.slurm.record import parse_record
+from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
 from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root, until
 
 pytestmark = [needs_root, pytest.mark.slurm]

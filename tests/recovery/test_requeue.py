@@ -10,12 +10,12 @@ from typing import Dict, List, Optional, Tuple
 
 import pytest
 
+from slurm_gpumem.config.recovery import RecoveryConfig, recovery_config_from
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.recovery.config import RecoveryConfig, recovery_config_from
 from slurm_gpumem.recovery.controller import REQUEUED_HELD, Job, Site, held_by, parse_job, replaced
 from slurm_gpumem.recovery.locks import lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
-from slurm_gpumem.sharing.ladder import Held
+from slurm_gpumem.submission.ladder import Held
 
 COMMENT = "gpumem/1:est=11000,req=12288,shards=12,oom=requeue gpumem-end/1:run=0,saw=oom,by=torch"
 ENDED = Job(

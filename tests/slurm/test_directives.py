@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.config import JOB_KEYS
-from slurm_gpumem.slurm.batch_script import BatchScript
+from slurm_gpumem.config.load import JOB_KEYS
 from slurm_gpumem.slurm.directives import Directives, read_directives
+from slurm_gpumem.slurm.script import BatchScript
 
 
 def read(text: str) -> Directives:

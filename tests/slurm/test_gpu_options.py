@@ -6,9 +6,9 @@ from typing import Dict, Optional, Sequence
 
 import pytest
 
-from slurm_gpumem.slurm.batch_script import BatchScript
 from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes
-from slurm_gpumem.slurm.sbatch_options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.script import BatchScript
 
 TABLE = sbatch_table()
 

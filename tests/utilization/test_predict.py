@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurm_gpumem import estimate
-from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.gpus import closest_gpu, find_gpu
-from slurm_gpumem.memory.structural.estimator import rebuild
-from slurm_gpumem.memory.types import TrainingJob, Utilization
-from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.structural.estimator import rebuild
+from slurm_gpumem.estimators.types import TrainingJob, Utilization
+from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.utilization.features import Seen
 from slurm_gpumem.utilization.model import packaged
 from slurm_gpumem.utilization.predict import predict, with_utilization

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.memory import registry
-from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.types import TrainingJob
-from slurm_gpumem.model.trace_types import Kernel, Trace, TracedJob
-from slurm_gpumem.utilization.measured import Solo, load_solo
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.lab.traced_work import line_of, load_traced, write_traced
+from slurm_gpumem.lab.utilization_runs import Solo, load_solo
+from slurm_gpumem.summaries.trace_types import Kernel, Trace, TracedJob
 from slurm_gpumem.utilization.model import packaged
 from slurm_gpumem.utilization.predict import TRACE, predict, with_utilization
 from slurm_gpumem.utilization.trace_work import seen_in, work_of_trace
-from slurm_gpumem.utilization.traced import line_of, load_traced, write_traced
 from slurm_gpumem.utilization.work import KINDS, StepWork, launches, total_flops
-from tests.model.test_own_format import SUMMARY
+from tests.summaries.test_own_format import SUMMARY
 
 H200 = find_gpu("h200")
 KERNELS = (

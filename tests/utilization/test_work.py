@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.memory.gpus import find_gpu
-from slurm_gpumem.memory.structural.estimator import simulate
-from slurm_gpumem.memory.types import TrainingJob
-from slurm_gpumem.model.reader import read_summary
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.structural.estimator import simulate
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.utilization.work import KINDS, StepWork, kind_totals, launches, step_work, total_flops
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

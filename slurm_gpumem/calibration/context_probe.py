@@ -1,0 +1,175 @@
+"""One process of `gpumem calibrate`: load libraries one after the other and say what each adds.
+
+    python -m slurm_gpumem.calibration.context_probe conv matmul
+
+prints one JSON object: for each stage ("bare", then those named) the process's memory outside the
+allocator in MiB; the cuBLAS workspaces; whether the allocator rounds as simulated. It is a process
+of its own because a library that is once loaded stays. Needs PyTorch; imports nothing else of
+this package but its neighbours, so that it runs in any environment that trains.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from typing import Any, Dict, List, Tuple
+
+from slurm_gpumem.calibration.process_memory import GpuSource, OwnMemory, open_source
+from slurm_gpumem.estimators.allocator import FREE, MIB, CachingAllocator, Event
+
+_STEPS = 3
+# Sizes around every limit of the allocator's rules.
+ROUNDING_CHECK: Tuple[Event, ...] = (
+    ("a", 1),
+    ("b", MIB),
+    ("c", MIB + 1),
+    ("d", 9 * MIB),
+    ("e", 10 * MIB),
+    ("f", 31 * MIB),
+    ("c", FREE),
+    ("d", FREE),
+    ("g", 20 * MIB),
+    ("e", FREE),
+    ("h", 3 * MIB),
+)
+
+
+def main(argv: List[str]) -> int:
+    """Measure the stages named and print the result."""
+    # So that the numbers of CUDA_VISIBLE_DEVICES are NVML's.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if importlib.util.find_spec("torch") is None:
+        return _say({"error": "no-torch", "detail": "no module named torch"})
+    try:
+        source = open_source()
+        memory = OwnMemory(source)
+    except OSError as error:
+        return _say({"error": "no-gpu", "detail": str(error)})
+    try:
+        import torch
+    except ImportError as error:
+        return _say({"error": "no-torch", "detail": str(error)})
+    if not torch.cuda.is_available():
+        return _say({"error": "no-gpu", "detail": f"torch {torch.__version__} sees no CUDA device"})
+    return _say(_measure(torch, argv, memory, source))
+
+
+def _say(result: Dict[str, Any]) -> int:
+    print(json.dumps(result))
+    return 0
+
+
+def _measure(torch: Any, stages: List[str], memory: OwnMemory, source: GpuSource) -> Dict[str, Any]:
+    device = torch.device("cuda", 0)
+    outside: Dict[str, int] = {}
+    workspaces: List[int] = []
+    rounding = _rounding(torch, device)
+    outside["bare"], how = _outside(torch, memory)
+    for stage in stages:
+        if stage == "conv":
+            _train(torch, device, *_conv_net(torch, device))
+        else:
+            workspaces = _workspaces(torch, device)
+            _train(torch, device, *_matmul_net(torch, device))
+        outside[stage], how = _outside(torch, memory)
+    properties = torch.cuda.get_device_properties(device)
+    identity = source.identity()
+    return {
+        "outside_mib": outside,
+        "workspaces": workspaces,
+        "rounding": rounding,
+        "how": how,
+        "crowded": memory.crowded,
+        "gpu": identity.name,
+        "driver": identity.driver,
+        "memory_mib": source.read().total_mib,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "sms": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "alloc_conf": os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or "",
+    }
+
+
+def _outside(torch: Any, memory: OwnMemory) -> Tuple[int, str]:
+    """MiB of the process that are not the allocator's, and how they were read."""
+    torch.cuda.synchronize()
+    mib, how = memory.read()
+    return mib - torch.cuda.memory_reserved() // MIB, how
+
+
+def _rounding(torch: Any, device: Any) -> List[List[int]]:
+    """Allocated and reserved bytes after each event of ROUNDING_CHECK: real, then simulated."""
+    simulated = CachingAllocator()
+    live: Dict[object, Any] = {}
+    rows: List[List[int]] = []
+    for key, size in ROUNDING_CHECK:
+        if size == FREE:
+            del live[key]
+        else:
+            live[key] = torch.empty(size, dtype=torch.uint8, device=device)
+        simulated.replay([(key, size)])
+        stats = simulated.stats()
+        rows.append(
+            [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), stats.allocated, stats.reserved]
+        )
+    live.clear()
+    torch.cuda.empty_cache()
+    return rows
+
+
+def _workspaces(torch: Any, device: Any) -> List[int]:
+    """Bytes that the first matrix product leaves allocated, forward and in the backward thread."""
+    x = torch.ones(256, 256, device=device)
+    w = torch.ones(256, 256, device=device, requires_grad=True)
+    w.grad = torch.zeros_like(w)
+    start = torch.cuda.memory_allocated()
+    y = x @ w
+    forward = torch.cuda.memory_allocated() - start - y.numel() * y.element_size()
+    y.sum().backward()
+    del y
+    total = torch.cuda.memory_allocated() - start
+    return [size for size in (forward, total - forward) if size > 0]
+
+
+def _conv_net(torch: Any, device: Any) -> Tuple[Any, Any]:
+    nn = torch.nn
+    net = nn.Sequential(
+        nn.Conv2d(3, 64, 7, stride=2, padding=3),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 3, padding=1),
+        nn.BatchNorm2d(128),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(128, 64, 1),
+        nn.AdaptiveAvgPool2d(1),
+    ).to(device)
+    return net, torch.randn(8, 3, 64, 64, device=device)
+
+
+def _matmul_net(torch: Any, device: Any) -> Tuple[Any, Any]:
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.LayerNorm(4096), nn.Linear(4096, 1024)).to(
+        device
+    )
+    return net, torch.randn(64, 1024, device=device)
+
+
+def _train(torch: Any, device: Any, net: Any, batch: Any) -> None:
+    """A few real steps, in fp32 and under AMP, so that the kernels of both are loaded."""
+    optimizer = torch.optim.Adam(net.parameters())
+    for amp in (False, True):
+        for _ in range(_STEPS):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16, enabled=amp):
+                loss = net(batch).float().pow(2).mean()
+            loss.backward()
+            optimizer.step()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,149 @@
+"""One process of `gpumem calibrate --utilization`: train the reference jobs and say how long steps took.
+
+    python -m slurm_gpumem.calibration.rates_probe
+
+prints one JSON object. Needs PyTorch and a GPU; SM activity is read where NVML has GPM counters (Hopper on).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from contextlib import nullcontext
+from typing import Any, Callable, Dict, List, Optional
+
+from slurm_gpumem.calibration.rates import REFERENCES, Reference
+
+SECONDS = 0.5
+WINDOWS = 5
+"""The median of so many counts: a moment in which the node does something else does not show."""
+_WARM_STEPS = 5
+_SM_ACTIVE = 2
+"""NVML's number of the GPM metric."""
+
+
+def main() -> int:
+    """Measure all references and print the result."""
+    if importlib.util.find_spec("torch") is None:
+        return _say({"error": "no-torch", "detail": "no module named torch"})
+    import torch
+
+    if not torch.cuda.is_available():
+        return _say({"error": "no-gpu", "detail": f"torch {torch.__version__} sees no CUDA device"})
+    jobs: Dict[str, Dict[str, float]] = {}
+    failed: Dict[str, str] = {}
+    counters = _open_counters()
+    for reference in REFERENCES:
+        try:
+            jobs[reference.name] = _measure(torch, reference, counters)
+        except RuntimeError as error:
+            failed[reference.name] = " ".join(str(error).split())[:200]
+    properties = torch.cuda.get_device_properties(0)
+    return _say(
+        {
+            "gpu": properties.name,
+            "memory_mib": properties.total_memory >> 20,
+            "torch": torch.__version__,
+            "cuda": str(torch.version.cuda),
+            "jobs": jobs,
+            "failed": failed,
+        }
+    )
+
+
+def _say(result: Dict[str, Any]) -> int:
+    print(json.dumps(result))
+    return 1 if "error" in result else 0
+
+
+def _measure(torch: Any, reference: Reference, counters: Optional[Any]) -> Dict[str, float]:
+    step = _step(torch, reference)
+    for _ in range(_WARM_STEPS):
+        step()
+    torch.cuda.synchronize()
+    first = counters.now() if counters else None
+    seconds = sorted(_seconds(torch, step) for _ in range(WINDOWS))
+    taken = {"step_seconds": seconds[WINDOWS // 2], "fastest": seconds[0], "slowest": seconds[-1]}
+    if counters and first is not None:
+        taken["sm_active"] = counters.since(first)
+    return taken
+
+
+def _seconds(torch: Any, step: Callable[[], None]) -> float:
+    """The time of a step, over a window."""
+    begun = time.monotonic()
+    count = 0
+    while time.monotonic() - begun < SECONDS:
+        step()
+        count += 1
+        if count % 3 == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    return (time.monotonic() - begun) / count
+
+
+def _step(torch: Any, reference: Reference) -> Callable[[], None]:
+    """One training step of a reference, to be called again and again."""
+    layers: List[Any] = []
+    width = reference.inputs
+    for size in reference.layers:
+        layers.append(torch.nn.Linear(width, size) if size else torch.nn.GELU())
+        width = size or width
+    model = torch.nn.Sequential(*layers).cuda()
+    precision = "high" if reference.precision == "tf32" else "highest"
+    torch.set_float32_matmul_precision(precision)
+    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    optimizer = kinds[reference.optimizer](model.parameters(), lr=1e-6)
+    batch = torch.randn(reference.batch, reference.inputs, device="cuda")
+    half = reference.precision == "amp-fp16"
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16) if half else nullcontext():
+            loss = model(batch).float().mean()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+class _Counters:
+    """SM activity by the driver's GPM counters."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._device = nvml.nvmlDeviceGetHandleByIndex(0)
+        if not nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
+            raise OSError("no GPM counters")
+
+    def now(self) -> Any:
+        sample = self._nvml.nvmlGpmSampleAlloc()
+        self._nvml.nvmlGpmSampleGet(self._device, sample)
+        return sample
+
+    def since(self, first: Any) -> float:
+        request = self._nvml.c_nvmlGpmMetricsGet_t()
+        request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics = 1
+        request.sample1, request.sample2 = first, self.now()
+        request.metrics[0].metricId = _SM_ACTIVE
+        self._nvml.nvmlGpmMetricsGet(request)
+        return float(request.metrics[0].value)
+
+
+def _open_counters() -> Optional[_Counters]:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        return _Counters(pynvml)
+    except (OSError, AttributeError, pynvml.NVMLError):
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Configuration: one schema and one reader of gpumem.toml."""

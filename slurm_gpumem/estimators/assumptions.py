@@ -1,0 +1,74 @@
+"""What an estimate takes for granted, in words: every default that nobody set."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Tuple
+
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.summaries.types import ModelSummary
+
+PRECISION_TITLES = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "amp-fp16": "AMP fp16",
+    "amp-bf16": "AMP bf16",
+    "bf16": "bf16",
+}
+
+
+def describe_job(job: TrainingJob) -> str:
+    """The job in one line: "batch 128, Adam, fp32", and what it does out of the ordinary."""
+    words = [f"batch {job.batch_size}", job.optimizer_rule.title, PRECISION_TITLES[job.precision]]
+    if job.gpus > 1:
+        words.append(f"{job.gpus} GPUs")
+    if job.grad_accumulation > 1:
+        words.append(f"{job.grad_accumulation} accumulated batches")
+    if job.checkpointing:
+        words.append("checkpointing")
+    if job.channels_last:
+        words.append("channels_last")
+    return ", ".join(words)
+
+
+def assumptions(
+    summary: ModelSummary, job: TrainingJob, gpu: Gpu, estimate: Optional[Estimate] = None
+) -> Tuple[str, ...]:
+    """The defaults in force, then what the estimator itself assumed."""
+    said: List[str] = []
+    if job.loss == "cross-entropy":
+        said.append("cross-entropy over the last layer's output")
+    if not job.checkpointing:
+        said.append("no checkpointing")
+    if job.grad_accumulation == 1:
+        said.append("no gradient accumulation")
+    if job.gpus == 1:
+        said.append("one GPU")
+    if _has_convolutions(summary) and not job.channels_last:
+        said.append("not channels_last")
+    if job.input_dtype == "auto":
+        said.append(f"input as {input_dtype(summary, job)}")
+    if job.optimizer_rule.note:
+        said.append(f"{job.optimizer_rule.title}: {job.optimizer_rule.note}")
+    said.append("PyTorch's default allocator and foreach optimizer")
+    if not gpu.measured:
+        said.append(f"CUDA context of {gpu.name} as of an H200 (gpumem calibrate measures it)")
+    said += summary.remarks
+    for line in estimate.assumptions if estimate else ():
+        # An estimator may say a default in its own words around ours.
+        if not any(known in line for known in said):
+            said.append(line)
+    return tuple(said)
+
+
+def input_dtype(summary: ModelSummary, job: TrainingJob) -> str:
+    """The batch's element type, decided: indices where an embedding comes first."""
+    if job.input_dtype != "auto":
+        return job.input_dtype
+    first = next((layer for layer in summary.layers if layer.leaf), None)
+    if first is not None and first.kind.startswith("Embedding"):
+        return "int64"
+    return "bf16" if job.precision == "bf16" else "fp32"
+
+
+def _has_convolutions(summary: ModelSummary) -> bool:
+    return any("conv" in layer.kind.lower() for layer in summary.layers)

@@ -1,0 +1,277 @@
+"""The estimator `corrected`: the structural estimate, moved and bounded by what measured runs taught."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, exp, inf, log
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.estimators.corrected.anchors import anchors, climb, grows
+from slurm_gpumem.estimators.corrected.choice import Stakes, request_for
+from slurm_gpumem.estimators.corrected.features import NAMES, features
+from slurm_gpumem.estimators.corrected.relatives import (
+    Lesson,
+    Near,
+    Relatives,
+    classes_of,
+    lesson,
+    nearest,
+    packaged,
+)
+from slurm_gpumem.estimators.corrected.trees import Correction, load
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.structural.estimator import estimate_with
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.summaries.types import ModelSummary
+
+FILE = "correction.json"
+MEASURED_GPU = "h200"
+REFERENCE_CONTEXT_MIB = 764
+"""Context of the measured GPU. Ratios are of whole processes there, so that an error of a few MiB in a tiny
+job's tensors does not look large; on another GPU the same tensors are corrected by the same MiB."""
+OUTSIDE_COVERAGE = 0.95
+"""What the bound holds for at best when the job is unlike the measured ones."""
+MOST, MOST_STRANGE = 2.5, 5.0
+"""So many times its peak is the most that is asked for, for a job like the measured ones and for others.
+
+More holds for hardly any job besides. Without shapes the peak itself is a guess: there it does not count."""
+_MIB = 1 << 20
+_SLACK = 1e-9
+_STRANGE = re.compile(
+    r"Mamba|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
+    r"(?:GCN|GAT|SAGE|GIN|Graph|Cheb|Edge|Message)\w*(?:Conv|Layer|Passing)|^MessagePassing"
+)
+"""Layers whose work is mostly done in operations that no summary shows: state-space and graph models."""
+
+
+def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """The process's GPU memory: structural, corrected by the package's model, with its bound."""
+    return corrected(summary, job, gpu, _packaged(), packaged())
+
+
+@lru_cache(maxsize=1)
+def _packaged() -> Correction:
+    return load(data_path("models", FILE))
+
+
+@dataclass(frozen=True)
+class _Point:
+    """The answer at one anchor, in MiB with the reference context."""
+
+    plain: Estimate
+    answer: Answer
+    strange: str
+    grows: bool
+
+
+def corrected(
+    summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction, relatives: Relatives
+) -> Estimate:
+    """The estimate under a given correction; `gpumem accuracy` gives one that never saw the model."""
+    around = anchors(job.batch_size)
+    ask = _Ask(summary, job, gpu, correction, relatives)
+    points = [ask.at(batch) for _, batch in around]
+    shares = [share for share, _ in around]
+    below: List[Answer] = []
+    batch, point = around[0][1], points[0]
+    # Workspaces make a small batch need more than a larger one now and then; so may the one below that. Where
+    # the job grows with its batch its peak does not fall, but half of it may be less sure and ask for more.
+    while batch > 1 and not (point.grows and below):
+        batch //= 2
+        point = ask.at(batch)
+        below.append(point.answer)
+    peak, request = joined(shares, [point.answer for point in points], below)
+    plain = points[-1].plain
+    moved = plain.parts["context"] - REFERENCE_CONTEXT_MIB
+    center = _between(shares, [point.answer.center for point in points])
+    strange = next((point.strange for point in points if point.strange), "")
+    parts, found = _move(
+        {
+            name: round(_between(shares, [float(point.plain.parts[name]) for point in points]))
+            for name in plain.parts
+        },
+        round(peak) + moved,
+    )
+    warnings: Tuple[str, ...] = plain.warnings
+    if strange:
+        warnings = (*warnings, f"unlike the measured models ({strange}); the request is wider than usual")
+    of = f" of models like {ask.like}" if ask.like else ""
+    said = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as runs{of} on an H200 suggest"]
+    if gpu.entry != MEASURED_GPU:
+        said.append(f"the correction is unmeasured on {gpu.name}")
+    floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
+    return replace(
+        plain,
+        job=job,
+        peak_mib=found,
+        request_mib=max(found, ceil(request - _SLACK) + moved),
+        floor_mib=min(floor, found),
+        parts=parts,
+        estimator="corrected",
+        warnings=warnings,
+        assumptions=tuple(said),
+        coverage=min(point.answer.coverage for point in points),
+    )
+
+
+class _Ask:
+    """The answers for one job at several batch sizes."""
+
+    def __init__(
+        self, summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction, relatives: Relatives
+    ) -> None:
+        self._summary, self._job, self._gpu = summary, job, gpu
+        self._correction, self._relatives = correction, relatives
+        self._near: Optional[Near] = None
+        self.like = ""
+        """The measured model that is most like this one, by name; "" where none is."""
+
+    def at(self, batch: int) -> _Point:
+        summary, correction = self._summary, self._correction
+        plain, walk, result = estimate_with(summary, replace(self._job, batch_size=batch), self._gpu)
+        total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
+        values = features(summary, walk, result, total)
+        if self._near is None:
+            self._near = self._relatives.near(group_of(values), classes_of(summary))
+            self.like = nearest(self._near, values, self._relatives)
+        strange = outside(values, summary, correction.ranges)
+        # Shards are counted as on the measured GPU: a request moves with another one's context, and only so.
+        measured = find_gpu(MEASURED_GPU).context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
+        moved = measured - REFERENCE_CONTEXT_MIB
+        told = lesson(self._near, values)
+        found = answer(total, values, told, moved, correction, strange=bool(strange))
+        return _Point(plain, found, strange, grows(result, total))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a correction makes of a structural estimate: MiB with the reference context."""
+
+    center: float
+    """log(peak / structural)."""
+    peak: float
+    spread: float
+    moved: float
+    """The job's own context on the measured GPU less the reference's."""
+    stakes: Stakes
+    coverage: float
+    usual: float
+    """The spread that it would have inside the range of the measurements."""
+
+    most: float
+    """How many times its peak the request may be."""
+
+    @property
+    def request(self) -> float:
+        """What to ask for; a job unlike the measured ones gets a wider margin than one like them."""
+        found = request_for(self.peak, self.moved, self.spread, self.stakes)
+        if self.spread != self.usual:
+            margin = request_for(self.peak, self.moved, self.usual, self.stakes) - self.peak
+            found = max(found, self.peak + margin * self.spread / self.usual)
+        return min(found, self.most * self.peak)
+
+
+def answer(
+    total: float,
+    values: Sequence[float],
+    told: Lesson,
+    moved: float,
+    correction: Correction,
+    *,
+    strange: bool,
+) -> Answer:
+    """The answer for a structural estimate in MiB with its features and what its relatives told."""
+    known = [*values, *told.values]
+    center = correction.center.predict(known)
+    stakes = correction.stakes[group_of(values)]
+    spread = exp(correction.spread.predict([*known, abs(center)]))
+    peak = total * (1 + told.beyond) * exp(center)
+    return Answer(
+        center=log(peak / total),
+        peak=peak,
+        spread=spread * stakes.wider if strange else spread,
+        moved=moved,
+        stakes=stakes,
+        coverage=min(stakes.coverage, OUTSIDE_COVERAGE) if strange else stakes.coverage,
+        usual=spread,
+        most=_most(values, strange=strange),
+    )
+
+
+def _most(values: Sequence[float], *, strange: bool) -> float:
+    if group_of(values) == "shapeless":
+        return inf
+    return MOST_STRANGE if strange else MOST
+
+
+def joined(
+    shares: Sequence[float], answers: Sequence[Answer], below: Sequence[Answer] = ()
+) -> Tuple[float, float]:
+    """Peak and request of a batch size from the answers at its anchors; neither is less than any below."""
+    first, last = answers[0], answers[-1]
+    low = max(first.peak, *(answer.peak for answer in below), 0.0)
+    low_request = max(first.request, *(answer.request for answer in below), 0.0)
+    if len(answers) == 1:
+        return low, low_request
+    high, high_request = max(low, last.peak), max(low_request, last.request)
+
+    def decide(share: float) -> float:
+        spread = exp(log(first.spread) * (1 - share) + log(last.spread) * share)
+        peak = low + (high - low) * share
+        return min(request_for(peak, last.moved, spread, last.stakes), last.most * peak)
+
+    return low + (high - low) * shares[1], climb(low_request, high_request, shares[1], decide)
+
+
+def _between(shares: Sequence[float], values: Sequence[float]) -> float:
+    return sum(share * value for share, value in zip(shares, values))
+
+
+def _move(parts: Mapping[str, int], peak: int) -> Tuple[Dict[str, int], int]:
+    """The parts summing to the corrected peak: fragmentation gives or takes first, then activations."""
+    moved: Dict[str, int] = dict(parts)
+    change = peak - sum(moved.values())
+    for name in ("fragmentation", "activations", "workspace"):
+        step = max(change, -moved[name])
+        moved[name] += step
+        change -= step
+        if not change:
+            break
+    return moved, sum(moved.values())
+
+
+def group_of(values: Sequence[float]) -> str:
+    """How much of the model the text shows; each group has its own bound."""
+    value = dict(zip(NAMES, values))
+    if value["shapeless"]:
+        return "shapeless"
+    if value["guessed"] or value["incomplete"]:
+        return "hidden"
+    if value["torchsummary"]:
+        return "torchsummary"
+    return "shown" if value["rows_without_inputs"] else "complete"
+
+
+def outside(
+    values: Sequence[float], summary: Optional[ModelSummary], ranges: Sequence[Tuple[float, float]]
+) -> str:
+    """Why the job lies outside what was measured, in a few words; "" when it does not."""
+    reasons: List[str] = []
+    if summary is not None:
+        kinds = sorted({layer.kind for layer in summary.layers if _STRANGE.search(layer.kind)})
+        if kinds:
+            reasons.append(f"{', '.join(kinds[:3])} layers")
+    by_name = dict(zip(NAMES, values))
+    if by_name["conv_3d"] > 0:
+        reasons.append("3-D convolutions")
+    beyond = [
+        name.replace("_", " ")
+        for name, value, (low, high) in zip(NAMES, values, ranges)
+        if not low - _SLACK <= value <= high + _SLACK
+    ]
+    if beyond:
+        reasons.append(f"beyond the usual: {', '.join(beyond[:3])}")
+    return "; ".join(reasons)

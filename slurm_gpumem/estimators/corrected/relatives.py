@@ -1,0 +1,286 @@
+"""What measured runs of like models teach about a job.
+
+A summary does not show what a model does between its layers, but models of the same classes do the same
+there. So what a relative took beyond its structural estimate, as a share of its activations, tells what this
+job will. Two models are as alike as the class names that their texts have in common, rare ones counting most;
+of a relative's runs, those count most whose activations, precision and size are like the job's.
+
+    {"format": "gpumem-relatives/1", "models": [names], "classes": [names], "weights": [a number each],
+     "groups": {group: "[[[class, ...], [[model, beyond, activations, amp, log_total], ...]], ...]"}}
+
+Each group is JSON in a string: a job has one, and reading the others would take longer than its estimate.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, log, sqrt
+from typing import (
+    AbstractSet,
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators.corrected.features import NAMES as FEATURES
+from slurm_gpumem.estimators.corrected.trees import check_numbers, read_json
+from slurm_gpumem.summaries.types import ModelSummary
+
+FILE = "relatives.json.gz"
+FORMAT = "gpumem-relatives/1"
+_ALIKE = 0.07
+"""Models that have so much less in common count 1/e as much."""
+_LEAST_ALIKE = 0.5
+_ACTIVATIONS, _PRECISION, _SIZE = 3.0, 0.7, 0.3
+"""How fast runs count less as their activations' share, precision and logarithm of size differ."""
+_NOBODY = 0.1
+"""Relatives that weigh so much together are believed by half: without any, nothing is moved."""
+_NOBODY_APART = 0.1
+_LEAST_ACTIVATIONS = 0.15
+LEAST_BEYOND, MOST_BEYOND = -0.5, 2.0
+_AT = [FEATURES.index(name) for name in ("share_activations", "amp", "log_total")]
+
+
+class Run(NamedTuple):
+    """A measured run, seen through one text."""
+
+    model: int
+    beyond: float
+    """What it took beyond its structural estimate, as a share of its activations."""
+    activations: float
+    """Their share of the estimate."""
+    amp: float
+    log_total: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Runs of models whose texts name the same classes."""
+
+    classes: FrozenSet[str]
+    length: float
+    runs: Tuple[Run, ...]
+
+
+Near = Tuple[Tuple[float, Run], ...]
+"""Runs of models that are like a given one, each with how much its model counts."""
+
+
+@dataclass(frozen=True)
+class Relatives:
+    """All measured runs by group of texts; see `estimator.group_of`."""
+
+    models: Tuple[str, ...]
+    weights: Mapping[str, float]
+    groups: Mapping[str, Tuple[Profile, ...]]
+
+    def near(self, group: str, classes: AbstractSet[str]) -> Near:
+        """The runs of all models that have much in common with these classes."""
+        weights = self.weights
+        rarest = max(weights.values(), default=1.0)
+        own = {name: weights.get(name, rarest) ** 2 for name in classes}
+        length = sqrt(sum(own.values()))
+        found: List[Tuple[float, Run]] = []
+        for profile in self.groups.get(group, ()):
+            shared = sum(own[name] for name in profile.classes if name in own)
+            alike = shared / (length * profile.length) if shared else 0.0
+            if alike >= _LEAST_ALIKE:
+                counts = exp((alike - 1) / _ALIKE)
+                found.extend((counts, run) for run in profile.runs)
+        return tuple(found)
+
+    def only(self, wanted: Callable[[str], bool]) -> Relatives:
+        """Those of some models: what is left to teach about one whose own runs must not."""
+        kept = {number for number, name in enumerate(self.models) if wanted(name)}
+        groups = {
+            group: tuple(
+                replace(profile, runs=tuple(run for run in profile.runs if run.model in kept))
+                for profile in profiles
+            )
+            for group, profiles in self.groups.items()
+        }
+        return replace(self, groups=groups)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What relatives say of one job."""
+
+    beyond: float
+    """How much of its estimate the job will take beyond it,"""
+    weight: float
+    """how much all relatives weigh together,"""
+    apart: float
+    """and how far they are apart."""
+
+    @property
+    def values(self) -> Tuple[float, float, float]:
+        """The numbers by FROM_RELATIVES, for the trees."""
+        return self.beyond, log(self.weight + 0.01), self.apart
+
+
+def lesson(near: Near, features: Sequence[float], left_out: AbstractSet[int] = frozenset()) -> Lesson:
+    """What the runs say of a job with these features; models in `left_out` are not heard."""
+    weight, first, second = _NOBODY, 0.0, _NOBODY * _NOBODY_APART**2
+    for counts, run in _weighed(near, features):
+        if run.model not in left_out:
+            weight += counts
+            first += counts * run.beyond
+            second += counts * run.beyond**2
+    mean = first / weight
+    share = max(features[_AT[0]], _LEAST_ACTIVATIONS)
+    return Lesson(share * mean, weight - _NOBODY, share * sqrt(max(0.0, second / weight - mean**2)))
+
+
+def nearest(near: Near, features: Sequence[float], relatives: Relatives) -> str:
+    """Name of the model whose runs count most; "" where there is none."""
+    weights: Dict[int, float] = {}
+    for counts, run in _weighed(near, features):
+        weights[run.model] = max(weights.get(run.model, 0.0), counts)
+    return relatives.models[max(weights, key=lambda model: weights[model])] if weights else ""
+
+
+def _weighed(near: Near, features: Sequence[float]) -> Iterator[Tuple[float, Run]]:
+    """The runs, each with what it counts for a job with these features."""
+    activations, amp, log_total = (features[at] for at in _AT)
+    for counts, run in near:
+        apart = _ACTIVATIONS * abs(activations - run.activations) + _SIZE * abs(log_total - run.log_total)
+        yield counts * exp(-apart - (_PRECISION if amp != run.amp else 0.0)), run
+
+
+def run_of(model: int, features: Sequence[float], real_mib: float, total_mib: float) -> Run:
+    """A measured run as a later job's relative."""
+    activations, amp, log_total = (features[at] for at in _AT)
+    beyond = (real_mib / total_mib - 1) / max(activations, _LEAST_ACTIVATIONS)
+    return Run(model, max(LEAST_BEYOND, min(MOST_BEYOND, beyond)), activations, amp, log_total)
+
+
+def classes_of(summary: ModelSummary) -> FrozenSet[str]:
+    """The classes that a text names."""
+    return frozenset(layer.kind for layer in summary.layers)
+
+
+# -- File ----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def packaged() -> Relatives:
+    """Those of the package's own measurements."""
+    path = data_path("models", FILE)
+    return from_json(read_json(path), str(path))
+
+
+def make(models: Sequence[str], runs: Iterable[Tuple[str, FrozenSet[str], Run]]) -> Relatives:
+    """From runs with their group and classes; a class is as rare as the models that name it are few."""
+    named: Dict[str, Set[int]] = {}
+    profiles: Dict[str, Dict[FrozenSet[str], List[Run]]] = {}
+    for group, classes, run in runs:
+        profiles.setdefault(group, {}).setdefault(classes, []).append(run)
+        for name in classes:
+            named.setdefault(name, set()).add(run.model)
+    weights = {name: round(log((1 + len(models)) / len(by)), 4) for name, by in sorted(named.items())}
+    return Relatives(
+        tuple(models),
+        weights,
+        {
+            group: tuple(_profile(classes, found[classes], weights) for classes in sorted(found, key=sorted))
+            for group, found in sorted(profiles.items())
+        },
+    )
+
+
+def _profile(classes: FrozenSet[str], runs: Sequence[Run], weights: Mapping[str, float]) -> Profile:
+    return Profile(classes, sqrt(sum(weights[name] ** 2 for name in classes)) or 1.0, tuple(runs))
+
+
+def to_json(relatives: Relatives) -> Dict[str, Any]:
+    """As the file has it."""
+    classes = list(relatives.weights)
+    number = {name: at for at, name in enumerate(classes)}
+
+    def text(profiles: Iterable[Profile]) -> str:
+        content = [
+            [sorted(number[name] for name in profile.classes), [_rounded(run) for run in profile.runs]]
+            for profile in profiles
+        ]
+        return json.dumps(content, separators=(",", ":"))
+
+    return {
+        "format": FORMAT,
+        "models": list(relatives.models),
+        "classes": classes,
+        "weights": list(relatives.weights.values()),
+        "groups": {group: text(profiles) for group, profiles in relatives.groups.items()},
+    }
+
+
+def _rounded(run: Run) -> List[float]:
+    return [run.model, round(run.beyond, 4), round(run.activations, 3), run.amp, round(run.log_total, 2)]
+
+
+class _Groups(Mapping[str, Tuple[Profile, ...]]):
+    """The groups of a file, each read and checked when it is first asked for."""
+
+    def __init__(
+        self, texts: Mapping[str, str], weights: Mapping[str, float], models: int, where: str
+    ) -> None:
+        self._texts, self._weights, self._models, self._where = texts, weights, models, where
+        self._classes = list(weights)
+        self._read: Dict[str, Tuple[Profile, ...]] = {}
+
+    def __getitem__(self, group: str) -> Tuple[Profile, ...]:
+        if group not in self._read:
+            text = self._texts[group]
+            try:
+                self._read[group] = self._profiles(json.loads(text))
+            except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+                raise _damaged(self._where, error) from None
+        return self._read[group]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def _profiles(self, content: Any) -> Tuple[Profile, ...]:
+        check_numbers([number for _, runs in content for run in runs for number in run])
+        made = tuple(
+            _profile(frozenset(self._classes[at] for at in named), [Run(*run) for run in runs], self._weights)
+            for named, runs in content
+        )
+        if not all(0 <= run.model < self._models for profile in made for run in profile.runs):
+            raise ValueError("a run of a model that is not listed")
+        return made
+
+
+def from_json(content: Any, where: str) -> Relatives:
+    """Check and take what a file says."""
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ConfigError(f"{where}: is not a list of relatives of format {FORMAT}; `make fit` writes one")
+    try:
+        classes, models = content["classes"], tuple(str(name) for name in content["models"])
+        check_numbers(content["weights"])
+        weights = dict(zip(classes, content["weights"]))
+        if not len(weights) == len(content["weights"]) == len(classes):
+            raise ValueError("as many weights as classes are needed")
+        return Relatives(models, weights, _Groups(dict(content["groups"]), weights, len(models), where))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(where, error) from None
+
+
+def _damaged(where: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{where}: is damaged ({error}); `make fit` writes it anew")

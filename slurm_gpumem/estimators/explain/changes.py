@@ -1,0 +1,236 @@
+"""Other ways to train the same model, as changes of its traced steps: each gives a trace to replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Mapping, Sequence, Set, Tuple
+
+from slurm_gpumem.estimators.explain.stream import Event, Stream
+from slurm_gpumem.summaries.trace_types import Site, Trace
+
+_HELD = 2
+"""Results that a line of a forward function holds at once: its operand and what it makes."""
+_WITH_WEIGHTS = ("::mm", "::addmm", "::bmm", "::linear", "::convolution")
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+
+def checkpointed(trace: Trace, blocks: Mapping[str, int]) -> Trace:
+    """The named layers keep their input and output only and are computed again in the backward pass.
+
+    `blocks` gives for each the number of elements that it returns at the traced batch size.
+    """
+    stream = Stream(trace)
+    for step in sorted({e.step for e in stream.events if e.phase == BACKWARD}):
+        for name, elements in blocks.items():
+            _checkpoint(stream, name, elements, trace.job.batch, step)
+    return stream.trace()
+
+
+def _checkpoint(stream: Stream, name: str, elements: int, batch: int, step: int) -> None:
+    events = stream.events
+    inside = f"{name}."
+
+    def belongs(event: Event) -> bool:
+        module = stream.site(event).module
+        return module == name or module.startswith(inside)
+
+    forward = [
+        at
+        for at, e in enumerate(events)
+        if e.step == step and e.phase == FORWARD and e.allocates and belongs(e)
+    ]
+    backward = [
+        at
+        for at, e in enumerate(events)
+        if e.step == step and e.phase == BACKWARD and e.allocates and belongs(e)
+    ]
+    if not forward or not backward:
+        return
+    first, last, again = forward[0], forward[-1], backward[0]
+    made = {events[at].block for at in forward if _is_computed(stream.site(events[at]))}
+    released = stream.released_at()
+    turn = next(at for at, e in enumerate(events) if e.step == step and e.phase == BACKWARD)
+    kept = [events[at].block for at in forward if events[at].block in made]
+    kept = [block for block in kept if released.get(block, turn) >= turn]
+    output = _output(stream, kept, elements, batch)
+    dropped = {block for block in kept if block != output}
+    if not dropped:
+        return
+    again = min(again, *(released.get(block, again) for block in dropped))
+    twins: Dict[int, int] = {block: stream.new_block(stream.site_of[block]) for block in made}
+    # PyTorch stops computing again once it has all that was saved.
+    end = max(at for at in forward if events[at].block in dropped)
+    recomputed: List[Event] = []
+    for event in events[first : end + 1]:
+        if event.block in made:
+            recomputed.append(Event(twins[event.block], event.site, BACKWARD, step))
+    there = {e.block for e in recomputed if e.allocates} - {e.block for e in recomputed if not e.allocates}
+    passing = there - {twins[block] for block in dropped}
+    recomputed += [Event(block, None, BACKWARD, step) for block in sorted(passing)]
+    before = _forward_without_saving(events[first : last + 1], dropped)
+    after = [
+        Event(twins[e.block], e.site, e.phase, e.step) if not e.allocates and e.block in dropped else e
+        for e in events[again:]
+    ]
+    middle = [e for e in events[last + 1 : again] if e.block not in dropped]
+    stream.events = [*events[:first], *before, *middle, *recomputed, *after]
+
+
+def _forward_without_saving(events: Sequence[Event], dropped: Set[int]) -> List[Event]:
+    """The block's forward pass when nothing is saved: a result goes once the next two are there."""
+    changed: List[Event] = []
+    waiting: List[Event] = []
+    for event in events:
+        changed.append(event)
+        if event.allocates and event.block in dropped:
+            waiting.append(Event(event.block, None, event.phase, event.step))
+            if len(waiting) > _HELD:
+                changed.append(waiting.pop(0))
+    return [*changed, *waiting]
+
+
+def _output(stream: Stream, kept: Sequence[int], elements: int, batch: int) -> int:
+    """The block that the next layer reads, which stays: the last one of the size that the layer returns."""
+    sizes = {block: stream.sites[stream.site_of[block]].bytes_at(batch) for block in kept}
+    fitting = [block for block in kept if sizes[block] in (4 * elements, 2 * elements)]
+    if fitting:
+        return fitting[-1]
+    large = [block for block in kept if 8 * sizes[block] >= max(sizes.values(), default=0)]
+    return large[-1] if large else -1
+
+
+def _is_computed(site: Site) -> bool:
+    """Whether computing a layer again makes it again: results and workspaces, but not a library's handle."""
+    return site.category == "activations" or (site.category == "workspace" and not site.is_cublas)
+
+
+def without_foreach(trace: Trace) -> Trace:
+    """The optimizer works on one parameter after the other, so its temporaries never live together."""
+    stream = Stream(trace)
+    released = stream.released_at()
+    events = stream.events
+    transient = {
+        e.block
+        for at, e in enumerate(events)
+        if e.phase == OPTIMIZER and e.allocates and _ends_in_same_phase(events, released.get(e.block), e)
+    }
+    changed: List[Event] = []
+    waiting: List[Event] = []
+    for event in events:
+        if event.block not in transient:
+            changed.append(event)
+        elif event.allocates:
+            changed.append(event)
+            waiting.append(Event(event.block, None, event.phase, event.step))
+            # A formula holds two intermediate results at a time.
+            if len(waiting) > 2:
+                changed.append(waiting.pop(0))
+        if event.block in transient and not event.allocates:
+            still = [e for e in waiting if e.block == event.block]
+            for e in still:
+                waiting.remove(e)
+                changed.append(e)
+    changed += waiting
+    stream.events = changed
+    return stream.trace()
+
+
+def _ends_in_same_phase(events: Sequence[Event], released: object, event: Event) -> bool:
+    if not isinstance(released, int):
+        return False
+    return events[released].phase == event.phase and events[released].step == event.step
+
+
+def head_of(trace: Trace) -> str:
+    """The last layer of the first forward pass that computes with weights; "" where there is none."""
+    found = ""
+    for event, _, site in trace.allocations():
+        phase = trace.phase_of(event).name
+        if phase == BACKWARD:
+            break
+        if phase == FORWARD and site is not None and site.module and site.operator.endswith(_WITH_WEIGHTS):
+            found = site.module
+    return found
+
+
+def loss_in_parts(trace: Trace, head: str, parts: int) -> Trace:
+    """The last layer and the loss run on a part of the batch at a time: their tensors shrink by it."""
+    return _resized(trace, _head_sites(trace, head), parts)
+
+
+def _head_sites(trace: Trace, head: str) -> Set[int]:
+    """Sites of the last layer's output and of what is computed from it, in both directions."""
+    batch = trace.job.batch
+    logits = max(
+        (s.bytes_at(batch) for s in trace.sites if s.module == head and s.category == "activations"),
+        default=0,
+    )
+    found = set()
+    for at, site in enumerate(trace.sites):
+        near = site.module in (head, "")
+        if near and site.category == "activations" and site.bytes_at(batch) * 3 >= logits > 0:
+            found.add(at)
+    return found
+
+
+def _resized(trace: Trace, sites: Set[int], divisor: int) -> Trace:
+    changed = tuple(
+        replace(site, bytes=tuple(-(-c // divisor) for c in site.bytes)) if at in sites else site
+        for at, site in enumerate(trace.sites)
+    )
+    return replace(trace, sites=changed)
+
+
+_WIDE_OPERATORS = ("softmax", "norm", "loss", "exp", "log", "pow", "sum", "cumsum", "prod", "mean")
+_HALF_NORMS = ("batch_norm", "cudnn_batch_norm")
+
+
+def autocast(trace: Trace) -> Trace:
+    """Activations in half precision but those of operators that autocast keeps wide; casts of the weights."""
+    halved: Set[int] = set()
+    for at, site in enumerate(trace.sites):
+        name = site.operator.rpartition("::")[2]
+        wide = any(word in name for word in _WIDE_OPERATORS) and not any(word in name for word in _HALF_NORMS)
+        if site.category == "activations" and not wide:
+            halved.add(at)
+    # The head's result is there in half precision, and once more in single for the loss.
+    head = head_of(trace)
+    results = {at for at in halved if trace.sites[at].module == head}
+    halved -= {at for at in results if trace.sites[at].operator.endswith(_WITH_WEIGHTS)}
+    return _with_weight_casts(_resized(trace, halved, 2))
+
+
+def _with_weight_casts(trace: Trace) -> Trace:
+    """Half-precision copies of the weights live from each forward pass to its end."""
+    stream = Stream(trace)
+    weights = [e.site for e in stream.events if e.allocates and stream.site(e).category == "weights"]
+    sites = [
+        stream.add_site(
+            Site(
+                tuple(-(-c // 2) for c in stream.sites[w].bytes),
+                "autocast",
+                stream.sites[w].module,
+                "activations",
+            )
+        )
+        for w in weights
+        if w is not None
+    ]
+    changed: List[Event] = []
+    open_casts: List[Tuple[int, int]] = []
+    before: Tuple[str, int] = ("", -1)
+    for event in stream.events:
+        now = (event.phase, event.step)
+        if now != before:
+            for block, step in open_casts:
+                changed.append(Event(block, None, FORWARD, step))
+            open_casts = []
+            if event.phase == FORWARD:
+                for site in sites:
+                    block = stream.new_block(site)
+                    changed.append(Event(block, site, FORWARD, event.step))
+                    open_casts.append((block, event.step))
+            before = now
+        changed.append(event)
+    stream.events = changed
+    return stream.trace()

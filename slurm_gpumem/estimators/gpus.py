@@ -1,0 +1,241 @@
+"""The table of GPU types: models/gpus.toml, and the site's own entries over it."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError, UnknownNameError
+from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.toml_file import load_toml
+
+DEFAULT_GPU = "h200"
+SITE_CONFIG = "/etc/slurm/gpumem.toml"
+SITE_GPUS = "gpumem-gpus.toml"
+
+# cuBLAS workspaces that PyTorch allocates by default, by the major compute capability.
+_LARGE_WORKSPACE_MAJORS = ("9", "10", "12")
+_LARGE_WORKSPACE = 32 * 2**20
+_SMALL_WORKSPACE = 8_519_680
+
+_NUMBERS = (
+    "memory_mib",
+    "context_mib",
+    "context_bare_mib",
+    "context_conv_mib",
+    "context_matmul_mib",
+    "cublas_workspace_bytes",
+    "sms",
+    "bandwidth_gb_s",
+    "clock_mhz",
+)
+# Words of Slurm types and of NVML names that say nothing about which GPU it is.
+_NOISE = {"nvidia", "tesla", "geforce", "quadro", "gpu", "graphics", "generation", "edition"}
+# A MIG instance: "a100_3g.20gb" has 20 GB of an A100.
+_MIG_PROFILE = re.compile(r"(?<![a-z0-9])[1-9]g[._]([0-9]+)gb")
+_MEMORY_WORD = re.compile(r"([0-9]+)(?:gb?|gib)?")
+
+Entry = Dict[str, Any]
+
+
+def site_gpu_file() -> Path:
+    """Where the site's own entries stand: beside its gpumem.toml."""
+    return Path(os.environ.get("GPUMEM_SITE_CONFIG") or SITE_CONFIG).with_name(SITE_GPUS)
+
+
+def gpu_table(site_file: Optional[Path] = None) -> Dict[str, Gpu]:
+    """All known GPU types by name; the site's entries override the package's field by field."""
+    return {name: _gpu(name, entry) for name, entry in _entries(site_file).items()}
+
+
+def find_gpu(name: str, site_file: Optional[Path] = None) -> Gpu:
+    """The entry a person means by `name`; UnknownNameError when there is none."""
+    entries = _entries(site_file)
+    matched = _match(name, None, entries)
+    if matched is None:
+        raise UnknownNameError("GPU", name, sorted(entries))
+    return _gpu(matched, entries[matched])
+
+
+def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: Optional[Path] = None) -> Gpu:
+    """The entry that best matches a Slurm GPU type and its memory; an unknown type is no error.
+
+    Slurm types are free text ("a100", "nvidia_a100-sxm4-40gb"). An unknown one gets the entry of
+    the nearest memory size. The result keeps Slurm's name and, where given, Slurm's memory;
+    `entry` says which row it was taken from (empty for an unknown type).
+    """
+    entries = _entries(site_file)
+    matched = _match(type_name, memory_mib, entries) if type_name else None
+    row = matched or _nearest_memory(memory_mib, entries)
+    gpu = _gpu(row, entries[row])
+    slice_of_gpu = _MIG_PROFILE.search(type_name.lower()) if type_name else None
+    if memory_mib is None and slice_of_gpu:
+        memory_mib = int(slice_of_gpu[1]) * 1024
+    return Gpu(
+        name=type_name or gpu.name,
+        memory_mib=memory_mib or gpu.memory_mib,
+        context_mib=gpu.context_mib,
+        context_bare_mib=gpu.context_bare_mib,
+        context_conv_mib=gpu.context_conv_mib,
+        context_matmul_mib=gpu.context_matmul_mib,
+        cublas_workspace_bytes=gpu.cublas_workspace_bytes,
+        compute_capability=gpu.compute_capability if matched else "",
+        sms=gpu.sms if matched else None,
+        bandwidth_gb_s=gpu.bandwidth_gb_s if matched else None,
+        tflops=gpu.tflops if matched else (),
+        clock_mhz=gpu.clock_mhz if matched else None,
+        host_factor=gpu.host_factor if matched else 1.0,
+        utilization_measured=gpu.utilization_measured and matched is not None and not slice_of_gpu,
+        entry=matched or "",
+        measured=gpu.measured and matched is not None,
+        source=gpu.source if matched else f"GPU type not in the table: context as for {gpu.name}",
+    )
+
+
+# -- Reading -------------------------------------------------------------------------------------
+
+
+def _entries(site_file: Optional[Path]) -> Dict[str, Entry]:
+    """Each GPU's fields: defaults, then the package's, then the site's."""
+    tables = _package_tables()
+    defaults = tables["defaults"]
+    entries: Dict[str, Entry] = {
+        name: {**defaults, **fields} for name, fields in tables.items() if name != "defaults"
+    }
+    path = site_gpu_file() if site_file is None else site_file
+    if path.exists():
+        for name, fields in load_toml(path).items():
+            key = name.lower()
+            _check(path, key, fields, known=key in entries)
+            entries[key] = {**entries.get(key, defaults), **fields}
+    return entries
+
+
+@lru_cache(maxsize=1)
+def _package_tables() -> Dict[str, Entry]:
+    """The package's own file, read once: a submission asks for several GPUs."""
+    return load_toml(data_path("models", "gpus.toml"))
+
+
+def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
+    """A site's entry is written by people: say what is wrong with it, and where."""
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{path}: {name!r} must be a section with a GPU's fields, like [{name}]")
+    for field in _NUMBERS:
+        value = fields.get(field, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{path}: [{name}] {field} must be a positive whole number, not {value!r}")
+    factor = fields.get("host_factor", 1.0)
+    if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 0.01 <= factor <= 100:
+        raise ConfigError(f"{path}: [{name}] host_factor must be a number like 1.2, not {factor!r}")
+    rates = fields.get("tflops", [1.0] * 3)
+    if not isinstance(rates, list) or len(rates) != 3 or not all(_is_rate(rate) for rate in rates):
+        raise ConfigError(
+            f"{path}: [{name}] tflops must be three numbers (fp32, TF32, half precision), not {rates!r}"
+        )
+    aliases = fields.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
+        raise ConfigError(f"{path}: [{name}] aliases must be a list of names, not {aliases!r}")
+    if not known and "memory_mib" not in fields:
+        raise ConfigError(
+            f"{path}: [{name}] is a new GPU type and needs memory_mib (as nvidia-smi prints it)"
+        )
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
+    capability = str(entry.get("compute_capability", ""))
+    large = capability.split(".")[0] in _LARGE_WORKSPACE_MAJORS
+    return Gpu(
+        name=name,
+        memory_mib=entry["memory_mib"],
+        context_mib=entry["context_mib"],
+        context_bare_mib=entry.get("context_bare_mib"),
+        context_conv_mib=entry.get("context_conv_mib"),
+        context_matmul_mib=entry.get("context_matmul_mib"),
+        cublas_workspace_bytes=entry.get(
+            "cublas_workspace_bytes", _LARGE_WORKSPACE if large else _SMALL_WORKSPACE
+        ),
+        compute_capability=capability,
+        sms=entry.get("sms"),
+        bandwidth_gb_s=entry.get("bandwidth_gb_s"),
+        tflops=tuple(entry.get("tflops", ())),
+        clock_mhz=entry.get("clock_mhz"),
+        host_factor=float(entry.get("host_factor", 1.0)),
+        utilization_measured=entry.get("utilization_measured", False) is True,
+        entry=name,
+        measured=entry.get("measured", False) is True,
+        source=str(entry.get("source", "")),
+    )
+
+
+# -- Matching ------------------------------------------------------------------------------------
+
+
+def _match(text: str, memory_mib: Optional[int], entries: Mapping[str, Entry]) -> Optional[str]:
+    """The entry that `text` names; among memory sizes the one of `memory_mib` or of the text's own "80gb"."""
+    lowered = text.strip().lower()
+    words = [w for w in re.split(r"[^a-z0-9]+", lowered) if w and w not in _NOISE]
+    # A site may name an entry exactly as its Slurm type, noise and all.
+    named, rest = (lowered, []) if lowered in entries else _longest_name(words, entries)
+    if named is None:
+        return None
+    siblings = [name for name in entries if name == named or name.startswith(f"{named}-")]
+    if memory_mib is None:
+        memory_mib = _memory_in(rest)
+    if memory_mib is None:
+        return named
+    # Slurm's memory may leave out what the site reserves: the nearest size is the one meant.
+    return min(siblings, key=lambda name: abs(entries[name]["memory_mib"] - memory_mib))
+
+
+def _longest_name(words: List[str], entries: Mapping[str, Entry]) -> Tuple[Optional[str], List[str]]:
+    """The longest name or alias that the words begin with, from any word on, and the words after it."""
+    names = {_letters(name): name for name in entries}
+    for name, entry in entries.items():
+        for alias in entry.get("aliases", ()):
+            names.setdefault(_letters(alias), name)
+    names.pop("", None)
+    best: Tuple[int, Optional[str], List[str]] = (0, None, [])
+    for start in range(len(words)):
+        joined = ""
+        for end in range(start, len(words)):
+            joined += words[end]
+            if joined in names and len(joined) > best[0]:
+                best = (len(joined), names[joined], words[end + 1 :])
+        # "a100sxm4", "h10080gb": a name and more in one word.
+        for spelled, name in names.items():
+            glued = words[start][len(spelled) :]
+            if words[start].startswith(spelled) and len(spelled) > best[0] and _is_suffix(glued):
+                best = (len(spelled), name, [glued, *words[start + 1 :]])
+    return best[1], best[2]
+
+
+def _letters(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
+
+
+def _is_suffix(text: str) -> bool:
+    return re.fullmatch(r"(?:sxm|pcie|nvl|hbm)[0-9a-z]*|[1-9][0-9]{0,2}gb?", text) is not None
+
+
+def _memory_in(words: List[str]) -> Optional[int]:
+    """MiB of the first word that reads like a memory size ("80gb", "40"); "sxm4" or "3g" do not."""
+    for word in words:
+        found = _MEMORY_WORD.fullmatch(word)
+        if found and int(found[1]) >= 8:
+            return int(found[1]) * 1024
+    return None
+
+
+def _nearest_memory(memory_mib: Optional[int], entries: Mapping[str, Entry]) -> str:
+    if memory_mib is None:
+        return DEFAULT_GPU
+    return min(entries, key=lambda name: abs(entries[name]["memory_mib"] - memory_mib))

@@ -1,0 +1,1 @@
+"""Estimators and formulas published by others, for comparison."""

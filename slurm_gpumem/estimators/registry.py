@@ -1,0 +1,57 @@
+"""Estimators by name. Each is imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
+from slurm_gpumem.estimators.types import Estimate, Estimator, Gpu, TrainingJob
+from slurm_gpumem.summaries.types import ModelSummary
+
+ESTIMATORS = {
+    "corrected": "slurm_gpumem.estimators.corrected",
+    "trace": "slurm_gpumem.estimators.traced",
+    "structural": "slurm_gpumem.estimators.structural",
+    "horus": "slurm_gpumem.estimators.published.horus",
+    "faketensor": "slurm_gpumem.estimators.published.faketensor",
+    "deepspeed": "slurm_gpumem.estimators.published.deepspeed",
+}
+DEFAULT = "corrected"
+FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
+"""These answer only where the job has run before, and so stand in no comparison of estimators."""
+TRACE = "trace"
+"""Taken for summaries of our own, the only ones that it reads."""
+
+
+def estimator_names() -> list[str]:
+    """All estimators, the default first."""
+    return [DEFAULT, *(name for name in ESTIMATORS if name != DEFAULT)]
+
+
+def names_for(summary: ModelSummary) -> list[str]:
+    """The estimators that can answer for a summary, the one taken by default first."""
+    others = [name for name in estimator_names() if name != TRACE]
+    return others if summary.trace is None else [TRACE, *others]
+
+
+def for_other_jobs(name: str) -> str:
+    """Which estimator to ask about a changed job: what was measured says nothing about another batch size."""
+    return "auto" if name in FROM_RUNS else name
+
+
+def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """Estimate with the named estimator.
+
+    "auto" goes by the trace if the summary has one, else it is the default with the site's own layer over it.
+    """
+    if name == "auto" and summary.trace is not None:
+        return run(TRACE, summary, job, gpu)
+    if name in ("auto", DEFAULT + SUFFIX):
+        return adjusted(run(DEFAULT, summary, job, gpu), lambda: summary.fingerprint)
+    chosen = name
+    module = {**ESTIMATORS, **FROM_RUNS}.get(chosen)
+    if module is None:
+        raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
+    function: Estimator = importlib.import_module(module).estimate
+    return function(summary, job, gpu)

@@ -1,0 +1,164 @@
+"""The estimator `remembered`: what runs of the same job measured, which beats any estimate.
+
+A run is the same when the model's fingerprint, the batch, the optimizer, the precision, the rarer settings
+and the GPU type are. Peaks are read from a small file that the accounting writes for each user
+(accounting/remember.py): one's own runs only, so that nobody can talk down what another's job asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from math import ceil
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.summaries.fingerprint import fingerprint
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import format_mib
+
+NAME = "remembered"
+SCHEMA = "gpumem-remembered/1"
+ENOUGH_RUNS = 3
+"""From so many runs on gpusbatch trusts them without being asked."""
+_LEAST_RESERVE = 0.02
+"""Above the largest peak: the allocator may still grow when a run is longer than those before."""
+_MAX_BYTES = 16 << 20
+_GPU_NAME = re.compile(r"rtx[ _-]?(?:pro[ _-]?|a)?[0-9]{4}|(?:mi|[a-z]{1,2})[0-9]{1,4}[a-z]{0,2}")
+
+
+def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """The measured peak of earlier runs; UsageError when there were none."""
+    peaks = recall(summary, job, gpu)
+    if not peaks:
+        raise UsageError(
+            f"no finished run of this model, batch, optimizer and precision on {gpu.name} is remembered.\n"
+            "Leave --estimator out for this one; `gpumem report` shows which runs were measured."
+        )
+    return from_peaks(summary, job, gpu, peaks)
+
+
+def recall(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[int, ...]:
+    """Measured peaks of the same job, the latest first."""
+    key = " ".join((fingerprint(summary), str(job.batch_size), job.optimizer, job.precision, variant(job)))
+    found: List[int] = []
+    for path in remembered_files():
+        by_gpu = _read(path).get(key)
+        if isinstance(by_gpu, dict):
+            peaks = [
+                peak
+                for name, values in by_gpu.items()
+                if plain_gpu(name) == plain_gpu(gpu.name) and isinstance(values, list)
+                for peak in values
+                if type(peak) is int and 0 < peak < 1 << 31
+            ]
+            # Both files may tell of the same runs: the one that knows more of them is taken.
+            found = max(found, peaks, key=len)
+    return tuple(found)
+
+
+def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[int, ...]) -> Estimate:
+    """An estimate that rests on measured peaks; where the memory goes is the structural estimator's word."""
+    from slurm_gpumem.estimators.structural import estimate as structural
+
+    reckoned = structural(summary, job, gpu)
+    least, most = min(peaks), max(peaks)
+    reserve = max(most - least, ceil(most * _LEAST_RESERVE))
+    runs = f"{len(peaks)} run{'' if len(peaks) == 1 else 's'}"
+    sizes = (
+        format_mib(most)
+        if format_mib(most) == format_mib(least)
+        else f"{format_mib(least)} to {format_mib(most)}"
+    )
+    return Estimate(
+        peak_mib=most,
+        request_mib=most + reserve,
+        floor_mib=min(reckoned.floor_mib, least),
+        parts=_scaled(reckoned.parts, most),
+        estimator=NAME,
+        gpu=gpu.name,
+        job=job,
+        assumptions=(f"remembered: {runs} on {gpu.name} took {sizes}",),
+        step=reckoned.step,
+    )
+
+
+def variant(job: TrainingJob) -> str:
+    """The rarer settings in one word, as the job's record holds it; "" where all are at their defaults."""
+    usual = TrainingJob(batch_size=job.batch_size)
+    words = [
+        f"ddp{job.gpus}" if job.gpus > 1 else "",
+        f"acc{job.grad_accumulation}" if job.grad_accumulation > 1 else "",
+        "ckpt" if job.checkpointing else "",
+        "nhwc" if job.channels_last else "",
+        job.loss if job.loss != usual.loss else "",
+        job.input_dtype if job.input_dtype != usual.input_dtype else "",
+    ]
+    return "+".join(word for word in words if word)
+
+
+def plain_gpu(name: str) -> str:
+    """What is common to the names of one GPU type: "a100" of "nvidia_a100-sxm4-40gb" and of "A100"."""
+    match = _GPU_NAME.search(name.lower().replace("nvidia", ""))
+    return re.sub(r"[ _-]", "", match[0]) if match else name.lower()
+
+
+def remembered_files() -> List[str]:
+    """The user's own file, and the one that the site's collector keeps for them."""
+    named = os.environ.get("GPUMEM_REMEMBERED")
+    if named:
+        return [named]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    files = [os.path.join(cache, "gpumem", "remembered.json")]
+    folder = _site_folder()
+    if folder:
+        files.append(os.path.join(folder, str(os.geteuid()), "remembered.json"))
+    return files
+
+
+def _site_folder() -> Optional[str]:
+    from slurm_gpumem.config.load import SITE_CONFIG
+
+    path = os.environ.get("GPUMEM_SITE_CONFIG") or SITE_CONFIG
+    if not os.path.exists(path):
+        return None
+    from pathlib import Path
+
+    from slurm_gpumem.toml_file import load_toml
+
+    table = load_toml(Path(path)).get("accounting")
+    folder = table.get("dir") if isinstance(table, dict) else None
+    return folder if isinstance(folder, str) and os.path.isabs(folder) else None
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    """The file's runs; a file that is missing or broken remembers nothing, which is no error."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        table = json.loads(data) if len(data) <= _MAX_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if (
+        not isinstance(table, dict)
+        or table.get("schema") != SCHEMA
+        or not isinstance(table.get("runs"), dict)
+    ):
+        return {}
+    runs: Mapping[str, Any] = table["runs"]
+    return runs
+
+
+def _scaled(parts: Mapping[str, int], peak: int) -> Dict[str, int]:
+    """The parts with those that are least certain stretched or shrunk, so that they sum to the peak."""
+    sure = ("weights", "gradients", "optimizer", "context")
+    fixed = {name: size if name in sure else 0 for name, size in parts.items()}
+    if sum(fixed.values()) >= peak or sum(parts.values()) == sum(fixed.values()):
+        fixed = dict.fromkeys(parts, 0)
+    loose = {name: size - fixed[name] for name, size in parts.items()}
+    room, total = peak - sum(fixed.values()), sum(loose.values()) or 1
+    scaled = {name: fixed[name] + size * room // total for name, size in loose.items()}
+    scaled["activations"] += peak - sum(scaled.values())
+    return scaled

@@ -1,0 +1,13 @@
+"""The structural estimator: rebuild a training step from a summary's rows and replay its allocations.
+
+    rows → tree → walk (tape of operations) → events → caching allocator → peak
+
+Nothing in it was fitted: the rules say what PyTorch allocates. What the text does not show is assumed,
+and each assumption is listed in the estimate.
+"""
+
+from __future__ import annotations
+
+from slurm_gpumem.estimators.structural.estimator import estimate
+
+__all__ = ["estimate"]

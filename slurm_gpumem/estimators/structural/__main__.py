@@ -1,0 +1,93 @@
+"""Print the training step that the structural estimator rebuilds: one line an operation.
+
+python -m slurm_gpumem.estimators.structural SUMMARY --batch-size 64 [--optimizer sgd] [--precision fp32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import List, Set
+
+from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.structural.estimator import simulate
+from slurm_gpumem.estimators.structural.replay import Replay
+from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.types import Gpu, TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
+
+_MIB = 1 << 20
+_LINE = "{:>4}  {:<22} {:>14} {:>10} {:>10} {:>12}"
+
+
+def main(argv: List[str]) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.estimators.structural", description=__doc__)
+    parser.add_argument("summary")
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--optimizer", default="adam")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--time", action="store_true", help="print only how long reading and estimating take")
+    args = parser.parse_args(argv)
+    job = TrainingJob(batch_size=args.batch_size, optimizer=args.optimizer, precision=args.precision)
+    if args.time:
+        print(timing(args.summary, job, find_gpu(args.gpu)))
+        return 0
+    walk, result = simulate(read_summary(args.summary), job, find_gpu(args.gpu))
+    print("\n".join(table(walk, result)))
+    return 0
+
+
+def timing(path: str, job: TrainingJob, gpu: Gpu) -> str:
+    """The best of twenty rounds, in CPU time."""
+    reading, estimating = [], []
+    for _ in range(20):
+        start = time.process_time()
+        summary = read_summary(path)
+        middle = time.process_time()
+        simulate(summary, job, gpu)
+        reading.append(middle - start)
+        estimating.append(time.process_time() - middle)
+    rows = len(summary.layers)
+    return f"{rows} rows: read {min(reading) * 1000:.1f} ms, estimated {min(estimating) * 1000:.1f} ms"
+
+
+def table(walk: Walk, result: Replay) -> List[str]:
+    """The lines: every operation of the forward pass with what it makes, keeps and needs for a moment."""
+    tape = walk.tape
+    lines = [_LINE.format("", "MiB", "makes", "saves", "workspace", "saved so far")]
+    known: Set[int] = set(tape.inputs)
+    counted: Set[int] = set()
+    total = 0.0
+    for number, op in enumerate(tape.ops):
+        new = op.out.store not in known
+        known.add(op.out.store)
+        saved = [store for store in (*op.saved, *op.kept) if store not in counted]
+        counted.update(saved)
+        mib = sum(tape.sizes[store] for store in saved) / _MIB
+        total += mib
+        makes = f"{op.out.bytes / _MIB:.2f}" if new else "in place"
+        work = f"{max(op.work) / _MIB:.2f}" if op.work else ""
+        lines.append(_LINE.format(number, op.label[:22], makes, f"{mib:.2f}", work, f"{total:.2f}"))
+    stats = result.stats
+    lines.append(f"parameters {sum(tape.params) / _MIB:.2f} MiB, batch {_batch(walk):.2f} MiB")
+    lines.append(
+        f"peak allocated {stats.peak_allocated / _MIB:.2f} MiB ({result.phase}), "
+        f"peak reserved {stats.peak_reserved / _MIB:.2f} MiB, {stats.events} events"
+    )
+    return lines
+
+
+def _batch(walk: Walk) -> float:
+    return sum(walk.tape.sizes[store] for store in walk.tape.inputs) / _MIB
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except GpumemError as error:
+        print(f"gpumem: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

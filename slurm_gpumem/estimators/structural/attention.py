@@ -1,0 +1,473 @@
+"""Attention between projections: no row shows it, the projections around it do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Callable, List, Optional, Sequence
+
+from slurm_gpumem.estimators.structural.inputs import conv_input
+from slurm_gpumem.estimators.structural.kinds import (
+    computes_matrix,
+    drops_eagerly,
+    family_of,
+    is_attention,
+    position_scores,
+)
+from slurm_gpumem.estimators.structural.layers import input_shape, rule_for
+from slurm_gpumem.estimators.structural.tape import Tensor
+from slurm_gpumem.estimators.structural.tree import Node
+from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.structural.workspaces import sum_bytes
+from slurm_gpumem.summaries.types import Layer, Shape
+
+Run = Callable[[Walk, Node], None]
+
+HIDDEN_EAGER, HIDDEN_DROPPING = "HiddenEagerAttention", "HiddenDroppingAttention"
+"""Attention inside hidden blocks that is written out, without and with dropout of its matrix."""
+
+_MOST_HEADS = 64
+_WINDOW_HEAD = 32
+_WINDOW_TOKENS = 49
+_MOST_POSITIONS = 512
+_PROJECTIONS = ("linear", "conv")
+_BETWEEN = (
+    "identity",
+    "dropout",
+    "layer_norm",
+    "rms_norm",
+    "batch_norm",
+    "batch_norm_act",
+    "rotary",
+    "softmax",
+)
+
+
+def projections(node: Node) -> List[Node]:
+    """The children that make queries, keys and values; empty when this container has none itself."""
+    leaves = [
+        c for c in node.children if not c.children and c.row.called and family_of(c.row.kind) in _PROJECTIONS
+    ]
+    if not leaves:
+        return []
+    first = leaves[0].row
+    if not first.outputs or (not first.inputs and family_of(first.kind) == "conv"):
+        return []
+    axis = 1 if family_of(first.kind) == "conv" else -1
+    wide = first.outputs[0][axis]
+    # Where the text does not say what a layer takes, its weights do.
+    narrow = first.inputs[0][axis] if first.inputs else first.params // max(1, wide)
+    if len(leaves) < 4 and narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
+        return leaves[:1]
+    if len(leaves) >= 2 and leaves[1].row.outputs and leaves[1].row.outputs[0][axis] == 2 * wide:
+        return leaves[:2]
+    return leaves[:3] if len(leaves) >= 3 else []
+
+
+def is_packed(node: Node) -> bool:
+    """Whether this layer makes queries, keys and values side by side, three times as wide as its input."""
+    row = node.row
+    if node.children or not row.called or family_of(row.kind) != "linear" or not row.outputs:
+        return False
+    taken = input_shape(row)
+    return taken is not None and len(taken) > 2 and row.outputs[0][-1] == 3 * taken[-1]
+
+
+def ends_attention(walk: Walk, node: Node, packed: List[Tensor]) -> bool:
+    """Record attention before a projection that takes one third of what the packed ones made.
+
+    Returns whether nothing is left to attend to: another layer between them means that it was none.
+    """
+    row = node.row
+    if not node.children and (not row.called or family_of(row.kind) in _BETWEEN):
+        return False
+    taken = input_shape(row)
+    linear = not node.children and family_of(row.kind) == "linear"
+    if linear and taken is not None and 3 * taken[-1] == packed[-1].shape[-1]:
+        attend(walk, packed, taken, matrix=None, style=_Style(grouped=False, written_out=False))
+    return True
+
+
+def uses_weights_only(node: Node) -> bool:
+    """Whether this is attention whose projections were never called: it uses their weights itself."""
+    row = node.row
+    if not is_attention(row.kind) or not row.called or node.guessed:
+        return False
+    if not node.children:
+        return row.params > 0 and bool(row.outputs) and not row.hidden and row.leaf
+    members = [child.row for child in node.children]
+    width = _width(row.outputs[0]) if row.outputs else 0
+    if width > 0 and row.params >= 4 * width * width:
+        # All four projections are its own; what is called inside makes a position bias.
+        return True
+    return not any(member.called for member in members) and any(member.params for member in members)
+
+
+def _width(shape: Shape) -> int:
+    """How wide a token is; of an image whose channels may stand in front, too."""
+    return max(shape[1], shape[-1]) if len(shape) == 4 else shape[-1]
+
+
+def uncalled_projection(node: Node) -> int:
+    """Parameters of a fused projection whose weights the module uses without calling it; 0: none.
+
+    torchinfo counts them as the container's own; the projection after the attention has a row.
+    """
+    row = node.row
+    if node.guessed or not row.outputs or not is_attention(row.kind) or projections(node):
+        return 0
+    width = _width(row.outputs[0])
+    called = any(child.row.called and family_of(child.row.kind) == "linear" for child in node.children)
+    return row.params if called and row.params >= 3 * width * width else 0
+
+
+def around_uncalled(walk: Walk, node: Node, params: int, run: Run) -> None:
+    """Walk such a module: the product with the fused weights, attention, what follows."""
+    x = walk.lowered(walk.take(walk.cur))
+    walk.uses_matmul = True
+    copies, gradients = walk.weight(walk.param(params, trainable=node.row.trainable), params)
+    fused = walk.tape.new((), 3 * x.elements, walk.low)
+    macs = fused.elements * x.shape[-1]
+    _project(walk, (x, *copies), fused, gradients, 3 * x.shape[-1], macs)
+    style = _Style(grouped=False, written_out=False)
+    attend(walk, [fused], node.row.outputs[0], matrix=_matrix(node), style=style)
+    for child in node.children:
+        run(walk, child)
+
+
+def _project(
+    walk: Walk, ins: Sequence[Tensor], out: Tensor, params: Sequence[int], wide: int, macs: int
+) -> Tensor:
+    """A product with weights that no row shows, and their bias."""
+    passing = (0, sum_bytes(out.elements // max(1, wide), max(1, wide)))
+    return walk.tape.op(ins, out, saved=ins, passing=passing, params=tuple(params), matmul=True, macs=macs)
+
+
+def functional(walk: Walk, node: Node, run: Run) -> None:
+    """Attention with products and softmax of its own, as torchvision's over windows with a position bias."""
+    row = node.row
+    x = walk.take(walk.cur)
+    shape = row.outputs[0] if row.outputs else x.shape
+    width = max(1, shape[-1])
+    called = [child for child in node.children if child.row.called]
+    params = [child.row.params for child in node.children if child.row.params and not child.row.called]
+    table = row.params
+    if not params:
+        params = [3 * width * (width + 1), width * (width + 1)]
+        table = max(0, row.params - sum(params))
+    walk.uses_matmul = True
+    windows = walk.tape.op((x,), walk.tape.new(shape, x.elements, x.width))
+    low = walk.lowered(windows)
+    copies, gradients = walk.weight(walk.param(params[0], trainable=row.trainable), params[0])
+    fused = walk.tape.new((), 3 * x.elements, walk.low)
+    macs = fused.elements * width
+    _project(walk, (low, *copies), fused, gradients, 3 * width, macs)
+    heads = max(1, shape[-1] // _WINDOW_HEAD)
+    # The bias has one entry for each distance within a window: (2w - 1) in every direction.
+    distances = max(1.0, table / heads)
+    dimensions = max(1, len(shape) - 2)
+    tokens = ((distances ** (1 / dimensions) + 1) / 2) ** dimensions if table else shape[-2]
+    walk.param(table, trainable=row.trainable)
+    out = walk.tape.new(shape, x.elements, walk.low)
+    matrix = _matrix(node)
+    if matrix is not None:
+        _eager(walk, (fused,), out, walk.count(matrix), drops=_drops_matrix(node))
+    elif called:
+        # The bias is computed from distances: [.., 2w - 1, 2w - 1, 2].
+        distances_shape = next((child.row.inputs[0] for child in called if child.row.inputs), shape)
+        for child in called:
+            run(walk, child)
+            walk.take(walk.cur)
+        tokens = prod((size + 1) / 2 for size in distances_shape[1:-1])
+        _cosine(walk, fused, out, round(x.elements / _WINDOW_HEAD * tokens))
+    else:
+        scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
+        _eager(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
+    joined = walk.tape.op((out,), walk.tape.new(shape, x.elements, walk.low))
+    rest = sum(params[1:])
+    copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
+    final = walk.tape.new(shape, x.elements, walk.low)
+    walk.give(_project(walk, (joined, *copies), final, gradients, width, final.elements * width))
+    if matrix is not None:
+        for child in called:
+            if child.row.outputs[:1] != (matrix,):
+                run(walk, child)
+
+
+def container(walk: Walk, node: Node, run: Run) -> None:
+    """Walk an attention module: projections, attention, what follows."""
+    entry = walk.cur
+    sources = projections(node)
+    made: List[Tensor] = []
+    matrix = _matrix(node)
+    written_out = computes_matrix(node.row.kind) or node.row.kind in (HIDDEN_EAGER, HIDDEN_DROPPING)
+    by_function = node.row.kind in ("T5Attention", HIDDEN_DROPPING) or drops_eagerly(node.row.kind)
+    drops = (written_out and by_function) or _drops_matrix(node)
+    positions = position_scores(node.row.kind)
+    style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops(), positions)
+    if matrix is None and "Window" in node.row.kind and node.row.outputs:
+        # Hidden: the usual windows of 7 x 7 tokens and heads of 32.
+        shape = node.row.outputs[0]
+        matrix = (*shape[:-1], max(1, shape[-1] // _WINDOW_HEAD), _WINDOW_TOKENS)
+    done = False
+    for child in node.children:
+        row = child.row
+        if child in sources:
+            wanted = conv_input(walk, row) if family_of(row.kind) == "conv" else input_shape(row)
+            x = entry if wanted is None or wanted == entry.shape else walk.find(wanted)
+            out = rule_for(row)(walk, row, walk.take(x))
+            made.append(out)
+            walk.give(out)
+        elif not done and made and not child.children and family_of(row.kind) in _BETWEEN:
+            if family_of(row.kind) in ("layer_norm", "rms_norm") and row.outputs:
+                normalized = _normalized(walk, row, made)
+                if normalized is None:
+                    run(walk, child)
+                else:
+                    made = normalized
+        elif not done and made and not child.children and family_of(row.kind) == "embedding":
+            # A bias for each distance, added to the scores.
+            walk.param(row.params, trainable=row.trainable)
+        elif not done and len(made) == len(sources) and (child.children or row.called):
+            done = True
+            attend(walk, made, input_shape(row), matrix=matrix, style=style)
+            run(walk, child)
+        else:
+            run(walk, child)
+    if not done and made:
+        attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix, style=style)
+
+
+def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> Optional[List[Tensor]]:
+    """Queries or keys go through a normalization of their own: the last that was made of that size.
+
+    None where none has it: what will become keys and values is normalized before.
+    """
+    count = walk.count(row.outputs[0])
+    for index in range(len(made) - 1, -1, -1):
+        if made[index].elements == count:
+            source = walk.tape.view(made[index], row.outputs[0])
+            out = walk.tape.view(rule_for(row)(walk, row, source), made[index].shape)
+            return [*made[:index], out, *made[index + 1 :]]
+    return None
+
+
+def _matrix(node: Node) -> Optional[Shape]:
+    """The attention matrix's shape where a softmax or dropout over [.., queries, keys] has a row."""
+    for child in node.children:
+        row = child.row
+        if family_of(row.kind) in ("softmax", "dropout") and row.called and row.outputs:
+            shape = row.outputs[0]
+            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
+                return shape
+    return None
+
+
+def _drops_matrix(node: Node) -> bool:
+    """Whether a dropout over [.., queries, keys] has a row."""
+    for child in node.children:
+        row = child.row
+        if family_of(row.kind) == "dropout" and row.called and row.outputs:
+            shape = row.outputs[0]
+            if len(shape) == 4 and shape[2] > 1 and shape[3] > 1 and shape[1] <= _MOST_HEADS:
+                return True
+    return False
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a module computes its attention, besides what its rows show."""
+
+    grouped: bool
+    """Fewer heads for keys than for queries."""
+    written_out: bool
+    """The matrix is computed although no row shows it."""
+    drops: bool = False
+    """Dropout acts on the matrix, so that a mask and the result are kept besides it."""
+    positions: int = 0
+    """Scores with so many relative positions are kept too; -1: as many as there are distances; 0: none."""
+
+
+def attend(
+    walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optional[Shape], style: _Style
+) -> None:
+    """Record attention over the projections; its output has `shape`."""
+    walk.uses_matmul = True
+    made = [walk.lowered(walk.take(tensor)) for tensor in made]
+    total = sum(tensor.elements for tensor in made)
+    if isinstance(shape, tuple):
+        count = walk.count(shape)
+    else:
+        shape, count = made[0].shape, (total // 3 if len(made) == 1 else made[0].elements)
+    # A fused projection is wider than its queries; the output is as large as the queries.
+    out = walk.tape.new(shape, count, walk.low)
+    if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
+        made = _cached(walk, made)
+    if matrix is not None:
+        if style.positions:
+            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, matrix[-1])
+            kept = (walk.count(matrix) // matrix[-1] * columns * walk.low,) * 2
+            first = walk.tape.new((), made[0].elements, walk.low)
+            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
+        _eager(walk, made, out, walk.count(matrix), drops=style.drops)
+    elif style.written_out:
+        keys = made[1 if len(made) == 3 else 0].shape
+        tokens = max(1, prod(keys[1:-1]))
+        if style.positions:
+            # The scores of queries and keys with positions, from which those of each pair are gathered.
+            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, tokens)
+            kept = (count // walk.head * columns * walk.low,) * 2
+            first = walk.tape.new((), made[0].elements, walk.low)
+            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
+        _eager(walk, made, out, count // walk.head * tokens, drops=style.drops)
+    elif style.grouped and len(made) == 3 and walk.low == 4:
+        _grouped_math(walk, made, out)
+    else:
+        # In half precision Hopper takes cuDNN's kernel, and the library with it.
+        walk.uses_conv = walk.uses_conv or walk.low == 2
+        statistics = 4 * max(1, count // walk.head)
+        made = [_separated(walk, tensor, count) for tensor in made]
+        walk.tape.op(
+            made,
+            out,
+            saved=(*made, out),
+            kept=(statistics,),
+            back=(out.bytes, statistics),
+            matmul=True,
+            macs=2 * count * _tokens(made[1 if len(made) == 3 else 0], out),
+        )
+    walk.give(out)
+
+
+def _separated(walk: Walk, made: Tensor, count: int) -> Tensor:
+    """Queries, keys and values seen as parts of a fused projection.
+
+    Their gradients are stacked into one tensor, and that is brought into the projection's order.
+    """
+    if made.elements <= count:
+        return made
+    for _ in range(2):
+        made = walk.tape.op((made,), walk.tape.part(made, made.shape, made.elements))
+    return made
+
+
+def _tokens(keys: Tensor, out: Tensor) -> int:
+    """How many keys each query is compared with, as far as the shapes show."""
+    shape = keys.shape if len(keys.shape) > 2 else out.shape
+    if len(shape) == 4 and shape[1] > shape[3]:
+        return max(1, shape[2] * shape[3])  # channels come first: a convolution made them
+    return max(1, prod(shape[1:-1])) if len(shape) > 2 else 1
+
+
+def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
+    """Keys and values go through transformers' cache, which copies them and outlives the step."""
+    if len(made) == 1 and walk.rotary:
+        # Rotated queries are new, keys and values are copied: nothing looks into the fused result any more.
+        separate = [walk.tape.new((), made[0].elements // 3, made[0].width) for _ in range(3)]
+        for tensor in separate:
+            walk.tape.op(made, tensor)
+        walk.tape.survivors += separate[1:]
+        return separate
+    if len(made) == 1:
+        fused = made[0]
+        copy = walk.tape.new((), fused.elements * 2 // 3, fused.width)
+        walk.tape.op((fused,), copy)
+        walk.tape.survivors.append(copy)
+        return [fused, copy]
+    result = [made[0]]
+    for tensor in made[1:]:
+        copy = walk.tape.new(tensor.shape, tensor.elements, tensor.width)
+        walk.tape.op((tensor,), copy)
+        walk.tape.survivors.append(copy)
+        result.append(copy)
+    return result
+
+
+def _grouped(rows: Sequence[Layer]) -> bool:
+    """Whether keys are narrower than queries but as long: fewer key heads than query heads."""
+    if len(rows) != 3 or not rows[0].outputs or not rows[1].outputs:
+        return False
+    queries, keys = rows[0].outputs[0], rows[1].outputs[0]
+    return len(queries) == len(keys) and queries[:-1] == keys[:-1] and keys[-1] < queries[-1]
+
+
+def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
+    """In fp32 no fused kernel takes grouped heads: keys and values are repeated, the matrix is kept."""
+    queries = made[0]
+    scaled = walk.tape.op((queries,), walk.tape.new((), queries.elements, queries.width))
+    keys = walk.tape.op((made[1],), walk.tape.new((), queries.elements, queries.width))
+    values = walk.tape.op((made[2],), walk.tape.new((), queries.elements, queries.width))
+    tokens = max(1, queries.shape[-2] if len(queries.shape) == 3 else queries.shape[1])
+    _eager(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
+
+
+def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drops: bool = False) -> None:
+    """Scores, softmax and the product with the values, each a tensor of its own."""
+    scores = walk.tape.new((), matrix, walk.low)
+    walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True, macs=matrix * walk.head)
+    probabilities = walk.tape.new((), matrix, walk.wide)
+    walk.tape.op((scores,), probabilities, saved=(probabilities,))
+    if drops:
+        dropped = walk.tape.new((), matrix, walk.wide)
+        probabilities = walk.tape.op((probabilities,), dropped, kept=(matrix,))
+    low = walk.lowered(probabilities)
+    saved = (low, *made[-1:])
+    walk.tape.op(saved, out, saved=saved, matmul=True, macs=matrix * walk.head)
+
+
+def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int) -> None:
+    """Queries and keys divided by their lengths, and scores by a learned temperature, which keeps them."""
+    unit = []
+    for _ in range(2):
+        wide = walk.tape.new((), out.elements, walk.wide)
+        unit.append(walk.lowered(walk.tape.op((fused,), wide, saved=(fused,))))
+    scores = walk.tape.new((), matrix, walk.low)
+    walk.tape.op(unit, scores, saved=tuple(unit), matmul=True, macs=matrix * _WINDOW_HEAD)
+    warm = walk.tape.new((), matrix, walk.wide)
+    walk.tape.op((scores,), warm, saved=(scores,))
+    probabilities = walk.tape.new((), matrix, walk.wide)
+    walk.tape.op((warm,), probabilities, saved=(probabilities,))
+    low = walk.lowered(probabilities)
+    walk.tape.op((low, fused), out, saved=(low, fused), matmul=True, macs=matrix * _WINDOW_HEAD)
+
+
+def multihead(walk: Walk, node: Node) -> None:
+    """torch.nn.MultiheadAttention: packed projection, attention, output projection, all in one row."""
+    row = node.row
+    x = walk.find(input_shape(row))
+    shape = row.outputs[0] if row.outputs else x.shape
+    width = shape[-1]
+    in_params = row.params if row.params else 0
+    rest = sum(child.row.params for child in node.children)
+    if not rest and in_params >= 4 * width * width:
+        rest = width * width + width
+        in_params -= rest
+    walk.uses_matmul = True
+    low = walk.lowered(x)
+    copies, gradients = walk.weight(walk.param(in_params, trainable=row.trainable), in_params)
+    packed = walk.tape.new((), 3 * walk.count(shape), walk.low)
+    macs = packed.elements * width
+    _project(walk, (low, *copies), packed, gradients, 3 * width, macs)
+    separate = walk.tape.new((), packed.elements, walk.low)
+    walk.tape.op((packed,), separate)
+    out = walk.tape.new(shape, walk.count(shape), walk.low)
+    if len(row.outputs) > 1 and len(row.outputs[1]) >= 2:
+        # It returns its weights, averaged over the heads: the matrix itself has all of them.
+        heads = max(1, width // walk.head)
+        _eager(walk, (separate,), out, walk.count(row.outputs[1]) * heads)
+    else:
+        statistics = 4 * max(1, out.elements // walk.head)
+        walk.tape.op(
+            (separate,),
+            out,
+            saved=(separate, out),
+            kept=(statistics,),
+            back=(separate.bytes,),
+            matmul=True,
+            macs=2 * out.elements * _tokens(out, out),
+        )
+    joined = walk.tape.new(shape, out.elements, walk.low)
+    walk.tape.op((out,), joined)
+    copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
+    final = walk.tape.new(shape, out.elements, walk.low)
+    walk.give(_project(walk, (joined, *copies), final, gradients, width, final.elements * width))

@@ -1,0 +1,131 @@
+"""Put the parts together: from a summary and a job to an `Estimate`."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, Tuple
+
+from slurm_gpumem.estimators.bound import Features, request_mib
+from slurm_gpumem.estimators.structural import loss
+from slurm_gpumem.estimators.structural.blocks import expand_hidden
+from slurm_gpumem.estimators.structural.modules import run_all
+from slurm_gpumem.estimators.structural.replay import Replay, StepPlan, replay
+from slurm_gpumem.estimators.structural.shapes import with_shapes
+from slurm_gpumem.estimators.structural.stream import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, WORKSPACE
+from slurm_gpumem.estimators.structural.tree import build_tree
+from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.summaries.types import ModelSummary
+
+_MIB = 1 << 20
+_CATEGORIES = (
+    ("weights", WEIGHTS),
+    ("gradients", GRADIENTS),
+    ("optimizer", OPTIMIZER),
+    ("activations", ACTIVATIONS),
+    ("workspace", WORKSPACE),
+)
+
+
+def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """The process's GPU memory when the summarized model is trained as `job` says."""
+    return estimate_with(summary, job, gpu)[0]
+
+
+def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Estimate, Walk, Replay]:
+    """The estimate and what it was made from, for the learned correction."""
+    with _without_collector():
+        walk, result = simulate(summary, job, gpu)
+    context = gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
+    parts = _parts(result, context)
+    peak = sum(parts.values())
+    floor = peak - parts["fragmentation"]
+    features = Features(
+        format=summary.format,
+        peak_mib=peak,
+        floor_mib=floor,
+        hidden=walk.has_guesses,
+        has_shapes=summary.has_shapes,
+        complete=summary.complete,
+    )
+    found = Estimate(
+        peak_mib=peak,
+        request_mib=request_mib(features),
+        floor_mib=floor,
+        parts=parts,
+        estimator="structural",
+        gpu=gpu.name,
+        job=job,
+        warnings=summary.warnings,
+        assumptions=_assumptions(walk, result),
+        step=walk,
+    )
+    return found, walk, result
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Thousands of small objects that all stay until the end: looking for rubbish among them finds none."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def rebuild(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Walk:
+    """The training step that a summary's rows stand for, as a tape of operations."""
+    said = ""
+    if not summary.has_shapes:
+        summary, said = with_shapes(summary)
+    walk = Walk(summary, job, gpu)
+    if said:
+        walk.assume(f"the text has no shapes; assumed input: {said}")
+    tree = build_tree(summary)
+    walk.has_guesses = expand_hidden(summary, tree)
+    if walk.has_guesses:
+        walk.assume("blocks shown without their layers are made of the usual ones for their class and size")
+    loss.start(walk, tree)
+    run_all(walk, tree)
+    loss.finish(walk)
+    walk.param_rest()
+    walk.tape.close()
+    return walk
+
+
+def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
+    """Rebuild the training step and replay it; for estimates, tests and the documentation's example."""
+    walk = rebuild(summary, job, gpu)
+    rule = job.optimizer_rule
+    plan = StepPlan(
+        states=rule.states,
+        temporaries=rule.temporaries,
+        cublas_workspace=gpu.cublas_workspace_bytes if walk.uses_matmul else 0,
+        accumulation=job.grad_accumulation,
+        data_parallel=job.gpus > 1,
+    )
+    return walk, replay(walk.tape, plan)
+
+
+def _parts(result: Replay, context: int) -> Dict[str, int]:
+    stats = result.stats
+    parts = {name: round(result.at_peak[category] / _MIB) for name, category in _CATEGORIES}
+    parts["fragmentation"] = max(0, round(stats.peak_reserved / _MIB) - sum(parts.values()))
+    parts["context"] = context
+    return parts
+
+
+def _assumptions(walk: Walk, result: Replay) -> Tuple[str, ...]:
+    when = {
+        "forward": "in the forward pass",
+        "backward": "in the backward pass",
+        "optimizer": "in the optimizer's step",
+    }
+    found: List[str] = list(walk.assumptions)
+    if result.phase in when:
+        found.append(f"the peak falls {when[result.phase]}; the parts are what is alive then")
+    return tuple(found)

@@ -1,0 +1,370 @@
+"""What each family of layers makes, keeps for the backward pass and needs for a moment.
+
+A rule takes the walk, the layer's row and its input, records operations and returns the output.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Callable, Dict, Optional, Tuple
+
+from slurm_gpumem.estimators.structural import activations
+from slurm_gpumem.estimators.structural.kernels import sides, taps_and_groups
+from slurm_gpumem.estimators.structural.kinds import family_of
+from slurm_gpumem.estimators.structural.shapes import output_shape
+from slurm_gpumem.estimators.structural.tape import Tensor
+from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.structural.workspaces import convolution_bytes, convolution_of, sum_bytes
+from slurm_gpumem.summaries.types import Layer, Shape
+
+Rule = Callable[[Walk, Layer, Tensor], Tensor]
+
+_INDEX_BYTES = 8
+_FLOAT = 4
+
+
+def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    shape = output_shape(row, x)
+    if shape == x.shape:
+        return x
+    if walk.count(shape) == x.elements:
+        return walk.tape.view(x, shape)
+    return walk.tape.op((x,), walk.make(shape, x.width, grad=x.grad))
+
+
+def _padded(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """What a layer with TensorFlow's padding takes: a copy with a border, as wide as its kernel needs."""
+    made = output_shape(row, x)
+    if not row.kind.endswith("Same") or len(x.shape) != 4 or len(made) != 4:
+        return x
+    side = max(row.kernel) if row.kernel else 3
+    wide = tuple(
+        max(before, round(before / max(1, after)) * (after - 1) + side)
+        for before, after in zip(x.shape[2:], made[2:])
+    )
+    count = x.elements // max(1, prod(x.shape[2:])) * prod(wide)
+    return walk.tape.op((x,), walk.tape.new((*x.shape[:2], *wide), count, x.width, grad=x.grad))
+
+
+def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    walk.uses_conv = True
+    x = walk.lowered(_padded(walk, row, x))
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    taps, groups = taps_and_groups(row, channels)
+    bias = _bias(row, x, channels // groups * taps)
+    params = walk.param(row.params, trainable=row.trainable, bias=bias)
+    copies, gradients = walk.weight(params, row.params - bias)
+    grad = x.grad or bool(params)
+    out = walk.make(output_shape(row, x), walk.low, grad=grad)
+    forward, of_input, of_weight = _workspaces(walk, row, x, out, taps, groups)
+    return walk.tape.op(
+        (x, *copies),
+        out,
+        saved=(x, *copies),
+        work=(forward,) if forward else (),
+        passing=(of_input, of_weight if params else 0),
+        params=gradients,
+        macs=_conv_macs(row, x, out, channels // groups * taps),
+    )
+
+
+def _bias(row: Layer, x: Tensor, reach: int) -> int:
+    """Parameters beyond the weight of a layer whose outputs look at `reach` numbers each; 0: none."""
+    shape = output_shape(row, x)
+    wide = shape[-1] if family_of(row.kind) == "linear" else shape[1] if len(shape) > 1 else 0
+    rest = row.params - wide * reach
+    return rest if 0 < rest <= max(wide, row.params // 50) else 0
+
+
+def _conv_macs(row: Layer, x: Tensor, out: Tensor, reach: int) -> int:
+    """One product for every number that an output looks at; a transposed one turns that round."""
+    if family_of(row.kind) == "conv_transpose":
+        return x.elements * max(1, row.params // max(1, x.shape[1] if len(x.shape) > 1 else 1))
+    return out.elements * max(1, reach)
+
+
+def _workspaces(
+    walk: Walk, row: Layer, x: Tensor, out: Tensor, taps: int, groups: int
+) -> Tuple[int, int, int]:
+    """cuDNN's temporary memory: forward, for the input's gradient and for the weight's."""
+    if len(x.shape) < 3 or len(x.shape) != len(out.shape) or min(*x.shape[1:], *out.shape[1:]) < 1:
+        return 0, 0, 0
+    if x.shape[1] % groups or out.shape[1] % groups:
+        groups = 1
+    dimensions = len(x.shape) - 2
+    kernel = row.kernel if row.kernel and len(row.kernel) == dimensions else sides(taps, dimensions)
+    told = convolution_of(
+        x.shape,
+        out.shape,
+        kernel,
+        groups,
+        transposed=family_of(row.kind) == "conv_transpose",
+        dtype=walk.dtype,
+        last=walk.job.channels_last,
+    )
+    return convolution_bytes(told, x.elements // max(1, prod(x.shape[1:])))
+
+
+def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    walk.uses_matmul = True
+    x = walk.lowered(x)
+    bias = 0
+    if walk.ties_head and walk.tied_index and row.params - walk.tied in (0, output_shape(row, x)[-1]):
+        params = walk.tied_index
+    else:
+        bias = _bias(row, x, x.shape[-1] if x.shape else 0)
+        params = walk.param(row.params, trainable=row.trainable, bias=bias)
+    copies, gradients = walk.weight(params, row.params - bias)
+    out = walk.make(output_shape(row, x), walk.low, grad=x.grad or bool(params))
+    macs = out.elements * max(1, x.shape[-1] if x.shape else 1)
+    return walk.tape.op(
+        (x, *copies),
+        out,
+        saved=(x, *copies),
+        passing=bias_sum(out) if bias and params else (),
+        params=gradients,
+        matmul=True,
+        macs=macs,
+    )
+
+
+def bias_sum(out: Tensor) -> Tuple[int, int]:
+    """Temporary memory of the backward pass where a bias of `out` is trained: its gradient is a long sum."""
+    wide = max(1, out.shape[-1] if out.shape else 1)
+    return 0, sum_bytes(out.elements // wide, wide)
+
+
+def _norm(walk: Walk, row: Layer, x: Tensor, statistics: int, *, copies: bool = False) -> Tensor:
+    params = walk.param(row.params, trainable=row.trainable)
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad or bool(params))
+    copy = (x.bytes,) if copies else ()
+    return walk.tape.op((x,), out, saved=(x,), kept=(statistics,), work=copy, back=copy, params=params)
+
+
+def _batch_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    channels = x.shape[1] if len(x.shape) > 1 else 1
+    walk.buffers(2 * _FLOAT * channels + _INDEX_BYTES)
+    return _norm(walk, row, x, 2 * _FLOAT * channels)
+
+
+def _layer_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    turned = _is_turned(walk, row, x)
+    x = walk.widened(x)
+    width = max(row.params // 2, 1) if row.params else x.shape[-1]
+    statistics = 2 * _FLOAT * max(1, x.elements // max(1, width))
+    return _norm(walk, row, x, statistics, copies=turned)
+
+
+def _is_turned(walk: Walk, row: Layer, x: Tensor) -> bool:
+    """Whether channels stand in front of what is normalized along them: the kernel gets a copy."""
+    if row.kind.startswith("LayerNorm2d"):
+        return not walk.job.channels_last
+    maker = walk.tape.ops[-1] if walk.tape.ops else None
+    made = maker is not None and maker.out.store == x.store and family_of(maker.label) == "conv"
+    return made and len(x.shape) == 4 and not walk.job.channels_last
+
+
+def _group_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    x = walk.widened(x)
+    return _norm(walk, row, x, 2 * _FLOAT * 32 * walk.job.batch_size)
+
+
+def _rms_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    if row.kind in ("RMSNorm", "RmsNorm", "RmsNorm2d"):
+        return _layer_norm(walk, row, x)
+    # Written out in Python: square, mean, rsqrt; the scaled input is kept for the weight's gradient.
+    x = walk.widened(x)
+    params = walk.param(row.params, trainable=row.trainable)
+    rows = max(1, x.elements // max(1, x.shape[-1]))
+    scaled = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
+    walk.tape.op((x,), scaled, saved=(x,), kept=(_FLOAT * rows,), work=(x.bytes,), back=(x.bytes, x.bytes))
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad or bool(params))
+    return walk.tape.op((scaled,), out, saved=(scaled,), params=params, back=(x.bytes,))
+
+
+def _frozen_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    walk.buffers(4 * _FLOAT * (x.shape[1] if len(x.shape) > 1 else 1))
+    middle = walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad))
+    return walk.tape.op((middle,), walk.make(output_shape(row, x), x.width, grad=x.grad))
+
+
+def _batch_norm_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    return activations.relu(walk, row, _batch_norm(walk, row, x))
+
+
+def _group_norm_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    return activations.relu(walk, row, _group_norm(walk, row, x))
+
+
+def _layer_scale(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    params = walk.param(row.params, trainable=row.trainable)
+    out = walk.make(output_shape(row, x), walk.wide if walk.amp else x.width)
+    passing = bias_sum(out) if len(out.shape) == 3 else ()
+    return walk.tape.op((x,), out, saved=(x,), params=params, back=(x.bytes,), passing=passing)
+
+
+def _response_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """Scaled by its own length against the other channels', then by weights: both products keep a factor."""
+    params = walk.param(row.params, trainable=row.trainable)
+    scaled = walk.tape.new(x.shape, x.elements, walk.wide if walk.amp else x.width, grad=x.grad)
+    walk.tape.op((x,), scaled, saved=(x,), back=(x.bytes,))
+    out = walk.make(output_shape(row, x), scaled.width, grad=x.grad or bool(params))
+    return walk.tape.op((scaled, x), out, saved=(scaled,), params=params)
+
+
+def _max_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    x = _padded(walk, row, x)
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, saved=(x,), kept=(out.elements * _INDEX_BYTES,))
+
+
+def _avg_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    x = _padded(walk, row, x)
+    out = walk.make(output_shape(row, x), x.width, grad=x.grad)
+    return walk.tape.op((x,), out, saved=(x,))
+
+
+def _global_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    shape = output_shape(row, x)
+    if shape == x.shape:
+        return x
+    out = walk.make(shape, x.width, grad=x.grad)
+    # To one value a channel it is a mean, which keeps nothing.
+    keeps = len(shape) == len(x.shape) and any(size != 1 for size in shape[2:])
+    return walk.tape.op((x,), out, saved=(x,) if keeps else ())
+
+
+def _new_only(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """Layers that make a new tensor and keep nothing: resizing, padding, shuffling."""
+    return walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad))
+
+
+def _merge_add(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    other = walk.waiting(x)
+    ins = (x,) if other is None else (x, walk.take(other))
+    return walk.tape.op(ins, walk.make(output_shape(row, x), x.width, grad=x.grad), alias=True)
+
+
+def _merge_multiply(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    return walk.tape.op((x,), walk.make(output_shape(row, x), x.width, grad=x.grad), saved=(x,))
+
+
+def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    out = walk.make(output_shape(row, x), walk.wide)
+    if walk.tied_index and row.params == walk.tied:
+        return walk.tape.op((), out, back=(row.params * walk.wide,))
+    params = walk.param(row.params, trainable=row.trainable)
+    if walk.tied and row.params == walk.tied and not walk.tied_index:
+        # The output layer's backward makes the gradient first; this one's is added to it.
+        walk.tied_index = params
+        if walk.ties_head:
+            return walk.tape.op((), out, back=(row.params * walk.wide,))
+    return walk.tape.op((), out, params=params)
+
+
+# Outputs' sizes that cuDNN 9 keeps a layer; the backward pass works in as much again (runs on an H200).
+_GATES = {"LSTM": 6, "GRU": 7, "RNN": 2}
+
+
+def _rnn(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """CuDNN's recurrent layers are one operation with a reserve for the gates of every step."""
+    walk.uses_matmul = True
+    walk.uses_conv = True
+    x = walk.lowered(x)
+    params = walk.param(row.params, trainable=row.trainable)
+    copies, gradients = walk.weight(params, row.params)
+    out = walk.make(output_shape(row, x), walk.low)
+    layers = _rnn_layers(row, x, out)
+    each = out.bytes * _GATES.get(row.kind, 4)
+    return walk.tape.op(
+        (x, *copies),
+        out,
+        saved=(x, out, *copies),
+        kept=(each * layers,),
+        work=(out.bytes * 2,),
+        back=(each, row.params * walk.low),
+        params=gradients,
+        matmul=True,
+        macs=row.params * max(1, out.elements // max(1, out.shape[-1])),
+    )
+
+
+def _rnn_layers(row: Layer, x: Tensor, out: Tensor) -> int:
+    """The number of stacked layers that the parameters allow, one or two directions."""
+    gates = {"LSTM": 4, "GRU": 3}.get(row.kind, 1)
+    best: Tuple[float, int] = (float("inf"), 1)
+    for directions in (1, 2):
+        hidden = out.shape[-1] // directions
+        if not hidden:
+            continue
+        first = directions * gates * hidden * (x.shape[-1] + hidden + 2)
+        further = directions * gates * hidden * (directions * hidden + hidden + 2)
+        layers = max(1, round((row.params - first) / further) + 1) if row.params > first else 1
+        best = min(best, (abs(first + (layers - 1) * further - row.params), layers))
+    return best[1]
+
+
+def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
+    """A class we do not know: a new output; its input is kept, as most layers do."""
+    params = walk.param(row.params, trainable=row.trainable)
+    if not row.outputs:
+        return x
+    out = walk.make(
+        row.outputs[0], walk.low if params else min(x.width, walk.wide), grad=x.grad or bool(params)
+    )
+    walk.assume(f"{row.kind} keeps its input and makes one new tensor")
+    macs = row.params * max(1, out.elements // max(1, out.shape[-1])) if len(out.shape) < 4 else 0
+    saved = (x,) if x.grad else ()
+    return walk.tape.op((x,), out, saved=saved, params=params, matmul=bool(params), macs=macs)
+
+
+RULES: Dict[str, Rule] = {
+    "identity": _identity,
+    "drop_path": activations.drop_path,
+    "dropout": activations.dropout,
+    "rnn": _rnn,
+    "embedding": _embedding,
+    "embedding_bag": _embedding,
+    "conv_transpose": _conv,
+    "linear": _linear,
+    "conv": _conv,
+    "batch_norm_act": _batch_norm_act,
+    "frozen_norm": _frozen_norm,
+    "batch_norm": _batch_norm,
+    "instance_norm": _batch_norm,
+    "group_norm_act": _group_norm_act,
+    "group_norm": _group_norm,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "layer_scale": _layer_scale,
+    "affine": _layer_scale,
+    "response_norm": _response_norm,
+    "hard": activations.input_act,
+    "relu": activations.relu,
+    "composed_act": activations.composed_act,
+    "softmax": activations.softmax,
+    "output_act": activations.output_act,
+    "input_act": activations.input_act,
+    "max_pool": _max_pool,
+    "global_pool": _global_pool,
+    "avg_pool": _avg_pool,
+    "upsample": _new_only,
+    "merge_cat": _new_only,
+    "merge_add": _merge_add,
+    "merge_mul": _merge_multiply,
+}
+
+
+def rule_for(row: Layer) -> Rule:
+    """The rule of a leaf's class."""
+    return RULES.get(family_of(row.kind), _unknown)
+
+
+def norm_of(row: Layer) -> Rule:
+    """The normalization inside a module that is one with an activation."""
+    return RULES[family_of(row.kind).replace("_act", "")]
+
+
+def input_shape(row: Layer) -> Optional[Shape]:
+    """The shape of the row's first input where the text gives or implies one."""
+    return row.inputs[0] if row.inputs else None

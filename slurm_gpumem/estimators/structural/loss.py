@@ -1,0 +1,141 @@
+"""The two ends of a step: the batch that goes in, and the loss over the last output."""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+from slurm_gpumem.estimators.structural.kernels import first_convolution
+from slurm_gpumem.estimators.structural.kinds import (
+    adds_logits_bias,
+    family_of,
+    has_decoder,
+    keeps_cache,
+    takes_loss,
+    ties_output,
+    upsamples_logits,
+)
+from slurm_gpumem.estimators.structural.layers import input_shape
+from slurm_gpumem.estimators.structural.tape import Tensor
+from slurm_gpumem.estimators.structural.tree import Node
+from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.summaries.types import Shape
+
+_INDEX_BYTES = 8
+_FLOAT = 4
+_WIDTHS = {"fp32": 4, "fp16": 2, "bf16": 2, "int64": 8, "uint8": 1}
+
+
+def start(walk: Walk, tree: List[Node]) -> None:
+    """Allocate the batch."""
+    walk.tied = _tied(walk)
+    first = _first_leaf(tree)
+    shapes = list(walk.summary.input_shapes)
+    integers = first is not None and family_of(first.row.kind).startswith("embedding")
+    if not shapes and first is not None:
+        norms = any(family_of(row.kind) == "layer_norm" for row in walk.summary.layers)
+        shape = _batch_shape(first, cuts_patches=norms or walk.has_guesses)
+        shapes = [shape] if shape else []
+    if not shapes:
+        shapes = [(walk.summary.batch or -1,)]
+    width = _INDEX_BYTES if integers else walk.wide
+    width = _WIDTHS.get(walk.job.input_dtype, width)
+    for shape in shapes:
+        tensor = walk.make(shape, width, grad=False)
+        walk.tape.inputs.append(tensor.store)
+        walk.give(tensor)
+    walk.cur = walk.recent[shapes[0]]
+    walk.sent = shapes[0]
+
+
+def _tied(walk: Walk) -> int:
+    """The parameters that embeddings, and perhaps the output layer, share; 0 when nothing speaks for it."""
+    leaves = walk.summary.leaves
+    table = next((row for row in leaves if family_of(row.kind) == "embedding"), None)
+    heads = [row for row in leaves if family_of(row.kind) == "linear" and row.outputs]
+    model = walk.summary.name or walk.summary.layers[0].kind
+    if table is None or not heads or not table.params:
+        return 0
+    same = heads[-1].params - table.params in (0, heads[-1].outputs[0][-1])
+    width = max(1, table.outputs[0][-1]) if table.outputs else 1
+    walk.ties_head = same and ties_output(model, width, table.params // width)
+    copies = int(walk.ties_head)
+    if has_decoder(model):
+        # The encoder's and the decoder's embedding are the same weights.
+        copies += sum(family_of(row.kind) == "embedding" and row.params == table.params for row in leaves) - 1
+    if not copies:
+        return 0
+    if walk.ties_head:
+        walk.assume("the output layer shares the embedding's weights, as this class does")
+    for _ in range(copies):
+        walk.forget(table.params)
+    return table.params
+
+
+def _first_leaf(tree: List[Node]) -> Optional[Node]:
+    for node in tree:
+        if node.children:
+            found = _first_leaf(node.children)
+            if found is not None:
+                return found
+        elif node.row.called:
+            return node
+    return None
+
+
+def _batch_shape(node: Node, *, cuts_patches: bool) -> Optional[Shape]:
+    given = input_shape(node.row)
+    if given or not node.row.outputs:
+        return given
+    made = node.row.outputs[0]
+    if len(made) > 3 and family_of(node.row.kind) == "conv":
+        channels, shrinks = first_convolution(node.row, cuts_patches=cuts_patches)
+        return (made[0], channels, *(size * factor for size, factor in zip(made[2:], shrinks)))
+    return made
+
+
+def finish(walk: Walk) -> None:
+    """Record the loss over the current tensor; it and the output outlive the step."""
+    walk.tape.label = "loss"
+    logits = walk.take(walk.cur)
+    if adds_logits_bias(walk.summary.name):
+        biased = walk.tape.new(logits.shape, logits.elements, walk.wide, grad=logits.grad)
+        logits = walk.tape.op((logits,), biased, alias=not walk.amp)
+    walk.tape.survivors.append(logits)
+    if not takes_loss(walk.summary.name):
+        walk.tape.returned = len(walk.tape.ops)
+    if upsamples_logits(walk.summary.name) and len(logits.shape) == len(walk.sent) == 4:
+        whole = walk.make((*logits.shape[:2], *walk.sent[2:]), logits.width)
+        logits = walk.tape.op((logits,), whole)
+    if walk.job.loss == "none":
+        total = walk.tape.new((), 1, walk.wide, grad=logits.grad)
+        walk.tape.op((logits,), total)
+        walk.tape.survivors.append(total)
+        return
+    total = walk.tape.new((), 1, 4, grad=logits.grad)
+    if walk.job.loss == "mse":
+        wide = walk.widened(logits)
+        target = walk.tape.new(logits.shape, logits.elements, 4, grad=False)
+        walk.tape.inputs.append(target.store)
+        walk.tape.op((wide,), total, saved=(wide,))
+    else:
+        classes = max(1, logits.shape[-1] if len(logits.shape) < 4 else logits.shape[1])
+        target = walk.tape.new((), max(1, logits.elements // classes), _INDEX_BYTES, grad=False)
+        walk.tape.inputs.append(target.store)
+        _cross_entropy(walk, logits, total)
+        walk.assume("the loss is cross-entropy over the last layer's output")
+    walk.tape.survivors.append(total)
+
+
+def _cross_entropy(walk: Walk, logits: Tensor, total: Tensor) -> None:
+    """Log-probabilities and the choice among them.
+
+    cross_entropy takes the logarithm in the logits' own precision, and autocast widens it afterwards.
+    Language models of transformers widen the logits first.
+    """
+    if logits.width < _FLOAT and keeps_cache(walk.summary.name):
+        wide = walk.tape.new(logits.shape, logits.elements, _FLOAT, grad=logits.grad)
+        logits = walk.tape.op((logits,), wide)
+    logs = walk.tape.new(logits.shape, logits.elements, logits.width, grad=logits.grad)
+    walk.tape.op((logits,), logs, saved=(logs,))
+    chosen = walk.widened(logs)
+    walk.tape.op((chosen,), total, saved=(chosen,))

@@ -1,0 +1,150 @@
+"""From a tape to the allocator's events: parameters, then steps of forward, backward and optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Dict, List, Sequence, Tuple
+
+from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator
+from slurm_gpumem.estimators.structural.stream import (
+    BASE,
+    FLOWING,
+    GRADS,
+    OTHER_STEP,
+    RANGE,
+    STATES,
+    WORK,
+    Events,
+    Stream,
+)
+from slurm_gpumem.estimators.structural.tape import Tape
+
+_LARGEST = 1 << 42
+"""Bytes in all tensors of a step up to which the allocator is played byte for byte."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What besides the tape decides a step."""
+
+    states: int
+    """Copies of the parameters that the optimizer keeps."""
+    temporaries: int
+    """Copies that its step needs for a moment."""
+    cublas_workspace: int
+    accumulation: int = 1
+    data_parallel: bool = False
+    steps: int = 2
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the allocator says of the stream, and what was alive at its peak."""
+
+    stats: AllocatorStats
+    at_peak: Dict[int, int]
+    """Bytes by category at the moment of peak_allocated."""
+    phase: str
+    """Where the peak fell: forward, backward or optimizer."""
+
+
+def replay(tape: Tape, plan: StepPlan) -> Replay:
+    """Play `plan.steps` training steps through the caching allocator."""
+    events: Events = []
+    phases: List[Tuple[int, str]] = [(0, "setup")]
+    events += enumerate(tape.params)
+    events += enumerate(tape.frozen, len(tape.params))
+    if plan.data_parallel:
+        events += enumerate(tape.params, GRADS + len(tape.params))
+    stream = Stream(tape)
+    keep: Events = []
+    passes = 0
+    for step in range(plan.steps):
+        if step:
+            events += [(GRADS + index, FREE) for index in range(len(tape.params))]
+        for micro in range(min(plan.accumulation, 2)):
+            base = BASE + (OTHER_STEP if passes % 2 else 0)
+            first = passes == 0
+            passes += 1
+            phases.append((len(events), "forward"))
+            events += [(base + store, tape.sizes[store]) for store in tape.inputs]
+            events += [(key, FREE) for key, kind in keep if kind == 0]
+            at = len(events) + stream.forward_matmul if stream.forward_matmul >= 0 else -1
+            events += [(key + base if key < RANGE else key, size) for key, size in stream.forward]
+            # The loop's variable lets go of the step before when the model gives its output back.
+            replaced = [(key, FREE) for key, kind in keep if kind == 1]
+            returned = len(events) - len(stream.forward) + stream.returned if stream.returned >= 0 else None
+            if returned is None:
+                events += replaced
+            else:
+                events[returned:returned] = replaced
+            if first and at >= 0 and plan.cublas_workspace:
+                events.insert(at, (WORK + OTHER_STEP, plan.cublas_workspace))
+            phases.append((len(events), "backward"))
+            at = len(events) + stream.backward_matmul if stream.backward_matmul >= 0 else -1
+            if micro:
+                events += _accumulating(stream.backward, base)
+            else:
+                events += [(key + base if key < RANGE else key, size) for key, size in stream.backward]
+            if first and at >= 0 and plan.cublas_workspace:
+                events.insert(at, (WORK + OTHER_STEP + 1, plan.cublas_workspace))
+            keep = [(base + store, 0) for store in tape.inputs]
+            keep += [(base + store, 1) for store in stream.survivors]
+        phases.append((len(events), "optimizer"))
+        events += _update(tape.params, plan, first=step == 0)
+    stats = _play(events, sum(tape.sizes) + sum(tape.params))
+    phase = [name for start, name in phases if start <= stats.peak_event][-1]
+    return Replay(stats, _alive(events, stats.peak_event), phase)
+
+
+def _play(events: Events, total: int) -> AllocatorStats:
+    """Replay; sizes beyond any GPU (a badly guessed input) are played in a smaller scale."""
+    scale = max(1, total // _LARGEST)
+    if scale > 1:
+        events = [(key, size // scale if size > 0 else size) for key, size in events]
+    allocator = CachingAllocator()
+    allocator.replay(events)
+    stats = allocator.stats()
+    if scale == 1:
+        return stats
+    return replace(
+        stats,
+        **{
+            name: getattr(stats, name) * scale
+            for name in ("allocated", "reserved", "peak_allocated", "peak_reserved")
+        },
+    )
+
+
+def _accumulating(backward: Events, base: int) -> Events:
+    """A backward pass whose parameter gradients are added to those that exist already."""
+    events: Events = []
+    for key, size in backward:
+        if GRADS <= key < STATES:
+            passing = key - GRADS + WORK + FLOWING
+            events += [(passing, size), (passing, FREE)]
+        else:
+            events.append((key + base if key < RANGE else key, size))
+    return events
+
+
+def _update(params: Sequence[int], plan: StepPlan, *, first: bool) -> Events:
+    """The optimizer's step: states at the first one, and the temporaries of its foreach operations."""
+    events: Events = []
+    if first:
+        for index, size in enumerate(params):
+            events += [(STATES + index * 8 + state, size) for state in range(plan.states)]
+    temporaries = list(enumerate(list(params) * plan.temporaries, STATES + OTHER_STEP))
+    events += temporaries
+    # A list lets go of its members from the last to the first.
+    events += [(key, FREE) for key, _ in reversed(temporaries)]
+    return events
+
+
+def _alive(events: Events, last: int) -> Dict[int, int]:
+    result = dict.fromkeys(range(5), 0)
+    # Of each key only its last event counts.
+    for key, size in dict(events[: last + 1]).items():
+        if size != FREE:
+            result[key // RANGE] += -(-size // 512) * 512
+    return result

@@ -1,0 +1,209 @@
+"""Shapes for a text that has none: print(model) gives every layer's sizes but not the input's.
+
+An input of the usual size is sent through the layers: an image of 224 x 224 pixels, 512 tokens, or as many
+features as the first layer takes. The result is a guess and is reported as one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.estimators.structural.kinds import family_of, is_gate
+from slurm_gpumem.estimators.structural.tape import Tensor
+from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
+
+IMAGE = 224
+SMALL_IMAGE = 32
+VOLUME = 64
+TOKENS = 512
+STEPS = 128
+_NUMBER = re.compile(r"-?\d+")
+_SHORTCUT = re.compile(r"(?:^|\.)(?:downsample|shortcut|skip|identity_conv|proj_shortcut)\w*$")
+_SAME = (
+    *("identity", "dropout", "drop_path", "batch_norm", "batch_norm_act", "group_norm", "group_norm_act"),
+    *("instance_norm", "frozen_norm", "relu", "hard", "input_act", "output_act", "composed_act", "softmax"),
+    *("rms_norm", "layer_scale"),
+)
+
+
+def output_shape(row: Layer, x: Tensor) -> Shape:
+    """The row's output, or its input's shape where the text says none."""
+    return row.outputs[0] if row.outputs else x.shape
+
+
+def with_shapes(summary: ModelSummary) -> Tuple[ModelSummary, str]:
+    """The summary with guessed inputs and outputs, and the input that was assumed."""
+    first = next((row for row in summary.layers if row.leaf and row.called), None)
+    start, said = _usual_input(first)
+    resized = _resized(summary.layers)
+    if resized and len(start) == 4:
+        start = (*start[:2], resized, resized)
+        said = f"an image of {resized} x {resized}, as the model resizes it"
+    rows = _Guess(start).rows(summary.layers)
+    sides = [row.outputs[0][-1] for row in rows if row.leaf and row.outputs and len(row.outputs[0]) == 4]
+    if len(start) == 4 and not resized and sides and min(sides) >= IMAGE // 8:
+        # It shrinks its input by less than eight: made for small images, which it could not shrink more.
+        start = (*start[:2], SMALL_IMAGE, SMALL_IMAGE)
+        said = f"an image of {SMALL_IMAGE} x {SMALL_IMAGE}"
+        rows = _Guess(start).rows(summary.layers)
+    return replace(summary, layers=tuple(rows), input_shapes=(start,)), said
+
+
+def _usual_input(first: Optional[Layer]) -> Tuple[Shape, str]:
+    family = family_of(first.kind) if first else ""
+    sizes = _sizes(first) if first else []
+    if family.startswith("embedding"):
+        return (UNKNOWN_BATCH, TOKENS), f"{TOKENS} tokens"
+    if family in ("conv", "conv_transpose") and first is not None and sizes:
+        if "1d" in first.kind:
+            return (UNKNOWN_BATCH, sizes[0], STEPS), f"{STEPS} steps of {sizes[0]} channels"
+        if "3d" in first.kind:
+            return (UNKNOWN_BATCH, sizes[0], VOLUME, VOLUME, VOLUME), f"a volume of {VOLUME}³ points"
+        return (UNKNOWN_BATCH, sizes[0], IMAGE, IMAGE), f"an image of {IMAGE} x {IMAGE}"
+    if family in ("rnn", "mha") and sizes:
+        return (UNKNOWN_BATCH, STEPS, sizes[0]), f"{STEPS} steps of {sizes[0]} features"
+    if family == "linear" and sizes:
+        return (UNKNOWN_BATCH, sizes[0]), f"{sizes[0]} features"
+    return (UNKNOWN_BATCH, 3, IMAGE, IMAGE), f"an image of {IMAGE} x {IMAGE}"
+
+
+def _resized(rows: Sequence[Layer]) -> int:
+    """The side to which a detector's own transform brings its images; 0 where there is none."""
+    for row in rows:
+        numbers = _NUMBER.findall(dict(row.attributes).get("min_size", ""))
+        if row.kind == "Resize" and numbers:
+            return max(map(int, numbers))
+    return 0
+
+
+def _sizes(row: Layer) -> List[int]:
+    """The first numbers in a layer's brackets: its channels or features, in and out."""
+    found: List[int] = []
+    for name, value in row.attributes:
+        if name in ("0", "1", "in_features", "out_features", "in_channels", "out_channels") or (
+            name in ("input_size", "hidden_size", "num_embeddings", "embedding_dim", "nf", "nx")
+        ):
+            found += [int(number) for number in _NUMBER.findall(value)[:1]]
+    return found
+
+
+def _option(row: Layer, name: str, default: int) -> int:
+    value = dict(row.attributes).get(name)
+    numbers = _NUMBER.findall(value) if value else []
+    return int(numbers[0]) if numbers else default
+
+
+class _Guess:
+    """The shape that flows through the rows, and where each width was seen last."""
+
+    def __init__(self, start: Shape) -> None:
+        self.cur = start
+        self.seen: Dict[int, Shape] = {start[1]: start}
+        self.around: List[Shape] = []
+        """Inputs of the containers that are open."""
+        self.beside: Dict[int, Shape] = {}
+        """By the row of an open shortcut: what the main branch had made."""
+
+    def rows(self, layers: Sequence[Layer]) -> List[Layer]:
+        """Every row with its input and output; a container has its last child's output."""
+        result: List[Layer] = []
+        open_at: List[int] = []
+        for layer in layers:
+            while open_at and result[open_at[-1]].depth >= layer.depth:
+                self._close(result, open_at.pop())
+            if layer.leaf:
+                entry = self._entry(layer)
+                self.cur = self._made(layer, entry)
+                self.seen[self.cur[1] if len(self.cur) > 3 else self.cur[-1]] = self.cur
+                result.append(replace(layer, inputs=(entry,), outputs=(self.cur,)))
+            else:
+                open_at.append(len(result))
+                main = self.cur
+                if _SHORTCUT.search(layer.name) and self.around:
+                    # Beside the block's other layers: it begins where they began; they go on as they were.
+                    self.cur = self.around[-1]
+                    self.beside[len(result)] = main
+                self.around.append(self.cur)
+                result.append(replace(layer, inputs=(self.cur,)))
+        while open_at:
+            self._close(result, open_at.pop())
+        return result
+
+    def _close(self, result: List[Layer], index: int) -> None:
+        entry = self.around.pop()
+        if is_gate(result[index].kind):
+            self.cur = entry
+        result[index] = replace(result[index], outputs=(self.cur,))
+        self.cur = self.beside.pop(index, self.cur)
+
+    def _entry(self, row: Layer) -> Shape:
+        """What the layer takes: the current shape, or the last one of the width that it needs."""
+        sizes = _sizes(row)
+        family = family_of(row.kind)
+        cur = self.cur
+        if not sizes or family.startswith("embedding"):
+            return cur
+        width = sizes[0]
+        if family.startswith(("conv", "batch_norm", "instance_norm", "group_norm")):
+            if len(cur) > 2 and cur[1] == width:
+                return cur
+            nearby = [shape for shape in reversed(self.around) if len(shape) > 2 and shape[1] == width]
+            found = nearby[0] if nearby else self.seen.get(width)
+            if found is not None and len(found) > 2 and found[1] == width:
+                return found
+            return (cur[0], width, *cur[2:]) if len(cur) > 2 else cur
+        if family in ("linear", "rnn", "mha", "layer_norm", "rms_norm"):
+            if cur[-1] == width:
+                return cur
+            if len(cur) == 4 and cur[1] == width:
+                # Patches become tokens before a norm; a classifier takes their mean.
+                tokens = (cur[0], cur[2] * cur[3], width)
+                return tokens if family != "linear" else (cur[0], width)
+            found = self.seen.get(width)
+            if found is not None and found[-1] == width:
+                return found
+            return (*cur[:-1], width) if len(cur) == 3 else (cur[0], width)
+        return cur
+
+    def _made(self, row: Layer, entry: Shape) -> Shape:
+        family = family_of(row.kind)
+        sizes = _sizes(row)
+        if family in _SAME or family == "layer_norm":
+            return (entry[0], _product(entry[1:])) if row.kind == "Flatten" else entry
+        if family.startswith("embedding") and len(sizes) > 1:
+            return (UNKNOWN_BATCH, entry[1] if len(entry) == 2 else TOKENS, sizes[1])
+        if family == "linear" and len(sizes) > 1:
+            # transformers' Conv1D writes its output first.
+            return (*entry[:-1], sizes[0] if row.kind == "Conv1D" else sizes[1])
+        if family == "conv" and len(sizes) > 1:
+            return (entry[0], sizes[1], *self._strided(row, entry, 1))
+        if family == "conv_transpose" and len(sizes) > 1:
+            return (entry[0], sizes[1], *(size * _option(row, "stride", 1) for size in entry[2:]))
+        if family in ("max_pool", "avg_pool"):
+            return (*entry[:2], *self._strided(row, entry, _option(row, "kernel_size", 2)))
+        if family == "global_pool":
+            side = _option(row, "output_size", 1)
+            return (*entry[:2], *(side for _ in entry[2:])) if len(entry) > 2 else entry
+        if family == "upsample" and len(entry) > 2:
+            return (*entry[:2], *(size * _option(row, "scale_factor", 2) for size in entry[2:]))
+        if family == "rnn" and len(sizes) > 1:
+            both = 2 if dict(row.attributes).get("bidirectional") == "True" else 1
+            return (*entry[:-1], sizes[1] * both)
+        return entry
+
+    def _strided(self, row: Layer, entry: Shape, stride: int) -> Tuple[int, ...]:
+        kernel, padding = _option(row, "kernel_size", 1), _option(row, "padding", 0)
+        stride = _option(row, "stride", stride)
+        if dict(row.attributes).get("padding") == "same":
+            return tuple(-(-size // max(1, stride)) for size in entry[2:])
+        reach = _option(row, "dilation", 1) * (kernel - 1) + 1
+        return tuple(max(1, (size + 2 * padding - reach) // max(1, stride) + 1) for size in entry[2:])
+
+
+def _product(sizes: Sequence[int]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size
+    return total

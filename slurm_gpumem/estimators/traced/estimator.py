@@ -1,0 +1,114 @@
+"""Put the parts together: from a summary with a trace to an `Estimate`."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.corrected.estimator import MEASURED_GPU
+from slurm_gpumem.estimators.corrected.trees import Correction
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced.features import features
+from slurm_gpumem.estimators.traced.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, request_and_remark
+from slurm_gpumem.estimators.traced.replay import Timeline, replay
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.summaries.trace_types import Trace
+from slurm_gpumem.summaries.types import ModelSummary
+
+_MIB = 1 << 20
+_PART_OF = {
+    "weights": "weights",
+    "buffers": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "inputs": "activations",
+    "activations": "activations",
+    "workspace": "workspace",
+}
+_MARGIN = 0.1
+"""Asked for beyond the peak where no bound was learned."""
+_WAYS = {
+    "meta": "traced on meta tensors",
+    "real": "traced by a small real run on the CPU: the model refused meta tensors",
+}
+
+
+def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """The process's GPU memory, from the trace in the summary."""
+    trace = summary.trace
+    if trace is None:
+        raise UsageError("this summary has no trace; `gpumem summarize` makes one from the model's code")
+    return estimate_trace(trace, job, gpu, packaged(), summary.warnings)
+
+
+def estimate_trace(
+    trace: Trace, job: TrainingJob, gpu: Gpu, correction: Optional[Correction], warnings: Tuple[str, ...] = ()
+) -> Estimate:
+    """The estimate under a given correction (None: none)."""
+    timeline = replay(trace, job.batch_size, gpu)
+    context = gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
+    parts = parts_of(timeline, context)
+    if job.gpus > 1:
+        # Buckets of data-parallel training: one more copy of the gradients.
+        parts["gradients"] += _gradient_mib(trace, timeline)
+    peak = sum(parts.values())
+    request, said = round(peak * (1 + _MARGIN)), list(warnings)
+    if correction is not None:
+        moved = context - REFERENCE_CONTEXT_MIB
+        total = float(peak - moved)
+        numbers = features(trace, timeline, total, job.batch_size, gpu)
+        # Shards are counted as on the measured GPU; a request moves with another one's context alone.
+        measured = find_gpu(MEASURED_GPU).context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
+        asked, beyond = request_and_remark(total, numbers, measured - REFERENCE_CONTEXT_MIB, correction)
+        request = asked + moved
+        if beyond:
+            said.append(f"unlike the measured models ({beyond}); the request is wider than usual")
+    return Estimate(
+        peak_mib=peak,
+        request_mib=max(request, peak),
+        floor_mib=peak - parts["fragmentation"],
+        parts=parts,
+        estimator="trace",
+        gpu=gpu.name,
+        job=job,
+        warnings=(*said, *_warnings(trace, job)),
+        assumptions=(_WAYS[trace.way], *trace.remarks),
+        coverage=None if correction is None else correction.stakes[GROUP].coverage,
+    )
+
+
+def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
+    """MiB by part, summing to what is reserved and the context."""
+    found = dict.fromkeys(("weights", "gradients", "optimizer", "activations", "workspace"), 0)
+    for category, size in timeline.at_peak.items():
+        found[_PART_OF[category]] += size
+    parts = {name: round(size / _MIB) for name, size in found.items()}
+    parts["fragmentation"] = max(0, round(timeline.stats.peak_reserved / _MIB) - sum(parts.values()))
+    parts["context"] = context
+    return parts
+
+
+def _gradient_mib(trace: Trace, timeline: Timeline) -> int:
+    """All gradients of one step."""
+    first = [index for index, value in enumerate(trace.events) if value >= 0]
+    step = {phase.step for phase in trace.phases if phase.step}
+    total = 0
+    for index in first:
+        value = trace.events[index]
+        if trace.sites[value].category == "gradients" and trace.phase_of(index).step == min(step, default=0):
+            total += timeline.sizes[value]
+    return round(total / _MIB)
+
+
+def _warnings(trace: Trace, job: TrainingJob) -> Tuple[str, ...]:
+    found: List[str] = []
+    traced = trace.job
+    if job.batch_size != traced.batch and not trace.scalable:
+        found.append(f"the trace holds for batch size {traced.batch} only; trace again for another")
+    if job.precision != traced.precision and {job.precision, traced.precision} != {"fp32", "tf32"}:
+        found.append(f"traced with {traced.precision}, not {job.precision}; trace again for it")
+    if traced.optimizer and job.optimizer != traced.optimizer:
+        found.append(f"traced with {traced.optimizer}, not {job.optimizer}; trace again for it")
+    if job.checkpointing and not traced.checkpointing:
+        found.append("traced without activation checkpointing; trace again with it")
+    return tuple(found)

@@ -1,0 +1,153 @@
+"""Play a trace through the caching allocator, for one batch size and GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
+from slurm_gpumem.estimators.traced.steps import further_step
+from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
+from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
+from slurm_gpumem.summaries.trace_types import Phase, Site, Trace
+
+DEFAULT_CUBLAS = 32 << 20
+DEFAULT_SMS = 132
+MORE_STEPS, CALM_STEPS = 10, 2
+"""Steps played after a trace's own at most, and without growth until no more are."""
+MORE_EVENTS = 500_000
+"""Their events at most: a step of GPT-2 XL has less than ten thousand."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What the allocator held after every event, and what lived at its peak."""
+
+    stats: AllocatorStats
+    allocated: Tuple[int, ...]
+    """Bytes in live blocks after each of the trace's events."""
+    live_at_peak: Tuple[Tuple[Site, int], ...]
+    """The blocks alive at the peak of allocated bytes, with their bytes, in the order of their allocation."""
+    phase: Phase
+    """Where that peak is."""
+    sizes: Tuple[int, ...] = ()
+    """Bytes of each of the trace's sites."""
+
+    @property
+    def at_peak(self) -> Mapping[str, int]:
+        """Bytes by category at the peak."""
+        found: Dict[str, int] = {}
+        for site, size in self.live_at_peak:
+            found[site.category] = found.get(site.category, 0) + size
+        return found
+
+
+def replay(trace: Trace, batch: Optional[int] = None, gpu: Optional[Gpu] = None) -> Timeline:
+    """The trace at a batch size (default: its own) on a GPU, and a few steps more for what is reserved."""
+    sizes = site_sizes(trace, batch, gpu)
+    events = _events(trace.events, sizes)
+    allocator = CachingAllocator()
+    allocator.replay(events)
+    stats = allocator.stats()
+    return Timeline(
+        stats=replace(stats, peak_reserved=_reserved_later(allocator, trace, sizes)),
+        allocated=_live_bytes(events),
+        live_at_peak=_alive(trace, events, stats.peak_event),
+        phase=trace.phase_of(max(stats.peak_event, 0)),
+        sizes=sizes,
+    )
+
+
+def reserved_with(trace: Trace, batch: Optional[int], gpu: Optional[Gpu], workspace: str) -> int:
+    """Peak of reserved bytes with another answer to how much cuDNN takes."""
+    sizes = site_sizes(trace, batch, gpu, workspace)
+    allocator = CachingAllocator()
+    allocator.replay(_events(trace.events, sizes))
+    return _reserved_later(allocator, trace, sizes)
+
+
+def _reserved_later(allocator: CachingAllocator, trace: Trace, sizes: Sequence[int]) -> int:
+    """Reserved bytes after more steps, until they no longer grow."""
+    reserved = allocator.stats().peak_reserved
+    further = further_step(trace)
+    if further is None:
+        return reserved
+    block, calm = sum(value >= 0 for value in trace.events), 0
+    for _ in range(min(MORE_STEPS, MORE_EVENTS // max(len(further), 1))):
+        events = _events(further, sizes, block)
+        allocator.replay(events)
+        block += sum(value >= 0 for value in further)
+        calm = calm + 1 if allocator.stats().peak_reserved == reserved else 0
+        reserved = allocator.stats().peak_reserved
+        if calm == CALM_STEPS:
+            break
+    return reserved
+
+
+def workspaces(trace: Trace, timeline: Timeline) -> List[int]:
+    """Bytes of the workspaces of convolutions and sums."""
+    return [
+        size
+        for site, size in zip(trace.sites, timeline.sizes)
+        if site.convolution is not None or site.reduction is not None
+    ]
+
+
+def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> List[Event]:
+    """The trace's events as the allocator takes them: one for each, sizes in bytes."""
+    return _events(trace.events, site_sizes(trace, batch, gpu))
+
+
+def site_sizes(
+    trace: Trace, batch: Optional[int], gpu: Optional[Gpu], workspace: str = "middle"
+) -> Tuple[int, ...]:
+    """Bytes of each site at a batch size, on a GPU."""
+    at = trace.job.batch if batch is None else batch
+    cublas = DEFAULT_CUBLAS if gpu is None else gpu.cublas_workspace_bytes
+    sms = DEFAULT_SMS if gpu is None or gpu.sms is None else gpu.sms
+    return tuple(_size(site, at, cublas, sms, workspace) for site in trace.sites)
+
+
+def _events(values: Sequence[int], sizes: Sequence[int], block: int = 0) -> List[Event]:
+    """A trace's events as the allocator takes them, blocks numbered from `block` on."""
+    events: List[Event] = []
+    for value in values:
+        if value >= 0:
+            events.append((block, sizes[value]))
+            block += 1
+        else:
+            events.append((block + value, FREE))
+    return events
+
+
+def _size(site: Site, batch: int, cublas: int, sms: int, workspace: str) -> int:
+    if site.reduction is not None:
+        return reduction_bytes(site.reduction, batch, sms)
+    if site.convolution is not None:
+        return workspace_bytes(site.convolution, batch, workspace)
+    return cublas if site.is_cublas else site.bytes_at(batch)
+
+
+def _live_bytes(events: List[Event]) -> Tuple[int, ...]:
+    sizes: Dict[object, int] = {}
+    total = 0
+    line = []
+    for key, size in events:
+        if size == FREE:
+            total -= sizes.pop(key)
+        else:
+            sizes[key] = -(-size // 512) * 512
+            total += sizes[key]
+        line.append(total)
+    return tuple(line)
+
+
+def _alive(trace: Trace, events: List[Event], last: int) -> Tuple[Tuple[Site, int], ...]:
+    live: Dict[object, Tuple[Site, int]] = {}
+    for value, (key, size) in zip(trace.events[: last + 1], events):
+        if size == FREE:
+            live.pop(key, None)
+        else:
+            live[key] = (trace.sites[value], size)
+    return tuple(live.values())

@@ -1,0 +1,181 @@
+"""The values that go into an estimate and come out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Protocol, Tuple
+
+from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES, OptimizerRule
+from slurm_gpumem.summaries.types import ModelSummary
+
+OPTIMIZERS = tuple(OPTIMIZER_RULES)
+PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
+LOSSES = ("cross-entropy", "mse", "none")
+INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
+PARTS = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """How the model is trained: everything besides the model that decides its memory."""
+
+    batch_size: int
+    """Samples that one GPU works on at once: a micro-batch under accumulation, one rank's batch under DDP."""
+    optimizer: str = "adam"
+    precision: str = "fp32"
+    gpus: int = 1
+    """GPUs of one data-parallel (DDP) job; the estimate is for each of them."""
+    grad_accumulation: int = 1
+    """Micro-batches per optimizer step; above 1 the gradients live through the forward passes."""
+    checkpointing: bool = False
+    """Activation checkpointing: blocks keep their input only and are computed again in the backward pass."""
+    channels_last: bool = False
+    """The model and its input are in channels_last (NHWC) memory format."""
+    loss: str = "cross-entropy"
+    """Loss over the last layer's output (LOSSES); cross-entropy keeps log-probabilities beside the logits."""
+    input_dtype: str = "auto"
+    """Element type of the batch (INPUT_DTYPES); auto: int64 into an embedding, else the precision's own."""
+
+    def __post_init__(self) -> None:
+        _at_least_one("batch size", self.batch_size)
+        _at_least_one("number of GPUs", self.gpus)
+        _at_least_one("gradient accumulation", self.grad_accumulation)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("loss", self.loss, LOSSES)
+        _one_of("input dtype", self.input_dtype, INPUT_DTYPES)
+
+    @property
+    def optimizer_rule(self) -> OptimizerRule:
+        """What the optimizer keeps and needs."""
+        return OPTIMIZER_RULES[self.optimizer]
+
+    @property
+    def amp(self) -> bool:
+        """Whether autocast is on: fp32 weights, half-precision activations."""
+        return self.precision.startswith("amp-")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight, and of its gradient and each optimizer state."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of most activations' elements."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
+
+
+def _at_least_one(what: str, value: int) -> None:
+    # The API takes what its caller gives: "128" or 12.5 would fail far from here.
+    if not isinstance(value, int):
+        raise UsageError(f"{what} must be a whole number, not {value!r}")
+    if value < 1:
+        raise UsageError(f"{what} must be at least 1, not {value}")
+
+
+def _one_of(what: str, value: str, known: Tuple[str, ...]) -> None:
+    if value not in known:
+        raise UnknownNameError(what, value, list(known))
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What an estimate must know of a GPU type; an entry of models/gpus.toml."""
+
+    name: str
+    memory_mib: int
+    context_mib: int
+    """CUDA context with cuDNN and cuBLAS loaded: what most training jobs take outside the allocator."""
+    context_bare_mib: Optional[int] = None
+    """... after the first tensor only,"""
+    context_conv_mib: Optional[int] = None
+    """... with convolutions but no matrix product,"""
+    context_matmul_mib: Optional[int] = None
+    """... with matrix products but no convolution. None: not known apart from `context_mib`."""
+    cublas_workspace_bytes: int = 8_519_680
+    """One cuBLAS workspace; PyTorch allocates one in the forward and one in the backward thread."""
+    compute_capability: str = ""
+    sms: Optional[int] = None
+    bandwidth_gb_s: Optional[int] = None
+    tflops: Tuple[float, ...] = ()
+    """Peak rates: fp32, TF32 and half-precision matrix products; empty where nobody wrote them down."""
+    clock_mhz: Optional[int] = None
+    host_factor: float = 1.0
+    """How much longer its node's CPU takes to start a kernel than that of the measured machine."""
+    utilization_measured: bool = False
+    """Whether jobs' utilization was measured on such a GPU."""
+    entry: str = ""
+    """The table's name for it; empty for a GPU that is in no table."""
+    measured: bool = False
+    """Whether the context was measured on such a GPU (or assumed from another's)."""
+    source: str = ""
+
+    def context_for(self, *, conv: bool, matmul: bool) -> int:
+        """MiB outside the allocator for a job with convolutions and/or matrix products."""
+        if conv and matmul:
+            known: Optional[int] = self.context_mib
+        elif conv:
+            known = self.context_conv_mib
+        elif matmul:
+            known = self.context_matmul_mib
+        else:
+            known = self.context_bare_mib
+        return self.context_mib if known is None else known
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """How hard a job drives its GPU when it is alone there, before it runs; percent and seconds."""
+
+    sm_active: float
+    """Percent of time and multiprocessors that have work (DCGM's SMACT)."""
+    sm_occupancy: float
+    """Percent of the warps that the multiprocessors could hold (SMOCC)."""
+    dram_active: float
+    """Percent of time that the memory interface moves data (DRAMA)."""
+    step_seconds: float
+    intervals: Mapping[str, Tuple[float, float]]
+    """By the names above: (low, high) between which `coverage` of such jobs lie."""
+    coverage: float
+    launch_bound: bool
+    """Whether the step waits for the CPU that starts its kernels more than for the GPU."""
+    source: str
+    """What it was predicted from: "summary" or "trace"."""
+    measured: bool
+    """Whether runs on such a GPU stand behind it, or runs on another one scaled to it."""
+    warnings: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A job's GPU memory before it runs, in MiB, and where every MiB goes."""
+
+    peak_mib: int
+    """Best single number for the process's GPU memory."""
+    request_mib: int
+    """What to reserve: an upper bound."""
+    floor_mib: int
+    """Allocated plus context: under this it cannot run."""
+    parts: Mapping[str, int]
+    """MiB by PARTS; sums to peak_mib."""
+    estimator: str
+    gpu: str
+    job: TrainingJob
+    warnings: Tuple[str, ...] = ()
+    assumptions: Tuple[str, ...] = ()
+    coverage: Optional[float] = None
+    """Share of jobs request_mib is calibrated for; models/correction.md tells how held-out ones fared."""
+    base: Optional[Tuple[int, int]] = None
+    """Peak and request before a site's layer moved them; None where none did."""
+    utilization: Optional[Utilization] = None
+    """How hard the job drives the GPU; None where nothing is known of it."""
+    step: Optional[object] = field(default=None, repr=False, compare=False)
+    """The training step that the estimate was made from, for predictions of more than memory."""
+
+
+class Estimator(Protocol):
+    """What a module in this folder exports as `estimate`, to be listed in the registry."""
+
+    def __call__(self, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate: ...

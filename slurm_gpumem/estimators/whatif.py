@@ -1,0 +1,83 @@
+"""What would change an estimate: other batch sizes and precisions, found by estimating again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable, Optional
+
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+
+Estimating = Callable[[TrainingJob], Estimate]
+"""An estimator with its summary and GPU already given."""
+
+_MAX_DOUBLINGS = 20
+
+
+@dataclass(frozen=True)
+class Alternatives:
+    """Jobs near the one that was asked about; None where there is none or it changes nothing."""
+
+    half_batch: Optional[Estimate] = None
+    amp: Optional[Estimate] = None
+    checkpointing: Optional[Estimate] = None
+    fewer_shards: Optional[int] = None
+    """A smaller request that is worth having ..."""
+    batch_for_fewer: Optional[int] = None
+    """... and the largest batch that it holds."""
+
+
+def alternatives(estimate: Estimate, gpu: Gpu, again: Estimating, shard_mib: int = 1024) -> Alternatives:
+    """What half the batch, AMP, checkpointing and a fifth fewer shards would mean for this job."""
+    job = estimate.job
+    half = again(replace(job, batch_size=job.batch_size // 2)) if job.batch_size > 1 else None
+    amp = None
+    if job.activation_bytes == 4:
+        amp = again(replace(job, precision=_amp_of(gpu)))
+    checkpointing = None if job.checkpointing else again(replace(job, checkpointing=True))
+    shards = -(-estimate.request_mib // shard_mib)
+    fewer = shards * 4 // 5
+    batch = largest_batch(job, again, fewer * shard_mib) if fewer else None
+    return Alternatives(
+        half_batch=half,
+        amp=_if_smaller(amp, estimate),
+        checkpointing=_if_smaller(checkpointing, estimate),
+        fewer_shards=fewer if batch else None,
+        batch_for_fewer=batch,
+    )
+
+
+def largest_batch(job: TrainingJob, again: Estimating, limit_mib: int) -> Optional[int]:
+    """The largest batch whose request stays within `limit_mib`; None when not even one sample does.
+
+    Reserved memory is not quite monotonous in the batch size, so a batch a little larger may fit by
+    luck of the allocator's rounding; the one returned does fit.
+    """
+
+    def fits(batch: int) -> bool:
+        return again(replace(job, batch_size=batch)).request_mib <= limit_mib
+
+    fitting, failing = 0, job.batch_size
+    if fits(failing):
+        for _ in range(_MAX_DOUBLINGS):
+            fitting, failing = failing, failing * 2
+            if not fits(failing):
+                break
+        else:
+            return fitting
+    while failing - fitting > 1:
+        middle = (fitting + failing) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            failing = middle
+    return fitting or None
+
+
+def _amp_of(gpu: Gpu) -> str:
+    """bf16 where the GPU has it (Ampere and later, and where nothing is known), else fp16."""
+    major = gpu.compute_capability.split(".")[0]
+    return "amp-fp16" if major.isdigit() and int(major) < 8 else "amp-bf16"
+
+
+def _if_smaller(other: Optional[Estimate], than: Estimate) -> Optional[Estimate]:
+    return other if other is not None and other.peak_mib < than.peak_mib else None

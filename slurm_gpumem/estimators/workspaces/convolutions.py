@@ -1,0 +1,256 @@
+"""How much cuDNN takes for a moment for a convolution.
+
+cuDNN's fast kernels want channels last and aligned channels: for other layouts they copy input, output and
+weight into their workspace; gradients of weights are summed in parts. Which kernel cuDNN picks is its own
+heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
+(`training/fit_workspaces.py`), say which of these sums a call takes; the middle one of their answers counts,
+unless the call itself was measured (measured_calls.py), or measured at a smaller and a larger batch size, and
+was the same sum at both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import log2, prod
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.estimators.workspaces import measured_calls
+from slurm_gpumem.estimators.workspaces.columns import read_as
+from slurm_gpumem.summaries.trace_types import CALLS, Convolution, evaluate
+
+FILE = "cudnn-workspaces.bin"
+FORMAT = "gpumem-cudnn-workspaces/4"
+COLUMNS = ("b", "f", "H")
+"""Array's codes of a tree's columns in the file (columns.py)."""
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
+ALIGNMENT_BYTES = 16
+"""Channels are padded to this many bytes ..."""
+GROUP_ALIGNMENT = 32
+"""... and those of one group of several to this many channels."""
+
+BEYOND = 65535
+"""In place of a leaf's bytes beyond its sum, which are fewer: a tree of its own knows them."""
+ANSWERS = ("least", "middle", "most")
+NEXT_TO_NOTHING = 256 << 10
+"""Bytes; the smallest workspaces do not matter."""
+SAME_SUM = 0.02
+"""How far two calls' multiples of a sum may differ and be one law."""
+
+BASES = ("nothing", "data", "output", "both", "data+weight", "output+weight", "all", "all+weight",
+         "weight", "weight of each", "weight of each, at most both")  # fmt: skip
+"""Sums of which a workspace is a multiple: copies of input and output, of the weight, a weight per sample."""
+FEATURES = ("batch", "channels of a group", "outputs of a group", "groups", "depthwise", "dimensions",
+            "positions", "output positions", "taps", "longest side of the kernel", "stride", "dilation",
+            "transposed", "bytes of a number", "channels last", "channels modulo 8", "outputs modulo 8",
+            "data", "output", "weight", "operations", "weight against data", "weights against data",
+            "last size", "last output size", "products a number", "products a gradient",
+            "data against output", "padding", "output rows", "fp16")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Call:
+    """One convolution with its batch size, as cuDNN is asked for it."""
+
+    convolution: Convolution
+    rows: int
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return BYTES[self.convolution.dtype]
+
+    @property
+    def data(self) -> int:
+        """Bytes of the input."""
+        return self.rows * self.convolution.channels * prod(self.convolution.size) * self.width
+
+    @property
+    def output(self) -> int:
+        """Bytes of the output."""
+        return self.rows * self.convolution.outputs * prod(self.convolution.out_size) * self.width
+
+    @property
+    def weight(self) -> int:
+        """Bytes of the weight."""
+        c = self.convolution
+        return c.channels * c.outputs * prod(c.kernel) * self.width // c.groups
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One decision tree; a node without a feature is a leaf."""
+
+    features: Sequence[int]
+    """Index of the feature that a node asks for; -1 - base for a leaf."""
+    thresholds: Sequence[float]
+    """At most this goes left; for a leaf how many times its base is taken."""
+    rights: Sequence[int]
+    """The right child of a node, the left one is the next; for a leaf the bytes beyond, or BEYOND."""
+
+    def bytes(self, values: Sequence[float], bases: Sequence[float], beyond: Tree) -> float:
+        """What the leaf says where these values lead; `beyond` knows parts of sums over the batch."""
+        node = self.leaf(values)
+        more: float = self.rights[node]
+        if more == BEYOND:
+            more = beyond.thresholds[beyond.leaf(values)]
+        return self.thresholds[node] * bases[-1 - self.features[node]] + more
+
+    def leaf(self, values: Sequence[float]) -> int:
+        """The node where these values lead."""
+        node = 0
+        while self.features[node] >= 0:
+            node = node + 1 if values[self.features[node]] <= self.thresholds[node] else self.rights[node]
+        return node
+
+
+@dataclass(frozen=True)
+class Forest:
+    """What is known of one kind of call."""
+
+    trees: Tuple[Tree, ...]
+    beyond: Tree
+
+    def answers(self, values: Sequence[float], bases: Sequence[float]) -> List[int]:
+        """Bytes by each of the trees, the least first."""
+        return sorted(int(tree.bytes(values, bases, self.beyond)) for tree in self.trees)
+
+
+def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle") -> int:
+    """Bytes of the workspace at a batch size; the "least" and "most" of the answers tell how sure that is."""
+    return _answers(convolution, evaluate(convolution.batch, batch))[ANSWERS.index(answer)]
+
+
+def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
+    """The workspaces of all three calls at once: forward, of the input's gradient, of the weight's."""
+    calls = (replace(convolution, call=name) for name in CALLS)
+    forward, of_input, of_weight = (_answers(call, rows)[1] for call in calls)
+    return forward, of_input, of_weight
+
+
+@lru_cache(maxsize=4096)
+def _answers(convolution: Convolution, rows: int) -> Tuple[int, ...]:
+    known = _known(convolution, rows)
+    if known is not None:
+        return known, known, known
+    found = _by_trees(convolution, rows)
+    twin = _twin(convolution)
+    known = None if twin is None else _known(twin, rows)
+    if known is not None:
+        return min(known, found[0]), known, max(known, found[-1])
+    return found[0], found[len(found) // 2], found[-1]
+
+
+def _by_trees(convolution: Convolution, rows: int) -> List[int]:
+    call = Call(convolution, rows)
+    return _forests()[convolution.call].answers(features(call), base_bytes(call))
+
+
+def _known(convolution: Convolution, rows: int) -> Optional[int]:
+    """Bytes, where this call or its neighbours were measured."""
+    measured = measured_calls.packaged()
+    known = measured.bytes_at(convolution, rows)
+    if known is None and measured.covers(convolution, rows):
+        # Measured, and not kept: as the trees say.
+        found = _by_trees(convolution, rows)
+        return found[len(found) // 2]
+    return _between(convolution, rows, measured) if known is None else known
+
+
+def _twin(convolution: Convolution) -> Optional[Convolution]:
+    """The same in the other type of 16 bits: cuDNN mostly treats both alike, but not depthwise ones."""
+    other = {"fp16": "bf16", "bf16": "fp16"}.get(convolution.dtype)
+    return None if other is None or _depthwise(convolution) else replace(convolution, dtype=other)
+
+
+def _between(convolution: Convolution, rows: int, measured: measured_calls.Measured) -> Optional[int]:
+    """What follows from the nearest measured batch sizes on both sides, if one law holds for both."""
+    near = measured.neighbours(convolution, rows)
+    if near is None:
+        return None
+    low, high = ((Call(convolution, other), _answers(convolution, other)[1]) for other in near)
+    return same_law(low, high, Call(convolution, rows))
+
+
+def same_law(low: Tuple[Call, int], high: Tuple[Call, int], call: Call) -> Optional[int]:
+    """Bytes of a call between two measured ones that take the same multiple of one sum; else None."""
+    (small, least), (large, most) = low, high
+    if max(least, most) < NEXT_TO_NOTHING:
+        return (least + most) // 2
+    if not min(least, most):
+        return None
+    best = (SAME_SUM, 0.0)
+    for under, over, here in zip(*(base_bytes(each)[1:] for each in (small, large, call))):
+        if not under or not over:
+            continue
+        first, last = least / under, most / over
+        best = min(best, (abs(last / first - 1), (first + last) / 2 * here))
+    return int(best[1]) if best[0] < SAME_SUM else None
+
+
+def base_bytes(call: Call) -> List[float]:
+    """The sums named in BASES, in bytes."""
+    c = call.convolution
+    channels, outputs = c.channels // c.groups, c.outputs // c.groups
+    depthwise = _depthwise(c)
+    step = 1 if depthwise else ALIGNMENT_BYTES // call.width if c.groups == 1 else GROUP_ALIGNMENT
+    wider, taller = _aligned(channels, step) / channels, _aligned(outputs, step) / outputs
+    data, output, weight = call.data * wider, call.output * taller, call.weight * wider * taller
+    each = call.rows * call.weight
+    return [
+        0.0, data, output, data + output, data + weight, output + weight, data + output + weight,
+        data + output + 2 * weight, call.weight, each, min(each, call.data + call.output),
+    ]  # fmt: skip
+
+
+def features(call: Call) -> List[float]:
+    """The values named in FEATURES; sizes as logarithms."""
+    c = call.convolution
+    channels, outputs = c.channels // c.groups, c.outputs // c.groups
+    taps, both = prod(c.kernel), max(call.data + call.output, 1)
+    return [
+        _log(call.rows), _log(channels), _log(outputs), _log(c.groups), float(_depthwise(c)),
+        float(len(c.size)), _log(prod(c.size)), _log(prod(c.out_size)), _log(taps), float(max(c.kernel)),
+        _log(prod(c.stride)), float(max(c.dilation)), float(c.transposed), float(call.width),
+        float(c.channels_last), float(channels % 8), float(outputs % 8), _log(call.data), _log(call.output),
+        _log(call.weight), _log(call.output // call.width * channels * taps), _log(call.weight / both),
+        _log(call.rows * call.weight / both), float(c.size[-1]), float(c.out_size[-1]), _log(channels * taps),
+        _log(outputs * taps), _log(call.data / max(call.output, 1)), float(max(c.padding)),
+        _log(prod(c.out_size) * call.rows), float(c.dtype == "fp16"),
+    ]  # fmt: skip
+
+
+def _depthwise(convolution: Convolution) -> bool:
+    return convolution.groups == convolution.channels and convolution.groups > 1
+
+
+def _aligned(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _log(value: float) -> float:
+    return log2(max(value, 1e-9))
+
+
+@lru_cache(maxsize=1)
+def _forests() -> Mapping[str, Forest]:
+    return read_as(data_path("models", FILE), FORMAT, from_columns)
+
+
+def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Dict[str, Forest]:
+    """The forest of each call; ValueError where the file is of another kind.
+
+    A tree is three columns. Those of a call's forest come one after the other, the one that knows how much
+    lies beyond a sum last; `calls` tells how many there are.
+    """
+    if header["format"] != FORMAT or header["features"] != list(FEATURES) or header["bases"] != list(BASES):
+        raise ValueError("format, features or bases are others")
+    if len(columns) != len(COLUMNS) * sum(header["calls"].values()):
+        raise ValueError("there are more or fewer trees than it says")
+    trees = [Tree(*columns[at : at + len(COLUMNS)]) for at in range(0, len(columns), len(COLUMNS))]
+    found = {}
+    for call, count in header["calls"].items():
+        found[call] = Forest(tuple(trees[: count - 1]), trees[count - 1])
+        trees = trees[count:]
+    return found

@@ -1,0 +1,128 @@
+"""Convolutions that were measured one by one, where they take another workspace than the trees say.
+
+The trees of cudnn_workspace.py say for any convolution what cuDNN takes; now and then they are wrong. The
+convolutions of usual models were measured at all usual batch sizes (`training/probe_powers.py`). This file
+keeps what was measured where the trees were wrong, and at which powers of two a convolution was measured:
+there the trees are believed otherwise. Where cuDNN changes its mind between two powers of two, it also keeps
+what was measured halfway.
+
+The file (columns.py) has the columns `known`, `powers`, `calls` and `units`. Convolutions and calls are known
+by 64 bits of a hash: an estimate asks for thousands of calls, and none may be taken for another. Bit n of
+`powers` is the batch size 2 ** n.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.estimators.workspaces.columns import read_as, to_bytes
+from slurm_gpumem.summaries.trace_types import CALLS, Convolution
+
+FILE = "cudnn-measured.bin"
+FORMAT = "gpumem-cudnn-measured/3"
+UNIT = 512
+"""Bytes; the allocator rounds to as much."""
+LARGEST_POWER = 15
+_COLUMNS = {"known": "Q", "powers": "H", "calls": "Q", "units": "I"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the file says; `known` and `calls` are in order, the others beside them."""
+
+    known: Sequence[int]
+    powers: Sequence[int]
+    calls: Sequence[int]
+    units: Sequence[int]
+
+    def covers(self, convolution: Convolution, rows: int) -> bool:
+        """Whether this is a power of two at which all calls of the convolution were measured."""
+        if rows < 1 or rows & (rows - 1):
+            return False
+        mark = _mark(_text(convolution))
+        at = bisect_left(self.known, mark)
+        return at < len(self.known) and self.known[at] == mark and bool(self.powers[at] & rows)
+
+    def bytes_at(self, convolution: Convolution, rows: int) -> Optional[int]:
+        """What was measured at just this batch size, where the trees do not say it."""
+        mark = call_mark(convolution, rows)
+        at = bisect_left(self.calls, mark)
+        return UNIT * self.units[at] if at < len(self.calls) and self.calls[at] == mark else None
+
+    def neighbours(self, convolution: Convolution, rows: int) -> Optional[Tuple[int, int]]:
+        """The nearest batch sizes below and above that were measured; None for a power of two."""
+        if rows < 3 or not rows & (rows - 1):
+            return None
+        low = 1 << (rows.bit_length() - 1)
+        if not (self.covers(convolution, low) and self.covers(convolution, 2 * low)):
+            return None
+        middle = halfway(low)
+        if self.bytes_at(convolution, middle) is None:
+            return low, 2 * low
+        return (low, middle) if rows < middle else (middle, 2 * low)
+
+
+def halfway(power: int) -> int:
+    """The batch size between a power of two and the next at which calls are measured too, if need be."""
+    return power * 3 // 2
+
+
+def call_mark(convolution: Convolution, rows: int) -> int:
+    """A call at a batch size in 64 bits."""
+    return _mark(f"{convolution.call} {rows} {_text(convolution)}")
+
+
+def _mark(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+@lru_cache(maxsize=4096)
+def _text(c: Convolution) -> str:
+    """The same for all calls and batch sizes."""
+    sizes = (c.size, c.out_size, c.kernel, c.stride, c.padding, c.dilation)
+    return f"{c.dtype} {c.channels_last} {c.transposed} {c.channels} {c.outputs} {c.groups} {sizes}"
+
+
+@lru_cache(maxsize=1)
+def packaged() -> Measured:
+    """The package's own."""
+    return read_as(data_path("models", FILE), FORMAT, from_columns)
+
+
+def make(known: Iterable[Tuple[Convolution, int]], other: Iterable[Tuple[Convolution, int, int]]) -> Measured:
+    """From all calls that were measured, and from those whose bytes are to be kept."""
+    measured: Dict[int, Dict[str, int]] = {}
+    for convolution, rows in known:
+        if rows & (rows - 1) == 0 and rows <= 1 << LARGEST_POWER:
+            calls = measured.setdefault(_mark(_text(convolution)), {})
+            calls[convolution.call] = calls.get(convolution.call, 0) | rows
+    powers = {
+        mark: calls["forward"] & calls["input"] & calls["weight"]
+        for mark, calls in measured.items()
+        if len(calls) == len(CALLS)
+    }
+    units = {call_mark(convolution, rows): -(-taken // UNIT) for convolution, rows, taken in other}
+    marks, kept = sorted(mark for mark in powers if powers[mark]), sorted(units)
+    return Measured(marks, [powers[mark] for mark in marks], kept, [units[mark] for mark in kept])
+
+
+def to_file(measured: Measured) -> bytes:
+    """The file's content."""
+    return to_bytes({"format": FORMAT}, [(code, getattr(measured, name)) for name, code in _COLUMNS.items()])
+
+
+def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[int]]) -> Measured:
+    """What a file says; ValueError where it is of another kind."""
+    if header["format"] != FORMAT or len(columns) != len(_COLUMNS):
+        raise ValueError("the format is another")
+    measured = Measured(*columns)
+    if len(measured.known) != len(measured.powers):
+        raise ValueError("columns of known convolutions differ in length")
+    if len(measured.calls) != len(measured.units):
+        raise ValueError("columns of workspaces differ in length")
+    return measured

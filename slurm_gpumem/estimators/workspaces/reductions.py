@@ -1,0 +1,44 @@
+"""The buffer in global memory through which PyTorch's sums share their work between thread blocks.
+
+The launch configuration is PyTorch's own (aten/src/ATen/native/cuda/Reduce.cuh), for sums, means and norms
+that do not run along the numbers side by side: threads lie along the outputs, blocks split what is summed.
+"""
+
+from __future__ import annotations
+
+from slurm_gpumem.summaries.trace_types import Reduction, evaluate
+
+_MOST_THREADS = 512
+_WARP = 32
+_THREADS_PER_SM = 2048
+_LEAST_VALUES, _MOST_VALUES = 16, 256
+_NUMBER = 4
+"""Bytes of a partial sum: single precision for half-precision tensors too."""
+
+
+def reduction_bytes(reduction: Reduction, batch: int, sms: int) -> int:
+    """Bytes of the buffer at a batch size; 0 where one block does it all."""
+    inputs, outputs = evaluate(reduction.inputs, batch), evaluate(reduction.outputs, batch)
+    vector = reduction.vector
+    if not inputs or not outputs:
+        return 0
+    most = _MOST_THREADS // vector
+    wide, high = _power(outputs // vector, most), _power(inputs, most)
+    width = min(wide, _WARP)
+    height = min(high, most // width)
+    width = min(wide, most // height)
+    values = inputs
+    if values < min(height * 16, _MOST_VALUES):
+        return 0
+    values = -(-inputs // height)
+    grid = -(-(outputs // vector) // width)
+    target = sms * (_THREADS_PER_SM // (width * height))
+    if values < _MOST_VALUES or grid > target:
+        return 0
+    blocks = max(min(-(-target // grid), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
+    return _NUMBER * outputs * blocks * width * vector if blocks > 1 else 0
+
+
+def _power(number: int, most: int) -> int:
+    """The largest power of two that is not above a number, and not above `most`."""
+    return most if number >= most else 1 << (max(number, 1).bit_length() - 1)

@@ -1,0 +1,1 @@
+"""What crosses processes: each format a frozen, versioned type with one reader and one writer."""

@@ -1,0 +1,1 @@
+"""Training runs measured on a GPU."""

@@ -1,0 +1,1 @@
+"""Fits of the exported models on the measured runs."""

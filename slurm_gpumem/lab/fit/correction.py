@@ -1,0 +1,322 @@
+"""Fit the learned correction and its bound on the measured runs: `python -m slurm_gpumem.lab.fit.correction`.
+
+Writes models/correction.json (fitted on all rows), models/relatives.json.gz (what each run teaches about like
+ones) and models/correction-folds.json.gz (one fit a fold, without that fold's models; `gpumem accuracy`
+scores with these), and prints the cross-validated figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+from concurrent.futures import ProcessPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+
+import numpy as np
+from sklearn.ensemble import HistGradientBoostingRegressor
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.estimators.corrected import estimator, relatives
+from slurm_gpumem.estimators.corrected.choice import LEVELS, Option, choose, options
+from slurm_gpumem.estimators.corrected.estimator import OUTSIDE_COVERAGE
+from slurm_gpumem.estimators.corrected.features import KNOWN
+from slurm_gpumem.estimators.corrected.relatives import Lesson
+from slurm_gpumem.estimators.corrected.trees import FORMAT
+from slurm_gpumem.lab.fit import folds
+from slurm_gpumem.lab.fit.correction_rows import Row, rows
+from slurm_gpumem.lab.fit.relatives_of_rows import Lessons, relatives_of
+from slurm_gpumem.lab.ground_truth import FOLDER, load_ground_truth
+
+SEED = 0
+COVERAGE: Dict[str, float] = {
+    "complete": 0.984,
+    "shown": 0.983,
+    "torchsummary": 0.982,
+    "hidden": 0.98,
+    "shapeless": 0.9,
+}
+"""What is asked of the request. Without shapes the input's size is a guess: 98 % would ask for whole GPUs."""
+WIDER = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
+"""How much wider the spread may be taken outside the measured range: the first that holds what is asked."""
+TRIM = 0.001
+"""Share of rows at each end of a feature that do not count as its range."""
+CLIP = 1.0
+"""A residual beyond a factor of e teaches nothing: the text does not show what was run."""
+FLOOR = 0.01
+"""Residuals below 1 % are as good as none."""
+CENTER_TREES, SPREAD_TREES = 200, 80
+SHAPELESS = 0.05
+"""What a row without shapes counts. Texts of depth 3 gained a point of right shard counts, others nothing."""
+SHRINK = 0.5
+"""So much of what the centre's trees say counts: on architectures that they did not see, that is nearer."""
+Array = Any
+_PRICES = (0.5, 500.0)
+_HALVINGS = 14
+
+
+def fit_trees(
+    values: Array,
+    target: Array,
+    iterations: int,
+    weights: Array = None,
+    quantile: Optional[float] = None,
+) -> Any:
+    """One ensemble of shallow trees."""
+    return HistGradientBoostingRegressor(
+        loss="absolute_error" if quantile is None else "quantile",
+        quantile=quantile,
+        max_depth=3,
+        max_iter=iterations,
+        learning_rate=0.06,
+        min_samples_leaf=20,
+        early_stopping=False,
+        random_state=SEED,
+    ).fit(values, target, sample_weight=weights)
+
+
+class Data:
+    """The rows as arrays: `values` and what is indexed by `row` hold one line a point, the rest one a row."""
+
+    def __init__(self, found: Sequence[Row], told: Sequence[Sequence[Lesson]]) -> None:
+        points = [
+            (index, point, lesson)
+            for index, row in enumerate(found)
+            for point, lesson in zip(row.points, told[index])
+        ]
+        self.row = np.array([index for index, _, _ in points])
+        self.values = np.array([(*point.features, *lesson.values) for _, point, lesson in points])
+        self.share = np.array([point.share for _, point, _ in points])
+        self.total = np.array([point.total_mib * (1 + lesson.beyond) for _, point, lesson in points])
+        """As relatives move it."""
+        self.real = np.array([row.real_mib for row in found])
+        self.target = np.log(self.real / self.summed(self.total))
+        self.fold = np.array([folds.fold_of_name(row.model) for row in found])
+        self.family = np.array([row.family for row in found])
+        self.group = np.array([estimator.group_of(row.points[0].features) for row in found])
+        self.weight = self.share * np.where(self.group == "shapeless", SHAPELESS, 1.0)[self.row]
+        self.strange = np.array([row.strange for row in found])
+        self.moved = np.array([row.moved_mib for row in found])
+
+    def summed(self, values: Array) -> Array:
+        """What the points' values (times their shares) make together, row by row."""
+        return np.bincount(self.row, weights=self.share * values, minlength=len(self.real))
+
+    def residual(self, center: Array) -> Array:
+        """log(real / corrected), row by row."""
+        return np.log(self.real / self.summed(self.total * np.exp(center)))
+
+
+class Centers:
+    """Centres by the folds that they were fitted without."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._made: Dict[FrozenSet[int], Any] = {}
+
+    def without(self, *left_out: int) -> Any:
+        """The trees fitted on all rows but these folds'."""
+        key = frozenset(left_out)
+        if key not in self._made:
+            data = self._data
+            rest = ~np.isin(data.fold, list(key))[data.row]
+            target, weights = _target(data)[rest], data.weight[rest]
+            self._made[key] = fit_trees(data.values[rest], target, CENTER_TREES, weights)
+        return self._made[key]
+
+
+def fit(data: Data, *left_out: int) -> Dict[str, Any]:
+    """Centre, spread and stakes from all folds but these; the stakes from rows that their trees never saw."""
+    centers = Centers(data)
+    chosen = ~np.isin(data.fold, left_out)
+    center, spread = crossed(data, centers, left_out)
+    inside = chosen[data.row]
+    values = data.values[inside]
+    ranges = _ranges(values)
+    out = data.strange | (np.bincount(data.row, weights=_outside(data.values, ranges)) > 0)
+    stakes = {
+        name: fit_stakes(data, chosen & (data.group == name), out, center, spread, share)
+        for name, share in COVERAGE.items()
+    }
+    last = fit_trees(
+        _with_center(values, center[inside]), _size(data, center)[inside], SPREAD_TREES, data.weight[inside]
+    )
+    return {
+        "format": FORMAT,
+        "features": list(KNOWN),
+        "center": export_trees(centers.without(*left_out), SHRINK),
+        "spread": export_trees(last),
+        "stakes": stakes,
+        "ranges": [[float(low), float(high)] for low, high in ranges],
+    }
+
+
+def crossed(data: Data, centers: Centers, left_out: Sequence[int]) -> Tuple[Array, Array]:
+    """Centre and spread of every point of the other folds, by fits without its fold."""
+    parts = data.fold[data.row]
+    inside = ~np.isin(parts, left_out)
+    numbers = [int(number) for number in np.unique(parts[inside])]
+    center = np.zeros(len(data.row))
+    for number in numbers:
+        own = parts == number
+        center[own] = SHRINK * centers.without(number, *left_out).predict(data.values[own])
+    size = _size(data, center)
+    values = _with_center(data.values, center)
+    spread = np.zeros(len(data.row))
+    for number in numbers:
+        own, rest = parts == number, inside & (parts != number)
+        spread[own] = fit_trees(values[rest], size[rest], SPREAD_TREES, data.weight[rest]).predict(
+            values[own]
+        )
+    return center, spread
+
+
+def _target(data: Data) -> Array:
+    """log(real / moved by relatives) of the row that a point is part of, for each point."""
+    return np.clip(data.target, -CLIP, CLIP)[data.row]
+
+
+def _with_center(values: Array, center: Array) -> Array:
+    """What the spread looks at: the features, and how far the centre moves the job."""
+    return np.column_stack([values, np.abs(center)])
+
+
+def _size(data: Data, center: Array) -> Array:
+    """log of how far from its centre a row is, for each of its points."""
+    return np.log(np.maximum(np.abs(data.residual(center)), FLOOR))[data.row]
+
+
+def fit_stakes(
+    data: Data, chosen: Array, out: Array, center: Array, spread: Array, share: float
+) -> Dict[str, Any]:
+    """How a group's needs lie around their peaks, and what a job that does not fit must cost."""
+    residual = data.residual(center)
+    # A row of two points has the spread between theirs.
+    steps = residual / np.exp(data.summed(spread))
+    usual = steps[chosen & ~out] if (chosen & ~out).any() else steps[chosen]
+    table = [float(step) for step in np.quantile(usual, LEVELS)]
+    inside = answers(data, chosen & ~out, center, spread, table)
+    high = price_for(lambda price: held(inside, price) >= share)
+    wider = WIDER[0]
+    if (chosen & out).any():
+        asked = min(share, OUTSIDE_COVERAGE)
+        for wider in WIDER:
+            if held(answers(data, chosen & out, center, spread + np.log(wider), table), high) >= asked:
+                break
+    return {"steps": table, "price": high, "wider": wider, "coverage": share}
+
+
+def price_for(enough: Callable[[float], bool]) -> float:
+    """The lowest price of a job that does not fit at which requests hold enough."""
+    low, high = _PRICES
+    for _ in range(_HALVINGS):
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+Answer = Tuple[float, List[Option]]
+"""What a row needed, and its options."""
+
+
+def answers(data: Data, chosen: Array, center: Array, spread: Array, table: Sequence[float]) -> List[Answer]:
+    """The options of the given rows; one of two points lies between theirs."""
+    peaks, spreads = data.summed(data.total * np.exp(center)), np.exp(data.summed(spread))
+    return [
+        (
+            float(data.real[row]),
+            options(float(peaks[row]), float(data.moved[row]), float(spreads[row]), table),
+        )
+        for row in np.flatnonzero(chosen)
+    ]
+
+
+def held(found: Sequence[Answer], price: float) -> float:
+    """Share of rows whose request holds what was needed, as if one more did not."""
+    return sum(choose(made, price) >= need for need, made in found) / (len(found) + 1)
+
+
+def _ranges(values: Array) -> List[Tuple[float, float]]:
+    low, high = np.quantile(values, TRIM, axis=0), np.quantile(values, 1 - TRIM, axis=0)
+    return list(zip(low, high))
+
+
+def _outside(values: Array, ranges: Sequence[Tuple[float, float]]) -> Array:
+    low, high = np.array(ranges).T
+    return ((values < low - 1e-9) | (values > high + 1e-9)).any(axis=1)
+
+
+def export_trees(model: Any, scale: float = 1.0) -> Dict[str, Any]:
+    """A fitted ensemble as correction/trees.py reads it, its answers times `scale`."""
+    trees = [_tree(stage[0].nodes, 0, scale) for stage in model._predictors]
+    return {"start": scale * float(np.ravel(model._baseline_prediction)[0]), "trees": trees}
+
+
+def _tree(nodes: Array, at: int, scale: float) -> Any:
+    node = nodes[at]
+    if node["is_leaf"]:
+        return scale * round(float(node["value"]), 10)
+    below, above = _tree(nodes, int(node["left"]), scale), _tree(nodes, int(node["right"]), scale)
+    return [int(node["feature_idx"]), float(node["num_threshold"]), below, above]
+
+
+def data_sha256(folder: Path) -> str:
+    """One hash over the measured rows and summaries, file by file in order of name."""
+    total = sha256()
+    for path in sorted(p for p in folder.iterdir() if p.name.startswith(("rows", "summaries"))):
+        total.update(path.name.encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Fit, write, and say how good it is on models that were held out."""
+    from slurm_gpumem.lab.fit.report import report_lines
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder of measured runs (models/ground-truth)")
+    parser.add_argument("--rows", type=Path, help="keep the simulated rows there, or take them from there")
+    parser.add_argument("--out", type=Path, help="folder to write into (models)")
+    args = parser.parse_args(argv)
+    folder = args.data or data_path("models", FOLDER)
+    out = args.out or folder.parent
+    found = rows(load_ground_truth(folder), args.rows)
+    known = relatives_of(found)
+    lessons = Lessons(found, known)
+    whole, parts = fit_all(found, lessons)
+    whole["card"] = {
+        "data": f"{len(found)} rows of {len({row.key for row in found})} runs, "
+        f"{len({row.model for row in found})} models, measured on an H200",
+        "data_sha256": data_sha256(folder),
+        "command": "python -m slurm_gpumem.lab.fit.correction",
+        "seed": SEED,
+        "folds": folds.FOLDS,
+        "coverage": COVERAGE,
+    }
+    text = json.dumps(whole, separators=(",", ":"))
+    (out / estimator.FILE).write_text(text + "\n")
+    for name, content in ((folds.FILE, parts), (relatives.FILE, relatives.to_json(known))):
+        # mtime 0: the same fit is the same file.
+        (out / name).write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
+    report = report_lines(found, lessons, parts, sha256((text + "\n").encode()).hexdigest(), whole["card"])
+    (out / "correction.md").write_text("\n".join(report) + "\n")
+    print("\n".join(report))
+    return 0
+
+
+def fit_all(found: Sequence[Row], lessons: Lessons) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+    """The model of all rows, and one without each fold."""
+    asked = [None, *range(folds.FOLDS)]
+    with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
+        waiting = [
+            pool.submit(fit, Data(found, lessons.without(fold)), *([] if fold is None else [fold]))
+            for fold in asked
+        ]
+        whole, *parts = (one.result() for one in waiting)
+    return whole, parts
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,44 @@
+"""Which measured models were kept from which fit: for scores of a learned model that are not self-praise."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha1
+from typing import List
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.estimators.corrected.trees import Correction, from_json, read_json
+
+FOLDS = 5
+FILE = "correction-folds.json.gz"
+_GENERATED = ("mlp", "cnn", "transformer")
+
+
+def group_of(model: str) -> str:
+    """What is never split between fitting and checking: resnet18 and resnet50 of any library are one."""
+    source, _, name = model.partition("/")
+    if source in _GENERATED:
+        return model  # the number is its identity
+    return re.split(r"[-_.\d]", name, maxsplit=1)[0].lower() or name
+
+
+def fold_of(model: str) -> int:
+    """The fold that was fitted without this model's group."""
+    return int(sha1(group_of(model).encode()).hexdigest(), 16) % FOLDS
+
+
+def name_of(model: str) -> str:
+    """The same for a model of several libraries: resnet50 and resnet-50."""
+    source, _, name = model.partition("/")
+    return model if source in _GENERATED else re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def fold_of_name(model: str) -> int:
+    """The fold that was fitted without this model; its smaller and larger sisters may be in others."""
+    return int(sha1(name_of(model).encode()).hexdigest(), 16) % FOLDS
+
+
+def load_folds() -> List[Correction]:
+    """One correction a fold, each fitted without the models of that fold."""
+    path = data_path("models", FILE)
+    return [from_json(content, f"{path}, fold {n}") for n, content in enumerate(read_json(path))]

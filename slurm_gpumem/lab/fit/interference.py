@@ -1,0 +1,139 @@
+"""Fit how jobs slow each other down on the measured sets, and judge it on jobs that were left out.
+
+    python -m slurm_gpumem.lab.fit.interference
+
+Writes models/interference.json. A job is judged by a fit that saw no set with any job of its model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.lab.fit.utilization import data_sha256
+from slurm_gpumem.lab.score.sets import model_of
+from slurm_gpumem.lab.utilization_runs import FOLDER, SharedSet, load_sets
+from slurm_gpumem.utilization.budget import budget
+from slurm_gpumem.utilization.interference import (
+    FILE,
+    FORMAT,
+    MODES,
+    NAMES,
+    POSITIVE,
+    START,
+    JobLoad,
+    load_from,
+    speeds,
+)
+
+Known = Dict[str, float]
+Array = Any
+SLOWDOWNS = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0, 5.0)
+_ERROR = 0.05
+"""A speed this far off weighs as much as a coefficient one `_HELD` from its start."""
+_HELD = {"roundness": 0.7, "own": 0.15, "sensitivity": 1.0, "pressure": 0.3}
+_HELD_TRAIT = 0.6
+_WORST = 2.0
+"""The slowest job of a set counts as much as so many others: it is the one that the bound is about."""
+
+
+def fit_mode(sets: Sequence[SharedSet], start: Mapping[str, float] = START) -> Known:
+    """The coefficients that explain these sets best, held near `start`."""
+    loads = [[load_from(solo) for solo in one.solo] for one in sets]
+    real = [np.array(one.speeds) for one in sets]
+    weights = [np.where(speed == speed.min(), _WORST, 1.0) ** 0.5 for speed in real]
+    begin = _packed(start)
+    held = np.array([_HELD.get(name, _HELD_TRAIT) for name in NAMES])
+
+    def residuals(values: Array) -> Array:
+        known = _unpacked(values)
+        parts = [
+            weight * (np.array(speeds(jobs, known)) - true) / _ERROR
+            for jobs, true, weight in zip(loads, real, weights)
+        ]
+        return np.concatenate([*parts, (values - begin) / held])
+
+    return _unpacked(least_squares(residuals, begin, loss="soft_l1", max_nfev=40).x)
+
+
+def _packed(known: Mapping[str, float]) -> Array:
+    return np.array([np.log(known[name]) if name in POSITIVE else known[name] for name in NAMES])
+
+
+def _unpacked(values: Array) -> Known:
+    return {
+        name: float(np.exp(value)) if name in POSITIVE else float(value) for name, value in zip(NAMES, values)
+    }
+
+
+def left_out(sets: Sequence[SharedSet], start: Mapping[str, float] = START) -> Dict[str, Known]:
+    """By model: a fit without any set in which it takes part."""
+    models = sorted({model_of(job) for one in sets for job in one.jobs})
+    return {
+        model: fit_mode([one for one in sets if model not in map(model_of, one.jobs)], start)
+        for model in models
+    }
+
+
+def scale_points(jobs: Sequence[JobLoad], known: Mapping[str, float]) -> List[List[float]]:
+    """For some slowdowns the sum of pressures S at which these jobs' shares are smallest on average."""
+    points = []
+    grid = np.geomspace(0.05, 6.0, 97)
+    for slowdown in SLOWDOWNS:
+        means = [np.mean([budget(job, slowdown, total, known).share for job in jobs]) for total in grid]
+        points.append([slowdown, round(float(grid[int(np.argmin(means))]), 4)])
+    return points
+
+
+def fit_all(sets: Sequence[SharedSet]) -> Dict[str, Any]:
+    """Coefficients and scales of both modes; time slices start from what MPS taught."""
+    loads = list({job: load_from(solo) for one in sets for job, solo in zip(one.jobs, one.solo)}.values())
+    modes: Dict[str, Any] = {}
+    start: Mapping[str, float] = START
+    for mode in MODES:
+        chosen = [one for one in sets if one.mode == mode]
+        known = fit_mode(chosen, start) if chosen else dict(start)
+        start = known
+        rounded = {name: float(f"{value:.5g}") for name, value in known.items()}
+        modes[mode] = {"coefficients": rounded, "scale": scale_points(loads, rounded), "sets": len(chosen)}
+    return modes
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Fit, write, and print how good it is on models that were left out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help=f"folder of measured sets (models/{FOLDER})")
+    parser.add_argument("--out", type=Path, help="folder to write into (models)")
+    args = parser.parse_args(argv)
+    folder = args.data or data_path("models", FOLDER)
+    out = args.out or folder.parent
+    sets = load_sets(folder)
+    modes = fit_all(sets)
+    folds = {mode: left_out([one for one in sets if one.mode == mode]) for mode in MODES}
+    content = {
+        "format": FORMAT,
+        "modes": modes,
+        "left_out": {
+            mode: {
+                model: [float(f"{known[name]:.4g}") for name in NAMES] for model, known in by_model.items()
+            }
+            for mode, by_model in folds.items()
+        },
+        "card": {
+            "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
+            "data_sha256": data_sha256(folder, ("sets",)),
+            "command": "python -m slurm_gpumem.lab.fit.interference",
+        },
+    }
+    (out / FILE).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,142 @@
+"""The card of a fitted correction: its figures on models that each fold's fit never saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, Callable, Dict, List, Mapping, Sequence
+
+from slurm_gpumem.estimators.corrected.estimator import answer, joined, outside
+from slurm_gpumem.estimators.corrected.trees import from_json
+from slurm_gpumem.lab.fit.correction_rows import Row
+from slurm_gpumem.lab.fit.folds import fold_of_name
+from slurm_gpumem.lab.fit.relatives_of_rows import Lessons
+from slurm_gpumem.lab.score.accuracy import quantile
+from slurm_gpumem.units import ceil_div
+
+SHARD_MIB = 1024
+
+
+@dataclass(frozen=True)
+class Held:
+    """One row's answer from the fit that never saw its model."""
+
+    row: Row
+    real: int
+    plain: int
+    peak: int
+    request: int
+    strange: bool
+
+    @property
+    def surplus(self) -> int:
+        """Shards asked for beyond those needed."""
+        return ceil_div(self.request, SHARD_MIB) - ceil_div(self.real, SHARD_MIB)
+
+
+def held_out(
+    found: Sequence[Row], lessons: Lessons, parts: Sequence[Mapping[str, Any]], *, lonely: bool = False
+) -> List[Held]:
+    """Every row, answered by its fold; `lonely`: as if no model of its family had been measured."""
+    corrections = [from_json(part, "the fold just fitted") for part in parts]
+    told = [lessons.without(number, lonely) for number in range(len(parts))]
+    answers: List[Held] = []
+    for index, row in enumerate(found):
+        number = fold_of_name(row.model)
+        correction = corrections[number]
+        strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
+        found_at = [
+            answer(point.total_mib, point.features, lesson, row.moved_mib, correction, strange=strange)
+            for point, lesson in zip(row.points, told[number][index])
+        ]
+        peak, request = joined([point.share for point in row.points], found_at)
+        real, plain = round(row.real_mib) + row.moved_mib, round(row.total_mib) + row.moved_mib
+        moved = row.moved_mib
+        answers.append(
+            Held(
+                row, real, plain, round(peak) + moved, max(round(peak), ceil(request - 1e-9)) + moved, strange
+            )
+        )
+    return answers
+
+
+def figures_line(name: str, items: Sequence[Held]) -> str:
+    """One row of the card's tables."""
+    before = sorted(abs(i.plain / i.real - 1) for i in items)
+    errors = sorted(abs(i.peak / i.real - 1) for i in items)
+    over = sorted(i.request / i.real - 1 for i in items)
+    cells = [
+        quantile(before, 0.5),
+        quantile(before, 0.9),
+        quantile(errors, 0.5),
+        quantile(errors, 0.9),
+        sum(i.request < i.real for i in items) / len(items),
+        quantile(over, 0.5),
+        sum(i.surplus in (0, 1) for i in items) / len(items),
+    ]
+    return f"| {name} | {len(items):,} | " + " | ".join(f"{100 * cell:.1f}" for cell in cells) + " |"
+
+
+def report_lines(
+    found: Sequence[Row],
+    lessons: Lessons,
+    parts: Sequence[Mapping[str, Any]],
+    sha256: str,
+    card: Mapping[str, Any],
+) -> List[str]:
+    """The card as Markdown."""
+    items = held_out(found, lessons, parts)
+    strangers = held_out(found, lessons, parts, lonely=True)
+    lines = [
+        "# The learned correction",
+        "Written by `make fit` (`" + card["command"] + "`); do not edit. What it is: docs/estimation.md.",
+        "",
+        f"- data: {card['data']}; sha256 of rows and summaries `{card['data_sha256']}`",
+        f"- `correction.json`: sha256 `{sha256}`, seed {card['seed']}",
+        f"- coverage asked of the bound: {_coverage(card['coverage'])}",
+        "- known gaps: one GPU type, one PyTorch version, synthetic data as input, no torch.compile",
+        "",
+        f"Figures in % of {card['folds']} folds; a model and its namesakes are in one fold.",
+        "The second table is as if nothing of a model's whole family of sizes had been measured.",
+        "`request` is below the real need in `<req`, holds `over` more than it in the median, and makes",
+        "as many shards of 1 GiB as needed or one more in `0/+1`.",
+    ]
+    by_text: Callable[[Held], str] = lambda i: i.row.tool  # noqa: E731
+    lines += [*_table("text", items, by_text), *_table("text of a stranger", strangers, by_text)]
+    groupings: Dict[str, Callable[[Held], str]] = {
+        "family (torchinfo_full)": lambda i: i.row.family if i.row.tool == "torchinfo_full" else "",
+        "outside the measured range (torchinfo_full)": lambda i: (
+            ("yes" if i.strange else "no") if i.row.tool == "torchinfo_full" else ""
+        ),
+    }
+    for title, name_of in groupings.items():
+        lines += _table(title, items, name_of)
+    return [*lines, "", "Farthest above the request, one run a model:", "", *_worst(items)]
+
+
+def _table(title: str, items: Sequence[Held], name_of: Callable[[Held], str]) -> List[str]:
+    groups: Dict[str, List[Held]] = {}
+    for item in items:
+        groups.setdefault(name_of(item), []).append(item)
+    groups.pop("", None)
+    return [
+        "",
+        f"| {title} | rows | structural median | P90 | corrected median | P90 | <req | over | 0/+1 |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(figures_line(name, groups[name]) for name in sorted(groups)),
+    ]
+
+
+def _coverage(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {100 * share:.3g} %" for name, share in shares.items())
+
+
+def _worst(items: Sequence[Held]) -> List[str]:
+    seen: Dict[str, Held] = {}
+    shaped = [item for item in items if item.row.tool != "print" and item.request < item.real]
+    for item in sorted(shaped, key=lambda i: i.request / i.real):
+        seen.setdefault(item.row.model, item)
+    return [
+        f"- {i.row.key} ({i.row.tool}): {i.real:,} MiB real, request {i.request:,}, structural {i.plain:,}"
+        for i in list(seen.values())[:12]
+    ]

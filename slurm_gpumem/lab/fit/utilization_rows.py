@@ -1,0 +1,62 @@
+"""Rows to fit utilization on: every job measured alone, as seen through every text of its model."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.estimators.structural.estimator import rebuild
+from slurm_gpumem.lab.fit.folds import fold_of
+from slurm_gpumem.lab.ground_truth import TOOLS
+from slurm_gpumem.lab.traced_work import TracedWork
+from slurm_gpumem.lab.utilization_runs import Solo
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.predict import TRACE
+from slurm_gpumem.utilization.work import StepWork, step_work
+
+
+class UtilizationRow(NamedTuple):
+    """One measured job through one text."""
+
+    run: Solo
+    tool: str
+    fullest: bool
+    """Whether no other text of the model tells more."""
+    fold: int
+    seen: Seen
+    work: StepWork
+
+
+POORER = ("torchsummary", "torchinfo", "print")
+"""Texts that a job is fitted on besides its fullest."""
+
+
+def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> List[UtilizationRow]:
+    """All rows; a text that cannot be read gives none."""
+    parsed: Dict[Tuple[str, str], ModelSummary] = {}
+    found: List[UtilizationRow] = []
+    for run in runs:
+        fullest = True
+        for tool in (tool for tool in TOOLS if tool in texts.get(run.summary, {})):
+            if not fullest and tool not in POORER:
+                continue
+            try:
+                if (run.summary, tool) not in parsed:
+                    parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
+                summary = parsed[run.summary, tool]
+                walk = rebuild(summary, run.job, run.gpu)
+            except GpumemError:
+                continue  # the same texts are counted and named by `gpumem accuracy`
+            seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
+            work = step_work(walk.tape, run.job)
+            found.append(UtilizationRow(run, tool, fullest, fold_of(run.model), seen, work))
+            fullest = False
+    return found
+
+
+def rows_of_traces(runs: Sequence[Solo], traced: Mapping[str, TracedWork]) -> List[UtilizationRow]:
+    """The jobs that were traced, each through its trace."""
+    found = [(run, traced[run.key]) for run in runs if run.key in traced]
+    return [UtilizationRow(run, TRACE, True, fold_of(run.model), one.seen, one.work) for run, one in found]

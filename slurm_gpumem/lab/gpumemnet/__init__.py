@@ -1,0 +1,1 @@
+"""GPUMemNet trained again on our measured runs, for comparison."""

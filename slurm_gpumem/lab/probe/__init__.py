@@ -1,0 +1,1 @@
+"""Single operators measured on a GPU, and their traces held against them."""

@@ -1,0 +1,1 @@
+"""Estimators scored on the measured runs."""

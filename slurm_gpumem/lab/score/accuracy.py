@@ -1,0 +1,242 @@
+"""How good estimators are on measured runs: errors, underestimates, over-reservation, shards."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.corrected.estimator import corrected
+from slurm_gpumem.estimators.corrected.relatives import Relatives, packaged
+from slurm_gpumem.estimators.corrected.trees import Correction
+from slurm_gpumem.estimators.traced import learned
+from slurm_gpumem.estimators.types import Estimate
+from slurm_gpumem.lab.fit import folds
+from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun
+from slurm_gpumem.lab.score.predictions import Predictions
+from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import ceil_div
+
+_MIB = 1 << 20
+LEARNED = "corrected"
+"""The estimator that was fitted on measured runs and must not be scored on those it saw."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One estimator's answer for one run."""
+
+    run: MeasuredRun
+    estimator: str
+    format: str
+    real_mib: int
+    peak_mib: int
+    request_mib: int
+
+    @property
+    def error(self) -> float:
+        """(estimate - real) / real."""
+        return (self.peak_mib - self.real_mib) / self.real_mib
+
+    @property
+    def over_reservation(self) -> float:
+        """(request - real) / real."""
+        return (self.request_mib - self.real_mib) / self.real_mib
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that an estimator or the reader could not answer for."""
+
+    run: MeasuredRun
+    estimator: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One line of the accuracy table; shares and errors are fractions."""
+
+    count: int
+    median_error: float
+    p90_error: float
+    under_peak: float
+    """Share of runs whose real memory is above the estimate."""
+    under_request: float
+    """Share of runs whose real memory is above the request."""
+    over_reservation: float
+    """Median of (request - real) / real."""
+    shards_exact: float
+    shards_within_one: float
+    shards_too_few: float
+
+
+def score(
+    truth: GroundTruth, estimators: Sequence[str], formats: Sequence[str] = ()
+) -> Tuple[List[Score], List[Failure]]:
+    """Every estimator on every run, from the best text of each (or from each of `formats` that it has)."""
+    scores: List[Score] = []
+    failures: List[Failure] = []
+    parsed: Dict[Tuple[str, str], ModelSummary] = {}
+    held_out = _HeldOut()
+    for run in truth.runs:
+        texts = truth.texts[run.summary]
+        for chosen in _choose(texts, formats):
+            try:
+                if (run.summary, chosen) not in parsed:
+                    # A trailing line break marks it as text: a one-line summary is no path.
+                    parsed[run.summary, chosen] = read_summary(texts[chosen].rstrip("\n") + "\n")
+                summary = parsed[run.summary, chosen]
+                real = real_mib(run, summary)
+            except GpumemError as error:
+                failures += [Failure(run, name, str(error)) for name in estimators]
+                continue
+            for name in estimators:
+                if name == registry.TRACE:
+                    scores += held_out.traced(run, chosen, real)
+                    continue
+                try:
+                    if name == LEARNED:
+                        estimate = held_out.estimate(run, summary)
+                    else:
+                        estimate = registry.run(name, summary, run.job, run.gpu)
+                except GpumemError as error:
+                    failures.append(Failure(run, name, str(error)))
+                    continue
+                scores.append(Score(run, name, chosen, real, estimate.peak_mib, estimate.request_mib))
+    return scores, failures
+
+
+def score_stored(truth: GroundTruth, predictions: Predictions) -> List[Score]:
+    """Stored answers, made from the fullest text of each run; runs that have none are left out."""
+    scores: List[Score] = []
+    for run in truth.runs:
+        if run.key not in predictions.rows:
+            continue
+        peak, request = predictions.rows[run.key]
+        texts = truth.texts[run.summary]
+        chosen = _choose(texts, ())[0]
+        real = run.process_mib
+        if real is None:
+            real = real_mib(run, read_summary(texts[chosen].rstrip("\n") + "\n"))
+        scores.append(Score(run, predictions.estimator, chosen, real, peak, request))
+    return scores
+
+
+class _HeldOut:
+    """The learned estimators, answering for each model by the fit that never saw it."""
+
+    def __init__(self) -> None:
+        self._traces: Optional[Dict[str, Traced]] = None
+        self._trace_folds: List[Correction] = []
+        self._folds: List[Correction] = []
+        self._relatives: List[Relatives] = []
+
+    def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
+        if not self._folds:
+            self._folds = folds.load_folds()
+            self._relatives = [
+                packaged().only(lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
+                for number in range(folds.FOLDS)
+            ]
+        number = folds.fold_of_name(str(run.row.get("model", run.summary)))
+        return corrected(summary, run.job, run.gpu, self._folds[number], self._relatives[number])
+
+    def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:
+        """The score of a run whose trace's figures are kept; none for others."""
+        if self._traces is None:
+            self._traces = load_figures()
+            self._trace_folds = learned.load_folds() if self._traces else []
+        found = self._traces.get(run.key)
+        if found is None:
+            return []
+        total = found.reserved_bytes / _MIB + learned.REFERENCE_CONTEXT_MIB
+        moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
+        correction = self._trace_folds[folds.fold_of(found.model)]
+        request, _ = learned.request_and_remark(total, found.features, moved, correction)
+        return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request + moved)]
+
+
+def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:
+    """The process's memory: as the driver counts it, else reserved plus the GPU's context."""
+    if run.process_mib is not None:
+        return run.process_mib
+    kinds = [layer.kind.lower() for layer in summary.layers]
+    conv = any("conv" in kind for kind in kinds)
+    matmul = any(word in kind for kind in kinds for word in ("linear", "attention", "dense", "lstm", "gru"))
+    return run.reserved_mib + run.gpu.context_for(conv=conv, matmul=matmul)
+
+
+def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:
+    """The table's numbers of a group of scores, which must not be empty."""
+    errors = sorted(abs(s.error) for s in scores)
+    surplus = [ceil_div(s.request_mib, shard_mib) - ceil_div(s.real_mib, shard_mib) for s in scores]
+    return Figures(
+        count=len(scores),
+        median_error=quantile(errors, 0.5),
+        p90_error=quantile(errors, 0.9),
+        under_peak=_share(s.peak_mib < s.real_mib for s in scores),
+        under_request=_share(s.request_mib < s.real_mib for s in scores),
+        over_reservation=quantile(sorted(s.over_reservation for s in scores), 0.5),
+        shards_exact=_share(n == 0 for n in surplus),
+        shards_within_one=_share(abs(n) <= 1 for n in surplus),
+        shards_too_few=_share(n < 0 for n in surplus),
+    )
+
+
+def grouped(scores: Iterable[Score], by: str) -> Dict[str, List[Score]]:
+    """Scores by a field ("family", "precision", "gpu", "format" ...; see `field_of`), names sorted."""
+    groups: Dict[str, List[Score]] = {}
+    for item in scores:
+        groups.setdefault(field_of(item, by), []).append(item)
+    return dict(sorted(groups.items()))
+
+
+def field_of(item: Score, by: str) -> str:
+    """What a score is grouped by: a property of the answer, of the job, or any field of the row."""
+    own: Mapping[str, Callable[[], str]] = {
+        "estimator": lambda: item.estimator,
+        "format": lambda: item.format,
+        "gpu": lambda: item.run.gpu.entry or item.run.gpu.name,
+        "precision": lambda: item.run.job.precision,
+        "optimizer": lambda: item.run.job.optimizer,
+        "part": lambda: part_of(str(item.run.row.get("model", item.run.key))),
+    }
+    return own[by]() if by in own else str(item.run.row.get(by, "-"))
+
+
+def part_of(model: str) -> str:
+    """The part of the data a model is in: rules are made looking at "development" models only."""
+    held_out = int(hashlib.sha1(model.encode()).hexdigest(), 16) % 3 == 0
+    return "hold-out" if held_out else "development"
+
+
+def worst(scores: Sequence[Score], count: int) -> List[Score]:
+    """The runs whose peak is farthest off; one a model, so that none fills the list."""
+    seen: Dict[str, Score] = {}
+    for item in sorted(scores, key=lambda s: -abs(s.error)):
+        seen.setdefault(str(item.run.row.get("model", item.run.key)), item)
+    return list(seen.values())[:count]
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which `share` of the sorted values lie, interpolated between neighbours."""
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def _share(flags: Iterable[bool]) -> float:
+    values = list(flags)
+    return sum(values) / len(values)
+
+
+def _choose(texts: Mapping[str, str], formats: Sequence[str]) -> List[str]:
+    if formats:
+        return [name for name in formats if name in texts]
+    return [next(name for name in TOOLS if name in texts)]

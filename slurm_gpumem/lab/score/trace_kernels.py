@@ -1,0 +1,65 @@
+"""Trace the jobs whose utilization was measured, and keep what their traces tell of a step.
+
+    python -m slurm_gpumem.lab.score.trace_kernels --cache DIR [--write]
+
+Jobs without a trace in the folder are traced first (`trace_rows` has the details). `--write` makes
+models/trace-kernels.jsonl.xz of the folder; `make fit-utilization` fits on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.lab.command import exit_code
+from slurm_gpumem.lab.score.trace_rows import path_of, trace_missing
+from slurm_gpumem.lab.traced_work import FILE, line_of, write_traced
+from slurm_gpumem.lab.utilization_runs import Solo, load_solo
+from slurm_gpumem.summaries.own import parse_own
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Trace what is missing; write the file when asked."""
+    parser = argparse.ArgumentParser(
+        prog="python -m slurm_gpumem.lab.score.trace_kernels", description=__doc__
+    )
+    parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
+    parser.add_argument("--write", action="store_true", help=f"write models/{FILE}")
+    options = parser.parse_args(argv)
+    return exit_code(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    options.cache.mkdir(parents=True, exist_ok=True)
+    runs = load_solo()
+    missing = [run.row for run in runs if not path_of(options.cache, run.key).exists()]
+    if missing:
+        print(f"{len(runs)} jobs, {len(missing)} to trace", flush=True)
+        trace_missing(missing, options.cache, options.jobs)
+    if options.write:
+        lines = [line for line in (_line(run, options.cache) for run in runs) if line]
+        path = data_path("models", FILE)
+        write_traced(lines, path)
+        print(f"{len(lines)} of {len(runs)} jobs written to {path.name}, {path.stat().st_size:,} bytes")
+    return 0
+
+
+def _line(run: Solo, cache: Path) -> str:
+    path = path_of(cache, run.key)
+    if not path.exists():
+        return ""
+    with gzip.open(path, "rt") as file:
+        summary = parse_own(file.read().partition("\n")[2], origin=run.key)
+    trace = summary.trace
+    return (
+        "" if trace is None or not trace.kernels else line_of(run.key, trace, run.job, summary.total_params)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Compare traces of measured runs with the measurements, and fit the traced estimate's correction and bound.
+
+    python -m slurm_gpumem.lab.score.trace_score --cache DIR [--part development] [--write] [--fit]
+
+The folder is what `trace_rows` filled. `--write` keeps each run's figures in models/trace-figures.jsonl.gz,
+`--fit` fits models/trace-correction.json and its folds on all runs that the file has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.corrected.choice import FROM_TRACE, LEVELS, options
+from slurm_gpumem.estimators.corrected.trees import FORMAT, from_json
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced import learned
+from slurm_gpumem.estimators.traced.features import NAMES, features
+from slurm_gpumem.estimators.traced.replay import replay
+from slurm_gpumem.lab.command import exit_code
+from slurm_gpumem.lab.fit import folds
+from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
+from slurm_gpumem.lab.score import trace_figures as figures
+from slurm_gpumem.lab.score.accuracy import part_of, quantile
+from slurm_gpumem.lab.score.trace_figures import Traced
+from slurm_gpumem.lab.score.trace_rows import path_of
+from slurm_gpumem.summaries.own import parse_own
+
+MIB = 1 << 20
+COVERAGE = 0.9885
+"""What is asked of the requests."""
+WIDER = 1.25
+FLOOR = 0.003
+"""A need so little above the peak is as good as none; so is one below it."""
+FAR = 0.97
+"""The spread is what this share of such jobs stays below."""
+TREES = 80
+OTHER_ALLOCATIONS = ("expandable_segments", "cudnn_benchmark", "compile", "mps")
+"""Toggles under which memory follows other rules than a trace does, or its context is another."""
+Row = Dict[str, Any]
+
+
+def traced(cache: Path, row: Row) -> Optional[Traced]:
+    """A run's figures by its trace, replayed now; None where the folder has no trace of it."""
+    path = path_of(cache, row["key"])
+    if not path.exists():
+        return None
+    with gzip.open(path, "rt") as file:
+        kept, text = json.loads(file.readline()), file.read()
+    trace = parse_own(text, origin=row["key"]).trace
+    assert trace is not None
+    gpu = find_gpu("h200")
+    timeline = replay(trace, None, gpu)
+    reserved = timeline.stats.peak_reserved
+    total = reserved / MIB + learned.REFERENCE_CONTEXT_MIB
+    return Traced(
+        key=row["key"],
+        model=row["model"],
+        allocated_bytes=timeline.stats.peak_allocated,
+        reserved_bytes=reserved,
+        context_mib=gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul),
+        seconds=kept["cpu_seconds"],
+        features=tuple(round(value, 5) for value in features(trace, timeline, total, None, gpu)),
+    )
+
+
+def report(pairs: Sequence[Tuple[Traced, Row]], worst: int) -> List[str]:
+    """Errors of allocated bytes and of the process, with the worst runs by name."""
+    lines = []
+    for title, error in (("allocated", _allocated_error), ("process", _process_error)):
+        errors = [(error(found, row), row["key"]) for found, row in pairs]
+        sizes = sorted(abs(value) for value, _ in errors)
+        lines.append(
+            f"{title}: {len(sizes)} runs, median {quantile(sizes, 0.5):.2%}, P90 {quantile(sizes, 0.9):.2%}"
+        )
+        farthest = sorted(errors, key=lambda e: -abs(e[0]))[:worst]
+        lines += [f"  {value:+8.2%}  {key}" for value, key in farthest]
+    seconds = sorted(found.seconds for found, _ in pairs)
+    half, most = quantile(seconds, 0.5), quantile(seconds, 0.9)
+    lines.append(f"CPU time of a trace: median {half:.1f} s, P90 {most:.1f} s")
+    return lines
+
+
+def _allocated_error(found: Traced, row: Row) -> float:
+    return found.allocated_bytes / float(row["allocated_bytes"]) - 1
+
+
+def _process_error(found: Traced, row: Row) -> float:
+    real = row.get("process_bytes") or row["reserved_bytes"] + found.context_mib * MIB
+    return (found.reserved_bytes + found.context_mib * MIB) / float(real) - 1
+
+
+# -- Fit -----------------------------------------------------------------------------------------
+
+
+def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
+    """Spread and stakes; the stakes from runs whose architecture the spread never saw."""
+    import numpy as np
+
+    from slurm_gpumem.lab.fit.correction import export_trees, fit_trees, held, price_for
+
+    # The last feature is how far a centre moves the peak. Here it stays where the replay has it: trees on so
+    # few runs moved held-out peaks away from the truth.
+    values = np.array([(*found.features, 0.0) for found, _ in rows])
+    target = np.array([_target(found, row) for found, row in rows])
+    fold = np.array([folds.fold_of(found.model) for found, _ in rows])
+    spread = np.zeros(len(rows))
+    size = np.log(np.maximum(target, FLOOR))
+    for number in np.unique(fold):
+        own = fold == number
+        spread[own] = fit_trees(values[~own], size[~own], TREES, quantile=FAR).predict(values[own])
+    table = [float(step) for step in np.quantile(target / np.exp(spread), LEVELS)]
+    answers = []
+    for (found, _), beyond, wide in zip(rows, target, np.exp(spread)):
+        total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
+        moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
+        made = options(total, moved, float(wide), table, FROM_TRACE)
+        answers.append((total * float(np.exp(beyond)), made))
+    price = price_for(lambda price: held(answers, price) >= COVERAGE)
+    return {
+        "format": FORMAT,
+        "features": list(NAMES),
+        "center": {"start": 0.0, "trees": []},
+        "spread": export_trees(fit_trees(values, size, TREES, quantile=FAR)),
+        "stakes": {learned.GROUP: {"steps": table, "price": price, "wider": WIDER, "coverage": COVERAGE}},
+        "ranges": [[float(low), float(high)] for low, high in zip(values.min(axis=0), values.max(axis=0))][
+            : len(NAMES)
+        ],
+        "card": {
+            "data": f"{len(rows)} runs of {len({found.model for found, _ in rows})} models on an H200",
+            "command": "python -m slurm_gpumem.lab.score.trace_score --fit",
+        },
+    }
+
+
+def _target(found: Traced, row: Row) -> float:
+    from math import log
+
+    real = row.get("process_bytes") or row["reserved_bytes"] + found.context_mib * MIB
+    moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
+    total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
+    return log((real / MIB - moved) / total)
+
+
+def fit_all(rows: Sequence[Tuple[Traced, Row]], out: Path) -> None:
+    """Write the model of all runs, and one without each fold."""
+    whole = fit(rows)
+    parts = [fit([r for r in rows if folds.fold_of(r[0].model) != n]) for n in range(folds.FOLDS)]
+    for content in (whole, *parts):
+        from_json(content, "the new fit", NAMES)
+    (out / learned.FILE).write_text(json.dumps(whole, separators=(",", ":")) + "\n")
+    packed = gzip.compress(json.dumps(parts, separators=(",", ":")).encode(), mtime=0)
+    (out / learned.FOLDS_FILE).write_bytes(packed)
+
+
+# -- Command -------------------------------------------------------------------------------------
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Score, and write and fit if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.score.trace_score", description=__doc__)
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="folder of traces; else the kept figures")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="measured runs (models/ground-truth)")
+    parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
+    parser.add_argument("--worst", type=int, default=15, metavar="N")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--fit", action="store_true")
+    return exit_code(lambda: _run(parser.parse_args(argv)))
+
+
+def _run(asked: argparse.Namespace) -> int:
+    rows = {row["key"]: row for row in load_ground_truth_rows(asked.data) if _good(row)}
+    kept = figures.load_figures()
+    if asked.cache:
+        with ProcessPoolExecutor() as pool:
+            replayed = pool.map(partial(traced, asked.cache), rows.values(), chunksize=8)
+            found = [item for item in replayed if item is not None]
+    else:
+        found = list(kept.values())
+    pairs = [(item, rows[item.key]) for item in found if item.key in rows]
+    models = data_path("models", "gpus.toml").parent
+    if asked.write:
+        merged = {**kept, **{item.key: item for item in found}}
+        lines = [json.dumps(asdict(merged[key]), separators=(",", ":")) for key in sorted(merged)]
+        (models / figures.FILE).write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+    if asked.fit and asked.data:
+        raise UsageError("--fit is for models/ground-truth: nothing is fitted on other runs")
+    if asked.fit:
+        fit_all(pairs, models)
+    wanted = [pair for pair in pairs if asked.part in ("all", part_of(pair[1]["model"]))]
+    print("\n".join(report(wanted, asked.worst)) if wanted else "no traced runs")
+    return 0
+
+
+def _good(row: Row) -> bool:
+    """A run that went well and trained: scalers that skipped every step leave no optimizer state."""
+    stateful = row["optimizer"] != "sgd"
+    skipped = row["precision"] == "amp-fp16" and stateful and not row.get("optimizer_tensors", 1)
+    toggled = any(row.get("toggles", {}).get(name) for name in OTHER_ALLOCATIONS)
+    return not row.get("error") and bool(row.get("reserved_bytes")) and not skipped and not toggled
+
+
+if __name__ == "__main__":
+    sys.exit(main())

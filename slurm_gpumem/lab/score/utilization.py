@@ -1,0 +1,203 @@
+"""How good predicted utilization is on jobs measured alone; each model by a fit that never saw it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError, GpumemError
+from slurm_gpumem.estimators.structural.estimator import rebuild
+from slurm_gpumem.lab.fit.folds import fold_of
+from slurm_gpumem.lab.ground_truth import TOOLS
+from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, METRICS, TABLE, class_of, dataset_of
+from slurm_gpumem.lab.traced_work import TracedWork
+from slurm_gpumem.lab.utilization_runs import Solo
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.model import TARGETS, UtilizationModel, from_json
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, Answer, answer
+from slurm_gpumem.utilization.work import step_work
+
+FOLDS_FILE = "utilization-folds.json.gz"
+GENERATED = "synthetic"
+
+
+class Judged(NamedTuple):
+    """One job's prediction by the fit that never saw its model."""
+
+    run: Solo
+    tool: str
+    source: str
+    values: Mapping[str, float]
+    """By TARGETS, as `Solo.values`."""
+    intervals: Mapping[str, Tuple[float, float]]
+    strange: bool
+    leaning: float
+    """SM activity as it is asked whether the job is busy."""
+
+
+class Line(NamedTuple):
+    """Errors of one target over a group of jobs: points (of percent) for shares, a share for step times."""
+
+    jobs: int
+    mean: float
+    median: float
+    p90: float
+    inside: float
+    """Share of jobs within their interval."""
+    noise: float
+    """Standard deviation of a job's own repeats, in the same unit."""
+
+
+class Classes(NamedTuple):
+    """The documents' three classes of a metric."""
+
+    jobs: int
+    accuracy: float
+    recall: Optional[float]
+    """Share of the busy jobs that were found; None when there is none."""
+    busy: int
+
+
+def load_folds(folder: Optional[Path] = None) -> List[UtilizationModel]:
+    """One model a fold, each fitted without the models of that fold."""
+    path = data_path("models", FOLDS_FILE) if folder is None else folder / FOLDS_FILE
+    try:
+        content: List[Any] = json.loads(gzip.decompress(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}; `make fit-utilization` writes it") from None
+    return [from_json(part, f"{path}, fold {number}") for number, part in enumerate(content)]
+
+
+def judge(
+    runs: Sequence[Solo],
+    texts: Mapping[str, Mapping[str, str]],
+    folds: Sequence[UtilizationModel],
+    tools: Sequence[str] = (),
+) -> List[Judged]:
+    """Every job from its fullest text, or from each of `tools` that it has."""
+    parsed: Dict[Tuple[str, str], ModelSummary] = {}
+    found: List[Judged] = []
+    for run in runs:
+        given = [tool for tool in TOOLS if tool in texts.get(run.summary, {})]
+        for tool in [tool for tool in tools if tool in given] if tools else given[:1]:
+            try:
+                if (run.summary, tool) not in parsed:
+                    parsed[run.summary, tool] = read_summary(texts[run.summary][tool].rstrip("\n") + "\n")
+                summary = parsed[run.summary, tool]
+                walk = rebuild(summary, run.job, run.gpu)
+            except GpumemError:
+                continue
+            seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
+            model = folds[fold_of(run.model)]
+            fitted = model.sources[SUMMARY]
+            got = answer(step_work(walk.tape, run.job), seen, run.gpu, fitted, model.outside)
+            found.append(judged(run, tool, SUMMARY, got))
+    return found
+
+
+def judge_traced(
+    runs: Sequence[Solo], traced: Mapping[str, TracedWork], folds: Sequence[UtilizationModel]
+) -> List[Judged]:
+    """Every job that was traced, from its trace."""
+    found: List[Judged] = []
+    for run in runs:
+        model = folds[fold_of(run.model)]
+        one = traced.get(run.key)
+        if one is not None and TRACE in model.sources:
+            got = answer(one.work, one.seen, run.gpu, model.sources[TRACE], model.outside)
+            found.append(judged(run, TRACE, TRACE, got))
+    return found
+
+
+def judged(run: Solo, tool: str, source: str, got: Answer) -> Judged:
+    """An answer beside what was measured."""
+    intervals = {name: (got.lows[name], got.highs[name]) for name in TARGETS}
+    return Judged(run, tool, source, got.values, intervals, bool(got.strange), got.leaning)
+
+
+def errors(items: Sequence[Judged], target: str) -> Line:
+    """The errors of one target; `items` must not be empty."""
+    relative = target == "step_seconds"
+    off, noise, inside = [], [], 0
+    for item in items:
+        true, got = item.run.values[target], item.values[target]
+        unit = true if relative else 0.01
+        off.append(abs(got - true) / unit)
+        noise.append(item.run.noise[target] / unit)
+        low, high = item.intervals[target]
+        inside += low <= true <= high
+    off.sort()
+    return Line(
+        len(off),
+        sum(off) / len(off),
+        off[len(off) // 2],
+        off[min(len(off) - 1, int(0.9 * len(off)))],
+        inside / len(off),
+        sum(noise) / len(noise),
+    )
+
+
+def classes(items: Sequence[Judged], metric: str) -> Classes:
+    """How often the documents' class is right, and how many of the busy jobs are found."""
+    right = busy = found = 0
+    for item in items:
+        dataset = dataset_of(item.run.family)
+        true = class_of(dataset, metric, 100 * item.run.values[metric])
+        got = class_of(dataset, metric, 100 * item.values[metric])
+        if metric == "sm_active" and class_of(dataset, metric, 100 * item.leaning) == BUSY:
+            got = BUSY
+        right += true == got
+        if true == BUSY:
+            busy += 1
+            found += got == BUSY
+    return Classes(len(items), right / len(items), found / busy if busy else None, busy)
+
+
+def is_real(run: Solo) -> bool:
+    """Whether its model is one that people use, not one drawn at random."""
+    return GENERATED not in run.family
+
+
+def table_lines(items: Sequence[Judged], groups: Mapping[str, Sequence[Judged]]) -> List[str]:
+    """Errors by target and group, and the documents' classes, as text."""
+    width = max((len(name) for name in groups), default=5)
+    lines = [f"{'jobs':<{width}}      n  target          mean  median     P90  inside   repeat"]
+    for name, members in groups.items():
+        label = name
+        for target in TARGETS:
+            if not members:
+                continue
+            line = errors(members, target)
+            unit, scale = (" %", 100.0) if target == "step_seconds" else ("  ", 1.0)
+            cells = "".join(f"{scale * value:6.1f}{unit}" for value in (line.mean, line.median, line.p90))
+            lines.append(
+                f"{label:<{width}} {line.jobs:>6}  {target:<13}{cells}{100 * line.inside:6.0f} %"
+                f"{scale * line.noise:7.1f}{unit}".rstrip()
+            )
+            label = ""
+    return lines
+
+
+def class_lines(items: Sequence[Judged]) -> List[str]:
+    """Accuracy and recall of the busy class by the documents' data sets, beside the published ones."""
+    lines = ["class  data set        n  busy  accuracy  recall   published accuracy, recall"]
+    for metric, short in METRICS.items():
+        by_set: Dict[str, List[Judged]] = {}
+        for item in items:
+            by_set.setdefault(dataset_of(item.run.family), []).append(item)
+        for dataset in sorted(by_set):
+            known = TABLE[dataset, metric]
+            found = classes(by_set[dataset], metric)
+            lines.append(_class_line(short, dataset, found) + f"   {known.accuracy:.2f}, {known.recall:.2f}")
+        lines.append(_class_line(short, "all", classes(list(items), metric)))
+    return lines
+
+
+def _class_line(short: str, dataset: str, found: Classes) -> str:
+    recall = "-" if found.recall is None else f"{found.recall:.2f}"
+    return f"{short:<6} {dataset:<12}{found.jobs:>5}{found.busy:>6}{found.accuracy:>10.2f}{recall:>8}"

@@ -1,0 +1,137 @@
+"""The utilization and interference tables of `gpumem accuracy`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError, UsageError
+from slurm_gpumem.lab.score import sets as set_accuracy
+from slurm_gpumem.lab.score.gpuutilnet_table import (
+    BUSY,
+    GPUUTILNET_FILE,
+    METRICS,
+    TABLE,
+    class_of,
+    dataset_of,
+)
+from slurm_gpumem.lab.score.utilization import (
+    Judged,
+    class_lines,
+    is_real,
+    judge,
+    judge_traced,
+    load_folds,
+    table_lines,
+)
+from slurm_gpumem.lab.traced_work import FILE as TRACED_FILE
+from slurm_gpumem.lab.traced_work import load_traced
+from slurm_gpumem.lab.utilization_runs import Solo, load_sets, load_solo, load_texts
+from slurm_gpumem.utilization.interference import JobLoad, load_from
+from slurm_gpumem.utilization.model import UtilizationModel
+
+_LEGEND = """\
+mean, median, P90: absolute error in points of percent (step: in % of it). inside: within the interval.
+repeat: deviation between a job's own three repeats. Every model by a fit that saw neither it nor its
+namesakes; speeds in sets are shares of the speed alone, each job by a fit that saw no set with its model."""
+
+
+def utilization_lines() -> List[str]:
+    """All tables; a line that says why where there is nothing to judge."""
+    try:
+        runs = load_solo()
+        folds = load_folds()
+        items = judge(runs, load_texts({run.summary: None for run in runs}), folds)
+    except (UsageError, ConfigError) as error:
+        return [f"utilization: {error}"]
+    real = [item for item in items if is_real(item.run)]
+    drawn = [item for item in items if not is_real(item.run)]
+    groups = {"all": items, "real models": real, "drawn at random": drawn}
+    lines = [
+        f"utilization, {len(items)} jobs of {len({i.run.model for i in items})} models, each alone on the GPU"
+    ]
+    lines += ["", *table_lines(items, {name: members for name, members in groups.items() if members})]
+    lines += ["", "documents' classes, real models, from a summary", *class_lines(real)]
+    lines += ["", *trace_lines(runs, folds)]
+    lines += ["", *gpuutilnet_lines(runs)]
+    lines += ["", *set_lines(runs, items)]
+    return [*lines, "", *_LEGEND.splitlines()]
+
+
+def trace_lines(runs: Sequence[Solo], folds: Sequence[UtilizationModel]) -> List[str]:
+    """The same tables from a trace, of the jobs that were traced."""
+    items = judge_traced(runs, load_traced(runs), folds)
+    if not items:
+        return [f"from a trace: nothing to judge by (models/{TRACED_FILE})"]
+    real = [item for item in items if is_real(item.run)]
+    groups = {"all": items, "real models": real}
+    return [
+        f"from a trace, {len(items)} of {len(runs)} jobs that could be traced again",
+        "",
+        *table_lines(items, groups),
+        "",
+        "documents' classes, real models, from a trace",
+        *class_lines(real),
+    ]
+
+
+def set_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:
+    """How good speeds in sets are from measured and from predicted metrics, and by the simple rule."""
+    sets = load_sets()
+    if not sets:
+        return ["interference: no measured sets (models/utilization)"]
+    left_out = set_accuracy.load_left_out()
+    predicted: Dict[str, JobLoad] = {item.run.key: load_from(item.values) for item in items}
+
+    def load(job: str, _: Mapping[str, float]) -> Optional[JobLoad]:
+        return predicted.get(job)
+
+    groups: Dict[str, Sequence[set_accuracy.JudgedSet]] = {}
+    for mode, title in (("mps", "MPS"), ("timeslice", "time slices")):
+        chosen = [one for one in sets if one.mode == mode]
+        groups[f"{title}, from measured metrics"] = set_accuracy.judge_sets(chosen, left_out)
+        groups[f"{title}, from predicted metrics"] = set_accuracy.judge_sets(chosen, left_out, load)
+        groups[f"{title}, min(1, 100 / sum of SM activity)"] = set_accuracy.judge_simple(chosen)
+    return set_accuracy.figure_lines(groups)
+
+
+def gpuutilnet_lines(runs: Sequence[Solo]) -> List[str]:
+    """The documents' classifiers on the same jobs, beside what was published of them."""
+    path = data_path("models", GPUUTILNET_FILE)
+    try:
+        answers: Any = json.loads(gzip.decompress(path.read_bytes()))["answers"]
+    except (OSError, ValueError, KeyError):
+        return [f"GPUUtilNet: no answers in {path.name} (make gpuutilnet)"]
+    lines = [
+        "GPUUtilNet trained on our jobs (accuracy, recall of the busy class)",
+        "class  data set        n  busy   stratified folds   models kept out   kept out, real   published",
+    ]
+    for metric, short in METRICS.items():
+        for dataset in ("MLP", "CNN", "Transformer"):
+            members = [run for run in runs if dataset_of(run.family) == dataset and run.key in answers]
+            if not members:
+                continue
+            real = [run for run in members if is_real(run)]
+            known = TABLE[dataset, metric]
+            busy = sum(_true(run, metric) == BUSY for run in members)
+            lines.append(
+                f"{short:<6} {dataset:<12}{len(members):>5}{busy:>6}"
+                f"{_scored(members, metric, answers, 0):>19}{_scored(members, metric, answers, 1):>18}"
+                f"{_scored(real, metric, answers, 1):>17}     {known.accuracy:.2f}, {known.recall:.2f}"
+            )
+    return lines
+
+
+def _true(run: Solo, metric: str) -> int:
+    return class_of(dataset_of(run.family), metric, 100 * run.values[metric])
+
+
+def _scored(runs: Sequence[Solo], metric: str, answers: Mapping[str, Any], which: int) -> str:
+    if not runs:
+        return "-"
+    right = [answers[run.key][metric][which] == _true(run, metric) for run in runs]
+    busy = [answers[run.key][metric][which] == BUSY for run in runs if _true(run, metric) == BUSY]
+    recall = f"{sum(busy) / len(busy):.2f}" if busy else "-"
+    return f"{sum(right) / len(right):.2f}, {recall}"

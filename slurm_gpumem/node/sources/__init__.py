@@ -1,0 +1,1 @@
+"""Where a node's figures come from: NVML, DCGM, or a stand-in for tests."""

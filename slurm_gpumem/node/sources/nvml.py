@@ -1,0 +1,131 @@
+"""Measurements from NVML: memory, utilization and power everywhere; GPM's counters on Hopper and later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.node.nvml import Nvml, NvmlError
+from slurm_gpumem.node.sources.base import GpuProcess, GpuSample, SourceError
+
+_CLIENTS_EVERY = 10
+
+
+@dataclass(frozen=True)
+class _Clients:
+    """Which of the processes on a GPU are MPS clients."""
+
+    pids: Optional[FrozenSet[int]]
+    """None when the driver cannot tell."""
+    listed: FrozenSet[int]
+    """All that were there when it was asked."""
+    looks_left: int
+
+
+class NvmlSource:
+    """What every driver has."""
+
+    name = "nvml"
+
+    def __init__(self, nvml: Nvml, uuids: List[str]) -> None:
+        self.nvml = nvml
+        self._clients: Dict[str, _Clients] = {}
+        nvml.watch_xids(uuids)
+
+    def sample(self, uuid: str) -> GpuSample:
+        try:
+            memory = self.nvml.memory_mib(uuid)
+            return GpuSample(
+                memory_used_mib=memory[0] if memory else None,
+                memory_total_mib=memory[1] if memory else None,
+                utilization=self.nvml.utilization(uuid),
+                power_w=self.nvml.power_w(uuid),
+            )
+        except NvmlError as error:
+            raise SourceError(str(error)) from None
+
+    def energy_j(self, uuid: str) -> Optional[float]:
+        try:
+            return self.nvml.energy_j(uuid)
+        except NvmlError as error:
+            raise SourceError(str(error)) from None
+
+    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        try:
+            found: Dict[int, Optional[float]] = dict(self.nvml.processes(uuid))
+            known = self._clients[uuid] = self._look_for_clients(uuid, found, self._clients.get(uuid))
+        except NvmlError as error:
+            self._clients.pop(uuid, None)
+            raise SourceError(str(error)) from None
+        return tuple(
+            GpuProcess(pid, mib, None if known.pids is None else pid in known.pids)
+            for pid, mib in found.items()
+        )
+
+    def _look_for_clients(
+        self, uuid: str, found: Dict[int, Optional[float]], known: Optional[_Clients]
+    ) -> _Clients:
+        """Who is an MPS client: asked when a process is new, and now and then; it is a second dear call."""
+        if known is not None and known.looks_left and known.listed.issuperset(found):
+            return replace(known, looks_left=known.looks_left - 1)
+        clients = self.nvml.mps_processes(uuid)
+        if clients is None:
+            return _Clients(None, frozenset(found), _CLIENTS_EVERY)
+        # Drivers differ in whether the plain list has the MPS clients too; without them, ask each time.
+        complete = all(found.get(pid) is not None for pid, _ in clients)
+        for pid, mib in clients:
+            if found.get(pid) is None:
+                found[pid] = mib
+        pids = frozenset(pid for pid, _ in clients)
+        return _Clients(pids, frozenset(found), _CLIENTS_EVERY if complete else 0)
+
+    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
+        return self.nvml.xids()
+
+    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
+        try:
+            return self.nvml.accounting_peaks(uuid)
+        except NvmlError as error:
+            raise SourceError(str(error)) from None
+
+    def close(self) -> None:
+        self.nvml.close()
+
+
+class GpmSource:
+    """NVML, with SM and DRAM activity from two successive GPM samples."""
+
+    name = "gpm"
+
+    def __init__(self, base: NvmlSource) -> None:
+        self._base = base
+        self._samples: Dict[str, Tuple[Any, Any]] = {}
+        """Per GPU: the sample before, and the one to fill next."""
+
+    def sample(self, uuid: str) -> GpuSample:
+        plain = self._base.sample(uuid)
+        try:
+            before, spare = self._samples.get(uuid, (None, None))
+            now = self._base.nvml.gpm_sample(uuid, spare)
+            if now is None:
+                return plain
+            self._samples[uuid] = (now, before)
+            return plain if before is None else replace(plain, **self._base.nvml.gpm_metrics(before, now))
+        except NvmlError as error:
+            self._samples.pop(uuid, None)
+            raise SourceError(str(error)) from None
+
+    def energy_j(self, uuid: str) -> Optional[float]:
+        return self._base.energy_j(uuid)
+
+    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        return self._base.processes(uuid)
+
+    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
+        return self._base.xids()
+
+    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
+        return self._base.finished(uuid)
+
+    def close(self) -> None:
+        self._base.close()

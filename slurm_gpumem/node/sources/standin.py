@@ -1,0 +1,65 @@
+"""Measurements of the dev cluster's stand-in GPUs, from the books in which its jobs write what they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.files import read_json
+from slurm_gpumem.node.gpus import standin_gpus
+from slurm_gpumem.node.processes import environment, start_of
+from slurm_gpumem.node.sources.base import GpuProcess, GpuSample, SourceError
+
+
+class StandinSource:
+    """The ledger as a metric source; it knows memory and nothing of activity or power."""
+
+    name = "standin"
+
+    def __init__(self, ledger: Optional[Path], node: str) -> None:
+        self._paths = (
+            {}
+            if ledger is None
+            else {gpu.uuid: ledger / f"{node}-gpu{gpu.number}.json" for gpu in standin_gpus(ledger, node)}
+        )
+        self._mps: Dict[Tuple[int, int], bool] = {}
+
+    def sample(self, uuid: str) -> GpuSample:
+        books = self._books(uuid)
+        used = sum(holder["mib"] for holder in self._holders(books))
+        return GpuSample(memory_used_mib=used, memory_total_mib=books["capacity_mib"])
+
+    def energy_j(self, uuid: str) -> Optional[float]:
+        return None
+
+    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        return tuple(
+            GpuProcess(holder["pid"], float(holder["mib"]), self._is_client(holder["pid"], holder["start"]))
+            for holder in self._holders(self._books(uuid))
+        )
+
+    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
+        return ()
+
+    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
+        return {}
+
+    def close(self) -> None:
+        return None
+
+    def _books(self, uuid: str) -> Dict[str, Any]:
+        path = self._paths.get(uuid)
+        # Written in place: a read that meets a write sees no JSON, and the next one does.
+        books = None if path is None else read_json(path) or read_json(path)
+        if not isinstance(books, dict) or "holders" not in books:
+            raise SourceError(f"{path or uuid}: no books of a stand-in GPU")
+        return books
+
+    def _holders(self, books: Dict[str, Any]) -> List[Dict[str, Any]]:
+        return [holder for holder in books["holders"] if start_of(holder["pid"]) == holder["start"]]
+
+    def _is_client(self, pid: int, start: int) -> bool:
+        # A real client is one that found the daemon's pipe; a stand-in is one that was pointed at it.
+        if (pid, start) not in self._mps:
+            self._mps[pid, start] = "CUDA_MPS_PIPE_DIRECTORY" in environment(pid)
+        return self._mps[pid, start]

@@ -1,0 +1,1 @@
+"""What people read about jobs and estimates: tables, single jobs, summaries, pages."""

@@ -1,0 +1,112 @@
+"""An estimate as text for people: one line, the explained table, estimators side by side."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from slurm_gpumem.estimators.assumptions import PRECISION_TITLES, assumptions, describe_job
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.estimators.whatif import Alternatives
+from slurm_gpumem.submission.activity import utilization_lines
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode
+from slurm_gpumem.units import ceil_div, format_at_least, format_mib
+
+WIDTH = 96
+
+
+def result_line(summary: ModelSummary, estimate: Estimate, shard_mib: int) -> str:
+    """The answer in one line, and for which job it is one."""
+    shards = ceil_div(estimate.request_mib, shard_mib)
+    arrow = "→" if speaks_unicode() else "->"
+    return (
+        f"{summary.name or 'model'}, {describe_job(estimate.job)}, {estimate.gpu} {arrow} "
+        f"peak {format_mib(estimate.peak_mib)}, request {format_at_least(estimate.request_mib)} "
+        f"= {_count(shards, 'shard')}"
+    )
+
+
+def explain_lines(
+    summary: ModelSummary, estimate: Estimate, gpu: Gpu, other: Alternatives, shard_mib: int
+) -> List[str]:
+    """Where every megabyte goes, what was assumed, what would change it."""
+    unicode = speaks_unicode()
+    lines = [f"{describe_model(summary)}, {describe_job(estimate.job)}, {estimate.gpu}"]
+    lines += parts_lines(estimate.parts, unicode=unicode)
+    width = max(len(name) for name in estimate.parts)
+    shards = ceil_div(estimate.request_mib, shard_mib)
+    share = estimate.coverage
+    held = "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs)"
+    lines.append(
+        f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
+        f"request {estimate.request_mib:,} MiB = {_count(shards, 'shard')}{held}"
+    )
+    lines += utilization_lines(estimate.utilization)
+    lines += _wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate))
+    lines += _wrapped("", _alternatives(other))
+    return lines
+
+
+def describe_model(summary: ModelSummary) -> str:
+    """The model in a few words: "resnet50 (torchsummary, 161 layers, 25.6 M parameters)"."""
+    layers = sum(layer.leaf for layer in summary.layers)
+    name = summary.name or "model"
+    return (
+        f"{name} ({summary.format}, {_count(layers, 'layer')}, {_millions(summary.total_params)} parameters)"
+    )
+
+
+def comparison_lines(estimates: Sequence[Estimate], shard_mib: int) -> List[str]:
+    """Every estimator's answer, one line each, the default first."""
+    width = max(len(e.estimator) for e in estimates)
+    lines = [f"{'estimator':<{width}}       peak    request  shards"]
+    for e in estimates:
+        shards = ceil_div(e.request_mib, shard_mib)
+        peak, request = format_mib(e.peak_mib), format_at_least(e.request_mib)
+        lines.append(f"{e.estimator:<{width}} {peak:>10} {request:>10} {shards:>7}")
+    return lines
+
+
+def fit_line(estimate: Estimate, gpu: Gpu) -> List[str]:
+    """A line for the job that does not fit the GPU; nothing otherwise."""
+    if estimate.peak_mib <= gpu.memory_mib:
+        return []
+    return [f"does not fit: one {gpu.name} has {format_mib(gpu.memory_mib)}"]
+
+
+def _alternatives(other: Alternatives) -> List[str]:
+    said: List[str] = []
+    if other.half_batch is not None:
+        said.append(f"half the batch needs {format_mib(other.half_batch.peak_mib)}")
+    if other.amp is not None:
+        title = PRECISION_TITLES[other.amp.job.precision]
+        said.append(f"{title} needs {format_mib(other.amp.peak_mib)}")
+    if other.checkpointing is not None:
+        said.append(f"checkpointing needs {format_mib(other.checkpointing.peak_mib)}")
+    if other.fewer_shards is not None:
+        said.append(f"{other.batch_for_fewer} is the largest batch for {_count(other.fewer_shards, 'shard')}")
+    return said
+
+
+def _wrapped(label: str, phrases: Sequence[str]) -> List[str]:
+    """Phrases joined by semicolons, broken between phrases where the line would grow too long."""
+    lines: List[str] = []
+    line = label
+    for number, phrase in enumerate(phrases):
+        piece = phrase + (";" if number < len(phrases) - 1 else "")
+        if line.strip() and line != label and len(line) + 1 + len(piece) > WIDTH:
+            lines.append(line)
+            line = " " * len(label) + piece
+        else:
+            line += piece if line == label else f" {piece}"
+    return [*lines, line] if phrases else []
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _millions(params: int) -> str:
+    if params >= 10**9:
+        return f"{params / 1e9:.2f} G"
+    return f"{params / 1e6:.1f} M" if params >= 10**5 else f"{params:,}"

@@ -1,0 +1,259 @@
+"""The columns of `gpumem report`: a name, a value for programs, a text for people."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.accounting.types import JobRow
+from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.report.texts import clean
+
+DEFAULT = "JobID,User,Model,GPU,Est,Req,Peak,Err,SM%,With,State,Note"
+LONG = (
+    "JobID,User,Account,Partition,Model,Batch,GPU,Shards,Est,Req,Peak,Err,Waste,SM%,Energy,Wait,Elapsed,GPUh,"
+    "Used,With,OOM,Runs,State,End,Note"
+)
+_WIDEST = 200
+
+
+class Field(NamedTuple):
+    """One column."""
+
+    name: str
+    key: str
+    """Its name for programs."""
+    value: Callable[[JobRow], Any]
+    """What programs get: MiB, seconds, parts of 1."""
+    text: Callable[[JobRow], str]
+    width: int
+    """The most it takes of a line; a longer text is cut."""
+    right: bool = False
+
+
+class Column(NamedTuple):
+    """A field as asked for: "model%20" makes it that wide."""
+
+    field: Field
+    width: Optional[int] = None
+
+
+def columns(text: str) -> List[Column]:
+    """The columns of -o; UsageError names the nearest known one."""
+    found = []
+    known = {field.name.lower(): field for field in FIELDS}
+    aliases = {
+        "jobidraw": "jobid",
+        "elapsedraw": "elapsed",
+        "sm": "sm%",
+        "nodelist": "node",
+        "estimate": "est",
+    }
+    for word in (word.strip() for word in text.split(",")):
+        if not word:
+            continue
+        # "SM%" ends with what also parts name and width.
+        name, _, width = (
+            word.partition("%") if not word.lower().startswith("sm%") else ("SM%", "", word[3:].lstrip("%"))
+        )
+        name = aliases.get(name.lower(), name.lower())
+        if name not in known:
+            raise UnknownNameError("column", word, [field.name for field in FIELDS])
+        digits = width.lstrip("-")
+        if digits and not (digits.isascii() and digits.isdigit() and 1 <= int(digits) <= _WIDEST):
+            raise UsageError(f"{word!r}: a width is a number from 1 to {_WIDEST}, like Model%20")
+        found.append(Column(known[name], int(digits) if digits else None))
+    if not found:
+        raise UsageError("-o names no column; try -o JobID,User,Peak, or --helpformat for all of them")
+    return found
+
+
+def gib(mib: Optional[float]) -> str:
+    """ "11.9G", "620M" below one GiB."""
+    if mib is None:
+        return ""
+    return f"{mib:.0f}M" if mib < 1024 else f"{mib / 1024:.1f}G"
+
+
+def percent(part: Optional[float], *, sign: bool = False) -> str:
+    """ "+3%" of 0.03; huge ones are not counted out."""
+    if part is None:
+        return ""
+    if abs(part) >= 10:
+        return f">{'+' if sign and part > 0 else ''}999%"
+    whole = round(part * 100)
+    return f"{whole:+}%" if sign and whole else f"{whole}%"
+
+
+def duration(seconds: Optional[float]) -> str:
+    """ "2-03:04:05", as Slurm writes it."""
+    if seconds is None:
+        return ""
+    whole = max(0, round(seconds))
+    days, rest = divmod(whole, 86_400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def hours(seconds: Optional[float]) -> str:
+    """GPU-hours, with as many digits as matter."""
+    if seconds is None:
+        return ""
+    value = seconds / 3600
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def gpu_hours(*seconds: float) -> Tuple[str, ...]:
+    """GPU times in one unit, the last with its name: ("31", "58 GPU-hours"); short ones in minutes."""
+    if max(seconds) >= 3600:
+        texts, unit = [hours(value) for value in seconds], "GPU-hours"
+    else:
+        texts, unit = [f"{value / 60:.1f}" for value in seconds], "GPU-minutes"
+    return (*texts[:-1], f"{texts[-1]} {unit}")
+
+
+def energy(joule: Optional[float]) -> str:
+    """ "1.2kWh", "340Wh"."""
+    if joule is None:
+        return ""
+    wh = joule / 3600
+    return f"{wh / 1000:.1f}kWh" if wh >= 1000 else f"{wh:.0f}Wh" if wh >= 10 else f"{wh:.1f}Wh"
+
+
+def moment(when: Optional[float]) -> str:
+    """ "2026-11-15T08:30:00", local."""
+    return "" if when is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when))
+
+
+def note(row: JobRow, arrow: str = "->") -> str:
+    """What is worth saying of a job beside its figures."""
+    said: List[str] = []
+    if row.ooms:
+        at = f"OOM at {gib(row.oom_limit_mib)}" if row.oom_limit_mib else "OOM"
+        where = "whole GPU" if not row.shards else gib(row.limit_mib)
+        if row.attempts > 1:
+            end = {"COMPLETED": "finished", "RUNNING": "running"}.get(row.state, "failed again")
+            said.append(f"{at} {arrow} {where}, {end}")
+        else:
+            said.append(f"{at}, {'running again' if row.state == 'RUNNING' else 'lost'}")
+    elif row.attempts > 1:
+        said.append(f"run {row.attempts} times")
+    if not row.ooms and row.shards and row.peak_mib and row.limit_mib and row.peak_mib > row.limit_mib:
+        said.append(f"{gib(row.peak_mib - row.limit_mib)} over its shards")
+    said += [hint.replace("-", " ") for hint in row.hints if hint != "near-limit"]
+    if row.estimator == "remembered":
+        said.append("remembered")
+    elif row.estimator == "mem":
+        said.append("size by hand")
+    if row.state == "FAILED" and not row.ooms and (row.exit_code or row.signal):
+        said.append(f"signal {row.signal}" if row.signal else f"exit code {row.exit_code}")
+    return "; ".join(said)
+
+
+def _with(row: JobRow) -> str:
+    return ",".join(map(str, row.companions))
+
+
+def _nodes(row: JobRow) -> str:
+    return ",".join(dict.fromkeys(device.node for device in row.devices))
+
+
+def _whole(value: Optional[int]) -> str:
+    return "" if value is None else str(value)
+
+
+def _same(get: Callable[[JobRow], str], width: int, name: str, key: str) -> Field:
+    return Field(name, key, get, lambda row: clean(get(row)), width)
+
+
+def _size(get: Callable[[JobRow], Optional[int]], name: str, key: str) -> Field:
+    return Field(name, key, get, lambda row: gib(get(row)), 7, True)
+
+
+def _count(get: Callable[[JobRow], Optional[int]], name: str, key: str, width: int = 8) -> Field:
+    return Field(name, key, get, lambda row: _whole(get(row)), width, True)
+
+
+FIELDS: Sequence[Field] = (
+    Field("JobID", "job_id", lambda row: row.job_id, lambda row: str(row.job_id), 12),
+    _same(lambda row: row.job_name, 20, "JobName", "job_name"),
+    _same(lambda row: row.user, 10, "User", "user"),
+    _same(lambda row: row.account, 12, "Account", "account"),
+    _same(lambda row: row.partition, 10, "Partition", "partition"),
+    _same(lambda row: row.cluster, 12, "Cluster", "cluster"),
+    _same(lambda row: row.model, 14, "Model", "model"),
+    _same(lambda row: row.fingerprint, 16, "Fingerprint", "fingerprint"),
+    _count(lambda row: row.batch, "Batch", "batch"),
+    _same(lambda row: row.optimizer, 12, "Optimizer", "optimizer"),
+    _same(lambda row: row.precision, 8, "Precision", "precision"),
+    _same(lambda row: row.estimator, 10, "Estimator", "estimator"),
+    _same(lambda row: row.gpu, 8, "GPU", "gpu"),
+    _same(_nodes, 16, "Node", "node"),
+    Field(
+        "GPUs",
+        "gpus",
+        lambda row: [device.uuid for device in row.devices],
+        lambda row: clean(",".join(device.label for device in row.devices)),
+        24,
+    ),
+    _same(lambda row: row.sharing, 8, "Sharing", "sharing"),
+    _count(lambda row: row.shards, "Shards", "shards", 6),
+    _size(lambda row: row.estimate_mib, "Est", "estimate_mib"),
+    _size(lambda row: row.request_mib, "Req", "request_mib"),
+    _size(lambda row: row.granted_mib, "Granted", "granted_mib"),
+    _size(lambda row: row.peak_mib, "Peak", "peak_mib"),
+    _size(lambda row: row.mean_mib, "Mean", "mean_mib"),
+    Field(
+        "Err", "error", lambda row: _rounded(row.error, 4), lambda row: percent(row.error, sign=True), 6, True
+    ),
+    _size(lambda row: row.waste_mib, "Waste", "waste_mib"),
+    Field(
+        "SM%",
+        "sm_share",
+        lambda row: row.sm_share,
+        lambda row: "" if row.sm_share is None else f"{row.sm_share * 100:.0f}",
+        4,
+        True,
+    ),
+    Field("Energy", "energy_j", lambda row: row.energy_j, lambda row: energy(row.energy_j), 8, True),
+    Field("With", "companions", lambda row: list(row.companions), _with, 14),
+    _count(lambda row: row.ooms, "OOM", "ooms", 3),
+    _count(lambda row: row.attempts, "Runs", "attempts", 4),
+    Field("Wait", "wait_s", lambda row: row.wait_s, lambda row: duration(row.wait_s), 11, True),
+    Field("Elapsed", "run_s", lambda row: _rounded(row.run_s), lambda row: duration(row.run_s), 11, True),
+    Field("GPUh", "gpu_s", lambda row: _rounded(row.gpu_s), lambda row: hours(row.gpu_s), 8, True),
+    Field("Used", "used_s", lambda row: _rounded(row.used_s), lambda row: hours(row.used_s), 8, True),
+    Field("Submit", "submit", lambda row: row.submit, lambda row: moment(row.submit), 19),
+    Field("Start", "start", lambda row: row.start, lambda row: moment(row.start), 19),
+    Field("End", "end", lambda row: row.end, lambda row: moment(row.end), 19),
+    _same(lambda row: row.state, 13, "State", "state"),
+    _count(lambda row: row.exit_code, "ExitCode", "exit_code"),
+    Field("Note", "note", note, lambda row: clean(note(row)), 60),
+)
+
+
+def _rounded(value: Optional[float], digits: int = 1) -> Optional[float]:
+    return None if value is None else round(value, digits)
+
+
+def as_json(row: JobRow) -> Dict[str, Any]:
+    """All that is known of a job, for programs."""
+    values = {field.key: field.value(row) for field in FIELDS}
+    return {
+        **values,
+        "uid": row.uid,
+        "parts": dict(row.parts),
+        "limit_mib": row.limit_mib,
+        "gpu_memory_mib": row.gpu_memory_mib,
+        "gpu_sm": row.gpu_sm,
+        "would_s": _rounded(row.would_s),
+        "signal": row.signal,
+        "recovered": row.recovered,
+        "hints": list(row.hints),
+        "notes": list(row.notes),
+    }
+
+
+def field_names() -> Tuple[str, ...]:
+    """For --helpformat."""
+    return tuple(field.name for field in FIELDS)

@@ -1,0 +1,126 @@
+"""The answer of `gpumem fit` for people: a sentence, a curve, what else would fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, List, Sequence, Tuple
+
+from slurm_gpumem.cli.subject import Subject
+from slurm_gpumem.estimators.assumptions import PRECISION_TITLES
+from slurm_gpumem.estimators.types import Estimate
+from slurm_gpumem.report.estimate import describe_model
+from slurm_gpumem.terminal.chart import Mark, Style, area_chart, axis_line, below, plot_width
+from slurm_gpumem.units import ceil_div, format_at_least, format_mib
+
+if TYPE_CHECKING:
+    from slurm_gpumem.cli.fit import Fit
+
+
+def fit_lines(
+    subject: Subject, answers: Sequence[Fit], curve: Sequence[Estimate], shard_mib: int, style: Style
+) -> List[str]:
+    """What is printed."""
+    job = subject.job
+    words = [job.optimizer_rule.title, PRECISION_TITLES[job.precision]]
+    words += ["checkpointing"] if job.checkpointing else []
+    words += ["channels_last"] if job.channels_last else []
+    lines = [f"{describe_model(subject.summary)}, {', '.join(words)}"]
+    if len(answers) > 1:
+        return [*lines, *_table(subject, answers, shard_mib)]
+    answer = answers[0]
+    lines += _sentences(subject, answer, shard_mib)
+    if curve:
+        lines += ["", *_curve(answer, curve, style)]
+    return lines
+
+
+def _sentences(subject: Subject, answer: Fit, shard_mib: int) -> List[str]:
+    place = _place(answer)
+    asked = subject.job.batch_size if subject.batch_given else None
+    if answer.batch_at_best is None:
+        need = format_mib(answer.estimate.peak_mib)
+        return [f"does not fit {place}: a batch of {answer.estimate.job.batch_size} needs {need}"]
+    lines = []
+    if asked is not None:
+        if answer.batch is not None and asked <= answer.batch:
+            lines.append(f"batch {asked} fits {place}")
+        elif asked <= answer.batch_at_best:
+            lines.append(f"batch {asked} should fit {place}, but its upper bound does not")
+        else:
+            lines.append(f"batch {asked} does not fit {place}")
+    if answer.batch is None:
+        lines.append(
+            f"largest batch: {answer.batch_at_best} if the estimate is right; the upper bound of one sample "
+            f"is {format_at_least(answer.estimate.request_mib)}"
+        )
+        return lines
+    e = answer.estimate
+    shards = ceil_div(e.request_mib, shard_mib)
+    lines.append(
+        f"largest batch for {place}: {answer.batch:,} (peak {format_mib(e.peak_mib)}, request "
+        f"{format_at_least(e.request_mib)} = {shards:,} {'shard' if shards == 1 else 'shards'})"
+    )
+    if answer.batch_at_best > answer.batch:
+        lines.append(
+            f"up to {answer.batch_at_best:,} if the estimate is exact and nothing is kept in reserve"
+        )
+    if answer.batch > 16 and answer.batch % 8:
+        lines.append(f"the next multiple of 8 below: {answer.batch // 8 * 8:,}")
+    return lines
+
+
+def _place(answer: Fit) -> str:
+    if answer.shards is None:
+        return f"one {answer.gpu.name} ({format_mib(answer.gpu.memory_mib)})"
+    noun = "shard" if answer.shards == 1 else "shards"
+    return f"{answer.shards} {noun} of one {answer.gpu.name} ({format_mib(answer.limit_mib)})"
+
+
+def _curve(answer: Fit, curve: Sequence[Estimate], style: Style) -> List[str]:
+    columns = plot_width(style)
+    first, last = curve[0].job.batch_size, curve[-1].job.batch_size
+    values = [
+        _between(curve, first + (last - first) * column / max(1, columns - 1)) for column in range(columns)
+    ]
+    mark = Mark(float(answer.limit_mib), _place(answer))
+    lines = area_chart(values, style=style, height=10, mark=mark)
+    labels: List[Tuple[int, str]] = [(0, str(first))]
+    for batch in {answer.batch, answer.batch_at_best} - {None}:
+        assert batch is not None
+        at = round((batch - first) / max(1, last - first) * (columns - 1))
+        labels.append((at, f"{'^' if not style.unicode else '▲'}{batch:,}"))
+    labels.append((columns - 1, f"{last:,}"))
+    caption = "batch size; the area is the best estimate of the peak"
+    return [*lines, axis_line(columns, style), below(labels, columns), below([(0, caption)], columns)]
+
+
+def _between(curve: Sequence[Estimate], batch: float) -> float:
+    """The peak at any batch, on the line between the two nearest estimates."""
+    for left, right in zip(curve, curve[1:]):
+        low, high = left.job.batch_size, right.job.batch_size
+        if batch <= high:
+            part = (batch - low) / max(1, high - low)
+            return left.peak_mib + (right.peak_mib - left.peak_mib) * max(0.0, part)
+    return float(curve[-1].peak_mib)
+
+
+def _table(subject: Subject, answers: Sequence[Fit], shard_mib: int) -> List[str]:
+    shards = answers[0].shards
+    where = "a whole GPU" if shards is None else f"{shards} {'shard' if shards == 1 else 'shards'}"
+    lines = [
+        f"largest batch in {where}; 'at best' if the estimate is exact and nothing is kept in reserve",
+        "",
+    ]
+    lines.append("GPU             memory    batch  at best      peak   request shards")
+    for answer in answers:
+        e = answer.estimate
+        batch = f"{answer.batch:,}" if answer.batch else "-"
+        best = f"{answer.batch_at_best:,}" if answer.batch_at_best else "-"
+        # A GPU has only so many whole shards; a job never asks for more.
+        shards = min(ceil_div(e.request_mib, shard_mib), max(1, answer.gpu.memory_mib // shard_mib))
+        lines.append(
+            f"{answer.gpu.name:<12} {format_mib(answer.gpu.memory_mib):>9} {batch:>8} {best:>8} "
+            f"{format_mib(e.peak_mib):>9} {format_at_least(e.request_mib):>9} {shards:>6}"
+        )
+    if any(answer.batch is None for answer in answers):
+        lines += ["", "-: not even one sample; its figures are shown"]
+    return lines

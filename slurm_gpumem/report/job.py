@@ -1,0 +1,206 @@
+"""`gpumem report -j JOB`: one job in depth, on one screen."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+from slurm_gpumem.accounting.types import Attempt, Curve, GpuStay, JobDetail, JobRow
+from slurm_gpumem.report.advice import advice
+from slurm_gpumem.report.fields import as_json, duration, energy, gib, gpu_hours, moment, percent
+from slurm_gpumem.report.texts import clean
+from slurm_gpumem.terminal.bars import bar
+from slurm_gpumem.terminal.plot import plot
+
+_PLOT_WIDTH, _MEMORY_HEIGHT, _ACTIVITY_HEIGHT = 60, 6, 4
+_PARTS_WIDTH = 40
+
+
+def job_lines(detail: JobDetail, shard_mib: int, *, unicode: bool) -> List[str]:
+    """The screen."""
+    row = detail.row
+    lines = _head(row, unicode)
+    for run in detail.runs:
+        if len(detail.runs) > 1:
+            lines += ["", _run_line(run)]
+        for stay in run.stays:
+            lines += _curves(row, run, stay, unicode)
+    if detail.missing:
+        lines += ["", f"its record is not there any more: {clean(detail.missing[0])}"]
+    lines += _parts(row, unicode)
+    lines += ["", *_verdict(row)]
+    said = advice(row, shard_mib)
+    if said:
+        lines += ["", f"advice: {said}"]
+    return lines
+
+
+def detail_json(detail: JobDetail, shard_mib: int) -> Dict[str, Any]:
+    """The same for programs."""
+    return {
+        **as_json(detail.row),
+        "advice": advice(detail.row, shard_mib),
+        "runs": [_run_json(run) for run in detail.runs],
+        "missing": list(detail.missing),
+    }
+
+
+def _head(row: JobRow, unicode: bool) -> List[str]:
+    dot = " · " if unicode else " - "
+    made = [f"batch {row.batch}" if row.batch else "", row.optimizer, row.precision]
+    model = row.model or "model not known"
+    settings = ", ".join(text for text in made if text)
+    first = [
+        f"Job {row.job_id}",
+        clean(row.user),
+        clean(model) + (f" ({clean(settings)})" if settings else ""),
+    ]
+    where = ", ".join(
+        f"{device.label}{f' ({device.name}, {gib(device.memory_mib)})' if device.name else ''}"
+        for device in row.devices
+    )
+    size = ", ".join(filter(None, (clean(row.gpu), gib(row.gpu_memory_mib))))
+    state = row.state if row.end is None else f"{row.state} after {duration(row.run_s)}"
+    second = [clean(state), f"on {clean(where)}" if where else "", f"started {moment(row.start)}"]
+    third = [
+        f"waited {duration(row.wait_s)}" if row.wait_s is not None else "",
+        f"{row.shards} shards ({gib(row.limit_mib)})"
+        if row.shards
+        else f"a whole GPU{f' ({size})' if size else ''}",
+        f"shared with {', '.join(map(str, row.companions))}" if row.companions else "alone on its GPU",
+    ]
+    if row.attempts > 1:
+        third.append(f"{row.attempts} runs, {row.ooms} out of memory")
+    lines = [dot.join(first), "  " + dot.join(filter(None, second)), "  " + dot.join(filter(None, third))]
+    return lines
+
+
+def _run_line(run: Attempt) -> str:
+    given = f"{run.shards} shards ({gib(run.limit_mib)})" if run.shards else "whole GPU"
+    end = "out of GPU memory" if run.oom else run.state
+    return clean(f"  run {run.restarts + 1} on {run.node}, {given}: {end}, peak {gib(run.peak_mib) or '?'}")
+
+
+def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str]:
+    curve = stay.curve
+    if curve is None:
+        return []
+    peak = max((value for value in curve.memory_mib if value is not None), default=0)
+    limit = run.limit_mib if run.shards else stay.device.memory_mib
+    top = float(max(limit or 0, peak, 1))
+    label = clean(stay.device.label) + " " if len(run.stays) > 1 else ""
+    lines = ["", f"  {label}memory: peak {gib(stay.peak_mib) or gib(peak)} of {gib(limit) or '?'}"]
+    memory = plot(
+        curve.memory_mib,
+        top,
+        width=_PLOT_WIDTH,
+        height=_MEMORY_HEIGHT,
+        labels=[f"  {gib(top)}", "", "", gib(top / 2)],
+        unicode=unicode,
+    )
+    lines += memory
+    known = [value for value in curve.sm_active if value is not None]
+    if known:
+        whole = f", the whole GPU {percent(stay.gpu_sm)}" if stay.gpu_sm is not None else ""
+        mean = percent(stay.sm_share if stay.sm_share is not None else sum(known) / len(known))
+        lines += ["", f"  {label}SM activity: its part {mean} in the mean{whole}"]
+        lines += plot(
+            curve.sm_active,
+            1.0,
+            width=_PLOT_WIDTH,
+            height=_ACTIVITY_HEIGHT,
+            labels=[f"{'100%':>{len(gib(top)) + 2}}"],
+            unicode=unicode,
+        )
+    lines.append(_time_axis(curve, len(gib(top)) + 4))
+    return lines
+
+
+def _time_axis(curve: Curve, margin: int) -> str:
+    end = duration(curve.step_s * len(curve.memory_mib))
+    return " " * margin + "0" + end.rjust(_PLOT_WIDTH - 1)
+
+
+def _parts(row: JobRow, unicode: bool) -> List[str]:
+    if not row.parts:
+        return []
+    scale = max(sum(row.parts.values()), row.peak_mib or 0)
+    width = max(len(name) for name in (*row.parts, "measured"))
+    lines = ["", "  estimate"]
+    for name, size in [*row.parts.items(), ("estimated", row.estimate_mib), ("measured", row.peak_mib)]:
+        if size is not None:
+            drawn = bar(size, scale, width=_PARTS_WIDTH, unicode=unicode)
+            lines.append(f"  {name:<{width}} {size:>9,} MiB  {drawn}".rstrip())
+    return lines
+
+
+def _verdict(row: JobRow) -> List[str]:
+    said = []
+    if row.estimate_mib is not None:
+        by = {"mem": "asked for by hand"}.get(row.estimator, f"estimated by {clean(row.estimator or '?')}")
+        said.append(f"{gib(row.estimate_mib)} {by}")
+    elif row.request_mib is not None:
+        said.append(f"{gib(row.request_mib)} asked for by hand")
+    if row.peak_mib is not None:
+        told = f"{gib(row.peak_mib)} measured"
+        said.append(told + (f" (error {percent(row.error, sign=True)})" if row.error is not None else ""))
+    if row.waste_mib is not None:
+        said.append(f"{gib(row.waste_mib)} of {gib(row.granted_mib)} never used")
+    lines = ["  " + ", ".join(said)] if said else []
+    use = []
+    if row.used_s is not None and row.gpu_s is not None:
+        alone, used = gpu_hours(row.gpu_s, row.used_s)
+        use.append(f"{used} instead of {alone} exclusive")
+    if row.energy_j is not None:
+        use.append(energy(row.energy_j))
+    if use:
+        lines.append("  " + ", ".join(use))
+    lines += [f"  note: {clean(text)}" for text in row.notes]
+    return lines
+
+
+def _run_json(run: Attempt) -> Dict[str, Any]:
+    return {
+        "restarts": run.restarts,
+        "node": run.node,
+        "start": run.start,
+        "end": run.end,
+        "state": run.state,
+        "exit_code": run.exit_code,
+        "signal": run.signal,
+        "mode": run.mode,
+        "shards": run.shards,
+        "limit_mib": run.limit_mib,
+        "peak_mib": run.peak_mib,
+        "oom": run.oom,
+        "verdict": run.verdict,
+        "hints": list(run.hints),
+        "notes": list(run.notes),
+        "gpus": [_stay_json(stay) for stay in run.stays],
+    }
+
+
+def _stay_json(stay: GpuStay) -> Dict[str, Any]:
+    return {
+        "uuid": stay.device.uuid,
+        "node": stay.device.node,
+        "number": stay.device.number,
+        "name": stay.device.name,
+        "memory_mib": stay.device.memory_mib,
+        "peak_mib": stay.peak_mib,
+        "mean_mib": stay.mean_mib,
+        "energy_j": stay.energy_j,
+        "sm_share": stay.sm_share,
+        "gpu_sm": stay.gpu_sm,
+        "curve": _curve_json(stay.curve),
+    }
+
+
+def _curve_json(curve: Optional[Curve]) -> Optional[Dict[str, Any]]:
+    if curve is None:
+        return None
+    return {
+        "start": curve.start,
+        "step_s": curve.step_s,
+        "memory_mib": list(curve.memory_mib),
+        "sm_active": list(curve.sm_active),
+    }

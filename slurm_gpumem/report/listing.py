@@ -1,0 +1,112 @@
+"""Jobs as a table, as parsable lines, as CSV or as JSON; a million of them pass through without piling up."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from itertools import chain, islice
+from typing import Any, Iterable, Iterator, List, Mapping, Sequence, TextIO
+
+from slurm_gpumem.accounting.types import JobRow, Summary
+from slurm_gpumem.report.fields import Column, as_json, gpu_hours, note, percent
+from slurm_gpumem.report.texts import cell, clean, fitted, parsable
+
+SCHEMA = "gpumem-report/1"
+_MEASURED = 2000
+"""Rows that widths are taken from; later ones are cut to them."""
+_LEFT_OVER = 100
+
+
+def table_lines(
+    rows: Iterable[JobRow], columns: Sequence[Column], *, header: bool, unicode: bool
+) -> Iterator[str]:
+    """A table whose columns are as wide as they need to be, the last one as long as it is."""
+    rows = iter(rows)
+    first = [_texts(row, columns, unicode) for row in islice(rows, _MEASURED)]
+    names = [column.field.name for column in columns]
+    widths = []
+    for at, column in enumerate(columns):
+        longest = max([len(texts[at]) for texts in first], default=0)
+        least = len(names[at]) if header else 1
+        widths.append(column.width or max(least, min(longest, column.field.width)))
+    if columns[-1].width is None:
+        widths[-1] = max(widths[-1], _LEFT_OVER)
+    if header:
+        yield _line(names, columns, widths)
+    for texts in chain(first, (_texts(row, columns, unicode) for row in rows)):
+        yield _line(texts, columns, widths)
+
+
+def _texts(row: JobRow, columns: Sequence[Column], unicode: bool) -> List[str]:
+    texts = [column.field.text(row) for column in columns]
+    if unicode:
+        texts = [
+            clean(note(row, "→")) if column.field.key == "note" else text
+            for column, text in zip(columns, texts)
+        ]
+    return texts
+
+
+def _line(texts: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    cells = [
+        fitted(text, width).rjust(width) if column.field.right else fitted(text, width).ljust(width)
+        for text, column, width in zip(texts, columns, widths)
+    ]
+    return " ".join(cells).rstrip()
+
+
+def parsable_lines(rows: Iterable[JobRow], columns: Sequence[Column], *, header: bool) -> Iterator[str]:
+    """As `sacct --parsable2`: "|" between columns, nothing cut."""
+    if header:
+        yield "|".join(column.field.name for column in columns)
+    for row in rows:
+        yield "|".join(parsable(column.field.text(row)) for column in columns)
+
+
+def write_csv(rows: Iterable[JobRow], columns: Sequence[Column], file: TextIO, *, header: bool) -> None:
+    """For spreadsheets: numbers in MiB, seconds and parts of 1; no text is a formula."""
+    writer = csv.writer(file, lineterminator="\n")
+    if header:
+        writer.writerow([column.field.key for column in columns])
+    for row in rows:
+        writer.writerow([cell(_flat(column.field.value(row))) for column in columns])
+
+
+def write_json(rows: Iterable[JobRow], file: TextIO, about: Mapping[str, Any]) -> None:
+    """One object; its list of jobs is written as they come."""
+    head = json.dumps({"schema": SCHEMA, **about})
+    file.write(head[:-1] + ', "jobs": [')
+    for number, row in enumerate(rows):
+        file.write(("" if number == 0 else ",") + "\n" + json.dumps(as_json(row)))
+    file.write("\n]}\n")
+
+
+def _flat(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def footer(summary: Summary) -> str:
+    """The list in one line."""
+    if not summary.jobs:
+        return "no jobs"
+    said = [f"{summary.jobs:,} job{'' if summary.jobs == 1 else 's'}"]
+    if summary.median_error is not None:
+        said[0] += f": median error {percent(summary.median_error)}, {summary.under_request:,} under request"
+    if summary.gpu_s and summary.shared:
+        alone, used = gpu_hours(summary.gpu_s, summary.used_s)
+        said.append(f"{used} instead of {alone} exclusive")
+    elif summary.gpu_s:
+        said += gpu_hours(summary.gpu_s)
+    if summary.would_of_s:
+        instead, would = gpu_hours(summary.would_of_s, summary.would_s)
+        said.append(f"sharing would have taken {would} instead of {instead}")
+    if summary.ooms:
+        said.append(f"{summary.oom_recovered:,} OOM recovered, {summary.oom_lost:,} lost")
+    return "; ".join(said)
+
+
+def out(lines: Iterable[str]) -> None:
+    """Print lines as they come."""
+    for line in lines:
+        sys.stdout.write(line + "\n")

@@ -1,0 +1,209 @@
+"""`gpumem report --summary`: does it work, what does it save, and who wastes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import asdict
+from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
+
+from slurm_gpumem.accounting.types import Summary, Waster
+from slurm_gpumem.report.fields import duration, energy, gpu_hours, hours, percent
+from slurm_gpumem.report.texts import cell, clean, fitted, parsable
+
+SCHEMA = "gpumem-summary/1"
+_LABEL, _NAME = 20, 20
+_MIB_S_PER_GIB_H = 1024 * 3600
+
+
+def summary_lines(total: Summary, wasters: Sequence[Waster], about: str) -> List[str]:
+    """The whole in about a dozen lines."""
+    if not total.jobs:
+        return [f"no jobs {about}".rstrip()]
+    lines = [f"{total.jobs:,} jobs {about}".rstrip(), ""]
+    lines += _row("estimates", _accuracy(total))
+    lines += _row(
+        "",
+        f"{total.remembered:,} from remembered peaks ({_part(total.remembered, total.jobs)})"
+        if total.remembered
+        else "",
+    )
+    lines += _row("GPU time", _time(total))
+    lines += _row("if shared", _would(total))
+    lines += _row("out of memory", _ooms(total))
+    lines += _row("memory granted", _unused(total))
+    lines += _row("SM activity", _activity(total))
+    lines += _row("energy", _energy(total))
+    lines += _row(
+        "wait", f"{duration(total.wait_s / total.wait_jobs)} in the mean" if total.wait_jobs else ""
+    )
+    if wasters:
+        lines += ["", "most memory kept unused"]
+        lines += [f"  {line}" for line in _waster_lines(wasters)]
+    return lines
+
+
+def group_lines(group: str, groups: Sequence[Summary], *, header: bool) -> List[str]:
+    """One line a user, model … with the figures that tell groups apart."""
+    rows = [_cells(group, one) for one in groups]
+    names = [name for name, _ in _cells(group, Summary(""))]
+    widths = [max([len(name), *(len(row[at][1]) for row in rows)]) for at, name in enumerate(names)]
+    widths[0] = min(widths[0], 2 * _NAME)
+    lines = [_table_line(names, widths)] if header else []
+    return lines + [_table_line([text for _, text in row], widths) for row in rows]
+
+
+def group_parsable(group: str, groups: Sequence[Summary], *, header: bool) -> List[str]:
+    """The same with "|" between."""
+    lines = ["|".join(name for name, _ in _cells(group, Summary("")))] if header else []
+    return lines + ["|".join(parsable(text) for _, text in _cells(group, one)) for one in groups]
+
+
+def write_summary_csv(group: Optional[str], groups: Sequence[Summary], file: TextIO, *, header: bool) -> None:
+    """Every figure of every group, for a spreadsheet."""
+    writer = csv.writer(file, lineterminator="\n")
+    if header:
+        writer.writerow([group or "group", *list(summary_json(Summary("")))[1:]])
+    for one in groups:
+        writer.writerow([cell(value) for value in summary_json(one).values()])
+
+
+def write_summary_json(
+    total: Summary,
+    group: Optional[str],
+    groups: Sequence[Summary],
+    wasters: Sequence[Waster],
+    file: TextIO,
+    about: Dict[str, Any],
+) -> None:
+    """All of it for programs."""
+    table: Dict[str, Any] = {"schema": SCHEMA, **about, "total": summary_json(total)}
+    if group is not None:
+        table["by"] = group
+        table["groups"] = [summary_json(one) for one in groups]
+    table["wasters"] = [asdict(waster) for waster in wasters]
+    file.write(json.dumps(table) + "\n")
+
+
+def summary_json(one: Summary) -> Dict[str, Any]:
+    """A summary's figures, the reckoned ones among them."""
+    values: Dict[str, Any] = {
+        key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(one).items()
+    }
+    values["jobs_per_gpu"] = None if one.jobs_per_gpu is None else round(one.jobs_per_gpu, 3)
+    values["unused"] = None if one.unused is None else round(one.unused, 4)
+    return values
+
+
+def _part(count: int, of: int) -> str:
+    """ "0.4 %"."""
+    return f"{count / of * 100:.1f} %" if of else "-"
+
+
+def _row(label: str, text: str) -> List[str]:
+    return [f"{label:<{_LABEL}}{text}"] if text else []
+
+
+def _accuracy(one: Summary) -> str:
+    if not one.estimated:
+        return ""
+    return (
+        f"median error {percent(one.median_error)}, 95 % within {percent(one.p95_error)}; "
+        f"{one.under_estimate:,} above the estimate, {one.under_request:,} above the request "
+        f"({_part(one.under_request, one.estimated)})"
+    )
+
+
+def _time(one: Summary) -> str:
+    if not one.gpu_s:
+        return ""
+    if not one.shared:
+        return f"{gpu_hours(one.gpu_s)[0]}, none of them shared"
+    saved = 1 - one.used_s / one.gpu_s
+    alone, used = gpu_hours(one.gpu_s, one.used_s)
+    jobs = f"{one.jobs_per_gpu or 1:.1f} jobs on a GPU"
+    return f"{used} instead of {alone} exclusive ({percent(saved)} saved), {jobs}"
+
+
+def _would(one: Summary) -> str:
+    """For a site that only observes."""
+    if not one.would_of_s:
+        return ""
+    saved = 1 - one.would_s / one.would_of_s
+    alone, would = gpu_hours(one.would_of_s, one.would_s)
+    return (
+        f"by their requests {one.observed:,} observed jobs need {would} instead of {alone} "
+        f"({percent(saved)} less)"
+    )
+
+
+def _ooms(one: Summary) -> str:
+    avoided = f"{one.oom_avoided:,} avoided by the reserve" if one.oom_avoided else ""
+    if not one.ooms:
+        return "; ".join(filter(None, ("none", avoided)))
+    return "; ".join(
+        filter(
+            None, (f"{one.ooms:,} met, {one.oom_recovered:,} jobs recovered, {one.oom_lost:,} lost", avoided)
+        )
+    )
+
+
+def _unused(one: Summary) -> str:
+    return "" if one.unused is None else f"{percent(one.unused)} of it never used"
+
+
+def _activity(one: Summary) -> str:
+    if not one.sm_used_s:
+        return ""
+    now, before = one.sm_s / one.sm_used_s, one.sm_s / one.sm_gpu_s
+    if not one.shared:
+        return f"{percent(before)} of the GPUs that were taken"
+    return f"{percent(now)} of the GPUs that were taken; exclusive GPUs would have shown {percent(before)}"
+
+
+def _energy(one: Summary) -> str:
+    return (
+        f"{energy(one.energy_j / one.energy_jobs)} a job, {energy(one.energy_j)} in all"
+        if one.energy_jobs
+        else ""
+    )
+
+
+def _waster_lines(wasters: Sequence[Waster]) -> List[str]:
+    width = max(len(fitted(clean(waster.user), _NAME)) for waster in wasters)
+    lines = []
+    for waster in wasters:
+        wasted, granted = waster.wasted_mib_s / _MIB_S_PER_GIB_H, waster.granted_mib_s / _MIB_S_PER_GIB_H
+        jobs = f"{waster.jobs:,} job{'' if waster.jobs == 1 else 's'}"
+        name = fitted(clean(waster.user), _NAME)
+        lines.append(
+            f"{name:<{width}} {wasted:>10,.0f} of {granted:,.0f} GiB-hours in {jobs}, "
+            f"most in {waster.worst_job}"
+        )
+    return lines
+
+
+def _cells(group: str, one: Summary) -> List[Tuple[str, str]]:
+    per_job = one.energy_j / one.energy_jobs if one.energy_jobs else None
+    activity = one.sm_s / one.sm_used_s if one.sm_used_s else None
+    return [
+        (group.capitalize() if group != "gpu" else "GPU", clean(one.group) or "-"),
+        ("Jobs", f"{one.jobs:,}"),
+        ("MedErr", percent(one.median_error)),
+        ("P95", percent(one.p95_error)),
+        ("Under", f"{one.under_request:,}"),
+        ("GPUh", hours(one.used_s)),
+        ("Exclusive", hours(one.gpu_s)),
+        ("Jobs/GPU", "" if one.jobs_per_gpu is None else f"{one.jobs_per_gpu:.1f}"),
+        ("Unused", percent(one.unused)),
+        ("SM%", "" if activity is None else f"{activity * 100:.0f}"),
+        ("OOM", f"{one.ooms:,}"),
+        ("Lost", f"{one.oom_lost:,}"),
+        ("Energy/job", energy(per_job)),
+        *([("IfShared", hours(one.would_s))] if one.would_of_s else []),
+    ]
+
+
+def _table_line(texts: Sequence[str], widths: Sequence[int]) -> str:
+    first = f"{fitted(texts[0], widths[0]):<{widths[0]}}"
+    return " ".join([first, *(f"{text:>{width}}" for text, width in zip(texts[1:], widths[1:]))]).rstrip()

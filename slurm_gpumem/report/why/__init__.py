@@ -1,0 +1,1 @@
+"""A peak explained: as text, page and picture."""

@@ -1,0 +1,129 @@
+"""The answer of `gpumem why` for people: a timeline, a table of tensors, what would help."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, List, Tuple
+
+from slurm_gpumem.estimators.assumptions import describe_job
+from slurm_gpumem.estimators.explain.timeline import Living, Timeline
+from slurm_gpumem.report.estimate import describe_model
+from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width, resample
+from slurm_gpumem.units import format_mib
+
+if TYPE_CHECKING:
+    from slurm_gpumem.cli.why import Reasons
+
+_MIB = 1 << 20
+_PHASE_WORDS = {
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's step",
+    "evaluate": "the evaluation",
+    "setup": "the setup",
+}
+
+
+def why_lines(reasons: Reasons, style: Style, tensors: int) -> List[str]:
+    """What is printed."""
+    line, estimate = reasons.timeline, reasons.estimate
+    summary = reasons.subject.summary
+    lines = [f"{describe_model(summary)}, {describe_job(estimate.job)}, {reasons.gpu.name}"]
+    allocated = format_mib(line.peak_bytes / _MIB)
+    lines.append(
+        f"peak {format_mib(estimate.peak_mib)}: {allocated} of tensors in {_PHASE_WORDS[line.peak_phase]}, "
+        f"{format_mib(estimate.parts['fragmentation'])} fragmentation, "
+        f"{format_mib(estimate.parts['context'])} context"
+    )
+    lines += ["", *timeline_lines(line, style)]
+    lines += ["", *tensor_lines(line, style, tensors)]
+    lines += ["", *advice_lines(reasons, style)]
+    return lines
+
+
+def timeline_lines(line: Timeline, style: Style) -> List[str]:
+    """Live memory over the step, phases below, the peak marked."""
+    columns = plot_width(style)
+    values = resample([total / _MIB for total in line.totals], columns)
+    chart = area_chart(values, style=style, height=12)
+    count = max(1, len(line.points))
+    at_peak = min(columns - 1, line.peak_point * columns // count)
+    arrow = "▲" if style.unicode else "^"
+    labels = [(at_peak, f"{arrow} peak")]
+    return [*chart, axis_line(columns, style), _phases(line, columns, style), below(labels, columns)]
+
+
+def _phases(line: Timeline, columns: int, style: Style) -> str:
+    """Each phase's name under its part of the axis, where there is room for it."""
+    edge = "│" if style.unicode else "|"
+    count = max(1, len(line.points))
+    labels: List[Tuple[int, str]] = []
+    for span in line.spans:
+        start = span.first * columns // count
+        width = span.last * columns // count - start
+        text = f"{edge}{span.name}"
+        labels.append((start, text if len(text) < width else text[: max(1, width - 1)]))
+    return below(labels, columns)
+
+
+def tensor_lines(line: Timeline, style: Style, tensors: int) -> List[str]:
+    """The largest tensors alive at the peak."""
+    shown = line.at_peak[:tensors]
+    lines = [f"largest of {sum(one.count for one in line.at_peak):,} tensors alive at the peak"]
+    times = "×" if style.unicode else "x"
+    rows = [(_size(one, times), place_of(one), made_by(one)) for one in shown]
+    if not rows:
+        return lines
+    size_width = max(len(row[0]) for row in rows)
+    layer_width = min(max(len(row[1]) for row in rows), style.width - size_width - 26)
+    maker_width = style.width - size_width - layer_width - 6
+    for size, layer, maker in rows:
+        name = f"{_cut(layer, layer_width):<{layer_width}}"
+        lines.append(f"  {size:>{size_width}}  {name}  {maker[:maker_width]}")
+    rest = sum(one.bytes * one.count for one in line.at_peak[tensors:])
+    if rest:
+        others = sum(one.count for one in line.at_peak[tensors:])
+        lines.append(f"  {format_mib(rest / _MIB):>{size_width}}  {others:,} others")
+    return lines
+
+
+def advice_lines(reasons: Reasons, style: Style) -> List[str]:
+    """What would lower the peak, with the megabytes of each."""
+    if not reasons.advice:
+        return ["nothing that we know would lower it by more than 1 %"]
+    peak = reasons.estimate.peak_mib
+    arrow = "→" if style.unicode else "->"
+    minus = "−" if style.unicode else "-"
+    lines = [f"what would lower the peak of {peak:,} MiB"]
+    for one in reasons.advice:
+        after = max(0, peak - one.saves_mib)
+        rule = "" if one.exact else ", by a rule: trace again for the exact figure"
+        lines.append(f"  {minus}{one.saves_mib:>7,} MiB {arrow} {after:>7,} MiB  {one.what}{rule}")
+    return lines
+
+
+def _size(one: Living, times: str) -> str:
+    size = one.bytes / _MIB
+    text = f"{size:,.0f} MiB" if size >= 10 else f"{size:,.1f} MiB"
+    return f"{one.count} {times} {text}" if one.count > 1 else text
+
+
+def place_of(one: Living) -> str:
+    """The layer that made a tensor, or what it is where no layer did."""
+    words = {
+        "inputs": "(the batch)",
+        "workspace": "(library workspace)",
+        "optimizer": "(optimizer state)",
+        "gradients": "(gradient)",
+    }
+    return one.layer or words.get(one.category, "(loss and loop)")
+
+
+def made_by(one: Living) -> str:
+    """The operator and the phase, or the category where that says more."""
+    if one.category in ("weights", "buffers", "gradients", "optimizer"):
+        return one.category
+    return f"{one.operator.rpartition('::')[2]} ({one.phase})"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else ".." + text[-(width - 2) :]

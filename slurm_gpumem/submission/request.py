@@ -1,0 +1,180 @@
+"""From a job's need to what is asked of Slurm: a part of one GPU, or all of it.
+
+`kinds` are the GPUs a job may land on; `needs` says, for each, what the job needs there
+(GPU types differ in context and workspace). What is asked holds on every kind that can take it.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.submission.types import GpuKind, GpuRequest, HostShare, SharingPolicy
+from slurm_gpumem.units import ceil_div
+
+_HAIR = 1e-9
+
+
+class Need(NamedTuple):
+    """A job's GPU memory on one kind of GPU, and its share of that GPU's time."""
+
+    peak_mib: int
+    request_mib: int
+    activity: float = 0.0
+    """Share of the GPU (0 to 1) that keeps neighbours and job within the accepted slowdown; 0: not asked."""
+
+
+def largest_kind(kinds: Sequence[GpuKind]) -> Optional[GpuKind]:
+    """The kind with the most memory, of those whose memory is known."""
+    return max(
+        (kind for kind in kinds if kind.memory_mib), key=lambda kind: kind.memory_mib or 0, default=None
+    )
+
+
+def fits_somewhere(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> bool:
+    """Whether at least one kind holds the job's peak; a kind of unknown memory is given the benefit."""
+    return any(_fits(kind, need) for kind, need in zip(kinds, needs))
+
+
+def share_gpu(
+    kinds: Sequence[GpuKind], needs: Sequence[Need], policy: SharingPolicy, *, gpu_type: Optional[str]
+) -> GpuRequest:
+    """Part of one GPU: the most units that any fitting kind needs, at most what one GPU has.
+
+    `gpu_type` is the type the user asked for (then `kinds` holds only it). The caller has made
+    sure that the job fits somewhere and that a kind is divided.
+    """
+    fitting = [(kind, need) for kind, need in zip(kinds, needs) if kind.units and _fits(kind, need)]
+    fitting = fitting or [(kind, need) for kind, need in zip(kinds, needs) if kind.units]
+    by_memory = [(kind, need._replace(activity=0.0)) for kind, need in fitting]
+    if policy.gres == "mps":
+        memory_count = _mps_units(kinds, by_memory, gpu_type)[0]
+        count, takers, gpu_type = _mps_units(kinds, fitting, gpu_type)
+    else:
+        memory_count = _shards(by_memory, policy.shard_mib)[0]
+        count, takers = _shards(fitting, policy.shard_mib)
+    kind = max(takers, key=lambda kind: kind.gpus)
+    activity = max((_activity_units(kind, need) for kind, need in fitting if kind in takers), default=0)
+    return GpuRequest(
+        gres=gres_word(policy.gres, gpu_type, count),
+        units=count,
+        per_gpu=kind.units,
+        gpu_type=gpu_type,
+        whole_gpu=False,
+        reason=_part_reason(count, takers, policy.gres)
+        + (f", for its activity; memory alone: {memory_count}" if count > memory_count else ""),
+        memory_units=memory_count,
+        activity_units=activity,
+    )
+
+
+def needs_whole_gpu(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> bool:
+    """Whether its activity leaves no room for others on any divided kind that holds it."""
+    fitting = [need for kind, need in zip(kinds, needs) if kind.units and _fits(kind, need)]
+    return bool(fitting) and all(need.activity >= 1 for need in fitting)
+
+
+def whole_gpu(
+    kinds: Sequence[GpuKind],
+    needs: Sequence[Need],
+    policy: SharingPolicy,
+    *,
+    gpu_type: Optional[str],
+    gpu_keeps_off_shards: bool,
+    reason: str,
+) -> GpuRequest:
+    """A GPU for the job alone: gpu:1, or all shards of one where Slurm would double-book gpu:1."""
+    divided = [(kind, need) for kind, need in zip(kinds, needs) if kind.units]
+    if gpu_keeps_off_shards or not divided or policy.gres != "shard":
+        return GpuRequest(gres_word("gpu", gpu_type, 1), 0, 0, gpu_type, True, reason)
+    fitting = [kind for kind, need in divided if _fits(kind, need)] or [kind for kind, _ in divided]
+    # With its type: all shards of a small GPU would be only a part of a larger one.
+    kind = min(fitting, key=lambda kind: kind.units)
+    return GpuRequest(
+        gres_word("shard", kind.gpu_type, kind.units), kind.units, kind.units, kind.gpu_type, True, reason
+    )
+
+
+def host_share(request: GpuRequest, kinds: Sequence[GpuKind], policy: SharingPolicy) -> HostShare:
+    """CPUs and host memory in proportion to the part of the GPU, on whichever kind it lands.
+
+    The smallest proportion among the kinds, so that no node runs out of CPUs or memory
+    before its GPUs are full; at least one core and `min_host_mib`.
+    """
+    takers = [kind for kind in kinds if kind.units >= request.units and _is(kind, request.gpu_type)]
+    if not request.units or not takers:
+        return HostShare(0, 0)
+    cpus = []
+    memory = []
+    for kind in takers:
+        part = request.units / kind.units
+        cores = int(kind.cpus_per_gpu * part) // kind.threads_per_core
+        cpus.append(max(cores, 1) * kind.threads_per_core)
+        least = min(policy.min_host_mib, kind.host_mib_per_gpu // 4)
+        memory.append(max(int(kind.host_mib_per_gpu * part), least))
+    return HostShare(min(cpus), min(memory))
+
+
+def gres_word(name: str, gpu_type: Optional[str], count: int) -> str:
+    """The value of --gres: "shard:a100:13"."""
+    return f"{name}:{gpu_type}:{count}" if gpu_type else f"{name}:{count}"
+
+
+def _fits(kind: GpuKind, need: Need) -> bool:
+    return kind.memory_mib is None or need.peak_mib <= kind.memory_mib
+
+
+def _is(kind: GpuKind, gpu_type: Optional[str]) -> bool:
+    return gpu_type is None or kind.gpu_type == gpu_type
+
+
+def _shards(fitting: Sequence[Tuple[GpuKind, Need]], shard_mib: int) -> Tuple[int, List[GpuKind]]:
+    count = max(
+        max(ceil_div(need.request_mib, shard_mib), _activity_units(kind, need)) for kind, need in fitting
+    )
+    # A shard job lives on one GPU; asking for more than the largest has would pend for ever.
+    count = max(1, min(count, max(kind.units for kind, _ in fitting)))
+    return count, [kind for kind, _ in fitting if kind.units >= count]
+
+
+def _mps_units(
+    kinds: Sequence[GpuKind], fitting: Sequence[Tuple[GpuKind, Need]], gpu_type: Optional[str]
+) -> Tuple[int, List[GpuKind], Optional[str]]:
+    """An mps unit is a share of whatever GPU it lands on, so its memory differs with the kind."""
+    counts = {
+        kind: max(
+            1,
+            min(ceil_div(need.request_mib * kind.units, kind.memory_mib), kind.units),
+            _activity_units(kind, need),
+        )
+        for kind, need in fitting
+        if kind.memory_mib
+    }
+    count = max(counts.values())
+    enough = [kind for kind in kinds if kind.units >= count]
+    if all(kind in counts for kind in enough):
+        return count, [kind for kind in enough if counts[kind] <= count], gpu_type
+    # The same number of units would be too little memory on a smaller kind: name the kind.
+    kind = max(counts, key=lambda kind: kind.gpus)
+    return counts[kind], [kind], kind.gpu_type
+
+
+def _activity_units(kind: GpuKind, need: Need) -> int:
+    """The units that a job's activity takes on one kind; a hair under a whole number is that number."""
+    return min(kind.units, max(0, ceil(need.activity * kind.units - _HAIR)))
+
+
+def _part_reason(count: int, takers: Sequence[GpuKind], gres: str) -> str:
+    unit = "mps units" if gres == "mps" else "shards"
+    sizes = {kind.label: kind.units for kind in takers}
+    if len(sizes) == 1:
+        label, units = next(iter(sizes.items()))
+        return f"{count} of {units} {unit} on {with_article(label)}"
+    listed = ", ".join(f"{label}: {units}" for label, units in sizes.items())
+    return f"{count} {unit} of one GPU ({listed})"
+
+
+def with_article(name: str) -> str:
+    """ "an a100", "a v100": by sound where it is a letter and a number."""
+    vowels = "aefhilmnorsx" if name[1:2].isdigit() else "aeiou"
+    return f"{'an' if name[:1].lower() in vowels else 'a'} {name}"

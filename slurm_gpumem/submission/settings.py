@@ -1,0 +1,254 @@
+"""What a job says of itself, from five layers: files, #GPUMEM lines, GPUMEM_*, options; later wins."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from slurm_gpumem.config.load import Config, job_variables
+from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.estimators import memory_line
+from slurm_gpumem.estimators.memory_line import MemoryLine
+from slurm_gpumem.estimators.types import OPTIMIZERS, TrainingJob
+from slurm_gpumem.slurm.directives import Directive
+from slurm_gpumem.summaries.trace_types import TracedJob
+from slurm_gpumem.units import parse_mib
+
+_ON_OOM = ("requeue", "fail")
+_YES = {
+    "yes": True,
+    "true": True,
+    "on": True,
+    "1": True,
+    "no": False,
+    "false": False,
+    "off": False,
+    "0": False,
+}
+
+
+FILES, DIRECTIVES, ENVIRONMENT, OPTIONS = range(4)
+
+
+class Setting(NamedTuple):
+    """A value, where it was given, and how late in the order of precedence."""
+
+    value: str
+    origin: str
+    layer: int
+
+
+class JobSettings:
+    """The values in force, read with the type each must have; errors name where a value was given."""
+
+    def __init__(self, settings: Mapping[str, Setting], script_folder: Optional[str] = None) -> None:
+        self._settings = settings
+        self._script_folder = script_folder
+
+    @property
+    def model(self) -> Optional[str]:
+        """The summary's path; None when no estimate is asked for (or a later layer says mem)."""
+        model, mem = self._settings.get("model"), self._settings.get("mem")
+        if model is None or (mem is not None and mem.layer >= model.layer):
+            return None
+        return self._path(model)
+
+    @property
+    def mem_mib(self) -> Optional[int]:
+        """GPU memory given by hand."""
+        mem, model = self._settings.get("mem"), self._settings.get("model")
+        if mem is None or (model is not None and model.layer > mem.layer):
+            return None
+        try:
+            mib = parse_mib(mem.value)
+        except UsageError as error:
+            raise UsageError(f"{mem.origin}: {error}") from None
+        if mib < 1:
+            raise UsageError(f"{mem.origin}: GPU memory must be more than nothing, not {mem.value!r}")
+        return mib
+
+    @property
+    def memory_line(self) -> Optional[MemoryLine]:
+        """The script's memory line; None without one, or where a model or `mem` says more."""
+        setting = self._settings.get(memory_line.KEY)
+        if setting is None or self.model is not None or self.mem_mib is not None:
+            return None
+        try:
+            line = memory_line.parse_line(setting.value)
+        except UsageError as error:
+            raise UsageError(f"{setting.origin}: {error}") from None
+        # What a file presets is for jobs that do not say; the line says.
+        given = {key: self._name(key) for key in ("optimizer", "precision") if self._layer(key) > FILES}
+        wrong = memory_line.check_settings(line, given)
+        if wrong:
+            raise UsageError(f"{setting.origin}: {wrong}.\nMake it anew, or add --model summary.txt.")
+        return line
+
+    def stale_line(self, fingerprint: str, job: TrainingJob) -> Optional[str]:
+        """Why the script's memory line is not this model's and job's, where it has one; None when it is."""
+        setting = self._settings.get(memory_line.KEY)
+        if setting is None:
+            return None
+        try:
+            line = memory_line.parse_line(setting.value)
+        except UsageError as error:
+            return f"{setting.origin}: {error}"
+        if line.fingerprint == fingerprint and line.job == memory_line.job_words(job):
+            return None
+        return (
+            f"{setting.origin}: the {memory_line.KEY} was made from another summary or another way to train; "
+            "sbatch would go by it: make it anew with gpumem estimate --directive --write"
+        )
+
+    def line_batch(self, line: MemoryLine) -> int:
+        """The batch size for a memory line: its own where nothing says one."""
+        return (self._number("batch-size") if self._layer("batch-size") > FILES else None) or line.batch
+
+    @property
+    def gpu(self) -> Optional[str]:
+        """The GPU type to estimate for."""
+        return self.text("gpu")
+
+    @property
+    def on_oom(self) -> str:
+        """Whether the job may be requeued when it runs out of GPU memory."""
+        setting = self._settings.get("on-oom")
+        if setting is None:
+            return "requeue"
+        if setting.value not in _ON_OOM:
+            raise UnknownNameError(f"on-oom ({setting.origin})", setting.value, list(_ON_OOM))
+        return setting.value
+
+    @property
+    def max_slowdown(self) -> Optional[float]:
+        """How much longer its steps may take beside others, by the job's own word."""
+        setting = self._settings.get("max-slowdown")
+        if setting is None:
+            return None
+        from slurm_gpumem.config.load import checked_slowdown
+        from slurm_gpumem.errors import ConfigError
+
+        try:
+            return checked_slowdown(f"max-slowdown ({setting.origin})", setting.value)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+
+    @property
+    def exclusive_gpu(self) -> bool:
+        """Whether the job wants a GPU to itself."""
+        return self._switch("exclusive-gpu")
+
+    @property
+    def end_line(self) -> bool:
+        """Whether the job wants one line on what it used, at the end of its output."""
+        return self._switch("end-line")
+
+    def text(self, key: str) -> Optional[str]:
+        """A value as it was given."""
+        setting = self._settings.get(key)
+        return None if setting is None else setting.value
+
+    def given_by(self, layer: int) -> List[str]:
+        """Keys whose value in force stands in this layer."""
+        return [key for key, setting in self._settings.items() if setting.layer == layer]
+
+    def training_job(
+        self, summary_batch: Optional[int], gpus: int, traced: Optional[TracedJob] = None
+    ) -> TrainingJob:
+        """The job the estimate is for; `summary_batch` and what was `traced` where nothing else is said."""
+        batch = self._number("batch-size") or summary_batch
+        if batch is None:
+            raise UsageError(
+                "no batch size: the summary does not say one.\n"
+                "Give it with --batch-size 128 or #GPUMEM batch-size=128."
+            )
+        values = {
+            "optimizer": self._name("optimizer"),
+            "precision": self._name("precision"),
+            "grad_accumulation": self._number("grad-accumulation"),
+            "checkpointing": self._switch("checkpointing") or None,
+            "channels_last": self._switch("channels-last") or None,
+            "loss": self._name("loss"),
+            "input_dtype": self._name("input-dtype"),
+        }
+        given = {**_as_traced(traced), **{key: value for key, value in values.items() if value is not None}}
+        return TrainingJob(batch_size=batch, gpus=gpus, **given)  # type: ignore[arg-type]
+
+    def _layer(self, key: str) -> int:
+        setting = self._settings.get(key)
+        return FILES if setting is None else setting.layer
+
+    def _name(self, key: str) -> Optional[str]:
+        """A name as it is known, however it was written: "AdamW", "sgd_momentum"."""
+        text = self.text(key)
+        return None if text is None else text.lower().replace("_", "-")
+
+    def _number(self, key: str) -> Optional[int]:
+        setting = self._settings.get(key)
+        if setting is None:
+            return None
+        try:
+            number = int(setting.value)
+        except ValueError:
+            raise UsageError(
+                f"{setting.origin}: {key} must be a whole number, not {setting.value!r}"
+            ) from None
+        if number < 1:
+            raise UsageError(f"{setting.origin}: {key} must be at least 1, not {number}")
+        return number
+
+    def _switch(self, key: str) -> bool:
+        setting = self._settings.get(key)
+        if setting is None:
+            return False
+        if setting.value.lower() not in _YES:
+            raise UsageError(f"{setting.origin}: {key} must be yes or no, not {setting.value!r}")
+        return _YES[setting.value.lower()]
+
+    def _path(self, model: Setting) -> str:
+        """A #GPUMEM line's relative path counts from the working directory, else from the script's."""
+        if self._script_folder and not os.path.isabs(model.value) and not os.path.exists(model.value):
+            beside = os.path.join(self._script_folder, model.value)
+            if os.path.exists(beside):
+                return beside
+        return model.value
+
+
+def _as_traced(traced: Optional[TracedJob]) -> Dict[str, object]:
+    """What a trace says of its job, as far as we have a name for it."""
+    if traced is None:
+        return {}
+    found: Dict[str, object] = {
+        "grad_accumulation": traced.grad_accumulation,
+        "checkpointing": traced.checkpointing,
+        "channels_last": traced.channels_last,
+        "precision": traced.precision,
+    }
+    if traced.optimizer in OPTIMIZERS:
+        found["optimizer"] = traced.optimizer
+    return found
+
+
+def job_settings(
+    config: Config,
+    directives: Sequence[Directive],
+    environ: Mapping[str, str],
+    options: Mapping[str, str],
+    *,
+    script: Optional[str] = None,
+) -> JobSettings:
+    """Lay the layers over each other; `options` by key ("mem" is spelled --gpu-mem there)."""
+    merged: Dict[str, Setting] = {
+        key: Setting(default.value, default.origin, FILES) for key, default in config.job.items()
+    }
+    for directive in directives:
+        origin = f"{script or 'script'}, line {directive.line}"
+        merged[directive.key] = Setting(directive.value, origin, DIRECTIVES)
+    for key, (value, variable) in job_variables(environ).items():
+        merged[key] = Setting(value, variable, ENVIRONMENT)
+    for key, value in options.items():
+        spelled = "--gpu-mem" if key == "mem" else f"--{key}"
+        merged[key] = Setting(value, spelled, OPTIONS)
+    model = merged.get("model")
+    folder = os.path.dirname(script) if script and model and model.layer == DIRECTIVES else None
+    return JobSettings(merged, folder)

@@ -1,0 +1,69 @@
+"""Rows while a parser still works on them; `freeze` makes the layers that everybody else sees."""
+
+from __future__ import annotations
+
+from typing import List, Optional, Tuple
+
+from slurm_gpumem.summaries.types import UNKNOWN_KIND, Layer, Shape
+
+
+class Row:
+    """A `Layer` that can still change; the fields mean the same and have the same defaults."""
+
+    kind: str
+    outputs: Tuple[Shape, ...] = ()
+    inputs: Tuple[Shape, ...] = ()
+    params: int = 0
+    trainable: bool = True
+    depth: int = 0
+    name: str = ""
+    leaf: bool = True
+    repeated: bool = False
+    kernel: Optional[Shape] = None
+    attributes: Tuple[Tuple[str, str], ...] = ()
+    line: int = 0
+    hidden: bool = False
+    called: bool = True
+    derived: Tuple[str, ...] = ()
+    params_known: bool = True
+    unknown = False
+    """Whether this is a line that could not be understood."""
+
+    def __init__(self, kind: str, line: int, depth: int = 0) -> None:
+        self.kind = kind
+        self.line = line
+        self.depth = depth
+
+    def note(self, key: str, value: str) -> None:
+        """Add an attribute."""
+        self.attributes = (*self.attributes, (key, value))
+
+
+class _UnknownRow(Row):
+    unknown = True
+
+
+def unknown_row(text: str, line: int, depth: int = 0) -> Row:
+    """Keep a line of a table that could not be understood."""
+    row = _UnknownRow(UNKNOWN_KIND, line, depth)
+    row.note("text", quote(text))
+    return row
+
+
+def quote(text: str, limit: int = 60) -> str:
+    """Shorten a line for a message, without control characters."""
+    start = text.strip()[: limit + 1]
+    shown = start if start.isprintable() else "".join(c if c.isprintable() else "?" for c in start)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def freeze(rows: List[Row]) -> Tuple[Layer, ...]:
+    """Turn finished rows into layers."""
+    layers = []
+    for row in rows:
+        # A frozen dataclass's own __init__ sets each field by a call: a third of the time of a long summary.
+        # Fields that a row has left alone have Layer's default, which is its class's attribute.
+        layer = object.__new__(Layer)
+        object.__setattr__(layer, "__dict__", row.__dict__)
+        layers.append(layer)
+    return tuple(layers)

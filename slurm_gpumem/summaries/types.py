@@ -1,0 +1,130 @@
+"""What every parser returns and every estimator reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from slurm_gpumem.summaries.trace_types import Trace
+
+Shape = Tuple[int, ...]
+"""Sizes of one tensor, -1 where the summary leaves a size open ("-1", "None").
+
+The batch is mostly the first size, but not always: a recurrent layer may write [time, batch, features],
+windowed attention [batch · windows, tokens, features]. `ModelSummary.elements` counts correctly for all.
+"""
+
+UNKNOWN_BATCH = -1
+UNKNOWN_KIND = "?"
+"""The kind of a line inside a table that could not be understood; its text is in `Layer.attributes`."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of a summary, in the order the summary shows.
+
+    That is the forward order. torchinfo, Keras and print(model) show parents before their children;
+    torchsummary shows a container after its children.
+    """
+
+    kind: str
+    """Class name as written, without a trailing index: "Conv2d"."""
+    outputs: Tuple[Shape, ...] = ()
+    """Shapes of its outputs; empty when the summary does not say."""
+    inputs: Tuple[Shape, ...] = ()
+    params: int = 0
+    """Parameters of this module itself, without its children's; 0 for a repeated (shared) one.
+
+    A container may have some too (a class token, timm's BatchNormAct2d): count them over all rows.
+    """
+    trainable: bool = True
+    depth: int = 0
+    """Nesting: 0 for a top-level row."""
+    name: str = ""
+    """Attribute name ("layer1.0.conv1", "fc") where the summary gives one."""
+    leaf: bool = True
+    """False for a container whose children are rows of their own."""
+    repeated: bool = False
+    """True when the same module was already counted (torchinfo's "(recursive)"); it still makes outputs."""
+    kernel: Optional[Shape] = None
+    """Kernel size where the summary gives it."""
+    attributes: Tuple[Tuple[str, str], ...] = ()
+    """What the text says about it beyond shapes ("in_features" → "512"), in order."""
+    line: int = 0
+    """Line of the text, from 1; for messages."""
+    hidden: bool = False
+    """True for a block whose inner layers the summary does not show: a leaf here, its `params` are the
+    whole block's, and the activations inside it are unknown."""
+    called: bool = True
+    """False when the summary shows that forward never called it (its parent may still use its weights)."""
+    derived: Tuple[str, ...] = ()
+    """Names of fields that are not in the text but worked out from it ("inputs", "outputs", "params")."""
+    params_known: bool = True
+    """False when the text neither gives the parameters nor what is needed to compute them."""
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """A model as its summary tells it."""
+
+    format: str
+    """The tool that wrote it: "torchsummary", "torchinfo", "keras", "print(model)" ..."""
+    layers: Tuple[Layer, ...]
+    name: str = ""
+    """Class of the model or the file's stem; only for people."""
+    batch: Optional[int] = None
+    """Batch size the summary was made with; None when its shapes do not fix it."""
+    input_shapes: Tuple[Shape, ...] = ()
+    total_params: int = 0
+    """As the summary's totals state them; the rows' sum where it states none."""
+    trainable_params: int = 0
+    warnings: Tuple[str, ...] = ()
+    """What makes an estimate less sure than it could be, and what its user can do about it."""
+    remarks: Tuple[str, ...] = ()
+    """What was seen or filled in and needs nobody's doing: for those who ask how."""
+    has_shapes: bool = True
+    """False when no layer has an output shape: activations are unknown (print(model))."""
+    complete: bool = True
+    """False when the table is cut off or the text names more parameters than its rows have."""
+
+    output_bytes: Optional[int] = None
+    """Outputs of all layers that have parameters, at the summary's batch, those inside hidden blocks
+    included: half of torchinfo's "Forward/backward pass size"; None where the text does not say."""
+    trace: Optional[Trace] = None
+    """Every allocation of the first training steps; only our own summaries have it."""
+
+    @property
+    def leaves(self) -> Tuple[Layer, ...]:
+        """The rows that compute: everything but containers."""
+        return tuple(layer for layer in self.layers if layer.leaf)
+
+    @property
+    def hidden(self) -> Tuple[Layer, ...]:
+        """The blocks whose inner layers the summary does not show."""
+        return tuple(layer for layer in self.layers if layer.hidden)
+
+    def elements(self, shape: Shape, batch_size: int) -> int:
+        """Count a tensor's numbers at `batch_size`, from its shape in this summary."""
+        count = 1
+        for size in shape:
+            if size != UNKNOWN_BATCH:
+                count *= size
+        if UNKNOWN_BATCH in shape:
+            return count * batch_size
+        if self.batch is None or not depends_on_batch(shape, self.batch):
+            return count
+        return count // self.batch * batch_size
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for this architecture, the same for every batch size, column set and layout of the text."""
+        from slurm_gpumem.summaries.fingerprint import fingerprint
+
+        return fingerprint(self)
+
+
+def depends_on_batch(shape: Shape, batch: int) -> bool:
+    """Whether a tensor of this shape grows with the batch, as far as its sizes show."""
+    if not shape:
+        return False
+    return shape[0] % batch == 0 or batch in shape

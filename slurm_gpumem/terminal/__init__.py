@@ -1,0 +1,1 @@
+"""Drawing for a terminal: charts, bars, progress and the picture of the GPUs."""

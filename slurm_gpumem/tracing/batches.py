@@ -1,0 +1,97 @@
+"""A user's batch, and batches like it of another size, on meta tensors."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping, Optional
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.tracing.loop import Inputs
+from slurm_gpumem.tracing.meta_model import META
+from slurm_gpumem.tracing.values import give, small
+
+MADE = 0
+"""In place of a size: the batch was made at the size that is wanted."""
+
+
+def batch_size_of(batch: Any) -> Optional[int]:
+    """The first size of the first tensor in a batch."""
+    first = _first(batch)
+    return int(first.shape[0]) if first is not None and first.dim() else None
+
+
+def maker(batch: Any, target: Any, size: int) -> Callable[[int], Inputs]:
+    """A function that makes a batch of any size like the one given; `batch` may be such a function."""
+    if callable(batch) and not isinstance(batch, Tensor):
+        return lambda wanted: as_inputs(_resized(batch(wanted), MADE, wanted), None)
+    return lambda wanted: as_inputs(_resized(batch, size, wanted), _resized(target, size, wanted))
+
+
+def as_inputs(batch: Any, target: Any) -> Inputs:
+    """A batch as a model's forward takes it: a dictionary by name, a tuple in order."""
+    if isinstance(batch, Inputs):
+        return batch
+    if isinstance(batch, Mapping):
+        return Inputs((), dict(batch), target)
+    if isinstance(batch, (tuple, list)):
+        return Inputs(tuple(batch), {}, target)
+    return Inputs((batch,), {}, target)
+
+
+def _resized(value: Any, size: int, wanted: int) -> Any:
+    """The same value on meta tensors, every first dimension of `size` turned to `wanted`."""
+    if isinstance(value, Tensor):
+        if value.device == META and size == MADE:
+            return value  # made for this step, on meta tensors already
+        shape = list(value.shape)
+        if shape and size > 0 and shape[0] % size == 0:
+            shape[0] = shape[0] // size * wanted
+        twin = torch.empty(shape, dtype=value.dtype, device=META)
+        if value.device != META and value.numel() and small(twin):
+            # Another size gets the same rows again.
+            rows = value if value.shape == twin.shape else _repeated(value, shape[0])
+            give(twin, rows.detach().cpu())
+        return twin
+    if isinstance(value, Inputs):
+        return Inputs(
+            _resized(value.args, size, wanted),
+            _resized(value.kwargs, size, wanted),
+            _resized(value.target, size, wanted),
+        )
+    if isinstance(value, Mapping):
+        return {key: _resized(item, size, wanted) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_resized(item, size, wanted) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def _repeated(value: Tensor, rows: int) -> Tensor:
+    return value[torch.arange(rows, device=value.device) % value.shape[0]]
+
+
+def _first(value: Any) -> Optional[Tensor]:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, Inputs):
+        return _first([value.args, value.kwargs])
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            found = _first(item)
+            if found is not None:
+                return found
+    return None
+
+
+def require_size(batch: Any, given: Optional[int]) -> int:
+    """The batch size, given or seen."""
+    size = given if given is not None else (None if callable(batch) else batch_size_of(batch))
+    if size is None:
+        raise UsageError("the batch's size cannot be seen; say batch_size=…")
+    if size < 1:
+        raise UsageError(f"the batch size must be at least 1, not {size}")
+    return size

@@ -1,0 +1,144 @@
+"""Make the user's CUDA calls harmless where there is no GPU: "cuda" is the device that is traced.
+
+The user's own code sees a GPU (`torch.cuda.is_available()`), because what it would do there is what
+is to be traced. Libraries see none, so that they do not look for kernels that are not there.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from slurm_gpumem.tracing.child.blame import is_users
+
+_GIB = 1 << 30
+
+
+class CudaHere(TorchFunctionMode):
+    """Sends every tensor that is asked onto "cuda" to another device instead."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = torch.device(device)
+        self.seen = False
+        """Whether anything was asked onto a GPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            self.seen = True
+            return args[0].to(self._device)
+        if func is torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            return args[0].device == self._device
+        if "device" in kwargs and _is_cuda(kwargs["device"]):
+            kwargs = {**kwargs, "device": self._device}
+            self.seen = True
+        if func is torch.Tensor.to and any(_is_cuda(arg) for arg in args[1:]):
+            args = (args[0], *(self._device if _is_cuda(arg) else arg for arg in args[1:]))
+            self.seen = True
+        return func(*args, **kwargs)
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    # A bare number is a CUDA device's index.
+    return isinstance(device, str) and device.split(":")[0] == "cuda"
+
+
+@contextmanager
+def cuda_is_here(device: str) -> Iterator[CudaHere]:
+    """Inside, the user's code may use "cuda" as on a node with one GPU."""
+    mode = CudaHere(device)
+    saved: List[Tuple[Any, str, Any]] = []
+    for owner, name, value in _replacements():
+        if hasattr(owner, name):
+            saved.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
+    try:
+        with mode:
+            yield mode
+    finally:
+        for owner, name, value in reversed(saved):
+            setattr(owner, name, value)
+
+
+def _replacements() -> Iterator[Tuple[Any, str, Any]]:
+    yield torch.cuda, "is_available", _for_users(True, torch.cuda.is_available)
+    yield torch.cuda, "device_count", _for_users(1, torch.cuda.device_count)
+    properties = types.SimpleNamespace(
+        name="GPU", major=9, minor=0, total_memory=80 * _GIB, multi_processor_count=132
+    )
+    answers: Dict[str, Any] = {
+        "current_device": 0,
+        "get_device_name": "GPU",
+        "get_device_capability": (9, 0),
+        "get_device_properties": properties,
+        "mem_get_info": (80 * _GIB, 80 * _GIB),
+        "is_bf16_supported": True,
+        "memory_summary": "",
+        **dict.fromkeys(
+            ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"), 0
+        ),
+        **dict.fromkeys(
+            (
+                "set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats",
+                "reset_max_memory_allocated", "set_per_process_memory_fraction", "init",
+            )
+        ),
+    }  # fmt: skip
+    for name, answer in answers.items():
+        yield torch.cuda, name, _answering(answer)
+    yield torch.cuda, "Stream", _Nothing
+    yield torch.cuda, "Event", _Nothing
+    yield torch.cuda, "stream", _Nothing
+    yield torch.cuda, "device", _Nothing
+    yield torch.cuda, "current_stream", _answering(_Nothing())
+    yield torch, "set_default_device", _default_device(torch.set_default_device)
+
+
+def _answering(value: Any) -> Callable[..., Any]:
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return answer
+
+
+def _for_users(value: Any, real: Callable[[], Any]) -> Callable[[], Any]:
+    def answer() -> Any:
+        return value if is_users(sys._getframe(1).f_code.co_filename) else real()
+
+    return answer
+
+
+def _default_device(real: Callable[[Any], None]) -> Callable[[Any], None]:
+    def set_default_device(device: Any) -> None:
+        if not _is_cuda(device):
+            real(device)
+
+    return set_default_device
+
+
+class _Nothing:
+    """A stream, an event, a device context: there, and without effect."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Nothing:
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _answering(None)

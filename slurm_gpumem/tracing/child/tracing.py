@@ -1,0 +1,284 @@
+"""Load, build, feed, trace: what the child process does with a request."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from slurm_gpumem.errors import TargetError
+from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing.child import batches, hub
+from slurm_gpumem.tracing.child.checkpointing import checkpoint_blocks
+from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
+from slurm_gpumem.tracing.child.load import as_many_as_it_takes, call, find_callable
+from slurm_gpumem.tracing.child.pretrained import without_downloads
+from slurm_gpumem.tracing.child.spec import HUGGING_FACE, NO_OPTIMIZER, TIMM, Target, TraceRequest
+from slurm_gpumem.tracing.child.unknown import UnknownOperators, is_unknown_operator
+from slurm_gpumem.tracing.loop import Inputs
+from slurm_gpumem.tracing.losses import main_tensor
+from slurm_gpumem.tracing.trace_model import summarize
+
+_META, _CPU = "meta", "cpu"
+
+
+def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any]:
+    """Trace what is asked for and write the summary; returns facts about how it went."""
+    with without_downloads(lambda note: line.say(note=note)):
+        model, device = _model(request, line)
+        trains = request.optimizer != NO_OPTIMIZER
+        if trains and not list(model.parameters()):
+            raise TargetError(f"{request.target.label}: the model has no parameters; nothing to train")
+        model.train(trains)
+        if request.checkpointing:
+            line.say(note=checkpoint_blocks(model))
+        with cuda_is_here(_META), torch.set_grad_enabled(trains):
+            make = _batches(request, model, line)
+            optimizer = _optimizer(request, model)
+            loss = _loss(request)
+            _materialize(model, make, request.batch_size)
+            step = _step(request)
+            line.enter("tracing the model")
+
+            def traced() -> ModelSummary:
+                return summarize(
+                    model,
+                    make,
+                    batch_size=request.batch_size,
+                    optimizer=optimizer,
+                    loss=loss,
+                    precision=request.precision,
+                    channels_last=request.channels_last,
+                    evaluate=request.evaluate,
+                    step=step,
+                    name=_name(request.target),
+                )
+
+            summary = _with_unknown_operators(traced, line)
+    if request.checkpointing and summary.trace is not None:
+        job = replace(summary.trace.job, checkpointing=True)
+        summary = replace(summary, trace=replace(summary.trace, job=job))
+    line.enter("writing the summary")
+    with open(result, "w", encoding="utf-8") as file:
+        file.write(to_json(summary))
+    way = summary.trace.way if summary.trace else ""
+    return {"way": way, "built_on": device}
+
+
+def _with_unknown_operators(traced: Callable[[], ModelSummary], line: Any) -> ModelSummary:
+    """Trace; where an operator has no implementation without a GPU, trace again and assume its result."""
+    try:
+        return traced()
+    except (RuntimeError, NotImplementedError) as error:
+        if not is_unknown_operator(error):
+            raise
+        unknown = UnknownOperators()
+        with unknown:
+            summary = traced()
+        if not unknown.remarks or summary.trace is None:
+            return summary
+        for remark in unknown.remarks:
+            line.say(note=remark)
+        remarks = (*summary.trace.remarks, *unknown.remarks)
+        return replace(summary, trace=replace(summary.trace, remarks=remarks))
+
+
+def _materialize(model: nn.Module, make: Callable[[int], Inputs], size: int) -> None:
+    """Give lazy layers their shapes by one forward pass, as their user does before training."""
+    if not any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
+        return
+    was = model.training
+    with torch.no_grad():
+        inputs = make(size)
+        model.eval()(*inputs.args, **inputs.kwargs)
+    model.train(was)
+
+
+# -- The model -------------------------------------------------------------------------------------
+
+
+def _model(request: TraceRequest, line: Any) -> Tuple[nn.Module, str]:
+    """The model, built on meta tensors where it can be, else with real (not initialised) weights."""
+    target = request.target
+    function: Any = None
+    label = target.label
+    if target.kind not in (HUGGING_FACE, TIMM):
+        line.enter(f"importing {os.path.basename(target.place)}")
+        with cuda_is_here(_CPU):
+            function, label = find_callable(target)
+    line.enter("building the model")
+
+    def build() -> Any:
+        if target.kind == TIMM:
+            return hub.build_timm(target.place, target.arguments)
+        if target.kind == HUGGING_FACE:
+            built, said = hub.build_hugging_face(target.place, target.arguments, request.head)
+            if said:
+                line.say(note=said)
+            return built
+        return call(function, label, target.arguments)
+
+    if isinstance(function, nn.Module):
+        return function, _CPU
+    try:
+        with torch.device(_META), cuda_is_here(_META):
+            return _checked(build(), label), _META
+    except (TargetError, SystemExit):
+        raise
+    except Exception as error:
+        if not _blames_meta(error):
+            raise
+    with cuda_is_here(_CPU):
+        return _checked(build(), label), _CPU
+
+
+def _blames_meta(error: BaseException) -> bool:
+    """Whether real tensors would do what failed: values were read, or moved, that are not there."""
+    text = f"{type(error).__name__} {error}".lower()
+    return any(
+        word in text for word in ("meta", "fake", "item()", "data-dependent", "expected all tensors", "numpy")
+    )
+
+
+def _checked(made: Any, label: str) -> nn.Module:
+    if isinstance(made, nn.Module):
+        return made
+    if isinstance(made, (tuple, list)):
+        models = [one for one in made if isinstance(one, nn.Module)]
+        if models:
+            return models[0]
+    what = "nothing (None)" if made is None else f"a {type(made).__name__}"
+    raise TargetError(
+        f"{label} returned {what}, not a torch.nn.Module.\n"
+        "Name a class of models, or a function that returns one."
+    )
+
+
+def _name(target: Target) -> str:
+    if target.kind in (HUGGING_FACE, TIMM):
+        place = target.place
+        return os.path.basename(os.path.dirname(place)) or "config" if place.endswith(".json") else place
+    return ""
+
+
+# -- What it is fed --------------------------------------------------------------------------------
+
+
+def _batches(request: TraceRequest, model: nn.Module, line: Any) -> Callable[[int], Inputs]:
+    line.enter("making the batch")
+    if request.batch_callable is not None:
+        function, label = find_callable(request.batch_callable)
+        return lambda size: _from_callable(function, label, size, request)
+    first = batches.make_batch(request, model, _META)
+    if first.said:
+        line.say(note=first.said)
+
+    def make(size: int) -> Inputs:
+        made = batches.make_batch(replace(request, batch_size=size), model, _META)
+        target = None
+        if request.target_input is not None:
+            target = batches.tensor(request.target_input, size, _META, torch.int64)
+        return Inputs(tuple(made.args), made.kwargs, target)
+
+    return make
+
+
+def _from_callable(function: Any, label: str, size: int, request: TraceRequest) -> Inputs:
+    made = call(function, label, {}, *as_many_as_it_takes(function, size))
+    if isinstance(made, Inputs):
+        return made
+    if isinstance(made, dict):
+        return Inputs((), {str(k): _on_meta(v) for k, v in made.items()})
+    if isinstance(made, torch.Tensor):
+        return Inputs((_on_meta(made),))
+    if isinstance(made, (tuple, list)) and made:
+        values = [_on_meta(one) for one in made]
+        if request.step_callable is None and len(values) == 2:
+            # What a data loader gives: the input and its target.
+            first = values[0]
+            if isinstance(first, dict):
+                return Inputs((), first, values[1])
+            return Inputs((first,) if not isinstance(first, tuple) else first, {}, values[1])
+        return Inputs(tuple(values))
+    what = "nothing (None)" if made is None else f"a {type(made).__name__}"
+    raise TargetError(
+        f"{label} returned {what}; a batch is a tensor, a tuple (input, target) or a dictionary"
+    )
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(_META)
+    if isinstance(value, dict):
+        return {key: _on_meta(one) for key, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_on_meta(one) for one in value)
+    return value
+
+
+# -- How it is trained -----------------------------------------------------------------------------
+
+
+def _optimizer(request: TraceRequest, model: nn.Module) -> Any:
+    if request.optimizer == NO_OPTIMIZER:
+        return None
+    if request.optimizer_callable is None:
+        return request.optimizer
+    function, label = find_callable(request.optimizer_callable)
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        made = call(function, label, {}, *as_many_as_it_takes(function, parameters))
+        if not isinstance(made, torch.optim.Optimizer):
+            raise TargetError(f"{label} returned a {type(made).__name__}, not a torch.optim.Optimizer")
+        return made
+
+    return make
+
+
+def _step(request: TraceRequest) -> Any:
+    if request.step_callable is None:
+        return None
+    function, _ = find_callable(request.step_callable)
+    if not callable(function):
+        raise TargetError(
+            f"{request.step_callable.label} is no function; a step takes (model, batch, optimizer)"
+        )
+
+    def step(model: Any, batch: Any, optimizer: Any) -> Any:
+        return function(*as_many_as_it_takes(function, model, batch, optimizer))
+
+    return step
+
+
+def _loss(request: TraceRequest) -> Any:
+    if request.loss_callable is None:
+        return None if request.loss == "auto" else _MORE_LOSSES.get(request.loss, request.loss)
+    function, label = find_callable(request.loss_callable)
+    if isinstance(function, type):
+        function = call(function, label, {})
+
+    def loss(output: Any, target: Any) -> Any:
+        given = [output] if target is None else [output, target]
+        return function(*as_many_as_it_takes(function, *given))
+
+    return loss
+
+
+def _binary(output: Any, target: Any) -> Any:
+    prediction = main_tensor(output)
+    wanted = torch.zeros_like(prediction) if target is None else target.to(prediction.dtype)
+    return torch.nn.functional.binary_cross_entropy_with_logits(prediction, wanted)
+
+
+def _sum(output: Any, target: Any) -> Any:
+    """What detection models return while they train: several losses by name."""
+    values = output.values() if isinstance(output, dict) else [main_tensor(output)]
+    return sum(value.sum() for value in values)
+
+
+_MORE_LOSSES = {"bce": _binary, "sum": _sum}

@@ -1,0 +1,54 @@
+"""`torch.tensor([…], device=x.device)` on a meta tensor's device: its numbers are known, and kept."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.values import give
+
+
+@contextmanager
+def known_constants() -> Iterator[None]:
+    """Inside, tensors that are made from Python numbers on the meta device remember them."""
+    originals = {(torch, "tensor"): torch.tensor, (torch, "as_tensor"): torch.as_tensor}
+    new_tensor: Any = Tensor.new_tensor
+
+    def keeping(make: Any) -> Any:
+        def constant(data: Any, *args: Any, **kwargs: Any) -> Any:
+            made = make(data, *args, **kwargs)
+            return _remember(made, make, data, args, kwargs)
+
+        return constant
+
+    def new(self: Tensor, data: Any, *args: Any, **kwargs: Any) -> Any:
+        made = new_tensor(self, data, *args, **kwargs)
+        return _remember(made, torch.tensor, data, args, {**kwargs, "dtype": made.dtype})
+
+    for (owner, name), make in originals.items():
+        setattr(owner, name, keeping(make))
+    setattr(Tensor, "new_tensor", new)  # noqa: B010 - its type is not the same
+    try:
+        yield
+    finally:
+        for (owner, name), make in originals.items():
+            setattr(owner, name, make)
+        setattr(Tensor, "new_tensor", new_tensor)  # noqa: B010
+
+
+def _remember(made: Any, make: Any, data: Any, args: Any, kwargs: Any) -> Any:
+    """Make a constant once more on the CPU, where it is one."""
+    if made.device.type == "meta" and _plain(data):
+        options = {name: value for name, value in kwargs.items() if name in ("dtype",)}
+        give(made, make(data, *args, **options, device="cpu"))
+    return made
+
+
+def _plain(data: Any) -> bool:
+    """Whether data are numbers, not tensors."""
+    if isinstance(data, (list, tuple)):
+        return all(_plain(item) for item in data)
+    return isinstance(data, (bool, int, float, complex))

@@ -1,0 +1,137 @@
+"""Operators that CUDA runs otherwise than meta tensors show: workspaces, order, work done in place."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.attention_kernels import ATTENTION
+from slurm_gpumem.tracing.convolutions import CONVOLUTIONS
+from slurm_gpumem.tracing.cuda_scratch import SCRATCH
+from slurm_gpumem.tracing.fast import NOT_PLAIN, arithmetic, like, on_meta
+from slurm_gpumem.tracing.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
+from slurm_gpumem.tracing.reductions import SUMS
+
+aten = torch.ops.aten
+MATMULS = {
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::addbmm",
+    "aten::_addmm_activation",
+}
+
+
+def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The engine sums gradients in place; under a dispatch mode it believes that it must not."""
+    first, second = args[:2]
+    if (
+        recorder.phase == "backward"
+        and not torch.is_grad_enabled()
+        and not kwargs
+        and isinstance(second, Tensor)
+        and first.shape == second.shape
+        and first.dtype == second.dtype
+        and owned_alone(first)
+    ):
+        return first
+    if _bias_of_product(recorder, first, second):
+        return aten.alias(first)
+    result = arithmetic(args, kwargs) if on_meta(args) else NOT_PLAIN
+    return func(*args, **kwargs) if result is NOT_PLAIN else result
+
+
+def _into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Derivatives of selections write into fresh zeros; under a dispatch mode they copy them first."""
+    first = args[0]
+    if recorder.phase == "backward" and not torch.is_grad_enabled() and on_meta(args):
+        block = recorder.block_of(first)
+        if block is not None and block.operator in _ZEROS:
+            return first
+    return func(*args, **kwargs)
+
+
+def _bias_of_product(recorder: Any, first: Any, second: Any) -> bool:
+    """A linear layer over a tensor with gaps adds its bias to the product in place."""
+    if not isinstance(second, Tensor) or second.dim() != 1 or not second.is_leaf or first.dim() < 2:
+        return False
+    block = recorder.block_of(first)
+    return block is not None and block.operator == "aten::mm" and first.shape[-1] == second.shape[0]
+
+
+def _dropout(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The mask is allocated before the result."""
+    data = args[0]
+    mask = torch.empty(data.shape, dtype=torch.bool, device=data.device)
+    recorder.note(mask, "aten::native_dropout")
+    return like(data), mask
+
+
+def _safe_softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows that are masked from end to end are looked for with a mask of the whole tensor."""
+    result = func(*args, **kwargs)
+    recorder.note(result, "aten::_safe_softmax")
+    mask = recorder.take(result.numel(), "aten::_safe_softmax")
+    rows = recorder.take(result.numel() // max(int(result.shape[-1]), 1), "aten::_safe_softmax")
+    recorder.workspace(result.element_size(), "aten::_safe_softmax")
+    recorder.drop(rows)
+    recorder.drop(mask)
+    return result
+
+
+def _softmax_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The product of gradient and output lives beside the result."""
+    gradient, output = args[:2]
+    result = func(*args, **kwargs)
+    recorder.note(result, func._schema.name)
+    recorder.workspace(
+        gradient.numel() * max(gradient.element_size(), output.element_size()),
+        func._schema.name,
+    )
+    return result
+
+
+def _batch_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """cuDNN wants the gradient as the input lies; PyTorch's own kernel, for bfloat16, takes any."""
+    gradient, data, weight = args[:3]
+    name = func._schema.name
+    made, last = [], channels_last(data)
+    if cudnn_normalizes(data, weight):
+        made = copies(recorder, name, [gradient], last)
+    first, *rest = func(*args, **kwargs)
+    result = (None if first is None else laid_out(first, last), *rest)
+    recorder.note_result(result, name)
+    for number in made:
+        recorder.drop(number)
+    return result
+
+
+def owned_alone(tensor: Tensor) -> bool:
+    """Whether only the engine holds a tensor that it passed to an operator."""
+    count, shared = tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+    return bool(count <= _ALONE[0] and shared <= _ALONE[1])
+
+
+_ALONE = (4, 2)
+_ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
+
+HANDLERS: Dict[Any, Callable[..., Any]] = {
+    **ATTENTION,
+    **SCRATCH,
+    **CONVOLUTIONS,
+    **COPYING,
+    **SUMS,
+    aten.scatter.src: _into_zeros,
+    aten.scatter.value: _into_zeros,
+    aten.scatter_add.default: _into_zeros,
+    aten.index_add.default: _into_zeros,
+    aten.index_put.default: _into_zeros,
+    aten.add.Tensor: _add,
+    aten.native_dropout.default: _dropout,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten._safe_softmax.default: _safe_softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
+}

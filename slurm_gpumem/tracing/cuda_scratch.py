@@ -1,0 +1,209 @@
+"""Operators whose CUDA kernels work in memory of their own, or leave results in oversized storages."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.layouts import copying, size_of
+
+aten = torch.ops.aten
+_ATOMIC_TOKENS = 3072
+"""Up to so many tokens an embedding's gradient is summed without sorting them."""
+_TOKENS_PER_PART = 10
+_INDEX = 8
+
+
+def _oversized(shape: Tuple[int, ...], numel: int, like: Tensor) -> Tensor:
+    """A tensor at the beginning of a larger storage."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(int(size), 1)
+    storage = torch.empty(max(numel, step), dtype=like.dtype, device=like.device)
+    return storage.as_strided(shape, strides[::-1])
+
+
+def _mean_of_differences(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The loss is one number in a storage that was made for all of them."""
+    data, target = args[:2]
+    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+    result = func(*args, **kwargs)
+    if reduction == 0 or data.device.type != "meta":
+        return result
+    numel = max(int(data.numel()), int(target.numel()))
+    result = _oversized((), numel, result)
+    recorder.note(result, func._schema.name)
+    recorder.workspace(numel * result.element_size(), func._schema.name)
+    return result
+
+
+def _binary_cross_entropy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Each element's loss and its logarithm, before they are summed."""
+    name = func._schema.name
+    losses = [recorder.take(size_of(args[0]), name) for _ in range(2)]
+    result = func(*args, **kwargs)
+    recorder.note(result, name)
+    for number in losses:
+        recorder.drop(number)
+    return result
+
+
+def _logsumexp(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    result = func(*args, **kwargs)
+    name = func._schema.name
+    recorder.note(result, name)
+    largest = recorder.take(size_of(result), name)
+    powers = recorder.take(size_of(args[0]), name)
+    recorder.drop(powers)
+    recorder.drop(largest)
+    return result
+
+
+def _roll(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """One dimension after the other."""
+    data = args[0]
+    dims = args[2] if len(args) > 2 else kwargs.get("dims", ())
+    between = [recorder.take(size_of(data), "aten::roll") for _ in dims[1:]]
+    result = func(*args, **kwargs)
+    recorder.note(result, "aten::roll")
+    for number in between:
+        recorder.drop(number)
+    return result
+
+
+def _unfold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A result as large as the input is made first, found too small and made again."""
+    small = recorder.take(size_of(args[0]), "aten::im2col")
+    result = func(*args, **kwargs)
+    recorder.note(result, "aten::im2col")
+    recorder.drop(small)
+    return result
+
+
+def _fold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result lies in a storage as large as the input."""
+    result = func(*args, **kwargs)
+    if result.device.type != "meta" or result.numel() >= args[0].numel():
+        return result
+    return _oversized(tuple(result.shape), int(args[0].numel()), result)
+
+
+def _embedding_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    gradient, tokens, rows = args[:3]
+    if int(tokens.numel()) <= _ATOMIC_TOKENS:
+        return func(*args, **kwargs)
+    return _sum_by_token(recorder, func, args, kwargs, (tokens, int(rows), int(gradient.shape[-1])))
+
+
+def _bag_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    gradient, tokens, rows = (
+        args[0],
+        args[1],
+        args[5 if "dense" in func._schema.name else 6],
+    )
+    return _sum_by_token(recorder, func, args, kwargs, (tokens, int(rows), int(gradient.shape[-1])))
+
+
+def _sum_by_token(recorder: Any, func: Any, args: Any, kwargs: Any, sizes: Tuple[Tensor, int, int]) -> Any:
+    """Tokens are sorted, and their gradients summed in parts before they are written."""
+    tokens, rows, width = sizes
+    count, name = int(tokens.numel()), func._schema.name
+    ordered = [recorder.take(count * _INDEX, name) for _ in range(3)]
+    recorder.workspace(count * 65 // 4 + 16895, name)
+    recorder.drop(ordered.pop())
+    result = func(*args, **kwargs)
+    recorder.note(result, name)
+    segments = min(count, rows)
+    parts = -(-count // _TOKENS_PER_PART) + segments - 1
+    ordered.append(recorder.take(count * _INDEX, name))
+    ordered += [recorder.take(segments * _INDEX, name) for _ in range(2)]
+    ordered.append(recorder.take(parts * _INDEX, name))
+    # Sums of half-precision gradients are single-precision too; rows are padded to whole warps.
+    recorder.workspace(parts * -(-width // 32) * 32 * 4, name)
+    for number in reversed(ordered):
+        recorder.drop(number)
+    return result
+
+
+def _group_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """What each channel of each sample is scaled by and shifted by."""
+    result = func(*args, **kwargs)
+    name = func._schema.name
+    recorder.note_result(result, name)
+    if args[1] is not None or args[2] is not None:
+        _per_channel(recorder, name, 2, args[0])
+    return result
+
+
+def _group_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    result = func(*args, **kwargs)
+    name = func._schema.name
+    recorder.note_result(result, name)
+    _per_channel(recorder, name, 2 if args[4] is None else 3, args[1])
+    return result
+
+
+def _per_channel(recorder: Any, name: str, count: int, data: Tensor) -> None:
+    """So many blocks with one number for each channel of each sample."""
+    size = int(data.shape[0]) * int(data.shape[1]) * 4
+    for number in reversed([recorder.take(size, name) for _ in range(count)]):
+        recorder.drop(number)
+
+
+def _grouped_product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Products of groups of rows (mixtures of experts); meta tensors know them in bfloat16 only."""
+    first, second = args[:2]
+    if first.device.type != "meta":
+        return func(*args, **kwargs)
+    recorder.cublas("aten::bmm")
+    ends = args[2] if len(args) > 2 else kwargs.get("offs")
+    shape: Tuple[int, ...] = (first.shape[-2], second.shape[-1])
+    if first.dim() == second.dim():
+        groups = first.shape[0] if first.dim() == 3 else ends.shape[0]
+        shape = (groups, *shape)
+    return first.new_empty(shape)
+
+
+def _ctc(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The loss of each sequence, and the table of all ways through it, which the backward pass wants."""
+    scores, targets = args[:2]
+    if scores.device.type != "meta":
+        return func(*args, **kwargs)
+    steps, rows = int(scores.shape[0]), int(scores.shape[1]) if scores.dim() > 2 else 1
+    longest = int(targets.shape[-1]) if targets.dim() > 1 else -(-int(targets.numel()) // max(rows, 1))
+    return scores.new_empty(rows), scores.new_empty(rows, steps, 2 * longest + 1)
+
+
+def _ctc_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    if args[0].device.type != "meta":
+        return func(*args, **kwargs)
+    result = torch.empty_like(args[1])
+    ways = recorder.take(size_of(args[6]), "aten::_ctc_loss_backward")
+    recorder.note(result, "aten::_ctc_loss_backward")
+    recorder.drop(ways)
+    return result
+
+
+SCRATCH: Dict[Any, Callable[..., Any]] = {
+    aten.mse_loss.default: _mean_of_differences,
+    aten.smooth_l1_loss.default: _mean_of_differences,
+    aten.binary_cross_entropy_with_logits.default: _binary_cross_entropy,
+    aten.logsumexp.default: _logsumexp,
+    aten._ctc_loss.default: _ctc,
+    aten._ctc_loss.Tensor: _ctc,
+    aten._ctc_loss_backward.default: _ctc_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_backward,
+    aten.roll.default: _roll,
+    aten.im2col.default: copying(0, either=False, then=_unfold),
+    aten.col2im.default: copying(0, either=False, then=_fold),
+    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.embedding_dense_backward.default: copying(0, either=False, then=_embedding_backward),
+    aten._embedding_bag_dense_backward.default: _bag_backward,
+    aten._embedding_bag_backward.default: _bag_backward,
+}
+if hasattr(aten, "_grouped_mm"):
+    SCRATCH[aten._grouped_mm.default] = _grouped_product

@@ -1,0 +1,59 @@
+"""The last resort: a model that refuses meta tensors is run for real, on the CPU, with a few rows."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, List
+
+import torch
+from torch import Tensor, nn
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.tracing.loop import Inputs
+from slurm_gpumem.tracing.meta_model import scripted_twin
+from slurm_gpumem.tracing.values import value_of
+
+BATCHES = (2, 2, 4)
+"""Rows of each step: two of one size and one of another, to see what grows with the batch."""
+_MOST_BYTES = 8 << 30
+
+
+def refuses_meta(error: BaseException) -> bool:
+    """Whether an error says that a meta tensor has no numbers, or that an operator does not know it."""
+    text = str(error).lower()
+    return "meta" in text or "no data" in text
+
+
+def real_twin(model: nn.Module) -> nn.Module:
+    """A copy on the CPU with real numbers; UsageError where there is no room or the numbers are not there."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(tensor.device.type == "meta" for tensor in tensors):
+        raise UsageError("the model reads values and has none: build it on the CPU, not on the meta device")
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors) > _MOST_BYTES:
+        raise UsageError("the model refuses meta tensors and is too large to be run on the CPU")
+    if isinstance(model, torch.jit.ScriptModule):
+        return scripted_twin(model, torch.device("cpu"))
+    return copy.deepcopy(model).cpu()
+
+
+def real_maker(make: Callable[[int], Inputs]) -> Callable[[int], Inputs]:
+    """Batches with numbers: their own where they have some, else random ones, or zeros for whole numbers."""
+    return lambda rows: _filled(make(rows))
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, Inputs):
+        return Inputs(_filled(value.args), _filled(value.kwargs), _filled(value.target))
+    if isinstance(value, Tensor):
+        known = value if value.device.type != "meta" else value_of(value)
+        if known is not None:
+            return known.detach().cpu().clone()
+        if value.is_floating_point():
+            return torch.randn(value.shape, dtype=value.dtype)
+        return torch.zeros(value.shape, dtype=value.dtype)
+    if isinstance(value, dict):
+        return {key: _filled(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items: List[Any] = [_filled(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value

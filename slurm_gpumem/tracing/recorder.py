@@ -1,0 +1,224 @@
+"""See every allocation of a training step: a dispatch mode that notes storages as they come and go.
+
+Operators run on meta tensors (nothing is computed); those that CUDA runs otherwise than the CPU are in
+`cuda_operators`. A storage's end is told by a weak reference to it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from slurm_gpumem.summaries.trace_types import Convolution, Reduction
+from slurm_gpumem.tracing.autocast import Autocast
+from slurm_gpumem.tracing.cuda_operators import HANDLERS, MATMULS
+from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN, on_meta
+from slurm_gpumem.tracing.kernels import Kernels
+from slurm_gpumem.tracing.places import Places
+from slurm_gpumem.tracing.values import FOLLOWED, READ, SIZED, Guess, follow
+
+_HANDLERS = {**HANDLERS, **READ, **SIZED}
+Call = Union[Convolution, Reduction]
+LT_WORKSPACE = 1 << 20
+"""What cuBLASLt keeps from its first product on, the one of a linear layer with a bias."""
+
+
+@dataclass
+class Block:
+    """One allocation as it was seen."""
+
+    shape: Tuple[int, ...]
+    """Empty where the storage is not just this tensor's numbers."""
+    itemsize: int
+    nbytes: int
+    operator: str
+    module: str
+    phase: str
+    category: str = ""
+    call: Optional[Call] = None
+    """What decides the size of a workspace that the GPU's libraries take."""
+
+
+class Recorder(TorchDispatchMode):
+    """Notes allocations and releases, with the operator, layer and phase of each."""
+
+    def __init__(self, places: Places, autocast: Autocast, guess: Guess, device: str = "meta") -> None:
+        super().__init__()
+        self.guess = guess
+        self._autocast = autocast
+        self.blocks: List[Block] = []
+        self.events: List[int] = []
+        """n ≥ 0: block n appears; n < 0: block ~n goes."""
+        self.phases: List[Tuple[int, str, int]] = []
+        self.phase = "setup"
+        self.step = 0
+        self.places = places
+        self.remarks: Dict[str, None] = {}
+        self.kernels = Kernels()
+        self.uses_conv = False
+        self.uses_matmul = False
+        self._device = device
+        self._live: Dict[int, Tuple[int, Any]] = {}
+        self._handles: Dict[str, bool] = {}
+        self._operator = ""
+
+    # -- Phases ----------------------------------------------------------------------------------
+
+    def enter(self, phase: str, step: int) -> None:
+        """From here on events belong to this phase."""
+        self.phase, self.step = phase, step
+        if self.phases and self.phases[-1][0] == len(self.events):
+            self.phases.pop()
+        self.phases.append((len(self.events), phase, step))
+
+    # -- Allocations -----------------------------------------------------------------------------
+
+    def note(self, tensor: Tensor, operator: str = "", category: str = "", module: str = "") -> None:
+        """Note a tensor's storage if it is new."""
+        if tensor.device.type != self._device:
+            return
+        if tensor.layout != torch.strided:
+            for part in _parts(tensor):
+                self.note(part, operator, category, module)
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live:
+            return
+        nbytes = storage.nbytes()
+        if not nbytes:
+            return
+        itemsize = tensor.element_size()
+        shape = tuple(tensor.shape) if tensor.numel() * itemsize == nbytes else ()
+        module = module or self.places.now()
+        number = self._add(Block(shape, itemsize, nbytes, operator, module, self.phase, category))
+        live, events = self._live, self.events
+
+        def gone(_: Any) -> None:
+            live.pop(key, None)
+            events.append(~number)
+
+        live[key] = (number, weakref.ref(storage, gone))
+
+    def skip(self, tensor: Tensor) -> None:
+        """This tensor is not on the GPU."""
+        storage = tensor.untyped_storage()
+        live, key = self._live, storage._cdata
+        live[key] = (-1, weakref.ref(storage, lambda _: live.pop(key, None)))
+
+    def workspace(self, nbytes: int, operator: str, call: Optional[Call] = None) -> None:
+        """Note a block that exists only while an operator runs."""
+        if nbytes or call:
+            block = Block(
+                (),
+                1,
+                nbytes,
+                operator,
+                self.places.now(),
+                self.phase,
+                "workspace",
+                call,
+            )
+            self.events.append(~self._add(block))
+
+    def take(self, nbytes: int, operator: str, category: str = "workspace", module: str = "") -> int:
+        """Note a block that has no tensor, until `drop`."""
+        return self._add(
+            Block(
+                (),
+                1,
+                nbytes,
+                operator,
+                module or self.places.now(),
+                self.phase,
+                category,
+            )
+        )
+
+    def drop(self, number: int) -> None:
+        """The block that `take` gave goes."""
+        self.events.append(~number)
+
+    def cublas(self, operator: str) -> None:
+        """The first matrix product of a thread takes a workspace that stays."""
+        self.uses_matmul = True
+        # The engine runs the backward pass of a CUDA device in a thread of its own.
+        thread = "backward" if self.phase == "backward" else "forward"
+        if thread not in self._handles:
+            self._handles[thread] = True
+            self._add(Block((), 1, 0, "cublas", "", self.phase, "workspace"))
+        if operator == "aten::addmm":
+            self.once("lt", LT_WORKSPACE, "cublaslt")
+
+    def once(self, what: str, nbytes: int, operator: str) -> None:
+        """Note a block that is taken the first time and stays."""
+        if what not in self._handles:
+            self._handles[what] = True
+            self._add(Block((), 1, nbytes, operator, "", self.phase, "workspace"))
+
+    def block_of(self, tensor: Tensor) -> Optional[Block]:
+        """The allocation a tensor lies in."""
+        if tensor.layout != torch.strided:
+            return None
+        found = self._live.get(tensor.untyped_storage()._cdata)
+        return None if found is None or found[0] < 0 else self.blocks[found[0]]
+
+    def _add(self, block: Block) -> int:
+        number = len(self.blocks)
+        self.blocks.append(block)
+        self.events.append(number)
+        return number
+
+    def half(self) -> Optional[torch.dtype]:
+        """The type that autocast casts to here; None where it is off."""
+        return self._autocast.dtype if self._autocast.enabled else None
+
+    def assume(self, remark: str) -> None:
+        """Remember what was made up, once."""
+        self.remarks.setdefault(remark)
+
+    # -- Operators -------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator and note what it allocates."""
+        handler: Optional[Callable[..., Any]] = _HANDLERS.get(func)
+        kwargs = kwargs or {}
+        result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
+        name = func._schema.name
+        self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
+        if handler is None or func in FOLLOWED:
+            follow(func, args, kwargs, result)
+        self.note_result(result, name)
+        if name in MATMULS:
+            self.cublas(name)
+        return result
+
+    def note_result(self, result: Any, operator: str) -> None:
+        """Note the tensors that an operator returned."""
+        if isinstance(result, Tensor):
+            self.note(result, operator)
+        elif isinstance(result, (tuple, list)):
+            for item in result:
+                self.note_result(item, operator)
+
+
+def _parts(tensor: Tensor) -> List[Tensor]:
+    """The dense tensors that a sparse one is made of."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return []
+
+
+def call(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operator's result, by the short way where there is one."""
+    short = PLAIN.get(func)
+    if short is not None and on_meta(args):
+        result = short(args, kwargs)
+        if result is not NOT_PLAIN:
+            return result
+    return func(*args, **kwargs)

@@ -1,0 +1,82 @@
+"""Sums whose buffers in global memory meta tensors do not show.
+
+Where a sum does not run along the numbers that lie side by side, threads lie along its results, and blocks
+that share the work of one result meet in a buffer (memory/reduction.py).
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Callable, Dict, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.summaries.trace_types import Reduction
+
+aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def reduction_of(data: Tensor, dims: Any) -> Optional[Reduction]:
+    """How a sum over these dimensions is computed; None where it needs no buffer to speak of."""
+    if not dims or not data.numel():
+        return None
+    reduced = {dim % max(data.dim(), 1) for dim in dims}
+    # From the farthest apart in memory to side by side.
+    strides: Sequence[int] = data.stride()
+    order = [dim for dim in range(data.dim()) if data.shape[dim] > 1]
+    order.sort(key=lambda dim: strides[dim], reverse=True)
+    if not order or order[-1] in reduced or not _dense(data, order):
+        return None
+    run = 1
+    for dim in reversed(order):
+        if dim in reduced:
+            break
+        run *= int(data.shape[dim])
+    inputs = prod(int(data.shape[dim]) for dim in order if dim in reduced)
+    outputs = prod(int(data.shape[dim]) for dim in order if dim not in reduced)
+    return long_sum(inputs, outputs, run)
+
+
+def long_sum(inputs: int, outputs: int, run: int) -> Reduction:
+    """So many results of so many numbers each; as many of the results as `run` lie side by side."""
+    vector = next(count for count in (4, 2, 1) if run % count == 0)
+    return Reduction((inputs,), (outputs,), vector)
+
+
+def _dense(data: Tensor, order: Any) -> bool:
+    size = 1
+    for dim in reversed(order):
+        if data.stride(dim) != size:
+            return False
+        size *= int(data.shape[dim])
+    return True
+
+
+def _summing(place: int) -> Callable[..., Any]:
+    """A handler of an operator that sums over the dimensions in its argument number `place`."""
+
+    def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        data, name = args[0], func._schema.name
+        result = func(*args, **kwargs)
+        recorder.note(result, name)
+        widened = data.dtype in _HALF and result.dtype == torch.float32
+        if result.dtype != data.dtype and not widened and not data.is_complex():
+            # Truth values and narrow whole numbers are copied to the result's type first.
+            recorder.workspace(data.numel() * result.element_size(), name)
+            return result
+        reduction = reduction_of(data, args[place]) if len(args) > place else None
+        if reduction is not None:
+            recorder.workspace(0, name, reduction)
+        return result
+
+    return handler
+
+
+SUMS: Dict[Any, Callable[..., Any]] = {
+    aten.sum.default: _summing(1),
+    aten.sum.dim_IntList: _summing(1),
+    aten.mean.dim: _summing(1),
+    aten.linalg_vector_norm.default: _summing(2),
+}

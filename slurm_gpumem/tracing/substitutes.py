@@ -1,0 +1,138 @@
+"""Composite operators that take another way on CUDA than on meta tensors: dropout, attention, norms.
+
+They are replaced for meta tensors only, and only while a trace is made.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.attention import attention
+from slurm_gpumem.tracing.fast import like
+from slurm_gpumem.tracing.layouts import channels_last, cudnn_normalizes
+from slurm_gpumem.tracing.recurrent import recurrent_kernels
+
+_HALF = (torch.float16, torch.bfloat16)
+aten = torch.ops.aten
+
+
+def _dropout(data: Tensor, p: float, train: bool) -> Tensor:
+    """One byte an element for the mask, as CUDA's fused kernel keeps it."""
+    if not train or p == 0 or data.numel() == 0:
+        return data
+    if p == 1:
+        return data * torch.zeros((), dtype=data.dtype, device=data.device)
+    result: Tensor = aten.native_dropout(data, p, train)[0]
+    return result
+
+
+def _softmax(data: Tensor, dim: int, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """CUDA widens fp16 inside the kernel; bf16 is copied first."""
+    if dtype == torch.float32 and data.dtype == torch.float16:
+        return aten._softmax(data.contiguous(), dim, True)  # type: ignore[no-any-return]
+    return aten._softmax(data if dtype is None else data.to(dtype), dim, False)  # type: ignore[no-any-return]
+
+
+def _log_softmax(data: Tensor, dim: int, dtype: Optional[torch.dtype] = None) -> Tensor:
+    if dtype == torch.float32 and data.dtype == torch.float16:
+        return aten._log_softmax(data.contiguous(), dim, True)  # type: ignore[no-any-return]
+    return aten._log_softmax(data if dtype is None else data.to(dtype), dim, False)  # type: ignore[no-any-return]
+
+
+def _rms_norm(
+    data: Tensor,
+    shape: Sequence[int],
+    weight: Optional[Tensor] = None,
+    eps: Optional[float] = None,
+) -> Tensor:
+    """CUDA has one kernel for it where input and weight are of one type."""
+    if weight is not None and weight.dtype != data.dtype:
+        wide = data.float() if data.dtype in _HALF else data
+        dims = list(range(-len(shape), 0))
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(dims, keepdim=True) + (eps or 0.0))
+        return (scaled * weight).type_as(data)
+    return _FusedRmsNorm.apply(data, shape, weight)  # type: ignore[no-any-return]
+
+
+def _batch_norm(
+    data: Tensor,
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    mean: Optional[Tensor],
+    variance: Optional[Tensor],
+    *rest: Any,
+) -> Tensor:
+    """cuDNN takes, and keeps for the backward pass, a copy of an input with gaps."""
+    if cudnn_normalizes(data, weight):
+        last = data.dim() == 4 and channels_last(data)
+        data = data.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    training, momentum, eps = rest[:3]
+    result = aten.native_batch_norm(data, weight, bias, mean, variance, training, momentum, eps)
+    return result[0]  # type: ignore[no-any-return]
+
+
+def _group_norm(
+    data: Tensor,
+    groups: int,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-5,
+    *_: Any,
+) -> Tensor:
+    """CUDA's kernel wants channels first: a copy of what lies otherwise is kept for the backward pass."""
+    rows, channels = int(data.shape[0]), int(data.shape[1])
+    places = int(data.numel()) // max(rows * channels, 1)
+    result = aten.native_group_norm(data.contiguous(), weight, bias, rows, channels, places, groups, eps)
+    return result[0]  # type: ignore[no-any-return]
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, data: Tensor, shape: Sequence[int], weight: Optional[Tensor]) -> Tensor:
+        result = like(data)
+        rows = data.shape[: data.dim() - len(shape)]
+        scale = torch.empty((*rows, *(1 for _ in shape)), dtype=torch.float32, device=data.device)
+        ctx.save_for_backward(data, scale, *([] if weight is None else [weight]))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        data, _, *weights = ctx.saved_tensors
+        into = like(data) if ctx.needs_input_grad[0] else None
+        return into, None, like(weights[0]) if weights else None
+
+
+_REPLACED = {
+    "rms_norm": _rms_norm,
+    "batch_norm": _batch_norm,
+    "group_norm": _group_norm,
+    "dropout": _dropout,
+    "softmax.int": _softmax,
+    "log_softmax.int": _log_softmax,
+    "scaled_dot_product_attention": attention,
+}
+
+
+@contextmanager
+def cuda_substitutes(recorder: Any) -> Iterator[None]:
+    """Inside, meta tensors take CUDA's way through these operators."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name, function in {**_REPLACED, **recurrent_kernels(recorder)}.items():
+            library.impl(name, _kept(function), "AutogradMeta")
+        yield
+    finally:
+        library._destroy()
+
+
+def _kept(function: Any) -> Any:
+    """A function of its own each time: a registration is told apart by its object."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,157 @@
+"""`summarize(model, batch, optimizer=…)`: a model's layers and the trace of its first training steps."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, Callable, List, Optional
+
+import torch
+from torch import nn
+
+from slurm_gpumem.summaries.trace_types import TracedJob
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing import losses, optimizers
+from slurm_gpumem.tracing.assemble import assemble
+from slurm_gpumem.tracing.autocast import autocast_on_meta
+from slurm_gpumem.tracing.batches import maker, require_size
+from slurm_gpumem.tracing.constants import known_constants
+from slurm_gpumem.tracing.loop import Inputs, Plan, run
+from slurm_gpumem.tracing.meta_model import meta_twin, unwrapped
+from slurm_gpumem.tracing.own_step import Step, run_own_step
+from slurm_gpumem.tracing.places import Places, shapes
+from slurm_gpumem.tracing.real_run import BATCHES, real_maker, real_twin, refuses_meta
+from slurm_gpumem.tracing.recorder import Recorder
+from slurm_gpumem.tracing.substitutes import cuda_substitutes
+from slurm_gpumem.tracing.values import Guess
+
+STEPS = 3
+
+
+def summarize(
+    model: nn.Module,
+    batch: Any,
+    *,
+    optimizer: optimizers.Given = "adam",
+    loss: losses.Given = None,
+    target: Any = None,
+    precision: str = "fp32",
+    batch_size: Optional[int] = None,
+    grad_accumulation: int = 1,
+    channels_last: bool = False,
+    evaluate: bool = False,
+    scalable: bool = True,
+    step: Optional[Step] = None,
+    name: str = "",
+) -> ModelSummary:
+    """Trace three training steps of `model` without running them.
+
+    `batch` is what the model's forward takes (a tensor, a tuple in order, a dictionary by name) or a function
+    that makes one of a given size. The model is not changed; its twin on meta tensors is traced. `step` is
+    the user's own training step, called with the twin, the batch and the optimizer.
+    """
+    model = unwrapped(model)
+    size = require_size(batch, batch_size)
+    asked = _Asked(
+        model=model,
+        make=maker(batch, target, size),
+        size=size,
+        optimizer=optimizer,
+        loss=loss,
+        precision=precision,
+        accumulate=grad_accumulation,
+        channels_last=channels_last,
+        evaluate=evaluate,
+        scalable=scalable,
+        step=step,
+        name=name or type(model).__name__,
+    )
+    guess = Guess()
+    try:
+        return _traced(asked, "meta", guess)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
+        if guess.used:
+            # It asked whether something is so, was told yes, and did not like it: "labels too large?"
+            with suppress(RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError):
+                return _traced(asked, "meta", Guess(truth=False))
+        if not refuses_meta(error):
+            raise
+        return _traced(asked, "real", guess)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `summarize` was called with."""
+
+    model: nn.Module
+    make: Callable[[int], Inputs]
+    size: int
+    optimizer: optimizers.Given
+    loss: losses.Given
+    precision: str
+    accumulate: int
+    channels_last: bool
+    evaluate: bool
+    scalable: bool
+    step: Optional[Step]
+    name: str
+
+
+def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
+    """The summary, traced on meta tensors or by a small real run."""
+    real = way == "real"
+    twin = real_twin(asked.model) if real else meta_twin(asked.model)
+    make = real_maker(asked.make) if real else asked.make
+    batches = list(BATCHES) if real else _batches(asked.size, asked.scalable)
+    if asked.precision == "bf16":
+        twin = twin.to(torch.bfloat16)
+    if asked.channels_last:
+        twin = twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with ExitStack() as stack:
+        stack.enter_context(optimizers.foreach_on_meta())
+        places = stack.enter_context(Places(twin))
+        autocast = stack.enter_context(autocast_on_meta())
+        recorder = Recorder(places, autocast, guess, "cpu" if real else "meta")
+        stack.enter_context(cuda_substitutes(recorder))
+        stack.enter_context(known_constants())
+        if real:
+            recorder.assume("run on the CPU with a few rows: the model refuses meta tensors")
+        optimizer = asked.optimizer
+        chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, asked.model, twin)
+        plan = Plan(
+            model=twin,
+            make=make,
+            loss=losses.make_loss(asked.loss),
+            optimizer=chosen,
+            batches=batches,
+            precision="fp32" if real else asked.precision,
+            accumulate=asked.accumulate,
+            evaluate=asked.evaluate,
+        )
+        seen = run(plan, recorder) if asked.step is None else run_own_step(plan, asked.step, recorder)
+        first_inputs = shapes(asked.make(asked.size).args)
+    job = TracedJob(
+        batch=asked.size,
+        optimizer="" if chosen is None else optimizers.name_of(optimizer, chosen),
+        precision=plan.precision if real else asked.precision,
+        grad_accumulation=asked.accumulate,
+        channels_last=asked.channels_last,
+        evaluate=asked.evaluate,
+        loss=losses.name_of(asked.loss),
+        torch=str(torch.__version__),
+    )
+    parameters = {id(p): p for p in twin.parameters()}.values()
+    return ModelSummary(
+        format="gpumem",
+        layers=places.layers(),
+        name=asked.name,
+        batch=asked.size,
+        input_shapes=first_inputs,
+        total_params=sum(p.numel() for p in parameters),
+        trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
+        trace=assemble(seen, job, way, batches),
+    )
+
+
+def _batches(size: int, scalable: bool) -> List[int]:
+    return [size] * (STEPS - 1) + [2 * size if scalable else size]

@@ -1,0 +1,121 @@
+"""`gpumem estimate` as people and scripts run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Optional
+
+import pytest
+
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.units import format_at_least
+
+CNN = Path(__file__).parents[1] / "estimators" / "data" / "small_cnn.txt"
+_GPUMEM = [sys.executable, "-c", "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"]
+
+
+def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.CompletedProcess[str]:
+    # No configuration of the machine that runs the tests.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GPUMEM_")}
+    environment.update(
+        {"PYTHONIOENCODING": "utf-8", "GPUMEM_SITE_CONFIG": "/dev/null/nothing", "HOME": "/dev/null/nothing"}
+    )
+    environment.update(env or {})
+    return subprocess.run([*_GPUMEM, *args], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_the_answer_is_one_line() -> None:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--estimator", "deepspeed")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "small_cnn, batch 8, Adam, fp32, h200 → peak 0 MiB, request 0 MiB = 0 shards\n"
+    assert done.stderr == ""
+
+
+def test_a_request_reads_as_what_is_enough() -> None:
+    assert [format_at_least(mib) for mib in (500, 1024, 16384, 16385)] == [
+        "500 MiB", "1.0 GiB", "16.0 GiB", "16.1 GiB",
+    ]  # fmt: skip
+
+
+def test_json_has_the_contract_and_says_the_whole_job() -> None:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--optimizer", "sgd", "--json", "--explain")
+    result = json.loads(done.stdout)
+    for key in ("peak_mib", "request_mib", "parts", "estimator", "gpu", "shards", "warnings", "schema"):
+        assert key in result
+    assert result["schema"] == "gpumem-estimate/1"
+    assert sum(result["parts"].values()) == result["peak_mib"]
+    assert result["shards"] == -(-result["request_mib"] // 1024)
+    assert result["job"]["optimizer"] == "sgd"
+    assert (result["model"]["format"], result["model"]["params"]) == ("torchsummary", 5514)
+    assert result["alternatives"]["half_batch"]["batch_size"] == 4
+
+
+def test_explain_shows_parts_assumptions_and_what_would_change_it() -> None:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "20000", "--explain", "--estimator", "faketensor")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "small_cnn (torchsummary, 10 layers, 5,514 parameters), batch 20000, Adam, fp32, h200"
+    assert [line.split()[0] for line in lines[1:9]] == [
+        "weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context", "peak",
+    ]  # fmt: skip
+    assert "█" in lines[4]
+    assert "→ request" in lines[8]
+    assert "assumed: cross-entropy" in done.stdout
+    assert "half the batch needs" in done.stdout
+    assert "is the largest batch for" in done.stdout
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_terminal_without_utf8_gets_ascii() -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    done = _gpumem("estimate", str(CNN), "--batch-size", "64", "--explain", env=ascii_only)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+    assert "#" in done.stdout
+
+
+def test_all_estimators_stand_side_by_side() -> None:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--estimator", "all")
+    names = [line.split()[0] for line in done.stdout.splitlines()]
+    able = [name for name in registry.estimator_names() if name != registry.TRACE]
+    assert names == ["estimator", *able]
+    as_json = _gpumem("estimate", str(CNN), "--batch-size", "8", "--estimator", "all", "--json").stdout
+    assert [e["estimator"] for e in json.loads(as_json)["estimators"]] == able
+
+
+def test_a_job_too_large_for_the_gpu_is_said_so() -> None:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "400000", "--gpu", "t4", "--estimator", "faketensor")
+    assert "does not fit: one t4 has 15.0 GiB" in done.stdout
+
+
+def test_defaults_come_from_the_sites_file_then_the_environment_then_options(tmp_path: Path) -> None:
+    config = tmp_path / "gpumem.toml"
+    config.write_text('[sharing]\nshard_mib = 2048\n[job]\noptimizer = "sgd"\ngpu = "a100"\nbatch-size = 4\n')
+    env = {"GPUMEM_SITE_CONFIG": str(config), "GPUMEM_OPTIMIZER": "adamw"}
+    result = json.loads(_gpumem("estimate", str(CNN), "--batch-size", "8", "--json", env=env).stdout)
+    assert (result["job"]["batch_size"], result["job"]["optimizer"], result["gpu"]) == (8, "adamw", "a100")
+    assert result["shards"] == -(-result["request_mib"] // 2048)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nowhere.txt"], "nowhere.txt: no such file"),
+        ([str(CNN)], "no batch size"),
+        ([str(CNN), "--batch-size", "0"], "--batch-size: batch-size must be at least 1, not 0"),
+        ([str(CNN), "--batch-size", "-3"], "batch-size must be at least 1, not -3"),
+        ([str(CNN), "--batch-size", "8", "--gpu", "h20000"], "unknown GPU 'h20000'; did you mean"),
+        ([str(CNN), "--batch-size", "8", "--optimizer", "adma"], "did you mean 'adam'"),
+        ([str(CNN), "--batch-size", "8", "--estimator", "horse"], "did you mean 'horus'"),
+        ([str(CNN), "--batch-size", "x"], "must be a whole number, not 'x'"),
+    ],
+)
+def test_wrong_input_is_said_in_a_few_lines_with_exit_code_2(args: list[str], message: str) -> None:
+    done = _gpumem("estimate", *args)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

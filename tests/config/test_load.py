@@ -1,0 +1,146 @@
+"""Configuration: files and variables, typed, forgiving unknown keys, strict with wrong values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_gpumem.config.load import Config, load_config
+from slurm_gpumem.errors import ConfigError
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".config").mkdir()
+    return tmp_path
+
+
+def load(home: Path, site: str = "", user: str = "", **env: str) -> Config:
+    (home / "site.toml").write_text(site)
+    (home / ".config" / "gpumem.toml").write_text(user)
+    return load_config({"GPUMEM_SITE_CONFIG": str(home / "site.toml"), **env})
+
+
+def test_without_any_file_the_defaults_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_config({"GPUMEM_SITE_CONFIG": str(tmp_path / "none.toml")}) == Config()
+
+
+def test_the_users_file_wins_over_the_sites_and_a_variable_over_both(home: Path) -> None:
+    site = '[sharing]\nmode = "observe"\nshard_mib = 512\n[job]\noptimizer = "sgd"\nbatch-size = 8\n'
+    user = '[sharing]\nmode = "on"\n[job]\noptimizer = "adamw"\n'
+    config = load(home, site, user)
+    assert (config.sharing.mode, config.sharing.shard_mib) == ("on", 512)
+    assert (config.job["optimizer"].value, config.job["batch-size"].value) == ("adamw", "8")
+    assert config.job["optimizer"].origin.endswith(".config/gpumem.toml: job.optimizer")
+    assert load(home, site, user, GPUMEM_SHARING_MODE="opt-in").sharing.mode == "opt-in"
+    assert load(home, site, user, GPUMEM_SLURM_TIMEOUT_S="7").slurm.timeout_s == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("[sharing]\nmods = 1\n", "sharing: unknown key 'mods'; did you mean 'mode'?"),
+        ("[sharig]\n", "unknown key 'sharig'; did you mean 'sharing'?"),
+        ('[job]\noptimiser = "sgd"\n', "job: unknown key 'optimiser'; did you mean 'optimizer'?"),
+        ('[job]\nmodel = "x"\n', "job: unknown key 'model'"),
+    ],
+)
+def test_an_unknown_key_is_a_warning_with_the_nearest_name(home: Path, text: str, warning: str) -> None:
+    (said,) = load(home, text).warnings
+    assert warning in said
+    assert "site.toml" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[sharing]\nmode = "off"\n', "sharing.mode must be one of observe, opt-in, on, not 'off'"),
+        ('[sharing]\ngres = "gpu"\n', "sharing.gres must be one of shard, mps, not 'gpu'"),
+        ("[sharing]\nshard_mib = 0\n", "sharing.shard_mib must be a whole number of at least 1, not 0"),
+        ('[sharing]\nshard_mib = "1G"\n', "sharing.shard_mib must be a whole number"),
+        ("[sharing]\nshard_mib = true\n", "sharing.shard_mib must be a whole number"),
+        ("sharing = 5\n", "sharing must be a table"),
+        ("[job]\noptimizer = []\n", "job.optimizer must be a word or a number"),
+        ("[sharing\n", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_the_file(home: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(home, text)
+    assert message in str(caught.value)
+    assert "site.toml" in str(caught.value)
+
+
+def test_a_wrong_variable_is_named(home: Path) -> None:
+    with pytest.raises(ConfigError, match="GPUMEM_SHARING_MODE must be one of"):
+        load(home, GPUMEM_SHARING_MODE="maybe")
+
+
+def test_a_variable_that_looks_like_a_slip_is_a_warning_and_others_are_not(home: Path) -> None:
+    (said,) = load(home, GPUMEM_BATCHSIZE="8", GPUMEM_DEVCLUSTER_STATE="/x").warnings
+    assert said == "environment: GPUMEM_BATCHSIZE is not known; did you mean GPUMEM_BATCH_SIZE?"
+
+
+@pytest.mark.parametrize(("written", "value"), [("true", "yes"), ("false", "no"), ("4", "4"), ('"x"', "x")])
+def test_job_defaults_become_words(home: Path, written: str, value: str) -> None:
+    config: Any = load(home, f"[job]\ncheckpointing = {written}\n")
+    assert config.job["checkpointing"].value == value
+
+
+def test_the_accepted_slowdown_is_the_sites_or_the_partitions_own(home: Path) -> None:
+    text = (
+        "[sharing]\nmax_slowdown = 1.15\n[sharing.partition.quick]\nmax_slowdown = 1.02\n"
+        '[sharing.partition.free]\nutilization = "ignore"\n'
+    )
+    policy = load(home, text).sharing
+    assert policy.slowdown_in(["gpu"]) == 1.15
+    assert policy.slowdown_in(["gpu", "quick"]) == 1.02
+    assert policy.slowdown_in(["free"]) is None
+    assert policy.ignores_utilization(["free"])
+    assert not policy.ignores_utilization(["free", "gpu"])
+
+
+def test_without_a_slowdown_nothing_but_memory_counts(home: Path) -> None:
+    assert load(home).sharing.slowdown_in(["gpu"]) is None
+
+
+def test_utilization_can_be_ignored_whatever_the_slowdown(home: Path) -> None:
+    text = '[sharing]\nmax_slowdown = 2\nutilization = "ignore"\n'
+    assert load(home, text).sharing.slowdown_in(["gpu"]) is None
+
+
+def test_a_variable_can_set_the_slowdown(home: Path) -> None:
+    assert load(home, GPUMEM_SHARING_MAX_SLOWDOWN="1.3").sharing.max_slowdown == 1.3
+
+
+def test_nodes_that_share_in_time_slices_are_known_as_such(home: Path) -> None:
+    assert load(home, '[node]\nmode = "timeslice"\n').sharing.node_mode == "timeslice"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[sharing]\nmax_slowdown = 0.9\n", "sharing.max_slowdown must be a factor of at least 1"),
+        ('[sharing]\nmax_slowdown = "fast"\n', "sharing.max_slowdown must be a factor of at least 1"),
+        ("[sharing]\nmax_slowdown = true\n", "sharing.max_slowdown must be a factor of at least 1"),
+        ('[sharing]\nutilization = "maybe"\n', "sharing.utilization must be one of budget, ignore"),
+        ("[sharing.partition]\ngpu = 5\n", "sharing.partition must be tables"),
+        (
+            "[sharing.partition.gpu]\nmax_slowdown = 0\n",
+            "sharing.partition.gpu.max_slowdown must be a factor",
+        ),
+    ],
+)
+def test_a_wrong_slowdown_is_an_error(home: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(home, text)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_key_of_a_partition_is_a_warning(home: Path) -> None:
+    (said,) = load(home, "[sharing.partition.gpu]\nmax_slowdwn = 1.2\n").warnings
+    assert "did you mean 'max_slowdown'?" in said

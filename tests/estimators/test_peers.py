@@ -1,0 +1,79 @@
+"""The published estimators beside ours: their formulas on a model small enough to add up by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.published.counting import elements
+from slurm_gpumem.estimators.types import PARTS, TrainingJob
+from slurm_gpumem.summaries.types import Layer, ModelSummary
+
+M = 2**20
+# 8 Mi parameters; per sample 1 Mi numbers out of the convolution, 1 Mi out of the in-place ReLU.
+SUMMARY = ModelSummary(
+    format="torchsummary",
+    layers=(
+        Layer("Sequential", outputs=((-1, M),), leaf=False),
+        Layer("Conv2d", outputs=((-1, M),), params=8 * M),
+        Layer("ReLU", outputs=((-1, M),)),
+    ),
+    total_params=8 * M,
+    trainable_params=8 * M,
+)
+GPU = find_gpu("h200")
+
+
+def _parts(name: str, job: TrainingJob) -> dict[str, int]:
+    return {part: size for part, size in registry.run(name, SUMMARY, job, GPU).parts.items() if size}
+
+
+def test_faketensor_is_the_live_tensors_and_nothing_outside_them() -> None:
+    assert _parts("faketensor", TrainingJob(4)) == {
+        "weights": 32,
+        "gradients": 32,
+        "optimizer": 64,
+        "activations": 16,
+    }
+    assert _parts("faketensor", TrainingJob(4, "sgd", "amp-bf16"))["activations"] == 8
+
+
+def test_deepspeed_counts_sixteen_bytes_a_parameter_with_adam_and_two_more_for_mixed_precision() -> None:
+    assert registry.run("deepspeed", SUMMARY, TrainingJob(4), GPU).peak_mib == 8 * 16
+    assert registry.run("deepspeed", SUMMARY, TrainingJob(4, precision="amp-fp16"), GPU).peak_mib == 8 * 18
+    assert registry.run("deepspeed", SUMMARY, TrainingJob(4, "sgd"), GPU).peak_mib == 8 * 8
+
+
+@pytest.mark.parametrize("name", [n for n in registry.estimator_names() if n != registry.TRACE])
+def test_every_estimator_keeps_the_contract(name: str) -> None:
+    for batch in (1, 64):
+        estimate = registry.run(name, SUMMARY, TrainingJob(batch), GPU)
+        assert set(estimate.parts) == set(PARTS)
+        assert sum(estimate.parts.values()) == estimate.peak_mib
+        assert estimate.floor_mib <= estimate.peak_mib <= estimate.request_mib
+        assert estimate.estimator == name
+        assert estimate.gpu == "h200"
+
+
+def test_an_unknown_estimator_gets_the_nearest_name() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'horus'"):
+        registry.run("horse", SUMMARY, TrainingJob(1), GPU)
+
+
+def test_activations_are_rescaled_from_the_batch_of_the_summary() -> None:
+    assert elements((-1, 3, 5), None, 7) == 7 * 15
+    assert elements((4, 3, 5), 4, 8) == 8 * 15
+    # A tensor without a batch (position ids) keeps its size.
+    assert elements((1, 15), 4, 8) == 15
+    # Tokens of all samples flattened into one dimension still grow with the batch.
+    assert elements((4 * 16, 5), 4, 8) == 8 * 16 * 5
+
+
+def test_frozen_parameters_have_no_gradients_and_no_states() -> None:
+    frozen = replace(SUMMARY, trainable_params=2 * M)
+    parts = registry.run("faketensor", frozen, TrainingJob(1), GPU).parts
+    assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (32, 8, 16)

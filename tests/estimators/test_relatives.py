@@ -1,0 +1,141 @@
+"""What measured runs of like models teach about a job."""
+
+from __future__ import annotations
+
+import json
+from typing import List, Sequence
+
+import pytest
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.corrected import relatives
+from slurm_gpumem.estimators.corrected.features import NAMES
+from slurm_gpumem.estimators.corrected.relatives import (
+    Relatives,
+    Run,
+    from_json,
+    lesson,
+    make,
+    nearest,
+    to_json,
+)
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.lab.fit.folds import fold_of_name, name_of
+from slurm_gpumem.summaries.reader import read_summary
+
+BOTTLENECK = frozenset({"ResNet", "Bottleneck", "Conv2d", "BatchNorm2d", "ReLU"})
+WINDOWS = frozenset({"Swin", "WindowAttention", "Linear", "LayerNorm", "GELU"})
+PLAIN = frozenset({"Sequential", "Conv2d", "ReLU"})
+MODELS = ("timm/resnet50", "timm/resnet101", "timm/swin_tiny", "own/plain")
+
+
+def run(model: int, beyond: float, *, amp: float = 0.0, activations: float = 0.8) -> Run:
+    return Run(model, beyond, activations, amp, 9.0)
+
+
+def known() -> Relatives:
+    return make(
+        MODELS,
+        [
+            ("complete", BOTTLENECK, run(0, 0.10)),
+            ("complete", BOTTLENECK, run(1, 0.20)),
+            ("complete", BOTTLENECK, run(1, 0.60, amp=1.0)),
+            ("complete", WINDOWS, run(2, -0.30)),
+            ("complete", PLAIN, run(3, 0.0)),
+        ],
+    )
+
+
+def features(activations: float = 0.8, amp: float = 0.0) -> List[float]:
+    values = dict.fromkeys(NAMES, 0.0)
+    values.update(share_activations=activations, amp=amp, log_total=9.0)
+    return list(values.values())
+
+
+def told(classes: Sequence[str], **changes: float) -> relatives.Lesson:
+    return lesson(known().near("complete", frozenset(classes)), features(**changes))
+
+
+def test_models_of_the_same_classes_teach_and_others_are_not_heard() -> None:
+    assert told(BOTTLENECK).beyond > 0.05
+    assert told(WINDOWS).beyond < -0.1
+    assert told({"Mystery", "Puzzle"}).beyond == 0
+
+
+def test_without_relatives_nothing_is_moved_and_the_doubt_is_large() -> None:
+    stranger, sister = told({"Mystery"}), told(PLAIN)
+    assert (stranger.beyond, stranger.weight) == (0.0, 0.0)
+    assert sister.weight > 0.5
+    assert stranger.values[1] < sister.values[1]
+
+
+def test_runs_of_the_same_precision_count_more() -> None:
+    assert told(BOTTLENECK, amp=1.0).beyond > told(BOTTLENECK).beyond
+
+
+def test_a_job_of_few_activations_is_moved_less() -> None:
+    assert abs(told(WINDOWS, activations=0.2).beyond) < abs(told(WINDOWS).beyond)
+
+
+def test_models_that_are_left_out_are_not_heard() -> None:
+    near = known().near("complete", BOTTLENECK)
+    assert lesson(near, features(), frozenset({0, 1})).weight < 0.1
+    assert (
+        lesson(known().only(lambda name: name == "own/plain").near("complete", WINDOWS), features()).weight
+        == 0
+    )
+
+
+def test_the_nearest_is_named() -> None:
+    near = known().near("complete", BOTTLENECK)
+    assert nearest(known().near("complete", WINDOWS), features(), known()) == "timm/swin_tiny"
+    assert nearest(near, features(amp=1.0), known()) == "timm/resnet101"
+    assert nearest((), features(), known()) == ""
+
+
+def test_texts_of_another_group_do_not_teach() -> None:
+    assert known().near("hidden", BOTTLENECK) == ()
+
+
+def test_a_file_says_what_was_written() -> None:
+    again = from_json(json.loads(json.dumps(to_json(known()))), "a file")
+    assert (again.models, again.weights) == (known().models, known().weights)
+    assert dict(again.groups) == known().groups
+
+
+@pytest.mark.parametrize("damage", ["format", "weights", "number", "model", "class", "profile"])
+def test_a_damaged_file_is_refused(damage: str) -> None:
+    content = to_json(known())
+    profiles = json.loads(content["groups"]["complete"])
+    if damage == "format":
+        content["format"] = "another"
+    elif damage == "weights":
+        content["weights"].pop()
+    elif damage == "number":
+        profiles[0][1][0][1] = "much"
+    elif damage == "model":
+        profiles[0][1][0][0] = 99
+    elif damage == "class":
+        profiles[0][0] = [1000]
+    else:
+        profiles[0] = 7
+    content["groups"]["complete"] = json.dumps(profiles)
+    with pytest.raises(ConfigError, match="make fit"):
+        from_json(content, "a file").near("complete", BOTTLENECK)
+
+
+def test_the_same_model_of_two_libraries_is_one_and_its_sister_another() -> None:
+    assert name_of("torchvision/resnet50") == name_of("transformers/resnet-50")
+    assert fold_of_name("torchvision/resnet50") == fold_of_name("transformers/resnet-50")
+    assert name_of("timm/resnet50") != name_of("timm/resnet101")
+    assert name_of("cnn/0279-dense") != name_of("cnn/0278-dense")
+
+
+def test_an_estimate_names_the_measured_models_that_it_learned_from() -> None:
+    text = (data_path("models", "gpus.toml").parents[1] / "docs" / "examples" / "resnet50.txt").read_text()
+    found = registry.run("corrected", read_summary(text), TrainingJob(32), find_gpu("h200"))
+    said = next(line for line in found.assumptions if line.startswith("corrected by"))
+    assert "resne" in said

@@ -1,0 +1,161 @@
+"""What the rows of a summary imply without saying it: functions, hidden insides, shared weights, inputs."""
+
+from __future__ import annotations
+
+from typing import Tuple
+
+import pytest
+
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.structural.estimator import simulate
+from slurm_gpumem.estimators.structural.kernels import first_convolution, taps_and_groups
+from slurm_gpumem.estimators.structural.kinds import family_of, ties_output
+from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import Layer
+
+RULE = "=" * 100 + "\n"
+BATCH = 32
+
+
+def _walk(rows: str, columns: str, precision: str = "fp32") -> Walk:
+    text = f"{RULE}Layer (type:depth-idx)  {columns}  Param #\n{RULE}{rows}{RULE}"
+    job = TrainingJob(BATCH, precision=precision)
+    return simulate(read_summary(text), job, find_gpu("h200"))[0]
+
+
+def _saved(walk: Walk) -> int:
+    tape = walk.tape
+    return sum(tape.sizes[store] for store in {s for op in tape.ops for s in (*op.saved, *op.kept)})
+
+
+def _both(rows: str) -> Walk:
+    return _walk(rows, "Input Shape            Output Shape          ")
+
+
+BLOCK = """\
+Net                          [2, 64, 28, 28]        [2, 64, 28, 28]        --
+├─ConvNeXtBlock: 1-1         [2, 64, 28, 28]        [2, 64, 28, 28]        64
+│    └─Conv2d: 2-1           [2, 64, 28, 28]        [2, 64, 28, 28]        3,200
+│    └─LayerNorm: 2-2        [2, 28, 28, 64]        [2, 28, 28, 64]        128
+│    └─Linear: 2-3           [2, 28, 28, 64]        [2, 28, 28, 64]        4,160
+"""
+
+
+def test_a_view_of_what_was_just_made_is_not_the_blocks_input() -> None:
+    # The scale of the branch keeps the branch, which an Identity shows in the shape of the block's input.
+    plain = _saved(_both(BLOCK))
+    shown = _saved(
+        _both(BLOCK + "│    └─Identity: 2-4         [2, 64, 28, 28]        [2, 64, 28, 28]        --\n")
+    )
+    assert shown == plain
+
+
+CONVOLUTIONS = """\
+Net                          [2, 3, 32, 32]         [2, 10]                --
+├─Conv2d: 1-1                [2, 3, 32, 32]         [2, 16, 32, 32]        448
+├─BatchNorm2d: 1-2           [2, 16, 32, 32]        [2, 16, 32, 32]        32
+{}├─AdaptiveAvgPool2d: 1-4     [2, 16, 32, 32]        [2, 16, 1, 1]          --
+├─Linear: 1-5                [2, 16]                [2, 10]                170
+"""
+
+
+def test_a_network_without_an_activation_row_calls_functions() -> None:
+    row = "├─ReLU: 1-3                  [2, 16, 32, 32]        [2, 16, 32, 32]        --\n"
+    assert _saved(_both(CONVOLUTIONS.format(""))) == _saved(_both(CONVOLUTIONS.format(row)))
+
+
+def test_a_group_norm_before_a_convolution_is_activated() -> None:
+    rows = """\
+Net                          [2, 32, 16, 16]        [2, 32, 16, 16]        --
+├─TimeBlock: 1-1             [2, 32, 16, 16]        [2, 32, 16, 16]        --
+│    └─GroupNorm: 2-1        [2, 32, 16, 16]        [2, 32, 16, 16]        64
+│    └─Conv2d: 2-2           [2, 32, 16, 16]        [2, 32, 16, 16]        9,248
+"""
+    image = BATCH * 32 * 16 * 16 * 4
+    # The norm's input, the activation's, the convolution's.
+    assert _saved(_both(rows)) >= 3 * image
+
+
+def test_a_hidden_gate_computes_one_number_a_channel() -> None:
+    rows = """\
+ResNet                       [2, 64, 28, 28]        --
+├─Sequential: 1-1            [2, 64, 28, 28]        --
+│    └─Bottleneck: 2-1       [2, 64, 28, 28]        --
+│    │    └─Conv2d: 3-1      [2, 64, 28, 28]        4,096
+│    │    └─{}: 3-2  [2, 64, 28, 28]        2,128
+"""
+    columns = "Output Shape          "
+    gate = _saved(_walk(rows.format("SEModule"), columns))
+    block = _saved(_walk(rows.format("BasicBlock"), columns))
+    assert gate < block
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "vocabulary", "tied"),
+    [
+        ("GPT2LMHeadModel", 768, 50257, True),
+        ("LlamaForCausalLM", 4096, 128256, False),
+        ("LlamaForCausalLM", 2048, 128256, True),
+        ("LlamaForCausalLM", 2048, 32000, False),
+        ("GPTNeoXForCausalLM", 512, 50304, False),
+        ("BertForSequenceClassification", 768, 30522, False),
+    ],
+)
+def test_small_language_models_share_their_embedding(
+    model: str, width: int, vocabulary: int, tied: bool
+) -> None:
+    assert ties_output(model, width, vocabulary) is tied
+
+
+@pytest.mark.parametrize(
+    ("params", "channels", "expected"),
+    [
+        (64 * 49 + 64, 64, (49, 64)),
+        (64 * 64 * 9, 64, (9, 1)),
+        (64 * 32 * 9, 64, (9, 2)),
+        (64 * 64 + 64, 64, (1, 1)),
+    ],
+)
+def test_kernel_and_groups_follow_from_the_parameters(
+    params: int, channels: int, expected: Tuple[int, int]
+) -> None:
+    row = Layer("Conv2d", outputs=((-1, 64, 28, 28),), params=params)
+    assert taps_and_groups(row, channels) == expected
+
+
+def test_an_even_first_kernel_cuts_patches() -> None:
+    row = Layer("Conv2d", outputs=((-1, 96, 56, 56),), params=96 * (3 * 16 + 1))
+    assert first_convolution(row, cuts_patches=True) == (3, (4, 4))
+    assert first_convolution(row, cuts_patches=False) == (3, (2, 2))
+
+
+def test_the_first_convolution_of_a_volume_takes_one_channel_of_its_size() -> None:
+    row = Layer("Conv3d", outputs=((-1, 32, 64, 64, 64),), params=32 * (27 + 1))
+    assert first_convolution(row, cuts_patches=False) == (1, (1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("Wav2Vec2NoLayerNormConvLayer", ""),
+        ("ConvNextV2LayerNorm", "layer_norm"),
+        ("GammaAct", "input_act"),
+        ("ConvNormAct", ""),
+        ("ConvNextV2GRN", "response_norm"),
+    ],
+)
+def test_a_class_is_known_by_the_end_of_its_name(kind: str, family: str) -> None:
+    assert family_of(kind) == family
+
+
+def test_time_before_batch_does_not_make_the_time_the_batch() -> None:
+    rows = """\
+XLNetForSequenceClassification  [2, 2]                 --
+├─XLNetModel: 1-1            [2, 512, 64]           --
+│    └─Embedding: 2-1        [512, 2, 64]           64,000
+│    └─Dropout: 2-2          [512, 2, 64]           --
+├─Linear: 1-2                [2, 2]                 130
+"""
+    assert _walk(rows, "Output Shape          ").summary.batch == 2

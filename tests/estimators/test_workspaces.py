@@ -1,0 +1,132 @@
+"""cuDNN's workspaces by the fitted trees, held against convolutions measured on an H200."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+import pytest
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators.workspaces import convolutions as workspace
+from slurm_gpumem.estimators.workspaces import measured_calls
+from slurm_gpumem.estimators.workspaces.columns import to_bytes
+from slurm_gpumem.estimators.workspaces.convolutions import Call, from_columns, same_law, workspace_bytes
+from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
+from slurm_gpumem.summaries.trace_types import CALLS, Convolution
+
+MIB = 1 << 20
+
+
+def convolution(**changes: Any) -> Convolution:
+    fields: Dict[str, Any] = {
+        "call": "forward", "dtype": "fp32", "batch": (0, 1), "channels": 64, "outputs": 64, "size": (56, 56),
+        "out_size": (56, 56), "kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "dilation": (1, 1),
+    }  # fmt: skip
+    return Convolution(**{**fields, **changes})
+
+
+def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
+    cases = load_calls(data_path("models", "ground-truth") / "operators.jsonl.xz", every=23)
+    large = [case for case in cases if case.call.data + case.call.output > 50 * MIB]
+    assert len(large) > 500
+
+    def right(case: MeasuredCall) -> bool:
+        found = workspace_bytes(case.call.convolution, case.call.rows)
+        return abs(found - case.bytes) <= 0.1 * (case.call.data + case.call.output)
+
+    share = sum(map(right, large)) / len(large)
+    assert share > 0.9, f"{share:.1%} of {len(large)}"
+
+
+def test_a_plain_convolution_is_copied_and_a_depthwise_one_is_not() -> None:
+    one = 32 * 64 * 56 * 56 * 4
+    weight = 64 * 64 * 9 * 4
+    assert workspace_bytes(convolution(), 32) == pytest.approx(one + weight, rel=0.001)
+    assert workspace_bytes(convolution(channels=63, outputs=63), 32) == pytest.approx(2 * one, rel=0.05)
+    assert workspace_bytes(convolution(groups=64), 32) < MIB
+    assert workspace_bytes(convolution(channels_last=True), 32) < one / 2
+
+
+def test_the_middle_answer_lies_between_the_least_and_the_most() -> None:
+    for call in CALLS:
+        for channels in (3, 17, 64, 250):
+            asked = convolution(call=call, channels=channels, dtype="bf16")
+            least, middle, most = (workspace_bytes(asked, 48, answer) for answer in workspace.ANSWERS)
+            assert 0 <= least <= middle <= most
+
+
+def test_an_empty_batch_needs_nothing_that_divides_by_zero() -> None:
+    assert workspace_bytes(convolution(), 0) >= 0
+
+
+WHOLE = data_path("models", workspace.FILE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        to_bytes({"format": "other"}, []),
+        b'{"format":"other"}\n',
+        WHOLE[: len(WHOLE) // 2],
+        WHOLE[:100_000] + b"?" * 1000 + WHOLE[101_000:],
+        b"[]\n",
+        b"",
+    ],
+)
+def test_a_damaged_file_is_an_error_that_names_it(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / workspace.FILE
+    path.write_bytes(content)
+    monkeypatch.setattr(workspace, "data_path", lambda folder, name: path)
+    workspace._forests.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=workspace.FILE):
+            workspace._forests()
+    finally:
+        workspace._forests.cache_clear()
+
+
+def test_a_file_fitted_on_other_features_is_refused() -> None:
+    with pytest.raises(ValueError, match="others"):
+        from_columns({"format": workspace.FORMAT, "features": [], "bases": [], "calls": {}}, [])
+
+
+def law(low: int, high: int, rows: int = 24) -> Optional[int]:
+    plain = convolution()
+    return same_law((Call(plain, 16), low), (Call(plain, 32), high), Call(plain, rows))
+
+
+def test_between_two_batch_sizes_that_take_the_same_sum_that_sum_is_taken() -> None:
+    one, weight = 64 * 56 * 56 * 4, 64 * 64 * 9 * 4
+    copied = law(16 * one + weight, 32 * one + weight)
+    assert copied == pytest.approx(24 * one + weight, rel=0.001)
+    assert law(32 * one, 64 * one, 20) == pytest.approx(40 * one, rel=0.001)
+    assert law(1000, 2000) == 1500
+
+
+def test_where_two_batch_sizes_take_different_sums_nothing_follows() -> None:
+    one = 64 * 56 * 56 * 4
+    assert law(16 * one, 64 * one) is None
+    assert law(0, 32 * one) is None
+    assert law(16 * one, 0) is None
+
+
+def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bf16, fp16 = (convolution(dtype=dtype, size=(57, 57), out_size=(57, 57)) for dtype in ("bf16", "fp16"))
+    calls = [(replace(bf16, call=call), 16) for call in CALLS]
+    known = measured_calls.make(calls, [(bf16, 16, 123 * MIB)])
+    monkeypatch.setattr(measured_calls, "packaged", lambda: known)
+    workspace._answers.cache_clear()
+    try:
+        answers = [workspace_bytes(fp16, 16, answer) for answer in workspace.ANSWERS]
+        assert answers[1] == 123 * MIB
+        assert answers[0] < answers[1]
+        assert workspace_bytes(replace(fp16, groups=64), 16) < MIB
+    finally:
+        workspace._answers.cache_clear()

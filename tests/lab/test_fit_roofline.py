@@ -1,0 +1,56 @@
+"""The fit's arrays and the submit path's plain Python are one formula."""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+import pytest
+
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.lab.fit.folds import fold_of
+from slurm_gpumem.lab.utilization_runs import load_solo
+from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.roofline import NAMES, START, rates_of, step_times
+from tests.utilization.test_work import work
+
+pytest.importorskip("scipy", reason="fitting needs the [train] extra")
+
+
+def rows() -> Any:
+    from slurm_gpumem.lab.fit.utilization_rows import UtilizationRow
+
+    run: Any = load_solo()[0]._replace(gpu=find_gpu("h200"))
+    names = ("resnet50", "vit", "mobilenetv3")
+    steps = [work(name, batch_size=batch, precision="amp-fp16") for name in names for batch in (4, 128)]
+    return [UtilizationRow(run, "", True, fold_of(run.model), Seen(), step) for step in steps]
+
+
+def test_arrays_and_plain_python_agree() -> None:
+    from slurm_gpumem.lab.fit.roofline import Problem
+
+    given = rows()
+    found = Problem(given).answers([log(START[name]) for name in NAMES])
+    for at, row in enumerate(given):
+        times = step_times(row.work, rates_of(row.run.gpu), START)
+        assert found["step_seconds"][at] == pytest.approx(times.step)
+        assert found["sm_active"][at] == pytest.approx(times.busy / times.step)
+        assert found["sm_occupancy"][at] == pytest.approx(times.warps / times.step)
+        assert found["dram_active"][at] == pytest.approx(times.traffic / times.step)
+
+
+def test_slopes_are_those_of_the_answers() -> None:
+    import numpy as np
+
+    from slurm_gpumem.lab.fit.roofline import Problem
+
+    problem = Problem(rows())
+    logs = np.log([START[name] for name in NAMES]) + 0.01
+    found = problem.slopes(logs)
+    for place, name in enumerate(NAMES):
+        step = 1e-6 * np.eye(len(NAMES))[place]
+        more, less = problem.answers(logs + step), problem.answers(logs - step)
+        for target, slopes in found.items():
+            scale = less[target] if target == "step_seconds" else 1.0
+            tried = (more[target] - less[target]) / scale / 2e-6
+            assert slopes[:, place] == pytest.approx(tried, abs=1e-6), (target, name)

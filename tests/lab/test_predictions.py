@@ -1,0 +1,47 @@
+"""Stored predictions stand in the table beside estimators that are run again."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.lab.ground_truth import GroundTruth, load_ground_truth
+from slurm_gpumem.lab.score.accuracy import score_stored
+from slurm_gpumem.lab.score.predictions import Predictions, load_predictions, save_predictions
+
+
+def test_what_is_saved_is_what_is_loaded_and_the_bytes_are_the_same(tmp_path: Path) -> None:
+    predictions = Predictions("net", {"b": (1, 2), "a": (3, 4)}, {"how": "by hand"})
+    first = save_predictions(predictions, tmp_path).read_bytes()
+    assert load_predictions(tmp_path) == {"net": predictions}
+    assert save_predictions(predictions, tmp_path).read_bytes() == first
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"format": "other"}', b'{"format": "gpumem-predictions/1"}'])
+def test_a_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "predictions-x.json.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(ConfigError, match="predictions-x"):
+        load_predictions(tmp_path)
+
+
+def test_the_package_s_predictions_are_of_measured_runs() -> None:
+    truth = load_ground_truth()
+    keys = {run.key for run in truth.runs}
+    for name, predictions in load_predictions().items():
+        assert len(keys & set(predictions.rows)) > len(keys) / 2, name
+        assert all(0 < peak <= request for peak, request in predictions.rows.values()), name
+        assert predictions.card["how"], name
+
+
+def test_they_are_scored_on_the_runs_they_know() -> None:
+    truth = load_ground_truth()
+    few = GroundTruth(truth.runs[:3], truth.texts, truth.left_out)
+    known = few.runs[1]
+    scores = score_stored(few, Predictions("net", {known.key: (5000, 8192)}, {}))
+    assert [(s.run.key, s.peak_mib, s.request_mib, s.estimator) for s in scores] == [
+        (known.key, 5000, 8192, "net")
+    ]
+    assert scores[0].real_mib == known.process_mib

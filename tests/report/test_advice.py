@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_gpumem.report.advice import advice
+from tests.accounting.job_records import opened, record, write
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "12 shards would have done"),
+        ({"peak_mib": 6000.0}, "6 shards would have done; batch 256 would still fit"),
+        ({"peak_mib": 13_000.0}, "it needed its 13 shards"),
+        ({"peak_mib": 14_000.0}, "it took more than its 13 shards: it needs 14"),
+        (
+            {"shards": None, "limit_mib": None},
+            "12 shards of the GPU's 40 would have done; batch 448 would still fit",
+        ),
+        (
+            {"exit_code": 1, "state": "FAILED", "verdict": "oom"},
+            "it needs more than 13 GiB; batch 112 may fit",
+        ),
+        ({"end": None, "state": None}, ""),
+        ({"peak_mib": None}, ""),
+    ],
+)
+def test_advice_is_one_line_of_what_to_do(tmp_path: Path, changes: Any, said: str) -> None:
+    write(tmp_path / "spool", record(1, **changes))
+    with opened(tmp_path) as store:
+        (row,) = store.select()
+    assert advice(row, 1024) == said
+
+
+def test_a_job_that_leaves_its_gpu_idle_is_told(tmp_path: Path) -> None:
+    table = record(1)
+    for values in table["gpu"].values():
+        values["sm_active_share"] = 0.04
+    write(tmp_path / "spool", table)
+    with opened(tmp_path) as store:
+        (row,) = store.select()
+    assert advice(row, 1024).endswith("the GPU waited for it most of the time (4 % SM activity)")

@@ -1,0 +1,120 @@
+"""What a job says of itself: five layers, later wins, errors name the layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, Optional
+
+import pytest
+
+from slurm_gpumem.config.load import Config, JobDefault
+from slurm_gpumem.errors import GpumemError, UsageError
+from slurm_gpumem.slurm.directives import Directive
+from slurm_gpumem.submission.settings import JobSettings, job_settings
+
+
+def settings(
+    files: Optional[Dict[str, str]] = None,
+    directives: Optional[Dict[str, str]] = None,
+    environ: Optional[Dict[str, str]] = None,
+    options: Optional[Dict[str, str]] = None,
+    script: Optional[str] = "job.sh",
+) -> JobSettings:
+    config = Config(job={key: JobDefault(value, "site.toml") for key, value in (files or {}).items()})
+    lines = [Directive(key, value, 3) for key, value in (directives or {}).items()]
+    return job_settings(config, lines, environ or {}, options or {}, script=script)
+
+
+def test_later_layers_win() -> None:
+    layers = [
+        {"files": {"batch-size": "1"}},
+        {"directives": {"batch-size": "2"}},
+        {"environ": {"GPUMEM_BATCH_SIZE": "3"}},
+        {"options": {"batch-size": "4"}},
+    ]
+    given: Dict[str, Dict[str, str]] = {}
+    for expected, layer in enumerate(layers, start=1):
+        given.update(layer)
+        assert settings(**given).training_job(None, 1).batch_size == expected  # type: ignore[arg-type]
+
+
+def test_the_summarys_batch_is_taken_when_nobody_says_one() -> None:
+    assert settings().training_job(64, 1).batch_size == 64
+
+
+def test_no_batch_size_anywhere_is_an_error_that_tells_both_ways_to_give_one() -> None:
+    with pytest.raises(UsageError, match=r"(?s)no batch size.*--batch-size 128 or #GPUMEM batch-size=128"):
+        settings().training_job(None, 1)
+
+
+@pytest.mark.parametrize("value", ["0", "-3"])
+def test_a_batch_size_below_one_is_refused_and_its_place_named(value: str) -> None:
+    with pytest.raises(UsageError, match=rf"job\.sh, line 3: batch-size must be at least 1, not {value}"):
+        settings(directives={"batch-size": value}).training_job(None, 1)
+
+
+def test_a_batch_size_that_is_no_number_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--batch-size: batch-size must be a whole number, not '1e3'"):
+        settings(options={"batch-size": "1e3"}).training_job(None, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "near"),
+    [
+        ("optimizer", "adan", "adam"),
+        ("precision", "fp23", "fp32"),
+        ("loss", "cross-entropie", "cross-entropy"),
+    ],
+)
+def test_an_unknown_name_comes_with_the_nearest(key: str, value: str, near: str) -> None:
+    with pytest.raises(GpumemError, match=f"did you mean '{near}'"):
+        settings(options={key: value}).training_job(8, 1)
+
+
+def test_names_may_be_written_as_pytorch_writes_them() -> None:
+    job = settings(options={"optimizer": "AdamW", "precision": "AMP_bf16"}).training_job(8, 1)
+    assert (job.optimizer, job.precision) == ("adamw", "amp-bf16")
+
+
+def test_memory_by_hand_replaces_an_earlier_model_and_a_later_model_replaces_it() -> None:
+    by_hand = settings(directives={"model": "m.txt"}, options={"mem": "12G"})
+    assert (by_hand.model, by_hand.mem_mib) == (None, 12 * 1024)
+    by_model = settings(directives={"mem": "12G"}, options={"model": "m.txt"})
+    assert (by_model.model, by_model.mem_mib) == ("m.txt", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("lots", "--gpu-mem: 'lots' is not a memory size"), ("0G", "--gpu-mem: GPU memory must be more")],
+)
+def test_memory_that_is_no_size_is_refused(value: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        settings(options={"mem": value}).mem_mib  # noqa: B018
+
+
+def test_switches_are_yes_or_no() -> None:
+    assert settings(directives={"checkpointing": "yes"}).training_job(8, 1).checkpointing
+    assert not settings(directives={"checkpointing": "no"}).training_job(8, 1).checkpointing
+    with pytest.raises(UsageError, match=r"job\.sh, line 3: exclusive-gpu must be yes or no, not 'maybe'"):
+        settings(directives={"exclusive-gpu": "maybe"}).exclusive_gpu  # noqa: B018
+
+
+def test_consent_to_requeue_is_one_of_two_words() -> None:
+    assert settings().on_oom == "requeue"
+    assert settings(directives={"on-oom": "fail"}).on_oom == "fail"
+    with pytest.raises(UsageError, match="did you mean 'requeue'"):
+        settings(options={"on-oom": "requeu"}).on_oom  # noqa: B018
+
+
+def test_a_directives_path_is_found_beside_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.txt").write_text("x")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    said = settings(directives={"model": "m.txt"}, script=str(tmp_path / "job.sh"))
+    assert said.model == str(tmp_path / "m.txt")
+    (here / "m.txt").write_text("x")
+    assert settings(directives={"model": "m.txt"}, script=str(tmp_path / "job.sh")).model == "m.txt"
+    assert settings(options={"model": "../x.txt"}, script=str(tmp_path / "job.sh")).model == "../x.txt"
