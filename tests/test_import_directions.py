@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
 def test_every_room_is_in_the_list() -> None:
     rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     assert rooms - {"cli"} <= set(ROOMS_ALLOWED)
+
+
+def test_the_architecture_page_has_the_same_table() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]*) \|$", page, re.M)
+    assert {room: set(re.findall(r"`(\w+)`", may_import)) for room, may_import in rows} == ROOMS_ALLOWED
 
 
 def test_small_modules_at_the_top_stand_on_no_room() -> None:
