@@ -1,17 +1,17 @@
-# make demo    set everything up and watch real Slurm daemons share GPUs
-# make test    set everything up and run all tests
-# make test-slurm-versions   the Slurm tests again, on newer Slurms in trees of their own (as root)
+# make demo    install what is needed and show real Slurm daemons sharing GPUs
+# make test    install what is needed and run all tests
+# make test-slurm-versions   run the Slurm tests on newer Slurm versions in separate trees (as root)
 # make test-recovery   the long forms of the recovery tests (as root)
-# make bench-accounting   gpumem report's figures over a million job records (minutes, 4 GB of disk)
-# make bench   start-up of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
-# make bench-sampler   what the node's sampler costs with 8 GPUs and 40 processes
-# make bench-trace   time, memory and file size of traces, and how their batch sizes scale (needs timm, transformers)
-# make bench-recovery   what EpilogSlurmctld costs the jobs that are not ours
+# make bench-accounting   time gpumem report on a million job records (minutes, 4 GB of disk)
+# make bench   start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
+# make bench-sampler   cost of the node's sampler with 8 GPUs and 40 processes
+# make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
+# make bench-recovery   cost of EpilogSlurmctld for other jobs
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit the learned correction on the measured runs in models/ (a few minutes)
-# make fit-workspaces  fit which workspaces cuDNN takes on the measured convolutions (minutes)
+# make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
-# make gpuutilnet  train the documents' classifiers on the same jobs, for comparison
+# make gpuutilnet  train the published classifiers on the same jobs, for comparison
 # make accuracy  score every estimator on the measured training runs in models/
 
 SHELL := /bin/bash
@@ -25,7 +25,7 @@ TORCH := torch==2.13.0
 RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
-# Options of tools stand here because pyproject.toml is kept to what pip needs.
+# Tool options are here because pyproject.toml holds only what pip needs.
 .PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
 
 apt:
@@ -46,7 +46,7 @@ $(VENV)/.test-ready: $(BIN)/gpumem setup.cfg
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
 	@touch $@
 
-# The demo needs no database, no linter and no torch: it is to start soon.
+# The demo needs no database, linter or torch, so that it starts quickly.
 demo: APT_PACKAGES := $(DEMO_PACKAGES)
 demo: setup
 	@$(BIN)/python -m slurm_gpumem.devcluster.demo
@@ -57,7 +57,7 @@ setup-test: apt $(VENV)/.test-ready
 test: setup-test lint
 	$(BIN)/python -m pytest
 
-# Debian's suites with newer Slurms: 24.11 and 26.05. Needs root; the trees are kept in .cache.
+# Debian suites with newer Slurm versions: 24.11 and 26.05. Needs root; the trees are kept in .cache.
 SLURM_SUITES := trixie sid
 
 test-slurm-versions: setup-test
@@ -69,7 +69,7 @@ test-slurm-versions: setup-test
 	  GPUMEM_TEST_LONG=1 GPUMEM_TEST_SLURM_ROOT=$$tree $(BIN)/python -m pytest -m slurm || exit 1; \
 	done
 
-# Killed at every step, a hundred at once: longer than the tests of every day.
+# Kills the hook at every step and runs a hundred jobs at once: too slow for every day.
 test-recovery: setup-test
 	GPUMEM_TEST_LONG=1 $(BIN)/python -m pytest tests/recovery
 
