@@ -1,32 +1,32 @@
 -- gpumem.lua: turn a job that asked for part of a GPU into a request for shards (or mps).
 --
 -- A site's job_submit.lua loads this file once and calls `job_submit` for each job; see
--- job_submit.lua beside it. What it knows of the site is the table in gpumem_site.lua, written
--- by `gpumem setup` and read when this file is loaded, never when a job is submitted.
+-- job_submit.lua in this directory. The site is described by the table in gpumem_site.lua, which
+-- `gpumem setup` writes. It is read when this file is loaded, never when a job is submitted.
 --
--- slurmctld holds locks while this runs. Hence: no file, process or module is opened at submit
+-- slurmctld holds locks while this runs. Therefore no file, process or module is opened at submit
 -- time, at most 64 KiB and 200 lines of a script are read, only plain finds and patterns
--- anchored with ^ are used, and nothing raises. Runs on Lua 5.1 to 5.4.
+-- anchored with ^ are used, and no function raises an error. Runs on Lua 5.1 to 5.4.
 
 local M = { schema = 1 }
 
 local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "./"
 local read = dofile(here .. "gpumem_read.lua")
--- Without this file all but memory lines works: a half-made upgrade must not stop the rest.
+-- Without this file everything except memory lines works: an incomplete upgrade must not stop the rest.
 local have_lines, lines = pcall(dofile, here .. "gpumem_line.lua")
 
 local MAX_SCRIPT_BYTES, MAX_NAMES_BYTES, MAX_COMMENT_BYTES = 65536, 1024, 1024
 local RECORD = "gpumem/1:"
-local NO_VAL, NO_VAL16 = 4294967294, 65534 -- slurm.h: a number that the user did not give
+local NO_VAL, NO_VAL16 = 4294967294, 65534 -- slurm.h: the user gave no number
 
 local find, sub, match, format, lower = string.find, string.sub, string.match, string.format, string.lower
 
--- Text for people and logs: one line, no control characters, not endless.
+-- Text for people and logs: one line of limited length, without control characters.
 local function clean(text)
   return (sub(tostring(text), 1, 400):gsub("%c", "?"))
 end
 
--- Numbers are printed with %d throughout: 12288/1024 prints as 12.0 from Lua 5.3 on.
+-- Integer division. Numbers are printed with %d everywhere: from Lua 5.3 on, 12288/1024 prints as 12.0.
 local function ceil_div(amount, unit)
   return math.floor((amount + unit - 1) / unit)
 end
@@ -52,7 +52,7 @@ local function as_option(item)
   return OPTION[item.field] .. value
 end
 
--- The kinds of GPU in the partitions the job may run in: those of its type, or all.
+-- The GPUs in the partitions the job may run in: those of its type, or all.
 local function reachable(job, partitions, site, kind)
   local names = job.partition
   if type(names) ~= "string" or names == "" then
@@ -78,7 +78,7 @@ local function reachable(job, partitions, site, kind)
   return found, known, names == "" and "(none)" or names
 end
 
--- How many shares of this GPU hold `mib`.
+-- Number of shares of this GPU that hold `mib`.
 local function shares_for(site, gpu, mib)
   if site.gres == "mps" then
     return math.max(1, ceil_div(mib * gpu.shares, gpu.memory_mib))
@@ -86,7 +86,7 @@ local function shares_for(site, gpu, mib)
   return ceil_div(mib, site.shard_mib)
 end
 
--- The smallest GPU that holds it, else the largest there is; and whether the kinds differ in size.
+-- The smallest GPU that holds it, otherwise the largest; and whether the GPUs differ in size.
 local function choose_gpu(site, gpus, mib)
   local best, largest, differ = nil, gpus[1], false
   for _, gpu in ipairs(gpus) do
@@ -101,7 +101,7 @@ local function choose_gpu(site, gpus, mib)
   return best or largest, differ
 end
 
--- Why a job that asks for sharing keeps what it came with, or nil.
+-- Why a job that asks for sharing keeps its original request, or nil.
 local function reason_to_leave(job, request, script, directives)
   if directives and lower(directives["exclusive-gpu"] or "") == "yes" then
     return "it asks for exclusive-gpu=yes"
@@ -131,7 +131,7 @@ local function reason_to_leave(job, request, script, directives)
   return line and format("line %d of the script has an srun that names GPUs", line) or nil
 end
 
--- The items sorted: whole GPUs, the site's shared gres, and what stands against a rewrite.
+-- The items by kind: whole GPUs, the site's shared gres, and what prevents a rewrite.
 local function sort_request(items, site)
   local request = { gpus = 0, separator = site.separator or ":" }
   for _, item in ipairs(items) do
@@ -156,15 +156,15 @@ local function sort_request(items, site)
   return request
 end
 
--- The deciding -------------------------------------------------------------------------------
+-- Deciding -----------------------------------------------------------------------------------
 
--- MiB of GPU memory that the job asks to share, or the memory line that tells them; nil when it does
--- not, with what is wrong if it tried.
+-- MiB of GPU memory that the job asks to share, or the memory line that gives them; nil if it does not
+-- ask, and the error if its request is wrong.
 local function wish(job, site, record, directives, request)
   if record then
     local mib = match(record.req or "", "^%d+$") and #record.req <= 9 and tonumber(record.req) or 0
     local shares = match(record.shards or "", "^%d+$") and tonumber(record.shards)
-    -- A record beside a whole GPU and without shards is only an estimate to measure against.
+    -- A record without shards next to a whole GPU is only an estimate for later comparison.
     local only_estimate = request.whole and not request.shared and not shares and site.mode ~= "on"
     return mib > 0 and shares ~= 0 and not only_estimate and mib or nil
   elseif directives and directives.mem then
@@ -172,7 +172,7 @@ local function wish(job, site, record, directives, request)
     return mib, not mib and clean("#GPUMEM mem=" .. sub(directives.mem, 1, 40)) .. " is not a size like 12G"
   elseif directives and directives["memory-line"] then
     if not have_lines then
-      return nil, "gpumem_line.lua is missing or broken, so its memory-line is not read"
+      return nil, "gpumem_line.lua is missing or broken, so its memory-line is ignored"
     end
     local line, why = lines.wish(job, directives)
     return line, why and clean(why)
@@ -210,7 +210,7 @@ local function rewritten(job, items, request, word)
   return changes
 end
 
--- CPUs and host memory in proportion, where the job asked for none and the site gave the figures.
+-- CPUs and host memory in proportion, if the job asked for none and the site's table has the figures.
 local function host_share(job, site, gpu, count)
   local numbers = {}
   local asked_memory = job.min_mem_per_node or job.min_mem_per_cpu
@@ -229,29 +229,29 @@ local function host_share(job, site, gpu, count)
 end
 
 local function left(reason)
-  return { message = "gpumem: left as it is: " .. reason }
+  return { message = "gpumem: job not changed: " .. reason }
 end
 
--- A word of help for a job that is not ours to change, or nil.
+-- A hint for a job that we do not change, or nil.
 local function hint(site, record, directives, request, gpus)
   local shared, largest = request.shared, 0
   if record then
     return nil
   elseif directives and directives.model then
     return { message = "gpumem: sbatch does not read the #GPUMEM model of this script;"
-      .. " submit it with gpusbatch, or add the line of gpumem estimate --directive" }
+      .. " submit it with gpusbatch, or add the line that gpumem estimate --directive prints" }
   end
   for _, gpu in ipairs(gpus) do
     largest = math.max(largest, gpu.shares)
   end
   if shared and largest > 0 and shared.count > largest then
-    return { message = format("gpumem: %s will wait for ever: one GPU here has %d %ss",
+    return { message = format("gpumem: %s will wait forever: one GPU here has %d %ss",
       clean(as_option(shared)), largest, site.gres) }
   end
   return nil
 end
 
--- How many shares to ask for on which GPU, and how many the job needs; never fewer than it asked for.
+-- The GPU, the number of shares to request and the number needed; never fewer than the job asked for.
 local function measure(site, gpus, mib, shared)
   local gpu, differ = choose_gpu(site, gpus, mib)
   local needed = math.max(shares_for(site, gpu, mib), shared and shared.count or 0)
@@ -268,12 +268,12 @@ local function share(job, site, asked, mib, gpus)
   local request, shared = asked.request, asked.request.shared
   local gpu, count, needed, differ = measure(site, gpus, mib, shared)
   if shared and shared.count > count and not asked.script and given(job.argc, NO_VAL) and job.argc > 0 then
-    return left(format("%s will wait for ever: one GPU here has %d %ss",
-      clean(as_option(shared)), count, site.gres)) -- srun would ask for its own number again
+    return left(format("%s will wait forever: one GPU here has %d %ss",
+      clean(as_option(shared)), count, site.gres)) -- srun would request its own number again
   end
   local kind = request.kind
   if site.gres == "mps" and differ then
-    kind = kind or gpu.type -- part of a GPU says how much memory only when the GPU is known
+    kind = kind or gpu.type -- a fraction of a GPU is an amount of memory only if the GPU is known
   end
   local word = site.gres .. (kind and ":" .. kind or "") .. format(":%d", count)
   local plan = {
@@ -289,13 +289,13 @@ local function share(job, site, asked, mib, gpus)
   local function add(field, text)
     local old = job[field]
     local new = type(old) == "string" and old ~= "" and old .. " " .. text or text
-    if #new <= MAX_COMMENT_BYTES then -- Slurm refuses the job with a longer one
+    if #new <= MAX_COMMENT_BYTES then -- Slurm rejects a job with a longer one
       plan.changes[#plan.changes + 1] = { field = field, old = old, new = new }
     end
   end
   add("admin_comment", RECORD .. "was=" .. was)
   if not asked.record then
-    -- --no-requeue (0) is the user's later word; a site's JobRequeue=0 does not show here.
+    -- --no-requeue (0) overrides the script; a site's JobRequeue=0 is not visible here.
     local wanted = asked.directives["on-oom"] == "requeue" and job.requeue ~= 0
     local oom = wanted and ",oom=requeue" or ""
     add("comment", RECORD .. (asked.line and lines.record(asked.line, gpu) or format("req=%d,by=mem", mib))
@@ -304,7 +304,7 @@ local function share(job, site, asked, mib, gpus)
   if request.whole and asked.script then
     plan.environment = { SLURM_GPUS_PER_NODE = "", SLURM_GPUS = "", SLURM_GPUS_PER_TASK = "" }
     for _, change in ipairs(plan.changes) do
-      if change.field == "tres_per_task" then -- from 23.11 on, with what else the tasks ask for
+      if change.field == "tres_per_task" then -- from 23.11 on, with the tasks' other requests
         plan.environment.SLURM_TRES_PER_TASK = change.new
       end
     end
@@ -316,7 +316,7 @@ local function share(job, site, asked, mib, gpus)
 end
 
 --- What to do with a job: nil (nothing), or a plan: `message` for the user, `changes` of text
--- fields, `numbers` to set, `environment` to set where it is set. Changes nothing itself.
+-- fields, `numbers` to set, `environment` variables to replace if set. Changes nothing itself.
 function M.plan(job, partitions, site)
   local script = job.script
   local asked = { record = read.find_record(job.comment), items = read.parse_request(job) }
@@ -350,13 +350,13 @@ function M.plan(job, partitions, site)
   return share(job, site, asked, mib, gpus)
 end
 
--- The doing ----------------------------------------------------------------------------------
+-- Applying -----------------------------------------------------------------------------------
 
 local function set(job, field, value)
   job[field] = value
 end
 
---- Carry out a plan; a change that Slurm refuses takes back those before it.
+--- Apply a plan; if Slurm refuses a change, the earlier ones are undone.
 function M.apply(job, plan, log)
   for index, change in ipairs(plan.changes or {}) do
     local done, why = pcall(set, job, change.field, change.new)
@@ -383,7 +383,7 @@ function M.apply(job, plan, log)
   return true
 end
 
---- Called for each job by job_submit.lua. Never raises, and returns nothing: no job is refused.
+--- Called for each job by job_submit.lua. Never raises an error and returns nothing: no job is rejected.
 function M.job_submit(job, partitions)
   local slurm, site = slurm, M.site
   if not site then
@@ -394,25 +394,25 @@ function M.job_submit(job, partitions)
     if not plan then
       return
     elseif site.mode == "observe" then
-      slurm.log_info("%s", "gpumem: observing only: " .. (plan.message or "host memory and CPUs would be set"))
+      slurm.log_info("%s", "gpumem: observe mode, not done: " .. (plan.message or "host memory and CPUs would be set"))
       return
     end
     local log = function(text) slurm.log_info("%s", text) end
     local done, refused = M.apply(job, plan, log)
     if not done then
-      slurm.log_error("%s", "gpumem: job left as it is: " .. clean(refused))
+      slurm.log_error("%s", "gpumem: job not changed: " .. clean(refused))
     elseif plan.message then
       slurm.log_user("%s", plan.message)
     end
   end)
   if not fine then
-    pcall(slurm.log_error, "%s", "gpumem: job left as it is: " .. clean(why))
+    pcall(slurm.log_error, "%s", "gpumem: job not changed: " .. clean(why))
   end
 end
 
 -- The site's table ---------------------------------------------------------------------------
 
---- nil when `site` can be used, else what is wrong with it.
+--- nil if `site` is valid, otherwise what is wrong with it.
 function M.check_site(site)
   if type(site) ~= "table" or site.schema ~= M.schema then
     return "is not a table with schema = " .. M.schema
@@ -436,7 +436,7 @@ function M.check_site(site)
   return nil
 end
 
---- The table in a file, read as data (it can call nothing); or nil and why not.
+--- The table in a file, read as data (it cannot call anything); or nil and the error.
 function M.load_site(path)
   local chunk, why
   if setfenv then
@@ -460,7 +460,7 @@ end
 
 M.site, M.site_error = M.load_site(here .. "gpumem_site.lua")
 if not M.site and type(slurm) == "table" and slurm.log_error then
-  slurm.log_error("%s", "gpumem: " .. clean(M.site_error) .. "; jobs pass unchanged")
+  slurm.log_error("%s", "gpumem: " .. clean(M.site_error) .. "; jobs are not changed")
 end
 
 return M

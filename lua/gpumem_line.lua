@@ -1,11 +1,11 @@
 -- gpumem_line.lua: the memory line of a script: its GPU memory as a function of the batch size.
--- Loaded by gpumem.lua, whose rules hold here too. The twin of slurm_gpumem/estimators/memory_line.py, where
--- the format is told; a test holds the two to the same answers.
+-- Loaded by gpumem.lua, whose rules apply here too. slurm_gpumem/estimators/memory_line.py does the same
+-- in Python and describes the format; a test checks that both give the same answers.
 
 local M = {}
 
 local MAX_BYTES, MAX_KNOTS, MAX_BATCH, MAX_MIB = 2000, 200, 1048576, 1073741824
--- What a site table that does not tell has: the contexts of an H200, as models/gpus.toml assumes them.
+-- Contexts for a site table without any: those of an H200, which models/gpus.toml assumes too.
 local CONTEXT = { bare = 620, conv = 634, matmul = 742, both = 764, none = 0 }
 local PLACE = { bare = 1, conv = 2, matmul = 3, both = 4 }
 local LARGE_WORKSPACE_MIB = 20
@@ -13,19 +13,19 @@ local LARGE_WORKSPACE_MIB = 20
 local find, sub, match, format, lower, floor =
   string.find, string.sub, string.match, string.format, string.lower, math.floor
 
--- A number of at most so many digits; no product of two leaves what a double holds exactly.
+-- A number with a limited number of digits, so that a double holds any product of two exactly.
 local function number(text, most, digits)
   local value = text and #text - (sub(text, 1, 1) == "-" and 1 or 0) <= (digits or 10) and tonumber(text)
   return value and value <= most and value >= -most and value or nil
 end
 
---- A batch size as people write it, or nil.
+--- The batch size in a user's text, or nil.
 function M.batch(text)
   local value = type(text) == "string" and #text <= 7 and match(text, "^%d+$") and tonumber(text)
   return value and value >= 1 and value <= MAX_BATCH and value or nil
 end
 
--- The text up to the next slash, and where the one after it starts.
+-- The text up to the next slash, and where the following field starts.
 local function field(text, at)
   if at > #text + 1 then
     return nil, at
@@ -50,7 +50,7 @@ local function parse_knots(text)
   return knots
 end
 
---- The line behind memory-line=, or nil and what is wrong with it.
+--- The parsed value of memory-line=, or nil and what is wrong with it.
 function M.parse(text)
   if #text > MAX_BYTES then
     return nil, "it is too long"
@@ -96,8 +96,8 @@ function M.parse(text)
   return line
 end
 
--- Peak and request between the knots, rounded up; as at the first below it, and beyond the last as
--- between the middle one and it.
+-- Peak and request between the knots, rounded up; below the first knot its values, and beyond the last
+-- on the line through the middle knot and the last.
 local function interpolate(knots, batch)
   if batch <= knots[1][1] or not knots[2] then
     return knots[1][2], knots[1][3]
@@ -128,7 +128,7 @@ local function on_workspace(line, batch, large)
 end
 
 --- Peak and request in MiB for a batch size on a GPU of the site's table.
--- Where that does not tell the GPU's cuBLAS workspace, the larger of the two answers.
+-- If the table does not have the GPU's cuBLAS workspace, the larger of the two answers.
 function M.memory(line, batch, gpu)
   local workspace = type(gpu.workspace_mib) == "number" and gpu.workspace_mib or nil
   local peak, request = on_workspace(line, batch, not workspace or workspace >= LARGE_WORKSPACE_MIB)
@@ -141,9 +141,9 @@ function M.memory(line, batch, gpu)
   return peak, math.max(peak, request + floor(context * line.of_request / 100))
 end
 
--- The batch size in force: the environment's, the script's or the line's own; nil and what is wrong.
+-- The batch size that applies: the environment's, the script's or the line's own; or nil and the error.
 local function batch_of(job, directives, line)
-  -- Only batch jobs have an environment here; for others merely looking raises.
+  -- Only batch jobs have an environment here; reading it raises an error for others.
   local fine, given = pcall(function() return job.environment["GPUMEM_BATCH_SIZE"] end)
   local origin = "GPUMEM_BATCH_SIZE="
   if not fine or type(given) ~= "string" or given == "" then
@@ -156,9 +156,9 @@ local function batch_of(job, directives, line)
   return batch, not batch and origin .. sub(given, 1, 40) .. " is not a batch size" or nil
 end
 
---- The script's memory line with the job's batch size in `at`; or nil and what is wrong with it.
+--- The script's memory line with the job's batch size in `at`; or nil and the error.
 function M.wish(job, directives)
-  local anew = "; gpumem estimate --directive makes it anew"
+  local anew = "; regenerate it with gpumem estimate --directive"
   local line, why = M.parse(directives["memory-line"])
   if not line then
     return nil, "its memory-line is damaged: " .. why .. anew
@@ -176,7 +176,7 @@ function M.wish(job, directives)
   return line
 end
 
---- MiB to ask for: the most that the line says for any of these GPUs, as the job may land on each.
+--- MiB to request: the largest answer for any of these GPUs, because the job may run on each.
 function M.request(line, gpus)
   line.peak, line.request = 0, 0
   for _, gpu in ipairs(gpus) do
@@ -186,7 +186,7 @@ function M.request(line, gpus)
   return line.request
 end
 
---- What the job's record says of the memory asked for.
+--- The memory request as fields of the job's record.
 function M.record(line, gpu)
   local kind = gpu.type and match(gpu.type, "^[%w._+-]+$")
   return format("est=%d,req=%d,by=%s,via=line%s,batch=%d,fp=%s,opt=%s,prec=%s%s", line.peak, line.request,
@@ -194,11 +194,11 @@ function M.record(line, gpu)
     line.more and ",more=" .. line.more or "")
 end
 
---- How the user is told of the line's part in it.
+--- What the message to the user says about the line.
 function M.told(line)
   local first, last = line.knots[1][1], line.knots[#line.knots][1]
   local far = (line.at < first or line.at > last)
-    and format(" (its memory-line is for %d to %d; make it anew)", first, last) or ""
+    and format(" (its memory-line is for %d to %d; regenerate it)", first, last) or ""
   return format(" for batch %d%s", line.at, far)
 end
 

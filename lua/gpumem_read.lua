@@ -1,6 +1,6 @@
--- gpumem_read.lua: read what a job says: its comment's record, the #GPUMEM lines and sruns of its
--- script, and the resources it asks for. Loaded by gpumem.lua, whose rules hold here too: plain
--- finds and patterns anchored with ^ only, and work that grows no faster than the text.
+-- gpumem_read.lua: read a job's data: the record in its comment, the #GPUMEM lines and sruns of its
+-- script, and the resources it asks for. Loaded by gpumem.lua, whose rules apply here too: only plain
+-- finds and patterns anchored with ^, and run time linear in the text.
 
 local M = {}
 
@@ -12,7 +12,7 @@ local MIB = { k = 1 / 1024, m = 1, g = 1024, t = 1024 * 1024 }
 
 local find, sub, match, lower = string.find, string.sub, string.match, string.lower
 
---- MiB of "12G", "1.5g", "512M" or "12GiB" (a bare number is MiB), rounded up; nil if it is no size.
+--- MiB of "12G", "1.5g", "512M" or "12GiB" (a bare number is MiB), rounded up; nil if it is not a size.
 function M.parse_mib(text)
   local digits, unit = match(text, "^([0-9]+)([kmgtKMGT]?)[iI]?[bB]?$")
   if not digits then
@@ -45,7 +45,7 @@ function M.find_record(comment)
   end
 end
 
---- The fields of "est=12045,req=13312,by=structural"; nil unless all of it is such pairs.
+--- The fields of "est=12045,req=13312,by=structural"; nil unless it consists only of such pairs.
 function M.parse_record(text)
   local fields, at = {}, 1
   while at <= #text do
@@ -58,7 +58,7 @@ function M.parse_record(text)
   return fields
 end
 
--- Shell-like words of a line (quotes, backslash, # comment); nil when a quote is not closed.
+-- Shell-like words of a line (quotes, backslash, # comment); nil if a quote is not closed.
 local function words(line, at)
   local out, parts = {}, nil
   while at <= #line do
@@ -95,7 +95,7 @@ local function words(line, at)
   return out
 end
 
--- The line that starts at `at` without its end, and where the next one starts.
+-- The line that starts at `at`, without its line end, and where the next one starts.
 local function next_line(text, at)
   local stop = find(text, "\n", at, true) or #text + 1
   local line = sub(text, at, stop - 1)
@@ -105,7 +105,7 @@ local function next_line(text, at)
   return line, stop + 1
 end
 
---- Keys of the #GPUMEM lines in the head of a script; nil when there are none.
+--- Keys of the #GPUMEM lines in the head of a script; nil if there are none.
 function M.find_directives(script)
   if not find(script, "#GPUMEM", 1, true) then
     return nil
@@ -166,7 +166,7 @@ local function srun_line_names_gpus(line, budget)
     local word = sub(line, blank + 1, stop)
     budget.words = budget.words - 1
     if budget.words < 0 then
-      return true -- too long to tell: then the job is better left alone
+      return true -- too long to be sure: do not change the job
     elseif word == "srun" or sub(word, -5) == "/srun" or sub(word, -5) == "=srun" then
       in_options, after_option = true, false
     elseif in_options and sub(word, 1, 1) == "-" then
@@ -184,8 +184,8 @@ local function srun_line_names_gpus(line, budget)
   return false
 end
 
---- The number of the line whose srun names GPUs in the part of the script that is read, or nil.
--- Such a step would ask the rewritten job for a GPU that it no longer has, and fail.
+--- The number of the first line with an srun that names GPUs, in the part of the script that is read, or nil.
+-- Such a step would request a GPU that the rewritten job no longer has, and fail.
 function M.find_gpu_srun(script)
   local at, count, joined, first, budget = 1, 0, nil, nil, { words = MAX_WORDS }
   if not find(script, "srun", 1, true) then
@@ -203,7 +203,7 @@ function M.find_gpu_srun(script)
     if joined and not (continued and at <= #script and count < MAX_SCRIPT_LINES) then
       local whole = table.concat(joined, " ")
       local srun = find(whole, "srun", 1, true)
-      -- The plain finds keep long lines without any GPU option cheap.
+      -- The plain finds make long lines without a GPU option cheap.
       if srun and (find(whole, "-G", srun, true) or find(whole, "--g", srun, true)
           or find(whole, "-per-", srun, true)) and srun_line_names_gpus(whole, budget) then
         return first
@@ -232,7 +232,7 @@ local function parse_item(field, raw)
       kind, count = match(rest, "^:([%w_.-]+)$"), 1
     end
     if count == 1 and not kind then
-      item.name = nil -- not understood: kept as it is, and the job is left alone
+      item.name = nil -- not understood: kept, and the job is not changed
       item.odd = true
     end
     item.kind, item.count = kind, tonumber(count)
@@ -240,7 +240,7 @@ local function parse_item(field, raw)
   return item
 end
 
---- What the job asks for, as a list of items in order: field, raw, separator, name, kind, count.
+--- The job's resource requests, as an ordered list of items: field, raw, separator, name, kind, count.
 function M.parse_request(job)
   local items = {}
   for _, field in ipairs(FIELDS) do

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Slurm's Epilog, as root: close a shared job's record and stop its user's MPS daemon after the last job.
-# Exit code 0 whatever happens: anything else drains the node. Only the site's own next hook may say otherwise.
+# Always exits with 0, because any other code drains the node. Only the site's own next hook may return another code.
 python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_epilog=
 here=${0%/*}
 # shellcheck source=/dev/null
@@ -14,10 +14,10 @@ finish() {
         "$python" -I -m slurm_gpumem.node.hook epilog </dev/null >/dev/null 2>&1
 }
 
-# Ours is what our prolog noted; the environment of an Epilog may be thinner than the Prolog's.
+# A job is ours if our prolog registered it; an Epilog may have fewer variables than the Prolog.
 if [ -e "$run_dir/jobs/$SLURM_JOB_ID.json" ]; then
     umask 022
-    # Killed on the way? Once more; after that the sampler finishes the job on Slurm's word.
+    # If it was killed, try once more; after that the sampler closes the job when Slurm reports its end.
     finish || finish
 fi
 [ -n "$next_epilog" ] && exec "$next_epilog"

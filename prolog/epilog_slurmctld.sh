@@ -1,7 +1,7 @@
 #!/bin/sh
-# Slurm's EpilogSlurmctld, as SlurmUser: a job of ours that ran out of GPU memory comes back with more.
-# Every job of the cluster ends later by as long as this takes: those that are not ours or did not fail leave at once.
-# docs/admin/recovery.md tells all. The exit code means nothing to Slurm.
+# Slurm's EpilogSlurmctld, as SlurmUser: requeue one of our jobs that ran out of GPU memory, with more memory.
+# This delays the end of every job of the cluster, so it exits at once for jobs that are not ours or did not fail.
+# See docs/admin/recovery.md. Slurm ignores the exit code.
 python=/usr/bin/python3 site_config=/etc/slurm/gpumem.toml recovery_log='' next_epilog_slurmctld=
 here=${0%/*}
 # shellcheck source=/dev/null
@@ -14,18 +14,18 @@ recover() {
         /usr/bin/nice -n 5 "$python" -I -m slurm_gpumem.recovery.hook </dev/null >/dev/null 2>&1
 }
 
-# Failed, and the task epilog's word on this very run in the comment: else there is nothing to do.
+# Act only if the job failed and the comment has the task epilog's verdict on this run.
 case "$SLURM_JOB_EXIT_CODE2 $SLURM_JOB_COMMENT" in
 0:0\ *) ;;
 *" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw=oom"* | \
     *" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw=neighbour"*)
-    # Two at a time: a hundred at once are not to keep the controller from others. Who waits in vain leaves its job
-    # to those who are at it: they look for such jobs when they are done with their own.
+    # Two at a time, so that a hundred at once do not overload the controller. After the timeout a hook leaves its job
+    # to the running ones, which look for such jobs when they finish their own.
     case $SLURM_JOB_ID in *[02468]) slot=$0 ;; *) slot=$here/hooks.conf ;; esac
     [ -r "$slot" ] || slot=$0
     exec 9<"$slot"
     /usr/bin/flock -w 50 -E 75 9
-    # Killed on the way? Once more: every step begins where the job stands.
+    # If it was killed, try once more: every step starts from the job's current state.
     [ $? -eq 75 ] || recover || recover
     exec 9<&-
     ;;

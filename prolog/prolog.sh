@@ -1,6 +1,6 @@
 #!/bin/sh
-# Slurm's Prolog, as root: have MPS ready for a shared job and open its record. docs/admin/node.md tells all.
-# Exit code 0 whatever happens: anything else drains the node. Only the site's own next hook may say otherwise.
+# Slurm's Prolog, as root: prepare MPS for a shared job and open its record. See docs/admin/node.md.
+# Always exits with 0, because any other code drains the node. Only the site's own next hook may return another code.
 python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml all_gpu_jobs=no next_prolog=
 here=${0%/*}
 # shellcheck source=/dev/null
@@ -11,7 +11,7 @@ leave() {
     exit 0
 }
 
-# Whose job is it? Slurm tells a Prolog the comment and the GPU, not the shards.
+# Is it ours? Slurm gives a Prolog the comment and the GPU, not the shards.
 [ -n "$SLURM_JOB_GPUS" ] || leave
 case " $SLURM_JOB_COMMENT" in
 *" gpumem/1:"*) ;;

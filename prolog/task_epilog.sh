@@ -1,13 +1,13 @@
 #!/bin/sh
-# Slurm's TaskEpilog, as the user: say why a batch script of ours ended, for EpilogSlurmctld (docs/admin/recovery.md);
-# the line at the end of the output of a job that wants one (docs/admin/monitoring.md).
+# Slurm's TaskEpilog, as the user: report to EpilogSlurmctld why one of our batch scripts ended (docs/admin/recovery.md),
+# and end the output of a job that asked for it with one line on its memory (docs/admin/monitoring.md).
 python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_task_epilog=
 here=${0%/*}
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
 run() {
-    # Libraries that the job brought along are not for this Python.
+    # The job's own libraries must not be loaded into this Python.
     /usr/bin/timeout -k 1 20 /usr/bin/env -u LD_LIBRARY_PATH -u LD_PRELOAD PATH=/usr/bin:/bin \
         GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" \
         "$python" -I -m "$1" </dev/null >/dev/null
@@ -17,7 +17,7 @@ at_end() {
     [ "$end_line" = yes ] && run slurm_gpumem.node.end_line
 }
 
-# Ours is what our prolog noted a record for; where no prolog came through, what has shards may be.
+# A job is ours if our prolog found a record; without a prolog, a job with shards may be ours.
 task_file=$run_dir/jobs/$SLURM_JOB_ID.task ours=${SLURM_SHARDS_ON_NODE:+yes} end_line=no
 if [ -r "$task_file" ]; then
     ours=no
@@ -29,7 +29,7 @@ if [ -r "$task_file" ]; then
     done <"$task_file"
 fi
 if [ "$ours" = yes ]; then
-    # Only the batch script: its steps write into the same log. The step's keeper says which it is.
+    # Only the batch script: its steps write to the same log. slurmstepd's command line shows which step this is.
     case $(tr -d '\0' <"/proc/$PPID/cmdline" 2>/dev/null) in
     *.batch]*) at_end ;;
     *slurmstepd:*) ;;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Slurm's TaskProlog, as the user: point a shared job's tasks at MPS, with a memory limit from its shards.
-# What it prints as "export KEY=VALUE" reaches the task. Exit code 0: anything else would fail the job.
+# Slurm's TaskProlog, as the user: connect a shared job's tasks to MPS, with a memory limit from its shards.
+# Slurm sets each printed "export KEY=VALUE" in the task. Always exits with 0: any other code would fail the job.
 run_dir=/run/gpumem next_task_prolog=
 here=${0%/*}
 # shellcheck source=/dev/null
@@ -8,7 +8,7 @@ here=${0%/*}
 
 number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
 mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
-# A script that keeps checkpoints resumes when this is more than 1.
+# A script that saves checkpoints can resume if this is more than 1.
 [ -n "$SLURM_SHARDS_ON_NODE" ] || [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ] &&
     echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
 if [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ]; then
@@ -20,13 +20,13 @@ if [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ]; then
         esac
     done <"$run_dir/jobs/$SLURM_JOB_ID.task"
 fi
-# Only shares of a GPU: a job with a whole one needs neither. A task with several GPUs fits no one daemon.
+# Only for shares of a GPU: a job with a whole one needs neither. One daemon cannot serve a task with several GPUs.
 if [ "$mode" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
     echo "export CUDA_MPS_PIPE_DIRECTORY=$pipe"
     echo "export CUDA_VISIBLE_DEVICES=$uuid"
     mib=$claim_mib
     [ -n "$SLURM_SHARDS_ON_NODE" ] && mib=$((SLURM_SHARDS_ON_NODE * shard_mib + headroom_mib))
-    # The limit is per process: tasks of one step on this node share it evenly.
+    # The limit is per process: the tasks of one step on this node share it equally.
     commas=$(printf %s "$SLURM_GTIDS" | tr -cd ,)
     tasks=$((${#commas} + 1))
     [ "$limit_key" = index ] && uuid=0

@@ -110,7 +110,7 @@ def test_a_model_line_submitted_with_plain_sbatch_gets_a_hint_only(play: Player)
 
 def test_own_shards_above_one_gpu_get_a_hint_only(play: Player) -> None:
     played = play.untouched({"tres_per_node": "gres:shard:41"})
-    assert played.user == ["gpumem: --gres=shard:41 will wait for ever: one GPU here has 40 shards"]
+    assert played.user == ["gpumem: --gres=shard:41 will wait forever: one GPU here has 40 shards"]
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_the_batch_is_the_environment_s_then_the_script_s_then_the_line_s(
 def test_a_batch_outside_the_line_is_told(play: Player) -> None:
     played = play({"script": HEAD, "environment": {"GPUMEM_BATCH_SIZE": "8"}, **JOB})
     assert played.job["tres_per_node"] == "gres:shard:6"
-    assert "for batch 8 (its memory-line is for 32 to 512; make it anew)" in played.user[0]
+    assert "for batch 8 (its memory-line is for 32 to 512; regenerate it)" in played.user[0]
 
 
 def test_context_and_workspace_of_the_partition_s_gpus_count(play: Player) -> None:

@@ -185,7 +185,7 @@ def test_salloc_is_capped_but_srun_is_only_warned(play: Player) -> None:
     job = {"comment": RECORD, "tres_per_node": "gres:shard:50"}
     assert play(job).job["tres_per_node"] == "gres:shard:40"
     played = play.untouched({**job, "argc": 1})
-    assert "will wait for ever" in played.user[0]
+    assert "will wait forever" in played.user[0]
 
 
 def test_host_memory_and_cpus_follow_the_share_unless_asked_for(play: Player) -> None:
@@ -234,7 +234,7 @@ def test_observe_changes_nothing_and_logs_what_it_would_do(play: Player) -> None
 def test_a_change_that_slurm_refuses_takes_back_the_others(play: Player) -> None:
     job = {"script": ASKS, "tres_per_node": "gres:gpu:1", "comment": "mine", "admin_comment": "theirs"}
     played = play.untouched(job, writable="tres_per_node admin_comment")
-    assert "left as it is" in played.log[-1]
+    assert "job not changed" in played.log[-1]
 
 
 def test_without_a_site_table_nothing_is_touched_and_the_log_says_so(play: Player) -> None:

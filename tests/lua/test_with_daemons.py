@@ -178,7 +178,7 @@ def test_gpus_per_task_is_shared_where_slurm_can_and_its_steps_run_anyway(
     job = Job(hooked, ["--gpus-per-task=1", "--ntasks=1", "-o", str(out)], script)
     shared = parse_version(hooked.run(["sinfo", "--version"]).stdout) < SLASH_SEPARATOR
     assert job.tres == ("shard:12" if shared else "")
-    assert shared or "left as it is: --gpus-per-task" in job.said
+    assert shared or "job not changed: --gpus-per-task" in job.said
     assert wait_for_job(hooked, job.id)["JobState"] == "COMPLETED"
     assert re.fullmatch("[0-3]\n", out.read_text())
 
@@ -247,7 +247,7 @@ def test_observe_changes_nothing_and_logs(make_cluster: Any, hook: Hook, tmp_pat
     job = Job.held(cluster, ["--gres=gpu:1"], ASKS)
     assert (job.tres, job.field("Comment"), job.field("AdminComment"), job.said) == ("gpu:1", "", "", "")
     log = (cluster.layout.log / "slurmctld.log").read_text()
-    assert "gpumem: observing only: gpumem: --gres=gpu:1 became --gres=shard:12" in log
+    assert "gpumem: observe mode, not done: gpumem: --gres=gpu:1 became --gres=shard:12" in log
 
 
 def test_mps_sites_get_their_part_of_the_gpu(make_cluster: Any, hook: Hook, tmp_path: Path) -> None:
