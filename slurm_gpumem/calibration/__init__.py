@@ -1,1 +1,1 @@
-"""This node's GPU measured: the CUDA context and the rates that utilization is computed from."""
+"""Measure this node's GPU: the CUDA context, and the rates from which utilization is computed."""

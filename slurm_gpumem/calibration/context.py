@@ -1,8 +1,8 @@
-"""Measure what differs between GPUs and driver versions, and make a site's GPU entry of it.
+"""Measure what differs between GPUs and driver versions, and make a site's GPU entry from it.
 
-Two short processes train a tiny network each: one with convolutions and then matrix products,
+Two short processes each train a tiny network: one with convolutions and then matrix products,
 one with matrix products only. Their memory outside the allocator at each stage is the context
-that an estimate adds; the rest (workspaces, rounding) is checked on the way.
+that an estimate adds; workspaces and rounding are checked as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Calibration:
-    """A GPU as it was measured: an entry for the table, and what to tell the admin."""
+    """A measured GPU: an entry for the table, and notes for the admin."""
 
     name: str
     fields: Tuple[Tuple[str, object], ...]
@@ -34,13 +34,13 @@ class Calibration:
 
     def as_toml(self) -> str:
         """The entry as a section of gpumem-gpus.toml."""
-        # JSON's strings, numbers and booleans are TOML's.
+        # JSON strings, numbers and booleans are valid TOML.
         lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in self.fields]
         return "\n".join([f"[{self.name}]", *lines, ""])
 
 
 def calibrate(python: str, name: str, date: str) -> Calibration:
-    """Measure with the interpreter `python`; an empty `name` calls the entry after the GPU."""
+    """Measure with the interpreter `python`; with an empty `name` the entry is named after the GPU."""
     first = run_probe(python, ["conv", "matmul"])
     second = run_probe(python, ["matmul"])
     return calibration(first, second, name=name, date=date)
@@ -49,12 +49,12 @@ def calibrate(python: str, name: str, date: str) -> Calibration:
 def calibration(
     conv_then_matmul: Mapping[str, Any], matmul_only: Mapping[str, Any], *, name: str, date: str
 ) -> Calibration:
-    """The entry that two probes' results make."""
+    """The entry that the results of two probes make."""
     both = conv_then_matmul["outside_mib"]
     single = matmul_only["outside_mib"]
     if conv_then_matmul["crowded"] and "whole GPU" in conv_then_matmul["how"]:
         raise CalibrationError(
-            "others use this GPU, and the driver does not tell each process's memory.\n"
+            "others use this GPU, and the driver does not report each process's memory.\n"
             "Calibrate on an idle GPU: srun --gres=gpu:1 --exclusive gpumem calibrate"
         )
     low = min(both["bare"], single["bare"])
@@ -85,10 +85,10 @@ def calibration(
 
 
 def run_probe(python: str, stages: List[str], module: str = _PROBE) -> Dict[str, Any]:
-    """The result of one probe process; CalibrationError says why there is none."""
+    """The result of one probe process; raises CalibrationError with the reason if there is none."""
     environment = dict(os.environ)
     package = str(Path(slurm_gpumem.__file__).resolve().parent.parent)
-    # The interpreter that has torch need not have this package installed.
+    # The interpreter that has torch may not have this package installed.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     try:
         done = subprocess.run(
@@ -113,7 +113,7 @@ def run_probe(python: str, stages: List[str], module: str = _PROBE) -> Dict[str,
     if result.get("error") == "no-torch":
         raise CalibrationError(
             f"{python} has no PyTorch ({result['detail']}).\n"
-            "Run gpumem in the environment that trains, or name its interpreter: --python PATH"
+            "Run gpumem in the training environment, or name its interpreter: --python PATH"
         )
     if result.get("error") == "no-gpu":
         raise CalibrationError(
@@ -124,7 +124,7 @@ def run_probe(python: str, stages: List[str], module: str = _PROBE) -> Dict[str,
 
 
 def put_entry(path: Path, calibration: Calibration) -> None:
-    """Write the entry into the site's file: its own section replaced, every other line kept."""
+    """Write the entry into the site's file: its own section is replaced, every other line is kept."""
     text = path.read_text() if path.exists() else ""
     kept = _without_section(text, calibration.name).rstrip("\n")
     new = (f"{kept}\n\n" if kept else "") + calibration.as_toml()
@@ -154,7 +154,7 @@ def _without_section(text: str, name: str) -> str:
 def _notes(probe: Mapping[str, Any], workspaces: List[int]) -> List[str]:
     notes = [f"read by {probe['how']}"]
     if probe["alloc_conf"]:
-        notes.append(f"allocator settings in force: {probe['alloc_conf']} (estimates assume the defaults)")
+        notes.append(f"allocator settings in use: {probe['alloc_conf']} (estimates assume the defaults)")
     differing = [row for row in probe["rounding"] if row[:2] != row[2:]]
     if differing:
         real, simulated = differing[0][:2], differing[0][2:]

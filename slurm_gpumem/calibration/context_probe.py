@@ -1,11 +1,11 @@
-"""One process of `gpumem calibrate`: load libraries one after the other and say what each adds.
+"""One process of `gpumem calibrate`: load libraries one after the other and report what each adds.
 
     python -m slurm_gpumem.calibration.context_probe conv matmul
 
 prints one JSON object: for each stage ("bare", then those named) the process's memory outside the
-allocator in MiB; the cuBLAS workspaces; whether the allocator rounds as simulated. It is a process
-of its own because a library that is once loaded stays. Needs PyTorch; imports nothing else of
-this package but its neighbours, so that it runs in any environment that trains.
+allocator in MiB; the cuBLAS workspaces; whether the allocator rounds as simulated. It is a separate
+process because a loaded library stays loaded. Needs PyTorch; imports nothing else from
+this package but modules of this folder, so that it runs in any training environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurm_gpumem.calibration.process_memory import GpuSource, OwnMemory, open_s
 from slurm_gpumem.estimators.allocator import FREE, MIB, CachingAllocator, Event
 
 _STEPS = 3
-# Sizes around every limit of the allocator's rules.
+# Sizes around every threshold of the allocator's rules.
 ROUNDING_CHECK: Tuple[Event, ...] = (
     ("a", 1),
     ("b", MIB),
@@ -37,8 +37,8 @@ ROUNDING_CHECK: Tuple[Event, ...] = (
 
 
 def main(argv: List[str]) -> int:
-    """Measure the stages named and print the result."""
-    # So that the numbers of CUDA_VISIBLE_DEVICES are NVML's.
+    """Measure the named stages and print the result."""
+    # So that the numbers in CUDA_VISIBLE_DEVICES match NVML's.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if importlib.util.find_spec("torch") is None:
         return _say({"error": "no-torch", "detail": "no module named torch"})
@@ -95,7 +95,7 @@ def _measure(torch: Any, stages: List[str], memory: OwnMemory, source: GpuSource
 
 
 def _outside(torch: Any, memory: OwnMemory) -> Tuple[int, str]:
-    """MiB of the process that are not the allocator's, and how they were read."""
+    """MiB of the process outside the allocator, and how they were read."""
     torch.cuda.synchronize()
     mib, how = memory.read()
     return mib - torch.cuda.memory_reserved() // MIB, how

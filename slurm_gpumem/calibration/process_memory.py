@@ -1,8 +1,8 @@
-"""How much GPU memory this process has, as NVML or nvidia-smi tells: what `gpumem calibrate` reads.
+"""This process's GPU memory, read from NVML or nvidia-smi for `gpumem calibrate`.
 
-NVML lists processes by the pid of the host. Inside a container the own pid may be another one, or
-the list may be empty; so the reader remembers what was there before the process touched the GPU,
-and takes the one process that is new, or else what the whole GPU has more than before.
+NVML lists processes by the pid of the host. Inside a container our own pid may differ, or
+the list may be empty. So the reader remembers what was there before the process touched the GPU,
+and uses the one process that is new, or else the growth of the whole GPU's memory.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _TIMEOUT_S = 20
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One look at one GPU."""
+    """One reading of one GPU."""
 
     used_mib: int
     total_mib: int
     processes: Dict[int, int]
-    """MiB by pid, for those processes whose memory is told."""
+    """MiB by pid, for the processes whose memory is reported."""
 
 
 @dataclass(frozen=True)
 class GpuIdentity:
-    """Which GPU it is."""
+    """Identifies the GPU."""
 
     name: str
     driver: str
 
 
 class GpuSource(Protocol):
-    """A way to look at one GPU."""
+    """A way to read one GPU."""
 
     how: str
 
@@ -46,20 +46,20 @@ class GpuSource(Protocol):
 
 
 class OwnMemory:
-    """This process's memory on a GPU, against what was there before."""
+    """This process's memory on a GPU, relative to what was there before."""
 
     def __init__(self, source: GpuSource) -> None:
-        """Remember the GPU as it is now; call it before the process creates its CUDA context."""
+        """Remember the GPU's current state; call it before the process creates its CUDA context."""
         self._source = source
         self._before = source.read()
 
     @property
     def crowded(self) -> bool:
-        """Whether others were there before."""
+        """Whether other processes were there before."""
         return bool(self._before.processes)
 
     def read(self) -> Tuple[int, str]:
-        """MiB of this process, and by which means it is known."""
+        """MiB of this process, and how they were determined."""
         now = self._source.read()
         pid = os.getpid()
         if now.processes.get(pid):
@@ -71,10 +71,10 @@ class OwnMemory:
 
 
 def open_source(device: Optional[str] = None) -> GpuSource:
-    """NVML through pynvml where it is installed, else nvidia-smi; OSError when there is neither."""
+    """NVML through pynvml if installed, otherwise nvidia-smi; raises OSError if there is neither."""
     device = visible_device() if device is None else device
     try:
-        # By name: no stubs, and not a dependency.
+        # Imported by name: no stubs, and not a dependency.
         pynvml: Any = importlib.import_module("pynvml")
     except ImportError:
         return _NvidiaSmi(device)
@@ -110,12 +110,12 @@ class _Nvml:
     def read(self) -> GpuReading:
         memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
         processes: Dict[int, int] = {}
-        # A client of an MPS server stands in the second list only.
+        # An MPS client is only in the second list.
         for lister in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
             try:
                 listed = getattr(self._nvml, lister)(self._handle)
             except (AttributeError, self._nvml.NVMLError):
-                continue  # not on this driver or GPU: the other list, or the whole GPU, must do
+                continue  # not on this driver or GPU: use the other list, or the whole GPU
             for process in listed:
                 if process.usedGpuMemory is not None:
                     processes[process.pid] = int(process.usedGpuMemory) // _MIB
@@ -137,7 +137,7 @@ class _NvidiaSmi:
         processes: Dict[int, int] = {}
         for line in self._ask("--query-compute-apps=pid,used_memory").splitlines():
             pid, _, mib = line.partition(",")
-            # "[N/A]" or "[Not Supported]" where the driver does not tell.
+            # "[N/A]" or "[Not Supported]" if the driver does not report it.
             if pid.strip().isdigit() and mib.strip().isdigit():
                 processes[int(pid)] = int(mib)
         return GpuReading(int(used), int(total), processes)
@@ -147,7 +147,7 @@ class _NvidiaSmi:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         except FileNotFoundError:
-            raise OSError("neither pynvml (pip install nvidia-ml-py) nor nvidia-smi is here") from None
+            raise OSError("neither pynvml (pip install nvidia-ml-py) nor nvidia-smi is installed") from None
         except subprocess.TimeoutExpired:
             raise OSError(f"nvidia-smi did not answer within {_TIMEOUT_S} s") from None
         if done.returncode != 0:
@@ -156,5 +156,5 @@ class _NvidiaSmi:
 
 
 def _text(value: Any) -> str:
-    """Old pynvml versions answer in bytes."""
+    """Old pynvml versions return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,8 +1,8 @@
 """The short reference set of `gpumem calibrate --utilization`: five small jobs, each bound by one thing.
 
 Each is a chain of linear layers or activations. models/reference-set.toml has their times on the GPU that
-utilization was fitted on; a step that takes longer here than those times and the table's rates say tells
-which rate of this GPU (or of its node's CPU) is other than in the table.
+utilization was fitted on. If a step takes longer here than those times and the table's rates imply, the
+corresponding rate of this GPU (or of its node's CPU) differs from the table.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from slurm_gpumem.utilization.work import StepWork, step_work
 FILE = "reference-set.toml"
 FITTED_ON = "h200"
 STEP_FIELD, SM_FIELD = "reference_step_ms", "reference_sm_active"
-"""Fields of a GPU's entry, numbers in the order of REFERENCES: what was measured, before it became rates."""
+"""Fields of a GPU's entry, numbers in the order of REFERENCES: the measurements behind the rates."""
 RATES = ("fp32", "tf32", "half", "bandwidth", "host")
-"""What the jobs are bound by, in this order: three peak rates, memory, the CPU that starts kernels."""
+"""What the jobs are bound by, in this order: three peak rates, memory, the CPU that launches kernels."""
 
 
 class Reference(NamedTuple):
@@ -61,24 +61,24 @@ REFERENCES = (
 
 
 class Compared(NamedTuple):
-    """A reference job as the table of GPUs makes it expected, and as measured."""
+    """A reference job: its expected time from the table of GPUs, and its measured time."""
 
     reference: Reference
     expected_s: float
-    """What it took where utilization was fitted, times how the table says that this GPU compares."""
+    """Its time on the GPU that utilization was fitted on, scaled by the table's rates of the two GPUs."""
     measured_s: float
     predicted_sm: float
     measured_sm: float
-    """Percent; negative where this GPU cannot tell."""
+    """Percent; negative if this GPU cannot report it."""
 
     @property
     def ratio(self) -> float:
-        """How much longer it takes than the table says."""
+        """How much longer it takes than the table implies."""
         return self.measured_s / self.expected_s
 
 
 def summary_of(reference: Reference) -> ModelSummary:
-    """The summary that a tool would print of it."""
+    """The summary that a tool would print for it."""
     rows: List[Layer] = []
     width = reference.inputs
     for size in reference.layers:
@@ -100,13 +100,13 @@ def summary_of(reference: Reference) -> ModelSummary:
 
 
 def work_of_reference(reference: Reference, gpu: Gpu) -> StepWork:
-    """What a step of it gives the GPU to do."""
+    """The GPU work of one step."""
     walk, _ = simulate(summary_of(reference), reference.job, gpu)
     return step_work(walk.tape, reference.job)
 
 
 def fitted_seconds(path: Optional[Path] = None) -> Dict[str, float]:
-    """By what they are bound by: seconds of the reference jobs on the GPU that utilization was fitted on."""
+    """Seconds of the reference jobs on the GPU that utilization was fitted on, by what they are bound by."""
     path = path or data_path("models", FILE)
     steps = load_toml(path).get(FITTED_ON, {}).get(STEP_FIELD)
     good = isinstance(steps, list) and all(
@@ -121,10 +121,10 @@ def fitted_seconds(path: Optional[Path] = None) -> Dict[str, float]:
 
 
 def compare(measured: Mapping[str, Mapping[str, float]], gpu: Gpu, model: UtilizationModel) -> List[Compared]:
-    """Every measured reference beside what the table of GPUs says of it.
+    """Every measured reference with the time that the table of GPUs implies.
 
-    The roofline is only asked how times on two GPUs compare, never how long one is: where it is wrong about
-    a reference job, it is so on both, and that is no property of this GPU.
+    The roofline is only used to compare times on two GPUs, never for an absolute time: if it is wrong about
+    a reference job, it is equally wrong on both, and that is not a property of this GPU.
     """
     fitted = model.sources[SUMMARY]
     there = fitted_seconds()
@@ -151,11 +151,11 @@ def compare(measured: Mapping[str, Mapping[str, float]], gpu: Gpu, model: Utiliz
 
 
 def rates_from(items: List[Compared], gpu: Gpu) -> Dict[str, object]:
-    """The fields of a GPU's entry that make the reference jobs take as long as they took."""
+    """The fields of a GPU's entry with which the reference jobs take as long as they took."""
     ratio = {item.reference.bound_by: item.ratio for item in items}
     fields: Dict[str, object] = {}
     if {"fp32", "tf32", "half"} <= set(ratio):
-        # Where the table has no rates, the roofline took those of the GPU that it was fitted on.
+        # If the table has no rates, the roofline used those of the GPU that it was fitted on.
         known = gpu.tflops or MEASURED_TFLOPS
         fields["tflops"] = [
             round(rate / ratio[name], 1) for rate, name in zip(known, ("fp32", "tf32", "half"))
@@ -173,10 +173,10 @@ def rates_from(items: List[Compared], gpu: Gpu) -> Dict[str, object]:
 
 
 def nominal(name: str, memory_mib: Optional[int] = None) -> Gpu:
-    """The package's own entry for a GPU, whatever the site's file says."""
+    """The package's own entry for a GPU, whatever the site's file has."""
     return closest_gpu(name, memory_mib, site_file=Path("/nonexistent"))
 
 
 def _digits(value: float) -> float:
-    """With four digits."""
+    """Rounded to four digits."""
     return float(f"{value:.4g}")

@@ -1,8 +1,8 @@
-"""One process of `gpumem calibrate --utilization`: train the reference jobs and say how long steps took.
+"""One process of `gpumem calibrate --utilization`: train the reference jobs and report the step times.
 
     python -m slurm_gpumem.calibration.rates_probe
 
-prints one JSON object. Needs PyTorch and a GPU; SM activity is read where NVML has GPM counters (Hopper on).
+prints one JSON object. Needs PyTorch and a GPU; SM activity is read if NVML has GPM counters (Hopper on).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from slurm_gpumem.calibration.rates import REFERENCES, Reference
 
 SECONDS = 0.5
 WINDOWS = 5
-"""The median of so many counts: a moment in which the node does something else does not show."""
+"""The median of this many measurements counts, so that one disturbed by other work does not matter."""
 _WARM_STEPS = 5
 _SM_ACTIVE = 2
-"""NVML's number of the GPM metric."""
+"""NVML's number for the GPM metric."""
 
 
 def main() -> int:
@@ -85,7 +85,7 @@ def _seconds(torch: Any, step: Callable[[], None]) -> float:
 
 
 def _step(torch: Any, reference: Reference) -> Callable[[], None]:
-    """One training step of a reference, to be called again and again."""
+    """One training step of a reference, to be called repeatedly."""
     layers: List[Any] = []
     width = reference.inputs
     for size in reference.layers:
@@ -110,7 +110,7 @@ def _step(torch: Any, reference: Reference) -> Callable[[], None]:
 
 
 class _Counters:
-    """SM activity by the driver's GPM counters."""
+    """SM activity from the driver's GPM counters."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

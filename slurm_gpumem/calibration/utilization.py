@@ -14,16 +14,16 @@ _PROBE = "slurm_gpumem.calibration.rates_probe"
 
 
 def with_reference_set(calibration: Calibration, python: str) -> Calibration:
-    """Train the reference set with the interpreter `python` and put what it shows into the entry."""
+    """Train the reference set with the interpreter `python` and add the results to the entry."""
     return calibrated(calibration, run_probe(python, [], _PROBE))
 
 
 def calibrated(calibration: Calibration, probe: Mapping[str, Any]) -> Calibration:
-    """The entry with the fields that the measured reference jobs make."""
+    """The entry with the fields computed from the measured reference jobs."""
     if not probe["jobs"]:
         why = next(iter(probe["failed"].values()), "nothing was measured")
         raise CalibrationError(f"no job of the reference set could be trained: {why}")
-    # The package's own rates: those of an earlier calibration would be corrected twice.
+    # Use the package's own rates: those of an earlier calibration would be corrected twice.
     gpu = nominal(probe["gpu"], probe["memory_mib"])
     items = compare(probe["jobs"], gpu, packaged())
     fields: Dict[str, object] = {**dict(calibration.fields), **rates_from(items, gpu)}
@@ -35,7 +35,7 @@ def calibrated(calibration: Calibration, probe: Mapping[str, Any]) -> Calibratio
 def _line(item: Compared) -> str:
     parts: List[str] = [
         f"reference set, {item.reference.name}: step {item.measured_s * 1000:.4g} ms, "
-        f"{item.expected_s * 1000:.4g} ms by the table"
+        f"{item.expected_s * 1000:.4g} ms expected from the table"
     ]
     if item.measured_sm >= 0:
         parts.append(f"SM activity {item.measured_sm:.4g} %, {item.predicted_sm:.0f} % predicted")

@@ -1,4 +1,4 @@
-"""A running dev cluster: bring it up, find it again, run commands in it, take it down."""
+"""A running dev cluster: start it, find it again, run commands in it, stop it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STAND_IN_FILES = ("ledger.py", "standin.py")
 
 
 class Cluster:
-    """One cluster in one state folder."""
+    """One cluster in one state directory."""
 
     def __init__(self, layout: Layout, known: Record) -> None:
         self.layout = layout
@@ -45,7 +45,7 @@ class Cluster:
 
     @property
     def env(self) -> Dict[str, str]:
-        """What a process needs in its environment to use this cluster."""
+        """The environment that a process needs to use this cluster."""
         path = os.environ.get("PATH") or SYSTEM_FOLDERS
         return {
             "PATH": f"{self.layout.programs}:{path}",
@@ -65,7 +65,7 @@ class Cluster:
         input: Optional[str] = None,
         env: Optional[Mapping[str, str]] = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in this cluster, as `user` when given (root may)."""
+        """Run a command in this cluster, as `user` if given (requires root)."""
         as_user = {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid}
         return subprocess.run(  # type: ignore[call-overload, no-any-return]
             list(argv),
@@ -82,11 +82,11 @@ class Cluster:
         )
 
     def processes(self) -> List[Process]:
-        """The daemons as they were started, in that order."""
+        """The daemons, in the order they were started."""
         return list(self._record.processes)
 
     def stop(self) -> List[Process]:
-        """Stop every process of this cluster; returns those that only KILL could end."""
+        """Stop every process of this cluster; returns those that needed KILL."""
         with record.locked(self.layout):
             killed = _stop_all(self.layout, self._record)
             self._record.processes = []
@@ -95,7 +95,7 @@ class Cluster:
 
 
 def up(spec: ClusterSpec) -> Cluster:
-    """Bring a cluster up; DevClusterError says why not, and leaves nothing running."""
+    """Start a cluster. Raises DevClusterError with the reason and leaves nothing running on failure."""
     layout = Layout(spec.state)
     _claim_folder(layout)
     with record.locked(layout):
@@ -104,7 +104,7 @@ def up(spec: ClusterSpec) -> Cluster:
             running = earlier.controller()
             if running is not None:
                 raise DevClusterError(
-                    f"{layout.root}: a dev cluster already runs in this state folder "
+                    f"{layout.root}: a dev cluster already runs in this state directory "
                     f"(slurmctld, pid {running.pid})\n"
                     f"Stop it with: gpumem devcluster down --state {layout.root}"
                 )
@@ -121,27 +121,27 @@ def up(spec: ClusterSpec) -> Cluster:
 
 
 def find(state: Path) -> Cluster:
-    """The cluster that was started in a state folder and still runs."""
+    """The cluster that was started in a state directory and still runs."""
     layout = Layout(state)
     known = record.load(layout)
     if known is None or known.controller() is None:
         raise DevClusterError(
-            f"{state}: no dev cluster runs in this state folder\nStart one with: gpumem devcluster up"
+            f"{state}: no dev cluster runs in this state directory\nStart one with: gpumem devcluster up"
         )
     return Cluster(layout, known)
 
 
 def down(state: Path) -> List[Process]:
-    """Stop whatever still runs of the cluster in a state folder, whole or in pieces."""
+    """Stop whatever still runs of the cluster in a state directory, complete or not."""
     layout = Layout(state)
     known = record.load(layout)
     if known is None:
-        raise DevClusterError(f"{state}: no dev cluster was started in this state folder")
+        raise DevClusterError(f"{state}: no dev cluster was started in this state directory")
     return Cluster(layout, known).stop()
 
 
 def _without_slurm(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The environment less what another Slurm left in it: we may be inside one of its jobs."""
+    """The environment without variables of another Slurm: we may be inside one of its jobs."""
     return {key: value for key, value in environ.items() if not key.startswith(_OF_SLURM)}
 
 
@@ -159,7 +159,7 @@ def _start(cluster: Cluster, known: Record) -> None:
     }
 
     def started(process: Process) -> None:
-        # Written before it is waited for: should we be killed, the next `up` knows whom to stop.
+        # Written before waiting: if we are killed, the next `up` knows what to stop.
         known.processes.append(process)
         record.save(layout, known)
 
@@ -204,7 +204,7 @@ def _write_files(
 
 
 def _let_read(folder: Path) -> None:
-    """Let everybody read what is in a folder, whatever our umask; scripts stay executable."""
+    """Let everybody read what is in a directory, whatever our umask; scripts stay executable."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
@@ -219,14 +219,14 @@ def _copy_lua(script: Path, folder: Path) -> None:
 
 
 def _install_stand_in(layout: Layout) -> None:
-    # Copied, because the users of jobs may not enter the folder of this checkout.
+    # Copied, because the users of jobs may not be able to enter the directory of this checkout.
     package = layout.library / "slurm_gpumem" / "devcluster"
     package.mkdir(parents=True)
     for name in _STAND_IN_FILES:
         shutil.copyfile(Path(__file__).with_name(name), package / name)
     write_script(
         layout.programs / "gpumem-standin",
-        "# Plays a training job against the stand-in GPUs of this dev cluster.",
+        "# Simulates a training job on the stand-in GPUs of this dev cluster.",
         *find_python(),
         f"export PYTHONPATH={layout.library} PYTHONUNBUFFERED=1 {STATE_VARIABLE}={layout.root}",
         'exec "$python" -m slurm_gpumem.devcluster.standin "$@"',
@@ -234,32 +234,32 @@ def _install_stand_in(layout: Layout) -> None:
 
 
 def _claim_folder(layout: Layout) -> None:
-    """Make the state folder ours, or say whose it is."""
+    """Take ownership of the state directory, or raise an error that says whose it is."""
     root = layout.root
     try:
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = root.stat()
         strange = not layout.record.exists() and any(entry.name != "lock" for entry in root.iterdir())
     except OSError as error:
-        raise DevClusterError(f"{root}: {error.strerror}; choose another state folder with --state") from None
+        raise DevClusterError(f"{root}: {error.strerror}; choose another directory with --state") from None
     if strange:
         raise DevClusterError(
-            f"{root}: is not empty and no dev cluster's; choose another state folder with --state"
+            f"{root}: is not empty and does not belong to a dev cluster; choose another with --state"
         )
     if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise DevClusterError(f"{root}: must belong to you and be writable by you only (chmod 755)")
-    # Those whose jobs run here must get through, whatever our umask.
+    # Users whose jobs run here must be able to enter, whatever our umask.
     root.chmod(0o755)
     closed = [parent for parent in root.parents if not parent.stat().st_mode & stat.S_IXOTH]
     if closed and os.geteuid() == 0:
         raise DevClusterError(
             f"{root}: other users cannot enter {closed[-1]}, so their jobs could not use this cluster; "
-            "choose another state folder with --state"
+            "choose another directory with --state"
         )
 
 
 def _make_folders(layout: Layout) -> None:
-    """Fresh folders: what an earlier cluster saved would show its nodes idle before they are."""
+    """Empty directories: saved state of an earlier cluster would show its nodes idle before they are."""
     for folder in (*layout.private_folders(), *layout.public_folders()):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -280,7 +280,7 @@ def _stop_all(layout: Layout, known: Record) -> List[Process]:
 
 
 def _stop_steps(layout: Layout) -> List[Process]:
-    """End the jobs that still run: a slurmstepd works in its slurmd's folder, a job comes from the step."""
+    """End the jobs that still run: slurmstepd works in its slurmd's directory, and jobs are its children."""
     keepers = processes.working_in(layout.root, "slurmstepd")
     family = [processes.identify(pid) for pid in processes.descendants(keepers)]
     jobs = [p for p in family if p is not None and p.pid not in keepers]

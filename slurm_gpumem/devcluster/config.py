@@ -1,4 +1,4 @@
-"""The cluster's configuration files as text, set up as real sites set theirs."""
+"""The cluster's configuration files as text, configured like real sites."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LINES_THAT_REPEAT = ("nodename", "partitionname", "nodeset", "downnodes", "incl
 
 @dataclass(frozen=True)
 class Place:
-    """What the files must know of the machine: names, ports and device files."""
+    """What the files need to know about the machine: names, ports and device files."""
 
     hostname: str
     user: str
@@ -33,7 +33,7 @@ def slurm_conf(spec: ClusterSpec, layout: Layout, place: Place) -> str:
         if key.lower() in _LINES_THAT_REPEAT:
             repeating.append(line)
         else:
-            # Given twice, every Slurm command would complain on stderr.
+            # If given twice, every Slurm command would complain on stderr.
             clash = next((known for known in settings if known.lower() == key.lower()), key)
             settings[clash] = line.split("=", 1)[1].strip()
     lines = [f"{key}={value}" for key, value in settings.items()]
@@ -43,7 +43,7 @@ def slurm_conf(spec: ClusterSpec, layout: Layout, place: Place) -> str:
 
 
 def gres_conf(spec: ClusterSpec, place: Place) -> str:
-    """gres.conf: each node's device files and what they are shared by."""
+    """gres.conf: each node's device files and how they are shared."""
     lines = ["AutoDetect=off"]
     for node in spec.nodes:
         if not node.gpus:
@@ -56,14 +56,14 @@ def gres_conf(spec: ClusterSpec, place: Place) -> str:
 
 
 def cgroup_conf(version: Tuple[int, ...]) -> str:
-    """cgroup.conf that keeps Slurm away from this machine's cgroups."""
+    """A cgroup.conf that keeps Slurm away from this machine's cgroups."""
     if version >= (23, 11):
         return "CgroupPlugin=disabled\n"
     return "IgnoreSystemd=yes\nIgnoreSystemdOnFailure=yes\n"
 
 
 def slurmdbd_conf(layout: Layout, place: Place) -> str:
-    """slurmdbd.conf; its owner only may read it, or slurmdbd refuses."""
+    """slurmdbd.conf; only its owner may read it, or slurmdbd refuses it."""
     return "\n".join(
         [
             "AuthType=auth/munge",
@@ -154,7 +154,7 @@ def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
     )
     if node.gpus:
         shared = node.gpus * spec.shared_per_gpu(node)
-        # Without the type on the shares too, 22.05 refuses the srun steps of jobs that ask for it.
+        # If the shares have no type too, 22.05 refuses the srun steps of jobs that ask for the type.
         line += f" Gres=gpu:{node.gpu_type}:{node.gpus},{spec.gres}:{node.gpu_type}:{shared}"
     return line
 
@@ -162,7 +162,7 @@ def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
 def _partition_lines(spec: ClusterSpec) -> List[str]:
     whole = spec.whole_nodes or tuple(node.name for node in spec.nodes)
     shared = [node.name for node in spec.nodes if node.name not in spec.whole_nodes]
-    # A job that names no memory would get the node's whole RAM: sites give a default for each CPU.
+    # A job that requests no memory would get the node's whole RAM: sites set a default per CPU.
     memory = min(node.memory_mib // node.cpus for node in spec.nodes)
     limits = f"DefMemPerCPU={memory} DefaultTime=01:00:00 State=UP"
     return [

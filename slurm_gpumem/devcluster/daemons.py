@@ -1,4 +1,4 @@
-"""Start the daemons one after the other and know when each is ready."""
+"""Start the daemons one after the other and wait until each is ready."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_gpumem.errors import DevClusterError
 
 _READY_S = 20.0
 _LOG_TAIL = 12
-# A power cut may cost a throw-away database; waiting for the disk at every table costs seconds.
+# This throw-away database may be lost in a power cut; waiting for the disk at every table costs seconds.
 _UNSAFE_BUT_QUICK = (
     "--innodb-log-file-size=8M",
     "--innodb-flush-log-at-trx-commit=0",
@@ -30,7 +30,7 @@ _UNSAFE_BUT_QUICK = (
 
 
 class Starter:
-    """Starts the daemons of one cluster; `started` is told of each before it is waited for."""
+    """Starts the daemons of one cluster; calls `started` for each before waiting for it."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Starter:
         self._started = started
 
     def munged(self) -> None:
-        """Start munged with a key of this cluster's own."""
+        """Start munged with this cluster's own key."""
         layout = self._layout
         key = layout.munge / "key"
         key.touch(mode=0o600)
@@ -63,13 +63,13 @@ class Starter:
             "--num-threads=2",
         ]
         if not self._place.is_root:
-            # Else it refuses a home folder that others cannot enter; nobody else uses this cluster.
+            # Otherwise it refuses a home directory that others cannot enter; nobody else uses this cluster.
             argv.append("--force")
         process = self._start(argv, "munged")
         self._await(process, lambda: _answers_unix(layout.munge_socket), "munged.out")
 
     def database(self) -> None:
-        """Make an empty MariaDB and start it on a unix socket only, then slurmdbd on top of it."""
+        """Create an empty MariaDB and start it on a unix socket only, then slurmdbd on top of it."""
         layout = self._layout
         user = self._place.user
         own = f"--user={user}"
@@ -117,12 +117,12 @@ class Starter:
         self._await(slurmdbd, lambda: _answers_tcp(self._place.database_port), "slurmdbd.log")
 
     def controller(self) -> None:
-        """Start slurmctld and wait until it takes connections."""
+        """Start slurmctld and wait until it accepts connections."""
         process = self._start(self._installation.command("slurmctld", "-D"), "slurmctld")
         self._await(process, lambda: _answers_tcp(self._place.controller_port), "slurmctld.log")
 
     def nodes(self, spec: ClusterSpec) -> None:
-        """Start every slurmd and wait until Slurm calls their nodes idle."""
+        """Start every slurmd and wait until Slurm reports their nodes as idle."""
         waiting = {
             node.name: self._start(
                 self._installation.command("slurmd", "-D", "-N", node.name), "slurmd", node=node.name
@@ -187,12 +187,12 @@ class Starter:
                     f"{process.name} was not ready after {_READY_S:.0f} s:\n{self._tail(log)}"
                 )
             time.sleep(processes.POLL_S)
-        # A port may have been answered by a stranger while ours gave up on it.
+        # Another process may have answered on the port while ours failed.
         self._check_alive(process, log)
 
     def _check_alive(self, process: Process, log: str) -> None:
         if not processes.alive(process):
-            raise DevClusterError(f"{process.name} ended right after its start:\n{self._tail(log)}")
+            raise DevClusterError(f"{process.name} exited right after its start:\n{self._tail(log)}")
 
     def _tail(self, log: str) -> str:
         out = Path(log).with_suffix(".out").name

@@ -1,4 +1,4 @@
-"""The demo's ending: the nodes' hooks measure its jobs, and `gpumem report` tells what came of them."""
+"""The demo's last part: the nodes' hooks measure its jobs, and `gpumem report` shows the results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _PATIENCE_S = 20.0
 
 
 def install_hooks(folder: Path, ledger: Path) -> Tuple[str, ...]:
-    """Put the hooks and a site's configuration into the demo's folder; the lines for slurm.conf."""
+    """Put the hooks and a site's configuration into the demo's directory; the lines for slurm.conf."""
     hooks = folder / "hooks"
     hooks.mkdir()
     for name in _HOOKS:
         shutil.copy(data_path("prolog", name), hooks)
-    # Several nodes on one machine: each has a folder of its own, as each machine would have.
+    # Several nodes on one machine: each has its own directory, as each machine would.
     (hooks / "hooks.conf").write_text(
         f"python={sys.executable}\nsite_config={folder}/gpumem.toml\nrun_dir={folder}/run-$SLURMD_NODENAME\n"
     )
     node = {
-        # Stand-in GPUs know no MPS.
+        # Stand-in GPUs have no MPS.
         "mode": "timeslice",
         "ledger": str(ledger),
         "spool": str(folder / "records"),
@@ -44,7 +44,7 @@ def install_hooks(folder: Path, ledger: Path) -> Tuple[str, ...]:
 
 
 def report_environment(folder: Path) -> Dict[str, str]:
-    """What a command needs to see the demo's site instead of this machine's."""
+    """The environment in which a command sees the demo's site instead of this machine's."""
     return {
         "GPUMEM_SITE_CONFIG": f"{folder}/gpumem.toml",
         "GPUMEM_INDEX": f"{folder}/index",
@@ -68,7 +68,7 @@ def report(cluster: Cluster, folder: Path, job_ids: Iterable[str]) -> str:
 
 
 def await_samplers(folder: Path) -> None:
-    """The nodes' samplers end by themselves soon after the last job; their folders can go then."""
+    """The nodes' samplers exit soon after the last job; then their directories can be removed."""
     deadline = time.monotonic() + _PATIENCE_S
     folders = [RunFolder(path) for path in folder.glob("run-*")]
     while any(map(sampler_runs, folders)) and time.monotonic() < deadline:

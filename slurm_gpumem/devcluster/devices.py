@@ -1,4 +1,4 @@
-"""Device files that stand for GPUs: Slurm insists on character or block devices in gres.conf."""
+"""Device files that stand for GPUs: Slurm requires character or block devices in gres.conf."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FAMILIES = ("/dev/tty", "/dev/loop", "/dev/ttyS")
 
 
 def make_devices(folder: Path, count: int) -> List[str]:
-    """`count` device files with the numbers 0, 1 ...: our own as root, the machine's otherwise."""
+    """`count` device files numbered 0, 1 ...: our own as root, the machine's otherwise."""
     if count == 0:
         return []
     try:
@@ -27,14 +27,14 @@ def _own(folder: Path, count: int) -> List[str]:
     paths = [folder / f"gpu{index}" for index in range(count)]
     for path in paths:
         if not path.exists():
-            # Another name for /dev/null: whoever opens it does no harm.
+            # Another name for /dev/null: opening it is harmless.
             os.mknod(path, 0o666 | stat.S_IFCHR, _NULL_DEVICE)
             path.chmod(0o666)
     return [str(path) for path in paths]
 
 
 def _borrowed(count: int) -> List[str]:
-    # Slurm only looks at their kind and name; nobody opens them.
+    # Slurm checks only their kind and name; nobody opens them.
     for family in _FAMILIES:
         paths = [f"{family}{index}" for index in range(count)]
         if all(_is_device(path) for path in paths):

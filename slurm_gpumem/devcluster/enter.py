@@ -1,8 +1,8 @@
-"""Run one program inside another tree of files, in a mount namespace of its own.
+"""Run one program inside another file tree, in its own mount namespace.
 
-Called as `python3 -I enter.py VIEW.json PROGRAM ARGUMENTS...`; VIEW.json says what to mount where.
-It needs nothing but the standard library, so that any user can run it from a copy. An ordinary user
-gets a user namespace, in which he stays who he is: Slurm's authentication sees his own uid.
+Called as `python3 -I enter.py VIEW.json PROGRAM ARGUMENTS...`; VIEW.json lists the mounts.
+It needs only the standard library, so that any user can run it from a copy. An ordinary user
+gets a user namespace that keeps the user id: Slurm's authentication sees the real uid.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 MARKER = "run/gpumem-slurm-root"
-"""Exists only inside, where a second entry would fail and is not needed."""
+"""Exists only inside, where entering again would fail and is not needed."""
 
 
 def main(argv: List[str]) -> None:
-    """Mount what the view says, then become the program."""
+    """Make the mounts of the view, then become the program."""
     view: Dict[str, Any] = json.loads(Path(argv[0]).read_text())
     program = argv[1:]
     cwd = os.getcwd()
@@ -33,7 +33,7 @@ def main(argv: List[str]) -> None:
             os.chroot(view["root"])
         else:
             _mount("overlay", "/usr", "overlay", 0, f"lowerdir={view['overlay']}")
-        # A mount over the folder we stand in is only seen by walking to it again.
+        # A mount over the current directory is only visible after entering it again.
         os.chdir(cwd if os.path.isdir(cwd) else "/")
         os.execv(program[0], program)
     except OSError as error:

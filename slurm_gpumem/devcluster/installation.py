@@ -1,4 +1,4 @@
-"""Which Slurm a cluster runs: the system's, or one in a tree of its own."""
+"""Which Slurm a cluster runs: the system's, or one in a separate tree."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PACKAGES = {
 
 
 class Installation(Protocol):
-    """Where the programs of a Slurm are and how they are called."""
+    """Where the programs of a Slurm are and how to call them."""
 
     def command(self, program: str, *args: str) -> List[str]:
         """The argument list that runs one of Slurm's programs."""
 
     def prepare(self) -> None:
-        """Make the clients usable by those who take over `Cluster.env`."""
+        """Make the client commands usable with `Cluster.env`."""
 
 
 class SystemSlurm:
@@ -39,11 +39,11 @@ class SystemSlurm:
         return [find_program(program), *args]
 
     def prepare(self) -> None:
-        """Nothing to do: the clients are on the PATH."""
+        """Nothing to do: the client commands are on the PATH."""
 
 
 def find_program(program: str) -> str:
-    """The program's path; daemons live in folders that an ordinary user's PATH leaves out."""
+    """The program's path; daemons are in directories that an ordinary user's PATH does not have."""
     path = f"{os.environ.get('PATH', '')}:{SYSTEM_FOLDERS}"
     found = shutil.which(program, path=path)
     if found is None:
@@ -58,5 +58,5 @@ def version(installation: Installation, env: Mapping[str, str]) -> Tuple[int, ..
     done = subprocess.run(argv, capture_output=True, text=True, env=dict(env), timeout=20, check=False)
     match = _VERSION.search(done.stdout)
     if not match:
-        raise DevClusterError(f"{' '.join(argv)}: told no version: {(done.stdout + done.stderr).strip()!r}")
+        raise DevClusterError(f"{' '.join(argv)}: no version in: {(done.stdout + done.stderr).strip()!r}")
     return tuple(int(part) for part in match.groups())

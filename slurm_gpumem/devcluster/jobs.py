@@ -25,7 +25,7 @@ _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)")
 
 
 def show_job(cluster: Cluster, job_id: str) -> Dict[str, str]:
-    """The fields of `scontrol show job -d`; a comment that holds `word=` itself is cut there."""
+    """The fields of `scontrol show job -d`; a comment that contains `word=` is cut there."""
     done = cluster.run(["scontrol", "show", "job", "-d", "-o", str(job_id)])
     if done.returncode != 0:
         raise DevClusterError(f"scontrol show job {job_id}: {done.stderr.strip()}")
@@ -35,7 +35,7 @@ def show_job(cluster: Cluster, job_id: str) -> Dict[str, str]:
 def wait_for_job(
     cluster: Cluster, job_id: str, states: Sequence[str] = ENDED, timeout_s: float = 30.0
 ) -> Dict[str, str]:
-    """The job's fields once it is in one of `states`; DevClusterError when that takes too long."""
+    """The job's fields once it is in one of `states`; raises DevClusterError if that takes too long."""
     deadline = time.monotonic() + timeout_s
     while True:
         fields = show_job(cluster, job_id)

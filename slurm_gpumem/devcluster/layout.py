@@ -1,4 +1,4 @@
-"""Where a dev cluster keeps its things: every path inside the state folder, named once."""
+"""Every path inside a dev cluster's state directory, named once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Tuple
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths below one state folder."""
+    """The paths below one state directory."""
 
     root: Path
 
@@ -53,7 +53,7 @@ class Layout:
 
     @property
     def munge(self) -> Path:
-        """The private key and seed of munged."""
+        """munged's private key and seed."""
         return self.root / "munge"
 
     @property
@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def ledger(self) -> Path:
-        """The memory books of the stand-in GPUs."""
+        """The memory ledgers of the stand-in GPUs."""
         return self.root / "ledger"
 
     @property
@@ -80,20 +80,20 @@ class Layout:
 
     @property
     def programs(self) -> Path:
-        """Commands for people and jobs: the stand-in, and Slurm's own when it lives in another tree."""
+        """Commands for people and jobs: the stand-in, and Slurm's own if it is in another tree."""
         return self.root / "bin"
 
     @property
     def library(self) -> Path:
-        """The stand-in's Python files, where users of every kind can read them."""
+        """The stand-in's Python files, readable by all users."""
         return self.root / "lib"
 
     def private_folders(self) -> Tuple[Path, ...]:
-        """Folders that only the cluster's owner may enter."""
+        """Directories that only the cluster's owner may enter."""
         return (self.munge, self.controller, self.database)
 
     def public_folders(self) -> Tuple[Path, ...]:
-        """Folders that the users of jobs must be able to enter."""
+        """Directories that the users of jobs must be able to enter."""
         return (
             self.conf,
             self.log,

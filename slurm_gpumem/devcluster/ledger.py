@@ -1,6 +1,6 @@
-"""The memory books of stand-in GPUs: who holds how much, and the most that each job ever held.
+"""The memory ledgers of stand-in GPUs: who holds how much, and the most that each job ever held.
 
-One file per GPU, locked while it is read and written. It needs nothing but the standard library,
+One file per GPU, locked while it is read and written. It needs only the standard library,
 so that jobs of any user can run it from a copy.
 """
 
@@ -16,11 +16,11 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 
 class LedgerError(Exception):
-    """The ledger is missing or is not one."""
+    """The ledger is missing or invalid."""
 
 
 class OutOfMemoryError(Exception):
-    """The GPU has less free memory than was asked for; nothing was taken."""
+    """The GPU has less free memory than requested; nothing was allocated."""
 
     def __init__(self, free_mib: int, capacity_mib: int, others: Sequence[Tuple[int, int]]) -> None:
         super().__init__(f"{free_mib} MiB of {capacity_mib} MiB are free")
@@ -32,7 +32,7 @@ class OutOfMemoryError(Exception):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One stand-in GPU's books."""
+    """The ledger of one stand-in GPU."""
 
     folder: Path
     node: str
@@ -43,7 +43,7 @@ class Gpu:
         return self.folder / f"{self.node}-gpu{self.index}.json"
 
     def hold(self, mib: int, job: str) -> None:
-        """Let this process hold `mib` in all, from now on; OutOfMemoryError when that does not fit."""
+        """Set this process's total to `mib`; raises OutOfMemoryError if that does not fit."""
         with self._opened() as books:
             others = [holder for holder in books["holders"] if holder["pid"] != os.getpid()]
             used = sum(holder["mib"] for holder in others)
@@ -59,7 +59,7 @@ class Gpu:
             books["peaks"][job] = max(mib, books["peaks"].get(job, 0))
 
     def release(self) -> None:
-        """Give back all that this process holds."""
+        """Release everything that this process holds."""
         with self._opened() as books:
             books["holders"] = [h for h in books["holders"] if h["pid"] != os.getpid()]
 
@@ -83,7 +83,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Dict[str, Any]]:
-        # Without O_CREAT: kernels refuse that on another user's file in shared folders.
+        # Without O_CREAT: kernels refuse that for another user's file in shared directories.
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -92,11 +92,11 @@ class Gpu:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             before = os.read(descriptor, 1 << 24)
             books = json.loads(before)
-            # Whoever was killed cannot give back what it held.
+            # A killed process cannot release what it held.
             books["holders"] = [h for h in books["holders"] if _start_ticks(h["pid"]) == h["start"]]
             yield books
             after = json.dumps(books).encode()
-            # One write, padded over the old text: killed before or after it, the file is whole.
+            # One write, padded over the old text: the file is complete even if we are killed.
             os.pwrite(descriptor, after.ljust(len(before)), 0)
             os.ftruncate(descriptor, len(after))
         finally:
@@ -104,7 +104,7 @@ class Gpu:
 
 
 def create(folder: Path, memory_mib: Mapping[str, Sequence[int]]) -> None:
-    """Open the books: for each node, the memory of each of its GPUs. Every user may write them."""
+    """Create the ledgers: for each node, the memory of each of its GPUs. Every user may write to them."""
     for node, gpus in memory_mib.items():
         for index, capacity in enumerate(gpus):
             path = Gpu(folder, node, index)._path
@@ -113,7 +113,7 @@ def create(folder: Path, memory_mib: Mapping[str, Sequence[int]]) -> None:
 
 
 def all_gpus(folder: Path) -> List[Gpu]:
-    """Every GPU that has books here."""
+    """Every GPU that has a ledger here."""
     found = []
     for path in folder.glob("*-gpu*.json"):
         node, _, index = path.stem.rpartition("-gpu")
@@ -131,7 +131,7 @@ def job_peaks(folder: Path) -> Dict[str, int]:
 
 
 def _start_ticks(pid: int) -> Optional[int]:
-    """When the process started, in clock ticks since boot; None when it is gone or a zombie."""
+    """When the process started, in clock ticks since boot; None if it is gone or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Free TCP ports, held until the daemons that they are for have bound them."""
+"""Free TCP ports, held until their daemons have bound them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import List, Optional, Type
 
 from slurm_gpumem.errors import DevClusterError
 
-# Under the range that the kernel hands out for outgoing connections (32768 and up).
+# Below the range that the kernel uses for outgoing connections (32768 and up).
 _FIRST, _LAST = 20000, 32000
 
 
@@ -33,7 +33,7 @@ class PortReservation:
         return [held.getsockname()[1] for held in self._sockets]
 
     def close(self) -> None:
-        """Let go of all ports."""
+        """Release all ports."""
         for held in self._sockets:
             held.close()
         self._sockets = []
@@ -56,7 +56,7 @@ class PortReservation:
         except OSError:
             held.close()
             return
-        # Bound without it, so that another reservation fails; set after, so that the daemon,
-        # which binds with it, succeeds while we still hold the port without listening.
+        # Set only after binding: binding without it makes another reservation fail, and having it set lets
+        # the daemon, which binds with it, succeed while we still hold the port without listening.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._sockets.append(held)

@@ -1,4 +1,4 @@
-"""Processes that this cluster started: known by pid, start time and program, stopped politely, then not."""
+"""Processes of this cluster: identified by pid, start time and program; stopped with TERM, then KILL."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _EXEC_PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class Process:
-    """One started program; the start time tells it from a later process with the same pid."""
+    """One started program; the start time distinguishes it from a later process with the same pid."""
 
     program: str
     name: str
-    """What people call it: "slurmd n1"."""
+    """Its name for people: "slurmd n1"."""
     pid: int
     start_ticks: int
     boot_id: str
 
 
 def boot_id() -> str:
-    """The kernel's name for this boot: start times count from it."""
+    """The kernel's id of this boot: start times are relative to it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start(
     argv: Sequence[str], *, program: str, name: str, log: Path, env: Mapping[str, str], cwd: Path
 ) -> Process:
-    """Start a daemon in a session of its own, its output in `log`."""
+    """Start a daemon in its own session, its output in `log`."""
     with open(log, "ab") as output:
         child = subprocess.Popen(
             argv,
@@ -46,12 +46,12 @@ def start(
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            # What daemons make, the users of jobs must be able to reach, whatever our own umask.
+            # The users of jobs must be able to reach what daemons create, whatever our own umask.
             umask=0o022,
         )
     # The kernel keeps a child's /proc entry until it is waited for, so this cannot miss it.
     ticks = start_ticks(child.pid)
-    # Not ours to wait for: stop() and alive() do that by pid, in this process or in a later one.
+    # Do not wait here: stop() and alive() do that by pid, in this process or in a later one.
     child.returncode = 0
     process = Process(program, name, child.pid, ticks or 0, boot_id())
     _wait_for_exec(process)
@@ -59,7 +59,7 @@ def start(
 
 
 def alive(process: Process) -> bool:
-    """Whether that very process still runs: same boot, pid, start time and program."""
+    """Whether that same process still runs: same boot, pid, start time and program."""
     _reap(process.pid)
     if process.boot_id != boot_id() or start_ticks(process.pid) != process.start_ticks:
         return False
@@ -67,7 +67,7 @@ def alive(process: Process) -> bool:
 
 
 def stop(processes: Iterable[Process], patience_s: float = TERM_PATIENCE_S) -> List[Process]:
-    """TERM to each that is still itself, KILL after `patience_s`; returns those that needed KILL."""
+    """TERM to each that is still the same process, KILL after `patience_s`; the ones that needed KILL."""
     waiting = [process for process in processes if _signal(process, signal.SIGTERM)]
     waiting = _wait_gone(waiting, patience_s)
     killed = [process for process in waiting if _signal(process, signal.SIGKILL)]
@@ -76,7 +76,7 @@ def stop(processes: Iterable[Process], patience_s: float = TERM_PATIENCE_S) -> L
 
 
 def start_ticks(pid: int) -> Optional[int]:
-    """The process's start time in clock ticks since boot; None when it is gone or a zombie."""
+    """The process's start time in clock ticks since boot; None if it is gone or a zombie."""
     fields = _stat(pid)
     if fields is None or fields[0] in "ZX":
         return None
@@ -84,28 +84,28 @@ def start_ticks(pid: int) -> Optional[int]:
 
 
 def identify(pid: int) -> Optional[Process]:
-    """The process with that pid as it is now; None when it is gone."""
+    """The process with that pid as it is now; None if it is gone."""
     ticks, program = start_ticks(pid), program_name(pid)
     return None if ticks is None else Process(program, program, pid, ticks, boot_id())
 
 
 def working_in(folder: Path, program: str) -> List[int]:
-    """Processes of that program whose working folder is `folder`, under whatever path they see it."""
+    """Processes of that program whose working directory is `folder`, under whatever path they see it."""
     ours = os.stat(folder)
     found = []
     for pid in _pids():
         try:
-            # Followed, not read: a process in another root or mount namespace tells another path.
+            # Followed, not read: a process in another root or mount namespace shows another path.
             theirs = os.stat(f"/proc/{pid}/cwd")
         except OSError:
-            continue  # gone meanwhile, or another user's
+            continue  # gone by now, or another user's
         if os.path.samestat(ours, theirs) and program_name(pid) == program:
             found.append(pid)
     return found
 
 
 def descendants(roots: Iterable[int]) -> List[int]:
-    """The processes `roots` and all that come from them, parents first."""
+    """The processes `roots` and all their descendants, parents first."""
     children: Dict[int, List[int]] = {}
     for pid in _pids():
         fields = _stat(pid)
@@ -124,22 +124,22 @@ def descendants(roots: Iterable[int]) -> List[int]:
 
 
 def program_name(pid: int) -> str:
-    """The name under which the process was started, without its folder; "" when it is gone."""
+    """The name under which the process was started, without its directory; "" if it is gone."""
     try:
         first = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
     except OSError:
         return ""
-    # A step calls itself "slurmstepd: [7.batch]".
+    # A step renames itself to "slurmstepd: [7.batch]".
     return os.path.basename(os.fsdecode(first).split(":")[0])
 
 
 def _runs_program(process: Process) -> bool:
-    # In the middle of exec the kernel shows no name.
+    # During exec the kernel shows no name.
     return program_name(process.pid) in (process.program, "")
 
 
 def _wait_for_exec(process: Process) -> None:
-    """A launcher (a shell, a change of root) comes first: wait until it has become the program."""
+    """A launcher (a shell, a change of root) runs first: wait until it has become the program."""
     deadline = time.monotonic() + _EXEC_PATIENCE_S
     while start_ticks(process.pid) == process.start_ticks and time.monotonic() < deadline:
         if program_name(process.pid) == process.program:
@@ -170,11 +170,11 @@ def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        pass  # started by an earlier command: init's child now, not ours
+        pass  # started by an earlier command: now a child of init, not ours
 
 
 def _stat(pid: int) -> Optional[List[str]]:
-    """The fields of /proc/PID/stat from the state on; the name before them may hold anything."""
+    """The fields of /proc/PID/stat from the state on; the name before them may contain anything."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

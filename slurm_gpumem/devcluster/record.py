@@ -1,4 +1,4 @@
-"""What is known of a started cluster, on disk, so that a later command finds it again."""
+"""The data of a started cluster, on disk, so that a later command can find it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SCHEMA = 1
 
 @dataclass
 class Record:
-    """The cluster in one state folder: its spec and the processes started so far."""
+    """The cluster in one state directory: its spec and the processes started so far."""
 
     spec: ClusterSpec
     processes: List[Process] = field(default_factory=list)
 
     def controller(self) -> Optional[Process]:
-        """The running slurmctld; it is what makes a cluster "up"."""
+        """The running slurmctld; a cluster is "up" if it has one."""
         return next((p for p in self.processes if p.program == "slurmctld" and alive(p)), None)
 
 
 @contextlib.contextmanager
 def locked(layout: Layout) -> Iterator[None]:
-    """Hold the state folder: `up` and `down` never work in one folder at the same time."""
+    """Lock the state directory, so that `up` and `down` never work in it at the same time."""
     try:
         descriptor = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -43,7 +43,7 @@ def locked(layout: Layout) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DevClusterError(
-                f"{layout.root}: another gpumem devcluster command is at work in this state folder; "
+                f"{layout.root}: another gpumem devcluster command is at work in this state directory; "
                 "wait for it or choose another with --state"
             ) from None
         yield
@@ -52,7 +52,7 @@ def locked(layout: Layout) -> Iterator[None]:
 
 
 def save(layout: Layout, record: Record) -> None:
-    """Write the record so that a reader sees the old one or the new one, never half of one."""
+    """Write the record atomically: a reader sees the old one or the new one."""
     spec = dataclasses.asdict(record.spec)
     spec["state"] = str(record.spec.state)
     spec["slurm_root"] = None if record.spec.slurm_root is None else str(record.spec.slurm_root)
@@ -68,7 +68,7 @@ def save(layout: Layout, record: Record) -> None:
 
 
 def load(layout: Layout) -> Optional[Record]:
-    """The record, or None where no cluster was started."""
+    """The record, or None if no cluster was started."""
     try:
         content = json.loads(layout.record.read_text())
     except FileNotFoundError:

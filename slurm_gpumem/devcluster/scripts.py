@@ -1,4 +1,4 @@
-"""Small shell scripts that a cluster's users run."""
+"""Small shell scripts for the cluster's users."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def write_script(path: Path, *lines: str) -> None:
 
 
 def find_python() -> Tuple[str, ...]:
-    """Lines that set $python: ours where the user may run it, or else the system's."""
-    # Ours may lie in a home folder that others cannot enter, or outside a tree that we changed into.
+    """Lines that set $python: ours if the user may run it, otherwise the system's."""
+    # Ours may be in a home directory that others cannot enter, or outside a tree that we changed into.
     ours = os.path.realpath(sys.executable)
     candidates = " ".join(shlex.quote(path) for path in (ours, "/usr/bin/python3", "python3"))
     return (

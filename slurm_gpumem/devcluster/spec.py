@@ -1,4 +1,4 @@
-"""What a dev cluster shall look like: its nodes, its GPUs and how Slurm is to share them."""
+"""The description of a dev cluster: its nodes, its GPUs and how Slurm shares them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from slurm_gpumem.errors import UsageError
 MIB_PER_SHARD = 1024
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _SOCKET_PATH_LIMIT = 107
-"""What the kernel allows in the path of a unix socket."""
+"""The kernel's limit on the path of a unix socket."""
 _LONGEST_SOCKET = "run/munge.sock.2"
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One pretended compute node."""
+    """One simulated compute node."""
 
     name: str
     gpus: int = 4
@@ -32,7 +32,7 @@ class NodeSpec:
 def default_nodes(
     count: int = 2, gpus: int = 4, gpu_type: str = "a100", gpu_memory_mib: int = 40 * 1024
 ) -> Tuple[NodeSpec, ...]:
-    """`count` equal nodes named n1, n2 ..."""
+    """`count` identical nodes named n1, n2 ..."""
     return tuple(
         NodeSpec(f"n{index + 1}", gpus=gpus, gpu_type=gpu_type, gpu_memory_mib=gpu_memory_mib)
         for index in range(count)
@@ -40,7 +40,7 @@ def default_nodes(
 
 
 def default_state() -> Path:
-    """The state folder when none is named: root's must be reachable by the users whose jobs run there."""
+    """The default state directory: root's must be reachable by the users whose jobs run there."""
     if os.geteuid() == 0:
         return Path("/var/lib/gpumem-devcluster")
     base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
@@ -49,22 +49,22 @@ def default_state() -> Path:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Everything that `up` needs to know; checked when made."""
+    """Everything that `up` needs to know; validated on creation."""
 
     nodes: Tuple[NodeSpec, ...] = field(default_factory=default_nodes)
     gres: str = "shard"
-    """How GPUs are shared: "shard" or "mps"; one per cluster, as Slurm wants it."""
+    """How GPUs are shared: "shard" or "mps"; one per cluster, as Slurm requires."""
     mps_per_gpu: int = 100
-    """The site's count of gres/mps for one GPU."""
+    """The site's number of gres/mps units per GPU."""
     accounting: bool = False
     job_submit_lua: Optional[str] = None
-    """A job_submit.lua; it and the .lua files beside it are copied next to slurm.conf."""
+    """A job_submit.lua; it and the .lua files next to it are copied next to slurm.conf."""
     extra_conf: Tuple[str, ...] = ()
-    """Lines for slurm.conf; a key that is there already is replaced, not doubled."""
+    """Lines for slurm.conf; a key that is already set is replaced, not repeated."""
     whole_nodes: Tuple[str, ...] = ()
-    """Nodes that belong to partition `whole` only; without any, both partitions span all nodes."""
+    """Nodes that belong to partition `whole` only; if empty, both partitions span all nodes."""
     cred_expire_s: Optional[int] = None
-    """Slurm's 120 s unless given; a requeued job waits that long, which tests cannot."""
+    """Slurm's 120 s by default; a requeued job waits that long, which is too long for tests."""
     state: Path = field(default_factory=default_state)
     slurm_root: Optional[Path] = None
     """A tree with another Slurm than the system's."""
@@ -79,16 +79,16 @@ class ClusterSpec:
             if "=" not in line or "\n" in line:
                 raise UsageError(f"{line!r} is not one line Key=value of slurm.conf")
         if not self.state.is_absolute():
-            raise UsageError(f"state folder {str(self.state)!r} must be an absolute path")
+            raise UsageError(f"state directory {str(self.state)!r} must be an absolute path")
         if re.search(r"[\s#,'\"%\[\]]", str(self.state)):
             raise UsageError(
-                f"state folder {str(self.state)!r}: Slurm's files cannot hold blanks, quotes, #, %, commas "
+                f"state directory {str(self.state)!r}: Slurm's files allow no blanks, quotes, #, %, commas "
                 "or brackets in a path; choose another with --state"
             )
         longest = self.state / _LONGEST_SOCKET
         if len(os.fsencode(longest)) > _SOCKET_PATH_LIMIT:
             raise UsageError(
-                f"state folder {str(self.state)!r} is too long for the path of a socket "
+                f"state directory {str(self.state)!r} is too long for the path of a socket "
                 f"({_SOCKET_PATH_LIMIT} bytes); choose a shorter one with --state"
             )
 

@@ -1,8 +1,8 @@
 """A stand-in for a training job: it holds GPU memory along a given curve and fails as PyTorch does.
 
 Run inside a job of the dev cluster: `gpumem-standin --peak 11600 --steps 20 --seconds 3`.
-What it "allocates" stands in the ledger of the GPUs that Slurm gave it (CUDA_VISIBLE_DEVICES).
-It needs nothing but the standard library, so that jobs of any user can run it from a copy.
+What it "allocates" is entered in the ledgers of the GPUs that Slurm gave it (CUDA_VISIBLE_DEVICES).
+It needs only the standard library, so that jobs of any user can run it from a copy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurm_gpumem.devcluster.ledger import OutOfMemoryError as GpuIsFull
 
 _CONTEXT_SHARE = 0.05
 _WEIGHTS_SHARE = 0.3
-"""Parts of the peak that are there before the first step: the context, then the model."""
+"""Fractions of the peak that are in use before the first step: the context, then the model."""
 
 
 class OutOfMemoryError(RuntimeError):
@@ -32,7 +32,7 @@ OutOfMemoryError.__module__ = "torch"
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Entry point: play the job."""
+    """Entry point: simulate the job."""
     args = _parser().parse_args(argv)
     try:
         gpus = _visible_gpus()
@@ -46,7 +46,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def train(gpus: List[Gpu], curve: List[int], seconds: float, job: str, name: str) -> None:
-    """Hold `curve[i]` MiB on each GPU in step i, for `seconds` in all."""
+    """Hold `curve[i]` MiB on each GPU in step i, for `seconds` in total."""
     where = ", ".join(f"cuda:{index} = {gpu.node} gpu{gpu.index}" for index, gpu in enumerate(gpus))
     print(f"training {name} on {where} (stand-in GPU)", flush=True)
     held = 0
@@ -65,7 +65,7 @@ def train(gpus: List[Gpu], curve: List[int], seconds: float, job: str, name: str
 
 
 def oom_message(index: int, tried_mib: int, held_mib: int, full: GpuIsFull) -> str:
-    """PyTorch's own words (2.13) for a GPU that is full."""
+    """PyTorch's own message (2.13) for a GPU that is full."""
     others = "".join(f"Process {pid} has {_size(mib)} memory in use. " for pid, mib in full.others)
     return (
         f"CUDA out of memory. Tried to allocate {_size(tried_mib)}. "
@@ -102,18 +102,18 @@ def _visible_gpus() -> List[Gpu]:
 
 
 def _number(name: str) -> int:
-    """A GPU's number: CUDA takes indexes and UUIDs, and a stand-in's UUID ends in its index."""
+    """A GPU's number: CUDA accepts indexes and UUIDs, and a stand-in's UUID ends in its index."""
     return int(name.rpartition("-")[2], 16) if name.startswith("GPU-") else int(name)
 
 
 def _default_curve(peak: int, steps: int) -> List[int]:
-    """A training job's usual course: context, model, then full from the first step's backward pass on."""
+    """The typical memory of a training job: context, model, then full from the first backward pass on."""
     start = [round(peak * _CONTEXT_SHARE), round(peak * _WEIGHTS_SHARE)]
     return [*start, *[peak] * max(1, steps - len(start))]
 
 
 def _read_curve(path: Path) -> List[int]:
-    """One MiB number a line; blank lines and # comments are skipped."""
+    """One number of MiB per line; blank lines and # comments are skipped."""
     curve = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         value = line.split("#", 1)[0].strip()
@@ -127,7 +127,7 @@ def _read_curve(path: Path) -> List[int]:
 
 
 def _size(mib: int) -> str:
-    """As PyTorch writes sizes."""
+    """A size in PyTorch's format."""
     if mib == 0:
         return "0 bytes"
     return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.2f} MiB"
@@ -143,13 +143,13 @@ def _positive(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpumem-standin", description=__doc__)
     memory = parser.add_mutually_exclusive_group(required=True)
-    memory.add_argument("--peak", type=_positive, metavar="MIB", help="most GPU memory it ever holds")
+    memory.add_argument("--peak", type=_positive, metavar="MIB", help="peak GPU memory in MiB")
     memory.add_argument(
-        "--curve", type=Path, metavar="FILE", help="memory of each step, one MiB number a line"
+        "--curve", type=Path, metavar="FILE", help="file with the MiB of each step, one per line"
     )
-    parser.add_argument("--steps", type=_positive, default=10, help="steps of training (default 10)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long all steps take (default 2)")
-    parser.add_argument("--name", default="model", help="what is trained, for the log")
+    parser.add_argument("--steps", type=_positive, default=10, help="number of training steps (default 10)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of all steps (default 2)")
+    parser.add_argument("--name", default="model", help="name of the model, for the log")
     return parser
 
 

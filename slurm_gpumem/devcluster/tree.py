@@ -1,8 +1,8 @@
-"""Another Slurm than the system's: one that lies in a tree of its own, used without installing it.
+"""Another Slurm than the system's: in a separate tree, used without installing it.
 
-A tree with a shell (made by debootstrap) is entered with chroot, and this machine's own folders
+A tree with a shell (made by debootstrap) is entered with chroot, and this machine's own directories
 are mounted into it. A tree without one (unpacked packages) is laid over this machine's /usr.
-Both happen in a mount namespace that ends with the program: nobody else sees it, nothing is left.
+Both happen in a mount namespace that ends with the program: nobody else sees it, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CLIENTS = [
     "strigger",
 ]
 _ALTERNATIVES = ("slurmctld", "slurmd", "slurmstepd")
-"""Debian unpacks them as slurmctld-wlm ..., and a package's set-up makes the names that daemons need."""
+"""Debian unpacks them as slurmctld-wlm ...; a package's set-up creates the names that daemons need."""
 _OF_THE_TREE = frozenset(
     ["bin", "boot", "etc", "lib", "lib32", "lib64", "libx32", "lost+found", "run", "sbin", "usr", "var"]
 )
@@ -47,16 +47,16 @@ _SHARED_FILES = ("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/hostname", "/e
 
 
 class TreeSlurm:
-    """Slurm as it lies in a tree."""
+    """Slurm in a separate tree."""
 
     def __init__(self, root: Path, layout: Layout) -> None:
         if not root.is_dir():
-            raise DevClusterError(f"{root}: no such folder; --slurm-root names a tree that holds a Slurm")
+            raise DevClusterError(f"{root}: no such directory; --slurm-root names a tree with a Slurm")
         self._root = root
         self._layout = layout
         self._enter = layout.library / "enter-slurm-root"
         if self._program("slurmctld") is None or self._program("slurmd") is None:
-            raise DevClusterError(f"{root}: no slurmctld and slurmd in its usr/sbin; is it a Slurm's tree?")
+            raise DevClusterError(f"{root}: no slurmctld and slurmd in its usr/sbin; is there a Slurm in it?")
 
     def command(self, program: str, *args: str) -> List[str]:
         found = self._program(program)
@@ -66,7 +66,7 @@ class TreeSlurm:
 
     def prepare(self) -> None:
         library = self._layout.library
-        # Copied, because the users of jobs may not enter the folder of this checkout.
+        # Copied, because the users of jobs may not be able to enter the directory of this checkout.
         shutil.copyfile(Path(__file__).with_name("enter.py"), library / "enter.py")
         has_shell = _lies_in(self._root, "sh") is not None
         view = {
@@ -89,14 +89,14 @@ class TreeSlurm:
                 write_script(self._layout.programs / name, f'exec {self._enter} {found} "$@"')
 
     def _program(self, name: str) -> Optional[str]:
-        """The path that the program has once we are inside."""
+        """The path of the program inside the tree."""
         found = _lies_in(self._root, name)
         if found is None and name in _ALTERNATIVES and _lies_in(self._root, f"{name}-wlm"):
             found = f"/usr/sbin/{name}"
         return found
 
     def _folders(self) -> List[str]:
-        """This machine's folders that the tree shall show: all but the system's, and the cluster's own."""
+        """This machine's directories visible in the tree: all but the system's, plus the cluster's."""
         names = sorted(entry.name for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False))
         folders = [f"/{name}" for name in names if name not in _OF_THE_TREE]
         if self._layout.root.parts[1] in _OF_THE_TREE:

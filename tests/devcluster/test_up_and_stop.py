@@ -56,7 +56,7 @@ def test_eight_shared_jobs_fill_one_gpu_after_the_other(make_cluster: Any) -> No
 
 
 def test_a_second_up_in_the_same_folder_is_refused(cluster: Cluster) -> None:
-    with pytest.raises(DevClusterError, match="already runs in this state folder"):
+    with pytest.raises(DevClusterError, match="already runs in this state directory"):
         devcluster.up(ClusterSpec(state=cluster.layout.root))
     assert cluster.run(["scontrol", "ping"]).returncode == 0
 
@@ -111,7 +111,7 @@ def test_two_clusters_live_side_by_side(make_cluster: Any) -> None:
 
 
 def test_a_broken_configuration_is_told_and_leaves_nothing_running(state_folder: Path) -> None:
-    with pytest.raises(DevClusterError, match=r"slurmctld ended right after its start:\n.*"):
+    with pytest.raises(DevClusterError, match=r"slurmctld exited right after its start:\n.*"):
         devcluster.up(ClusterSpec(state=state_folder, extra_conf=("SelectType=select/nonsense",)))
     known = record.load(Layout(state_folder))
     assert known is not None
