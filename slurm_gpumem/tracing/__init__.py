@@ -1,1 +1,1 @@
-"""A summary of our own from a live model: its training traced on meta tensors, without a GPU. Needs torch."""
+"""A summary from a live model: its training is traced on meta tensors, without a GPU. Needs torch."""

@@ -1,7 +1,7 @@
-"""From what a recorder saw to a `Trace`: sizes become polynomials of the batch, blocks become sites.
+"""From a recorder's notes to a `Trace`: sizes become polynomials of the batch, blocks become sites.
 
-The last step is traced at another batch size than those before it. Its allocations, paired with the same
-ones of an earlier step, tell how each size grows.
+The last step is traced at another batch size than the steps before. Its allocations, paired with the same
+allocations of an earlier step, show how each size grows.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def _site(block: Block, size: Optional[Polynomial], call: Optional[Call]) -> Sit
 
 
 def _same_steps(seen: Seen, by_step: Dict[Tuple[int, str], List[int]], last: int) -> bool:
-    """Whether the last step does what the one before does.
+    """Whether the last step does the same as the one before.
 
-    It may not at another batch size: a batch of one spares sums over the batch.
+    It may not at another batch size: a batch of one needs no sums over the batch.
     """
 
     def operators(step: int) -> List[str]:
@@ -129,7 +129,7 @@ def _pair(
     batches: Tuple[int, int],
     found: Tuple[Dict[int, Polynomial], Dict[int, Call]],
 ) -> None:
-    """Give the blocks of two steps the size that both of them show."""
+    """Give the blocks of two steps the size that both imply."""
     sizes, calls = found
     for mine, other in _matched(blocks, ours, theirs):
         a, b = blocks[mine], blocks[other]
@@ -147,7 +147,7 @@ def _matched(blocks: Sequence[Block], ours: Sequence[int], theirs: Sequence[int]
     mine, other = keys(ours), keys(theirs)
     if mine == other:
         return list(zip(ours, theirs))
-    # Steps that differ somewhere: the same operator of the same layer, first with first, second with second.
+    # Steps that differ somewhere: pair equal operators of the same layer, first with first and so on.
     waiting: Dict[Tuple[str, str, int], List[int]] = {}
     for key, number in zip(reversed(other), reversed(theirs)):
         waiting.setdefault(key, []).append(number)
@@ -191,7 +191,7 @@ def _growth(a: Block, b: Block, batches: Tuple[int, int]) -> Polynomial:
 
 
 def _line(one: int, two: int, batches: Tuple[int, int]) -> Optional[Polynomial]:
-    """start + slope · batch through two points, in whole numbers."""
+    """start + slope · batch through two points, in integers."""
     slope, rest = divmod(two - one, batches[1] - batches[0])
     if rest:
         return None

@@ -1,4 +1,4 @@
-"""`scaled_dot_product_attention` by the kernel that PyTorch would choose on CUDA."""
+"""`scaled_dot_product_attention` with the kernel that PyTorch would choose on CUDA."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def attention(
     """What F.scaled_dot_product_attention allocates on a GPU of compute capability 8.0 and later."""
     masks = () if attn_mask is None else (attn_mask,)
     plain = query.dim() == 4 and _without_gaps(query, key, value, *masks)
-    # Every fused kernel refuses heads that are to be spread, unless it is told that they are shared.
+    # Every fused kernel refuses heads that must be repeated, unless it is told that they are shared.
     plain = plain and (enable_gqa or query.shape[1] == key.shape[1] == value.shape[1])
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _numbers(attn_mask, query)
@@ -55,19 +55,19 @@ def attention(
     if (enable_gqa and key.shape[1] != query.shape[1]) or not _efficient_takes(query, key, value):
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     bias = None if attn_mask is None else _bias(attn_mask, query, key)
-    attn_mask = None  # where it was copied, only the copy lives on
+    attn_mask = None  # if it was copied, only the copy stays alive
     return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
         query, key, value, bias, needs, dropout_p, is_causal, scale=scale
     )[0]
 
 
 def _without_gaps(*tensors: Tensor) -> bool:
-    """What every fused kernel asks for, of the mask as well."""
+    """What every fused kernel requires, also of the mask."""
     return all(t.stride(-1) == 1 or t.shape[-1] <= 1 for t in tensors)
 
 
 def _efficient_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Rows of whole 16 bytes."""
+    """Rows that are a multiple of 16 bytes."""
     return all(t.shape[-1] * t.element_size() % 16 == 0 for t in (query, key, value))
 
 
@@ -92,13 +92,13 @@ def _cudnn_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _numbers(mask: Tensor, query: Tensor) -> Tensor:
-    """A mask of truth values as numbers to be added; two to choose from lie on the GPU for the moment."""
+    """A boolean mask as numbers to be added; the two values to choose from are on the GPU for a moment."""
     shown, hidden = (torch.empty((), dtype=query.dtype, device=query.device) for _ in range(2))
     return torch.where(mask, shown, hidden)
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as the kernel takes it: numbers of the query's type, rows of a multiple of eight."""
+    """A mask in the form the kernel needs: the query's type, rows of a multiple of eight."""
     mask = mask.to(query.dtype)
     length = mask.shape[-1]
     if length % _ROW:
@@ -116,7 +116,7 @@ def _math(
     scale: Optional[float],
     enable_gqa: bool,
 ) -> Tensor:
-    """The way without a fused kernel; PyTorch's own copies more than it must when a dispatch mode watches."""
+    """Attention without a fused kernel; PyTorch's own makes unnecessary copies under a dispatch mode."""
     dtype = query.dtype
     if dtype in _HALF:
         query, key, value = query.float(), key.float(), value.float()

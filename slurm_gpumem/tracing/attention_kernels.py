@@ -22,7 +22,7 @@ def _efficient_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> An
 
 
 def _efficient_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Gradients first, then in fp32 the product of output and gradient, its sums, the kernel's space."""
+    """Gradients first, then in fp32 the product of output and gradient, its sums, the kernel's workspace."""
     name = "aten::_scaled_dot_product_efficient_attention_backward"
     result = func(*args, **kwargs)
     query = args[1]
@@ -32,7 +32,7 @@ def _efficient_attention_backward(recorder: Any, func: Any, args: Any, kwargs: A
     rows, heads, length, size = (int(n) for n in query.shape)
     sums = rows * heads * length * 4
     if query.element_size() == 2:
-        # Half precision: the kernel itself makes the product.
+        # In half precision the kernel computes the product itself.
         kept = recorder.take(sums, name)
     else:
         product = recorder.take(rows * heads * length * int(args[3].shape[-1]) * query.element_size(), name)
@@ -74,7 +74,7 @@ def _cudnn_attention(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _cudnn_attention_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The query's gradient is summed in single precision, beside one number a row.
+    """The query's gradient is summed in single precision, next to one number per row.
 
     Keys and values that several heads share get a gradient for each head first.
     """

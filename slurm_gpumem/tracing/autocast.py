@@ -1,6 +1,6 @@
-"""Autocast for meta tensors: PyTorch's own acts on CUDA and CPU tensors only.
+"""Autocast for meta tensors: PyTorch's own works on CUDA and CPU tensors only.
 
-The operators are those that have an autocast kernel for CUDA; here they get one that casts meta tensors
+It covers the operators that have an autocast kernel for CUDA; here they get one that casts meta tensors
 the same way, and a cache of cast weights that lives as long as the outermost context.
 """
 
@@ -125,7 +125,7 @@ def _kernel(state: Autocast, name: str, operator: Any) -> Callable[..., Any]:
 
 @contextmanager
 def autocast_on_meta() -> Iterator[Autocast]:
-    """Inside, `torch.autocast("cuda", …)` acts on meta tensors."""
+    """Inside, `torch.autocast("cuda", …)` works on meta tensors."""
     state = Autocast()
     library = torch.library.Library("aten", "IMPL")
     patched: List[Tuple[Any, str, Any]] = []
@@ -160,7 +160,7 @@ def _switch(state: Autocast, enabled: bool) -> None:
 
 
 def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
-    """`torch.autocast` and its questions, for "cuda" and "meta"."""
+    """`torch.autocast` and its query functions, for "cuda" and "meta"."""
     kind = torch.amp.autocast_mode.autocast
     ours = ("cuda", "meta")
     init, enter, leave = kind.__init__, kind.__enter__, kind.__exit__
@@ -207,7 +207,7 @@ def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
         return state.dtype if device_type in ours else asked_dtype(device_type)
 
     def is_available(device_type: str) -> bool:
-        # Checkpointed layers are computed again under autocast only where their device has it.
+        # Checkpointed layers are recomputed under autocast only if their device supports it.
         return device_type in ours or available(device_type)
 
     replacements: Tuple[Tuple[Any, str, Any], ...] = (
@@ -224,7 +224,7 @@ def _patch(patched: List[Tuple[Any, str, Any]], state: Autocast) -> None:
 
 
 def _hugging_face() -> Iterator[Tuple[Any, str, Any]]:
-    """Its models switch autocast off for a few operators, but not where their tensors are on "meta"."""
+    """Its models switch autocast off for a few operators, but not if their tensors are on "meta"."""
     name = "maybe_autocast"
     original = getattr(sys.modules.get("transformers.utils.generic"), name, None)
     if original is None:

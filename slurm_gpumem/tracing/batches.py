@@ -13,7 +13,7 @@ from slurm_gpumem.tracing.meta_model import META
 from slurm_gpumem.tracing.values import give, small
 
 MADE = 0
-"""In place of a size: the batch was made at the size that is wanted."""
+"""Used instead of a size: the batch was made at the requested size."""
 
 
 def batch_size_of(batch: Any) -> Optional[int]:
@@ -23,14 +23,14 @@ def batch_size_of(batch: Any) -> Optional[int]:
 
 
 def maker(batch: Any, target: Any, size: int) -> Callable[[int], Inputs]:
-    """A function that makes a batch of any size like the one given; `batch` may be such a function."""
+    """A function that makes a batch of any size like the given one; `batch` may be such a function."""
     if callable(batch) and not isinstance(batch, Tensor):
         return lambda wanted: as_inputs(_resized(batch(wanted), MADE, wanted), None)
     return lambda wanted: as_inputs(_resized(batch, size, wanted), _resized(target, size, wanted))
 
 
 def as_inputs(batch: Any, target: Any) -> Inputs:
-    """A batch as a model's forward takes it: a dictionary by name, a tuple in order."""
+    """A batch as a model's forward takes it: a dictionary by name, a tuple by position."""
     if isinstance(batch, Inputs):
         return batch
     if isinstance(batch, Mapping):
@@ -41,16 +41,16 @@ def as_inputs(batch: Any, target: Any) -> Inputs:
 
 
 def _resized(value: Any, size: int, wanted: int) -> Any:
-    """The same value on meta tensors, every first dimension of `size` turned to `wanted`."""
+    """The same value on meta tensors, with every first dimension of `size` changed to `wanted`."""
     if isinstance(value, Tensor):
         if value.device == META and size == MADE:
-            return value  # made for this step, on meta tensors already
+            return value  # made for this step, already on meta tensors
         shape = list(value.shape)
         if shape and size > 0 and shape[0] % size == 0:
             shape[0] = shape[0] // size * wanted
         twin = torch.empty(shape, dtype=value.dtype, device=META)
         if value.device != META and value.numel() and small(twin):
-            # Another size gets the same rows again.
+            # For another size the same rows are repeated.
             rows = value if value.shape == twin.shape else _repeated(value, shape[0])
             give(twin, rows.detach().cpu())
         return twin
@@ -88,10 +88,10 @@ def _first(value: Any) -> Optional[Tensor]:
 
 
 def require_size(batch: Any, given: Optional[int]) -> int:
-    """The batch size, given or seen."""
+    """The batch size, given or detected."""
     size = given if given is not None else (None if callable(batch) else batch_size_of(batch))
     if size is None:
-        raise UsageError("the batch's size cannot be seen; say batch_size=…")
+        raise UsageError("the batch size cannot be detected; give batch_size=…")
     if size < 1:
         raise UsageError(f"the batch size must be at least 1, not {size}")
     return size

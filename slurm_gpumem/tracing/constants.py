@@ -1,4 +1,4 @@
-"""`torch.tensor([…], device=x.device)` on a meta tensor's device: its numbers are known, and kept."""
+"""`torch.tensor([…], device=x.device)` on a meta tensor's device: its values are known and kept."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def known_constants() -> Iterator[None]:
 
 
 def _remember(made: Any, make: Any, data: Any, args: Any, kwargs: Any) -> Any:
-    """Make a constant once more on the CPU, where it is one."""
+    """Make a constant again on the CPU, if it is one."""
     if made.device.type == "meta" and _plain(data):
         options = {name: value for name, value in kwargs.items() if name in ("dtype",)}
         give(made, make(data, *args, **options, device="cpu"))

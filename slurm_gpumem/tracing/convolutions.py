@@ -1,4 +1,4 @@
-"""Convolutions as cuDNN and CUDA run them: order of results, copies of tensors with gaps, workspaces."""
+"""Convolutions as cuDNN and CUDA run them: order of results, copies of non-contiguous tensors, workspaces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _convolution(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _convolution_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Gradients come one after the other: of the input, of the weight, of the bias."""
+    """Gradients are computed one after the other: input, weight, bias."""
     gradient, data, weight = args[:3]
     options, wanted = args[4:10], args[10]
     last = _last(data, weight)
@@ -70,7 +70,7 @@ def _convolution_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> A
 
 
 def _last(data: Tensor, weight: Tensor) -> bool:
-    """Whether a convolution over pictures runs channels last."""
+    """Whether a 2-D convolution runs channels last."""
     return data.dim() == 4 and (channels_last(data) or channels_last(weight))
 
 
@@ -81,7 +81,7 @@ def _cuda_depthwise(data: Tensor, weight: Tensor, options: Any, last: bool) -> b
 
 
 def describe(call: str, data: Tensor, weight: Tensor, output: Tensor, options: Any) -> Convolution:
-    """What cuDNN is asked for."""
+    """The request to cuDNN."""
     stride, padding, dilation, transposed, _, groups = options
     spatial = data.dim() - 2
     return Convolution(

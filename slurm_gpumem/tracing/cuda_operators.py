@@ -1,4 +1,4 @@
-"""Operators that CUDA runs otherwise than meta tensors show: workspaces, order, work done in place."""
+"""Operators that behave differently on CUDA than on meta tensors: workspaces, order, in-place work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MATMULS = {
 
 
 def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The engine sums gradients in place; under a dispatch mode it believes that it must not."""
+    """The engine sums gradients in place; under a dispatch mode it assumes that it must not."""
     first, second = args[:2]
     if (
         recorder.phase == "backward"
@@ -55,7 +55,7 @@ def _into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bias_of_product(recorder: Any, first: Any, second: Any) -> bool:
-    """A linear layer over a tensor with gaps adds its bias to the product in place."""
+    """A linear layer over a non-contiguous tensor adds its bias to the product in place."""
     if not isinstance(second, Tensor) or second.dim() != 1 or not second.is_leaf or first.dim() < 2:
         return False
     block = recorder.block_of(first)
@@ -71,7 +71,7 @@ def _dropout(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _safe_softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Rows that are masked from end to end are looked for with a mask of the whole tensor."""
+    """Fully masked rows are found with a mask of the whole tensor."""
     result = func(*args, **kwargs)
     recorder.note(result, "aten::_safe_softmax")
     mask = recorder.take(result.numel(), "aten::_safe_softmax")
@@ -83,7 +83,7 @@ def _safe_softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _softmax_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The product of gradient and output lives beside the result."""
+    """The product of gradient and output is alive at the same time as the result."""
     gradient, output = args[:2]
     result = func(*args, **kwargs)
     recorder.note(result, func._schema.name)
@@ -95,7 +95,7 @@ def _softmax_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _batch_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """cuDNN wants the gradient as the input lies; PyTorch's own kernel, for bfloat16, takes any."""
+    """cuDNN needs the gradient in the input's layout; PyTorch's own kernel, for bfloat16, takes any."""
     gradient, data, weight = args[:3]
     name = func._schema.name
     made, last = [], channels_last(data)

@@ -1,4 +1,4 @@
-"""Operators whose CUDA kernels work in memory of their own, or leave results in oversized storages."""
+"""Operators whose CUDA kernels use scratch memory, or leave results in oversized storages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurm_gpumem.tracing.layouts import copying, size_of
 
 aten = torch.ops.aten
 _ATOMIC_TOKENS = 3072
-"""Up to so many tokens an embedding's gradient is summed without sorting them."""
+"""Up to this number of tokens an embedding's gradient is summed without sorting them."""
 _TOKENS_PER_PART = 10
 _INDEX = 8
 
@@ -75,7 +75,7 @@ def _roll(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _unfold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A result as large as the input is made first, found too small and made again."""
+    """A result as large as the input is allocated first, found too small and allocated again."""
     small = recorder.take(size_of(args[0]), "aten::im2col")
     result = func(*args, **kwargs)
     recorder.note(result, "aten::im2col")
@@ -84,7 +84,7 @@ def _unfold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _fold(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The result lies in a storage as large as the input."""
+    """The result is in a storage as large as the input."""
     result = func(*args, **kwargs)
     if result.device.type != "meta" or result.numel() >= args[0].numel():
         return result
@@ -121,7 +121,7 @@ def _sum_by_token(recorder: Any, func: Any, args: Any, kwargs: Any, sizes: Tuple
     ordered.append(recorder.take(count * _INDEX, name))
     ordered += [recorder.take(segments * _INDEX, name) for _ in range(2)]
     ordered.append(recorder.take(parts * _INDEX, name))
-    # Sums of half-precision gradients are single-precision too; rows are padded to whole warps.
+    # Sums of half-precision gradients are also in single precision; rows are padded to whole warps.
     recorder.workspace(parts * -(-width // 32) * 32 * 4, name)
     for number in reversed(ordered):
         recorder.drop(number)
@@ -129,7 +129,7 @@ def _sum_by_token(recorder: Any, func: Any, args: Any, kwargs: Any, sizes: Tuple
 
 
 def _group_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """What each channel of each sample is scaled by and shifted by."""
+    """Scale and shift of each channel of each sample."""
     result = func(*args, **kwargs)
     name = func._schema.name
     recorder.note_result(result, name)
@@ -147,14 +147,14 @@ def _group_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> An
 
 
 def _per_channel(recorder: Any, name: str, count: int, data: Tensor) -> None:
-    """So many blocks with one number for each channel of each sample."""
+    """This many blocks with one number for each channel of each sample."""
     size = int(data.shape[0]) * int(data.shape[1]) * 4
     for number in reversed([recorder.take(size, name) for _ in range(count)]):
         recorder.drop(number)
 
 
 def _grouped_product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Products of groups of rows (mixtures of experts); meta tensors know them in bfloat16 only."""
+    """Products of groups of rows (mixtures of experts); meta tensors support them in bfloat16 only."""
     first, second = args[:2]
     if first.device.type != "meta":
         return func(*args, **kwargs)
@@ -168,7 +168,7 @@ def _grouped_product(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _ctc(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The loss of each sequence, and the table of all ways through it, which the backward pass wants."""
+    """The loss of each sequence, and the table of all paths through it, which the backward pass needs."""
     scores, targets = args[:2]
     if scores.device.type != "meta":
         return func(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""Results of common operators without asking PyTorch's meta kernels, many of which are slow Python.
+"""Results of common operators without PyTorch's meta kernels, many of which are slow Python.
 
-Each function answers only where the answer is plain (same shapes, same types) and returns NOT_PLAIN else.
+Each function handles only simple cases (same shapes, same types) and returns NOT_PLAIN otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 aten = torch.ops.aten
 NOT_PLAIN = object()
-"""Ask the real meta kernel."""
+"""Use the real meta kernel."""
 
 _ONE = (
     "relu", "gelu", "silu", "sigmoid", "tanh", "neg", "exp", "sqrt", "rsqrt", "abs", "sin", "cos", "erf",
@@ -43,7 +43,7 @@ def like(tensor: Tensor) -> Tensor:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether a tensor's elements fill its memory, in whatever order of dimensions."""
+    """Whether a tensor's elements fill its memory without gaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size != 1:
@@ -149,7 +149,7 @@ PLAIN = _plain_functions()
 
 
 def on_meta(args: Any) -> bool:
-    """Whether an operator's first argument is a meta tensor: only those hold no numbers to compute."""
+    """Whether an operator's first argument is a meta tensor: only those have no values to compute."""
     if not args:
         return False
     first = args[0]

@@ -1,7 +1,7 @@
-"""What a training step gives a GPU to do, operator by operator: products, attention, norms and all others.
+"""The GPU work of a training step, operator by operator: products, attention, norms and all others.
 
-A dispatch mode sees every operator with its tensors. Each becomes a `Kernel`: a kind, sizes and bytes, equal
-ones counted. How fast a GPU is, and how it cuts the work up, is not known here.
+A dispatch mode sees every operator with its tensors. Each becomes a `Kernel`: a kind, sizes and bytes; equal
+ones are counted. The GPU's speed and how it divides the work are not known here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FREE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_em
 _GATHERS = ("aten::embedding", "aten::index", "aten::gather", "aten::index_select")
 _MEANS = ("mean", "rstd", "save_mean", "save_invstd")
 _BACKWARD_ATTENTION = 2.5
-"""Its backward computes the scores again: five products to the forward's two."""
+"""Its backward computes the scores again: five products, compared with the forward's two."""
 VIEW, CAST = "view", "cast"
-"""What costs the CPU time as an operator and is told apart from other elementwise ones."""
+"""Operators that cost CPU time and are kept separate from other elementwise ones."""
 Sizes = Tuple[int, ...]
 
 
@@ -40,7 +40,7 @@ class Kernels:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, nothing is counted: data is made there that a real job loads."""
+        """Inside, nothing is counted: this makes data that a real job would load."""
         self._paused = True
         try:
             yield
@@ -76,7 +76,7 @@ class Kernels:
 
 
 def assembled(by_step: Dict[int, List[Kernel]], batches: Sequence[int]) -> Tuple[Kernel, ...]:
-    """The kernels of one step, sizes as lines through the two batch sizes where both did the same."""
+    """The kernels of one step, sizes as linear functions through the two batch sizes if both did the same."""
     steps = sorted(by_step)
     if not steps:
         return ()
@@ -116,7 +116,7 @@ def _grown(a: Kernel, b: Kernel, batches: Tuple[int, int]) -> Kernel:
 
 
 def _kind_of(func: Any) -> str:
-    """What an operator is: "" for one that starts no kernel and costs nothing."""
+    """The kind of an operator: "" for one that launches no kernel and costs nothing."""
     name = str(func._schema.name)
     short = name.partition("::")[2]
     if name in _FREE:
@@ -160,7 +160,7 @@ Made = Iterable[Tuple[str, Sizes, int, str]]
 
 
 def _product(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """Rows, columns, length of the sum, how many such products."""
+    """Rows, columns, length of the sum, number of such products."""
     one, two = (args[place] for place in _PRODUCTS[func._schema.name])
     times = int(one.shape[0]) if one.dim() == 3 else 1
     rows = int(one.shape[-2]) if one.dim() > 1 else 1
@@ -169,8 +169,8 @@ def _product(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
 
 
 def _convolution(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """As a product in each group: places, channels, what is summed up; then groups, weights of a channel,
-    places for each one of the smaller side, whether channels lie last."""
+    """As a product in each group: positions, channels, length of the sum; then groups, weights per channel,
+    positions for each one of the smaller side, whether it is channels last."""
     backward = kind == "convolution_backward"
     output, data, weight = args[:3] if backward else (result, args[0], args[1])
     options = args[4:10] if backward else args[3:9]
@@ -208,7 +208,7 @@ def _places(tensor: Tensor) -> int:
 
 
 def _attention(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """Floating-point operations and rows of queries (of all heads)."""
+    """Floating-point operations and rows of queries (over all heads)."""
     backward = "backward" in func._schema.name
     query, key, value = args[1:4] if backward else args[:3]
     rows = int(query.shape[0]) * int(query.shape[1]) * int(query.shape[2])
@@ -226,7 +226,7 @@ def _attention(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Mad
 
 
 def _norm(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """Numbers, and how many means there are of them: each is one block's work."""
+    """Number of elements, and number of means over them: each is one block's work."""
     taken, made = list(_tensors(args)), list(_tensors((result,)))
     largest = max((tensor.numel() for tensor in (*taken, *made)), default=0)
     named = zip(func._schema.arguments, args)
@@ -243,7 +243,7 @@ def _norm(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
 
 
 def _foreach(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """Tensors and numbers in them."""
+    """Number of tensors and of their elements."""
     lists = [
         value for value in args if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor)
     ]
@@ -256,14 +256,14 @@ def _foreach(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
 
 
 def _gather(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """Only the chosen rows of the table are read."""
+    """Only the selected rows of the table are read."""
     moved = 2 * _bytes((result,))
     numbers = result.numel() if isinstance(result, Tensor) else 0
     yield "pointwise", (numbers, numbers), moved, "fp32"
 
 
 def _pointwise(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
-    """Numbers of the largest tensor, and how many are written: few where it is summed up."""
+    """Elements of the largest tensor, and how many are written: few if it is summed up."""
     taken = list(_tensors(args)) + list(_tensors(list(kwargs.values())))
     made = list(_tensors((result,)))
     if kind == VIEW:
@@ -298,10 +298,10 @@ def _tensors(values: Any) -> Iterable[Tensor]:
 
 
 def _bytes(tensors: Iterable[Optional[Tensor]]) -> int:
-    """Bytes of tensors; of one that repeats its numbers (expanded), those in its storage."""
+    """Bytes of tensors; for one that repeats its values (expanded), those in its storage."""
     total = 0
     for tensor in tensors:
-        # A sparse gradient's parts are counted where they are made.
+        # The parts of a sparse gradient are counted where they are made.
         if tensor is not None and tensor.layout == torch.strided:
             total += min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
     return total

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, and which operators of CUDA copy one that has gaps or another order."""
+"""Memory layout of tensors, and which CUDA operators copy one that has gaps or another order."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ aten = torch.ops.aten
 
 
 def channels_last(tensor: Tensor) -> bool:
-    """Whether PyTorch would go on with this layout channels last, gaps or not."""
+    """Whether PyTorch would treat this layout as channels last, with or without gaps."""
     if tensor.dim() == 3:
-        # Convolutions over sequences run as ones over pictures of one row.
+        # 1-D convolutions run as 2-D ones over images of one row.
         tensor = tensor.unsqueeze(2)
     if tensor.dim() != 4 or tensor.is_contiguous() or tensor.stride(1) == 0:
         return False
@@ -37,7 +37,7 @@ def lies_so(tensor: Tensor, last: bool) -> bool:
 
 
 def laid_out(tensor: Tensor, last: bool) -> Tensor:
-    """A result as CUDA lays it out: meta kernels lay most of them out plainly."""
+    """A result with CUDA's layout: meta kernels make most of them contiguous."""
     if not last or tensor.dim() != 4 or tensor.device.type != "meta":
         return tensor
     return torch.empty(
@@ -46,7 +46,7 @@ def laid_out(tensor: Tensor, last: bool) -> Tensor:
 
 
 def cudnn_normalizes(data: Tensor, weight: Optional[Tensor]) -> bool:
-    """Whether batch normalization is cuDNN's: not of bfloat16, nor of half precision with half weights."""
+    """Whether batch normalization uses cuDNN: not for bfloat16, nor for half precision with half weights."""
     if weight is None or torch.bfloat16 in (data.dtype, weight.dtype):
         return False
     return data.dtype != torch.float16 or weight.dtype == torch.float32
@@ -58,14 +58,14 @@ def size_of(tensor: Tensor) -> int:
 
 
 def copies(recorder: Any, name: str, tensors: Sequence[Tensor], last: bool = False) -> List[int]:
-    """Blocks for copies of those that do not lie as an operator wants them; the caller drops them."""
+    """Blocks for copies of those whose layout an operator cannot use; the caller drops them."""
     return [recorder.take(size_of(tensor), name) for tensor in tensors if not lies_so(tensor, last)]
 
 
 def copying(*places: int, either: bool = True, then: Any = None) -> Callable[..., Any]:
-    """A handler of an operator that copies tensors with gaps for as long as it runs.
+    """A handler for an operator that copies tensors with gaps while it runs.
 
-    `either`: it takes tensors channels last as they are.
+    `either`: it accepts channels-last tensors without a copy.
     """
 
     def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ def copying(*places: int, either: bool = True, then: Any = None) -> Callable[...
 
 
 def copying_after(gradient: int, *others: int, then: Any = None) -> Callable[..., Any]:
-    """A handler of a backward operator that copies its gradient only when its results have been made."""
+    """A handler for a backward operator that copies its gradient only after its results have been made."""
 
     def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
@@ -101,7 +101,7 @@ def copying_after(gradient: int, *others: int, then: Any = None) -> Callable[...
 
 
 def _softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Half precision that becomes single inside the kernel is known to CUDA alone."""
+    """Only CUDA converts half to single precision inside the kernel."""
     data, _, widened = args
     if not widened or data.device.type != "meta":
         return func(*args, **kwargs)
@@ -109,9 +109,9 @@ def _softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _tall_layer_norm_backward(recorder: Any, name: str, args: Any, result: Any) -> None:
-    """Gradients of weight and bias over very many rows: 32 rows a block, and then the blocks' sum.
+    """Gradients of weight and bias over very many rows: 32 rows per block, and then the sum of the blocks.
 
-    Decided for the traced batch: replayed at one that crosses the limit, these few MiB are wrong.
+    Decided for the traced batch: at a batch beyond the threshold these few MiB are wrong.
     """
     columns = prod(int(size) for size in args[2])
     rows = args[1].numel() // max(columns, 1)

@@ -1,4 +1,4 @@
-"""The training loop that is traced: as people write it, loop variables that survive included."""
+"""The training loop that is traced: as users write it, including loop variables that stay alive."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(plan: Plan, recorder: Recorder) -> Seen:
     recorder.enter("setup", 0)
     note_model(model, recorder)
     scale: Optional[Tensor] = None
-    # Loop variables live on until they are assigned again: so they do in people's scripts.
+    # Loop variables stay alive until they are assigned again, as in users' scripts.
     inputs = out = loss = None
     with recorder:
         for step, size in enumerate(plan.batches, 1):
@@ -103,7 +103,7 @@ def run(plan: Plan, recorder: Recorder) -> Seen:
 
 
 def seen_by(recorder: Recorder) -> Seen:
-    """What a recorder has noted up to now."""
+    """What a recorder has noted so far."""
     return Seen(
         blocks=list(recorder.blocks),
         events=list(recorder.events),
@@ -129,7 +129,7 @@ def note_model(model: nn.Module, recorder: Recorder, name: str = "") -> None:
 
 
 def _note_flat(parameters: Sequence[Tensor], recorder: Recorder, name: str) -> None:
-    """A recurrent layer's weights move into one buffer after they came to the GPU; those in bf16 do not."""
+    """A recurrent layer's weights are copied into one buffer once on the GPU; those in bf16 are not."""
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
     single = [recorder.take(size, "parameter", "weights", name) for size in sizes]
     recorder.take(sum(sizes), "parameter", "weights", name)
@@ -139,7 +139,7 @@ def _note_flat(parameters: Sequence[Tensor], recorder: Recorder, name: str) -> N
 
 
 def mark(recorder: Recorder, tensors: Sequence[Tensor], category: str) -> None:
-    """Say what tensors are for, where nobody has yet."""
+    """Set the category of tensors that have none yet."""
     for tensor in tensors:
         block = recorder.block_of(tensor)
         if block is not None and not block.category:

@@ -1,4 +1,4 @@
-"""The loss that a model most likely is trained with, when its user names none."""
+"""The loss that a model is most likely trained with, if the user names none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def name_of(given: Given) -> str:
 
 
 def main_tensor(out: Any) -> Tensor:
-    """The output that a loss is taken of: logits, or the first tensor."""
+    """The output that the loss is computed from: logits, or the first tensor."""
     if isinstance(out, Tensor):
         return out
     for name in ("logits", "out", "last_hidden_state", "prediction"):
@@ -47,7 +47,7 @@ def main_tensor(out: Any) -> Tensor:
 
 
 def _own(out: Any, target: Any) -> Tensor:
-    """The model's own loss if it has one, mean squares for a target of numbers, else cross-entropy."""
+    """The model's own loss, else mean squared error for a floating-point target, else cross-entropy."""
     own = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
     if isinstance(own, Tensor):
         return own

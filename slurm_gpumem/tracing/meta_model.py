@@ -1,4 +1,4 @@
-"""A model's twin on meta tensors: the same structure and types, no numbers."""
+"""A copy of a model on meta tensors: the same structure and types, no values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def meta_twin(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are meta tensors; the model itself is not touched."""
+    """A copy whose parameters and buffers are meta tensors; the model itself is not changed."""
     if isinstance(model, torch.jit.ScriptModule):
         return scripted_twin(model, META)
     known: Dict[int, Any] = {}
@@ -34,7 +34,7 @@ def meta_twin(model: nn.Module) -> nn.Module:
             known[id(tensor.grad)] = None
     for module in model.modules():
         for value in vars(module).values():
-            # Weights that a hook computes before each pass (weight norm, pruning) lie beside the parameters.
+            # Weights that a hook computes before each pass (weight norm, pruning) are plain attributes.
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 known[id(value)] = to_meta(value.detach())
     twin: nn.Module = copy.deepcopy(model, known)
@@ -42,7 +42,7 @@ def meta_twin(model: nn.Module) -> nn.Module:
 
 
 def scripted_twin(model: torch.jit.ScriptModule, device: torch.device) -> nn.Module:
-    """A copy of a model that `torch.jit.script` made; copied otherwise, its parameters cannot be trained."""
+    """A copy of a model made by `torch.jit.script`; with any other copy its parameters cannot be trained."""
     kept = io.BytesIO()
     torch.jit.save(model, kept)
     kept.seek(0)
@@ -51,7 +51,7 @@ def scripted_twin(model: torch.jit.ScriptModule, device: torch.device) -> nn.Mod
 
 
 def to_meta(tensor: Tensor) -> Tensor:
-    """The same tensor without its numbers."""
+    """The same tensor without its values."""
     if tensor.device == META:
         return tensor
     if tensor.layout != torch.strided:

@@ -1,4 +1,4 @@
-"""Optimizers by our names, or a user's own one moved to the meta twin."""
+"""Optimizers by our names, or a user's own one moved to the meta copy."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _NAMED: Dict[str, Callable[[List[nn.Parameter]], torch.optim.Optimizer]] = {
 
 
 def make_optimizer(given: Given, model: nn.Module, twin: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer over the twin's parameters like the one given for the model's."""
+    """An optimizer over the copy's parameters like the one given for the model's."""
     if isinstance(given, torch.optim.Optimizer):
         return _moved(given, model, twin)
     parameters = [p for p in twin.parameters() if p.requires_grad]
     if not parameters:
-        raise UsageError("the model has no parameter that is trained (requires_grad); nothing to optimize")
+        raise UsageError("the model has no trainable parameter (requires_grad); nothing to optimize")
     if callable(given):
         return given(parameters)
     name = str(given).lower().replace("_", "-")
@@ -46,7 +46,7 @@ def make_optimizer(given: Given, model: nn.Module, twin: nn.Module) -> torch.opt
 
 
 def name_of(given: Given, optimizer: torch.optim.Optimizer) -> str:
-    """Our name for an optimizer, its class's where we have none."""
+    """Our name for an optimizer, or its class's if we have none."""
     if isinstance(given, str):
         return given.lower().replace("_", "-")
     kind = type(optimizer).__name__.lower()
@@ -75,7 +75,7 @@ def _moved(given: torch.optim.Optimizer, model: nn.Module, twin: nn.Module) -> t
 
 @contextmanager
 def foreach_on_meta() -> Iterator[None]:
-    """Inside, optimizers take `foreach` and `capturable` for meta tensors as they do for CUDA's."""
+    """Inside, optimizers use `foreach` and `capturable` for meta tensors as they do for CUDA's."""
     original: Any = _foreach_utils._get_foreach_kernels_supported_devices
 
     def devices() -> List[str]:

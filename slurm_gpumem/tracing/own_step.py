@@ -1,4 +1,4 @@
-"""Trace a training step that its user wrote; its phases are told apart as they happen."""
+"""Trace a training step written by the user; its phases are detected while it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_own_step(plan: Plan, step: Step, recorder: Recorder) -> Seen:
     model, optimizer = plan.model, plan.optimizer
     recorder.enter("setup", 0)
     note_model(model, recorder)
-    # What a step returns lives until the next one has returned: so it does in people's loops.
+    # What a step returns stays alive until the next one has returned, as in users' loops.
     returned: Any = None
     batch: Any = None
     with recorder:
@@ -58,7 +58,7 @@ def as_given(inputs: Inputs) -> Any:
 
 
 def loss_in(returned: Any) -> Any:
-    """The loss in what a step returned, if it can be taken backward."""
+    """The loss in what a step returned, if backward can be called on it."""
     if isinstance(returned, Tensor):
         return returned if returned.requires_grad and returned.numel() == 1 else None
     if isinstance(returned, dict):
@@ -70,7 +70,7 @@ def loss_in(returned: Any) -> Any:
 
 @contextmanager
 def _phases(recorder: Recorder, number: int) -> Iterator[List[str]]:
-    """Notice where the backward pass and the optimizer's step begin and end."""
+    """Detect where the backward pass and the optimizer's step begin and end."""
     happened: List[str] = []
     real_backward: Any = torch.autograd.backward
 
@@ -83,7 +83,7 @@ def _phases(recorder: Recorder, number: int) -> Iterator[List[str]]:
             recorder.enter("forward", number)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        # Gradients are made by now; marked before the optimizer's own tensors appear.
+        # Gradients exist by now; marked before the optimizer's own tensors appear.
         for group in optimizer.param_groups:
             mark(recorder, [p.grad for p in group["params"] if p.grad is not None], "gradients")
         recorder.enter("optimizer", number)

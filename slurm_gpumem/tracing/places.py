@@ -1,4 +1,4 @@
-"""Which layer is at work: a stack in the forward pass, the autograd node's number in the backward pass."""
+"""Which layer is running: a stack in the forward pass, the autograd node's number in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEQUENCE = getattr(torch._C._autograd, "_get_sequence_nr", None)
 
 
 class Places:
-    """Follows forward calls of a model's layers; on the first pass it also writes down the layers."""
+    """Follows forward calls of a model's layers; on the first pass it also records the layers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -41,7 +41,7 @@ class Places:
             handle.remove()
 
     def now(self) -> str:
-        """Name of the innermost layer at work; in the backward pass of the one whose work is undone."""
+        """Name of the innermost running layer; in the backward pass, the layer whose gradient is computed."""
         if self._stack:
             return self._stack[-1]
         node = _CURRENT_NODE()
@@ -51,7 +51,7 @@ class Places:
         return self._marked[bisect_right(self._marks, number) - 1]
 
     def reset(self) -> None:
-        """A new forward pass begins; sequence numbers only grow, old ones are not asked for again."""
+        """A new forward pass begins; sequence numbers only grow, so old ones are not needed again."""
         del self._marks[1:], self._marked[1:], self._stack[:]
 
     def _mark(self) -> None:

@@ -1,4 +1,4 @@
-"""The last resort: a model that refuses meta tensors is run for real, on the CPU, with a few rows."""
+"""The fallback: a model that does not run on meta tensors is run for real, on the CPU, with a few rows."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from slurm_gpumem.tracing.meta_model import scripted_twin
 from slurm_gpumem.tracing.values import value_of
 
 BATCHES = (2, 2, 4)
-"""Rows of each step: two of one size and one of another, to see what grows with the batch."""
+"""Rows of each step: two steps of one size and one of another, to see what grows with the batch."""
 _MOST_BYTES = 8 << 30
 
 
 def refuses_meta(error: BaseException) -> bool:
-    """Whether an error says that a meta tensor has no numbers, or that an operator does not know it."""
+    """Whether an error means that a meta tensor has no values, or that an operator does not support it."""
     text = str(error).lower()
     return "meta" in text or "no data" in text
 
 
 def real_twin(model: nn.Module) -> nn.Module:
-    """A copy on the CPU with real numbers; UsageError where there is no room or the numbers are not there."""
+    """A copy on the CPU with real values; UsageError if there is not enough memory or there are no values."""
     tensors = [*model.parameters(), *model.buffers()]
     if any(tensor.device.type == "meta" for tensor in tensors):
         raise UsageError("the model reads values and has none: build it on the CPU, not on the meta device")
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors) > _MOST_BYTES:
-        raise UsageError("the model refuses meta tensors and is too large to be run on the CPU")
+        raise UsageError("the model does not run on meta tensors and is too large to run on the CPU")
     if isinstance(model, torch.jit.ScriptModule):
         return scripted_twin(model, torch.device("cpu"))
     return copy.deepcopy(model).cpu()
 
 
 def real_maker(make: Callable[[int], Inputs]) -> Callable[[int], Inputs]:
-    """Batches with numbers: their own where they have some, else random ones, or zeros for whole numbers."""
+    """Batches with values: their own if they have some, otherwise random ones, or zeros for integers."""
     return lambda rows: _filled(make(rows))
 
 

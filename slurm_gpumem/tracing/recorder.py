@@ -1,7 +1,7 @@
-"""See every allocation of a training step: a dispatch mode that notes storages as they come and go.
+"""Records every allocation of a training step: a dispatch mode that notes storages as they come and go.
 
-Operators run on meta tensors (nothing is computed); those that CUDA runs otherwise than the CPU are in
-`cuda_operators`. A storage's end is told by a weak reference to it.
+Operators run on meta tensors (nothing is computed); those that behave differently on CUDA are in
+`cuda_operators`. A weak reference to a storage shows when it is freed.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from slurm_gpumem.tracing.values import FOLLOWED, READ, SIZED, Guess, follow
 _HANDLERS = {**HANDLERS, **READ, **SIZED}
 Call = Union[Convolution, Reduction]
 LT_WORKSPACE = 1 << 20
-"""What cuBLASLt keeps from its first product on, the one of a linear layer with a bias."""
+"""What cuBLASLt keeps from its first product on, that of a linear layer with a bias."""
 
 
 @dataclass
 class Block:
-    """One allocation as it was seen."""
+    """One observed allocation."""
 
     shape: Tuple[int, ...]
-    """Empty where the storage is not just this tensor's numbers."""
+    """Empty if the storage holds more than this tensor's values."""
     itemsize: int
     nbytes: int
     operator: str
@@ -41,7 +41,7 @@ class Block:
     phase: str
     category: str = ""
     call: Optional[Call] = None
-    """What decides the size of a workspace that the GPU's libraries take."""
+    """What determines the size of a library's workspace on the GPU."""
 
 
 class Recorder(TorchDispatchMode):
@@ -53,7 +53,7 @@ class Recorder(TorchDispatchMode):
         self._autocast = autocast
         self.blocks: List[Block] = []
         self.events: List[int] = []
-        """n ≥ 0: block n appears; n < 0: block ~n goes."""
+        """n ≥ 0: block n is allocated; n < 0: block ~n is released."""
         self.phases: List[Tuple[int, str, int]] = []
         self.phase = "setup"
         self.step = 0
@@ -141,13 +141,13 @@ class Recorder(TorchDispatchMode):
         )
 
     def drop(self, number: int) -> None:
-        """The block that `take` gave goes."""
+        """Release the block that `take` returned."""
         self.events.append(~number)
 
     def cublas(self, operator: str) -> None:
-        """The first matrix product of a thread takes a workspace that stays."""
+        """The first matrix product of a thread allocates a workspace that stays."""
         self.uses_matmul = True
-        # The engine runs the backward pass of a CUDA device in a thread of its own.
+        # The engine runs the backward pass of a CUDA device in a separate thread.
         thread = "backward" if self.phase == "backward" else "forward"
         if thread not in self._handles:
             self._handles[thread] = True
@@ -156,13 +156,13 @@ class Recorder(TorchDispatchMode):
             self.once("lt", LT_WORKSPACE, "cublaslt")
 
     def once(self, what: str, nbytes: int, operator: str) -> None:
-        """Note a block that is taken the first time and stays."""
+        """Note a block that is allocated the first time and stays."""
         if what not in self._handles:
             self._handles[what] = True
             self._add(Block((), 1, nbytes, operator, "", self.phase, "workspace"))
 
     def block_of(self, tensor: Tensor) -> Optional[Block]:
-        """The allocation a tensor lies in."""
+        """The allocation that holds a tensor."""
         if tensor.layout != torch.strided:
             return None
         found = self._live.get(tensor.untyped_storage()._cdata)
@@ -175,11 +175,11 @@ class Recorder(TorchDispatchMode):
         return number
 
     def half(self) -> Optional[torch.dtype]:
-        """The type that autocast casts to here; None where it is off."""
+        """The type that autocast casts to here; None if it is off."""
         return self._autocast.dtype if self._autocast.enabled else None
 
     def assume(self, remark: str) -> None:
-        """Remember what was made up, once."""
+        """Remember an assumption, once."""
         self.remarks.setdefault(remark)
 
     # -- Operators -------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def _parts(tensor: Tensor) -> List[Tensor]:
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:
-    """An operator's result, by the short way where there is one."""
+    """An operator's result, through the shortcut if there is one."""
     short = PLAIN.get(func)
     if short is not None and on_meta(args):
         result = short(args, kwargs)

@@ -1,7 +1,7 @@
 """cuDNN's recurrent networks as one operator: unrolled on meta tensors, an LSTM takes minutes.
 
 Forward allocates the output, the last states, a workspace and a reserve for the backward pass; backward the
-gradients of input and states, then those of all weights in one buffer, each beside a workspace.
+gradients of input and states, then those of all weights in one buffer, each together with a workspace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurm_gpumem.tracing.recurrent_sizes import GATES, Network
 _HALF = (torch.float16, torch.bfloat16)
 NAME = "cudnn::rnn"
 DROPOUT_STATE = 6488064
-"""Random numbers' state for dropout between layers: as many as an H200 runs threads."""
+"""Random state for dropout between layers: one for each thread that an H200 runs."""
 
 
 class _Recurrent(torch.autograd.Function):
@@ -32,7 +32,7 @@ class _Recurrent(torch.autograd.Function):
         options: Any = {"dtype": data.dtype, "device": data.device}
         copy = data.contiguous()
         assert others[0] is not None
-        wide = int(others[0].shape[-1])  # less than the hidden size where an LSTM projects it
+        wide = int(others[0].shape[-1])  # less than the hidden size if an LSTM projects it
         output = torch.empty(*data.shape[:-1], network.directions * wide, **options)
         count = network.layers * network.directions
         last = torch.empty(count, network.rows, wide, **options)
@@ -78,7 +78,7 @@ class _Recurrent(torch.autograd.Function):
 
 
 def note_kernels(recorder: Any, network: Network, dtype: torch.dtype) -> None:
-    """A small product for each step, layer and direction; two of them on the way back."""
+    """A small product for each step, layer and direction; two of them in the backward pass."""
     wide = GATES[network.mode] * network.hidden
     for layer in range(network.layers):
         inputs = network.hidden * network.directions if layer else network.features

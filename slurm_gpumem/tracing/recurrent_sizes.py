@@ -1,7 +1,7 @@
-"""How much memory cuDNN takes for a recurrent network.
+"""How much memory cuDNN needs for a recurrent network.
 
-Read off 426 networks measured on an H200 with cuDNN 9.19 (`python -m slurm_gpumem.lab.probe.operators`); the
-reserve is exact there. Sizes of the workspace count numbers for each token and for each row of the batch.
+Derived from 426 networks measured on an H200 with cuDNN 9.19 (`python -m slurm_gpumem.lab.probe.operators`);
+the reserve is exact there. Sizes of the workspace are numbers per token and per row of the batch.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Dict, Tuple
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _KEPT = {"lstm": 5, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
-"""Numbers that the forward pass keeps of each cell, besides the output of inner layers."""
+"""Numbers that the forward pass keeps for each cell, besides the output of inner layers."""
 _SMALL = {
     "lstm": (192, 128),
     "gru": (192, 128),
     "rnn_tanh": (384, 256),
     "rnn_relu": (384, 256),
 }
-"""Hidden sizes up to which PyTorch asks for the persistent kernel of small networks, forward and backward."""
+"""Hidden sizes up to which PyTorch requests the persistent kernel of small networks (forward, backward)."""
 _LEAST = 256
 _STREAM = 8 << 20
-"""Each layer and direction multiplies matrices in a workspace of its own."""
+"""Each layer and direction multiplies matrices in its own workspace."""
 
 _ROWS: Dict[Tuple[bool, int, bool], int] = {
-    # LSTM?, directions, small: numbers a row of the batch needs for each hidden unit
+    # LSTM?, directions, small: numbers per row of the batch and hidden unit
     (True, 1, False): 10,
     (True, 1, True): 8,
     (True, 2, False): 12,
@@ -38,7 +38,7 @@ _ROWS: Dict[Tuple[bool, int, bool], int] = {
 
 @dataclass(frozen=True)
 class Network:
-    """What decides the sizes."""
+    """What determines the sizes."""
 
     mode: str
     layers: int
@@ -52,9 +52,9 @@ class Network:
     features: int
     itemsize: int
     packed: bool = False
-    """Sequences of several lengths, one behind the other."""
+    """Sequences of different lengths, one after the other."""
     flat: bool = True
-    """Whether the weights lie in one buffer."""
+    """Whether the weights are in one buffer."""
 
     def reserve_bytes(self) -> int:
         """What the forward pass keeps for the backward pass."""
@@ -64,11 +64,11 @@ class Network:
         cells = self.tokens * self.directions * self.hidden
         size = _LEAST + cells * kept * self.itemsize
         if self.layers > 1 and self.dropout > 0:
-            size += (self.layers - 1) * cells * self.directions // 8  # a bit an element
+            size += (self.layers - 1) * cells * self.directions // 8  # one bit per element
         return size
 
     def workspace_bytes(self, *, backward: bool) -> int:
-        """What a pass needs for a moment."""
+        """What a pass needs temporarily."""
         small = self._small(backward)
         count = self.layers * self.directions
         rows = _ROWS[(self.mode == "lstm", self.directions, small)] * count * self.hidden
@@ -90,7 +90,7 @@ class Network:
         return GATES[self.mode] * self.hidden * self.directions * (inputs + self.layers * self.hidden)
 
     def _token(self, small: bool) -> int:
-        """Numbers that the workspace has for each token."""
+        """Numbers in the workspace for each token."""
         hidden, features = self.hidden, self.features
         deep, both = self.layers > 1, self.directions == 2
         dropped = hidden if deep and self.dropout > 0 and not both else 0

@@ -1,7 +1,7 @@
-"""Sums whose buffers in global memory meta tensors do not show.
+"""Sums with buffers in global memory that meta tensors do not show.
 
-Where a sum does not run along the numbers that lie side by side, threads lie along its results, and blocks
-that share the work of one result meet in a buffer (memory/reduction.py).
+If a sum does not run along adjacent elements, threads are assigned along its results, and blocks
+that share the work of one result exchange it through a buffer (estimators/workspaces/reductions.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def reduction_of(data: Tensor, dims: Any) -> Optional[Reduction]:
-    """How a sum over these dimensions is computed; None where it needs no buffer to speak of."""
+    """How a sum over these dimensions is computed; None if it needs no significant buffer."""
     if not dims or not data.numel():
         return None
     reduced = {dim % max(data.dim(), 1) for dim in dims}
-    # From the farthest apart in memory to side by side.
+    # From the largest stride to the smallest.
     strides: Sequence[int] = data.stride()
     order = [dim for dim in range(data.dim()) if data.shape[dim] > 1]
     order.sort(key=lambda dim: strides[dim], reverse=True)
@@ -40,7 +40,7 @@ def reduction_of(data: Tensor, dims: Any) -> Optional[Reduction]:
 
 
 def long_sum(inputs: int, outputs: int, run: int) -> Reduction:
-    """So many results of so many numbers each; as many of the results as `run` lie side by side."""
+    """`outputs` sums of `inputs` numbers each; `run` of the results are adjacent in memory."""
     vector = next(count for count in (4, 2, 1) if run % count == 0)
     return Reduction((inputs,), (outputs,), vector)
 
@@ -55,7 +55,7 @@ def _dense(data: Tensor, order: Any) -> bool:
 
 
 def _summing(place: int) -> Callable[..., Any]:
-    """A handler of an operator that sums over the dimensions in its argument number `place`."""
+    """A handler for an operator that sums over the dimensions in its argument number `place`."""
 
     def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         data, name = args[0], func._schema.name
@@ -63,7 +63,7 @@ def _summing(place: int) -> Callable[..., Any]:
         recorder.note(result, name)
         widened = data.dtype in _HALF and result.dtype == torch.float32
         if result.dtype != data.dtype and not widened and not data.is_complex():
-            # Truth values and narrow whole numbers are copied to the result's type first.
+            # Booleans and narrow integers are copied to the result's type first.
             recorder.workspace(data.numel() * result.element_size(), name)
             return result
         reduction = reduction_of(data, args[place]) if len(args) > place else None

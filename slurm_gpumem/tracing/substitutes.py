@@ -1,6 +1,6 @@
-"""Composite operators that take another way on CUDA than on meta tensors: dropout, attention, norms.
+"""Composite operators that take another path on CUDA than on meta tensors: dropout, attention, norms.
 
-They are replaced for meta tensors only, and only while a trace is made.
+They are replaced for meta tensors only, and only during a trace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def _dropout(data: Tensor, p: float, train: bool) -> Tensor:
-    """One byte an element for the mask, as CUDA's fused kernel keeps it."""
+    """One byte per element for the mask, as in CUDA's fused kernel."""
     if not train or p == 0 or data.numel() == 0:
         return data
     if p == 1:
@@ -49,7 +49,7 @@ def _rms_norm(
     weight: Optional[Tensor] = None,
     eps: Optional[float] = None,
 ) -> Tensor:
-    """CUDA has one kernel for it where input and weight are of one type."""
+    """CUDA has one kernel for it if input and weight have the same type."""
     if weight is not None and weight.dtype != data.dtype:
         wide = data.float() if data.dtype in _HALF else data
         dims = list(range(-len(shape), 0))
@@ -66,7 +66,7 @@ def _batch_norm(
     variance: Optional[Tensor],
     *rest: Any,
 ) -> Tensor:
-    """cuDNN takes, and keeps for the backward pass, a copy of an input with gaps."""
+    """cuDNN uses a copy of a non-contiguous input and keeps it for the backward pass."""
     if cudnn_normalizes(data, weight):
         last = data.dim() == 4 and channels_last(data)
         data = data.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -83,7 +83,7 @@ def _group_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Tensor:
-    """CUDA's kernel wants channels first: a copy of what lies otherwise is kept for the backward pass."""
+    """CUDA's kernel needs channels first: a copy of any other layout is kept for the backward pass."""
     rows, channels = int(data.shape[0]), int(data.shape[1])
     places = int(data.numel()) // max(rows * channels, 1)
     result = aten.native_group_norm(data.contiguous(), weight, bias, rows, channels, places, groups, eps)
@@ -119,7 +119,7 @@ _REPLACED = {
 
 @contextmanager
 def cuda_substitutes(recorder: Any) -> Iterator[None]:
-    """Inside, meta tensors take CUDA's way through these operators."""
+    """Inside, meta tensors take CUDA's path through these operators."""
     library = torch.library.Library("aten", "IMPL")
     try:
         for name, function in {**_REPLACED, **recurrent_kernels(recorder)}.items():
@@ -130,7 +130,7 @@ def cuda_substitutes(recorder: Any) -> Iterator[None]:
 
 
 def _kept(function: Any) -> Any:
-    """A function of its own each time: a registration is told apart by its object."""
+    """A new function each time: a registration is identified by its object."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

@@ -46,9 +46,9 @@ def summarize(
 ) -> ModelSummary:
     """Trace three training steps of `model` without running them.
 
-    `batch` is what the model's forward takes (a tensor, a tuple in order, a dictionary by name) or a function
-    that makes one of a given size. The model is not changed; its twin on meta tensors is traced. `step` is
-    the user's own training step, called with the twin, the batch and the optimizer.
+    `batch` is what the model's forward takes (a tensor, a tuple by position, a dictionary by name) or a
+    function that makes one of a given size. The model is not changed; its copy on meta tensors is traced.
+    `step` is the user's own training step, called with the copy, the batch and the optimizer.
     """
     model = unwrapped(model)
     size = require_size(batch, batch_size)
@@ -71,7 +71,7 @@ def summarize(
         return _traced(asked, "meta", guess)
     except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
         if guess.used:
-            # It asked whether something is so, was told yes, and did not like it: "labels too large?"
+            # It checked a condition, got True for an unknown value, and raised an error: "labels too large?"
             with suppress(RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError):
                 return _traced(asked, "meta", Guess(truth=False))
         if not refuses_meta(error):
@@ -81,7 +81,7 @@ def summarize(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What `summarize` was called with."""
+    """The arguments of `summarize`."""
 
     model: nn.Module
     make: Callable[[int], Inputs]
@@ -115,7 +115,7 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
         stack.enter_context(cuda_substitutes(recorder))
         stack.enter_context(known_constants())
         if real:
-            recorder.assume("run on the CPU with a few rows: the model refuses meta tensors")
+            recorder.assume("run on the CPU with a few rows: the model does not run on meta tensors")
         optimizer = asked.optimizer
         chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, asked.model, twin)
         plan = Plan(

@@ -1,7 +1,7 @@
-"""Numbers behind some meta tensors: masks, positions and other small things that models read and decide by.
+"""Values of some meta tensors: masks, positions and other small tensors that models read to make decisions.
 
-A small tensor that comes from constants, or from a batch with real numbers, is computed on the CPU beside its
-meta twin. What is read without such a number is made up, and the trace says so.
+A small tensor that comes from constants, or from a batch with real values, is also computed on the CPU.
+A value that is read but not known is made up, and the trace says so.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ aten = torch.ops.aten
 
 @dataclass
 class Guess:
-    """What a model gets that reads a truth nobody knows, and whether one did."""
+    """What a model gets when it reads an unknown boolean, and whether one did."""
 
     truth: bool = True
     used: bool = False
 
 
 LARGEST = {"float": 1 << 14, "other": 1 << 20}
-"""Elements up to which numbers are kept, of floating-point and of other tensors."""
+"""Number of elements up to which values are kept, for floating-point and for other tensors."""
 _NAME = "_gpumem_value"
 _LIKE = {
     "aten::ones_like": 1,
@@ -38,25 +38,25 @@ CPU = torch.device("cpu")
 
 
 def value_of(tensor: Any) -> Optional[Tensor]:
-    """The numbers of a meta tensor, where they are known."""
+    """The values of a meta tensor, if known."""
     value: Optional[Tensor] = getattr(tensor, _NAME, None)
     return value
 
 
 def give(tensor: Tensor, value: Tensor) -> None:
-    """Remember a meta tensor's numbers."""
+    """Remember a meta tensor's values."""
     if small(value):
         setattr(tensor, _NAME, value)
 
 
 def small(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers are worth keeping."""
+    """Whether a tensor's values are worth keeping."""
     kind = "float" if tensor.is_floating_point() or tensor.is_complex() else "other"
     return tensor.numel() <= LARGEST[kind]
 
 
 def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
-    """After an operator ran on meta tensors: run it on their numbers too, if all are known."""
+    """After an operator ran on meta tensors: run it on their values too, if all are known."""
     name = func._schema.name
     if name in _WITHOUT:
         return
@@ -82,7 +82,7 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
     try:
         computed = func(*real_args, **real_kwargs)
     except (RuntimeError, NotImplementedError, IndexError, ValueError):
-        _forget(outputs)  # the CPU cannot do it: then nobody knows the numbers
+        _forget(outputs)  # the CPU cannot do it: then the values are unknown
         return
     for output, number in zip(outputs, [computed] if isinstance(computed, Tensor) else computed):
         if output.shape == number.shape:
@@ -90,7 +90,7 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
 
 
 def compute(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """An operator's result from numbers alone, on meta tensors; None where a number is unknown."""
+    """An operator's result from values alone, on meta tensors; None if a value is unknown."""
     known: List[bool] = []
     real_args = _real(args, known)
     real_kwargs = {key: _real(value, known) for key, value in kwargs.items()}
@@ -110,7 +110,7 @@ def _to_meta(value: Any) -> Any:
 
 
 def _real(value: Any, known: List[bool]) -> Any:
-    """A value with numbers for its meta tensors; `known` gets False where there are none."""
+    """A value with real values for its meta tensors; `known` gets False if there are none."""
     if isinstance(value, Tensor):
         if value.device.type != "meta":
             return value
@@ -130,14 +130,14 @@ def _real(value: Any, known: List[bool]) -> Any:
 
 
 def _forget(outputs: Any) -> None:
-    """A tensor that was written to with unknown numbers has none any more."""
+    """A tensor that was overwritten with unknown values has no known ones any more."""
     for output in outputs:
         if value_of(output) is not None:
             setattr(output, _NAME, None)
 
 
 def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """`tensor.item()`: the number, or one that is made up: the recorder's guess, one."""
+    """`tensor.item()`: the value, or a made-up one: the recorder's guess, or one."""
     tensor = args[0]
     if tensor.device.type != "meta":
         return func(*args, **kwargs)
@@ -153,7 +153,7 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Operators whose result is as large as the numbers say: exact where they are known, else the largest."""
+    """Operators whose result size depends on values: exact if they are known, otherwise the largest."""
     if args[0].device.type != "meta":
         return func(*args, **kwargs)
     result = compute(func, args, kwargs)
@@ -164,7 +164,7 @@ def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """`tensor[mask]`: as many rows as the mask has trues, all of them where it is not known."""
+    """`tensor[mask]`: as many rows as the mask has True values, or all rows if unknown."""
     data, indices = args[:2]
     if data.device.type != "meta" or not any(i is not None and i.dtype == torch.bool for i in indices):
         return func(*args, **kwargs)
@@ -191,11 +191,11 @@ def _largest(name: str, args: Any, kwargs: Any) -> Any:
         return data.new_empty(count)
     if name == "aten::bincount":
         given = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-        # Who gives a least length knows the largest number: classes, nodes of a graph.
+        # Code that gives a minimum length knows the largest number: classes, nodes of a graph.
         return torch.empty(int(given) or count, **whole)
     if name == "aten::repeat_interleave":
         return torch.empty(count, **whole)
-    # unique and its kin: values, inverse, counts
+    # unique and similar: values, inverse, counts
     return (
         data.new_empty(count),
         torch.empty(count, **whole),
@@ -223,7 +223,7 @@ FOLLOWED = {
     aten.scatter_add.default,
     aten.roll.default,
 }
-"""Operators that are handled otherwise, whose numbers are followed all the same."""
+"""Operators that are handled elsewhere, whose values are tracked anyway."""
 _SIZED = (
     "nonzero",
     "masked_select",

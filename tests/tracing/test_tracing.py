@@ -117,7 +117,7 @@ def test_a_model_that_refuses_meta_tensors_is_run_small_and_the_trace_says_so(fo
     refuser = found["refuser"]
     assert refuser["way"] == "real"
     assert refuser["output"] == 64 * 8 * 4, "sizes grow from the few rows that were run to the batch"
-    assert "refuses meta" in refuser["remarks"][-1]
+    assert "does not run on meta tensors" in refuser["remarks"][-1]
 
 
 def test_a_step_is_told_kernel_by_kernel(found: Dict[str, Any]) -> None:

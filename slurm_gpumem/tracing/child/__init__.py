@@ -1,1 +1,1 @@
-"""From the name of somebody's model code to a traced summary: found, loaded and run in a child process."""
+"""From the name of a user's model code to a traced summary: found, loaded and run in a child process."""

@@ -1,4 +1,4 @@
-"""Make the batch a model is traced with: from --input, from what a library says of its model."""
+"""Make the batch a model is traced with: from --input, or from what its library says about the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPEECH_LABELS = 24
 
 @dataclass
 class Batch:
-    """What forward is called with."""
+    """The arguments of forward."""
 
     args: List[torch.Tensor] = field(default_factory=list)
     kwargs: Dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ def make_batch(request: TraceRequest, model: torch.nn.Module, device: str) -> Ba
 
 
 def tensor(one: InputSpec, batch_size: int, device: str, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of an input's shape; zeros are valid indices, classes and pixels alike."""
+    """A tensor of an input's shape; zeros are valid as indices, classes and pixels."""
     kind = getattr(torch, one.dtype) if one.dtype else dtype
     return torch.zeros(one.shape(batch_size), dtype=kind, device=device)
 
@@ -59,7 +59,7 @@ def _add(batch: Batch, one: InputSpec, batch_size: int, device: str, dtype: torc
 
 
 def _default_dtype(model: torch.nn.Module) -> torch.dtype:
-    """int64 into a model that begins with an embedding, else floats (the tracer casts for precisions)."""
+    """int64 for a model that starts with an embedding, otherwise floats (the tracer casts for precisions)."""
     first = next((m for m in model.modules() if not list(m.children()) and list(m.parameters(False))), None)
     return torch.int64 if isinstance(first, torch.nn.Embedding) else torch.float32
 
@@ -82,7 +82,7 @@ def _suggestion(model: torch.nn.Module) -> str:
         example = f"100,{first.input_size}"
     takes = list(inspect.signature(model.forward).parameters)
     several = f" Its forward takes: {', '.join(takes)}." if len(takes) > 1 else ""
-    return f"Give one sample's shape, without the batch: --input {example}{several}"
+    return f"Give the shape of one sample, without the batch: --input {example}{several}"
 
 
 # -- transformers ----------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def _hugging_face(request: TraceRequest, model: Any, device: str) -> Batch:
 
 
 def _usual_sizes(model: Any, config: Any, main: str) -> Tuple[int, ...]:
-    """One sample's shape for a model of transformers, by what its configuration says."""
+    """One sample's shape for a model of transformers, from its configuration."""
     text = getattr(config, "get_text_config", lambda: config)()
     if main == "input_ids":
         longest = _number(text, "max_position_embeddings", "n_positions", "max_length")
@@ -139,7 +139,7 @@ def _usual_sizes(model: Any, config: Any, main: str) -> Tuple[int, ...]:
 
 
 def _labels(name: str, config: Any, given: Dict[str, Any], main: str) -> Dict[str, Tuple[int, ...]]:
-    """Shapes of what such a model computes its own loss from, by its class's name."""
+    """Shapes of the inputs from which such a model computes its own loss, by its class's name."""
     first = given[main] if main in given else next(iter(given.values()))
     count = int(first.shape[0])
     if name.endswith(("ForQuestionAnswering",)):

@@ -1,4 +1,4 @@
-"""Turn an exception of the user's code into two or three lines: what, and in which line of theirs."""
+"""Turn an exception of the user's code into two or three lines: the error, and the line of their code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Sequence, Tuple
 
 _MAX = 240
 _PASSED_ON = ("__torch_function__", "__torch_dispatch__", "call")
-"""Functions of ours through which every operator of a model goes."""
+"""Our functions that every operator of a model passes through."""
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _LIBRARIES = tuple(
     {path + os.sep for path in sysconfig.get_paths().values() if path and "site-packages" in path}
@@ -19,7 +19,7 @@ _STANDARD = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 def is_users(path: str) -> bool:
-    """Whether a file is the user's own: neither ours, nor a library's, nor Python's."""
+    """Whether a file is the user's own: not ours, not a library's, not Python's."""
     return (
         bool(path)
         and not path.startswith((_OURS, *_LIBRARIES, _STANDARD, "<"))
@@ -32,7 +32,7 @@ def user_line(error: BaseException) -> str:
     frames = [(f.filename, f.lineno or 0, f.name) for f in _frames(error)]
     mine = [frame for frame in frames if is_users(frame[0])]
     if not mine:
-        # A library's own model: its file says more than torch's.
+        # A library's own model: its file is more useful than torch's.
         mine = [
             f
             for f in frames
@@ -75,13 +75,13 @@ def shortened(text: str, limit: int = _MAX) -> str:
 
 
 def from_stack(stack: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line of the user's code on a stack; "" where there is none."""
+    """The innermost line of the user's code on a stack; "" if there is none."""
     mine = [f for f in stack if is_users(f.filename)]
     return _written((mine[-1].filename, mine[-1].lineno or 0, mine[-1].name)) if mine else ""
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether it was raised by a line of this package, and no code of others had a part in it."""
+    """Whether it was raised by a line of this package, without code of others involved."""
     frames = _frames(error)
     if not frames or frames[-1].name in _PASSED_ON or any(is_users(frame.filename) for frame in frames):
         return False

@@ -1,4 +1,4 @@
-"""Switch activation checkpointing on: by the library's own switch, else around every repeated block."""
+"""Enable activation checkpointing: with the library's own switch, otherwise around every repeated block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurm_gpumem.errors import TargetError
 
 
 def checkpoint_blocks(model: Any) -> str:
-    """Turn it on; returns what was done, in words. TargetError when the model has no blocks."""
+    """Turn it on; returns what was done, in words. Raises TargetError if the model has no blocks."""
     if getattr(model, "supports_gradient_checkpointing", False):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return "checkpointing: transformers' own"
@@ -23,7 +23,7 @@ def checkpoint_blocks(model: Any) -> str:
     blocks = repeated_blocks(model)
     if not blocks:
         raise TargetError(
-            "--checkpointing: the model has no repeated blocks to checkpoint; do it in its code"
+            "--checkpointing: the model has no repeated blocks to checkpoint; add checkpointing to its code"
         )
     for block in blocks:
         # A subclass, not a new attribute: copies of the model stay checkpointed.
@@ -33,7 +33,7 @@ def checkpoint_blocks(model: Any) -> str:
 
 
 def repeated_blocks(model: nn.Module) -> List[nn.Module]:
-    """The outermost modules that come in several of a kind and have layers of their own."""
+    """The outermost modules that occur several times and contain layers."""
     kinds: Counter[type] = Counter(type(m) for m in model.modules() if list(m.children()))
     plain = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     found: List[nn.Module] = []

@@ -1,7 +1,7 @@
-"""Make the user's CUDA calls harmless where there is no GPU: "cuda" is the device that is traced.
+"""Make the user's CUDA calls harmless without a GPU: "cuda" is the device that is traced.
 
-The user's own code sees a GPU (`torch.cuda.is_available()`), because what it would do there is what
-is to be traced. Libraries see none, so that they do not look for kernels that are not there.
+The user's own code sees a GPU (`torch.cuda.is_available()`), because we trace what it would do
+there. Libraries see none, so that they do not look for kernels that are missing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _GIB = 1 << 30
 
 
 class CudaHere(TorchFunctionMode):
-    """Sends every tensor that is asked onto "cuda" to another device instead."""
+    """Sends every tensor that is moved to "cuda" to another device instead."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = torch.device(device)
         self.seen = False
-        """Whether anything was asked onto a GPU."""
+        """Whether anything was moved to a GPU."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
@@ -49,7 +49,7 @@ class CudaHere(TorchFunctionMode):
 def _is_cuda(device: Any) -> bool:
     if isinstance(device, torch.device):
         return device.type == "cuda"
-    # A bare number is a CUDA device's index.
+    # A bare number is the index of a CUDA device.
     return isinstance(device, str) and device.split(":")[0] == "cuda"
 
 
@@ -127,7 +127,7 @@ def _default_device(real: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 class _Nothing:
-    """A stream, an event, a device context: there, and without effect."""
+    """A stream, an event, a device context: present, but without effect."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

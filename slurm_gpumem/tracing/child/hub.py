@@ -1,4 +1,4 @@
-"""Models of timm and transformers by name, from what is installed: nothing is ever downloaded."""
+"""Models of timm and transformers by name, from the installed packages: nothing is ever downloaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.child.blame import own_words
 
 _HEADS = (
-    # (name for --head, transformers' table), tried in this order where nothing says the head.
+    # (name for --head, transformers' table), tried in this order if no head is given.
     ("seq2seq-lm", "SEQ_TO_SEQ_CAUSAL_LM"),
     ("speech-seq2seq", "SPEECH_SEQ_2_SEQ"),
     ("sequence-classification", "SEQUENCE_CLASSIFICATION"),
@@ -42,7 +42,7 @@ def build_timm(name: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def timm_input(model: Any) -> Tuple[int, ...]:
-    """One sample's shape as the model was made for; empty when timm does not say."""
+    """The shape of one sample that the model was made for; empty if timm does not say."""
     settings = getattr(model, "pretrained_cfg", None) or {}
     size = settings.get("input_size") or ()
     image = getattr(getattr(model, "patch_embed", None), "img_size", None)
@@ -52,7 +52,7 @@ def timm_input(model: Any) -> Tuple[int, ...]:
 
 
 def build_hugging_face(place: str, arguments: Mapping[str, Any], head: str) -> Tuple[Any, str]:
-    """A transformers model with fresh weights, and a word on how it was chosen ("" where it was named)."""
+    """A transformers model with fresh weights, and how it was chosen ("" if it was named)."""
     transformers = _library("transformers", f"hf:{place}")
     named = getattr(transformers, place, None) if place.isidentifier() else None
     if named is not None and hasattr(named, "config_class") and named.config_class is not None:
@@ -70,7 +70,7 @@ def build_hugging_face(place: str, arguments: Mapping[str, Any], head: str) -> T
 
 
 def _startable(config: Any) -> Any:
-    """Which token a decoder starts with does not matter for memory, but must be there."""
+    """Which token a decoder starts with does not affect memory, but it must be set."""
     if getattr(config, "is_encoder_decoder", False):
         for name in ("decoder_start_token_id", "pad_token_id"):
             if getattr(config, name, None) is None:
@@ -95,7 +95,7 @@ def _from_file(path: str, arguments: Mapping[str, Any]) -> Tuple[Any, List[str]]
         raise TargetError(f"{name}: cannot be read as JSON: {error}") from None
     except (KeyError, TypeError):
         raise TargetError(
-            f"{name}: is no Hugging Face configuration: it has no model_type.\n"
+            f"{name}: is not a Hugging Face configuration: it has no model_type.\n"
             "A summary (gpumem summarize ... -o) is read by gpumem fit, why and estimate."
         ) from None
     mapping = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
@@ -137,7 +137,7 @@ def _unknown(transformers: Any, place: str, types: List[str]) -> str:
 
 
 def _architecture(transformers: Any, config: Any, named: List[str], head: str) -> Tuple[Any, str]:
-    """The model class for a configuration: as asked, as its file says, or the usual one."""
+    """The model class for a configuration: as requested, as its file says, or the usual one."""
     tables = importlib.import_module("transformers.models.auto.modeling_auto")
     known = dict(_HEADS)
     if head and head not in known:

@@ -17,12 +17,12 @@ from slurm_gpumem.tracing.child.spec import FILE, Target
 
 
 def find_callable(target: Target) -> Tuple[Any, str]:
-    """What the target names and its full label; the module it stands in is imported."""
+    """What the target names and its full label; the module that contains it is imported."""
     if target.kind == FILE:
         path = Path(target.place)
         attribute = target.attribute or outline.choose(path, path.name)
         label = f"{path.name}:{attribute}"
-        outline.outline(path)  # a syntax error is told before anything runs
+        outline.outline(path)  # a syntax error is reported before anything runs
         module = _import_file(path)
         return _attribute(module, attribute, path.name, path), label
     module = _import_module(target.place)
@@ -39,7 +39,7 @@ def find_callable(target: Target) -> Tuple[Any, str]:
 
 
 def call(function: Any, label: str, arguments: Mapping[str, Any], *positional: Any) -> Any:
-    """Call it with the arguments given; TargetError names those that are missing or too many."""
+    """Call it with the given arguments; TargetError names those that are missing or unknown."""
     if not callable(function):
         return function
     signature = _signature(function)
@@ -52,7 +52,7 @@ def _signature(function: Any) -> Any:
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
-        return None  # built in: calling it will tell
+        return None  # built in: calling it will show
 
 
 def _check_arguments(
@@ -77,7 +77,7 @@ def _check_arguments(
 
 
 def as_many_as_it_takes(function: Any, *offered: Any) -> List[Any]:
-    """The first of `offered` that the function has places for."""
+    """As many of `offered`, from the first on, as the function has parameters."""
     signature = _signature(function)
     if signature is None:
         return list(offered)
@@ -107,7 +107,7 @@ def _attribute(module: ModuleType, attribute: str, label: str, path: Path) -> An
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Run the file as `import` would: under its own name, its folder first on the path, not as __main__."""
+    """Run the file as `import` would: under its own name (not __main__), its directory first on the path."""
     root, dotted = _package_of(path)
     sys.path.insert(0, str(root))
     sys.argv = [str(path)]
@@ -116,7 +116,7 @@ def _import_file(path: Path) -> ModuleType:
     name = dotted if dotted.isidentifier() and dotted not in _taken() else f"gpumem_target_{abs(hash(path))}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise TargetError(f"{path.name}: is no Python file")
+        raise TargetError(f"{path.name}: is not a Python file")
     if name in sys.modules:
         return sys.modules[name]
     module = importlib.util.module_from_spec(spec)
@@ -126,7 +126,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _taken() -> Dict[str, Any]:
-    """Names of modules that are there already and did not come from a target."""
+    """Names of modules that are already loaded and did not come from a target."""
     return {n: m for n, m in sys.modules.items() if not getattr(m, "__file__", None) or not _is_target(m)}
 
 
@@ -137,7 +137,7 @@ def _is_target(module: ModuleType) -> bool:
 
 
 def _package_of(path: Path) -> Tuple[Path, str]:
-    """The folder to import from and the module's dotted name: a file of a package keeps its package."""
+    """The directory to import from and the module's dotted name: a file of a package keeps its package."""
     names = [path.stem]
     folder = path.parent
     while (folder / "__init__.py").exists() and folder.name.isidentifier() and folder != folder.parent:
@@ -152,7 +152,7 @@ def _import_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # The module itself or a package above it; what it imports in turn is its own affair.
+        # The module itself or a package above it; failed imports inside it are not our concern.
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
             import difflib
 

@@ -1,4 +1,4 @@
-"""What a Python file offers, read without running it: to choose a callable, or to name those there are."""
+"""What a Python file offers, read without running it: to choose a callable, or to list the available ones."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MAKES_NAMES = ("globals", "exec", "setattr", "locals", "vars")
 
 @dataclass(frozen=True)
 class Callable:
-    """A function, class or variable at the top of a file."""
+    """A function, class or variable at the top level of a file."""
 
     name: str
     line: int
     model: bool
-    """Whether it is a class of models by its bases."""
+    """Whether it is a model class, judging by its bases."""
     needs: Tuple[str, ...] = ()
-    """Arguments that have no default."""
+    """Arguments without a default."""
     sure: bool = True
-    """Whether it is called as it is written: nothing decorates it, no base class has a word in it."""
+    """Whether it is called as written: not decorated, and no base class changes its arguments."""
 
     @property
     def signature(self) -> str:
@@ -35,7 +35,7 @@ class Callable:
 
 
 def outline(path: Path) -> List[Callable]:
-    """The callables at the top of the file; TargetError for what is no Python."""
+    """The callables at the top level of the file; TargetError if it is not Python."""
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
@@ -59,7 +59,7 @@ def outline(path: Path) -> List[Callable]:
 
 
 def check(path: Path, attribute: str, given: Iterable[str]) -> None:
-    """Tell what can be told before anything runs: no such callable, or arguments that nobody gave."""
+    """Report errors that are certain before anything runs: no such callable, or missing arguments."""
     callables = {c.name: c for c in outline(path)}
     first = attribute.partition(".")[0]
     if first and first not in callables:
@@ -74,7 +74,7 @@ def check(path: Path, attribute: str, given: Iterable[str]) -> None:
 
 
 def needs_arguments(label: str, needed: Sequence[str]) -> TargetError:
-    """The error for a callable whose arguments nobody gave."""
+    """The error for a callable with missing arguments."""
     plain = " ".join(f"--set {name}=..." for name in needed)
     listed = " and ".join([", ".join(needed[:-1]), needed[-1]]) if len(needed) > 1 else needed[0]
     return TargetError(
@@ -85,7 +85,7 @@ def needs_arguments(label: str, needed: Sequence[str]) -> TargetError:
 
 
 def _bound_names(path: Path) -> Optional[Set[str]]:
-    """Every name that the file may bind at its top; None when it imports names by *."""
+    """Every name that the file may bind at its top level; None if it imports names by *."""
     names: Set[str] = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -103,21 +103,21 @@ def _bound_names(path: Path) -> Optional[Set[str]]:
 
 
 def choose(path: Path, label: str) -> str:
-    """The one callable that must be meant when none is named; TargetError tells what there is."""
+    """The only callable that can be meant if none is named; otherwise TargetError lists the candidates."""
     callables = outline(path)
     names = {c.name: c for c in callables}
     usual = [names[name] for name in _USUAL_NAMES if name in names and not names[name].needs]
     if usual:
         return usual[0].name
     models = [c for c in callables if c.model]
-    # The last class of a file usually is the whole model, but nobody said so: only one is sure.
+    # The last class of a file usually is the whole model, but that is a guess: only a single one is certain.
     if len(models) == 1 and not models[0].needs:
         return models[0].name
     raise TargetError(f"{label}: which function or class builds the model?\n{_offer(label, callables)}")
 
 
 def missing(path: Path, attribute: str, label: str) -> TargetError:
-    """The error for a callable that is not in the file, with the nearest that is."""
+    """The error for a callable that is not in the file, with the most similar name."""
     import difflib
 
     callables = outline(path)

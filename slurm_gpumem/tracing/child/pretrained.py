@@ -1,4 +1,4 @@
-"""Leave pretrained weights where they are: memory does not depend on their values."""
+"""Do not load pretrained weights: memory does not depend on their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SAID = "pretrained weights were not loaded: memory does not depend on their val
 
 @contextmanager
 def without_downloads(note: Callable[[str], None]) -> Iterator[None]:
-    """Inside, asking torch.hub for a state dict gives an empty one, which any model accepts."""
+    """Inside, torch.hub returns an empty state dict, which any model accepts."""
     saved: List[Tuple[Any, str, Any]] = []
 
     def replace(owner: Any, name: str, value: Any) -> None:
@@ -45,11 +45,11 @@ def without_downloads(note: Callable[[str], None]) -> Iterator[None]:
 
 
 class _NoWeights(Dict[str, Any]):
-    """A state dict without weights, told apart from an empty one."""
+    """A state dict without weights, distinguishable from an empty one."""
 
 
 class _Patcher:
-    """Patches timm and transformers when the user's code imports them, and not before: they are slow."""
+    """Patches timm and transformers only when the user's code imports them: importing them is slow."""
 
     def __init__(self, no_state: Callable[..., Any], note: Callable[[str], None]) -> None:
         self._no_state = no_state
@@ -82,7 +82,7 @@ class _Patcher:
         return spec
 
     def patch_loaded(self) -> None:
-        """Patch what is imported already."""
+        """Patch what is already imported."""
         for name in (
             "timm.models._builder",
             "transformers.modeling_utils",
@@ -101,7 +101,7 @@ class _Patcher:
 
     @property
     def _fresh(self) -> Callable[..., Any]:
-        # A plain function: a bound method would not be given the class.
+        # A plain function: a bound method would not receive the class.
         def from_pretrained(kind: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
             return self._from_pretrained(kind, name, *args, **kwargs)
 

@@ -1,6 +1,6 @@
-"""The rules that somebody's code runs under in the child: no network, no exit, forks that stay harmless.
+"""The rules under which a user's code runs in the child: no network, no exit, harmless forks.
 
-These are for mishaps, not against malice: the code runs as its own user, who could run it anyway.
+They protect against accidents, not against malice: the code runs as its own user, who could run it anyway.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _LOCAL = ("localhost", "127.0.0.1", "::1", "", None)
 
 
 class NetworkRefusedError(ConnectionError):
-    """The code tried to reach the network."""
+    """The code tried to use the network."""
 
 
 class ForkRefusedError(OSError):
-    """The code started process after process."""
+    """The code started too many processes."""
 
 
 class Rules:
@@ -29,12 +29,12 @@ class Rules:
 
     def __init__(self) -> None:
         self.refused: List[Tuple[str, str]] = []
-        """(host, line of the user's code) of every connection that was refused."""
+        """(host, line of the user's code) of every refused connection."""
         self._forks = 0
         self._depth = 0
 
     def enforce(self, in_forked_child: Callable[[], None]) -> None:
-        """Put the rules into force; they cannot be taken back."""
+        """Enable the rules; they cannot be disabled again."""
         sys.addaudithook(self._audit)
 
         def forked() -> None:
@@ -46,7 +46,7 @@ class Rules:
     def _audit(self, event: str, arguments: Tuple[Any, ...]) -> None:
         if event == "socket.connect":
             address = arguments[1]
-            # A path is a local socket: multiprocessing talks over those.
+            # A path is a local socket: multiprocessing uses those.
             if isinstance(address, tuple) and address[0] not in _LOCAL:
                 self._refuse(str(address[0]))
         elif event in ("socket.getaddrinfo", "socket.gethostbyname"):

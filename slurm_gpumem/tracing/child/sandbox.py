@@ -1,8 +1,8 @@
-"""Run somebody's model code in a child process: with limits, without the network, and with one answer.
+"""Run a user's model code in a child process: with limits, without network, and with one answer.
 
-The child talks over a pipe of its own, one JSON object a line; what the code prints goes elsewhere.
-Whatever it does (exit, crash, fork, run for ever, print for ever), the parent ends in time with a
-summary or with a `TargetError`, and leaves no process behind.
+The child reports over its own pipe, one JSON object per line; what the code prints goes elsewhere.
+Whatever it does (exit, crash, fork, run forever, print forever), the parent returns in time with a
+summary or raises a `TargetError`, and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _POLL_S = 0.1
 _STARTING = "starting Python"
 _IMPORT_S = 300.0
 _GRACE_S = 3.0
-"""Between the child's own alarm, which knows the line it is stuck in, and ours."""
+"""Time between the child's own alarm, which knows the line it is stuck in, and ours."""
 _TAIL = 4096
 _MESSAGE_LIMIT = 1 << 20
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 
-# The user's folder must not come before the standard library while ours are imported. Those come from here
-# by their path: another environment's python has its own packages, and perhaps another version of ours.
+# The user's directory must not come before the standard library while our modules are imported. These are
+# loaded by path: another environment's python has its own packages, and perhaps another version of ours.
 _START = """
 import importlib.util, sys
 if sys.path[:1] == [""]:
@@ -51,7 +51,7 @@ main(sys.argv[2:])
 
 @dataclass(frozen=True)
 class Limits:
-    """How long and how large the code may run."""
+    """Limits on the code's run time and memory."""
 
     seconds: float = 120.0
     memory_mib: Optional[int] = None
@@ -65,9 +65,9 @@ class Traced:
     summary: bytes
     """The summary file's content."""
     notes: Tuple[str, ...]
-    """What the user should know: what was assumed, what was made harmless."""
+    """Notes for the user: what was assumed, what was made harmless."""
     facts: Dict[str, Any]
-    """Small figures about the run: seconds, the way it was traced."""
+    """Facts about the run: seconds, how it was traced."""
 
 
 @dataclass
@@ -88,7 +88,7 @@ def trace_in_child(
     show_output: bool = False,
     progress: Callable[[str, float], None] = lambda phase, seconds: None,
 ) -> Traced:
-    """Trace the target in a fresh interpreter; TargetError says what went wrong, and where."""
+    """Trace the target in a new interpreter; TargetError says what went wrong, and where."""
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
         result = os.path.join(folder, "summary")
         state = _run(request, result, limits, python or sys.executable, show_output, progress)
@@ -150,7 +150,7 @@ def _listen(
     show_output: bool,
     progress: Callable[[str, float], None],
 ) -> None:
-    """Read the child's messages and its output until it ends, answers, or breaks a limit."""
+    """Read the child's messages and its output until it ends, answers, or exceeds a limit."""
     assert child.stdout is not None
     started = clock = time.monotonic()
     pending = bytearray()
@@ -168,7 +168,7 @@ def _listen(
                     _take_messages(pending, state)
                 else:
                     _take_output(data, state, show_output)
-            # A forked process may hold the pipes open for ever: the child's own end counts.
+            # A forked process may hold the pipes open forever: only the child's own end counts.
             if ended or state.answer is not None or state.error is not None:
                 return
             now = time.monotonic()
@@ -193,7 +193,7 @@ def _take_messages(pending: bytearray, state: _State) -> None:
         try:
             message = json.loads(line)
         except ValueError:
-            continue  # the user's code wrote into our pipe
+            continue  # the user's code wrote to our pipe
         if not isinstance(message, dict):
             continue
         if "phase" in message:
@@ -219,14 +219,14 @@ def _take_output(data: bytes, state: _State, show_output: bool) -> None:
 def _too_long(state: _State, seconds: float) -> str:
     return (
         f"stopped: {state.phase} took longer than {seconds:.0f} s.\n"
-        "Does it train or read data on the way? Name a function that only builds the model,\n"
+        "Does it train or read data? Name a function that only builds the model,\n"
         "or allow more time with --time-limit 600."
     )
 
 
 def _how_it_ended(code: Optional[int], state: _State) -> str:
     said = [line.strip() for line in state.printed.decode(errors="replace").splitlines() if line.strip()]
-    last = f"\nIts last words: {said[-1][:200]}" if said else ""
+    last = f"\nIts last output: {said[-1][:200]}" if said else ""
     if code is not None and code < 0:
         try:
             name = signal.Signals(-code).name
@@ -241,7 +241,7 @@ def _how_it_ended(code: Optional[int], state: _State) -> str:
 
 
 def _environment() -> Dict[str, str]:
-    """The user's environment, with every library told that there is no network and no GPU."""
+    """The user's environment, with settings that tell libraries that there is no network and no GPU."""
     closed = "http://127.0.0.1:9"  # the discard port: wget and curl fail at once
     return {
         **os.environ,
@@ -264,10 +264,10 @@ def _environment() -> Dict[str, str]:
 
 
 def _end_all(child: subprocess.Popen[bytes], before: Set[int], mark: str) -> None:
-    """End the child, its process group, and what it left behind in sessions of their own.
+    """End the child, its process group, and processes it left behind in other sessions.
 
-    Who calls us may have other children, and those may lose some of theirs to us meanwhile: only what bears
-    the child's mark in its environment is ended.
+    Our caller may have other children, whose orphans may become ours in the meantime: only processes with
+    the child's mark in their environment are ended.
     """
     try:
         os.killpg(child.pid, signal.SIGKILL)
@@ -290,7 +290,7 @@ def _bears(pid: int, mark: str) -> bool:
     try:
         return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False  # ended in between, or not ours to look at: then not ours to end
+        return False  # ended in between, or not readable: then not ours to end
 
 
 _MARK = "GPUMEM_TRACED_BY"
@@ -298,7 +298,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def _adopt_orphans(on: bool) -> None:
-    """Make processes that the child leaves behind ours, so that they can be ended (Linux only)."""
+    """Adopt processes that the child leaves behind, so that we can end them (Linux only)."""
     if sys.platform != "linux":
         return
     import ctypes
@@ -310,7 +310,7 @@ def _children_of(pid: int) -> List[int]:
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (OSError, ValueError):
-        return []  # no such file on this system: the process group was all we can reach
+        return []  # no such file on this system: we can reach only the process group
 
 
 def _resident_mib(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""What a user asks to be traced, as plain values: which code, which inputs, trained how.
+"""What a user wants traced, as plain values: which code, which inputs, how it is trained.
 
 Nothing here needs torch; the child process gets the same values as JSON.
 """
@@ -16,11 +16,11 @@ from slurm_gpumem.errors import TargetError, UnknownNameError
 
 FILE, MODULE, HUGGING_FACE, TIMM = "file", "module", "hf", "timm"
 IMPORTING_TORCH = "importing torch"
-"""The child's first phase, which is not the user's code yet."""
+"""The child's first phase, before the user's code."""
 NO_OPTIMIZER = "none"
 """Nothing is trained: forward passes without gradients."""
 BATCH = -1
-"""Stands in a shape where the batch size goes."""
+"""Marks the batch dimension in a shape."""
 
 _DTYPES = {
     "fp32": "float32",
@@ -42,7 +42,7 @@ _DTYPE_ALIASES = {
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _SIZE = re.compile(r"[0-9]{1,12}")
 _INPUT_HELP = (
-    "Write one sample's shape: --input 3,224,224, or with name and type: --input input_ids=128:int64."
+    "Write the shape of one sample: --input 3,224,224, or with name and type: --input input_ids=128:int64."
 )
 
 
@@ -55,13 +55,13 @@ class Target:
     place: str
     """A path, a dotted module name, or the library's own name for the model."""
     attribute: str = ""
-    """What to call in it; may be dotted. Empty: to be found out."""
+    """What to call in it; may be dotted. Empty: to be detected."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the call, or fields of a Hugging Face configuration."""
 
     @property
     def label(self) -> str:
-        """As a person would write it."""
+        """As a user would write it."""
         if self.kind in (HUGGING_FACE, TIMM):
             return f"{self.kind}:{self.place}"
         place = os.path.basename(self.place) if self.kind == FILE else self.place
@@ -73,11 +73,11 @@ class InputSpec:
     """One tensor of a batch."""
 
     sizes: Tuple[int, ...]
-    """With BATCH where the batch size goes."""
+    """With BATCH in place of the batch size."""
     name: str = ""
     """The keyword it is passed as; empty: by position."""
     dtype: str = ""
-    """A torch dtype's name; empty: the default of the job."""
+    """The name of a torch dtype; empty: the job's default."""
 
     def shape(self, batch_size: int) -> Tuple[int, ...]:
         """The tensor's shape for a batch."""
@@ -86,7 +86,7 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """Everything the child process is told."""
+    """Everything the child process needs to know."""
 
     target: Target
     batch_size: int
@@ -97,24 +97,24 @@ class TraceRequest:
     """A name, or "callable" together with `loss_callable`."""
     loss_callable: Optional[Target] = None
     target_input: Optional[InputSpec] = None
-    """What the loss compares the output with, where it cannot be worked out."""
+    """What the loss compares the output with, if it cannot be inferred."""
     optimizer: str = "adam"
     optimizer_callable: Optional[Target] = None
     precision: str = "fp32"
     checkpointing: bool = False
     channels_last: bool = False
     evaluate: bool = False
-    """An evaluation pass after the training step as well."""
+    """Also run an evaluation pass after the training step."""
     head: str = ""
     """Which head a Hugging Face model type gets."""
 
     def to_json(self) -> str:
-        """As the child reads it."""
+        """The JSON that the child reads."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> TraceRequest:
-        """What `to_json` wrote."""
+        """The inverse of `to_json`."""
         values: Dict[str, Any] = json.loads(text)
         for key in ("target", "batch_callable", "step_callable", "loss_callable", "optimizer_callable"):
             values[key] = Target(**values[key]) if values[key] else None
@@ -143,7 +143,7 @@ def parse_target(text: str, arguments: Mapping[str, Any] = {}, *, module: bool =
     place, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
     if attribute and not _DOTTED.fullmatch(attribute):
         raise TargetError(
-            f"{text}: {attribute!r} is no name of a callable; write it like train.py:build_model"
+            f"{text}: {attribute!r} is not the name of a callable; write it like train.py:build_model"
         )
     if not module and looks_like_file(place):
         return _file_target(place, attribute, arguments)
@@ -177,10 +177,10 @@ def _file_target(place: str, attribute: str, arguments: Mapping[str, Any]) -> Ta
 
 
 def parse_input(text: str) -> InputSpec:
-    """One --input: [NAME=]SIZES[:DTYPE]; B stands for the batch where it does not come first."""
+    """One --input: [NAME=]SIZES[:DTYPE]; B marks the batch dimension if it is not the first."""
     name, equals, rest = text.strip().rpartition("=")
     if equals and not _DOTTED.fullmatch(name):
-        raise TargetError(f"--input {text}: {name!r} is no name of an argument. {_INPUT_HELP}")
+        raise TargetError(f"--input {text}: {name!r} is not the name of an argument. {_INPUT_HELP}")
     sizes, _, dtype = rest.partition(":")
     words = (
         [] if sizes in ("", "scalar") else re.split(r"[,x]", sizes.strip("()[]").replace(" ", "").strip(","))
@@ -194,15 +194,15 @@ def parse_input(text: str) -> InputSpec:
         elif _SIZE.fullmatch(word) and int(word) > 0:
             found.append(int(word))
         else:
-            raise TargetError(f"--input {text}: {word!r} is no size. {_INPUT_HELP}")
+            raise TargetError(f"--input {text}: {word!r} is not a size. {_INPUT_HELP}")
     if found.count(BATCH) > 1:
-        raise TargetError(f"--input {text}: the batch (B) can stand in one place only")
+        raise TargetError(f"--input {text}: the batch (B) can be in one place only")
     shape = tuple(found) if BATCH in found else (BATCH, *found)
     return InputSpec(shape, name, torch_dtype(dtype) if dtype else "")
 
 
 def torch_dtype(name: str) -> str:
-    """The name torch has for an element type, from "fp16", "float16", "torch.int64", "long"."""
+    """torch's name for an element type, from "fp16", "float16", "torch.int64", "long"."""
     short = name.strip().lower()
     short = short[len("torch.") :] if short.startswith("torch.") else short
     if short in _DTYPES.values():
@@ -214,7 +214,7 @@ def torch_dtype(name: str) -> str:
 
 
 def parse_arguments(pairs: Sequence[str]) -> Dict[str, Any]:
-    """--set name=value, each value as Python would read it (10, 0.1, [3, 4], True) or else a word."""
+    """--set name=value, each value parsed as Python (10, 0.1, [3, 4], True), otherwise a word."""
     found: Dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""Load, build, feed, trace: what the child process does with a request."""
+"""Load, build, feed, trace: how the child process handles a request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _META, _CPU = "meta", "cpu"
 
 
 def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any]:
-    """Trace what is asked for and write the summary; returns facts about how it went."""
+    """Trace what was requested and write the summary; returns facts about the run."""
     with without_downloads(lambda note: line.say(note=note)):
         model, device = _model(request, line)
         trains = request.optimizer != NO_OPTIMIZER
@@ -71,7 +71,7 @@ def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any
 
 
 def _with_unknown_operators(traced: Callable[[], ModelSummary], line: Any) -> ModelSummary:
-    """Trace; where an operator has no implementation without a GPU, trace again and assume its result."""
+    """Trace; if an operator has no implementation without a GPU, trace again and assume its result."""
     try:
         return traced()
     except (RuntimeError, NotImplementedError) as error:
@@ -89,7 +89,7 @@ def _with_unknown_operators(traced: Callable[[], ModelSummary], line: Any) -> Mo
 
 
 def _materialize(model: nn.Module, make: Callable[[int], Inputs], size: int) -> None:
-    """Give lazy layers their shapes by one forward pass, as their user does before training."""
+    """Give lazy layers their shapes with one forward pass, as users do before training."""
     if not any(is_lazy(p) for p in (*model.parameters(), *model.buffers())):
         return
     was = model.training
@@ -103,7 +103,7 @@ def _materialize(model: nn.Module, make: Callable[[int], Inputs], size: int) -> 
 
 
 def _model(request: TraceRequest, line: Any) -> Tuple[nn.Module, str]:
-    """The model, built on meta tensors where it can be, else with real (not initialised) weights."""
+    """The model, built on meta tensors if possible, otherwise with real (uninitialized) weights."""
     target = request.target
     function: Any = None
     label = target.label
@@ -138,7 +138,7 @@ def _model(request: TraceRequest, line: Any) -> Tuple[nn.Module, str]:
 
 
 def _blames_meta(error: BaseException) -> bool:
-    """Whether real tensors would do what failed: values were read, or moved, that are not there."""
+    """Whether real tensors would fix the failure: missing values were read or moved."""
     text = f"{type(error).__name__} {error}".lower()
     return any(
         word in text for word in ("meta", "fake", "item()", "data-dependent", "expected all tensors", "numpy")
@@ -199,7 +199,7 @@ def _from_callable(function: Any, label: str, size: int, request: TraceRequest) 
     if isinstance(made, (tuple, list)) and made:
         values = [_on_meta(one) for one in made]
         if request.step_callable is None and len(values) == 2:
-            # What a data loader gives: the input and its target.
+            # What a data loader returns: the input and its target.
             first = values[0]
             if isinstance(first, dict):
                 return Inputs((), first, values[1])
@@ -246,7 +246,7 @@ def _step(request: TraceRequest) -> Any:
     function, _ = find_callable(request.step_callable)
     if not callable(function):
         raise TargetError(
-            f"{request.step_callable.label} is no function; a step takes (model, batch, optimizer)"
+            f"{request.step_callable.label} is not a function; a step takes (model, batch, optimizer)"
         )
 
     def step(model: Any, batch: Any, optimizer: Any) -> Any:
@@ -276,7 +276,7 @@ def _binary(output: Any, target: Any) -> Any:
 
 
 def _sum(output: Any, target: Any) -> Any:
-    """What detection models return while they train: several losses by name."""
+    """What detection models return during training: several losses by name."""
     values = output.values() if isinstance(output, dict) else [main_tensor(output)]
     return sum(value.sum() for value in values)
 

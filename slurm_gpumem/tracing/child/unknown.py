@@ -1,4 +1,4 @@
-"""Operators without an implementation on meta tensors (CUDA extensions): results are assumed, and said."""
+"""Operators without an implementation on meta tensors (CUDA extensions): results are assumed and reported."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class UnknownOperators(TorchDispatchMode):
 
     @property
     def remarks(self) -> List[str]:
-        """What was assumed of each operator."""
+        """What was assumed for each operator."""
         return list(self._met.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator; if it cannot run, make up its result."""
+        """Run an operator; if it cannot run, assume its result."""
         try:
             return func(*args, **(kwargs or {}))
         except (RuntimeError, NotImplementedError) as error:
@@ -47,7 +47,7 @@ class UnknownOperators(TorchDispatchMode):
         returns = func._schema.returns
         self._met[func._schema.name] = (
             f"operator {func._schema.name} is unknown without its CUDA code; assumed: "
-            + ("each result is as large as its first input" if returns else "it makes nothing")
+            + ("each result is as large as its first input" if returns else "it allocates nothing")
             + ", and it needs no workspace"
         )
         made = tuple(torch.empty_like(tensors[0]) for _ in returns)

@@ -1,7 +1,7 @@
 """The child process: loads the user's code under the rules, traces it, answers with one summary.
 
-Started by `sandbox`; talks to it over a pipe, one JSON object a line: {"phase": ...}, {"note": ...},
-and last either {"done": ...} or {"error": ...}.
+Started by `sandbox`; reports to it over a pipe, one JSON object per line: {"phase": ...}, {"note": ...},
+and finally either {"done": ...} or {"error": ...}.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Line:
                 data = data[os.write(self._descriptor, data) :]
 
     def enter(self, phase: str) -> None:
-        """Say what is being done from now on."""
+        """Report the current phase."""
         self.phase = phase
         self.say(phase=phase)
 
     def fail(self, message: str) -> None:
-        """Say what went wrong, and end."""
+        """Report an error and end."""
         self.say(error=message)
         os._exit(1)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Entry point: descriptor, file for the summary, seconds, request."""
+    """Entry point; arguments: descriptor, file for the summary, seconds, request."""
     started = time.monotonic()
     descriptor, result, seconds, text = arguments
     line = Line(int(descriptor))
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     with _told(line, rules, request):
         _import_torch()
         imported = time.monotonic()
-        # The limit is the user's code's: on a busy machine torch alone may take many seconds.
+        # The limit is for the user's code: on a busy machine importing torch alone may take many seconds.
         threading.Thread(target=_watch, args=(line, float(seconds)), daemon=True).start()
         rules.enforce(lambda: None)
         from slurm_gpumem.tracing.child.tracing import trace_target
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
         facts["seconds"] = round(time.monotonic() - started, 2)
         facts["import_seconds"] = round(imported - started, 2)
         line.say(done=facts)
-    # No interpreter shutdown: the user's exit handlers and threads are not waited for.
+    # No interpreter shutdown: do not wait for the user's exit handlers and threads.
     os._exit(0)
 
 
@@ -98,7 +98,7 @@ def _import_torch() -> None:
 
 
 def _watch(line: Line, seconds: float) -> None:
-    """End the process when its time is over, with the line of the user's code that is running."""
+    """End the process when its time is up, and report the line of the user's code that is running."""
     time.sleep(seconds)
     frames = sys._current_frames()
     main_thread = threading.main_thread().ident
@@ -138,7 +138,7 @@ def _told(line: Line, rules: Rules, request: TraceRequest) -> Iterator[None]:
 
 
 def message_for(error: BaseException, line: Line, rules: Rules, request: TraceRequest) -> str:
-    """What an exception of the user's code means: what, in which line, and what to do."""
+    """What an exception of the user's code means: the error, the line, and what to do."""
     label = request.target.label
     where = user_line(error)
     lines: List[str] = []
@@ -149,10 +149,11 @@ def message_for(error: BaseException, line: Line, rules: Rules, request: TraceRe
     if offline is not None or (rules.refused and isinstance(error, OSError)):
         host, at = rules.refused[-1] if rules.refused else ("", "")
         lines = [
-            f"{label}: the code wants to download{f' from {host}' if host else ''}; nothing is, here.",
+            f"{label}: the code tried to download{f' from {host}' if host else ''};"
+            " network access is disabled.",
             where or at,
             "Weights do not matter for memory: build it without them (pretrained=False, from_config),",
-            "or download it before: what is in the local cache is found.",
+            "or download it first: files in the local cache are used.",
         ]
     elif isinstance(error, ModuleNotFoundError):
         lines = [
@@ -167,7 +168,7 @@ def message_for(error: BaseException, line: Line, rules: Rules, request: TraceRe
     elif isinstance(error, KeyboardInterrupt):
         lines = [f"{label}: interrupted while {line.phase}.", where]
     elif isinstance(error, EOFError):
-        lines = [f"{label}: the code asks for input (input()); nobody answers here.", where]
+        lines = [f"{label}: the code asks for input (input()), but there is no terminal.", where]
     elif is_ours(error):
         lines = [
             f"{label}: a fault of ours while {line.phase}; please report it with this line.",
@@ -200,15 +201,15 @@ def _hint(error: BaseException, line: Line, request: TraceRequest) -> str:
             return (
                 f"It was called with {shapes}; name inputs by --input NAME=SHAPE, repeat --input for several."
             )
-        return f"It was called with {shapes}: --input is one sample's shape, the batch comes before it."
+        return f"It was called with {shapes}: --input is the shape of one sample, without the batch."
     if "libcud" in text or "CUDA_HOME" in text or "nvcc" in text:
         return "CUDA extensions do not load without CUDA; trace with the PyTorch fallback of this code."
     if "torch.distributed" in text or "process group" in text:
-        return "One process on one GPU is traced: name a function that builds the bare model."
+        return "Only one process on one GPU is traced: name a function that builds the bare model."
     if "CUDA tensor" in text or "must be on CUDA" in text or "is_cuda" in text:
-        return "A CUDA extension wants a tensor on a GPU; trace with the PyTorch fallback of this code."
+        return "A CUDA extension needs a tensor on a GPU; trace with the PyTorch fallback of this code."
     if "relative import" in text:
-        return "Name it as a module: package.module:build_model, from the folder above the package."
+        return "Name it as a module: package.module:build_model, from the directory above the package."
     return ""
 
 

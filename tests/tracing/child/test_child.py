@@ -177,7 +177,7 @@ def test_a_training_step_of_the_users_own_is_traced(outcomes: Dict[str, Outcome]
         ("exits", r"called sys.exit saying: no data set found while building the model.\ntrain.py, line \d+"),
         ("hard_exit", r"ended itself with code 7 while building the model"),
         ("forever", r"building the model took longer than 3 s.\nIt was in train.py, line \d+, in forever"),
-        ("downloads", r"wants to download.*\ntrain.py, line \d+, in downloads"),
+        ("downloads", r"tried to download.*\ntrain.py, line \d+, in downloads"),
         (
             "Net",
             r"does not run with this input.\ntrain.py, line \d+, in forward: x = self.first\(x\)\n"

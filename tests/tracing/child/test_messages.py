@@ -37,10 +37,10 @@ def _raised(code: str, tmp_path: Path) -> BaseException:
         ("def f(): f()\nf()", "building the model", "endless recursion"),
         ("raise EOFError", "building the model", "asks for input"),
         ("raise MemoryError", "building the model", "not enough host memory"),
-        ("raise NetworkRefusedError('x')", "building the model", "wants to download"),
+        ("raise NetworkRefusedError('x')", "building the model", "tried to download"),
         ("raise TypeError('missing 1 required positional argument')", "tracing the model", "name inputs by"),
         ("raise RuntimeError('libcudart.so not found')", "importing train.py", "CUDA extensions"),
-        ("raise ValueError('init_process_group: torch.distributed')", "building the model", "One process"),
+        ("raise ValueError('init_process_group: torch.distributed')", "building the model", "one process"),
     ],
 )
 def test_each_says_what_it_means_and_where(tmp_path: Path, code: str, phase: str, said: str) -> None:
