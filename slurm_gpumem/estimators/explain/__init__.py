@@ -1,1 +1,1 @@
-"""The peak of a traced step explained: what lived then, over time, and what would lower it."""
+"""Explain the peak of a traced step: what was alive then, over time, and what would lower it."""

@@ -1,4 +1,4 @@
-"""What would lower the peak most: each change is made in the traced steps, which are then replayed."""
+"""What would lower the peak most: each change is applied to the traced steps, which are then replayed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MIB = 1 << 20
 _FAMILIES = 3
 _SINGLES = 3
 _PARTS = 4
-"""The loss is taken on a quarter of the batch at a time."""
+"""The loss is computed on a quarter of the batch at a time."""
 _LEAST = 0.01
-"""What saves less of the peak is not worth a line."""
+"""Changes that save a smaller fraction of the peak are not listed."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One change, and the memory that the same job would take with it."""
+    """One change, and the memory that the same job would use with it."""
 
     name: str
     """For scripts: "checkpoint", "amp", "half-batch", "loss-in-parts", "no-foreach"."""
@@ -34,11 +34,11 @@ class Advice:
     allocated_mib: int
     reserved_mib: int
     saves_mib: int
-    """Of reserved memory, which is what the process takes."""
+    """Of reserved memory, which is what the process uses."""
     exact: bool
-    """Whether the change follows from the trace alone, or by a rule (autocast's list of operators)."""
+    """Whether the change follows from the trace alone, or from a rule (autocast's list of operators)."""
     detail: Tuple[str, ...] = ()
-    """The layers it is about."""
+    """The layers it concerns."""
 
 
 def advice(summary: ModelSummary, batch: int, gpu: Gpu, timeline: Timeline) -> Tuple[Advice, ...]:
@@ -94,7 +94,7 @@ def advice(summary: ModelSummary, batch: int, gpu: Gpu, timeline: Timeline) -> T
 
 
 def _best_of_kind(found: Sequence[Advice]) -> List[Advice]:
-    """Of the checkpoints the best family and the best single block; all others as they are."""
+    """Of the checkpoints only the best family and the best single block; all others unchanged."""
     kept: List[Advice] = [one for one in found if one.name != "checkpoint"]
     checkpoints = [one for one in found if one.name == "checkpoint"]
     for several in (True, False):
@@ -125,7 +125,7 @@ def _checkpoints(summary: ModelSummary, timeline: Timeline) -> List[Tuple[str, T
     several.sort(key=lambda item: -sum(held[name] for name in item[1]))
     for kind, names in several[:_FAMILIES]:
         found.append((f"checkpointing each of the {len(names)} {kind} blocks", tuple(names)))
-    # One that holds nearly everything is the whole model: nobody checkpoints that.
+    # One that holds nearly everything is the whole model: checkpointing it makes no sense.
     whole = sum(one.bytes * one.count for one in timeline.at_peak if one.category == "activations")
     single = [name for name in containers if held[name] * 2 < whole]
     singles = sorted(single, key=lambda name: -held[name])[:_SINGLES]
@@ -140,7 +140,7 @@ def _nested(names: Sequence[str]) -> bool:
 
 
 def _elements(layer: Layer) -> int:
-    """Numbers in what a layer returns first."""
+    """Number of elements in a layer's first output."""
     return prod(layer.outputs[0]) if layer.outputs else 0
 
 

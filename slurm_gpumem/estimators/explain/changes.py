@@ -9,13 +9,13 @@ from slurm_gpumem.estimators.explain.stream import Event, Stream
 from slurm_gpumem.summaries.trace_types import Site, Trace
 
 _HELD = 2
-"""Results that a line of a forward function holds at once: its operand and what it makes."""
+"""Results that a line of a forward function holds at once: its operand and its result."""
 _WITH_WEIGHTS = ("::mm", "::addmm", "::bmm", "::linear", "::convolution")
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 
 def checkpointed(trace: Trace, blocks: Mapping[str, int]) -> Trace:
-    """The named layers keep their input and output only and are computed again in the backward pass.
+    """The named layers keep only their input and output and are recomputed in the backward pass.
 
     `blocks` gives for each the number of elements that it returns at the traced batch size.
     """
@@ -58,7 +58,7 @@ def _checkpoint(stream: Stream, name: str, elements: int, batch: int, step: int)
         return
     again = min(again, *(released.get(block, again) for block in dropped))
     twins: Dict[int, int] = {block: stream.new_block(stream.site_of[block]) for block in made}
-    # PyTorch stops computing again once it has all that was saved.
+    # PyTorch stops recomputing once it has everything that was saved.
     end = max(at for at in forward if events[at].block in dropped)
     recomputed: List[Event] = []
     for event in events[first : end + 1]:
@@ -77,7 +77,7 @@ def _checkpoint(stream: Stream, name: str, elements: int, batch: int, step: int)
 
 
 def _forward_without_saving(events: Sequence[Event], dropped: Set[int]) -> List[Event]:
-    """The block's forward pass when nothing is saved: a result goes once the next two are there."""
+    """The block's forward pass when nothing is saved: a result is freed once the next two exist."""
     changed: List[Event] = []
     waiting: List[Event] = []
     for event in events:
@@ -100,12 +100,12 @@ def _output(stream: Stream, kept: Sequence[int], elements: int, batch: int) -> i
 
 
 def _is_computed(site: Site) -> bool:
-    """Whether computing a layer again makes it again: results and workspaces, but not a library's handle."""
+    """Whether recomputing a layer allocates it again: results and workspaces, but not a library's handle."""
     return site.category == "activations" or (site.category == "workspace" and not site.is_cublas)
 
 
 def without_foreach(trace: Trace) -> Trace:
-    """The optimizer works on one parameter after the other, so its temporaries never live together."""
+    """The optimizer processes one parameter after the other, so its temporaries are never alive together."""
     stream = Stream(trace)
     released = stream.released_at()
     events = stream.events
@@ -142,7 +142,7 @@ def _ends_in_same_phase(events: Sequence[Event], released: object, event: Event)
 
 
 def head_of(trace: Trace) -> str:
-    """The last layer of the first forward pass that computes with weights; "" where there is none."""
+    """The last layer of the first forward pass that computes with weights; "" if there is none."""
     found = ""
     for event, _, site in trace.allocations():
         phase = trace.phase_of(event).name
@@ -154,7 +154,7 @@ def head_of(trace: Trace) -> str:
 
 
 def loss_in_parts(trace: Trace, head: str, parts: int) -> Trace:
-    """The last layer and the loss run on a part of the batch at a time: their tensors shrink by it."""
+    """The last layer and the loss run on a part of the batch at a time: their tensors shrink accordingly."""
     return _resized(trace, _head_sites(trace, head), parts)
 
 
@@ -186,14 +186,14 @@ _HALF_NORMS = ("batch_norm", "cudnn_batch_norm")
 
 
 def autocast(trace: Trace) -> Trace:
-    """Activations in half precision but those of operators that autocast keeps wide; casts of the weights."""
+    """Activations in half precision except for operators that autocast keeps wide; casts of the weights."""
     halved: Set[int] = set()
     for at, site in enumerate(trace.sites):
         name = site.operator.rpartition("::")[2]
         wide = any(word in name for word in _WIDE_OPERATORS) and not any(word in name for word in _HALF_NORMS)
         if site.category == "activations" and not wide:
             halved.add(at)
-    # The head's result is there in half precision, and once more in single for the loss.
+    # The head's result exists in half precision, and again in single precision for the loss.
     head = head_of(trace)
     results = {at for at in halved if trace.sites[at].module == head}
     halved -= {at for at in results if trace.sites[at].operator.endswith(_WITH_WEIGHTS)}

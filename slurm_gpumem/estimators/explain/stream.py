@@ -1,4 +1,4 @@
-"""A trace's events with their blocks by name, so that a changed training step can be written down."""
+"""A trace's events with their blocks by name, so that a changed training step can be written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Event:
 
     @property
     def allocates(self) -> bool:
-        """Whether the block appears here."""
+        """Whether the block is allocated here."""
         return self.site is not None
 
 
@@ -51,7 +51,7 @@ class Stream:
         return self.sites[self.site_of[event.block]]
 
     def new_block(self, site: int) -> int:
-        """A further block of a site."""
+        """Another block of a site."""
         self.blocks += 1
         self.site_of[self.blocks] = site
         return self.blocks

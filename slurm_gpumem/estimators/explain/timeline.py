@@ -31,9 +31,9 @@ class Living:
     layer: str
     category: str
     phase: str
-    """Where it was made."""
+    """The operator and layer that made it."""
     count: int = 1
-    """Of this size, from the same operator of the same layer."""
+    """Number of tensors of this size from the same operator of the same layer."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Timeline:
     step: int
     categories: Tuple[str, ...]
     points: Tuple[Tuple[int, ...], ...]
-    """One tuple an event, in the order of `categories`."""
+    """One tuple per event, in the order of `categories`."""
     spans: Tuple[Span, ...]
     peak_point: int
     """Index of the highest point."""
@@ -62,12 +62,12 @@ class Timeline:
 
     @property
     def peak_phase(self) -> str:
-        """Where it falls."""
+        """The phase in which it occurs."""
         return next((s.name for s in self.spans if s.first <= self.peak_point < s.last), "setup")
 
 
 def timeline(trace: Trace, batch: int, gpu: Gpu) -> Timeline:
-    """The step in which the peak falls, of equals a steady one rather than the first."""
+    """The step with the peak; among equals a steady one rather than the first."""
     sizes = _sizes(trace, batch, gpu)
     order = {name: at for at, name in enumerate(CATEGORIES)}
     categories = [order[site.category] for site in trace.sites]
@@ -105,7 +105,7 @@ def _sizes(trace: Trace, batch: int, gpu: Gpu) -> List[int]:
 
 
 def _peak_event(trace: Trace, totals: Sequence[int]) -> int:
-    """The first event of the highest total; of the steady steps where they reach as high as the first."""
+    """The first event of the highest total; in the steady steps if they are as high as the first."""
     if not totals:
         return 0
     most = max(totals)

@@ -1,8 +1,8 @@
-"""The structural estimator: rebuild a training step from a summary's rows and replay its allocations.
+"""The structural estimator: reconstruct a training step from a summary's rows and replay its allocations.
 
     rows → tree → walk (tape of operations) → events → caching allocator → peak
 
-Nothing in it was fitted: the rules say what PyTorch allocates. What the text does not show is assumed,
+Nothing in it was fitted: the rules describe what PyTorch allocates. What the text does not show is assumed,
 and each assumption is listed in the estimate.
 """
 

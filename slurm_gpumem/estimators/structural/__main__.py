@@ -1,4 +1,4 @@
-"""Print the training step that the structural estimator rebuilds: one line an operation.
+"""Print the training step that the structural estimator reconstructs: one line per operation.
 
 python -m slurm_gpumem.estimators.structural SUMMARY --batch-size 64 [--optimizer sgd] [--precision fp32]
 """
@@ -56,7 +56,7 @@ def timing(path: str, job: TrainingJob, gpu: Gpu) -> str:
 
 
 def table(walk: Walk, result: Replay) -> List[str]:
-    """The lines: every operation of the forward pass with what it makes, keeps and needs for a moment."""
+    """The lines: every operation of the forward pass with its output, saved and temporary memory."""
     tape = walk.tape
     lines = [_LINE.format("", "MiB", "makes", "saves", "workspace", "saved so far")]
     known: Set[int] = set(tape.inputs)

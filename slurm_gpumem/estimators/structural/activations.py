@@ -1,4 +1,4 @@
-"""Activations and dropout: what each makes, and what it keeps for the backward pass.
+"""Activations and dropout: what each allocates, and what it keeps for the backward pass.
 
 A rule takes the walk, the layer's row and its input, records operations and returns the output.
 """
@@ -20,15 +20,15 @@ _WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][d
 
 
 def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
-    """Whether an activation overwrites its input: as the text says, else as convolutional networks do."""
+    """Whether an activation overwrites its input: as the text says, else as usual for convolutions."""
     told = dict(row.attributes).get("inplace")
     if told is not None:
         return told == "True"
     if row.kind == "LeakyReLU" and not (walk.scopes and "Act" in walk.scopes[-1].kind):
-        # It keeps its input unless it overwrites it, which is not what people write.
+        # It keeps its input, so it is not used in place.
         return False
     if takes_loss(walk.summary.name):
-        return False  # transformers' activations never are
+        return False  # transformers' activations are never in place
     producer = walk.tape.ops[-1] if walk.tape.ops else None
     if walk.scopes and walk.scopes[-1].entry.slot == x.slot and may_add_input(walk.scopes[-1].kind):
         # The block's input is needed again.
@@ -37,7 +37,7 @@ def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
 
 
 def relu(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """ReLU and its kin: kept is the output, or the input where the slope below zero is not zero."""
+    """ReLU and similar: keeps the output, or the input if the slope below zero is not zero."""
     if in_place(walk, row, x):
         out = walk.tape.over(x)
         return walk.tape.op((x,), out, saved=(out,))
@@ -47,13 +47,13 @@ def relu(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def output_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """Activations whose slope follows from their output."""
+    """Activations whose derivative is computed from their output."""
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
     return walk.tape.op((x,), out, saved=(out,))
 
 
 def input_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """Activations whose slope needs their input."""
+    """Activations whose derivative needs their input."""
     params = walk.param(row.params, trainable=row.trainable)
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
     return walk.tape.op((x,), out, saved=(x,), params=params)
@@ -62,7 +62,7 @@ def input_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 def composed_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     """Activations written out in Python: every product keeps its factors."""
     if row.kind in _CUBIC_GELU:
-        # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))); autocast takes the power, and what follows, in fp32.
+        # 0.5 x (1 + tanh(√(2/π) (x + 0.044715 x³))); autocast computes the power, and what follows, in fp32.
         half = walk.tape.op((x,), walk.tape.new(x.shape, x.elements, x.width, grad=x.grad))
         wide = walk.widened(x)
         curve = walk.tape.new(x.shape, x.elements, wide.width, grad=x.grad)
@@ -91,7 +91,7 @@ def composed_act(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def star_relu(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """Squared, scaled and shifted by learned numbers: the scale keeps the square, the square its root."""
+    """Squared, scaled and shifted by learned numbers: the scale keeps the square, the square its input."""
     walk.param(row.params, trainable=row.trainable)
     root = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
     walk.tape.op((x,), root, saved=(root,))
@@ -110,7 +110,7 @@ def softmax(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def dropout(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """A mask of one byte a number; nothing where the probability is 0."""
+    """A mask of one byte per element; nothing if the probability is 0."""
     told = dict(row.attributes).get("p")
     if told in ("0", "0.0") or (told is None and not walk.drops()):
         return x

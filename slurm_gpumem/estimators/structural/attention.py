@@ -1,4 +1,4 @@
-"""Attention between projections: no row shows it, the projections around it do."""
+"""Attention between projections: no row shows it; the projections around it do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slurm_gpumem.summaries.types import Layer, Shape
 Run = Callable[[Walk, Node], None]
 
 HIDDEN_EAGER, HIDDEN_DROPPING = "HiddenEagerAttention", "HiddenDroppingAttention"
-"""Attention inside hidden blocks that is written out, without and with dropout of its matrix."""
+"""Attention inside hidden blocks that materializes its matrix, without and with dropout on it."""
 
 _MOST_HEADS = 64
 _WINDOW_HEAD = 32
@@ -44,7 +44,7 @@ _BETWEEN = (
 
 
 def projections(node: Node) -> List[Node]:
-    """The children that make queries, keys and values; empty when this container has none itself."""
+    """The children that make queries, keys and values; empty if this container has none itself."""
     leaves = [
         c for c in node.children if not c.children and c.row.called and family_of(c.row.kind) in _PROJECTIONS
     ]
@@ -55,7 +55,7 @@ def projections(node: Node) -> List[Node]:
         return []
     axis = 1 if family_of(first.kind) == "conv" else -1
     wide = first.outputs[0][axis]
-    # Where the text does not say what a layer takes, its weights do.
+    # If the text does not give a layer's input, its weights do.
     narrow = first.inputs[0][axis] if first.inputs else first.params // max(1, wide)
     if len(leaves) < 4 and narrow > 0 and wide >= 2 * narrow and wide != 4 * narrow:
         return leaves[:1]
@@ -65,7 +65,7 @@ def projections(node: Node) -> List[Node]:
 
 
 def is_packed(node: Node) -> bool:
-    """Whether this layer makes queries, keys and values side by side, three times as wide as its input."""
+    """Whether this layer makes queries, keys and values together, three times as wide as its input."""
     row = node.row
     if node.children or not row.called or family_of(row.kind) != "linear" or not row.outputs:
         return False
@@ -76,7 +76,7 @@ def is_packed(node: Node) -> bool:
 def ends_attention(walk: Walk, node: Node, packed: List[Tensor]) -> bool:
     """Record attention before a projection that takes one third of what the packed ones made.
 
-    Returns whether nothing is left to attend to: another layer between them means that it was none.
+    Returns whether nothing is left to attend to: another layer between them means that there is no attention.
     """
     row = node.row
     if not node.children and (not row.called or family_of(row.kind) in _BETWEEN):
@@ -89,7 +89,7 @@ def ends_attention(walk: Walk, node: Node, packed: List[Tensor]) -> bool:
 
 
 def uses_weights_only(node: Node) -> bool:
-    """Whether this is attention whose projections were never called: it uses their weights itself."""
+    """Whether this is attention that uses the weights of its projections without calling them."""
     row = node.row
     if not is_attention(row.kind) or not row.called or node.guessed:
         return False
@@ -98,13 +98,13 @@ def uses_weights_only(node: Node) -> bool:
     members = [child.row for child in node.children]
     width = _width(row.outputs[0]) if row.outputs else 0
     if width > 0 and row.params >= 4 * width * width:
-        # All four projections are its own; what is called inside makes a position bias.
+        # All four projections are its own; the layers called inside make a position bias.
         return True
     return not any(member.called for member in members) and any(member.params for member in members)
 
 
 def _width(shape: Shape) -> int:
-    """How wide a token is; of an image whose channels may stand in front, too."""
+    """The width of a token; also of an image whose channels may come first."""
     return max(shape[1], shape[-1]) if len(shape) == 4 else shape[-1]
 
 
@@ -144,7 +144,7 @@ def _project(
 
 
 def functional(walk: Walk, node: Node, run: Run) -> None:
-    """Attention with products and softmax of its own, as torchvision's over windows with a position bias."""
+    """Attention with its own products and softmax, like torchvision's over windows with a position bias."""
     row = node.row
     x = walk.take(walk.cur)
     shape = row.outputs[0] if row.outputs else x.shape
@@ -239,9 +239,9 @@ def container(walk: Walk, node: Node, run: Run) -> None:
 
 
 def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> Optional[List[Tensor]]:
-    """Queries or keys go through a normalization of their own: the last that was made of that size.
+    """Queries or keys that have their own normalization: the last one of that size.
 
-    None where none has it: what will become keys and values is normalized before.
+    None if there is none: what becomes keys and values is normalized before.
     """
     count = walk.count(row.outputs[0])
     for index in range(len(made) - 1, -1, -1):
@@ -253,7 +253,7 @@ def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> Optional[List[Ten
 
 
 def _matrix(node: Node) -> Optional[Shape]:
-    """The attention matrix's shape where a softmax or dropout over [.., queries, keys] has a row."""
+    """The attention matrix's shape if a softmax or dropout over [.., queries, keys] has a row."""
     for child in node.children:
         row = child.row
         if family_of(row.kind) in ("softmax", "dropout") and row.called and row.outputs:
@@ -276,16 +276,16 @@ def _drops_matrix(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class _Style:
-    """How a module computes its attention, besides what its rows show."""
+    """How a module computes its attention, beyond what its rows show."""
 
     grouped: bool
     """Fewer heads for keys than for queries."""
     written_out: bool
     """The matrix is computed although no row shows it."""
     drops: bool = False
-    """Dropout acts on the matrix, so that a mask and the result are kept besides it."""
+    """Dropout acts on the matrix, so that a mask and the result are kept as well."""
     positions: int = 0
-    """Scores with so many relative positions are kept too; -1: as many as there are distances; 0: none."""
+    """Number of relative positions whose scores are kept too; -1: one for each distance; 0: none."""
 
 
 def attend(
@@ -323,7 +323,7 @@ def attend(
     elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)
     else:
-        # In half precision Hopper takes cuDNN's kernel, and the library with it.
+        # In half precision Hopper uses cuDNN's kernel, and so loads the library.
         walk.uses_conv = walk.uses_conv or walk.low == 2
         statistics = 4 * max(1, count // walk.head)
         made = [_separated(walk, tensor, count) for tensor in made]
@@ -340,9 +340,9 @@ def attend(
 
 
 def _separated(walk: Walk, made: Tensor, count: int) -> Tensor:
-    """Queries, keys and values seen as parts of a fused projection.
+    """Queries, keys and values as views of a fused projection.
 
-    Their gradients are stacked into one tensor, and that is brought into the projection's order.
+    Their gradients are stacked into one tensor, which is brought into the projection's order.
     """
     if made.elements <= count:
         return made
@@ -362,7 +362,7 @@ def _tokens(keys: Tensor, out: Tensor) -> int:
 def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
     """Keys and values go through transformers' cache, which copies them and outlives the step."""
     if len(made) == 1 and walk.rotary:
-        # Rotated queries are new, keys and values are copied: nothing looks into the fused result any more.
+        # Rotated queries are new, keys and values are copied: nothing is a view of the fused result any more.
         separate = [walk.tape.new((), made[0].elements // 3, made[0].width) for _ in range(3)]
         for tensor in separate:
             walk.tape.op(made, tensor)
@@ -392,7 +392,7 @@ def _grouped(rows: Sequence[Layer]) -> bool:
 
 
 def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
-    """In fp32 no fused kernel takes grouped heads: keys and values are repeated, the matrix is kept."""
+    """In fp32 no fused kernel supports grouped heads: keys and values are repeated, the matrix is kept."""
     queries = made[0]
     scaled = walk.tape.op((queries,), walk.tape.new((), queries.elements, queries.width))
     keys = walk.tape.op((made[1],), walk.tape.new((), queries.elements, queries.width))
@@ -402,7 +402,7 @@ def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
 
 
 def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drops: bool = False) -> None:
-    """Scores, softmax and the product with the values, each a tensor of its own."""
+    """Scores, softmax and the product with the values, each a separate tensor."""
     scores = walk.tape.new((), matrix, walk.low)
     walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True, macs=matrix * walk.head)
     probabilities = walk.tape.new((), matrix, walk.wide)

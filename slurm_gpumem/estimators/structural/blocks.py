@@ -1,9 +1,9 @@
-"""Blocks whose inner layers the summary does not show: put usual layers in their place.
+"""Blocks whose inner layers the summary does not show: put typical layers in their place.
 
-A torchinfo table of depth 3 names a block, its output and its parameters. From the class and the
-dimensions follows what it is made of (attention, a feed-forward pair, a transformer layer, convolutions);
-its width follows from its parameters. torchinfo's totals also count the outputs of hidden layers: what
-the visible ones do not explain is shared out among the hidden blocks.
+A torchinfo table of depth 3 names a block, its output and its parameters. The class and the
+dimensions determine what it is made of (attention, a feed-forward pair, a transformer layer, convolutions);
+the parameters determine its width. torchinfo's totals also count the outputs of hidden layers: what
+the visible ones do not explain is distributed among the hidden blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.summaries.types import Layer, ModelSummary, Shape
 
 _NOTICEABLE = 0.02
-"""Share of all outputs that must be unexplained before unknown classes count as hidden blocks."""
+"""Fraction of all outputs that must be unexplained before unknown classes count as hidden blocks."""
 _SAME_SHAPE = (
     *("relu", "hard", "input_act", "output_act"),
     *("batch_norm", "batch_norm_act", "layer_norm", "rms_norm"),
@@ -37,7 +37,7 @@ _SCALES = (0.1, 30.0)
 
 
 def expand_hidden(summary: ModelSummary, tree: List[Node]) -> bool:
-    """Give every hidden block children; whether there was one."""
+    """Give every hidden block children; returns whether there was one."""
     batch = summary.batch or 1
     rest = _unexplained(summary, batch)
     noticeable = rest is not None and rest > _NOTICEABLE * (summary.output_bytes or 0) / 4
@@ -48,7 +48,7 @@ def expand_hidden(summary: ModelSummary, tree: List[Node]) -> bool:
     if not found:
         return False
     if rest is not None:
-        # Unknown classes at the deepest level were taken for layers above.
+        # Unknown classes at the deepest level were treated as layers above.
         rest += sum(
             summary.elements(node.row.outputs[0], batch)
             for node, _, _ in found
@@ -64,14 +64,14 @@ def expand_hidden(summary: ModelSummary, tree: List[Node]) -> bool:
 
 
 class _Block:
-    """One hidden block: its pattern, how often it is repeated and how wide its inner layers are."""
+    """One hidden block: its pattern, its number of repeats and the width of its inner layers."""
 
     def __init__(self, node: Node, shape: Shape, parent: str, style: Style) -> None:
         self.node = node
         self.shape = shape
         self.style = style
         self.gate = is_gate(node.row.kind) and len(shape) == 4
-        """It computes one number for each channel, and its input is scaled by them."""
+        """It computes one number for each channel, by which its input is scaled."""
         self.several = holds_several(node.row.kind) and not node.shortcut
         self.pattern: Pattern = (
             shortcut_pattern() if node.shortcut else pattern_of(node.row, shape, style, parent)
@@ -89,7 +89,7 @@ class _Block:
         return inner * each, outer * each
 
     def fill(self) -> None:
-        """Make the children."""
+        """Create the children."""
         node = self.node
         node.guessed = True
         if self.gate:
@@ -108,7 +108,7 @@ def _share_out(summary: ModelSummary, blocks: Sequence[_Block], rest: float, bat
         for block, _, _ in made:
             if block.several:
                 # Attention that uses weights without calling their modules is not in torchinfo's total, so
-                # transformers may have more layers than it says, never fewer than their parameters say.
+                # transformers may have more layers than it implies, never fewer than their parameters imply.
                 wanted = factor if block.pattern.axis == 1 else max(1.0, factor)
                 block.repeats = max(1, min(_MOST_REPEATS, round(block.repeats * wanted)))
     inner_all = sum(inner * block.repeats for block, inner, _ in made)
@@ -120,7 +120,7 @@ def _share_out(summary: ModelSummary, blocks: Sequence[_Block], rest: float, bat
 
 
 def _unexplained(summary: ModelSummary, batch: int) -> Optional[float]:
-    """Outputs that the totals count and no visible row explains, in elements; None where no total says."""
+    """Outputs that the totals count and no visible row explains, in elements; None if there is no total."""
     if summary.output_bytes is None:
         return None
     visible = sum(
@@ -130,7 +130,7 @@ def _unexplained(summary: ModelSummary, batch: int) -> Optional[float]:
         and not _hides(row)
         and row.outputs
         and (row.params or row.repeated)
-        # A module of its own with an activation inside: torchinfo counts leaves only.
+        # A separate module with an activation inside: torchinfo counts leaves only.
         and not family_of(row.kind).endswith("_act")
     )
     return summary.output_bytes / 4 - visible
@@ -147,7 +147,7 @@ def _collect(
         row = node.row
         shape = row.outputs[0] if row.outputs else None
         if _hides(row) or _looks_hidden(row, deepest):
-            # A list has no output of its own: the activation behind it has it, or its parent.
+            # A list has no output: the activation after it has it, or its parent.
             chosen = shape or _next_shape(nodes[index + 1 :]) or whole or last
             node.shortcut = row.kind == "Sequential" and may_add_input(parent) and has_convolutions
             if chosen is not None and len(chosen) > 1:
@@ -159,7 +159,7 @@ def _collect(
 
 
 def _next_shape(following: Sequence[Node]) -> Optional[Shape]:
-    """The output of what follows, when that is a layer which does not change its input's shape."""
+    """The output of what follows, if that is a layer which does not change its input's shape."""
     for node in following:
         if node.row.outputs:
             family = family_of(node.row.kind)
@@ -168,12 +168,12 @@ def _next_shape(following: Sequence[Node]) -> Optional[Shape]:
 
 
 def _hides(row: Layer) -> bool:
-    """Whether a row stands for layers that the text does not show: not where its class is itself a layer."""
+    """Whether a row stands for layers that the text does not show: not if its class is itself a layer."""
     return row.hidden and not _LAYER.search(family_of(row.kind))
 
 
 def _looks_hidden(row: Layer, deepest: int) -> bool:
-    """Whether a class that we do not know, at the deepest level and with parameters, is a block."""
+    """Whether an unknown class, at the deepest level and with parameters, is a block."""
     if row.depth != deepest or not row.leaf or family_of(row.kind):
         return False
     # A few numbers for each channel are a scale, not a layer.

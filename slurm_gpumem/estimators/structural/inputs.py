@@ -1,4 +1,4 @@
-"""What a convolution takes, where the text does not say: its weights and what was made before do."""
+"""The input of a convolution if the text does not give it: from its weights and earlier tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_gpumem.summaries.types import Layer, Shape
 
 
 def conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
-    """What a convolution takes. Where the text does not say, what the parser worked out may be too small."""
+    """The input of a convolution. If the text does not give it, the parser's inference may be too small."""
     shape = input_shape(row)
     if shape is not None and "inputs" not in row.derived:
         return shape
@@ -30,7 +30,7 @@ def conv_input(walk: Walk, row: Layer) -> Optional[Shape]:
 
 
 def _transposed(walk: Walk, row: Layer) -> Optional[Shape]:
-    """A sequence whose features stand last, as a convolution over time takes it."""
+    """A sequence whose features come last, as a convolution over time takes it."""
     for made in (walk.cur, *reversed(walk.recent.values())):
         if len(made.shape) != 3:
             continue
@@ -56,7 +56,7 @@ def _image_of_tokens(walk: Walk, row: Layer) -> Optional[Shape]:
 
 
 def _concatenated(walk: Walk, row: Layer) -> Optional[Shape]:
-    """What is there joined with something earlier, when that has the channels which the weights need."""
+    """The current tensor concatenated with an earlier one that has the channels which the weights need."""
     cur = walk.cur.shape
     for channels in needed_channels(row):
         wanted = (*cur[:1], channels, *cur[2:])

@@ -1,4 +1,4 @@
-"""What a convolution's parameters tell: its kernel, its groups, and what it can have taken."""
+"""What a convolution's parameters imply: its kernel, its groups, and its possible inputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Iterator, Optional, Tuple
 from slurm_gpumem.summaries.types import Layer, Shape
 
 _USUAL_TAPS = {3: (3, 1, 5, 7, 9), 4: (9, 1, 25, 49), 5: (27, 1, 9, 3, 125)}
-"""By the dimensions of a tensor, commonest first."""
+"""By the dimensions of a tensor, most common first."""
 _CENTRED = (9, 25, 49, 81, 121, 169, 961, 3, 5, 7, 31, 27, 125, 343)
-"""Kernels of convolutions that treat each channel for itself: of odd sides."""
+"""Kernels of depthwise convolutions: with odd sides."""
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 125, 2, 8, 64, 256, 343, 961)
 
 
@@ -22,7 +22,7 @@ def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
 
 
 def _weights_and_bias(row: Layer) -> int:
-    """A convolution's parameters without the gain that one with standardized weights has for each output."""
+    """A convolution's parameters without the gain per output that standardized weights have."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
     return row.params - out if row.kind.startswith("ScaledStdConv") and row.params > out else row.params
 
@@ -39,10 +39,10 @@ def _taps_and_groups(
         for count in counts:
             if count % taps == 0 and channels % (count // taps) == 0:
                 return taps, channels // (count // taps)
-        # Beside weight and bias there are others (a gain, a length): about how many groups is it?
+        # Besides weight and bias there are others (a gain, a length): find the approximate number of groups.
         groups = round(channels * taps * out / params)
         return (taps, groups) if groups > 1 and channels % groups == 0 == out % groups else (taps, 1)
-    # The usual first: one group, then one for each channel; others are rare.
+    # The most common first: one group, then one for each channel; others are rare.
     for count in counts:
         if count % channels == 0 and _is_kernel(count // channels):
             return count // channels, 1
@@ -61,7 +61,7 @@ def _is_kernel(taps: int) -> bool:
 
 
 def first_convolution(row: Layer, *, cuts_patches: bool) -> Tuple[int, Tuple[int, ...]]:
-    """Channels of what a model's first convolution takes, and how much it mostly shrinks each size.
+    """Channels of a model's first convolution's input, and the usual factor by which it shrinks each size.
 
     An even kernel cuts patches in models with layer norms; elsewhere its patches overlap by half.
     """
@@ -74,12 +74,12 @@ def first_convolution(row: Layer, *, cuts_patches: bool) -> Tuple[int, Tuple[int
             if side % 2 == 0:
                 return channels, (max(2, side if cuts_patches else side // 2),) * dimensions
             return channels, ((2,) * dimensions if dimensions == 2 else (1,) * dimensions)
-    # Frames of a film are not shrunk with their pixels.
+    # Frames of a video are not shrunk with their pixels.
     return 3, (2, 2) if dimensions == 2 else (1, *(2,) * (dimensions - 1))
 
 
 def may_take(row: Layer, shape: Shape) -> bool:
-    """Whether a convolution can take an input of this shape: its weights fit and it is not enlarged."""
+    """Whether a convolution can take an input of this shape: its weights fit and it does not enlarge it."""
     if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
         return False
     return _may_take(_weights_and_bias(row), row.outputs[0], row.kernel, shape)
@@ -95,7 +95,7 @@ def _may_take(params: int, made: Shape, kernel: Optional[Tuple[int, ...]], shape
 
 
 def needed_channels(row: Layer) -> Iterator[int]:
-    """Input channels that an ungrouped convolution's parameters allow, usual kernels first."""
+    """Input channels that an ungrouped convolution's parameters allow, common kernels first."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 2 else 0
     params = _weights_and_bias(row)
     for per_output in (params // out, params // out - 1) if out > 0 else ():
@@ -106,7 +106,7 @@ def needed_channels(row: Layer) -> Iterator[int]:
 
 
 def sides(taps: int, dimensions: int) -> Tuple[int, ...]:
-    """The sides of a kernel of so many elements: equal where they can be."""
+    """The sides of a kernel with this number of elements: equal if possible."""
     side = round(taps ** (1 / dimensions))
     if side**dimensions == taps:
         return (side,) * dimensions

@@ -1,4 +1,4 @@
-"""What a class name says about a layer: its family, by name alone."""
+"""The family of a layer, from its class name alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Sequence, Tuple
 
-# The first pattern that is found decides; so special names stand before the general ones.
+# The first match decides, so special names come before general ones.
 _FAMILIES: Tuple[Tuple[str, str], ...] = (
     (
         "identity",
@@ -82,13 +82,13 @@ _TIED_WHEN_SMALL = re.compile(r"Llama|Qwen|Olmo2|Granite|Smol")
 _SMALL_WIDTH = 3072
 _LARGE_VOCABULARY = 49_000
 _WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
-# Encoders and others whose configuration drops a tenth by default.
+# Encoders and others whose configuration has a dropout of one tenth by default.
 _DROPPING = re.compile(
     r"^(?:Bert|Roberta|XLM|Camembert|Electra|DistilBert|GPT2|OPT|Bart|T5|Deberta|Ernie|MPNet|Marian|Pegasus"
     r"|LayoutLM|RoFormer|Luke|Tapas|MegatronBert|RemBert|Splinter|SqueezeBert|ConvBert|BigBird|Nystromformer|IBert"
     r"|Longformer|Lilt|MarkupLM|XLNet|Funnel|Vilt|VisualBert|Canine|Flaubert|Esm|Data2Vec|FSMT|LED|ProphetNet)"
 )
-# Models of transformers 5.17 that do not say `_supports_sdpa`: their attention is written out in Python.
+# Models of transformers 5.17 that do not set `_supports_sdpa`: their attention is written out in Python.
 _EAGER = re.compile(
     r"^(Align|BigBird|Blip(?!2)|Bloom|BridgeTower|Bros|Canine|CodeGen|ConvBert|Cvt|DecisionTransformer|Flaubert"
     r"|Flava|FSMT|Git|GLPN|GPTNeo(?!X)|GPTJ|GroupViT|Hiera|IBert|ImageGPT|Informer|LayoutLM(?:v[23])?|LED|Levit|Lilt"
@@ -99,7 +99,7 @@ _EAGER = re.compile(
 _POSITIONS = re.compile(r"^Deberta|^Disentangled")
 _BUCKETS = 512
 """Both directions of DeBERTa-v2's position buckets."""
-# transformers' layers in the manner of Bart; their default probability is 0.1.
+# Bart-like layers of transformers; their default probability is 0.1.
 _FUNCTIONAL_DROPOUT = re.compile(
     r"^(?:M?Bart|Marian|Pegasus\w*|Blenderbot\w*|M2M100|LED|OPT|PLBart|FSMT|XGLM)(?:Encoder|Decoder)Layer$"
 )
@@ -114,7 +114,7 @@ _RESIDUAL = re.compile(
 
 @lru_cache(maxsize=4096)
 def family_of(kind: str) -> str:
-    """The family whose rule applies to this class; "" when the name says nothing."""
+    """The family whose rule applies to this class; "" if the name does not show it."""
     for family, pattern in _COMPILED:
         if pattern.search(kind):
             return family
@@ -129,24 +129,24 @@ def is_attention(kind: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def computes_matrix(kind: str) -> bool:
-    """Whether attention of this class writes its matrix out although no row shows it."""
+    """Whether attention of this class materializes its matrix although no row shows it."""
     return bool(_WRITTEN_OUT.search(kind)) or (bool(_EAGER.search(kind)) and is_attention(kind))
 
 
 @lru_cache(maxsize=4096)
 def drops_by_default(name: str) -> bool:
-    """Whether a model (or a module) of this class drops activations unless told otherwise."""
+    """Whether a model (or a module) of this class uses dropout by default."""
     return bool(_DROPPING.search(name))
 
 
 @lru_cache(maxsize=4096)
 def drops_eagerly(kind: str) -> bool:
-    """Whether attention of this class drops its written-out matrix by a function, which has no row."""
+    """Whether attention of this class applies dropout to its matrix as a function, which has no row."""
     return bool(_EAGER.search(kind)) and drops_by_default(kind)
 
 
 def eager_model(model: str) -> str:
-    """The beginning of its classes' names where a model of transformers writes its attention out; else ""."""
+    """The prefix of its class names if a model of transformers materializes its attention; otherwise ""."""
     found = _EAGER.search(model)
     return found.group(1) if found else ""
 
@@ -161,7 +161,7 @@ def position_scores(kind: str) -> int:
 
 @lru_cache(maxsize=4096)
 def has_branches(kind: str) -> bool:
-    """Whether this is a re-parametrized block: convolutions side by side whose results are added."""
+    """Whether this is a re-parametrized block: parallel convolutions whose results are added."""
     return bool(_BRANCHES.search(kind))
 
 
@@ -191,7 +191,7 @@ def scales_branch(kind: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def scales_activation(kind: str) -> bool:
-    """Whether a block of this class multiplies its activated input by a number: nets without norms do."""
+    """Whether a block of this class multiplies its activated input by a number (networks without norms)."""
     return kind == "NormFreeBlock"
 
 
@@ -201,12 +201,12 @@ def adds_logits_bias(model: str) -> bool:
 
 
 def takes_loss(model: str) -> bool:
-    """Whether a model of this class computes its loss itself, as those of transformers do."""
+    """Whether a model of this class computes its loss itself, like those of transformers."""
     return bool(re.search(r"For[A-Z]\w+$|LMHead|DoubleHeads", model))
 
 
 def keeps_cache(model: str) -> bool:
-    """Whether a model of this class returns the keys and values of every layer, also while it is trained."""
+    """Whether a model of this class returns the keys and values of every layer, also during training."""
     return bool(re.search(r"LMHead|ForCausalLM", model))
 
 
@@ -225,13 +225,13 @@ def ties_output(model: str, width: int, vocabulary: int) -> bool:
 
 
 def upsamples_logits(model: str) -> bool:
-    """Whether a model of this class brings its logits to the input's size before it takes the loss."""
+    """Whether a model of this class resizes its logits to the input's size before computing the loss."""
     return "ForSemanticSegmentation" in model
 
 
 @lru_cache(maxsize=4096)
 def hidden_activation(kind: str) -> str:
-    """The activation that a container of this class calls as a function behind its only layer; "": none."""
+    """The activation that a container of this class calls as a function after its only layer; "": none."""
     if not kind.endswith("Intermediate"):
         return ""
     return "ErfGELU" if kind.startswith("Esm") else "GELU"

@@ -1,4 +1,4 @@
-"""What each family of layers makes, keeps for the backward pass and needs for a moment.
+"""What each family of layers allocates, keeps for the backward pass and needs temporarily.
 
 A rule takes the walk, the layer's row and its input, records operations and returns the output.
 """
@@ -33,7 +33,7 @@ def _identity(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _padded(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """What a layer with TensorFlow's padding takes: a copy with a border, as wide as its kernel needs."""
+    """The input of a layer with TensorFlow's padding: a copy with a border as wide as its kernel needs."""
     made = output_shape(row, x)
     if not row.kind.endswith("Same") or len(x.shape) != 4 or len(made) != 4:
         return x
@@ -69,7 +69,7 @@ def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _bias(row: Layer, x: Tensor, reach: int) -> int:
-    """Parameters beyond the weight of a layer whose outputs look at `reach` numbers each; 0: none."""
+    """Parameters beyond the weight of a layer whose outputs each depend on `reach` numbers; 0: none."""
     shape = output_shape(row, x)
     wide = shape[-1] if family_of(row.kind) == "linear" else shape[1] if len(shape) > 1 else 0
     rest = row.params - wide * reach
@@ -77,7 +77,7 @@ def _bias(row: Layer, x: Tensor, reach: int) -> int:
 
 
 def _conv_macs(row: Layer, x: Tensor, out: Tensor, reach: int) -> int:
-    """One product for every number that an output looks at; a transposed one turns that round."""
+    """One product for every number that an output depends on; for a transposed one the reverse."""
     if family_of(row.kind) == "conv_transpose":
         return x.elements * max(1, row.params // max(1, x.shape[1] if len(x.shape) > 1 else 1))
     return out.elements * max(1, reach)
@@ -129,7 +129,7 @@ def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def bias_sum(out: Tensor) -> Tuple[int, int]:
-    """Temporary memory of the backward pass where a bias of `out` is trained: its gradient is a long sum."""
+    """Temporary memory of the backward pass if a bias of `out` is trained: its gradient is a long sum."""
     wide = max(1, out.shape[-1] if out.shape else 1)
     return 0, sum_bytes(out.elements // wide, wide)
 
@@ -156,7 +156,7 @@ def _layer_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _is_turned(walk: Walk, row: Layer, x: Tensor) -> bool:
-    """Whether channels stand in front of what is normalized along them: the kernel gets a copy."""
+    """Whether channels come before the dimensions that are normalized: the kernel gets a copy."""
     if row.kind.startswith("LayerNorm2d"):
         return not walk.job.channels_last
     maker = walk.tape.ops[-1] if walk.tape.ops else None
@@ -204,7 +204,7 @@ def _layer_scale(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _response_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """Scaled by its own length against the other channels', then by weights: both products keep a factor."""
+    """Scaled by its length relative to the other channels', then by weights: both products keep a factor."""
     params = walk.param(row.params, trainable=row.trainable)
     scaled = walk.tape.new(x.shape, x.elements, walk.wide if walk.amp else x.width, grad=x.grad)
     walk.tape.op((x,), scaled, saved=(x,), back=(x.bytes,))
@@ -229,7 +229,7 @@ def _global_pool(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     if shape == x.shape:
         return x
     out = walk.make(shape, x.width, grad=x.grad)
-    # To one value a channel it is a mean, which keeps nothing.
+    # To one value per channel it is a mean, which keeps nothing.
     keeps = len(shape) == len(x.shape) and any(size != 1 for size in shape[2:])
     return walk.tape.op((x,), out, saved=(x,) if keeps else ())
 
@@ -262,7 +262,7 @@ def _embedding(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     return walk.tape.op((), out, params=params)
 
 
-# Outputs' sizes that cuDNN 9 keeps a layer; the backward pass works in as much again (runs on an H200).
+# cuDNN 9 keeps this many times the output's size per layer; the backward pass uses as much again (H200 runs).
 _GATES = {"LSTM": 6, "GRU": 7, "RNN": 2}
 
 
@@ -305,7 +305,7 @@ def _rnn_layers(row: Layer, x: Tensor, out: Tensor) -> int:
 
 
 def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    """A class we do not know: a new output; its input is kept, as most layers do."""
+    """An unknown class: a new output; its input is kept, as in most layers."""
     params = walk.param(row.params, trainable=row.trainable)
     if not row.outputs:
         return x
@@ -361,10 +361,10 @@ def rule_for(row: Layer) -> Rule:
 
 
 def norm_of(row: Layer) -> Rule:
-    """The normalization inside a module that is one with an activation."""
+    """The normalization inside a module that combines one with an activation."""
     return RULES[family_of(row.kind).replace("_act", "")]
 
 
 def input_shape(row: Layer) -> Optional[Shape]:
-    """The shape of the row's first input where the text gives or implies one."""
+    """The shape of the row's first input if the text gives or implies one."""
     return row.inputs[0] if row.inputs else None

@@ -1,4 +1,4 @@
-"""The two ends of a step: the batch that goes in, and the loss over the last output."""
+"""The two ends of a step: the input batch, and the loss over the last output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def start(walk: Walk, tree: List[Node]) -> None:
 
 
 def _tied(walk: Walk) -> int:
-    """The parameters that embeddings, and perhaps the output layer, share; 0 when nothing speaks for it."""
+    """The parameters that embeddings, and perhaps the output layer, share; 0 if there is no sign of it."""
     leaves = walk.summary.leaves
     table = next((row for row in leaves if family_of(row.kind) == "embedding"), None)
     heads = [row for row in leaves if family_of(row.kind) == "linear" and row.outputs]
@@ -127,9 +127,9 @@ def finish(walk: Walk) -> None:
 
 
 def _cross_entropy(walk: Walk, logits: Tensor, total: Tensor) -> None:
-    """Log-probabilities and the choice among them.
+    """Log-probabilities and the selection from them.
 
-    cross_entropy takes the logarithm in the logits' own precision, and autocast widens it afterwards.
+    cross_entropy computes the logarithm in the logits' own precision, and autocast widens it afterwards.
     Language models of transformers widen the logits first.
     """
     if logits.width < _FLOAT and keeps_cache(walk.summary.name):

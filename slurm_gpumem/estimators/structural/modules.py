@@ -47,7 +47,7 @@ def run(walk: Walk, node: Node) -> None:
     elif family_of(row.kind) == "mha":
         attention.multihead(walk, node)
     elif family_of(row.kind) == "composed_act":
-        _leaf(walk, node)  # what it calls inside is part of its rule
+        _leaf(walk, node)  # the layers it calls are part of its rule
     elif node.children or attention.uses_weights_only(node):
         _container(walk, node)
     else:
@@ -58,7 +58,7 @@ def _leaf(walk: Walk, node: Node) -> None:
     row = node.row
     family = family_of(row.kind)
     if family == "rotary":
-        # Sines and cosines; what is done with them happens inside the attention.
+        # Sines and cosines; they are used inside the attention.
         if row.outputs and row.outputs[0][-1] > 1:
             walk.head = row.outputs[0][-1]
         walk.rotary = True
@@ -67,14 +67,14 @@ def _leaf(walk: Walk, node: Node) -> None:
     taken = input_shape(row)
     attends = any(is_attention(scope.kind) for scope in walk.scopes[-2:])
     if family in _HALVED and taken is not None and walk.is_half(taken) and not attends:
-        # What takes one half of what was just made, not an older tensor of that shape.
+        # This takes one half of the latest result, not an older tensor of that shape.
         x = walk.half(taken)
         if family in _TRANSFORMER_NORMS and walk.scopes:
             walk.scopes[-1].half = x
             walk.give(rule_for(row)(walk, row, x))
             return
     elif family in _PASSING and taken is not None and walk.holds(taken):
-        # What was just made, seen otherwise: not the block's input, although that may have the same shape.
+        # The latest result in another shape: not the block's input, although that may have the same shape.
         x = walk.take(walk.tape.view(walk.cur, taken))
     else:
         x = walk.find(conv_input(walk, row) if family == "conv" else input_shape(row))
@@ -105,9 +105,9 @@ def _activates(kind: str) -> bool:
 
 
 def _mark_functional(nodes: List[Node], *, adds: bool) -> None:
-    """In a model without any activation row, mark the layers behind which a function must be one.
+    """In a model without any activation row, mark the layers that must be followed by a function.
 
-    That is behind a normalization or, where none follows, behind a convolution; not at the end of a block
+    That is after a normalization or, if none follows, after a convolution; not at the end of a block
     that adds its input, where it acts on the sum.
     """
     layers = [node for node in nodes if node.row.called]
@@ -126,8 +126,8 @@ def _mark_functional(nodes: List[Node], *, adds: bool) -> None:
 
 
 def _mark_group_norms(nodes: List[Node]) -> None:
-    """Mark group norms in front of a convolution in blocks without an activation row: diffusion models
-    call theirs as a function, on what was normalized."""
+    """Mark group norms before a convolution in blocks without an activation row: diffusion models
+    call theirs as a function on the normalized tensor."""
     layers = [node for node in nodes if node.row.called]
     families = [family_of(node.row.kind) for node in layers]
     silent = not any(family in _ACTIVATES for family in families)
@@ -141,7 +141,7 @@ def _mark_group_norms(nodes: List[Node]) -> None:
 
 
 def _residual_stream(walk: Walk, x: Tensor) -> Tensor:
-    """What a transformer's normalization takes: the stream plus what was just made."""
+    """The input of a transformer's normalization: the stream plus the latest result."""
     stream = walk.stream
     inside = walk.scopes and not is_attention(walk.scopes[-1].kind)
     if stream is None and walk.amp and x.width < walk.wide and _adds_positions(walk, x):
@@ -163,13 +163,13 @@ def _adds_positions(walk: Walk, x: Tensor) -> bool:
 
 
 def _convolved(walk: Walk, x: Tensor) -> bool:
-    """Whether a convolution of this block just made what it normalizes: that is no branch's end."""
+    """Whether a convolution of this block just made its input: then this is not the end of a branch."""
     last = walk.tape.ops[-1] if walk.tape.ops else None
     return last is not None and last.out.store == x.store and family_of(last.label) == "conv"
 
 
 def _same_tokens(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors hold as many tokens of one width, however these are laid out."""
+    """Whether two tensors hold the same number of tokens of one width, in any layout."""
     if left.shape == right.shape:
         return True
     return left.elements == right.elements and left.shape[-1:] == right.shape[-1:]
@@ -198,7 +198,7 @@ def _ends_with_norm(node: Node) -> bool:
 
 
 def _count_scales(row: Layer, own: int) -> int:
-    """How many of a block's branches have a scale for each channel: its own parameters say."""
+    """How many of a block's branches have a scale for each channel, from its own parameters."""
     width = row.outputs[0][-1] if row.outputs and len(row.outputs[0]) > 2 else 0
     return own // width if width > 0 and own % width == 0 and 1 < own // width <= _MOST_SCALES else 0
 
@@ -269,8 +269,8 @@ def _container(walk: Walk, node: Node) -> None:
 
 
 def _hides_activation(children: List[Node], child: Node) -> bool:
-    """Whether a function that has no row stands behind this layer: it widens, the next linear one narrows
-    again, and between them is no activation."""
+    """Whether a function without a row follows this layer: it widens, the next linear one narrows
+    again, and there is no activation between them."""
     made, taken = child.row.outputs[:1], child.row.inputs[:1]
     following = children[children.index(child) + 1 :]
     after = next((c for c in following if c.row.called and family_of(c.row.kind) != "dropout"), None)
@@ -280,7 +280,7 @@ def _hides_activation(children: List[Node], child: Node) -> bool:
 
 
 def _checkpoint(walk: Walk, first_op: int) -> None:
-    """Mark a block as computed again in the backward pass; the outermost one counts."""
+    """Mark a block as recomputed in the backward pass; the outermost one counts."""
     tape = walk.tape
     while tape.segments and tape.segments[-1][0] >= first_op:
         tape.segments.pop()
@@ -319,7 +319,7 @@ def _add_all(walk: Walk, made: List[Tensor]) -> None:
 
 
 def _merge_shortcut(walk: Walk, scope: Scope, *, in_place: bool) -> bool:
-    """Add the block's input, or what its shortcut made of it, to what its other layers made."""
+    """Add the block's input, or what its shortcut made of it, to the result of its other layers."""
     cur = walk.cur
     waiting = [t for t in scope.unused.values() if t.slot != cur.slot and t.shape == cur.shape]
     other: Optional[Tensor] = None
@@ -348,7 +348,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
             walk.take(cur)
             walk.give(walk.tape.op((cur,), out, saved=(cur,), params=params))
         elif params:
-            # Positions, a number for each of a sample's, are added in full precision.
+            # Positions, one number for each of a sample's, are added in full precision.
             width = max(cur.width, walk.wide) if own >= prod(cur.shape[1:]) else cur.width
             out = walk.tape.new(cur.shape, cur.elements, width)
             walk.give(walk.tape.op((walk.take(cur),), out, params=params, alias=True))
@@ -356,7 +356,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
     if shape is None:
         return
     if adds and cur.shape != shape and cur.elements == walk.count(shape):
-        # Tokens in a row are pixels of an image again.
+        # Tokens become pixels of an image again.
         cur = walk.give(walk.tape.view(walk.take(cur), shape))
     if scope.half is not None and cur.elements == scope.half.elements:
         cur = walk.multiply(walk.tape.view(walk.take(cur), shape), scope.half)
@@ -371,7 +371,7 @@ def _finish(walk: Walk, node: Node, scope: Scope, own: int, adds: bool) -> None:
         else:
             _merge_shortcut(walk, scope, in_place=False)
     if len(walk.scopes) == 1 and shape in walk.recent:
-        # A model returns several tensors, of which the row shows one; the loss is taken over the last made.
+        # A model returns several tensors, of which the row shows one; the loss uses the last one made.
         return
     if walk.cur.shape != shape:
         walk.give(walk.joined(shape) or walk.find(shape))

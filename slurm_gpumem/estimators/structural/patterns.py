@@ -1,4 +1,4 @@
-"""What blocks are usually made of, by class name and parameters."""
+"""Typical layers of blocks, by class name and parameters."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _CUBIC = re.compile(
 _GATED = re.compile(r"Llama|Mistral|Mixtral|Qwen|Gemma|Phi3|Olmo|StableLm|SmolLM|Granite|Cohere")
 _UNGROUPED = re.compile(r"Phi3|Olmo(?!2)|StableLm")
 _ATTENTION_BLOCK = re.compile(r"Block|Stage|Layer|Split")
-"""An image's block with attention inside is mostly convolutions all the same."""
+"""A block for images with attention inside still consists mostly of convolutions."""
 _DENSE = re.compile(r"Dense_?Layer$")
-# transformers' own classes, and those of them with one layer for queries, keys and values.
+# transformers' own classes, and those with one layer for queries, keys and values.
 _LIBRARY_MODEL = re.compile(r"For[A-Z]\w+$|LMHead|^[A-Z]\w+Model$")
 _FUSED = re.compile(r"GPT2|GPTNeoX|GPTBigCode|Bloom|Falcon|CodeGen|Mpt|Phi3|Persimmon|ModernBert")
 _SMOOTH = ("input_act", "hard")
@@ -53,7 +53,7 @@ def _feed_forward_activation(names: str, *, gated: bool) -> str:
 
 
 def _attention_class(model: str, names: str) -> str:
-    """What to call hidden attention in such a model: some classes write their matrix out."""
+    """The class name for hidden attention in such a model: some classes materialize their matrix."""
     if "Swin" in names:
         return "HiddenWindowAttention"
     for word, kind in (("T5", "T5Attention"), ("BigBird", "BigBirdSelfAttention")):
@@ -69,29 +69,29 @@ def _attention_class(model: str, names: str) -> str:
 
 @dataclass(frozen=True)
 class Style:
-    """What the visible rows and the model's name say about its hidden layers."""
+    """What the visible rows and the model's name imply about its hidden layers."""
 
     model: str
     """The model's class."""
     layer_norms: bool
-    """Layer norms and no batch norm are in sight."""
+    """Layer norms and no batch norm are visible."""
     activation: str
     """Of convolutional blocks."""
     mobile_activation: str
-    """Of inverted residuals: a smooth one that is in sight, else the one that is, else SiLU."""
+    """Of inverted residuals: a visible smooth one, else any visible one, else SiLU."""
     gelu: str
     """Of feed-forward blocks."""
     norm: str
     gated: bool
     grouped: bool
-    """Fewer heads for keys than for queries, as language models since Llama 2 have."""
+    """Fewer heads for keys than for queries, as in language models since Llama 2."""
     separate: bool
     """Queries, keys and values are made by three layers, as in transformers, not by one."""
     attention: str
-    """The class that stands for hidden attention."""
+    """The class used for hidden attention."""
     drops: bool
     counts_norms: bool
-    """Whether torchinfo counts the outputs of batch norms: not when they carry their activation inside."""
+    """Whether torchinfo counts the outputs of batch norms: not if they contain their activation."""
 
     @classmethod
     def of(cls, summary: ModelSummary) -> Style:
@@ -120,20 +120,20 @@ class Style:
 
 @dataclass(frozen=True)
 class Step:
-    """One layer of a pattern: its width in multiples of the block's, its share of the parameters."""
+    """One layer of a pattern: its width in multiples of the block's, its fraction of the parameters."""
 
     kind: str
     width: float = 1.0
     share: float = 0.0
     inner: bool = False
-    """Not the block's own width: follows the scale."""
+    """Not the block's own width: scaled with the inner width."""
     group: str = ""
     """The container it belongs to inside the block."""
     takes: float = 0.0
-    """Width of its input where that is not what the step before made; 0: it is."""
+    """Width of its input if that is not the previous step's output; 0: it is."""
 
     def counts(self, style: Style) -> bool:
-        """Whether torchinfo's total of outputs has it."""
+        """Whether torchinfo's total of outputs includes it."""
         if "BatchNorm" in self.kind:
             return style.counts_norms
         return "Norm" in self.kind or self.share > 0
@@ -141,7 +141,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The layers of one block and how often it comes one after the other."""
+    """The layers of one block and its number of repeats."""
 
     steps: Tuple[Step, ...]
     repeats: int
@@ -189,8 +189,8 @@ def holds_several(kind: str) -> bool:
 
 
 def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
-    """The usual inside of a block of this class and output, in a container of class `parent`."""
-    # [batch, height, width, channels] has two equal sizes in front of the channels.
+    """The typical inner layers of a block of this class and output, in a container of class `parent`."""
+    # [batch, height, width, channels] has two equal sizes before the channels.
     last = len(shape) < 4 or shape[-3] == shape[-2] != shape[-1]
     axis = -1 if last else 1
     width = max(1, shape[axis])
@@ -211,7 +211,7 @@ def pattern_of(row: Layer, shape: Shape, style: Style, parent: str) -> Pattern:
 
 
 def shortcut_pattern() -> Pattern:
-    """The way around a residual block's layers: one convolution and its norm."""
+    """The shortcut around a residual block's layers: one convolution and its norm."""
     return Pattern((Step("Conv2d", share=1.0), Step("BatchNorm2d")), 1, 1, residual=False)
 
 
@@ -248,7 +248,7 @@ def _attention(style: Style, group: str, share: float = 1.0, *, convolves: bool 
 
 
 def _dense_layer(params: int, growth: int) -> Tuple[Step, ...]:
-    """All that the block has made so far is normalized, narrowed to four times the growth and convolved."""
+    """All results of the block so far are normalized, narrowed to four times the growth and convolved."""
     narrow = 4
     taken = (params - 2 * narrow * growth - 9 * narrow * growth**2) / (2 + narrow * growth)
     wide = max(1.0, taken / growth)
@@ -265,7 +265,7 @@ def _dense_layer(params: int, growth: int) -> Tuple[Step, ...]:
 
 def _feed_forward(params: float, width: int, style: Style, share: float, group: str) -> Tuple[Step, ...]:
     """Up, activation, down; the inner width follows from the parameters."""
-    # What is more than eight times as wide has something else inside, such as a spatial reduction.
+    # If it is more than eight times as wide, it contains something else, such as a spatial reduction.
     inner = min(8.0, max(0.25, params / ((3 if style.gated else 2) * width * width)))
     up = Step("Linear", inner, share * (1 / 3 if style.gated else 0.5), inner=True, group=group)
     act = Step(style.gelu, inner, inner=True, group=group)

@@ -20,17 +20,17 @@ from slurm_gpumem.estimators.structural.stream import (
 from slurm_gpumem.estimators.structural.tape import Tape
 
 _LARGEST = 1 << 42
-"""Bytes in all tensors of a step up to which the allocator is played byte for byte."""
+"""Bytes in all tensors of a step up to which the allocator is simulated byte by byte."""
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What besides the tape decides a step."""
+    """What determines a step besides the tape."""
 
     states: int
     """Copies of the parameters that the optimizer keeps."""
     temporaries: int
-    """Copies that its step needs for a moment."""
+    """Copies that its step needs temporarily."""
     cublas_workspace: int
     accumulation: int = 1
     data_parallel: bool = False
@@ -39,17 +39,17 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the allocator says of the stream, and what was alive at its peak."""
+    """The allocator's result for the stream, and what was alive at its peak."""
 
     stats: AllocatorStats
     at_peak: Dict[int, int]
     """Bytes by category at the moment of peak_allocated."""
     phase: str
-    """Where the peak fell: forward, backward or optimizer."""
+    """The phase of the peak: forward, backward or optimizer."""
 
 
 def replay(tape: Tape, plan: StepPlan) -> Replay:
-    """Play `plan.steps` training steps through the caching allocator."""
+    """Run `plan.steps` training steps through the caching allocator."""
     events: Events = []
     phases: List[Tuple[int, str]] = [(0, "setup")]
     events += enumerate(tape.params)
@@ -71,7 +71,7 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
             events += [(key, FREE) for key, kind in keep if kind == 0]
             at = len(events) + stream.forward_matmul if stream.forward_matmul >= 0 else -1
             events += [(key + base if key < RANGE else key, size) for key, size in stream.forward]
-            # The loop's variable lets go of the step before when the model gives its output back.
+            # The loop's variable releases the previous step's output when the model returns the new one.
             replaced = [(key, FREE) for key, kind in keep if kind == 1]
             returned = len(events) - len(stream.forward) + stream.returned if stream.returned >= 0 else None
             if returned is None:
@@ -98,7 +98,7 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
 
 
 def _play(events: Events, total: int) -> AllocatorStats:
-    """Replay; sizes beyond any GPU (a badly guessed input) are played in a smaller scale."""
+    """Replay; sizes beyond any GPU (a badly guessed input) are simulated at a smaller scale."""
     scale = max(1, total // _LARGEST)
     if scale > 1:
         events = [(key, size // scale if size > 0 else size) for key, size in events]
@@ -117,7 +117,7 @@ def _play(events: Events, total: int) -> AllocatorStats:
 
 
 def _accumulating(backward: Events, base: int) -> Events:
-    """A backward pass whose parameter gradients are added to those that exist already."""
+    """A backward pass whose parameter gradients are added to existing ones."""
     events: Events = []
     for key, size in backward:
         if GRADS <= key < STATES:
@@ -136,14 +136,14 @@ def _update(params: Sequence[int], plan: StepPlan, *, first: bool) -> Events:
             events += [(STATES + index * 8 + state, size) for state in range(plan.states)]
     temporaries = list(enumerate(list(params) * plan.temporaries, STATES + OTHER_STEP))
     events += temporaries
-    # A list lets go of its members from the last to the first.
+    # A list releases its members from the last to the first.
     events += [(key, FREE) for key, _ in reversed(temporaries)]
     return events
 
 
 def _alive(events: Events, last: int) -> Dict[int, int]:
     result = dict.fromkeys(range(5), 0)
-    # Of each key only its last event counts.
+    # Only the last event of each key counts.
     for key, size in dict(events[: last + 1]).items():
         if size != FREE:
             result[key // RANGE] += -(-size // 512) * 512

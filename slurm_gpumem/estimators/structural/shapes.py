@@ -1,6 +1,6 @@
 """Shapes for a text that has none: print(model) gives every layer's sizes but not the input's.
 
-An input of the usual size is sent through the layers: an image of 224 x 224 pixels, 512 tokens, or as many
+An input of common size is sent through the layers: an image of 224 x 224 pixels, 512 tokens, or as many
 features as the first layer takes. The result is a guess and is reported as one.
 """
 
@@ -29,7 +29,7 @@ _SAME = (
 
 
 def output_shape(row: Layer, x: Tensor) -> Shape:
-    """The row's output, or its input's shape where the text says none."""
+    """The row's output, or its input's shape if the text gives none."""
     return row.outputs[0] if row.outputs else x.shape
 
 
@@ -70,7 +70,7 @@ def _usual_input(first: Optional[Layer]) -> Tuple[Shape, str]:
 
 
 def _resized(rows: Sequence[Layer]) -> int:
-    """The side to which a detector's own transform brings its images; 0 where there is none."""
+    """The side to which a detector resizes its images; 0 if there is none."""
     for row in rows:
         numbers = _NUMBER.findall(dict(row.attributes).get("min_size", ""))
         if row.kind == "Resize" and numbers:
@@ -79,7 +79,7 @@ def _resized(rows: Sequence[Layer]) -> int:
 
 
 def _sizes(row: Layer) -> List[int]:
-    """The first numbers in a layer's brackets: its channels or features, in and out."""
+    """The first numbers in a layer's parentheses: its channels or features, in and out."""
     found: List[int] = []
     for name, value in row.attributes:
         if name in ("0", "1", "in_features", "out_features", "in_channels", "out_channels") or (
@@ -102,9 +102,9 @@ class _Guess:
         self.cur = start
         self.seen: Dict[int, Shape] = {start[1]: start}
         self.around: List[Shape] = []
-        """Inputs of the containers that are open."""
+        """Inputs of the open containers."""
         self.beside: Dict[int, Shape] = {}
-        """By the row of an open shortcut: what the main branch had made."""
+        """By the row of an open shortcut: the result of the main branch."""
 
     def rows(self, layers: Sequence[Layer]) -> List[Layer]:
         """Every row with its input and output; a container has its last child's output."""
@@ -122,7 +122,7 @@ class _Guess:
                 open_at.append(len(result))
                 main = self.cur
                 if _SHORTCUT.search(layer.name) and self.around:
-                    # Beside the block's other layers: it begins where they began; they go on as they were.
+                    # Parallel to the block's other layers: it starts where they started.
                     self.cur = self.around[-1]
                     self.beside[len(result)] = main
                 self.around.append(self.cur)
@@ -139,7 +139,7 @@ class _Guess:
         self.cur = self.beside.pop(index, self.cur)
 
     def _entry(self, row: Layer) -> Shape:
-        """What the layer takes: the current shape, or the last one of the width that it needs."""
+        """The layer's input: the current shape, or the last one of the width that it needs."""
         sizes = _sizes(row)
         family = family_of(row.kind)
         cur = self.cur

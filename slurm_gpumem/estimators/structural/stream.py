@@ -8,29 +8,29 @@ from slurm_gpumem.estimators.allocator import FREE
 from slurm_gpumem.estimators.structural.tape import DUST, Op, Tape, Tensor
 
 WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS, WORKSPACE = range(5)
-# A key says its category: each has a range of integers. Activations alternate between two halves of
+# A key contains its category: each has a range of integers. Activations alternate between two halves of
 # theirs, so that what survives a step (its output, its batch) does not collide with the next step's.
 RANGE = 1 << 40
 OTHER_STEP = 1 << 39
 FLOWING = 1 << 38
 """From here on: gradients of activations."""
 _AGAIN = 1 << 37
-"""From here on: activations that a checkpointed block computes again."""
+"""From here on: activations that a checkpointed block recomputes."""
 GRADS = RANGE * GRADIENTS
 STATES = RANGE * OPTIMIZER
 BASE = RANGE * ACTIVATIONS
 WORK = RANGE * WORKSPACE
 _DUST = FLOWING - 1
 _MARK = (-1, -2)
-"""Stands in a stream where the first matrix product is."""
+"""Marks the first matrix product in a stream."""
 _RETURNED = (-1, -3)
-"""Stands in a stream where the model has given its output back and the loss is still to be taken."""
+"""Marks where the model has returned its output and the loss has not been computed yet."""
 
 Events = List[Tuple[int, int]]
 
 
 class Stream:
-    """The events of one forward and one backward pass; activations' keys still lack their base."""
+    """The events of one forward and one backward pass; the base of activations' keys is not yet added."""
 
     def __init__(self, tape: Tape) -> None:
         self.forward: Events = []
@@ -52,7 +52,7 @@ class Stream:
                 if not (self._checkpoints and self._segments.inside(index, store)):
                     self._savers[store] += 1
         for store in (*tape.inputs, *self.survivors, *self._segments.entries):
-            # Counted as saved once more: a variable of the loop, or a checkpoint, does not let go of it.
+            # Counted as saved once more: a variable of the loop, or a checkpoint, keeps it.
             self._savers[store] += 1
         self._run_forward()
         self._run_backward()
@@ -61,7 +61,7 @@ class Stream:
         self.forward_matmul, self.returned = marks[_MARK], marks[_RETURNED]
         self.backward, marks = _without_dust(self.backward, small)
         self.backward_matmul = marks[_MARK]
-        # Small parameters' gradients, and those of parameters that no operation used: keep the books even.
+        # Gradients of small parameters, and of parameters that no operation used: keep allocations balanced.
         given = {key for key, size in self.backward if size != FREE and GRADS <= key < STATES}
         for index, size in enumerate(tape.params):
             if GRADS + index not in given:
@@ -138,7 +138,7 @@ class Stream:
         flow.drop_rest()
 
     def _differentiate(self, op: Op, grad: int, flow: _Gradients) -> List[Tuple[Tensor, int]]:
-        """Make the gradients of what an operation took, with the workspaces that this needs."""
+        """Make the gradients of an operation's inputs, with the workspaces that this needs."""
         events = self.backward
         work = [(WORK + number, size) for number, size in enumerate(op.back)]
         events += work
@@ -162,7 +162,7 @@ class Stream:
         return made
 
     def _release(self, index: int, op: Op) -> None:
-        """Free what an operation saved and nobody else needs."""
+        """Free what an operation saved and nothing else needs."""
         savers, events, segments = self._savers, self.backward, self._segments
         for store in op.saved:
             if self._checkpoints and segments.inside(index, store):
@@ -176,7 +176,7 @@ class Stream:
             events += [(store + again, FREE) for store in op.kept]
 
     def _leave(self, index: int) -> None:
-        """Let go of what a checkpointed block took, once its first operation is differentiated."""
+        """Release the inputs of a checkpointed block once its first operation is differentiated."""
         if not self._checkpoints:
             return
         for store in self._segments.left(index):
@@ -186,7 +186,7 @@ class Stream:
 
 
 class _Gradients:
-    """Gradients of activations on their way back: who holds each, and where they are summed."""
+    """Gradients of activations in the backward pass: who holds each, and where they are summed."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -202,7 +202,7 @@ class _Gradients:
         return self._count
 
     def share(self, key: int) -> int:
-        """The same gradient for one more."""
+        """The same gradient for one more holder."""
         self._owners[key] += 1
         return key
 
@@ -218,7 +218,7 @@ class _Gradients:
             self._events.append((key, FREE))
 
     def accumulate(self, tensor: Tensor, key: int) -> None:
-        """Autograd's sum over several consumers: in place where the first gradient has no other owner."""
+        """Autograd's sum over several consumers: in place if the first gradient has no other owner."""
         old = self._by_slot.get(tensor.slot)
         if old is None:
             self._by_slot[tensor.slot] = key
@@ -230,14 +230,14 @@ class _Gradients:
             self.release(key)
 
     def drop_rest(self) -> None:
-        """Free the gradients of what no operation consumed further."""
+        """Free gradients that no operation consumed further."""
         for key in self._by_slot.values():
             self.release(key)
         self._by_slot.clear()
 
 
 class _Segments:
-    """Checkpointed blocks: they save their input only and are computed again in the backward pass."""
+    """Checkpointed blocks: they save only their input and are recomputed in the backward pass."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -266,7 +266,7 @@ class _Segments:
 
     @property
     def entries(self) -> List[int]:
-        """What the blocks took from outside, once for each."""
+        """The blocks' inputs from outside, once for each."""
         return [store for stores in self._entries.values() for store in stores]
 
     def of(self, index: int) -> Optional[int]:
@@ -281,7 +281,7 @@ class _Segments:
         return number is not None and self._of.get(self._maker.get(store, -1)) == number
 
     def enter(self, index: int, events: Events) -> None:
-        """Compute the block again when the backward pass comes to it."""
+        """Recompute the block when the backward pass reaches it."""
         number = self._of.get(index)
         if number is None or number not in self._pending:
             return
@@ -307,13 +307,13 @@ class _Segments:
                 events += [(store + _AGAIN, FREE) for store in op.kept]
 
     def release(self, store: int, events: Events) -> None:
-        """One operation less that needs a storage which was computed again."""
+        """One operation less that needs a recomputed storage."""
         self._again[store] -= 1
         if not self._again[store]:
             events.append((store + _AGAIN, FREE))
 
     def left(self, index: int) -> List[int]:
-        """What a block took, when its first operation was the last to be differentiated."""
+        """A block's inputs, when its first operation was the last to be differentiated."""
         number = self._of.get(index)
         if number is None or self._tape.segments[number][0] != index:
             return []
@@ -321,7 +321,7 @@ class _Segments:
 
 
 def _without_dust(events: Events, small: Set[int]) -> Tuple[Events, Dict[Tuple[int, int], int]]:
-    """The events of what is worth following, and where the marks are among them."""
+    """The events worth following, and the positions of the marks among them."""
     kept: Events = []
     marks = {_MARK: -1, _RETURNED: -1}
     for event in events:

@@ -1,7 +1,7 @@
 """The tape: what one training step computes, as tensors and operations in the order PyTorch runs them.
 
 A tensor is a shape, a width and a storage; views and in-place results share their storage. An operation
-says what it reads, what it makes, what it keeps for the backward pass and which temporary memory it needs.
+has its inputs, its output, what it keeps for the backward pass and the temporary memory it needs.
 Nothing is computed; `replay` turns the tape into allocations and frees.
 """
 
@@ -20,13 +20,13 @@ _DUST_PARAM = -1
 
 
 class Tensor:
-    """A tensor of the forward pass. Two tensors with one `store` share memory, with one `slot` a gradient."""
+    """A tensor of the forward pass. Equal `store`: shared memory; equal `slot`: a shared gradient."""
 
     __slots__ = ("elements", "grad", "shape", "slot", "store", "width")
 
     def __init__(self, shape: Shape, elements: int, width: int, store: int, slot: int, grad: bool) -> None:
         self.shape = shape
-        """As the summary writes it; only compared, never multiplied."""
+        """As the summary has it; only compared, never multiplied."""
         self.elements = elements
         """At the job's batch size."""
         self.width = width
@@ -34,7 +34,7 @@ class Tensor:
         self.store = store
         self.slot = slot
         self.grad = grad
-        """Whether autograd wants a gradient for it."""
+        """Whether autograd computes a gradient for it."""
 
     @property
     def bytes(self) -> int:
@@ -80,22 +80,22 @@ class Op:
         self.saved = saved
         """Storages that live until its backward has run."""
         self.kept = kept
-        """Storages it makes besides its output, and saves (masks, indices, statistics)."""
+        """Storages it allocates besides its output, and saves (masks, indices, statistics)."""
         self.work = work
         """Sizes of temporary memory in the forward pass, one after the other."""
         self.back = back
         """Sizes of temporary memory in the backward pass, all together."""
         self.passing = passing
-        """(for the first input's gradient, for the weight's): there while each is computed; may be empty."""
+        """(for the first input's gradient, for the weight's): exists while each is computed; may be empty."""
         self.params = params
         """Indices of the parameters whose gradients its backward makes."""
         self.alias = alias
-        """Its backward hands the gradient on as it is (add, views) instead of making a new one."""
+        """Its backward passes the gradient on unchanged (add, views) instead of making a new one."""
         self.matmul = matmul
         self.label = label
-        """The class of the module that did it."""
+        """The class of its module."""
         self.macs = macs
-        """Multiplications with addition of its forward: of products and convolutions only."""
+        """Multiply-adds of its forward: of products and convolutions only."""
 
 
 class Tape:
@@ -106,7 +106,7 @@ class Tape:
         """Bytes of each storage."""
         self.ops: List[Op] = []
         self.params: List[int] = []
-        """Bytes of each parameter that is trained."""
+        """Bytes of each trained parameter."""
         self.frozen: List[int] = []
         """Bytes of parameters and buffers that have no gradient."""
         self.held: List[Tuple[int, int]] = []
@@ -130,7 +130,7 @@ class Tape:
         self._slots = 0
 
     def new(self, shape: Shape, elements: int, width: int, *, grad: bool = True) -> Tensor:
-        """A tensor with memory of its own."""
+        """A tensor with its own memory."""
         self.sizes.append(elements * width)
         self._slots += 1
         return Tensor(shape, elements, width, len(self.sizes) - 1, self._slots, grad)
@@ -145,7 +145,7 @@ class Tape:
         return Tensor(shape, elements, base.width, base.store, self._slots, base.grad)
 
     def over(self, base: Tensor) -> Tensor:
-        """The result of an in-place operation: the same memory, a gradient of its own."""
+        """The result of an in-place operation: the same memory, its own gradient."""
         self._slots += 1
         return Tensor(base.shape, base.elements, base.width, base.store, self._slots, base.grad)
 
@@ -165,7 +165,7 @@ class Tape:
             self.frozen.append(size)
 
     def close(self) -> None:
-        """Turn the small pieces into one of each sort; nothing may be recorded afterwards."""
+        """Merge the small pieces into one of each sort; nothing may be recorded afterwards."""
         if self._dust_params:
             self.params.append(self._dust_params)
         if self._dust_frozen:
@@ -220,5 +220,5 @@ class Tape:
         return out
 
     def hold(self, tensor: Tensor) -> None:
-        """Say that a caller's variable held `tensor` up to now."""
+        """Note that a caller's variable held `tensor` up to now."""
         self.held.append((tensor.store, len(self.ops)))

@@ -23,17 +23,17 @@ class Node:
         self.guessed = False
         """Its children are not in the text."""
         self.activated: Optional[Layer] = None
-        """The activation behind it that is a function and has no row."""
+        """The activation after it that is a function and has no row."""
         self.shortcut = False
-        """It leads around a residual block's other layers."""
+        """It is the shortcut around a residual block's other layers."""
         self.contains: Set[str] = set()
-        """Kinds of containers in it, itself included; only kept where nesting has to be worked out."""
+        """Kinds of containers in it, including itself; only kept if nesting has to be inferred."""
 
 
 def build_tree(summary: ModelSummary) -> List[Node]:
     """The top-level modules of a summary."""
     if summary.format == "keras":
-        # Its channels stand last; inputs that were worked out for channels in front do not hold.
+        # Its channels come last; inputs that were inferred for channels first are wrong.
         return _from_depths([_without_derived_inputs(row) for row in summary.layers])
     if summary.format.startswith(("torchsummary", "torch-summary/flat")):
         return _from_closing_rows(_with_windows(summary.layers))
@@ -60,8 +60,8 @@ def _params_in(nodes: Sequence[Node]) -> int:
 
 
 def _with_windows(rows: Sequence[Layer]) -> Sequence[Layer]:
-    """Put the windows back that torchsummary's "-1" swallows: [batch · windows, tokens, width] is printed
-    as [-1, tokens, width], so that all tokens but one window's would be lost."""
+    """Restore the windows that torchsummary's "-1" hides: [batch · windows, tokens, width] is printed
+    as [-1, tokens, width], so that the tokens of all windows but one would be lost."""
     if not any("Window" in row.kind for row in rows):
         return rows
     result: List[Layer] = []
@@ -91,7 +91,7 @@ def _without_derived_inputs(row: Layer) -> Layer:
 
 
 def _from_depths(rows: Sequence[Layer]) -> List[Node]:
-    """Parents stand before their children, and the depth says which they are."""
+    """Parents come before their children, and the depth shows which they are."""
     roots: List[Node] = []
     path: List[Node] = []
     for row in rows:
@@ -104,10 +104,10 @@ def _from_depths(rows: Sequence[Layer]) -> List[Node]:
 
 
 def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
-    """A container's row stands after its children's and does not say how many they are.
+    """A container's row comes after its children's and does not say how many there are.
 
     It takes everything since the last container that is of its kind or has one of its kind inside:
-    that one is its elder sibling or its sibling's parent.
+    that one is an earlier sibling or a sibling's parent.
     """
     open_nodes: List[Node] = []
     for row in rows:
@@ -118,7 +118,7 @@ def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
         family = family_of(row.kind)
         start = len(open_nodes)
         if family in ("batch_norm_act", "group_norm_act"):
-            # Normalizes first, then calls its activation, whose row stands before it.
+            # Normalizes first, then calls its activation, whose row comes before it.
             while start and len(open_nodes) - start < 2 and _belongs(open_nodes[start - 1], row):
                 start -= 1
         elif not family and (not row.params or scales_branch(row.kind)) and row.kind != UNKNOWN_KIND:

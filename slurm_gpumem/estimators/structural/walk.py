@@ -1,8 +1,8 @@
-"""Walk through the modules of a summary in the order of execution and write down what PyTorch would do.
+"""Walk through the modules of a summary in the order of execution and record what PyTorch would do.
 
-The text shows modules and shapes, not the code between them. What stands between two rows is worked out
-from the shapes: a row that needs what the row before it made gets that; another shape is an earlier
-tensor (a branch), several tensors side by side (a concatenation), the same numbers seen otherwise (a
+The text shows modules and shapes, not the code between them. What happens between two rows is inferred
+from the shapes: a row that needs the previous row's result gets it; another shape is an earlier
+tensor (a branch), several tensors together (a concatenation), the same numbers in another shape (a
 view), or something new (a functional operation that has no row).
 """
 
@@ -20,7 +20,7 @@ _LOW = {"amp-fp16": "fp16", "amp-bf16": "bf16", "fp16": "fp16", "bf16": "bf16"}
 
 
 class Scope:
-    """A container that is being walked: its input, and what its children made that nobody took yet."""
+    """A container during the walk: its input, and its children's results that nothing has used yet."""
 
     __slots__ = ("entry", "half", "kind", "post_norm", "scales", "unused")
 
@@ -31,7 +31,7 @@ class Scope:
         self.half: Optional[Tensor] = None
         """One half of its input, which will gate the other."""
         self.scales = 0
-        """Learned scales of branches that were not used yet."""
+        """Learned scales of branches that have not been used yet."""
         self.post_norm = False
         """Whether its last layer normalizes the sum of input and branch."""
 
@@ -48,9 +48,9 @@ class Walk:
         self.wide = job.weight_bytes
         """Bytes of a weight, and of what autocast leaves in full precision."""
         self.low = job.activation_bytes
-        """Bytes of what matrix products and convolutions make."""
+        """Bytes of the results of matrix products and convolutions."""
         self.dtype = _LOW.get(job.precision, "fp32")
-        """Of what matrix products and convolutions compute."""
+        """The type in which matrix products and convolutions compute."""
         self.cur: Tensor = self.tape.new((), 1, self.wide, grad=False)
         self.sent: Shape = ()
         """The shape of the batch."""
@@ -64,7 +64,7 @@ class Walk:
         self.halves: Set[int] = set()
         """Slots of views of one half."""
         self.head = 64
-        """Width of an attention head; the usual one unless a row shows it."""
+        """Width of an attention head; the common one unless a row shows it."""
         self.rotary = False
         """Whether queries and keys are rotated by their position."""
         self.caches = keeps_cache(summary.name) and not job.checkpointing
@@ -76,9 +76,9 @@ class Walk:
         self.has_guesses = False
         """Whether blocks had to be filled with layers that the text does not show."""
         self.made_up = 0
-        """Bytes of tensors that no row makes: functions between the rows whose work we cannot see."""
+        """Bytes of tensors that no row makes: functions between the rows that we cannot see."""
         self.tied = 0
-        """Parameters of an embedding whose weights serve more than one module; 0: none does."""
+        """Parameters of an embedding whose weights several modules use; 0: none."""
         self.ties_head = False
         """Whether the output layer uses it (and not only a second embedding)."""
         self.tied_index: Tuple[int, ...] = ()
@@ -95,7 +95,7 @@ class Walk:
         return found
 
     def assume(self, sentence: str) -> None:
-        """Note something that the text does not say."""
+        """Note an assumption that the text does not confirm."""
         self.assumptions[sentence] = None
 
     # Making tensors
@@ -122,8 +122,8 @@ class Walk:
     def param(self, count: int, *, trainable: bool = True, bias: int = 0) -> Tuple[int, ...]:
         """Register parameters of a row; the indices of those that get gradients.
 
-        Those of its `bias` are a tensor of their own: a weight of 4 MiB fills segments that a few bytes
-        more would leave gaps in.
+        Those of its `bias` are a separate tensor: a weight of 4 MiB fills segments in which a few more bytes
+        would leave gaps.
         """
         # The totals decide: a module that the rows show twice is still one.
         count = min(count, self._unregistered)
@@ -138,7 +138,7 @@ class Walk:
         return ()
 
     def forget(self, count: int) -> None:
-        """Say that the totals count this many parameters twice."""
+        """Note that the totals count this many parameters twice."""
         if self._unregistered >= 2 * count:
             self._unregistered -= count
 
@@ -153,11 +153,11 @@ class Walk:
     # Precision
 
     def lowered(self, tensor: Tensor) -> Tensor:
-        """The tensor as autocast hands it to a matrix product: a half-precision copy where it is wider."""
+        """The tensor as autocast passes it to a matrix product: a half-precision copy if it is wider."""
         return self._cast(tensor, self.low) if self.amp and tensor.width > self.low else tensor
 
     def widened(self, tensor: Tensor) -> Tensor:
-        """The tensor as autocast hands it to an operation that stays in fp32."""
+        """The tensor as autocast passes it to an operation that stays in fp32."""
         return self._cast(tensor, self.wide) if self.amp and tensor.width < self.wide else tensor
 
     def _cast(self, tensor: Tensor, width: int) -> Tensor:
@@ -165,7 +165,7 @@ class Walk:
         return self.tape.op((tensor,), out)
 
     def weight(self, params: Tuple[int, ...], count: int) -> Tuple[Sequence[Tensor], Tuple[int, ...]]:
-        """A weight as a matrix product takes it: (tensors to save, parameters whose gradient it makes).
+        """A weight as a matrix product uses it: (tensors to save, parameters whose gradient it makes).
 
         Under autocast a half-precision copy is made, cached until the forward pass ends and saved.
         """
@@ -192,14 +192,14 @@ class Walk:
         return self.take(found)
 
     def _is_mean(self, shape: Shape) -> bool:
-        """Whether `shape` has one number for each channel of the current image: its mean, no older one."""
+        """Whether `shape` has one number per channel of the current image: its mean, not an older one."""
         cur = self.cur.shape
         if len(cur) != 4 or prod(cur[2:]) <= 1 or not self.scopes or not is_gate(self.scopes[-1].kind):
             return False
         return shape == (*cur[:2], 1, 1)
 
     def waiting(self, cur: Tensor) -> Optional[Tensor]:
-        """Another tensor of this shape that the current container made and nobody took."""
+        """Another tensor of this shape that the current container made and nothing has used."""
         if not self.scopes:
             return None
         scope = self.scopes[-1]
@@ -211,14 +211,14 @@ class Walk:
         return None
 
     def combine(self, cur: Tensor, other: Tensor) -> Tensor:
-        """Two results side by side: an activation gates the other, anything else is added."""
+        """Two parallel results: an activation gates the other, anything else is added."""
         if cur.slot in self.activated or other.slot in self.activated:
             return self.multiply(cur, other)
         return self.add(cur, other)
 
     def _existing(self, shape: Shape) -> Optional[Tensor]:
         if self.holds(shape) and self.cur.slot in self.scopes[-1].unused:
-            # What was just made, seen otherwise: not the container's input, although that has the shape.
+            # The latest result in another shape: not the container's input, although that has the shape.
             return self.tape.view(self.take(self.cur), shape)
         if self.scopes:
             scope = self.scopes[-1]
@@ -227,7 +227,7 @@ class Walk:
             for tensor in reversed(scope.unused.values()):
                 if tensor.shape == shape:
                     return tensor
-        # The same numbers under another shape, before anything that lies further back.
+        # The same numbers in another shape, before anything older.
         if prod(shape[1:]) == prod(self.cur.shape[1:]) and self.count(shape) == self.cur.elements:
             return self.tape.view(self.cur, shape)
         for scope in reversed(self.scopes):
@@ -246,7 +246,7 @@ class Walk:
             return self.half(shape)
         parts = self._parts_of(shape)
         sources = parts or [self.cur]
-        # What is joined with parameters alone (class tokens) becomes as wide as they are.
+        # A tensor joined with parameters alone (class tokens) becomes as wide as they are.
         width = self.wide if parts == [self.cur] else max(tensor.width for tensor in sources)
         # Index tensors do not become activations.
         out = self.make(shape, width if width <= 4 else self.wide, grad=any(t.grad for t in sources))
@@ -259,21 +259,21 @@ class Walk:
         return out
 
     def joined(self, shape: Shape) -> Optional[Tensor]:
-        """What a container's last layer made beside what others made, as one tensor of a wider `shape`."""
+        """The result of a container's last layer joined with other results, as one tensor of `shape`."""
         cur = self.cur
         if not self.scopes or cur.slot == self.scopes[-1].entry.slot or cur.elements >= self.count(shape):
             return None
         return self.take(self._derived(shape)) if len(self._parts_of(shape)) > 1 else None
 
     def half(self, shape: Shape) -> Tensor:
-        """A part of the channels, seen through a view: the whole stays as long as the part is needed."""
+        """A part of the channels as a view: the whole stays alive as long as the part is needed."""
         part = self.tape.part(self.cur, shape, self.count(shape))
         self.recent[shape] = part
         self.halves.add(part.slot)
         return self.tape.op((self.take(self.cur),), part)
 
     def holds(self, shape: Shape) -> bool:
-        """Whether what a layer of this container just made has as many numbers as `shape`."""
+        """Whether the latest result of this container has as many numbers as `shape`."""
         if not self.scopes or self.cur.slot == self.scopes[-1].entry.slot:
             return False
         return self.cur.shape != shape and self.cur.elements == self.count(shape)
@@ -287,7 +287,7 @@ class Walk:
         return channels or (2 * shape[-1] == cur[-1] and shape[:-1] == cur[:-1])
 
     def _parts_of(self, shape: Shape) -> List[Tensor]:
-        """The tensors that make `shape` when they are concatenated; empty when none do."""
+        """The tensors that make `shape` when concatenated; empty if none do."""
         cur = self.cur
         for axis in (1, len(shape) - 1, 2):
             if axis >= len(shape) or len(cur.shape) != len(shape) or cur.shape[axis] >= shape[axis]:
@@ -305,7 +305,7 @@ class Walk:
                 t for scope in self.scopes for t in scope.unused.values() if t.slot != cur.slot and fits(t)
             ]
             missing = shape[axis] - cur.shape[axis]
-            # All that waits; what waits, nearest first, until it is enough; or one tensor from further back.
+            # All unused results; the nearest unused results until they are enough; or one older tensor.
             if unused and sum(t.shape[axis] for t in unused) == missing:
                 return [*unused, cur]
             chosen: List[Tensor] = []
@@ -325,13 +325,13 @@ class Walk:
         return []
 
     def drops(self) -> bool:
-        """Whether a dropout here has p > 0, by the habits of the library whose classes stand around it."""
+        """Whether a dropout here has p > 0, judging by the library of the surrounding classes."""
         return drops([scope.kind for scope in self.scopes])
 
     # Common operations
 
     def add(self, left: Tensor, right: Tensor, *, in_place: bool = False) -> Tensor:
-        """A residual addition: saves nothing, hands its gradient to both."""
+        """A residual addition: saves nothing, passes its gradient to both."""
         self.take(left)
         self.take(right)
         if in_place and left.width >= right.width:
@@ -346,6 +346,6 @@ class Walk:
         self.take(big)
         self.take(small)
         out = self.tape.new(big.shape, big.elements, max(big.width, small.width), grad=big.grad or small.grad)
-        # The gradient of one number for a whole channel is a product as large as the other, summed.
+        # The gradient of one number for a whole channel is a product as large as the other factor, summed.
         passing = (0, out.bytes) if small.elements < big.elements else ()
         return self.give(self.tape.op((big, small), out, saved=(big, small), passing=passing))

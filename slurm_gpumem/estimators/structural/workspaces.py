@@ -1,6 +1,6 @@
-"""What kernels take for a moment: cuDNN's convolutions, and sums that share their work.
+"""Temporary memory of kernels: cuDNN's convolutions, and sums that are split among blocks.
 
-The measured rules are those of traces too; here they are asked with what a text shows.
+The measured rules are the same as for traces; here they are applied to what a text shows.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.summaries.types import Shape
 
 _SMS = 132
-"""Multiprocessors of the measured GPU. For every one, so that a job's memory moves between GPUs with their
-context alone, as memory lines have it."""
+"""Multiprocessors of the measured GPU. Used for every GPU, so that a job's memory differs between GPUs by
+their context alone, as memory lines assume."""
 
 
 @lru_cache(maxsize=8192)
@@ -26,7 +26,7 @@ def convolution_bytes(told: Convolution, rows: int) -> Tuple[int, int, int]:
 
 @lru_cache(maxsize=8192)
 def sum_bytes(inputs: int, outputs: int) -> int:
-    """The buffer of a sum that makes `outputs` numbers of `inputs` each."""
+    """The buffer of a sum that makes `outputs` numbers from `inputs` each."""
     vector = next(count for count in (4, 2, 1) if outputs % count == 0)
     return reduction_bytes(Reduction((inputs,), (outputs,), vector), 1, _SMS)
 
@@ -42,7 +42,7 @@ def convolution_of(
     dtype: str,
     last: bool,
 ) -> Convolution:
-    """What cuDNN is asked for, as far as shapes tell: kernels that are centred and have no gaps."""
+    """The request to cuDNN, as far as the shapes show: kernels that are centred and not dilated."""
     larger, smaller = (made[2:], data[2:]) if transposed else (data[2:], made[2:])
     stride = tuple(max(1, round(before / max(1, after))) for before, after in zip(larger, smaller))
     padding = tuple(

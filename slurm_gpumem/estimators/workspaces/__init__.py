@@ -1,1 +1,1 @@
-"""Memory that kernels take for a moment: cuDNN's workspaces and the buffers of long sums."""
+"""Temporary memory of kernels: cuDNN's workspaces and the buffers of long sums."""

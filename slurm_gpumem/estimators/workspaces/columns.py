@@ -1,7 +1,7 @@
 """Files of many numbers that are read at every estimate: one line of JSON, then columns of numbers as bytes.
 
-Reading hundred thousands of numbers as text would take longer than an estimate. The line is a table with
-`columns`, a list of [array's code of the numbers, how many], and `crc32` of the bytes that follow:
+Reading hundreds of thousands of numbers as text would take longer than an estimate. The line is a table with
+`columns`, a list of [type code of `array`, count], and `crc32` of the bytes that follow:
 little-endian, column after column.
 """
 
@@ -19,7 +19,7 @@ from slurm_gpumem.errors import ConfigError
 T = TypeVar("T")
 
 Column = Tuple[str, Sequence[float]]
-"""Array's code, and the numbers."""
+"""The type code of `array`, and the numbers."""
 
 
 def to_bytes(header: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
@@ -31,7 +31,7 @@ def to_bytes(header: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
 
 
 def read_columns(path: Path) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
-    """A file's header and columns; OSError or ValueError where it is no such file."""
+    """A file's header and columns; OSError or ValueError if it is not such a file."""
     first, _, rest = path.read_bytes().partition(b"\n")
     header = json.loads(first)
     if zlib.crc32(rest) != header["crc32"]:
@@ -48,7 +48,7 @@ def read_columns(path: Path) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
 
 
 def read_as(path: Path, sort: str, make: Callable[[Dict[str, Any], List[Sequence[Any]]], T]) -> T:
-    """What `make` makes of a file of the package; ConfigError names one that is missing or damaged."""
+    """The result of `make` for a file of the package; ConfigError names one that is missing or damaged."""
     try:
         return make(*read_columns(path))
     except (OSError, ValueError, KeyError, TypeError) as error:

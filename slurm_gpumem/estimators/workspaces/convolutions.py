@@ -1,11 +1,11 @@
-"""How much cuDNN takes for a moment for a convolution.
+"""How much temporary memory cuDNN needs for a convolution.
 
-cuDNN's fast kernels want channels last and aligned channels: for other layouts they copy input, output and
-weight into their workspace; gradients of weights are summed in parts. Which kernel cuDNN picks is its own
+cuDNN's fast kernels need channels last and aligned channels: for other layouts they copy input, output and
+weight into their workspace; gradients of weights are summed in parts. cuDNN picks the kernel by its own
 heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
-(`training/fit_workspaces.py`), say which of these sums a call takes; the middle one of their answers counts,
-unless the call itself was measured (measured_calls.py), or measured at a smaller and a larger batch size, and
-was the same sum at both.
+(lab/fit/workspaces.py), predict which of these sums a call needs; the median of their answers counts,
+unless the call itself was measured (measured_calls.py), or it was measured at a smaller and a larger batch
+size and needed the same sum at both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slurm_gpumem.summaries.trace_types import CALLS, Convolution, evaluate
 FILE = "cudnn-workspaces.bin"
 FORMAT = "gpumem-cudnn-workspaces/4"
 COLUMNS = ("b", "f", "H")
-"""Array's codes of a tree's columns in the file (columns.py)."""
+"""Type codes of a tree's columns in the file (columns.py)."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
 ALIGNMENT_BYTES = 16
 """Channels are padded to this many bytes ..."""
@@ -31,12 +31,12 @@ GROUP_ALIGNMENT = 32
 """... and those of one group of several to this many channels."""
 
 BEYOND = 65535
-"""In place of a leaf's bytes beyond its sum, which are fewer: a tree of its own knows them."""
+"""Used instead of a leaf's bytes beyond its sum, which are fewer: a separate tree predicts them."""
 ANSWERS = ("least", "middle", "most")
 NEXT_TO_NOTHING = 256 << 10
-"""Bytes; the smallest workspaces do not matter."""
+"""Bytes; smaller workspaces do not matter."""
 SAME_SUM = 0.02
-"""How far two calls' multiples of a sum may differ and be one law."""
+"""How far two calls' multiples of a sum may differ and still count as one law."""
 
 BASES = ("nothing", "data", "output", "both", "data+weight", "output+weight", "all", "all+weight",
          "weight", "weight of each", "weight of each, at most both")  # fmt: skip
@@ -51,7 +51,7 @@ FEATURES = ("batch", "channels of a group", "outputs of a group", "groups", "dep
 
 @dataclass(frozen=True)
 class Call:
-    """One convolution with its batch size, as cuDNN is asked for it."""
+    """One convolution with its batch size, as requested from cuDNN."""
 
     convolution: Convolution
     rows: int
@@ -83,14 +83,14 @@ class Tree:
     """One decision tree; a node without a feature is a leaf."""
 
     features: Sequence[int]
-    """Index of the feature that a node asks for; -1 - base for a leaf."""
+    """Index of the feature that a node tests; -1 - base for a leaf."""
     thresholds: Sequence[float]
-    """At most this goes left; for a leaf how many times its base is taken."""
+    """Values up to this go left; for a leaf the multiple of its base."""
     rights: Sequence[int]
-    """The right child of a node, the left one is the next; for a leaf the bytes beyond, or BEYOND."""
+    """The right child of a node (the left one is the next node); for a leaf the bytes beyond, or BEYOND."""
 
     def bytes(self, values: Sequence[float], bases: Sequence[float], beyond: Tree) -> float:
-        """What the leaf says where these values lead; `beyond` knows parts of sums over the batch."""
+        """The leaf's answer for these values; `beyond` predicts partial sums over the batch."""
         node = self.leaf(values)
         more: float = self.rights[node]
         if more == BEYOND:
@@ -98,7 +98,7 @@ class Tree:
         return self.thresholds[node] * bases[-1 - self.features[node]] + more
 
     def leaf(self, values: Sequence[float]) -> int:
-        """The node where these values lead."""
+        """The leaf that these values lead to."""
         node = 0
         while self.features[node] >= 0:
             node = node + 1 if values[self.features[node]] <= self.thresholds[node] else self.rights[node]
@@ -107,23 +107,23 @@ class Tree:
 
 @dataclass(frozen=True)
 class Forest:
-    """What is known of one kind of call."""
+    """What is known about one kind of call."""
 
     trees: Tuple[Tree, ...]
     beyond: Tree
 
     def answers(self, values: Sequence[float], bases: Sequence[float]) -> List[int]:
-        """Bytes by each of the trees, the least first."""
+        """Bytes predicted by each of the trees, the least first."""
         return sorted(int(tree.bytes(values, bases, self.beyond)) for tree in self.trees)
 
 
 def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle") -> int:
-    """Bytes of the workspace at a batch size; the "least" and "most" of the answers tell how sure that is."""
+    """Bytes of the workspace at a batch size; "least" and "most" of the answers show how certain it is."""
     return _answers(convolution, evaluate(convolution.batch, batch))[ANSWERS.index(answer)]
 
 
 def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
-    """The workspaces of all three calls at once: forward, of the input's gradient, of the weight's."""
+    """The workspaces of all three calls at once: forward, the input's gradient, the weight's gradient."""
     calls = (replace(convolution, call=name) for name in CALLS)
     forward, of_input, of_weight = (_answers(call, rows)[1] for call in calls)
     return forward, of_input, of_weight
@@ -148,18 +148,18 @@ def _by_trees(convolution: Convolution, rows: int) -> List[int]:
 
 
 def _known(convolution: Convolution, rows: int) -> Optional[int]:
-    """Bytes, where this call or its neighbours were measured."""
+    """Bytes, if this call or its neighbours were measured."""
     measured = measured_calls.packaged()
     known = measured.bytes_at(convolution, rows)
     if known is None and measured.covers(convolution, rows):
-        # Measured, and not kept: as the trees say.
+        # Measured, and not kept: the trees are right.
         found = _by_trees(convolution, rows)
         return found[len(found) // 2]
     return _between(convolution, rows, measured) if known is None else known
 
 
 def _twin(convolution: Convolution) -> Optional[Convolution]:
-    """The same in the other type of 16 bits: cuDNN mostly treats both alike, but not depthwise ones."""
+    """The same in the other 16-bit type: cuDNN mostly treats both alike, except for depthwise ones."""
     other = {"fp16": "bf16", "bf16": "fp16"}.get(convolution.dtype)
     return None if other is None or _depthwise(convolution) else replace(convolution, dtype=other)
 
@@ -174,7 +174,7 @@ def _between(convolution: Convolution, rows: int, measured: measured_calls.Measu
 
 
 def same_law(low: Tuple[Call, int], high: Tuple[Call, int], call: Call) -> Optional[int]:
-    """Bytes of a call between two measured ones that take the same multiple of one sum; else None."""
+    """Bytes of a call between two measured ones that need the same multiple of one sum; otherwise None."""
     (small, least), (large, most) = low, high
     if max(least, most) < NEXT_TO_NOTHING:
         return (least + most) // 2
@@ -239,10 +239,10 @@ def _forests() -> Mapping[str, Forest]:
 
 
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Dict[str, Forest]:
-    """The forest of each call; ValueError where the file is of another kind.
+    """The forest of each call; ValueError if the file has another format.
 
-    A tree is three columns. Those of a call's forest come one after the other, the one that knows how much
-    lies beyond a sum last; `calls` tells how many there are.
+    A tree is three columns. Those of a call's forest come one after the other, the one that predicts how much
+    is needed beyond a sum last; `calls` says how many there are.
     """
     if header["format"] != FORMAT or header["features"] != list(FEATURES) or header["bases"] != list(BASES):
         raise ValueError("format, features or bases are others")

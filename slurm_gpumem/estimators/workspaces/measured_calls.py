@@ -1,14 +1,14 @@
-"""Convolutions that were measured one by one, where they take another workspace than the trees say.
+"""Convolutions that were measured one by one, if they need another workspace than the trees predict.
 
-The trees of cudnn_workspace.py say for any convolution what cuDNN takes; now and then they are wrong. The
-convolutions of usual models were measured at all usual batch sizes (`training/probe_powers.py`). This file
-keeps what was measured where the trees were wrong, and at which powers of two a convolution was measured:
-there the trees are believed otherwise. Where cuDNN changes its mind between two powers of two, it also keeps
-what was measured halfway.
+The trees of convolutions.py predict cuDNN's workspace for any convolution; sometimes they are wrong. The
+convolutions of common models were measured at all common batch sizes (lab/probe/powers.py). The data
+file keeps the measurements where the trees were wrong, and the powers of two at which a convolution was
+measured: for other calls at these powers the trees are right. If cuDNN changes its choice between two powers
+of two, it also keeps the measurement halfway.
 
-The file (columns.py) has the columns `known`, `powers`, `calls` and `units`. Convolutions and calls are known
-by 64 bits of a hash: an estimate asks for thousands of calls, and none may be taken for another. Bit n of
-`powers` is the batch size 2 ** n.
+The file (columns.py) has the columns `known`, `powers`, `calls` and `units`. Convolutions and calls are
+identified by 64 bits of a hash: an estimate looks up thousands of calls and must not confuse any two.
+Bit n of `powers` is the batch size 2 ** n.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from slurm_gpumem.summaries.trace_types import CALLS, Convolution
 FILE = "cudnn-measured.bin"
 FORMAT = "gpumem-cudnn-measured/3"
 UNIT = 512
-"""Bytes; the allocator rounds to as much."""
+"""Bytes; the allocator rounds to multiples of this."""
 LARGEST_POWER = 15
 _COLUMNS = {"known": "Q", "powers": "H", "calls": "Q", "units": "I"}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the file says; `known` and `calls` are in order, the others beside them."""
+    """The file's content; `known` and `calls` are sorted, the others parallel to them."""
 
     known: Sequence[int]
     powers: Sequence[int]
@@ -49,13 +49,13 @@ class Measured:
         return at < len(self.known) and self.known[at] == mark and bool(self.powers[at] & rows)
 
     def bytes_at(self, convolution: Convolution, rows: int) -> Optional[int]:
-        """What was measured at just this batch size, where the trees do not say it."""
+        """The measurement at exactly this batch size, if the trees predict otherwise."""
         mark = call_mark(convolution, rows)
         at = bisect_left(self.calls, mark)
         return UNIT * self.units[at] if at < len(self.calls) and self.calls[at] == mark else None
 
     def neighbours(self, convolution: Convolution, rows: int) -> Optional[Tuple[int, int]]:
-        """The nearest batch sizes below and above that were measured; None for a power of two."""
+        """The nearest measured batch sizes below and above; None for a power of two."""
         if rows < 3 or not rows & (rows - 1):
             return None
         low = 1 << (rows.bit_length() - 1)
@@ -68,12 +68,12 @@ class Measured:
 
 
 def halfway(power: int) -> int:
-    """The batch size between a power of two and the next at which calls are measured too, if need be."""
+    """The batch size between a power of two and the next at which calls are also measured if necessary."""
     return power * 3 // 2
 
 
 def call_mark(convolution: Convolution, rows: int) -> int:
-    """A call at a batch size in 64 bits."""
+    """A hash of a call at a batch size in 64 bits."""
     return _mark(f"{convolution.call} {rows} {_text(convolution)}")
 
 
@@ -90,12 +90,12 @@ def _text(c: Convolution) -> str:
 
 @lru_cache(maxsize=1)
 def packaged() -> Measured:
-    """The package's own."""
+    """The package's own file."""
     return read_as(data_path("models", FILE), FORMAT, from_columns)
 
 
 def make(known: Iterable[Tuple[Convolution, int]], other: Iterable[Tuple[Convolution, int, int]]) -> Measured:
-    """From all calls that were measured, and from those whose bytes are to be kept."""
+    """From all measured calls, and from those whose bytes are kept."""
     measured: Dict[int, Dict[str, int]] = {}
     for convolution, rows in known:
         if rows & (rows - 1) == 0 and rows <= 1 << LARGEST_POWER:
@@ -117,7 +117,7 @@ def to_file(measured: Measured) -> bytes:
 
 
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[int]]) -> Measured:
-    """What a file says; ValueError where it is of another kind."""
+    """The parsed content of a file; ValueError if it has another format."""
     if header["format"] != FORMAT or len(columns) != len(_COLUMNS):
         raise ValueError("the format is another")
     measured = Measured(*columns)

@@ -1,7 +1,7 @@
-"""The buffer in global memory through which PyTorch's sums share their work between thread blocks.
+"""The buffer in global memory through which thread blocks share the work of PyTorch's sums.
 
 The launch configuration is PyTorch's own (aten/src/ATen/native/cuda/Reduce.cuh), for sums, means and norms
-that do not run along the numbers side by side: threads lie along the outputs, blocks split what is summed.
+that do not run along adjacent numbers: threads are assigned along the outputs, blocks split the inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NUMBER = 4
 
 
 def reduction_bytes(reduction: Reduction, batch: int, sms: int) -> int:
-    """Bytes of the buffer at a batch size; 0 where one block does it all."""
+    """Bytes of the buffer at a batch size; 0 if one block does it all."""
     inputs, outputs = evaluate(reduction.inputs, batch), evaluate(reduction.outputs, batch)
     vector = reduction.vector
     if not inputs or not outputs:
