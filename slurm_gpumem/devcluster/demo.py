@@ -1,4 +1,4 @@
-"""The demo: a Slurm cluster of its own, five training jobs, and where they end up.
+"""The demo: a separate Slurm cluster, five training jobs, and where they run.
 
 Run by `make demo`. The daemons and the scheduling are real; the GPUs are stand-ins.
 """
@@ -42,7 +42,7 @@ class DemoJob(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of one example; sizes in MiB, None where nothing is known."""
+    """The outcome of one example; sizes in MiB, None if unknown."""
 
     job: DemoJob
     state: str
@@ -73,7 +73,7 @@ def _demo() -> int:
         demo_report.await_samplers(folder)
         shutil.rmtree(folder)
     _say(
-        f"All daemons are stopped and the cluster's files are gone ({time.monotonic() - begin:.0f} s in all)."
+        f"All daemons are stopped and the cluster's files are removed ({time.monotonic() - begin:.0f} s total)."
     )
     return 0 if all(outcome.state == "COMPLETED" for outcome in outcomes) else 1
 
@@ -82,36 +82,36 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
     nodes = cluster.spec.nodes
     _title(f"1. A Slurm cluster, up in {took:.1f} s")
     _say(
-        f"Slurm is what shares out a cluster's machines among its users' jobs. A real one runs here now,\n"
-        f"with {len(nodes)} pretended machines (nodes) of {nodes[0].gpus} GPUs, "
+        f"Slurm assigns the machines of a cluster to its users' jobs. A real Slurm now runs here,\n"
+        f"with {len(nodes)} simulated machines (nodes) of {nodes[0].gpus} GPUs, "
         f"{nodes[0].gpu_memory_mib // MIB_PER_SHARD} GiB each. This computer needs no GPU:\n"
-        "they are stand-ins, and so is the training. A stand-in job takes as much of its GPU's memory as\n"
-        "the same training took on a real GPU, and fails as PyTorch does when there is not enough."
+        "the GPUs are stand-ins, and so is the training. A stand-in job uses as much of its GPU's memory as\n"
+        "the same training used on a real GPU, and fails like PyTorch if there is not enough."
     )
     _title("2. Five training jobs, submitted with gpusbatch")
     _say(
-        "gpusbatch reads the model's summary, estimates the GPU memory that training it takes,\n"
-        "and asks Slurm for that part of a GPU instead of a whole one."
+        "gpusbatch reads the model's summary, estimates the GPU memory needed for training,\n"
+        "and asks Slurm for that share of a GPU instead of a whole one."
     )
     submitted: List[DemoJob] = []
     looks: List[Places] = []
     for name in _SCRIPTS:
         submitted.append(_submit(cluster, _EXAMPLES / name, logs))
         looks.append(_places_now(cluster, submitted))
-    _title("3. Where Slurm put them")
+    _title("3. Where Slurm placed them")
     _wait_for_places(cluster, submitted, looks)
-    # One look, not several laid over each other: the first job may end before the last starts.
+    # One snapshot, not several combined: the first job may end before the last starts.
     fullest = max(looks, key=len)
     where = {job_id: places for look in looks for job_id, places in look.items()}
     rows = gpu_rows(nodes, submitted, fullest)
     print("\n".join(draw(rows, width=_width(), unicode=speaks_unicode())))
     used = sum(1 for row in rows if row.segments)
     _say(
-        "Each line is a GPU, each block a job: its number, its name and its part of the GPU's memory.\n"
+        "Each line is a GPU, each block a job: its number, its name and its share of the GPU's memory.\n"
         f"{len(fullest)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
-        "without sharing each would hold one alone."
+        "without sharing, each job would occupy a whole GPU."
     )
-    _title("4. What they asked for and what they took")
+    _title("4. What they requested and what they used")
     outcomes = [_outcome(cluster, job, where[job.job_id]) for job in submitted]
     print("\n".join(table(outcomes)))
     _say(
@@ -119,10 +119,10 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         "counts (shards). Measured: the most that the stand-in held, which is what PyTorch took for this\n"
         "model, batch size, optimizer and precision on an NVIDIA H200 (models/ground-truth)."
     )
-    _title("5. What the accounting tells")
+    _title("5. What the accounting shows")
     _say(
-        "Hooks on every node measured the jobs while they ran. This is what their owner reads afterwards;\n"
-        "`gpumem report -j JOB` shows one of them in depth, `gpumem report --summary` is for admins.\n"
+        "Hooks on every node measured the jobs while they ran. Their owner can see this report afterwards;\n"
+        "`gpumem report -j JOB` shows one of them in detail, `gpumem report --summary` is for admins.\n"
         "\n$ gpumem report"
     )
     print(demo_report.report(cluster, logs, [job.job_id for job in submitted]), flush=True)
@@ -132,7 +132,7 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
 def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
     shown = f"docs/examples/{script.name}"
     print(f"\n$ gpusbatch {shown}", flush=True)
-    # What users type; where the log and what gpusbatch remembers of the cluster go is our own affair.
+    # Show what users type, without the paths of the log and of the cluster cache.
     done = cluster.run(
         [str(Path(sys.executable).with_name("gpusbatch")), str(script)],
         env={"SBATCH_OUTPUT": f"{logs}/%x-%j.log", "XDG_CACHE_HOME": str(logs)},
@@ -147,7 +147,7 @@ def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:
 
 
 def _wait_for_places(cluster: Cluster, submitted: Sequence[DemoJob], looks: List[Places]) -> None:
-    """Look until all jobs run at once, or until each has been seen running."""
+    """Poll until all jobs run at once, or until each has been seen running."""
     deadline = time.monotonic() + _PATIENCE_S
     while not _all_seen(submitted, looks):
         if time.monotonic() > deadline:
@@ -159,7 +159,7 @@ def _wait_for_places(cluster: Cluster, submitted: Sequence[DemoJob], looks: List
 
 
 def _all_seen(submitted: Sequence[DemoJob], looks: Sequence[Places]) -> bool:
-    """Whether every job stands in one of the looks (Slurm forgets a job's GPUs when it ends)."""
+    """Whether every job is in one of the snapshots (Slurm forgets a job's GPUs when it ends)."""
     return {job.job_id for job in submitted} <= {job_id for look in looks for job_id in look}
 
 
@@ -205,7 +205,7 @@ def _outcome(cluster: Cluster, job: DemoJob, places: Sequence[Placement]) -> Out
 
 
 def table(outcomes: Sequence[Outcome]) -> List[str]:
-    """Estimated, requested and measured memory, one line a job."""
+    """Estimated, requested and measured memory, one line per job."""
     lines = [f"{'Job':<5}{'Model':<14}{'Estimated':>10}{'Requested':>11}{'Measured':>10}  State"]
     for outcome in outcomes:
         lines.append(
