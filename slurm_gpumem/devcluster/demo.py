@@ -73,7 +73,7 @@ def _demo() -> int:
         demo_report.await_samplers(folder)
         shutil.rmtree(folder)
     _say(
-        f"All daemons are stopped and the cluster's files are removed ({time.monotonic() - begin:.0f} s total)."
+        f"All daemons are stopped, the cluster's files are removed ({time.monotonic() - begin:.0f} s total)."
     )
     return 0 if all(outcome.state == "COMPLETED" for outcome in outcomes) else 1
 

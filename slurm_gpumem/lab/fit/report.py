@@ -89,20 +89,20 @@ def report_lines(
     strangers = held_out(found, lessons, parts, lonely=True)
     lines = [
         "# The learned correction",
-        "Written by `make fit` (`" + card["command"] + "`); do not edit. What it is: docs/estimation.md.",
+        "Written by `make fit` (`" + card["command"] + "`); do not edit. See docs/estimation.md.",
         "",
         f"- data: {card['data']}; sha256 of rows and summaries `{card['data_sha256']}`",
         f"- `correction.json`: sha256 `{sha256}`, seed {card['seed']}",
-        f"- coverage asked of the bound: {_coverage(card['coverage'])}",
+        f"- target coverage of the request: {_coverage(card['coverage'])}",
         "- known gaps: one GPU type, one PyTorch version, synthetic data as input, no torch.compile",
         "",
         f"Figures in % of {card['folds']} folds; a model and its namesakes are in one fold.",
-        "The second table is as if nothing of a model's whole family of sizes had been measured.",
-        "`request` is below the real need in `<req`, holds `over` more than it in the median, and makes",
-        "as many shards of 1 GiB as needed or one more in `0/+1`.",
+        "The second table shows the results as if no model of the same family had been measured.",
+        "`<req`: requests below the real need. `over`: median of what the request exceeds the need by.",
+        "`0/+1`: requests with as many shards of 1 GiB as needed or one more.",
     ]
     by_text: Callable[[Held], str] = lambda i: i.row.tool  # noqa: E731
-    lines += [*_table("text", items, by_text), *_table("text of a stranger", strangers, by_text)]
+    lines += [*_table("text", items, by_text), *_table("text, family not measured", strangers, by_text)]
     groupings: Dict[str, Callable[[Held], str]] = {
         "family (torchinfo_full)": lambda i: i.row.family if i.row.tool == "torchinfo_full" else "",
         "outside the measured range (torchinfo_full)": lambda i: (
@@ -111,7 +111,7 @@ def report_lines(
     }
     for title, name_of in groupings.items():
         lines += _table(title, items, name_of)
-    return [*lines, "", "Farthest above the request, one run a model:", "", *_worst(items)]
+    return [*lines, "", "Furthest above the request, one run per model:", "", *_worst(items)]
 
 
 def _table(title: str, items: Sequence[Held], name_of: Callable[[Held], str]) -> List[str]:
