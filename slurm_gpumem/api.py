@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from typing import Optional, Union
 
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, TrainingJob
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
 
 
 def estimate(
-    summary: Union[str, os.PathLike[str]],
+    summary: Union[str, os.PathLike[str], ModelSummary],
     *,
     batch_size: Optional[int] = None,
     optimizer: Optional[str] = None,
@@ -21,33 +22,28 @@ def estimate(
     gpu: str = DEFAULT_GPU,
     estimator: str = "auto",
     gpus: int = 1,
-    grad_accumulation: int = 1,
-    checkpointing: bool = False,
-    channels_last: bool = False,
-    loss: str = "cross-entropy",
-    input_dtype: str = "auto",
+    grad_accumulation: Optional[int] = None,
+    checkpointing: Optional[bool] = None,
+    channels_last: Optional[bool] = None,
+    loss: Optional[str] = None,
+    input_dtype: Optional[str] = None,
 ) -> Estimate:
-    """Estimate the peak GPU memory of training the model of `summary` (a path or the text itself).
+    """Estimate the peak GPU memory of training the model of `summary`: a path, the text, or `summarize`'s.
 
-    Optimizer and precision are by default those of a summary's trace, else adam and fp32.
+    What is not given is as the summary's trace was made, else adam, fp32 and no checkpointing.
     """
-    model = read_summary(summary)
-    traced = model.trace.job if model.trace is not None else None
-    known = traced.optimizer if traced is not None and traced.optimizer in OPTIMIZERS else "adam"
-    batch = batch_size if batch_size is not None else model.batch
-    if batch is None:
-        raise UsageError("the summary does not say its batch size; give one (--batch-size 128)")
-    job = TrainingJob(
-        batch_size=batch,
-        optimizer=optimizer or known,
-        precision=precision or (traced.precision if traced is not None else "fp32"),
-        gpus=gpus,
+    model = summary if isinstance(summary, ModelSummary) else read_summary(summary)
+    stated = StatedTraining(
+        batch_size=batch_size,
+        optimizer=optimizer,
+        precision=precision,
         grad_accumulation=grad_accumulation,
         checkpointing=checkpointing,
         channels_last=channels_last,
         loss=loss,
         input_dtype=input_dtype,
     )
+    job = training_job(model, stated, gpus=gpus)
     from slurm_gpumem.utilization.predict import with_utilization
 
     place = find_gpu(gpu)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import slurm_gpumem
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.types import PARTS
+from slurm_gpumem.summaries.own import to_json
+from tests.estimators.explain.small_trace import small_summary
 
 SUMMARY = """\
         Layer (type)               Output Shape         Param #
@@ -79,3 +83,30 @@ def test_the_public_names_are_what_they_say() -> None:
         assert getattr(slurm_gpumem, name) is not None
     with pytest.raises(AttributeError):
         slurm_gpumem.nonsense  # noqa: B018
+
+
+def test_python_and_the_command_estimate_the_same_job_of_a_traced_summary(tmp_path: Path) -> None:
+    summary = small_summary()
+    assert summary.trace is not None
+    traced = replace(
+        summary.trace.job, optimizer="sgd", grad_accumulation=4, checkpointing=True, channels_last=True
+    )
+    path = tmp_path / "traced.json"
+    path.write_text(to_json(replace(summary, trace=replace(summary.trace, job=traced))))
+    for options, words in (
+        ({}, []),
+        ({"batch_size": 8, "optimizer": "AdamW"}, ["--batch-size=8", "--optimizer=AdamW"]),
+    ):
+        e = estimate(path, **options)  # type: ignore[arg-type]
+        command = [sys.executable, "-m", "slurm_gpumem", "estimate", str(path), "--json", *words]
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "GPUMEM_SITE_CONFIG": str(tmp_path / "none")}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+        printed = json.loads(done.stdout)
+        assert printed["job"] == asdict(e.job)
+        assert (e.job.checkpointing, e.job.grad_accumulation, e.job.channels_last) == (True, 4, True)
+        assert (printed["peak_mib"], printed["request_mib"]) == (e.peak_mib, e.request_mib)
+
+
+def test_a_summary_of_summarize_is_estimated_as_its_file_is(tmp_path: Path) -> None:
+    (tmp_path / "small.json").write_text(to_json(small_summary()))
+    assert estimate(small_summary()).peak_mib == estimate(tmp_path / "small.json").peak_mib

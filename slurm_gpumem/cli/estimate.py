@@ -15,6 +15,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.assumptions import assumptions
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import (
     INPUT_DTYPES,
     LOSSES,
@@ -48,7 +49,7 @@ def main(argv: List[str]) -> int:
     summary = read_summary(args.summary)
     if not summary.name:
         summary = replace(summary, name=Path(args.summary).stem)
-    job = settings.training_job(summary.batch, args.gpus, summary.trace.job if summary.trace else None)
+    job = training_job(summary, settings.stated_training(), gpus=args.gpus)
     gpu = find_gpu(settings.gpu or DEFAULT_GPU)
     estimator = settings.text("estimator") or "auto"
     if args.directive:

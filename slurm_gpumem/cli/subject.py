@@ -11,10 +11,10 @@ from typing import Dict, Optional, Tuple
 from slurm_gpumem.cli.target_options import is_code, options_given, trace_code, trace_request
 from slurm_gpumem.config.load import JOB_KEYS, Config
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.summaries.trace_types import TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 
 DEFAULT_BATCH = 32
@@ -49,7 +49,10 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     summary = read_summary(text)
     if not summary.name:
         summary = replace(summary, name=Path(text).stem)
-    job = settings.training_job(summary.batch or DEFAULT_BATCH, 1, _job_of(summary))
+    stated = settings.stated_training()
+    job = training_job(
+        summary, stated._replace(batch_size=stated.batch_size or summary.batch or DEFAULT_BATCH)
+    )
     summary, notes = _in_precision(summary, job.precision)
     return Subject(summary, job, settings.text("batch-size") is not None, notes)
 
@@ -78,14 +81,9 @@ def _traced(text: str, args: argparse.Namespace, settings: JobSettings) -> Subje
     summary = read_summary(traced.summary.decode(errors="replace"))
     # The trace holds what the options said, custom losses and optimizers included.
     own = {key: value for key, value in _options(args).items() if key == "batch-size"}
-    job = JobSettings({}).training_job(
-        int(own.get("batch-size", defaults["batch_size"])), 1, _job_of(summary)
-    )
+    batch = int(own.get("batch-size", defaults["batch_size"]))
+    job = training_job(summary, StatedTraining(batch_size=batch))
     return Subject(summary, job, "batch_size" in given, traced.notes, text, traced.summary)
-
-
-def _job_of(summary: ModelSummary) -> Optional[TracedJob]:
-    return summary.trace.job if summary.trace else None
 
 
 def _options(args: argparse.Namespace) -> Dict[str, str]:

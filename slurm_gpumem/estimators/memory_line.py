@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from math import floor
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.remembered import variant
@@ -251,7 +251,7 @@ def _damaged(why: str) -> UsageError:
     return UsageError(f"the {KEY} is damaged: {why}.\nMake it anew: gpumem estimate summary.txt --directive")
 
 
-def check_settings(line: MemoryLine, given: Dict[str, Optional[str]]) -> Optional[str]:
+def check_settings(line: MemoryLine, given: Mapping[str, str]) -> Optional[str]:
     """Why the line is not for a job with these settings ("optimizer", "precision"); None when it is."""
     job = line.training_job(1)
     for key, mine in (("optimizer", job.optimizer), ("precision", job.precision)):

@@ -41,6 +41,8 @@ class TrainingJob:
         _at_least_one("batch size", self.batch_size)
         _at_least_one("number of GPUs", self.gpus)
         _at_least_one("gradient accumulation", self.grad_accumulation)
+        _yes_or_no("checkpointing", self.checkpointing)
+        _yes_or_no("channels_last", self.channels_last)
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("loss", self.loss, LOSSES)
@@ -73,6 +75,11 @@ def _at_least_one(what: str, value: int) -> None:
         raise UsageError(f"{what} must be a whole number, not {value!r}")
     if value < 1:
         raise UsageError(f"{what} must be at least 1, not {value}")
+
+
+def _yes_or_no(what: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} must be True or False, not {value!r}")
 
 
 def _one_of(what: str, value: str, known: Tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from slurm_gpumem.config.load import Config
 from slurm_gpumem.errors import DoesNotFitError, UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNodes, discover_cluster
@@ -69,8 +70,7 @@ def decide(settings: JobSettings, wishes: Wishes, wish: GpuWish, config: Config)
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
     summary = _read_summary(settings.model)
     line = settings.memory_line
-    traced = summary.trace.job if summary and summary.trace else None
-    job = settings.training_job(summary.batch, max(wish.gpus, 1), traced) if summary else None
+    job = training_job(summary, settings.stated_training(), gpus=max(wish.gpus, 1)) if summary else None
     if settings.gpu:
         find_gpu(settings.gpu)  # an unknown name is an error before Slurm is asked anything
     settings.on_oom  # noqa: B018 - the same

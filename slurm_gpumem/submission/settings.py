@@ -9,9 +9,9 @@ from slurm_gpumem.config.load import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators import memory_line
 from slurm_gpumem.estimators.memory_line import MemoryLine
-from slurm_gpumem.estimators.types import OPTIMIZERS, TrainingJob
+from slurm_gpumem.estimators.training_job import StatedTraining, plain_name
+from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.directives import Directive
-from slurm_gpumem.summaries.trace_types import TracedJob
 from slurm_gpumem.units import parse_mib
 
 _ON_OOM = ("requeue", "fail")
@@ -78,7 +78,11 @@ class JobSettings:
         except UsageError as error:
             raise UsageError(f"{setting.origin}: {error}") from None
         # What a file presets is for jobs that do not say; the line says.
-        given = {key: self._name(key) for key in ("optimizer", "precision") if self._layer(key) > FILES}
+        given = {
+            key: plain_name(self.text(key) or "")
+            for key in ("optimizer", "precision")
+            if self._layer(key) > FILES
+        }
         wrong = memory_line.check_settings(line, given)
         if wrong:
             raise UsageError(f"{setting.origin}: {wrong}.\nMake it anew, or add --model summary.txt.")
@@ -136,12 +140,12 @@ class JobSettings:
     @property
     def exclusive_gpu(self) -> bool:
         """Whether the job wants a GPU to itself."""
-        return self._switch("exclusive-gpu")
+        return self._switch("exclusive-gpu") or False
 
     @property
     def end_line(self) -> bool:
         """Whether the job wants one line on what it used, at the end of its output."""
-        return self._switch("end-line")
+        return self._switch("end-line") or False
 
     def text(self, key: str) -> Optional[str]:
         """A value as it was given."""
@@ -152,36 +156,22 @@ class JobSettings:
         """Keys whose value in force stands in this layer."""
         return [key for key, setting in self._settings.items() if setting.layer == layer]
 
-    def training_job(
-        self, summary_batch: Optional[int], gpus: int, traced: Optional[TracedJob] = None
-    ) -> TrainingJob:
-        """The job the estimate is for; `summary_batch` and what was `traced` where nothing else is said."""
-        batch = self._number("batch-size") or summary_batch
-        if batch is None:
-            raise UsageError(
-                "no batch size: the summary does not say one.\n"
-                "Give it with --batch-size 128 or #GPUMEM batch-size=128."
-            )
-        values = {
-            "optimizer": self._name("optimizer"),
-            "precision": self._name("precision"),
-            "grad_accumulation": self._number("grad-accumulation"),
-            "checkpointing": self._switch("checkpointing") or None,
-            "channels_last": self._switch("channels-last") or None,
-            "loss": self._name("loss"),
-            "input_dtype": self._name("input-dtype"),
-        }
-        given = {**_as_traced(traced), **{key: value for key, value in values.items() if value is not None}}
-        return TrainingJob(batch_size=batch, gpus=gpus, **given)  # type: ignore[arg-type]
+    def stated_training(self) -> StatedTraining:
+        """What is said of the training; None for each value that no layer gives."""
+        return StatedTraining(
+            batch_size=self._number("batch-size"),
+            optimizer=self.text("optimizer"),
+            precision=self.text("precision"),
+            grad_accumulation=self._number("grad-accumulation"),
+            checkpointing=self._switch("checkpointing"),
+            channels_last=self._switch("channels-last"),
+            loss=self.text("loss"),
+            input_dtype=self.text("input-dtype"),
+        )
 
     def _layer(self, key: str) -> int:
         setting = self._settings.get(key)
         return FILES if setting is None else setting.layer
-
-    def _name(self, key: str) -> Optional[str]:
-        """A name as it is known, however it was written: "AdamW", "sgd_momentum"."""
-        text = self.text(key)
-        return None if text is None else text.lower().replace("_", "-")
 
     def _number(self, key: str) -> Optional[int]:
         setting = self._settings.get(key)
@@ -197,10 +187,10 @@ class JobSettings:
             raise UsageError(f"{setting.origin}: {key} must be at least 1, not {number}")
         return number
 
-    def _switch(self, key: str) -> bool:
+    def _switch(self, key: str) -> Optional[bool]:
         setting = self._settings.get(key)
         if setting is None:
-            return False
+            return None
         if setting.value.lower() not in _YES:
             raise UsageError(f"{setting.origin}: {key} must be yes or no, not {setting.value!r}")
         return _YES[setting.value.lower()]
@@ -212,21 +202,6 @@ class JobSettings:
             if os.path.exists(beside):
                 return beside
         return model.value
-
-
-def _as_traced(traced: Optional[TracedJob]) -> Dict[str, object]:
-    """What a trace says of its job, as far as we have a name for it."""
-    if traced is None:
-        return {}
-    found: Dict[str, object] = {
-        "grad_accumulation": traced.grad_accumulation,
-        "checkpointing": traced.checkpointing,
-        "channels_last": traced.channels_last,
-        "precision": traced.precision,
-    }
-    if traced.optimizer in OPTIMIZERS:
-        found["optimizer"] = traced.optimizer
-    return found
 
 
 def job_settings(

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict
 
 import pytest
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.assumptions import assumptions, describe_job, input_dtype
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS, Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import Layer, ModelSummary
+from tests.estimators.explain.small_trace import BATCH, small_summary
 
 CNN = ModelSummary("torchsummary", (Layer("Conv2d", outputs=((-1, 8, 4, 4),), params=224),))
 TEXT = ModelSummary("torchinfo", (Layer("Embedding", outputs=((4, 16, 8),), params=800),), batch=4)
@@ -23,6 +27,7 @@ TEXT = ModelSummary("torchinfo", (Layer("Embedding", outputs=((4, 16, 8),), para
         ({"batch_size": -4}, "batch size must be at least 1"),
         ({"batch_size": 1, "gpus": 0}, "number of GPUs"),
         ({"batch_size": 1, "grad_accumulation": 0}, "gradient accumulation"),
+        ({"batch_size": 1, "checkpointing": "no"}, "checkpointing must be True or False, not 'no'"),
         ({"batch_size": 1, "optimizer": "adma"}, "did you mean 'adam'"),
         ({"batch_size": 1, "precision": "fp23"}, "did you mean 'fp32'"),
         ({"batch_size": 1, "loss": "crossentropy"}, "did you mean 'cross-entropy'"),
@@ -121,3 +126,46 @@ def test_the_context_depends_on_the_libraries_the_job_loads() -> None:
     assert gpu.context_for(conv=False, matmul=True) == 74
     assert gpu.context_for(conv=False, matmul=False) == 62
     assert Gpu("y", 1000, 76).context_for(conv=True, matmul=False) == 76
+
+
+def traced_summary(**job: Any) -> ModelSummary:
+    """A summary whose trace was made of a job with these fields."""
+    summary = small_summary()
+    assert summary.trace is not None
+    trace = replace(summary.trace, job=replace(summary.trace.job, **job))
+    return replace(summary, trace=trace)
+
+
+def test_what_nobody_states_is_as_it_was_traced() -> None:
+    summary = traced_summary(
+        optimizer="sgd", precision="amp-bf16", grad_accumulation=4, checkpointing=True, channels_last=True
+    )
+    assert training_job(summary, StatedTraining()) == TrainingJob(
+        BATCH, "sgd", "amp-bf16", grad_accumulation=4, checkpointing=True, channels_last=True
+    )
+
+
+def test_what_is_stated_wins_over_the_trace_even_a_no() -> None:
+    summary = traced_summary(optimizer="sgd", grad_accumulation=4, checkpointing=True)
+    stated = StatedTraining(batch_size=8, optimizer="AdamW", grad_accumulation=1, checkpointing=False)
+    assert training_job(summary, stated, gpus=2) == TrainingJob(8, "adamw", gpus=2)
+
+
+def test_an_optimizer_that_has_no_name_here_is_taken_for_the_default() -> None:
+    assert training_job(traced_summary(optimizer="Lion8bit"), StatedTraining()).optimizer == "adam"
+
+
+@pytest.mark.parametrize(
+    ("stated", "warning"),
+    [
+        (StatedTraining(checkpointing=False), "traced with activation checkpointing; trace again without it"),
+        (StatedTraining(grad_accumulation=8), "traced without gradient accumulation; trace again with it"),
+        (StatedTraining(channels_last=True), "traced without channels_last; trace again with it"),
+    ],
+)
+def test_a_job_that_differs_from_its_trace_is_warned_of(stated: StatedTraining, warning: str) -> None:
+    summary = traced_summary(checkpointing=True)
+    job = training_job(summary, stated)
+    assert warning in registry.run("trace", summary, job, find_gpu("h200")).warnings
+    same = training_job(summary, StatedTraining())
+    assert "trace again" not in " ".join(registry.run("trace", summary, same, find_gpu("h200")).warnings)

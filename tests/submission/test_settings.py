@@ -9,8 +9,11 @@ import pytest
 
 from slurm_gpumem.config.load import Config, JobDefault
 from slurm_gpumem.errors import GpumemError, UsageError
+from slurm_gpumem.estimators.training_job import training_job
+from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.directives import Directive
 from slurm_gpumem.submission.settings import JobSettings, job_settings
+from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 
 def settings(
@@ -25,6 +28,12 @@ def settings(
     return job_settings(config, lines, environ or {}, options or {}, script=script)
 
 
+def job_of(given: JobSettings, summary_batch: Optional[int]) -> TrainingJob:
+    """The job for a summary of that batch size."""
+    summary = ModelSummary("torchinfo", (Layer("Linear", params=8),), batch=summary_batch)
+    return training_job(summary, given.stated_training())
+
+
 def test_later_layers_win() -> None:
     layers = [
         {"files": {"batch-size": "1"}},
@@ -35,27 +44,27 @@ def test_later_layers_win() -> None:
     given: Dict[str, Dict[str, str]] = {}
     for expected, layer in enumerate(layers, start=1):
         given.update(layer)
-        assert settings(**given).training_job(None, 1).batch_size == expected  # type: ignore[arg-type]
+        assert job_of(settings(**given), None).batch_size == expected  # type: ignore[arg-type]
 
 
 def test_the_summarys_batch_is_taken_when_nobody_says_one() -> None:
-    assert settings().training_job(64, 1).batch_size == 64
+    assert job_of(settings(), 64).batch_size == 64
 
 
 def test_no_batch_size_anywhere_is_an_error_that_tells_both_ways_to_give_one() -> None:
     with pytest.raises(UsageError, match=r"(?s)no batch size.*--batch-size 128 or #GPUMEM batch-size=128"):
-        settings().training_job(None, 1)
+        job_of(settings(), None)
 
 
 @pytest.mark.parametrize("value", ["0", "-3"])
 def test_a_batch_size_below_one_is_refused_and_its_place_named(value: str) -> None:
     with pytest.raises(UsageError, match=rf"job\.sh, line 3: batch-size must be at least 1, not {value}"):
-        settings(directives={"batch-size": value}).training_job(None, 1)
+        job_of(settings(directives={"batch-size": value}), None)
 
 
 def test_a_batch_size_that_is_no_number_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--batch-size: batch-size must be a whole number, not '1e3'"):
-        settings(options={"batch-size": "1e3"}).training_job(None, 1)
+        job_of(settings(options={"batch-size": "1e3"}), None)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +77,11 @@ def test_a_batch_size_that_is_no_number_is_refused() -> None:
 )
 def test_an_unknown_name_comes_with_the_nearest(key: str, value: str, near: str) -> None:
     with pytest.raises(GpumemError, match=f"did you mean '{near}'"):
-        settings(options={key: value}).training_job(8, 1)
+        job_of(settings(options={key: value}), 8)
 
 
 def test_names_may_be_written_as_pytorch_writes_them() -> None:
-    job = settings(options={"optimizer": "AdamW", "precision": "AMP_bf16"}).training_job(8, 1)
+    job = job_of(settings(options={"optimizer": "AdamW", "precision": "AMP_bf16"}), 8)
     assert (job.optimizer, job.precision) == ("adamw", "amp-bf16")
 
 
@@ -93,8 +102,8 @@ def test_memory_that_is_no_size_is_refused(value: str, message: str) -> None:
 
 
 def test_switches_are_yes_or_no() -> None:
-    assert settings(directives={"checkpointing": "yes"}).training_job(8, 1).checkpointing
-    assert not settings(directives={"checkpointing": "no"}).training_job(8, 1).checkpointing
+    assert job_of(settings(directives={"checkpointing": "yes"}), 8).checkpointing
+    assert not job_of(settings(directives={"checkpointing": "no"}), 8).checkpointing
     with pytest.raises(UsageError, match=r"job\.sh, line 3: exclusive-gpu must be yes or no, not 'maybe'"):
         settings(directives={"exclusive-gpu": "maybe"}).exclusive_gpu  # noqa: B018
 

@@ -109,6 +109,12 @@ def _warnings(trace: Trace, job: TrainingJob) -> Tuple[str, ...]:
         found.append(f"traced with {traced.precision}, not {job.precision}; trace again for it")
     if traced.optimizer and job.optimizer != traced.optimizer:
         found.append(f"traced with {traced.optimizer}, not {job.optimizer}; trace again for it")
-    if job.checkpointing and not traced.checkpointing:
-        found.append("traced without activation checkpointing; trace again with it")
+    for what, wanted, had in (
+        ("activation checkpointing", job.checkpointing, traced.checkpointing),
+        ("gradient accumulation", job.grad_accumulation > 1, traced.grad_accumulation > 1),
+        ("channels_last", job.channels_last, traced.channels_last),
+    ):
+        if wanted != had:
+            before, now = ("with", "without") if had else ("without", "with")
+            found.append(f"traced {before} {what}; trace again {now} it")
     return tuple(found)

@@ -1,0 +1,61 @@
+"""The training job of a summary: what was stated about it, else what was traced, else the defaults."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, NamedTuple, Optional
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.types import OPTIMIZERS, TrainingJob
+from slurm_gpumem.summaries.types import ModelSummary
+
+_NAMES = ("optimizer", "precision", "loss", "input_dtype")
+
+
+class StatedTraining(NamedTuple):
+    """What somebody stated about the training; None leaves a value to the summary's trace or the default."""
+
+    batch_size: Optional[int] = None
+    optimizer: Optional[str] = None
+    precision: Optional[str] = None
+    grad_accumulation: Optional[int] = None
+    checkpointing: Optional[bool] = None
+    channels_last: Optional[bool] = None
+    loss: Optional[str] = None
+    input_dtype: Optional[str] = None
+
+
+def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1) -> TrainingJob:
+    """The job to estimate for; UsageError when nothing tells the batch size or a value is wrong."""
+    values = {**_traced(summary), **{k: v for k, v in stated._asdict().items() if v is not None}}
+    if values.get("batch_size") is None:
+        raise UsageError(
+            "no batch size: the summary does not state one.\n"
+            "Give it with --batch-size 128 or #GPUMEM batch-size=128; in Python with batch_size=128."
+        )
+    for key in _NAMES:
+        if key in values:
+            values[key] = plain_name(str(values[key]))
+    return TrainingJob(gpus=gpus, **values)
+
+
+def plain_name(text: str) -> str:
+    """A name as our tables have it, however it was written: "AdamW", "sgd_momentum"."""
+    return text.lower().replace("_", "-")
+
+
+def _traced(summary: ModelSummary) -> Dict[str, Any]:
+    """What the summary states: its batch size, and how the traced steps were trained."""
+    found: Dict[str, Any] = {"batch_size": summary.batch}
+    if summary.trace is None:
+        return found
+    traced = summary.trace.job
+    found.update(
+        precision=traced.precision,
+        grad_accumulation=traced.grad_accumulation,
+        checkpointing=traced.checkpointing,
+        channels_last=traced.channels_last,
+    )
+    # A custom optimizer has no name of ours; its memory is in the trace anyway.
+    if traced.optimizer in OPTIMIZERS:
+        found["optimizer"] = traced.optimizer
+    return found
