@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Mapping, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES, OptimizerRule
 from slurm_gpumem.summaries.types import ModelSummary
+
+if TYPE_CHECKING:
+    # The tape is needed for a model only: a job that names its memory by hand starts without it.
+    from slurm_gpumem.estimators.tape import Tape
 
 OPTIMIZERS = tuple(OPTIMIZER_RULES)
 PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
@@ -155,6 +159,20 @@ class Utilization:
     warnings: Tuple[str, ...] = ()
 
 
+class TrainingStep(Protocol):
+    """A training step that was rebuilt from a summary."""
+
+    @property
+    def tape(self) -> Tape:
+        """Its operations."""
+        ...
+
+    @property
+    def has_guesses(self) -> bool:
+        """Whether blocks had to be filled with layers that the text does not show."""
+        ...
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A job's GPU memory before it runs, in MiB, and where every MiB goes."""
@@ -178,8 +196,9 @@ class Estimate:
     """Peak and request before a site's layer moved them; None where none did."""
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it."""
-    step: Optional[object] = field(default=None, repr=False, compare=False)
-    """The training step that the estimate was made from, for predictions of more than memory."""
+    step: Optional[TrainingStep] = field(default=None, repr=False, compare=False)
+    """The step of `job` that was rebuilt for the estimate, where one was: predictions of more than memory
+    start from it. A traced step is in the summary itself."""
 
 
 class Estimator(Protocol):

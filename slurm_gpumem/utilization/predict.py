@@ -8,7 +8,6 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.structural.estimator import rebuild
-from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import NAMES, Seen, features, logit
@@ -47,9 +46,9 @@ def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Est
         model = packaged(SUMMARY)
     except ConfigError as error:
         return replace(estimate, warnings=(*estimate.warnings, f"no utilization: {error}"))
-    walk = estimate.step if isinstance(estimate.step, Walk) else rebuild(summary, estimate.job, gpu)
-    seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
-    return replace(estimate, utilization=predict(step_work(walk.tape, estimate.job), seen, gpu, model))
+    step = estimate.step or rebuild(summary, estimate.job, gpu)
+    seen = Seen(shapeless=not summary.has_shapes, guessed=step.has_guesses)
+    return replace(estimate, utilization=predict(step_work(step.tape, estimate.job), seen, gpu, model))
 
 
 def predict(

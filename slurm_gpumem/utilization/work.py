@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.structural.kinds import family_of
-from slurm_gpumem.estimators.structural.tape import Op, Tape
+from slurm_gpumem.estimators.tape import Op, Tape
 from slurm_gpumem.estimators.types import TrainingJob
 
 KINDS = (

@@ -20,7 +20,7 @@ from slurm_gpumem.estimators.structural import estimate, layers
 from slurm_gpumem.estimators.structural.__main__ import main, table
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.replay import StepPlan, replay
-from slurm_gpumem.estimators.structural.tape import Tape
+from slurm_gpumem.estimators.tape import Tape
 from slurm_gpumem.estimators.types import PARTS, PRECISIONS, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
 

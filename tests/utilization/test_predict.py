@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from slurm_gpumem import estimate
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
@@ -70,6 +72,12 @@ def test_a_submission_reads_only_the_source_that_it_needs() -> None:
 def test_an_estimator_that_rebuilds_no_step_has_utilization_all_the_same() -> None:
     by_formula = predicted("resnet50", batch_size=64, estimator="horus")
     assert by_formula.sm_active == predicted("resnet50", batch_size=64, estimator="structural").sm_active
+
+
+@pytest.mark.parametrize("batch", [64, 65, 100])
+def test_it_is_of_the_jobs_own_batch_size_where_memory_is_estimated_at_others(batch: int) -> None:
+    corrected = predicted("resnet50", batch_size=batch, estimator="corrected")
+    assert corrected == predicted("resnet50", batch_size=batch, estimator="structural")
 
 
 def test_a_gpu_that_nobody_knows_is_predicted_as_the_measured_one() -> None:

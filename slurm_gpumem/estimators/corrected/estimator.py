@@ -114,6 +114,8 @@ def corrected(
         warnings=warnings,
         assumptions=tuple(said),
         coverage=min(point.answer.coverage for point in points),
+        # Between two anchors the rebuilt step is that of another batch size.
+        step=plain.step if plain.job == job else None,
     )
 
 

@@ -10,8 +10,8 @@ from math import prod
 
 from slurm_gpumem.estimators.structural.kinds import may_add_input, takes_loss
 from slurm_gpumem.estimators.structural.shapes import output_shape
-from slurm_gpumem.estimators.structural.tape import Tensor
 from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Layer
 
 _FLOAT = 4

@@ -15,10 +15,10 @@ from slurm_gpumem.estimators.structural.kinds import (
     position_scores,
 )
 from slurm_gpumem.estimators.structural.layers import input_shape, rule_for
-from slurm_gpumem.estimators.structural.tape import Tensor
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.structural.workspaces import sum_bytes
+from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]

@@ -12,9 +12,9 @@ from slurm_gpumem.estimators.structural import activations
 from slurm_gpumem.estimators.structural.kernels import sides, taps_and_groups
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.structural.shapes import output_shape
-from slurm_gpumem.estimators.structural.tape import Tensor
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.structural.workspaces import convolution_bytes, convolution_of, sum_bytes
+from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Layer, Shape
 
 Rule = Callable[[Walk, Layer, Tensor], Tensor]

@@ -15,9 +15,9 @@ from slurm_gpumem.estimators.structural.kinds import (
     upsamples_logits,
 )
 from slurm_gpumem.estimators.structural.layers import input_shape
-from slurm_gpumem.estimators.structural.tape import Tensor
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Shape
 
 _INDEX_BYTES = 8

@@ -18,9 +18,9 @@ from slurm_gpumem.estimators.structural.kinds import (
     scales_activation,
 )
 from slurm_gpumem.estimators.structural.layers import input_shape, norm_of, rule_for
-from slurm_gpumem.estimators.structural.tape import Tensor
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Scope, Walk
+from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Layer
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")

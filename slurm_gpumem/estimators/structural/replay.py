@@ -17,7 +17,7 @@ from slurm_gpumem.estimators.structural.stream import (
     Events,
     Stream,
 )
-from slurm_gpumem.estimators.structural.tape import Tape
+from slurm_gpumem.estimators.tape import Tape
 
 _LARGEST = 1 << 42
 """Bytes in all tensors of a step up to which the allocator is simulated byte by byte."""

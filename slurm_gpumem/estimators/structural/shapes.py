@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.structural.kinds import family_of, is_gate
-from slurm_gpumem.estimators.structural.tape import Tensor
+from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
 
 IMAGE = 224

@@ -12,7 +12,7 @@ from math import prod
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.structural.kinds import drops, has_decoder, is_gate, keeps_cache
-from slurm_gpumem.estimators.structural.tape import Tape, Tensor
+from slurm_gpumem.estimators.tape import Tape, Tensor
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 
