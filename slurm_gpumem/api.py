@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Optional, Union
 
-from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate
@@ -43,8 +42,7 @@ def estimate(
         loss=loss,
         input_dtype=input_dtype,
     )
-    job = training_job(model, stated, gpus=gpus)
-    from slurm_gpumem.utilization.predict import with_utilization
+    from slurm_gpumem.utilization.predict import estimate_with_utilization
 
-    place = find_gpu(gpu)
-    return with_utilization(registry.run(estimator, model, job, place), place, model)
+    job = training_job(model, stated, gpus=gpus)
+    return estimate_with_utilization(estimator, model, job, find_gpu(gpu))

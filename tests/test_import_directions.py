@@ -98,6 +98,16 @@ def test_small_modules_at_the_top_stand_on_no_room() -> None:
             assert not _rooms(path), f"{path.name} imports a room"
 
 
+def test_a_submission_never_climbs_back_into_the_commands() -> None:
+    code = (
+        "import sys, slurm_gpumem.cli.gpusbatch, slurm_gpumem.report.submission\n"
+        "import slurm_gpumem.submission.decide, slurm_gpumem.submission.decision\n"
+        "print(*(name for name in sys.modules if name.startswith('slurm_gpumem.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) == {"slurm_gpumem.cli.gpusbatch", "slurm_gpumem.cli.run"}
+
+
 @pytest.mark.parametrize("module", ["slurm_gpumem", "slurm_gpumem.api", "slurm_gpumem.cli.gpumem"])
 def test_importing_it_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*sys.modules)"

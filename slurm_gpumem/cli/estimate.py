@@ -25,14 +25,22 @@ from slurm_gpumem.estimators.types import (
     Gpu,
 )
 from slurm_gpumem.estimators.whatif import Alternatives, alternatives
-from slurm_gpumem.report.estimate import comparison_lines, explain_lines, fit_line, result_line
+from slurm_gpumem.report.estimate import (
+    activity_line,
+    comparison_lines,
+    explain_lines,
+    fit_line,
+    result_line,
+    utilization_json,
+)
 from slurm_gpumem.slurm.directives import Directive
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.activity import estimated, limit_lines, utilization_json
-from slurm_gpumem.submission.settings import job_settings
+from slurm_gpumem.submission.activity import activity_of
+from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import ceil_div
+from slurm_gpumem.utilization.predict import estimate_with_utilization
 
 SCHEMA = "gpumem-estimate/1"
 ALL = "all"
@@ -44,7 +52,7 @@ def main(argv: List[str]) -> int:
     _check(args)
     config = load_config()
     script, directives = _script(args)
-    settings = job_settings(config, directives, os.environ, _options(args), script=args.write)
+    settings = job_settings(config, directives, os.environ, OwnOptions(_options(args)), script=args.write)
     shard_mib = args.shard_mib or config.sharing.shard_mib
     summary = read_summary(args.summary)
     if not summary.name:
@@ -60,23 +68,20 @@ def main(argv: List[str]) -> int:
             say(f"warning: {warning}")
         return 0
     names = registry.names_for(summary) if estimator == ALL else [estimator]
-    estimates = [estimated(name, summary, job, gpu) for name in names]
+    estimates = [estimate_with_utilization(name, summary, job, gpu) for name in names]
     chosen = estimates[0]
     other = Alternatives()
     if args.explain:
-        other = alternatives(
-            chosen,
-            gpu,
-            lambda job: registry.run(registry.for_other_jobs(chosen.estimator), summary, job, gpu),
-            shard_mib,
-        )
+        other = alternatives(chosen, gpu, registry.same_way(chosen, summary, gpu), shard_mib)
     if args.json:
         print(json.dumps(_as_json(summary, gpu, estimates, other, shard_mib)))
         return 0
     lines: List[str] = []
     if args.explain:
         lines += explain_lines(summary, chosen, gpu, other, shard_mib)
-        lines += limit_lines(chosen.utilization, settings.max_slowdown, config.sharing)
+        site = config.sharing.slowdown_in([""])
+        activity = activity_of(chosen.utilization, settings.max_slowdown, site, config.sharing)
+        lines += activity_line(activity)
     if len(estimates) > 1:
         lines += comparison_lines(estimates, shard_mib)
     elif not args.explain:

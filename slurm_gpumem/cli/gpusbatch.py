@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, Optional
 
 from slurm_gpumem.cli.run import run_command, say
 from slurm_gpumem.errors import UsageError
@@ -13,11 +13,17 @@ from slurm_gpumem.slurm.options import (
     REQUIRED,
     CommandLine,
     OptionSpec,
-    options_from_help,
     read_command_line,
     sbatch_table,
 )
-from slurm_gpumem.slurm.script import BatchScript, ScriptError, check_script, read_script
+from slurm_gpumem.slurm.sbatch import SbatchCall, become_sbatch, installed_options, run_sbatch
+from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
+from slurm_gpumem.submission.asked import NOTHING_ASKED, Asked, JobWords, read_asked
+from slurm_gpumem.submission.settings import OwnOptions
+
+if TYPE_CHECKING:
+    from slurm_gpumem.submission.decide import Plan
+    from slurm_gpumem.submission.sbatch_call import PlannedCall
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
@@ -59,6 +65,14 @@ in variables like GPUMEM_BATCH_SIZE, and as defaults in the [job] table of
 """
 
 
+class Switches(NamedTuple):
+    """What to do with the decision, by _SWITCHES."""
+
+    dry_run: bool
+    explain: bool
+    json: bool
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """Entry point of `gpusbatch`."""
     args = sys.argv[1:] if argv is None else argv
@@ -66,50 +80,73 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _gpusbatch(argv: List[str]) -> int:
-    table = sbatch_table(OUR_OPTIONS)
-    line = read_command_line(argv, table, ask_more=_plugin_options)
+    line = read_command_line(argv, sbatch_table(OUR_OPTIONS), ask_more=installed_options)
     if any(option.name == "help" for option in line.options):
         print(USAGE, end="")
         return 0
-    _hint_at_typo(line, argv)
-    ours = _own_options(line)
-    script = _script(line, needed=bool(ours))
-    from slurm_gpumem.config.load import JOB_KEYS, load_config
-    from slurm_gpumem.slurm.directives import MEMORY_LINE, read_directives
-    from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, job_settings
+    _hint_at_typo(line)
+    given = _own_options(line)
+    script = _script(line, needed=bool(given))
+    switches = Switches(*(given.pop(name, None) is not None for name in _SWITCHES))
+    asked = read_asked(JobWords(line, OwnOptions(given), script, installed_options))
+    for name in ("explain", "json"):
+        if asked.goes_unchanged == NOTHING_ASKED and getattr(switches, name):
+            raise UsageError(f"--{name} has nothing to show: add --model summary.txt or --gpu-mem 12G")
+    # Before anything else can fail: a warning is often the reason.
+    _say_all(f"warning: {warning}" for warning in asked.warnings)
+    if asked.goes_unchanged == NOTHING_ASKED:
+        from slurm_gpumem.submission.sbatch_call import unchanged_call
 
-    switches = {name: ours.pop(name, None) is not None for name in _SWITCHES}
-    directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE)) if script else None
-    found = directives.found if directives else ()
-    if not (ours or found or any(os.environ.get(name) for name in ("GPUMEM_MODEL", "GPUMEM_MEM"))):
-        warnings = directives.warnings if directives else ()
-        return _plain(line, argv, script, switches, warnings)
-    config = load_config()
-    settings = job_settings(config, found, os.environ, ours, script=script.path if script else None)
-    warnings = (*config.warnings, *(directives.warnings if directives else ()))
-    if not (settings.model or settings.mem_mib or settings.memory_line or settings.exclusive_gpu):
-        if settings.given_by(OPTIONS):
-            raise UsageError(
-                f"--{settings.given_by(OPTIONS)[0]} says something about a model, but there is none.\n"
-                "Add --model summary.txt, or --gpu-mem 12G to ask for GPU memory by hand."
-            )
-        if settings.given_by(DIRECTIVES):
-            warnings = (
-                *warnings,
-                "#GPUMEM lines without model=, memory-line= or mem= ask for nothing; going as sbatch does",
-            )
-        return _plain(line, argv, script, switches, warnings)
-    if script is not None:
-        check_script(script)
-    from slurm_gpumem.cli.share_job import submit_shared
-
-    return submit_shared(line, script, settings, config, table, switches, warnings, _plugin_options)
+        return _hand_over(unchanged_call(asked.words), switches)
+    return _submit(asked, switches)
 
 
-def _hint_at_typo(line: CommandLine, argv: Sequence[str]) -> None:
+def _submit(asked: Asked, switches: Switches) -> int:
+    """Decide, tell the user, hand over to sbatch."""
+    from slurm_gpumem.report.submission import explain_submission, submission_line
+    from slurm_gpumem.submission.decide import decide
+    from slurm_gpumem.submission.sbatch_call import build_call
+
+    if switches.json and asked.options.any_of("parsable"):
+        raise UsageError("--json and --parsable both say what stdout is; choose one")
+    plan = decide(asked)
+    planned = build_call(plan)
+    if not asked.options.any_of("quiet"):
+        _say_all((submission_line(plan), *planned.notes))
+    _say_all(f"warning: {warning}" for warning in plan.warnings)
+    if switches.explain and not asked.goes_unchanged:
+        print("\n".join(explain_submission(plan)), file=sys.stderr)
+    return _print_json(plan, planned, switches) if switches.json else _hand_over(planned.call, switches)
+
+
+def _hand_over(call: SbatchCall, switches: Switches) -> int:
+    if not switches.dry_run:
+        return become_sbatch(call)
+    sys.stdout.buffer.write(os.fsencode(call.shell_words()) + b"\n")
+    return 0
+
+
+def _print_json(plan: Plan, planned: PlannedCall, switches: Switches) -> int:
+    """The decision as JSON, with the job's id where one was submitted; else sbatch's exit code alone."""
+    import json
+
+    from slurm_gpumem.report.submission import submission_json
+    from slurm_gpumem.submission.decision import decision_of
+
+    answer = submission_json(decision_of(plan, planned))
+    code = 0
+    if not switches.dry_run:
+        output = run_sbatch(planned.call.parsable(), keep_stderr=False)
+        code, answer["job_id"], answer["cluster"] = output.code, output.job_id, output.cluster
+    if code == 0:
+        print(json.dumps(answer))
+    return code
+
+
+def _hint_at_typo(line: CommandLine) -> None:
     """An option of ours with a slip in it would quietly become the script's argument: say so."""
     first = line.script_args[0] if line.script_args else ""
-    if not first.startswith("--") or argv[len(argv) - len(line.script_args) - 1] == "--":
+    if not first.startswith("--") or line.argv[len(line.argv) - len(line.script_args) - 1] == "--":
         return
     import difflib
 
@@ -154,35 +191,6 @@ def _script(line: CommandLine, *, needed: bool) -> Optional[BatchScript]:
         return None
 
 
-def _plain(
-    line: CommandLine,
-    argv: List[str],
-    script: Optional[BatchScript],
-    switches: Dict[str, bool],
-    warnings: Sequence[str],
-) -> int:
-    """Be sbatch."""
-    from slurm_gpumem.submission.sbatch_call import plain_submission, run_submission, shell_words
-
-    for name in ("explain", "json"):
-        if switches[name]:
-            raise UsageError(f"--{name} has nothing to show: add --model summary.txt or --gpu-mem 12G")
-    for warning in warnings:
-        say(f"warning: {warning}")
-    submission = plain_submission(line, argv, script)
-    if switches["dry-run"]:
-        sys.stdout.buffer.write(os.fsencode(shell_words(submission)) + b"\n")
-        return 0
-    return run_submission(submission)
-
-
-def _plugin_options() -> Sequence[OptionSpec]:
-    """Options that this site's plugins add to sbatch (and newer versions than we know)."""
-    from slurm_gpumem.errors import SlurmError
-    from slurm_gpumem.slurm.client import run
-
-    try:
-        return options_from_help(run(["sbatch", "--help"]))
-    except SlurmError:
-        # Then the option is handed on as it stands, and sbatch judges it.
-        return ()
+def _say_all(lines: Iterable[str]) -> None:
+    for text in lines:
+        say(text)

@@ -13,7 +13,7 @@ from slurm_gpumem.config.load import JOB_KEYS, Config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.submission.settings import JobSettings, job_settings
+from slurm_gpumem.submission.settings import JobSettings, OwnOptions, job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -38,7 +38,7 @@ class Subject:
 
 def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject:
     """Read the summary, or trace the code; errors say how to name either."""
-    settings = job_settings(config, (), os.environ, _options(args))
+    settings = job_settings(config, (), os.environ, OwnOptions(_options(args)))
     if is_code(text):
         return _traced(text, args, settings)
     used = options_given(args)

@@ -7,28 +7,6 @@ from typing import List, Optional, Tuple
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
-PRECISION_TITLES = {
-    "fp32": "fp32",
-    "tf32": "tf32",
-    "amp-fp16": "AMP fp16",
-    "amp-bf16": "AMP bf16",
-    "bf16": "bf16",
-}
-
-
-def describe_job(job: TrainingJob) -> str:
-    """The job in one line: "batch 128, Adam, fp32", and what it does out of the ordinary."""
-    words = [f"batch {job.batch_size}", job.optimizer_rule.title, PRECISION_TITLES[job.precision]]
-    if job.gpus > 1:
-        words.append(f"{job.gpus} GPUs")
-    if job.grad_accumulation > 1:
-        words.append(f"{job.grad_accumulation} accumulated batches")
-    if job.checkpointing:
-        words.append("checkpointing")
-    if job.channels_last:
-        words.append("channels_last")
-    return ", ".join(words)
-
 
 def assumptions(
     summary: ModelSummary, job: TrainingJob, gpu: Gpu, estimate: Optional[Estimate] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Callable
 
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
@@ -35,9 +36,11 @@ def names_for(summary: ModelSummary) -> list[str]:
     return others if summary.trace is None else [TRACE, *others]
 
 
-def for_other_jobs(name: str) -> str:
-    """Which estimator to ask about a changed job: what was measured says nothing about another batch size."""
-    return "auto" if name in FROM_RUNS else name
+def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[TrainingJob], Estimate]:
+    """A function that estimates other jobs of the same model as this one was estimated."""
+    # What was measured of one job says nothing about another batch size.
+    name = "auto" if estimate.estimator in FROM_RUNS else estimate.estimator
+    return lambda job: run(name, summary, job, gpu)
 
 
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:

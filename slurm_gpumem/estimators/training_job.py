@@ -9,6 +9,13 @@ from slurm_gpumem.estimators.types import OPTIMIZERS, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
 _NAMES = ("optimizer", "precision", "loss", "input_dtype")
+PRECISION_TITLES = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "amp-fp16": "AMP fp16",
+    "amp-bf16": "AMP bf16",
+    "bf16": "bf16",
+}
 
 
 class StatedTraining(NamedTuple):
@@ -36,6 +43,20 @@ def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1
         if key in values:
             values[key] = plain_name(str(values[key]))
     return TrainingJob(gpus=gpus, **values)
+
+
+def describe_job(job: TrainingJob) -> str:
+    """The job in one line: "batch 128, Adam, fp32", and what it does out of the ordinary."""
+    words = [f"batch {job.batch_size}", job.optimizer_rule.title, PRECISION_TITLES[job.precision]]
+    if job.gpus > 1:
+        words.append(f"{job.gpus} GPUs")
+    if job.grad_accumulation > 1:
+        words.append(f"{job.grad_accumulation} accumulated batches")
+    if job.checkpointing:
+        words.append("checkpointing")
+    if job.channels_last:
+        words.append("channels_last")
+    return ", ".join(words)
 
 
 def plain_name(text: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
-from slurm_gpumem.estimators.assumptions import PRECISION_TITLES, assumptions, describe_job
-from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.estimators.assumptions import assumptions
+from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_job
+from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 from slurm_gpumem.estimators.whatif import Alternatives
-from slurm_gpumem.submission.activity import utilization_lines
+from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode
 from slurm_gpumem.units import ceil_div, format_at_least, format_mib
@@ -41,7 +42,7 @@ def explain_lines(
         f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
         f"request {estimate.request_mib:,} MiB = {_count(shards, 'shard')}{held}"
     )
-    lines += utilization_lines(estimate.utilization)
+    lines += _utilization_lines(estimate.utilization)
     lines += _wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate))
     lines += _wrapped("", _alternatives(other))
     return lines
@@ -72,6 +73,57 @@ def fit_line(estimate: Estimate, gpu: Gpu) -> List[str]:
     if estimate.peak_mib <= gpu.memory_mib:
         return []
     return [f"does not fit: one {gpu.name} has {format_mib(gpu.memory_mib)}"]
+
+
+def activity_line(activity: Optional[Activity]) -> List[str]:
+    """What an accepted slowdown makes of the job's activity, where no partition is known yet."""
+    if activity is None:
+        return []
+    return [
+        f"within a slowdown of {activity.limit:g} its activity takes {activity.share * 100:.0f} % of the "
+        "GPU; the share is the larger of this and memory's"
+    ]
+
+
+def utilization_json(utilization: Optional[Utilization]) -> Optional[Dict[str, Any]]:
+    """A prediction for --json."""
+    if utilization is None:
+        return None
+    return {
+        "sm_active": round(utilization.sm_active, 1),
+        "sm_occupancy": round(utilization.sm_occupancy, 1),
+        "dram_active": round(utilization.dram_active, 1),
+        "step_seconds": float(f"{utilization.step_seconds:.4g}"),
+        "intervals": {
+            name: [float(f"{low:.4g}"), float(f"{high:.4g}")]
+            for name, (low, high) in utilization.intervals.items()
+        },
+        "coverage": utilization.coverage,
+        "launch_bound": utilization.launch_bound,
+        "source": utilization.source,
+        "measured": utilization.measured,
+        "warnings": list(utilization.warnings),
+    }
+
+
+def _utilization_lines(utilization: Optional[Utilization]) -> List[str]:
+    """How hard the job will drive the GPU."""
+    if utilization is None:
+        return []
+    low, high = utilization.intervals["sm_active"]
+    shortest, longest = utilization.intervals["step_seconds"]
+    bound = "the CPU's launches" if utilization.launch_bound else "the GPU"
+    return [
+        f"alone on the GPU: SM activity {utilization.sm_active:.0f} % ({low:.0f} to {high:.0f}), "
+        f"occupancy {utilization.sm_occupancy:.0f} %, memory {utilization.dram_active:.0f} % busy",
+        f"                  step {_time(utilization.step_seconds)} ({_time(shortest)} to {_time(longest)}), "
+        f"bound by {bound}",
+        *(f"                  {warning}" for warning in utilization.warnings),
+    ]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def _alternatives(other: Alternatives) -> List[str]:

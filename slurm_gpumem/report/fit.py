@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 from slurm_gpumem.cli.subject import Subject
-from slurm_gpumem.estimators.assumptions import PRECISION_TITLES
+from slurm_gpumem.estimators.training_job import PRECISION_TITLES
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Mark, Style, area_chart, axis_line, below, plot_width

@@ -69,6 +69,8 @@ class CommandLine(NamedTuple):
     """Index of the script's word."""
     missing_value: Optional[str] = None
     """The option that ended the line without the value it needs."""
+    argv: Tuple[str, ...] = ()
+    """All words as they stood."""
 
 
 class OptionTable:
@@ -197,6 +199,7 @@ class _Reader:
             het_job=self.het_job,
             script_at=self.script_at,
             missing_value=self.missing_value,
+            argv=tuple(self.argv),
         )
 
     def read_all(self) -> Tuple[Option, ...]:

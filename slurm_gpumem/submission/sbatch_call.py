@@ -1,134 +1,147 @@
-"""The sbatch command of a decision, and running it: sbatch's own stdout and exit code."""
+"""The sbatch call of a plan: the user's words, with the GPU request replaced and what goes with it added."""
 
 from __future__ import annotations
 
 import os
-import sys
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Tuple, Union
 
-from slurm_gpumem.estimators.types import PARTS
 from slurm_gpumem.formats.comment import append_record, format_record
-from slurm_gpumem.slurm.gpu_options import ENVIRONMENT, REPLACED, GpuWish, Wishes
-from slurm_gpumem.slurm.options import CommandLine, OptionTable
+from slurm_gpumem.slurm.gpu_options import ENVIRONMENT, REPLACED
+from slurm_gpumem.slurm.options import CommandLine, sbatch_table
+from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.decide import Decision
-from slurm_gpumem.submission.settings import JobSettings
 
-SBATCH = "sbatch"
+if TYPE_CHECKING:
+    # A job that goes unchanged needs none of what decides.
+    from slurm_gpumem.submission.asked import JobWords
+    from slurm_gpumem.submission.decide import Plan
+
 _NAME_BYTES = 40
+_TAKEN_OUT = REPLACED - {"gres"}
+"""--gres on the command line overrides the script's and the environment's; nothing takes these back."""
+
+Fields = Dict[str, Union[str, int, None]]
 
 
-class Submission(NamedTuple):
-    """One call of sbatch."""
+class PlannedCall(NamedTuple):
+    """The call, and what its user should know of it."""
 
-    argv: Tuple[str, ...]
-    """With the script's own path, even where a copy of it is handed over."""
-    unset: Tuple[str, ...] = ()
-    """Variables that sbatch must not see."""
-    script: Optional[BatchScript] = None
-    script_at: Optional[int] = None
-    """The script's place in argv; None when sbatch reads it from standard input."""
-    copied: bool = False
-    """Whether `script` differs from the user's file (or cannot be read twice), and goes as a copy."""
+    call: SbatchCall
     notes: Tuple[str, ...] = ()
 
-    @property
-    def environment(self) -> Dict[str, str]:
-        """What sbatch runs with."""
-        return {name: value for name, value in os.environ.items() if name not in self.unset}
 
-
-def plain_submission(line: CommandLine, argv: List[str], script: Optional[BatchScript]) -> Submission:
-    """sbatch with the very same words, less our own."""
-    if any(option.ours for option in line.options):
-        words, at = _with_script(line, [w for o in line.options if not o.ours for w in o.words])
-        return Submission(tuple(words), script=script, script_at=at, copied=_unreadable(script))
-    at = None if line.script_at is None else line.script_at + 1
-    return Submission((SBATCH, *argv), script=script, script_at=at, copied=_unreadable(script))
-
-
-def build_submission(
-    line: CommandLine,
-    decision: Decision,
-    settings: JobSettings,
-    wishes: Wishes,
-    wish: GpuWish,
-    script: Optional[BatchScript],
-    table: OptionTable,
-    *,
-    change_nothing: bool,
-) -> Submission:
-    """The user's words, with the GPU request replaced and what goes with it added."""
-    dropped = REPLACED if decision.shared else frozenset({"gres"}) if decision.request else frozenset()
-    added = [] if change_nothing else [*_gpu_words(decision, wish), *_host_words(decision, wishes)]
-    notes = []
-    if not change_nothing and not wishes.any_of("open-mode"):
-        added.append("--open-mode=append")
-    if decision.need:
-        record = record_of(decision, settings, wishes)
-        told = {**record, **described(decision, settings), **({"mode": "observe"} if change_nothing else {})}
-        written = wishes.get("comment")
-        # Where the user's comment leaves little room, the job's description goes first.
-        comment = append_record(written, format_record(told)) or append_record(written, format_record(record))
-        if comment is None:
-            notes.append("the comment is too long for our record behind it; the job goes without")
-        else:
-            dropped = dropped | {"comment"}
-            added.append(f"--comment={comment}")
-    kept = [word for o in line.options if not o.ours and o.name not in dropped for word in o.words]
-    words, at = _with_script(line, [*kept, *added])
+def build_call(plan: Plan) -> PlannedCall:
+    """The call of sbatch that asks for what was decided."""
+    words, script = plan.asked.words, plan.asked.script
+    if plan.asked.goes_unchanged:
+        return PlannedCall(unchanged_call(words))
+    notes: List[str] = []
+    added = _requested(plan)
+    replaced = REPLACED if plan.shared else frozenset({"gres"}) if plan.request else frozenset()
+    comment = _comment(plan)
+    if comment is not None:
+        replaced |= {"comment"}
+        added.append(f"--comment={comment}")
+    elif plan.largest is not None:
+        notes.append("the comment is too long for our record behind it; the job goes without")
+    kept = [word for o in words.line.options if not o.ours and o.name not in replaced for word in o.words]
+    argv, at = _with_script(words.line, [*kept, *added])
     changed = script
-    if script is not None and decision.shared:
-        # --gres on the command line overrides the script's; the others have no word that takes them back.
-        changed = script.without(lambda option: option.name in REPLACED - {"gres"}, table)
+    if script is not None and plan.shared:
+        changed = script.without(lambda option: option.name in _TAKEN_OUT, sbatch_table())
         if changed is not script:
             notes.append(f"the GPU options of {script.name} are taken out of the copy that is submitted")
-    if script is not None and decision.shared:
-        notes += _unset_variables(script)
+        notes += _unset_in_shared_jobs(script)
+    if plan.shared and plan.asked.options.get("mem") in ("0", "0M", "0G"):
+        notes.append("--mem=0 takes the node's whole memory: nobody else can share its GPUs")
     unset = tuple(
         variable
         for name, variable in ENVIRONMENT.items()
-        if decision.shared and name in REPLACED - {"gres"} and variable in os.environ
+        if plan.shared and name in _TAKEN_OUT and variable in os.environ
     )
-    if decision.shared and wishes.get("mem") in ("0", "0M", "0G"):
-        notes.append("--mem=0 takes the node's whole memory: nobody else can share its GPUs")
-    copied = changed is not script or _unreadable(script)
-    return Submission(tuple(words), unset, changed, at, copied, tuple(notes))
+    copied = changed is not script or _read_once(script)
+    return PlannedCall(SbatchCall(tuple(argv), unset, changed, at, copied), tuple(notes))
 
 
-def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict[str, Union[str, int, None]]:
+def unchanged_call(words: JobWords) -> SbatchCall:
+    """sbatch with the very same words, less our own."""
+    line, script = words.line, words.script
+    if any(option.ours for option in line.options):
+        argv, at = _with_script(line, [word for o in line.options if not o.ours for word in o.words])
+    else:
+        argv, at = [SBATCH, *line.argv], None if line.script_at is None else line.script_at + 1
+    return SbatchCall(tuple(argv), script=script, script_at=at, copied=_read_once(script))
+
+
+def _requested(plan: Plan) -> List[str]:
+    """The GPU request, and CPUs and host memory in proportion unless the user asked for some."""
+    asked, options = plan.asked, plan.asked.options
+    if asked.observed:
+        return []
+    words = []
+    if plan.request:
+        words.append("--gres=" + ",".join([*asked.gpus.other_gres, plan.request.gres]))
+    if plan.shared:
+        # Figures per GPU become those of the one GPU that the job was to have.
+        cpus = options.get("cpus-per-gpu") or plan.host.cpus
+        if cpus and not options.any_of("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
+            words.append(f"--cpus-per-task={cpus}")
+        memory = options.get("mem-per-gpu") or (plan.host.memory_mib and f"{plan.host.memory_mib}M")
+        if memory and not options.any_of("mem", "mem-per-cpu"):
+            words.append(f"--mem={memory}")
+    if not options.any_of("open-mode"):
+        # A requeued job must not wipe the log of the run before it.
+        words.append("--open-mode=append")
+    return words
+
+
+def _comment(plan: Plan) -> Optional[str]:
+    """The user's comment and our record behind it; None without a known need, or without room."""
+    if plan.largest is None:
+        return None
+    written = plan.asked.options.get("comment")
+    request = _request_fields(plan)
+    # Where the user's comment leaves little room, the job's description goes first.
+    whole = append_record(written, format_record({**request, **_description_fields(plan)}))
+    return whole or append_record(written, format_record(request))
+
+
+def _request_fields(plan: Plan) -> Fields:
     """What the plug-in and the hooks read in the job's comment; shards=0: the job is not to be shared."""
-    estimate, request, need = decision.estimate, decision.request, decision.need
+    assert plan.largest is not None
+    estimate, activity, request = plan.largest.estimate, plan.largest.activity, plan.request
+    settings, options = plan.asked.settings, plan.asked.options
     used = estimate.utilization if estimate else None
-    requeue = settings.on_oom == "requeue" and not wishes.any_of("no-requeue")
+    requeue = settings.on_oom == "requeue" and not options.any_of("no-requeue")
     return {
         "est": estimate.peak_mib if estimate else None,
-        "req": need.request_mib if need else None,
+        "req": plan.largest.need.request_mib,
         "by": estimate.estimator if estimate else "mem",
-        "via": "line" if decision.by_line else None,
+        "via": "line" if plan.workload.line else None,
         "base": "+".join(map(str, estimate.base)) if estimate and estimate.base else None,
         "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
         "batch": estimate.job.batch_size if estimate else None,
         "shards": request.units if request and not request.whole_gpu else 0,
         "sm": round(used.sm_active) if used else None,
         "dram": round(used.dram_active) if used else None,
-        "slow": f"{decision.activity.limit:g}" if decision.activity else None,
+        "slow": f"{activity.limit:g}" if activity else None,
         "oom": "requeue" if requeue else "fail",
         "tell": "end" if settings.end_line else None,
+        "mode": "observe" if plan.asked.observed else None,
     }
 
 
-def described(decision: Decision, settings: JobSettings) -> Dict[str, Union[str, int, None]]:
-    """What reports tell of the job besides, and what its peak is remembered by."""
-    estimate, summary = decision.estimate, decision.summary
+def _description_fields(plan: Plan) -> Fields:
+    """What reports show of the job besides, and what its measured peak is remembered by."""
+    estimate = plan.largest.estimate if plan.largest else None
     if estimate is None:
         return {}
     from slurm_gpumem.estimators.remembered import variant
+    from slurm_gpumem.estimators.types import PARTS
 
-    name = os.path.splitext(os.path.basename(settings.model or ""))[0] or (summary.name if summary else "")
     return {
-        "model": name[:_NAME_BYTES],
-        "fp": decision.fingerprint,
+        "model": plan.model_name[:_NAME_BYTES],
+        "fp": plan.workload.fingerprint,
         "opt": estimate.job.optimizer,
         "prec": estimate.job.precision,
         "more": variant(estimate.job),
@@ -136,97 +149,16 @@ def described(decision: Decision, settings: JobSettings) -> Dict[str, Union[str,
     }
 
 
-def run_submission(submission: Submission) -> int:
-    """Become sbatch; where a copy of the script must be cleared away afterwards, wait for it instead."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    argv, env = list(submission.argv), submission.environment
-    if submission.script is not None and submission.script_at is None:
-        _standard_input(submission.script.data)
-    if not submission.copied or submission.script_at is None:
-        try:
-            os.execvpe(SBATCH, argv, env)
-        except OSError as error:
-            raise _missing(error) from None
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-        argv[submission.script_at] = write_copy(submission, folder)
-        return _wait_for(argv, env)
-
-
-def capture_submission(submission: Submission) -> Tuple[int, str]:
-    """Run sbatch and keep its stdout; its stderr goes where ours goes."""
-    import subprocess
-    import tempfile
-
-    sys.stderr.flush()
-    argv = list(submission.argv)
-    script = submission.script
-    with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
-        if script is not None and submission.copied and submission.script_at is not None:
-            argv[submission.script_at] = write_copy(submission, folder)
-        given = script.data if script is not None and submission.script_at is None else None
-        try:
-            done = subprocess.run(
-                argv, input=given, stdout=subprocess.PIPE, env=submission.environment, check=False
-            )
-        except OSError as error:
-            raise _missing(error) from None
-    return done.returncode, done.stdout.decode(errors="replace")
-
-
-def write_copy(submission: Submission, folder: str) -> str:
-    """The script as it is submitted, under its own name, which becomes the job's."""
-    assert submission.script is not None
-    name = os.path.basename(submission.script.path or "") or "job"
-    path = os.path.join(folder, name)
-    with open(path, "wb") as file:
-        file.write(submission.script.data)
-    return path
-
-
-def shell_words(submission: Submission) -> str:
-    """The command as one could type it."""
-    import shlex
-
-    words = list(submission.argv)
-    if submission.unset:
-        words = ["env", *(word for name in submission.unset for word in ("-u", name)), *words]
-    return shlex.join(words)
-
-
-def _gpu_words(decision: Decision, wish: GpuWish) -> List[str]:
-    if decision.request is None:
-        return []
-    return ["--gres=" + ",".join([*wish.other_gres, decision.request.gres])]
-
-
-def _host_words(decision: Decision, wishes: Wishes) -> List[str]:
-    """CPUs and memory in proportion, unless the user asked; per-GPU figures become those of one GPU."""
-    words = []
-    per_gpu_cpus, per_gpu_memory = wishes.get("cpus-per-gpu"), wishes.get("mem-per-gpu")
-    if not decision.shared:
-        return []
-    if not wishes.any_of("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
-        cpus = per_gpu_cpus or decision.host.cpus
-        words += [f"--cpus-per-task={cpus}"] if cpus else []
-    if not wishes.any_of("mem", "mem-per-cpu"):
-        memory = per_gpu_memory or (f"{decision.host.memory_mib}M" if decision.host.memory_mib else None)
-        words += [f"--mem={memory}"] if memory else []
-    return words
-
-
 def _with_script(line: CommandLine, options: List[str]) -> Tuple[List[str], Optional[int]]:
-    words = [SBATCH, *options]
+    argv = [SBATCH, *options]
     if line.script is None:
-        return words, None
+        return argv, None
     if line.script.startswith("-") or line.script == ":":
-        words.append("--")
-    return [*words, line.script, *line.script_args], len(words)
+        argv.append("--")
+    return [*argv, line.script, *line.script_args], len(argv)
 
 
-def _unset_variables(script: BatchScript) -> List[str]:
+def _unset_in_shared_jobs(script: BatchScript) -> List[str]:
     """A script that counts its GPUs by a variable which only whole-GPU options set would trip over it."""
     text = script.text()
     for name in ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS"):
@@ -237,36 +169,6 @@ def _unset_variables(script: BatchScript) -> List[str]:
     return []
 
 
-def _unreadable(script: Optional[BatchScript]) -> bool:
+def _read_once(script: Optional[BatchScript]) -> bool:
+    """Whether sbatch could not read the script again after us."""
     return script is not None and not script.again_readable
-
-
-def _standard_input(data: bytes) -> None:
-    """Put the script, which we have read, back where sbatch will read it."""
-    import tempfile
-
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.seek(0)
-        os.dup2(file.fileno(), 0)
-
-
-def _wait_for(argv: List[str], env: Mapping[str, str]) -> int:
-    import signal
-
-    # Ctrl-C reaches sbatch too: let it decide, and clear the copy away after it.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        pid = os.posix_spawnp(SBATCH, argv, env, setsigdef=[signal.SIGINT])
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except OSError as error:
-        raise _missing(error) from None
-    finally:
-        signal.signal(signal.SIGINT, before)
-    return code if code >= 0 else 128 - code
-
-
-def _missing(error: OSError) -> Exception:
-    from slurm_gpumem.slurm.client import missing
-
-    return missing(SBATCH, error)

@@ -1,18 +1,21 @@
-"""What a job says of itself, from five layers: files, #GPUMEM lines, GPUMEM_*, options; later wins."""
+"""What a job states about itself: files, #GPUMEM lines, GPUMEM_* variables, options; later wins."""
 
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.config.load import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.estimators import memory_line
-from slurm_gpumem.estimators.memory_line import MemoryLine
-from slurm_gpumem.estimators.training_job import StatedTraining, plain_name
-from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.slurm.directives import Directive
+from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive
 from slurm_gpumem.units import parse_mib
+
+if TYPE_CHECKING:
+    # Without a model or a memory line none of these is needed, and gpusbatch starts sooner.
+    from slurm_gpumem.estimators.memory_line import MemoryLine
+    from slurm_gpumem.estimators.training_job import StatedTraining
+    from slurm_gpumem.estimators.types import TrainingJob
 
 _ON_OOM = ("requeue", "fail")
 _YES = {
@@ -30,6 +33,11 @@ _YES = {
 FILES, DIRECTIVES, ENVIRONMENT, OPTIONS = range(4)
 
 
+def option_name(key: str) -> str:
+    """A key as gpusbatch's option."""
+    return "--gpu-mem" if key == "mem" else f"--{key}"
+
+
 class Setting(NamedTuple):
     """A value, where it was given, and how late in the order of precedence."""
 
@@ -38,12 +46,27 @@ class Setting(NamedTuple):
     layer: int
 
 
+class OwnOptions(NamedTuple):
+    """The last layer: what was given on the command line or by a Python caller, by key of JOB_KEYS."""
+
+    values: Mapping[str, str] = MappingProxyType({})
+    spelled: Callable[[str], str] = option_name
+    """A key as its user writes it, for messages."""
+
+
 class JobSettings:
     """The values in force, read with the type each must have; errors name where a value was given."""
 
-    def __init__(self, settings: Mapping[str, Setting], script_folder: Optional[str] = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Setting],
+        script_folder: Optional[str] = None,
+        spelled: Callable[[str], str] = option_name,
+    ) -> None:
         self._settings = settings
         self._script_folder = script_folder
+        self.spelled = spelled
+        """A key as an option of the command or of the Python API."""
 
     @property
     def model(self) -> Optional[str]:
@@ -68,44 +91,54 @@ class JobSettings:
         return mib
 
     @property
+    def asks_for_share(self) -> bool:
+        """Whether anything here asks for part of a GPU, or for one that nobody shares."""
+        return bool(self.model or self.mem_mib or self.memory_line or self.exclusive_gpu)
+
+    @property
     def memory_line(self) -> Optional[MemoryLine]:
-        """The script's memory line; None without one, or where a model or `mem` says more."""
-        setting = self._settings.get(memory_line.KEY)
+        """The script's memory line; None without one, or where a model or `mem` replaces it."""
+        setting = self._settings.get(MEMORY_LINE)
         if setting is None or self.model is not None or self.mem_mib is not None:
             return None
+        from slurm_gpumem.estimators.memory_line import check_settings, parse_line
+        from slurm_gpumem.estimators.training_job import plain_name
+
         try:
-            line = memory_line.parse_line(setting.value)
+            line = parse_line(setting.value)
         except UsageError as error:
             raise UsageError(f"{setting.origin}: {error}") from None
-        # What a file presets is for jobs that do not say; the line says.
+        # Presets of a file are for jobs that do not state a value; the line does.
         given = {
             key: plain_name(self.text(key) or "")
             for key in ("optimizer", "precision")
             if self._layer(key) > FILES
         }
-        wrong = memory_line.check_settings(line, given)
+        wrong = check_settings(line, given)
         if wrong:
-            raise UsageError(f"{setting.origin}: {wrong}.\nMake it anew, or add --model summary.txt.")
+            raise UsageError(f"{setting.origin}: {wrong}.\nRegenerate it, or add --model summary.txt.")
         return line
 
     def stale_line(self, fingerprint: str, job: TrainingJob) -> Optional[str]:
         """Why the script's memory line is not this model's and job's, where it has one; None when it is."""
-        setting = self._settings.get(memory_line.KEY)
+        setting = self._settings.get(MEMORY_LINE)
         if setting is None:
             return None
+        from slurm_gpumem.estimators.memory_line import job_words, parse_line
+
         try:
-            line = memory_line.parse_line(setting.value)
+            line = parse_line(setting.value)
         except UsageError as error:
             return f"{setting.origin}: {error}"
-        if line.fingerprint == fingerprint and line.job == memory_line.job_words(job):
+        if line.fingerprint == fingerprint and line.job == job_words(job):
             return None
         return (
-            f"{setting.origin}: the {memory_line.KEY} was made from another summary or another way to train; "
-            "sbatch would go by it: make it anew with gpumem estimate --directive --write"
+            f"{setting.origin}: the {MEMORY_LINE} was made from another summary or another way to train; "
+            "sbatch would use it: regenerate it with gpumem estimate --directive --write"
         )
 
     def line_batch(self, line: MemoryLine) -> int:
-        """The batch size for a memory line: its own where nothing says one."""
+        """The batch size for a memory line: its own unless something states one."""
         return (self._number("batch-size") if self._layer("batch-size") > FILES else None) or line.batch
 
     @property
@@ -125,7 +158,7 @@ class JobSettings:
 
     @property
     def max_slowdown(self) -> Optional[float]:
-        """How much longer its steps may take beside others, by the job's own word."""
+        """How much longer its steps may take beside others, where the job states it."""
         setting = self._settings.get("max-slowdown")
         if setting is None:
             return None
@@ -147,6 +180,10 @@ class JobSettings:
         """Whether the job wants one line on what it used, at the end of its output."""
         return self._switch("end-line") or False
 
+    def check(self) -> None:
+        """Read what is otherwise read late, so that a wrong value is an error before Slurm is asked."""
+        _ = (self.on_oom, self.max_slowdown, self.exclusive_gpu, self.end_line)
+
     def text(self, key: str) -> Optional[str]:
         """A value as it was given."""
         setting = self._settings.get(key)
@@ -157,7 +194,9 @@ class JobSettings:
         return [key for key, setting in self._settings.items() if setting.layer == layer]
 
     def stated_training(self) -> StatedTraining:
-        """What is said of the training; None for each value that no layer gives."""
+        """What is stated about the training; None for each value that no layer gives."""
+        from slurm_gpumem.estimators.training_job import StatedTraining
+
         return StatedTraining(
             batch_size=self._number("batch-size"),
             optimizer=self.text("optimizer"),
@@ -208,11 +247,11 @@ def job_settings(
     config: Config,
     directives: Sequence[Directive],
     environ: Mapping[str, str],
-    options: Mapping[str, str],
+    options: OwnOptions,
     *,
     script: Optional[str] = None,
 ) -> JobSettings:
-    """Lay the layers over each other; `options` by key ("mem" is spelled --gpu-mem there)."""
+    """Lay the layers over each other."""
     merged: Dict[str, Setting] = {
         key: Setting(default.value, default.origin, FILES) for key, default in config.job.items()
     }
@@ -221,9 +260,8 @@ def job_settings(
         merged[directive.key] = Setting(directive.value, origin, DIRECTIVES)
     for key, (value, variable) in job_variables(environ).items():
         merged[key] = Setting(value, variable, ENVIRONMENT)
-    for key, value in options.items():
-        spelled = "--gpu-mem" if key == "mem" else f"--{key}"
-        merged[key] = Setting(value, spelled, OPTIONS)
+    for key, value in options.values.items():
+        merged[key] = Setting(value, options.spelled(key), OPTIONS)
     model = merged.get("model")
     folder = os.path.dirname(script) if script and model and model.layer == DIRECTIVES else None
-    return JobSettings(merged, folder)
+    return JobSettings(merged, folder, options.spelled)

@@ -7,13 +7,13 @@ from math import exp, log
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.structural.estimator import rebuild
-from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Utilization
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import NAMES, Seen, features, logit
 from slurm_gpumem.utilization.model import TARGETS, Fitted, UtilizationModel, packaged
 from slurm_gpumem.utilization.roofline import Times, rates_of, step_times
-from slurm_gpumem.utilization.trace_work import seen_in, work_of_trace
 from slurm_gpumem.utilization.work import StepWork, step_work
 
 SUMMARY, TRACE = "summary", "trace"
@@ -34,6 +34,11 @@ class Answer(NamedTuple):
     """SM activity lifted to where a job near the edge counts as busy: a missed one costs more."""
 
 
+def estimate_with_utilization(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    """The named estimator's estimate, with the job's utilization."""
+    return with_utilization(registry.run(name, summary, job, gpu), gpu, summary)
+
+
 def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Estimate:
     """The same estimate with its utilization; the step is rebuilt where the estimate has none of its own."""
     trace = summary.trace
@@ -41,6 +46,8 @@ def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Est
         if trace is not None and trace.kernels:
             model = packaged(TRACE)
             if TRACE in model.sources:
+                from slurm_gpumem.utilization.trace_work import seen_in, work_of_trace
+
                 work = work_of_trace(trace, estimate.job, summary.total_params * estimate.job.weight_bytes)
                 return replace(estimate, utilization=predict(work, seen_in(trace), gpu, model, TRACE))
         model = packaged(SUMMARY)

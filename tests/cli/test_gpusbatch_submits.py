@@ -337,6 +337,16 @@ def test_a_heterogeneous_job_stays_as_it_is(desk: Any) -> None:
     assert "HetJobOffset" in desk.shown(done.stdout.strip())
 
 
+def test_a_heterogeneous_script_goes_to_sbatch_word_for_word(desk: Any) -> None:
+    desk.script(
+        "het.sh", "true", "#GPUMEM mem=4G\n#SBATCH -n1 --mem=100\n#SBATCH hetjob\n#SBATCH -n1 --mem=100"
+    )
+    done = desk.call("--dry-run", "-H", "het.sh", "an argument")
+    assert (done.returncode, done.stdout) == (0, "sbatch -H het.sh 'an argument'\n")
+    job = desk.submit("-H", "het.sh")
+    assert "HetJobOffset" in desk.shown(job)
+
+
 HOSTILE = [
     "two words",
     "it's",

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.submission.request import (
+    GpuKind,
+    GpuRequest,
     Need,
     fits_somewhere,
     host_share,
@@ -19,7 +21,6 @@ from slurm_gpumem.submission.request import (
     whole_gpu,
     with_article,
 )
-from slurm_gpumem.submission.types import GpuKind, GpuRequest
 
 SHARDS = SharingPolicy()
 MPS = SharingPolicy(gres="mps")

@@ -12,7 +12,7 @@ from slurm_gpumem.errors import GpumemError, UsageError
 from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.directives import Directive
-from slurm_gpumem.submission.settings import JobSettings, job_settings
+from slurm_gpumem.submission.settings import JobSettings, OwnOptions, job_settings
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 
@@ -25,7 +25,7 @@ def settings(
 ) -> JobSettings:
     config = Config(job={key: JobDefault(value, "site.toml") for key, value in (files or {}).items()})
     lines = [Directive(key, value, 3) for key, value in (directives or {}).items()]
-    return job_settings(config, lines, environ or {}, options or {}, script=script)
+    return job_settings(config, lines, environ or {}, OwnOptions(options or {}), script=script)
 
 
 def job_of(given: JobSettings, summary_batch: Optional[int]) -> TrainingJob:

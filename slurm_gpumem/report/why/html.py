@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, List, Tuple
 
-from slurm_gpumem.estimators.assumptions import describe_job
 from slurm_gpumem.estimators.explain.timeline import Timeline
+from slurm_gpumem.estimators.training_job import describe_job
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.report.why.series import COLOURS, MIB, present, sampled
 from slurm_gpumem.report.why.text import made_by, place_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slurm_gpumem.estimators.assumptions import describe_job
+from slurm_gpumem.estimators.training_job import describe_job
 from slurm_gpumem.report.why.series import COLOURS, MIB, present, sampled
 from slurm_gpumem.terminal.chart import ticks
 from slurm_gpumem.terminal.png import Canvas, text_width

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, Tuple
 
-from slurm_gpumem.estimators.assumptions import describe_job
 from slurm_gpumem.estimators.explain.timeline import Living, Timeline
+from slurm_gpumem.estimators.training_job import describe_job
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width, resample
 from slurm_gpumem.units import format_mib

@@ -1,0 +1,117 @@
+"""A submission as text for people and as JSON: what was estimated, what is asked for, and why."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+from slurm_gpumem.units import format_mib
+
+if TYPE_CHECKING:
+    # Part of every submission: what a job does not need is not loaded for its types alone.
+    from slurm_gpumem.estimators.types import Estimate
+    from slurm_gpumem.submission.activity import Activity
+    from slurm_gpumem.submission.decide import Plan
+    from slurm_gpumem.submission.decision import Decision
+
+SCHEMA = "gpumem-submit/1"
+
+
+def submission_line(plan: Plan) -> str:
+    """What was estimated, what is asked for, why: one line for stderr."""
+    if plan.asked.goes_unchanged:
+        return plan.asked.goes_unchanged
+    estimate, request = plan.largest.estimate if plan.largest else None, plan.request
+    words = [_estimated(plan, estimate)] if estimate else []
+    if request is None:
+        words.append(f"GPU options left as they are: {plan.kept_because}")
+    elif request.whole_gpu:
+        words.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
+    else:
+        words.append(f"asking for {format_mib(plan.reserved_mib).replace('.0 ', ' ')} ({request.reason})")
+        words += [] if estimate else ["as given by hand"]
+    return " ".join(words)
+
+
+def explain_submission(plan: Plan) -> List[str]:
+    """Where the memory goes, what would change it, and what decided the share."""
+    largest, summary, policy = plan.largest, plan.workload.summary, plan.asked.config.sharing
+    if largest is None or largest.estimate is None or summary is None:
+        given = "is the memory line's" if plan.workload.line else "was given by hand"
+        return [f"gpumem: nothing to explain: the GPU memory {given}"]
+    from dataclasses import replace
+
+    from slurm_gpumem.estimators import registry
+    from slurm_gpumem.estimators.whatif import alternatives
+    from slurm_gpumem.report.estimate import explain_lines
+
+    estimate, gpu = largest.estimate, largest.gpu
+    other = alternatives(estimate, gpu, registry.same_way(estimate, summary, gpu), policy.shard_mib)
+    named = summary if summary.name else replace(summary, name=plan.model_name)
+    lines = explain_lines(named, estimate, gpu, other, policy.shard_mib)
+    request = plan.request
+    if request is not None and request.units and not request.whole_gpu:
+        unit = "mps units" if policy.gres == "mps" else "shards"
+        lines += _share_lines(largest.activity, request.memory_units, request.activity_units, unit)
+    return lines
+
+
+def submission_json(decision: Decision) -> Dict[str, Any]:
+    """A decision for --json."""
+    from slurm_gpumem.report.estimate import utilization_json
+
+    estimate = decision.estimate
+    return {
+        "schema": SCHEMA,
+        "command": list(decision.argv),
+        "warnings": list(decision.warnings),
+        "peak_mib": decision.peak_mib,
+        "request_mib": decision.request_mib,
+        "floor_mib": estimate.floor_mib if estimate else None,
+        "parts": dict(estimate.parts) if estimate else None,
+        "estimator": estimate.estimator if estimate else None,
+        "gpu": estimate.gpu if estimate else None,
+        "shards": decision.shards,
+        "shards_per_gpu": decision.shards_per_gpu,
+        "shards_by_memory": decision.shards_by_memory,
+        "shards_by_activity": decision.shards_by_activity,
+        "max_slowdown": decision.max_slowdown,
+        "utilization": utilization_json(estimate.utilization) if estimate else None,
+        "gres": decision.gres,
+        "whole_gpu": decision.whole_gpu,
+        "reason": decision.reason,
+        "cpus": decision.cpus,
+        "host_memory_mib": decision.host_memory_mib,
+    }
+
+
+def _estimated(plan: Plan, estimate: Estimate) -> str:
+    from slurm_gpumem.estimators.remembered import NAME
+    from slurm_gpumem.estimators.training_job import describe_job
+    from slurm_gpumem.terminal.bars import speaks_unicode
+
+    model = plan.asked.settings.model
+    source = os.path.basename(model) if model else "memory line"
+    arrow = "→" if speaks_unicode(sys.stderr) else "->"
+    measured = estimate.estimator == NAME and estimate.assumptions
+    known_from = f" ({estimate.assumptions[0]})" if measured else ""
+    peak = format_mib(estimate.peak_mib)
+    return f"{source}, {describe_job(estimate.job)} {arrow} peak {peak}{known_from},"
+
+
+def _share_lines(
+    activity: Optional[Activity], memory_units: int, activity_units: int, unit: str
+) -> List[str]:
+    """Which of memory and activity decided the share, and what the other would have asked for."""
+    if activity is None:
+        return ["share: by memory; no slowdown limit counts for this job (sharing.max_slowdown)"]
+    whose = "the job's own" if activity.by_job else "the site's"
+    why = "it takes that much" if activity.because == "pressure" else "it suffers from more beside it"
+    larger, smaller = ("activity", "memory") if activity_units > memory_units else ("memory", "activity")
+    return [
+        f"share: by {larger}, {max(memory_units, activity_units)} {unit}; {smaller} alone: "
+        f"{min(memory_units, activity_units)} {unit}",
+        f"       {activity.share * 100:.0f} % of the GPU keeps slowdowns within {activity.limit:g} "
+        f"({whose} limit): {why}",
+    ]

@@ -1,0 +1,144 @@
+"""What is asked: a job's own settings, its options for sbatch, and the model or memory that they name."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.config.load import JOB_KEYS, Config, load_config
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.directives import MEMORY_LINE, Directives, read_directives
+from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes
+from slurm_gpumem.slurm.options import CommandLine, OptionSpec, sbatch_table
+from slurm_gpumem.slurm.script import BatchScript, check_script
+from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
+
+if TYPE_CHECKING:
+    from slurm_gpumem.estimators.memory_line import MemoryLine
+    from slurm_gpumem.estimators.types import TrainingJob
+    from slurm_gpumem.summaries.types import ModelSummary
+
+NOTHING_ASKED = "no model, memory line or amount of GPU memory is given"
+HETEROGENEOUS = "a heterogeneous job keeps its GPUs as they are; nothing was estimated"
+
+
+class JobWords(NamedTuple):
+    """A job as it was handed over: words for sbatch, options of ours, its script."""
+
+    line: CommandLine
+    own: OwnOptions
+    script: Optional[BatchScript]
+    """None with --wrap."""
+    more_options: Callable[[], Sequence[OptionSpec]] = tuple
+    """Called once when an option is unknown."""
+    summary: Optional[ModelSummary] = None
+    """A Python caller's own; then "model" among the options is its name."""
+
+
+class Asked(NamedTuple):
+    """What a job asks for."""
+
+    words: JobWords
+    settings: JobSettings
+    config: Config = Config()
+    options: Wishes = Wishes({})
+    """sbatch's options in force: command line, environment, script."""
+    gpus: GpuWish = GpuWish()
+    """What those say of GPUs."""
+    warnings: Tuple[str, ...] = ()
+    goes_unchanged: str = ""
+    """Why the job goes to sbatch as it is; empty when its share of a GPU is to be decided."""
+
+    @property
+    def script(self) -> Optional[BatchScript]:
+        """The job's script."""
+        return self.words.script
+
+    @property
+    def observed(self) -> bool:
+        """Whether the site only records what it would ask for."""
+        return self.config.sharing.mode == "observe"
+
+
+class Workload(NamedTuple):
+    """What the GPU memory is for: a model and how it is trained, a memory line, or a size given by hand."""
+
+    summary: Optional[ModelSummary] = None
+    job: Optional[TrainingJob] = None
+    """Of the summary."""
+    line: Optional[MemoryLine] = None
+    line_batch: int = 0
+    mem_mib: Optional[int] = None
+
+    @property
+    def fingerprint(self) -> Optional[str]:
+        """The model's, where one is known."""
+        source = self.summary or self.line
+        return source.fingerprint if source else None
+
+
+def read_asked(words: JobWords) -> Asked:
+    """Put together what a job asks for; UsageError when its parts do not make sense together."""
+    script = words.script
+    directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE)) if script else Directives((), ())
+    by_environment = any(os.environ.get(name) for name in ("GPUMEM_MODEL", "GPUMEM_MEM"))
+    if not (words.own.values or directives.found or by_environment):
+        # Without a word to us it is sbatch, whatever a configuration file says.
+        return Asked(words, JobSettings({}), warnings=directives.warnings, goes_unchanged=NOTHING_ASKED)
+    config = load_config()
+    settings = job_settings(
+        config, directives.found, os.environ, words.own, script=script.path if script else None
+    )
+    warnings = (*config.warnings, *directives.warnings)
+    if not settings.asks_for_share:
+        warnings += _useless_settings(settings)
+        return Asked(words, settings, config, warnings=warnings, goes_unchanged=NOTHING_ASKED)
+    if script is not None:
+        check_script(script)
+    in_script = script.options(sbatch_table(), words.more_options) if script else ()
+    options = merge_wishes(words.line.options, os.environ, in_script)
+    several = words.line.het_job or (script is not None and script.het_job)
+    return Asked(
+        words,
+        settings,
+        config,
+        options,
+        gpu_wish(options, script),
+        warnings,
+        goes_unchanged=HETEROGENEOUS if several else "",
+    )
+
+
+def read_workload(asked: Asked) -> Workload:
+    """What the memory is for; wrong names and values are errors before Slurm is asked anything."""
+    settings = asked.settings
+    if settings.gpu:
+        from slurm_gpumem.estimators.gpus import find_gpu
+
+        find_gpu(settings.gpu)
+    settings.check()
+    if settings.model is None:
+        line = settings.memory_line
+        return Workload(
+            line=line, line_batch=settings.line_batch(line) if line else 0, mem_mib=settings.mem_mib
+        )
+    from slurm_gpumem.estimators.training_job import training_job
+    from slurm_gpumem.summaries.reader import read_summary
+
+    summary = asked.words.summary or read_summary(settings.model)
+    job = training_job(summary, settings.stated_training(), gpus=max(asked.gpus.gpus, 1))
+    return Workload(summary, job)
+
+
+def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:
+    """Options about a model that is missing are an error, #GPUMEM lines a warning."""
+    spelled = settings.spelled
+    given = settings.given_by(OPTIONS)
+    if given:
+        raise UsageError(
+            f"{spelled(given[0])} says something about a model, but there is none.\n"
+            f"Add {spelled('model')} summary.txt, or {spelled('mem')} 12G to ask for GPU memory by hand."
+        )
+    if settings.given_by(DIRECTIVES):
+        return ("#GPUMEM lines without model=, memory-line= or mem= ask for nothing; going as sbatch does",)
+    return ()

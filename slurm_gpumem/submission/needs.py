@@ -1,0 +1,104 @@
+"""What a job needs on each GPU in reach: its memory, estimated or given, and its share of the GPU's time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.submission.asked import Asked, Workload
+from slurm_gpumem.submission.reach import Reach
+from slurm_gpumem.submission.request import Need
+
+if TYPE_CHECKING:
+    # Only where a slowdown limit counts.
+    from slurm_gpumem.submission.activity import Activity
+
+
+class NeedOnGpu(NamedTuple):
+    """What the job needs on one kind of GPU, and where the numbers come from."""
+
+    gpu: Gpu
+    need: Need
+    estimate: Optional[Estimate] = None
+    """None where the memory was given by hand, or nothing is known of it."""
+    activity: Optional[Activity] = None
+    """What the accepted slowdown makes of the job's activity; None where it does not count."""
+
+
+class Needs(NamedTuple):
+    """What the job needs on each kind in reach, in their order."""
+
+    on: Tuple[NeedOnGpu, ...]
+    warnings: Tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> Tuple[Need, ...]:
+        """The bare numbers."""
+        return tuple(one.need for one in self.on)
+
+    @property
+    def largest(self) -> NeedOnGpu:
+        """Where the job needs most: what people are told, and what the job's comment records."""
+        return max(self.on, key=lambda one: one.need.request_mib)
+
+
+def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
+    """Estimate the job on every kind of GPU in reach."""
+    estimates = _estimates(asked, workload, reach.gpus)
+    warnings: List[str] = []
+    if workload.summary and workload.job:
+        stale = asked.settings.stale_line(workload.summary.fingerprint, workload.job)
+        warnings += [stale] if stale else []
+    activities, more = _activities(asked, reach, estimates)
+    on = tuple(
+        NeedOnGpu(gpu, _need(estimate, workload.mem_mib, activity), estimate, activity)
+        for gpu, estimate, activity in zip(reach.gpus, estimates, activities)
+    )
+    return Needs(on, (*warnings, *more))
+
+
+def _activities(
+    asked: Asked, reach: Reach, estimates: Sequence[Optional[Estimate]]
+) -> Tuple[Sequence[Optional[Activity]], Sequence[str]]:
+    """What the job's activity takes on each kind, and warnings; nothing where no slowdown limit counts."""
+    own, policy = asked.settings.max_slowdown, asked.config.sharing
+    if own is None and policy.slowdown_in(reach.partitions) is None:
+        return [None] * len(estimates), ()
+    from slurm_gpumem.submission.activity import weigh_activity
+
+    return weigh_activity(estimates, own, reach.partitions, policy)
+
+
+def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: Optional[Activity]) -> Need:
+    if estimate is None:
+        return Need(by_hand_mib or 0, by_hand_mib or 0)
+    share = activity.share if activity else 0.0
+    return Need(estimate.peak_mib, max(estimate.request_mib, estimate.peak_mib), share)
+
+
+def _estimates(asked: Asked, workload: Workload, gpus: Sequence[Gpu]) -> Sequence[Optional[Estimate]]:
+    """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
+    summary, job, line = workload.summary, workload.job, workload.line
+    if line:
+        return [line.estimate(workload.line_batch, gpu) for gpu in gpus]
+    if summary is None or job is None:
+        return [None for _ in gpus]
+    from slurm_gpumem.estimators import remembered
+    from slurm_gpumem.utilization.predict import estimate_with_utilization, with_utilization
+
+    name = asked.settings.text("estimator") or "auto"
+    if name not in ("auto", remembered.NAME):
+        return [estimate_with_utilization(name, summary, job, gpu) for gpu in gpus]
+    from slurm_gpumem.accounting.notice import note_new_runs
+
+    note_new_runs()
+    least = remembered.ENOUGH_RUNS if name == "auto" else 1
+    found: List[Estimate] = []
+    for gpu in gpus:
+        peaks = remembered.recall(summary, job, gpu)
+        if len(peaks) >= least:
+            measured = remembered.from_peaks(summary, job, gpu, peaks)
+            found.append(with_utilization(measured, gpu, summary))
+        else:
+            found.append(estimate_with_utilization(name, summary, job, gpu))
+    return found

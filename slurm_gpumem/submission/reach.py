@@ -1,0 +1,131 @@
+"""Which GPUs a job may land on, as Slurm describes them."""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.config.load import SharingPolicy
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNodes, discover_cluster
+from slurm_gpumem.submission.asked import Asked
+from slurm_gpumem.submission.request import GpuKind
+
+
+class Reach(NamedTuple):
+    """The GPUs that a job may land on."""
+
+    partitions: Tuple[str, ...]
+    kinds: Tuple[GpuKind, ...] = ()
+    """None at all where sbatch will refuse the job, in its own words: see `empty`."""
+    gpus: Tuple[Gpu, ...] = ()
+    """For the estimate, one for each kind."""
+    gpu_type: Optional[str] = None
+    """The one Slurm type that the job is bound to."""
+    whole_nodes: Optional[str] = None
+    """A partition of these that gives whole nodes."""
+    gpu_keeps_off_shards: bool = False
+    """Whether Slurm keeps gpu:1 jobs and shard jobs apart (`WHOLE_GPU_BESIDE_SHARDS`)."""
+    empty: str = ""
+    """Why no GPU is in reach."""
+    warnings: Tuple[str, ...] = ()
+
+    @property
+    def names(self) -> str:
+        """The partitions for messages."""
+        return ", ".join(self.partitions)
+
+
+def find_reach(asked: Asked) -> Reach:
+    """The GPUs of the job's partitions, of the type that it names; UsageError when there are none at all."""
+    wanted = [name for name in (asked.options.get("partition") or "").split(",") if name]
+    cluster, warnings = _cluster(asked, wanted)
+    default = (cluster.default_partition,) if cluster.default_partition else cluster.partitions
+    partitions = tuple(wanted) or default
+    reach = Reach(partitions, warnings=warnings)
+    if not set(partitions) & set(cluster.partitions):
+        return reach._replace(empty=f"Slurm knows no partition {reach.names}")
+    groups: Sequence[GpuNodes] = cluster.in_partitions(partitions)
+    if not groups:
+        raise UsageError(_no_gpus(reach, cluster))
+    gpu_type, by_name = asked.gpus.gpu_type, asked.settings.gpu
+    if gpu_type and gpu_type not in {group.gpu_type for group in groups}:
+        return reach._replace(empty=f"partition {reach.names} has no GPU of type {gpu_type}")
+    if gpu_type is None and by_name is not None:
+        gpu_type, missing = _slurm_type(groups, by_name)
+        if missing:
+            more = f"partition {reach.names} has no {by_name}; the estimate is for one anyway"
+            reach = reach._replace(warnings=(*warnings, more))
+    if gpu_type:
+        groups = [group for group in groups if group.gpu_type == gpu_type]
+    kinds, gpus = _kinds(groups, asked.config.sharing, by_name)
+    return reach._replace(
+        kinds=kinds,
+        gpus=gpus,
+        gpu_type=gpu_type,
+        whole_nodes=next((name for name in partitions if name in cluster.exclusive_partitions), None),
+        gpu_keeps_off_shards=cluster.version >= WHOLE_GPU_BESIDE_SHARDS,
+    )
+
+
+def _cluster(asked: Asked, wanted: Sequence[str]) -> Tuple[Cluster, Tuple[str, ...]]:
+    clusters, limits = asked.options.get("clusters"), asked.config.slurm
+    cluster, warnings = discover_cluster(clusters, timeout_s=limits.timeout_s, max_age_s=limits.cache_s)
+    if set(wanted) - set(cluster.partitions):
+        # The partition may be newer than our cached answer.
+        cluster, _ = discover_cluster(clusters, timeout_s=limits.timeout_s, max_age_s=0)
+    return cluster, warnings
+
+
+def _no_gpus(reach: Reach, cluster: Cluster) -> str:
+    having = sorted({name for group in cluster.gpu_nodes for name in group.partitions})
+    return (
+        f"partition {reach.names} has no GPUs.\n"
+        f"Partitions with GPUs: {', '.join(having) or 'none'}. Choose one with --partition.\n"
+        "Nothing was submitted."
+    )
+
+
+def _slurm_type(groups: Sequence[GpuNodes], gpu: str) -> Tuple[Optional[str], bool]:
+    """The one Slurm type that a GPU's name means here, and whether there are types but none is meant."""
+    types = {group.gpu_type for group in groups if group.gpu_type}
+    entry = find_gpu(gpu).name
+    matching = [name for name in types if name.lower() == gpu.lower()]
+    matching = matching or [name for name in types if closest_gpu(name, None).entry == entry]
+    return (matching[0] if len(matching) == 1 else None), bool(types) and not matching
+
+
+def _kinds(
+    groups: Sequence[GpuNodes], policy: SharingPolicy, gpu: Optional[str]
+) -> Tuple[Tuple[GpuKind, ...], Tuple[Gpu, ...]]:
+    """Nodes whose GPUs are alike become one kind, with the least that any of its nodes has."""
+    kinds: Dict[Tuple[Optional[str], int], GpuKind] = {}
+    gpus: Dict[Tuple[Optional[str], int], Gpu] = {}
+    for group in groups:
+        units = group.units_per_gpu(policy.gres)
+        by_shards = units * policy.shard_mib if units and policy.gres == "shard" else None
+        key = (group.gpu_type, units)
+        like = closest_gpu(group.gpu_type, by_shards)
+        gpus[key] = find_gpu(gpu) if gpu else like
+        kind = GpuKind(
+            gpu_type=group.gpu_type,
+            units=units,
+            memory_mib=by_shards or (like.memory_mib if like.entry else None),
+            gpus=group.gpus * group.nodes,
+            cpus_per_gpu=group.cpus / group.node_gpus,
+            threads_per_core=group.threads_per_core,
+            host_mib_per_gpu=group.memory_mib // group.node_gpus,
+        )
+        before = kinds.get(key)
+        kinds[key] = kind if before is None else _least(before, kind)
+    return tuple(kinds.values()), tuple(gpus.values())
+
+
+def _least(one: GpuKind, other: GpuKind) -> GpuKind:
+    return one._replace(
+        gpus=one.gpus + other.gpus,
+        cpus_per_gpu=min(one.cpus_per_gpu, other.cpus_per_gpu),
+        threads_per_core=max(one.threads_per_core, other.threads_per_core),
+        host_mib_per_gpu=min(one.host_mib_per_gpu, other.host_mib_per_gpu),
+    )
