@@ -1,27 +1,45 @@
 """Safe GPU sharing on Slurm: know a job's GPU memory before it runs, and ask for just that much."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Estimate", "GpumemError", "estimate", "summarize"]
+__all__ = [
+    "Decision",
+    "Estimate",
+    "GpumemError",
+    "ModelSummary",
+    "Submitted",
+    "decide",
+    "estimate",
+    "submit",
+    "summarize",
+]
+
+_HOME_OF = {
+    "Decision": "slurm_gpumem.submission.decision",
+    "Estimate": "slurm_gpumem.estimators.types",
+    "GpumemError": "slurm_gpumem.errors",
+    "ModelSummary": "slurm_gpumem.summaries.types",
+    "Submitted": "slurm_gpumem.api",
+    "decide": "slurm_gpumem.api",
+    "estimate": "slurm_gpumem.api",
+    "submit": "slurm_gpumem.api",
+    "summarize": "slurm_gpumem.tracing.trace_model",
+}
+
+if TYPE_CHECKING:
+    from slurm_gpumem.api import Submitted, decide, estimate, submit
+    from slurm_gpumem.errors import GpumemError
+    from slurm_gpumem.estimators.types import Estimate
+    from slurm_gpumem.submission.decision import Decision
+    from slurm_gpumem.summaries.types import ModelSummary
+    from slurm_gpumem.tracing.trace_model import summarize
 
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that `import slurm_gpumem` costs nothing on the submit path.
-    if name == "estimate":
-        from slurm_gpumem.api import estimate
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
 
-        return estimate
-    if name == "summarize":
-        from slurm_gpumem.tracing.trace_model import summarize
-
-        return summarize
-    if name == "Estimate":
-        from slurm_gpumem.estimators.types import Estimate
-
-        return Estimate
-    if name == "GpumemError":
-        from slurm_gpumem.errors import GpumemError
-
-        return GpumemError
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -46,6 +46,10 @@ class SbatchCall(NamedTuple):
         return shlex.join(["env", *unset, *self.argv] if unset else self.argv)
 
 
+class SbatchRefusedError(SlurmError):
+    """sbatch did not take the job; the message has its own words."""
+
+
 class SbatchOutput(NamedTuple):
     """What a finished sbatch left behind."""
 

@@ -50,7 +50,8 @@ class Plan(NamedTuple):
     def model_name(self) -> str:
         """The model's name: its file's, else the summary's own; empty where there is no model."""
         path, summary = self.asked.settings.model or "", self.workload.summary
-        by_file = "" if "\n" in path else os.path.splitext(os.path.basename(path))[0]
+        from_file = "\n" not in path and self.asked.words.summary is None
+        by_file = os.path.splitext(os.path.basename(path))[0] if from_file else ""
         return by_file or (summary.name if summary else "")
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.submission.decide import Plan
@@ -21,6 +21,9 @@ class Decision:
     options, or a text that was given instead of a path. None: the file itself, or no script."""
     reason: str
     """Why it is what it is: "15 of 40 shards on an a100", "it asks for 2 GPUs (--gres)"."""
+    options: Mapping[str, str]
+    """The sbatch options that ask for it, by name: gres, cpus-per-task, mem, open-mode, comment. For callers
+    that run sbatch themselves: add these, and leave out other options that ask for GPUs."""
     peak_mib: Optional[int] = None
     """The estimated peak; None where the memory was given by hand or nothing asks for a share."""
     request_mib: Optional[int] = None
@@ -60,6 +63,7 @@ def decision_of(plan: Plan, planned: PlannedCall) -> Decision:
         argv=call.argv,
         script=call.script.text() if call.script is not None and handed_over else None,
         reason=plan.reason,
+        options=dict(planned.added),
         peak_mib=estimate.peak_mib if estimate else None,
         request_mib=largest.need.request_mib if largest else None,
         gres=request.gres if request else None,

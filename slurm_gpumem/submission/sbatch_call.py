@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Dict, List, NamedTuple, Optional, Tuple, Union
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.formats.comment import append_record, format_record
 from slurm_gpumem.slurm.gpu_options import ENVIRONMENT, REPLACED
@@ -27,6 +28,8 @@ class PlannedCall(NamedTuple):
     """The call, and what its user should know of it."""
 
     call: SbatchCall
+    added: Mapping[str, str] = MappingProxyType({})
+    """The options that were added for the request, by name."""
     notes: Tuple[str, ...] = ()
 
 
@@ -41,11 +44,11 @@ def build_call(plan: Plan) -> PlannedCall:
     comment = _comment(plan)
     if comment is not None:
         replaced |= {"comment"}
-        added.append(f"--comment={comment}")
+        added["comment"] = comment
     elif plan.largest is not None:
         notes.append("the comment is too long for our record behind it; the job goes without")
     kept = [word for o in words.line.options if not o.ours and o.name not in replaced for word in o.words]
-    argv, at = _with_script(words.line, [*kept, *added])
+    argv, at = _with_script(words.line, [*kept, *(f"--{name}={value}" for name, value in added.items())])
     changed = script
     if script is not None and plan.shared:
         changed = script.without(lambda option: option.name in _TAKEN_OUT, sbatch_table())
@@ -60,7 +63,7 @@ def build_call(plan: Plan) -> PlannedCall:
         if plan.shared and name in _TAKEN_OUT and variable in os.environ
     )
     copied = changed is not script or _read_once(script)
-    return PlannedCall(SbatchCall(tuple(argv), unset, changed, at, copied), tuple(notes))
+    return PlannedCall(SbatchCall(tuple(argv), unset, changed, at, copied), added, tuple(notes))
 
 
 def unchanged_call(words: JobWords) -> SbatchCall:
@@ -73,26 +76,26 @@ def unchanged_call(words: JobWords) -> SbatchCall:
     return SbatchCall(tuple(argv), script=script, script_at=at, copied=_read_once(script))
 
 
-def _requested(plan: Plan) -> List[str]:
+def _requested(plan: Plan) -> Dict[str, str]:
     """The GPU request, and CPUs and host memory in proportion unless the user asked for some."""
     asked, options = plan.asked, plan.asked.options
     if asked.observed:
-        return []
-    words = []
+        return {}
+    added: Dict[str, str] = {}
     if plan.request:
-        words.append("--gres=" + ",".join([*asked.gpus.other_gres, plan.request.gres]))
+        added["gres"] = ",".join([*asked.gpus.other_gres, plan.request.gres])
     if plan.shared:
         # Figures per GPU become those of the one GPU that the job was to have.
         cpus = options.get("cpus-per-gpu") or plan.host.cpus
         if cpus and not options.any_of("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
-            words.append(f"--cpus-per-task={cpus}")
+            added["cpus-per-task"] = str(cpus)
         memory = options.get("mem-per-gpu") or (plan.host.memory_mib and f"{plan.host.memory_mib}M")
         if memory and not options.any_of("mem", "mem-per-cpu"):
-            words.append(f"--mem={memory}")
+            added["mem"] = str(memory)
     if not options.any_of("open-mode"):
         # A requeued job must not wipe the log of the run before it.
-        words.append("--open-mode=append")
-    return words
+        added["open-mode"] = "append"
+    return added
 
 
 def _comment(plan: Plan) -> Optional[str]:
