@@ -17,9 +17,9 @@ from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 from slurm_gpumem.toml_file import load_toml
-from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.model import UtilizationModel
-from slurm_gpumem.utilization.predict import SUMMARY, answer
+from slurm_gpumem.utilization.predict import SUMMARY, predict_targets
 from slurm_gpumem.utilization.roofline import MEASURED_GB_S, MEASURED_TFLOPS, rates_of, step_times
 from slurm_gpumem.utilization.work import StepWork, step_work
 
@@ -137,7 +137,7 @@ def compare(measured: Mapping[str, Mapping[str, float]], gpu: Gpu, model: Utiliz
         work = work_of_reference(reference, gpu)
         here = step_times(work, rates_of(gpu), fitted.coefficients).step
         scale = here / step_times(work, rates_of(other), fitted.coefficients).step
-        got = answer(work, Seen(), gpu, fitted, model.outside)
+        got = predict_targets(work, TextQuality(), gpu, fitted, model.outside)
         found.append(
             Compared(
                 reference,

@@ -16,7 +16,7 @@ from slurm_gpumem.errors import ConfigError, NotLearnedError, UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.site_fit import (
     COVERAGE,
-    Held,
+    LayerScore,
     SiteRun,
     better,
     fit,
@@ -97,7 +97,7 @@ def _read_lines(found: Found, runs: List[SiteRun], folders: List[str]) -> List[s
     return lines
 
 
-def _compared(was: Held, will: Held, now: Optional[SiteLayer], layer: SiteLayer) -> List[str]:
+def _compared(was: LayerScore, will: LayerScore, now: Optional[SiteLayer], layer: SiteLayer) -> List[str]:
     lines = ["", f"{'':<10} {'jobs':>6}  median error  above request  kept in vain"]
     for name, held in (("in force", was), ("learned", will)):
         lines.append(
@@ -124,7 +124,7 @@ def _percent(offset: float) -> str:
     return f"{(exp(offset) - 1) * 100:+.1f} %"
 
 
-def _card(found: Found, runs: List[SiteRun], was: Held, will: Held) -> Dict[str, Any]:
+def _card(found: Found, runs: List[SiteRun], was: LayerScore, will: LayerScore) -> Dict[str, Any]:
     return {
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "records": found.records,
@@ -135,7 +135,9 @@ def _card(found: Found, runs: List[SiteRun], was: Held, will: Held) -> Dict[str,
     }
 
 
-def _as_json(layer: SiteLayer, was: Held, will: Held, worth: bool, path: str, *, dry: bool) -> Dict[str, Any]:
+def _as_json(
+    layer: SiteLayer, was: LayerScore, will: LayerScore, worth: bool, path: str, *, dry: bool
+) -> Dict[str, Any]:
     return {
         "schema": SCHEMA,
         "path": path,

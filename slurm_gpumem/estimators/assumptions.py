@@ -12,30 +12,30 @@ def assumptions(
     summary: ModelSummary, job: TrainingJob, gpu: Gpu, estimate: Optional[Estimate] = None
 ) -> Tuple[str, ...]:
     """The defaults in force, then what the estimator itself assumed."""
-    said: List[str] = []
+    assumed: List[str] = []
     if job.loss == "cross-entropy":
-        said.append("cross-entropy over the last layer's output")
+        assumed.append("cross-entropy over the last layer's output")
     if not job.checkpointing:
-        said.append("no checkpointing")
+        assumed.append("no checkpointing")
     if job.grad_accumulation == 1:
-        said.append("no gradient accumulation")
+        assumed.append("no gradient accumulation")
     if job.gpus == 1:
-        said.append("one GPU")
+        assumed.append("one GPU")
     if _has_convolutions(summary) and not job.channels_last:
-        said.append("not channels_last")
+        assumed.append("not channels_last")
     if job.input_dtype == "auto":
-        said.append(f"input as {input_dtype(summary, job)}")
+        assumed.append(f"input as {input_dtype(summary, job)}")
     if job.optimizer_rule.note:
-        said.append(f"{job.optimizer_rule.title}: {job.optimizer_rule.note}")
-    said.append("PyTorch's default allocator and foreach optimizer")
+        assumed.append(f"{job.optimizer_rule.title}: {job.optimizer_rule.note}")
+    assumed.append("PyTorch's default allocator and foreach optimizer")
     if not gpu.measured:
-        said.append(f"CUDA context of {gpu.name} as of an H200 (gpumem calibrate measures it)")
-    said += summary.remarks
+        assumed.append(f"CUDA context of {gpu.name} as of an H200 (gpumem calibrate measures it)")
+    assumed += summary.remarks
     for line in estimate.assumptions if estimate else ():
         # An estimator may say a default in its own words around ours.
-        if not any(known in line for known in said):
-            said.append(line)
-    return tuple(said)
+        if not any(known in line for known in assumed):
+            assumed.append(line)
+    return tuple(assumed)
 
 
 def input_dtype(summary: ModelSummary, job: TrainingJob) -> str:

@@ -119,8 +119,8 @@ class _Sampler:
 
     def context(self) -> Tuple[str, int, int]:
         """Which context the job has, and the per cent of it that peak and request hold."""
-        told = self._run(self._job.batch_size, self.gpu(_LARGE_WORKSPACE, step=1)).parts.get("context", 0)
-        kind = told - _CONTEXT_MIB
+        context = self._run(self._job.batch_size, self.gpu(_LARGE_WORKSPACE, step=1)).parts.get("context", 0)
+        kind = context - _CONTEXT_MIB
         if not 1 <= kind < len(CONTEXTS):
             return "none", 0, 0
         without = self.at(self._job.batch_size, self.gpu(_LARGE_WORKSPACE))

@@ -116,7 +116,7 @@ class MemoryLine(NamedTuple):
         warnings: Tuple[str, ...] = ()
         if not first <= batch <= last:
             warnings = (
-                f"the memory line was made for batches of {first} to {last}, not {batch}: make it anew "
+                f"the memory line was made for batches of {first} to {last}, not {batch}: regenerate it "
                 "with gpumem estimate --directive",
             )
         return Estimate(
@@ -248,7 +248,7 @@ def _mib(text: str) -> int:
 
 
 def _damaged(why: str) -> UsageError:
-    return UsageError(f"the {KEY} is damaged: {why}.\nMake it anew: gpumem estimate summary.txt --directive")
+    return UsageError(f"the {KEY} is damaged: {why}.\nRegenerate it: gpumem estimate summary.txt --directive")
 
 
 def check_settings(line: MemoryLine, given: Mapping[str, str]) -> Optional[str]:

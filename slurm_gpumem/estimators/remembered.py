@@ -63,7 +63,7 @@ def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[i
     """An estimate that rests on measured peaks; where the memory goes is the structural estimator's word."""
     from slurm_gpumem.estimators.structural import estimate as structural
 
-    reckoned = structural(summary, job, gpu)
+    rebuilt = structural(summary, job, gpu)
     least, most = min(peaks), max(peaks)
     reserve = max(most - least, ceil(most * _LEAST_RESERVE))
     runs = f"{len(peaks)} run{'' if len(peaks) == 1 else 's'}"
@@ -75,13 +75,13 @@ def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[i
     return Estimate(
         peak_mib=most,
         request_mib=most + reserve,
-        floor_mib=min(reckoned.floor_mib, least),
-        parts=_scaled(reckoned.parts, most),
+        floor_mib=min(rebuilt.floor_mib, least),
+        parts=_scaled(rebuilt.parts, most),
         estimator=NAME,
         gpu=gpu.name,
         job=job,
         assumptions=(f"remembered: {runs} on {gpu.name} took {sizes}",),
-        step=reckoned.step,
+        step=rebuilt.step,
     )
 
 

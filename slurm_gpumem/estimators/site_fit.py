@@ -53,7 +53,7 @@ class SiteRun(NamedTuple):
         return max(log(self.request_mib / self.peak_mib), LEAST_WIDTH)
 
 
-class Held(NamedTuple):
+class LayerScore(NamedTuple):
     """How a layer does on runs."""
 
     runs: int
@@ -107,7 +107,7 @@ def fit(runs: Sequence[SiteRun], estimator: str, coverage: float = COVERAGE) -> 
     )
 
 
-def held_out(runs: Sequence[SiteRun], estimator: str, coverage: float = COVERAGE) -> Held:
+def held_out(runs: Sequence[SiteRun], estimator: str, coverage: float = COVERAGE) -> LayerScore:
     """How fits do on the models that they have not seen."""
     answers: List[Tuple[SiteRun, float, float]] = []
     for fold in range(FOLDS):
@@ -118,21 +118,21 @@ def held_out(runs: Sequence[SiteRun], estimator: str, coverage: float = COVERAGE
     return judge(answers)
 
 
-def in_force(runs: Sequence[SiteRun], layer: Optional[SiteLayer]) -> Held:
+def in_force(runs: Sequence[SiteRun], layer: Optional[SiteLayer]) -> LayerScore:
     """How the layer that the site has does on the same runs; None: it has none."""
     if layer is None:
         return judge([(run, run.peak_mib, run.request_mib) for run in runs])
     return judge(_answers(runs, layer))
 
 
-def better(new: Held, now: Held, coverage: float = COVERAGE) -> bool:
+def better(new: LayerScore, now: LayerScore, coverage: float = COVERAGE) -> bool:
     """Whether the new one may take the place of the one in force: it holds what it must, and costs less."""
     # Of few models one is more than the share that may be missed.
     allowed = max(now.above_request, 1 - coverage, 1 / max(new.models, 1))
     return new.above_request <= allowed and new.cost < now.cost * 0.99
 
 
-def judge(answers: Sequence[Tuple[SiteRun, float, float]]) -> Held:
+def judge(answers: Sequence[Tuple[SiteRun, float, float]]) -> LayerScore:
     """Figures of (run, peak, request)."""
     weights = dict(_weighed([run for run, _, _ in answers]))
     total = sum(weights[run] for run, _, _ in answers) or 1.0
@@ -145,7 +145,7 @@ def judge(answers: Sequence[Tuple[SiteRun, float, float]]) -> Held:
         unmet += weights[run] * short
         cost += weights[run] * (_UNMET if short else request / run.took_mib - 1)
     models = len({run.fingerprint for run, _, _ in answers})
-    return Held(len(answers), models, _median(errors), unmet / total, _median(spare), cost / total)
+    return LayerScore(len(answers), models, _median(errors), unmet / total, _median(spare), cost / total)
 
 
 def _answers(runs: Sequence[SiteRun], layer: SiteLayer) -> List[Tuple[SiteRun, float, float]]:

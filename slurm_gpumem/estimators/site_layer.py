@@ -94,7 +94,7 @@ def _with(estimate: Estimate, peak: int, request: int, *, known: bool) -> Estima
             change -= step
     peak -= change
     percent = (peak / estimate.peak_mib - 1) * 100
-    told = "runs of this model here" if known else "jobs here"
+    source = "runs of this model here" if known else "jobs here"
     return replace(
         estimate,
         peak_mib=peak,
@@ -102,7 +102,7 @@ def _with(estimate: Estimate, peak: int, request: int, *, known: bool) -> Estima
         floor_mib=min(estimate.floor_mib, peak),
         parts=parts,
         estimator=estimate.estimator + SUFFIX,
-        assumptions=(*estimate.assumptions, f"moved by {percent:+.0f} % as measured {told} suggest"),
+        assumptions=(*estimate.assumptions, f"moved by {percent:+.0f} % as measured {source} suggest"),
         base=(estimate.peak_mib, estimate.request_mib),
     )
 

@@ -15,8 +15,8 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import DTYPES, KERNELS, PHASES, Kernel, Trace, TracedJob, evaluate
-from slurm_gpumem.utilization.features import Seen
-from slurm_gpumem.utilization.trace_work import seen_in, work_of_trace
+from slurm_gpumem.utilization.features import TextQuality
+from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
 from slurm_gpumem.utilization.work import StepWork
 
 FILE = "trace-kernels.jsonl.xz"
@@ -26,7 +26,7 @@ class TracedWork(NamedTuple):
     """A measured job as its trace has it."""
 
     key: str
-    seen: Seen
+    seen: TextQuality
     work: StepWork
 
 
@@ -87,4 +87,4 @@ def _traced(row: Dict[str, Any], job: TrainingJob) -> TracedWork:
     traced = TracedJob(row["batch"], grad_accumulation=row["accumulation"])
     trace = Trace(traced, row["way"], (), (), (), scalable=row["scalable"], kernels=kernels)
     work = work_of_trace(trace, job, row["params"] * job.weight_bytes)
-    return TracedWork(row["key"], seen_in(trace), work)
+    return TracedWork(row["key"], trace_quality(trace), work)

@@ -4,7 +4,7 @@ With p the pressure of a job and t the most pressure of others at which it still
 its share is max(p / S, 1 - t / S), where S is the same number for all jobs of a site. Whatever jobs share a
 GPU then, while their shares add up to 1 at most, the others of a job press with at most S · (1 - its share)
 ≤ t. So Slurm's own sum of shards keeps the bound, whichever jobs come together. S only decides how well
-usual jobs pack; it is what usual jobs stand in sum at that slowdown.
+usual jobs pack; it is the sum of pressures that usual jobs tolerate at that slowdown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.utilization.interference import Interference, JobLoad, load_of, packaged, pressure, stretch
 
 _MOST = 64.0
-"""No set presses harder: a job that stands this much stands everything."""
+"""No set of jobs presses harder: a job that tolerates this much tolerates everything."""
 _STEPS = 40
 
 
@@ -28,7 +28,7 @@ class Budget(NamedTuple):
     tolerance: float
     """Pressure of others at which it is as slow as accepted."""
     because: str
-    """"pressure" (it takes so much) or "tolerance" (it stands so little)."""
+    """"pressure" (it takes that much) or "tolerance" (it tolerates that little)."""
 
 
 def activity_budget(
@@ -41,11 +41,10 @@ def activity_budget(
 
 def budget(job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, float]) -> Budget:
     """The same from a job's metrics, with S given as `total`."""
-    presses = pressure(job, known)
-    stands = tolerance(job, max_slowdown, known)
-    taken, needed = presses / total, 1 - stands / total
+    own, tolerated = pressure(job, known), tolerance(job, max_slowdown, known)
+    taken, needed = own / total, 1 - tolerated / total
     share = min(1.0, max(taken, needed, 0.0))
-    return Budget(share, presses, stands, "tolerance" if needed > taken else "pressure")
+    return Budget(share, own, tolerated, "tolerance" if needed > taken else "pressure")
 
 
 def tolerance(job: JobLoad, max_slowdown: float, known: Mapping[str, float]) -> float:

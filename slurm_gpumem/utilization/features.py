@@ -30,7 +30,7 @@ NAMES = (
 _LIMIT = 6.0
 
 
-class Seen(NamedTuple):
+class TextQuality(NamedTuple):
     """What is known of the text besides its work."""
 
     shapeless: bool = False
@@ -43,7 +43,7 @@ def logit(share: float) -> float:
     return min(max(log(inside / (1 - inside)), -_LIMIT), _LIMIT)
 
 
-def features(work: StepWork, times: Times, seen: Seen) -> List[float]:
+def features(work: StepWork, times: Times, quality: TextQuality) -> List[float]:
     """The numbers by NAMES."""
     flops = moved = kernels = 0
     for (_, arithmetic, taken, _), count in work.kernels.items():
@@ -67,7 +67,7 @@ def features(work: StepWork, times: Times, seen: Seen) -> List[float]:
         log1p(work.parameter_bytes / 2**20),
         host.points / max(host.products, 1),
         host.casts / max(host.products, 1),
-        float(seen.shapeless),
-        float(seen.guessed),
+        float(quality.shapeless),
+        float(quality.guessed),
         *(seconds / gpu for seconds in times.by_kind),
     ]

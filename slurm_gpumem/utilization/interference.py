@@ -87,15 +87,15 @@ def traits(job: JobLoad) -> Tuple[float, float, float]:
 
 def pressure(job: JobLoad, known: Mapping[str, float]) -> float:
     """How hard a job presses on its neighbours; about its activity."""
-    bent = sum(known[f"press_{name}"] * value for name, value in zip(TRAITS, traits(job)))
-    return job.active * known["pressure"] * exp(max(-_STEEPEST, min(_STEEPEST, bent)))
+    exponent = sum(known[f"press_{name}"] * value for name, value in zip(TRAITS, traits(job)))
+    return job.active * known["pressure"] * exp(max(-_STEEPEST, min(_STEEPEST, exponent)))
 
 
 def sensitivity(job: JobLoad, known: Mapping[str, float]) -> float:
     """How much a job loses by waiting, for each unit of its neighbours' pressure."""
-    bent = sum(known[f"suffer_{name}"] * value for name, value in zip(TRAITS, traits(job)))
-    bent += known["suffer_idle"] * (0.5 - job.active)
-    return known["sensitivity"] * exp(max(-_STEEPEST, min(_STEEPEST, bent)))
+    exponent = sum(known[f"suffer_{name}"] * value for name, value in zip(TRAITS, traits(job)))
+    exponent += known["suffer_idle"] * (0.5 - job.active)
+    return known["sensitivity"] * exp(max(-_STEEPEST, min(_STEEPEST, exponent)))
 
 
 def stretch(job: JobLoad, others: float, known: Mapping[str, float]) -> float:
@@ -162,7 +162,7 @@ def from_json(content: Any, where: str) -> Interference:
                 raise ValueError("the scale of budgets needs two points or more, all positive")
         return Interference(modes, scales, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it anew") from None
+        raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it again") from None
 
 
 def _number(value: Any) -> float:

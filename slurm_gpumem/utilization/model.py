@@ -46,7 +46,7 @@ class Target(NamedTuple):
     """The interval's ends where the text has no shapes."""
 
     def moved(self, values: Sequence[float], scaled: Sequence[float]) -> float:
-        """The learned part for one job, by its features as they are and as `Fitted.scaled` has them."""
+        """The learned part for one job, by its features as they are and as `SourceModel.scaled` has them."""
         total = self.start
         for slope, place in zip(self.slopes, scaled):
             total += slope * place
@@ -57,7 +57,7 @@ class Target(NamedTuple):
         return total
 
 
-class Fitted(NamedTuple):
+class SourceModel(NamedTuple):
     """What was learned for one source of the work (summary or trace)."""
 
     coefficients: Mapping[str, float]
@@ -65,8 +65,8 @@ class Fitted(NamedTuple):
     scales: Tuple[float, ...]
     targets: Mapping[str, Target]
     ranges: Tuple[Tuple[float, float], ...]
-    lean: float
-    """Log-odds by which a job's SM activity is lifted when it is asked whether the job is busy."""
+    busy_shift: float
+    """Log-odds added to a job's SM activity for the question whether it is busy."""
 
     def scaled(self, values: Sequence[float]) -> List[float]:
         """The features as the lines take them."""
@@ -79,7 +79,7 @@ class Fitted(NamedTuple):
 class UtilizationModel(NamedTuple):
     """A checked file."""
 
-    sources: Mapping[str, Fitted]
+    sources: Mapping[str, SourceModel]
     coverage: float
     outside: float
     """How much wider the intervals are outside the range of the measurements."""
@@ -121,10 +121,10 @@ def from_json(content: Any, where: str, only: str = "") -> UtilizationModel:
         coverage, outside = usable_number(content["coverage"]), usable_number(content["outside"])
         return UtilizationModel(sources, coverage, outside, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it anew") from None
+        raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it again") from None
 
 
-def _fitted(content: Mapping[str, Any]) -> Fitted:
+def _fitted(content: Mapping[str, Any]) -> SourceModel:
     coefficients: Dict[str, float] = {}
     for name in roofline.NAMES:
         value = usable_number(content["coefficients"][name])
@@ -138,7 +138,7 @@ def _fitted(content: Mapping[str, Any]) -> Fitted:
     middles, scales = _numbers(content["middles"]), _numbers(content["scales"])
     if min(scales) <= 0:
         raise ValueError("a scale must be positive")
-    return Fitted(coefficients, middles, scales, targets, ranges, usable_number(content["lean"]))
+    return SourceModel(coefficients, middles, scales, targets, ranges, usable_number(content["lean"]))
 
 
 def _numbers(content: Sequence[Any]) -> Tuple[float, ...]:

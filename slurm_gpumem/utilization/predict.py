@@ -11,8 +11,8 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Utilization
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.utilization.features import NAMES, Seen, features, logit
-from slurm_gpumem.utilization.model import TARGETS, Fitted, UtilizationModel, packaged
+from slurm_gpumem.utilization.features import NAMES, TextQuality, features, logit
+from slurm_gpumem.utilization.model import TARGETS, SourceModel, UtilizationModel, packaged
 from slurm_gpumem.utilization.roofline import Times, rates_of, step_times
 from slurm_gpumem.utilization.work import StepWork, step_work
 
@@ -20,18 +20,18 @@ SUMMARY, TRACE = "summary", "trace"
 _SLACK = 1e-9
 
 
-class Answer(NamedTuple):
-    """The model's answer in its own terms."""
+class Prediction(NamedTuple):
+    """What the model predicts, in its own terms."""
 
     values: Dict[str, float]
     """By TARGETS: shares from 0 to 1, seconds."""
     lows: Dict[str, float]
     highs: Dict[str, float]
     times: Times
-    strange: Tuple[str, ...]
+    unusual: Tuple[str, ...]
     """Features outside the range of the measurements."""
-    leaning: float
-    """SM activity lifted to where a job near the edge counts as busy: a missed one costs more."""
+    busy_activity: float
+    """SM activity shifted so that a job near the edge counts as busy: a missed one costs more."""
 
 
 def estimate_with_utilization(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
@@ -46,31 +46,31 @@ def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Est
         if trace is not None and trace.kernels:
             model = packaged(TRACE)
             if TRACE in model.sources:
-                from slurm_gpumem.utilization.trace_work import seen_in, work_of_trace
+                from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
 
                 work = work_of_trace(trace, estimate.job, summary.total_params * estimate.job.weight_bytes)
-                return replace(estimate, utilization=predict(work, seen_in(trace), gpu, model, TRACE))
+                return replace(estimate, utilization=predict(work, trace_quality(trace), gpu, model, TRACE))
         model = packaged(SUMMARY)
     except ConfigError as error:
         return replace(estimate, warnings=(*estimate.warnings, f"no utilization: {error}"))
     step = estimate.step or rebuild(summary, estimate.job, gpu)
-    seen = Seen(shapeless=not summary.has_shapes, guessed=step.has_guesses)
-    return replace(estimate, utilization=predict(step_work(step.tape, estimate.job), seen, gpu, model))
+    quality = TextQuality(shapeless=not summary.has_shapes, guessed=step.has_guesses)
+    return replace(estimate, utilization=predict(step_work(step.tape, estimate.job), quality, gpu, model))
 
 
 def predict(
-    work: StepWork, seen: Seen, gpu: Gpu, model: UtilizationModel, source: str = SUMMARY
+    work: StepWork, quality: TextQuality, gpu: Gpu, model: UtilizationModel, source: str = SUMMARY
 ) -> Utilization:
     """The utilization of a step on a GPU."""
     if source not in model.sources:
         source = SUMMARY
     fitted = model.sources[source]
-    found = answer(work, seen, gpu, fitted, model.outside)
+    found = predict_targets(work, quality, gpu, fitted, model.outside)
     warnings: List[str] = []
-    if found.strange:
-        named = ", ".join(name.replace("_", " ") for name in found.strange[:3])
+    if found.unusual:
+        named = ", ".join(name.replace("_", " ") for name in found.unusual[:3])
         warnings.append(f"utilization: unlike the measured jobs (beyond the usual: {named})")
-    if seen.shapeless:
+    if quality.shapeless:
         warnings.append(
             "utilization is a rough guess: the text has no shapes (torchinfo's has, gpumem summarize's)"
         )
@@ -96,13 +96,15 @@ def predict(
     )
 
 
-def answer(work: StepWork, seen: Seen, gpu: Gpu, fitted: Fitted, outside: float) -> Answer:
+def predict_targets(
+    work: StepWork, quality: TextQuality, gpu: Gpu, fitted: SourceModel, outside: float
+) -> Prediction:
     """The roofline's answer, moved by the learned part, with its intervals."""
     times = step_times(work, rates_of(gpu), fitted.coefficients)
-    values = features(work, times, seen)
+    values = features(work, times, quality)
     scaled = fitted.scaled(values)
-    strange = beyond(values, fitted.ranges)
-    wider = outside if strange else 1.0
+    unusual = beyond(values, fitted.ranges)
+    wider = outside if unusual else 1.0
     middle: Dict[str, float] = {}
     low: Dict[str, float] = {}
     high: Dict[str, float] = {}
@@ -111,14 +113,14 @@ def answer(work: StepWork, seen: Seen, gpu: Gpu, fitted: Fitted, outside: float)
         center = plain + target.moved(values, scaled)
         back = exp if name == "step_seconds" else _share
         middle[name] = back(center)
-        below, above = target.shapeless if seen.shapeless else (target.low, target.high)
+        below, above = target.shapeless if quality.shapeless else (target.low, target.high)
         low[name] = back(center + wider * min(below, 0.0))
         high[name] = back(center + wider * max(above, 0.0))
     # Warps live on active multiprocessors only.
     middle["sm_occupancy"] = min(middle["sm_occupancy"], middle["sm_active"])
     low["sm_occupancy"] = min(low["sm_occupancy"], middle["sm_occupancy"])
-    leaning = _share(logit(middle["sm_active"]) + fitted.lean)
-    return Answer(middle, low, high, times, strange, leaning)
+    busy_activity = _share(logit(middle["sm_active"]) + fitted.busy_shift)
+    return Prediction(middle, low, high, times, unusual, busy_activity)
 
 
 def plain_answers(times: Times) -> Dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Dict, List, Set, Tuple
 
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import Kernel, Trace, evaluate
-from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.work import (
     FOREACH_TENSORS,
     NORM,
@@ -42,9 +42,9 @@ _SLOTS = {
 _PRODUCTS = ("gemm", "conv", "grouped", "depthwise")
 
 
-def seen_in(trace: Trace) -> Seen:
+def trace_quality(trace: Trace) -> TextQuality:
     """A small real run guesses sizes; a trace on meta tensors knows them."""
-    return Seen(shapeless=False, guessed=trace.way != "meta" or not trace.scalable)
+    return TextQuality(shapeless=False, guessed=trace.way != "meta" or not trace.scalable)
 
 
 def work_of_trace(trace: Trace, job: TrainingJob, parameter_bytes: int) -> StepWork:

@@ -16,9 +16,9 @@ from slurm_gpumem.estimators.corrected.relatives import (
     Relatives,
     Run,
     from_json,
-    lesson,
     make,
     nearest,
+    neighbour_runs,
     to_json,
 )
 from slurm_gpumem.estimators.gpus import find_gpu
@@ -55,8 +55,8 @@ def features(activations: float = 0.8, amp: float = 0.0) -> List[float]:
     return list(values.values())
 
 
-def told(classes: Sequence[str], **changes: float) -> relatives.Lesson:
-    return lesson(known().near("complete", frozenset(classes)), features(**changes))
+def told(classes: Sequence[str], **changes: float) -> relatives.NeighbourRuns:
+    return neighbour_runs(known().near("complete", frozenset(classes)), features(**changes))
 
 
 def test_models_of_the_same_classes_teach_and_others_are_not_heard() -> None:
@@ -82,9 +82,11 @@ def test_a_job_of_few_activations_is_moved_less() -> None:
 
 def test_models_that_are_left_out_are_not_heard() -> None:
     near = known().near("complete", BOTTLENECK)
-    assert lesson(near, features(), frozenset({0, 1})).weight < 0.1
+    assert neighbour_runs(near, features(), frozenset({0, 1})).weight < 0.1
     assert (
-        lesson(known().only(lambda name: name == "own/plain").near("complete", WINDOWS), features()).weight
+        neighbour_runs(
+            known().only(lambda name: name == "own/plain").near("complete", WINDOWS), features()
+        ).weight
         == 0
     )
 

@@ -10,7 +10,7 @@ import pytest
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.lab.fit.folds import fold_of
 from slurm_gpumem.lab.utilization_runs import load_solo
-from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.roofline import NAMES, START, rates_of, step_times
 from tests.utilization.test_work import work
 
@@ -23,7 +23,7 @@ def rows() -> Any:
     run: Any = load_solo()[0]._replace(gpu=find_gpu("h200"))
     names = ("resnet50", "vit", "mobilenetv3")
     steps = [work(name, batch_size=batch, precision="amp-fp16") for name in names for batch in (4, 128)]
-    return [UtilizationRow(run, "", True, fold_of(run.model), Seen(), step) for step in steps]
+    return [UtilizationRow(run, "", True, fold_of(run.model), TextQuality(), step) for step in steps]
 
 
 def test_arrays_and_plain_python_agree() -> None:

@@ -14,7 +14,7 @@ from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import TrainingJob, Utilization
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.model import packaged
 from slurm_gpumem.utilization.predict import predict, with_utilization
 from slurm_gpumem.utilization.work import step_work
@@ -55,8 +55,8 @@ def test_a_text_without_shapes_is_called_a_rough_guess_and_has_wider_intervals()
     full = read_summary(EXAMPLES / "resnet50.txt")
     gpu, job = find_gpu("h200"), TrainingJob(64)
     walk = rebuild(full, job, gpu)
-    known = predict(step_work(walk.tape, job), Seen(), gpu, packaged())
-    rough = predict(step_work(walk.tape, job), Seen(shapeless=True), gpu, packaged())
+    known = predict(step_work(walk.tape, job), TextQuality(), gpu, packaged())
+    rough = predict(step_work(walk.tape, job), TextQuality(shapeless=True), gpu, packaged())
     assert not known.warnings
     assert any("rough guess" in warning for warning in rough.warnings)
     for target in ("sm_active", "step_seconds"):

@@ -17,7 +17,7 @@ from slurm_gpumem.lab.utilization_runs import Solo, load_solo
 from slurm_gpumem.summaries.trace_types import Kernel, Trace, TracedJob
 from slurm_gpumem.utilization.model import packaged
 from slurm_gpumem.utilization.predict import TRACE, predict, with_utilization
-from slurm_gpumem.utilization.trace_work import seen_in, work_of_trace
+from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
 from slurm_gpumem.utilization.work import KINDS, StepWork, launches, total_flops
 from tests.summaries.test_own_format import SUMMARY
 
@@ -114,7 +114,7 @@ def test_a_trace_costs_little_beside_the_memory_estimate() -> None:
     times = []
     for _ in range(20):
         begun = time.process_time()
-        predict(work_of_trace(trace, TrainingJob(64), 1 << 20), seen_in(trace), H200, model, TRACE)
+        predict(work_of_trace(trace, TrainingJob(64), 1 << 20), trace_quality(trace), H200, model, TRACE)
         times.append(time.process_time() - begun)
     # 360 sorts of kernels, more than most networks have, measured at about 2 ms.
     assert min(times) < 0.01

@@ -3,8 +3,8 @@
 How far above or below its corrected peak a job's need may lie is known as a distribution: steps of the job's
 own spread, measured on architectures that the trees had not seen. Each possible request then has a share
 of cases in which the job would not fit, one in which it takes the shards that it needs (or one more), and one
-in which it wastes little. The one that is worth most is made; what counts how much is a matter of taste. So
-a request ends at a whole shard where that is near, sure jobs get a narrow one, and jobs that will waste
+in which it wastes little. The request with the highest worth is made; `Preferences` weigh the cases. So
+a request ends at a whole shard where that is near, certain jobs get a narrow one, and jobs that will waste
 shards in any case get a safe one.
 """
 
@@ -22,11 +22,11 @@ LEVELS = (
     *(n / 100 for n in range(91, 100)),
     *(0.9925, 0.995, 0.9975, 1.0),
 )
-"""Shares of jobs whose steps a distribution tells."""
+"""Shares of jobs at which a distribution states its steps."""
 ENOUGH = 0.995
-"""A request that holds for this share of cases is the widest that comes into question."""
+"""A request that holds for this share of cases is the widest that is considered."""
 _COST = 0.05
-"""What each further peak in the request costs: nobody is helped by a safe request for whole GPUs."""
+"""Cost of each further multiple of the peak: a safe request for a whole GPU helps nobody."""
 _MOST_WHOLE = 40
 _MOST_MARGIN = 3.0
 
@@ -35,41 +35,41 @@ Option = Tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Taste:
-    """What is wanted of requests, beside that jobs fit."""
+class Preferences:
+    """What is wanted of requests besides that jobs fit: the worth of each outcome."""
 
     exact: float
-    """What the shard count that a job needs is worth,"""
+    """Worth of the exact shard count that a job needs."""
     one_more: float
-    """one more than that,"""
+    """Worth of one shard more than that."""
     one_less: float
-    """and one less, where the job fits all the same or does not."""
+    """Worth of one shard less, whether the job fits anyway or not."""
     waste: float
-    """A request of at most this much of the need wastes little,"""
-    thrift: float
-    """and that is worth so much."""
+    """A request of at most this multiple of the need wastes little."""
+    low_waste: float
+    """Worth of a request that wastes little."""
 
 
-FROM_TEXT = Taste(exact=1.0, one_more=1.0, one_less=0.0, waste=1.25, thrift=0.45)
-FROM_TRACE = Taste(exact=1.0, one_more=0.6, one_less=0.3, waste=1.1, thrift=0.1)
-"""A trace knows its peak so well that the exact shard count can be hoped for."""
+FROM_TEXT = Preferences(exact=1.0, one_more=1.0, one_less=0.0, waste=1.25, low_waste=0.45)
+FROM_TRACE = Preferences(exact=1.0, one_more=0.6, one_less=0.3, waste=1.1, low_waste=0.1)
+"""A trace knows its peak so well that the exact shard count is within reach."""
 
 
 @dataclass(frozen=True)
-class Stakes:
+class RequestPolicy:
     """What decides the requests of a group of jobs."""
 
     steps: Tuple[float, ...]
-    """At LEVELS: how many spreads above its peak a job's need lies at most in that share of cases."""
+    """At LEVELS: how far above its peak, in spreads, a job's need is at most in that share of cases."""
     price: float
-    """What a job that does not fit costs, in shard counts that are right."""
+    """Cost of a job that does not fit, in units of an exact shard count's worth."""
     wider: float
-    """How many times wider the spread is taken outside the range of the measurements."""
+    """Factor by which the spread is widened outside the range of the measurements."""
     coverage: float
 
 
 def share_below(steps: Sequence[float], step: float) -> float:
-    """Share of cases in which the need is at most so many spreads above the peak."""
+    """Share of cases in which the need is at most `step` spreads above the peak."""
     at = bisect_right(steps, step)
     if at == 0:
         return 0.0
@@ -80,9 +80,9 @@ def share_below(steps: Sequence[float], step: float) -> float:
 
 
 def options(
-    peak: float, moved: float, spread: float, steps: Sequence[float], taste: Taste = FROM_TEXT
+    peak: float, moved: float, spread: float, steps: Sequence[float], preferences: Preferences = FROM_TEXT
 ) -> List[Option]:
-    """The requests that come into question for a corrected peak, in MiB less `moved`.
+    """The requests to consider for a corrected peak, in MiB less `moved`.
 
     `moved` is what the job's memory holds beside `peak` and is known: shards are counted with it.
     """
@@ -103,21 +103,23 @@ def options(
             below((shards + change) * SHARD_MIB - moved) for change in (-2, -1, 0, 1)
         )
         right = (
-            taste.exact * (these - fewer)
-            + taste.one_more * (fewer - two_fewer)
-            + taste.one_less * (more - these)
+            preferences.exact * (these - fewer)
+            + preferences.one_more * (fewer - two_fewer)
+            + preferences.one_less * (more - these)
         )
-        thrifty = 1 - below((request + moved) / taste.waste - moved)
-        worth = right + taste.thrift * thrifty - _COST * request / peak
+        low_waste = 1 - below((request + moved) / preferences.waste - moved)
+        worth = right + preferences.low_waste * low_waste - _COST * request / peak
         made.append((request, 1 - below(request), worth))
         if below(request) >= ENOUGH:
             break
     return made
 
 
-def request_for(peak: float, moved: float, spread: float, stakes: Stakes, taste: Taste = FROM_TEXT) -> float:
+def request_for(
+    peak: float, moved: float, spread: float, policy: RequestPolicy, preferences: Preferences = FROM_TEXT
+) -> float:
     """The request for a corrected peak."""
-    return choose(options(peak, moved, spread, stakes.steps, taste), stakes.price)
+    return choose(options(peak, moved, spread, policy.steps, preferences), policy.price)
 
 
 def choose(found: Sequence[Option], price: float) -> float:

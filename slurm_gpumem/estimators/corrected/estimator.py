@@ -1,4 +1,4 @@
-"""The estimator `corrected`: the structural estimate, moved and bounded by what measured runs taught."""
+"""The estimator `corrected`: the structural estimate, corrected and bounded by what measured runs show."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.estimators.corrected.anchors import anchors, climb, grows
-from slurm_gpumem.estimators.corrected.choice import Stakes, request_for
+from slurm_gpumem.estimators.corrected.choice import RequestPolicy, request_for
 from slurm_gpumem.estimators.corrected.features import NAMES, features
 from slurm_gpumem.estimators.corrected.relatives import (
-    Lesson,
     Near,
+    NeighbourRuns,
     Relatives,
     classes_of,
-    lesson,
     nearest,
+    neighbour_runs,
     packaged,
 )
 from slurm_gpumem.estimators.corrected.trees import Correction, load
@@ -34,13 +34,13 @@ REFERENCE_CONTEXT_MIB = 764
 job's tensors does not look large; on another GPU the same tensors are corrected by the same MiB."""
 OUTSIDE_COVERAGE = 0.95
 """What the bound holds for at best when the job is unlike the measured ones."""
-MOST, MOST_STRANGE = 2.5, 5.0
-"""So many times its peak is the most that is asked for, for a job like the measured ones and for others.
+MOST, MOST_UNUSUAL = 2.5, 5.0
+"""The most that is asked for, as a multiple of the peak: for a job like the measured ones, and for others.
 
-More holds for hardly any job besides. Without shapes the peak itself is a guess: there it does not count."""
+More would hold for hardly any further job. Without shapes the peak itself is a guess: no limit there."""
 _MIB = 1 << 20
 _SLACK = 1e-9
-_STRANGE = re.compile(
+_UNSEEN_LAYERS = re.compile(
     r"Mamba|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
     r"(?:GCN|GAT|SAGE|GIN|Graph|Cheb|Edge|Message)\w*(?:Conv|Layer|Passing)|^MessagePassing"
 )
@@ -62,8 +62,8 @@ class _Point:
     """The answer at one anchor, in MiB with the reference context."""
 
     plain: Estimate
-    answer: Answer
-    strange: str
+    corrected: CorrectedPeak
+    unusual: str
     grows: bool
 
 
@@ -72,22 +72,22 @@ def corrected(
 ) -> Estimate:
     """The estimate under a given correction; `gpumem accuracy` gives one that never saw the model."""
     around = anchors(job.batch_size)
-    ask = _Ask(summary, job, gpu, correction, relatives)
+    ask = _AtBatchSizes(summary, job, gpu, correction, relatives)
     points = [ask.at(batch) for _, batch in around]
     shares = [share for share, _ in around]
-    below: List[Answer] = []
+    below: List[CorrectedPeak] = []
     batch, point = around[0][1], points[0]
     # Workspaces make a small batch need more than a larger one now and then; so may the one below that. Where
     # the job grows with its batch its peak does not fall, but half of it may be less sure and ask for more.
     while batch > 1 and not (point.grows and below):
         batch //= 2
         point = ask.at(batch)
-        below.append(point.answer)
-    peak, request = joined(shares, [point.answer for point in points], below)
+        below.append(point.corrected)
+    peak, request = joined(shares, [point.corrected for point in points], below)
     plain = points[-1].plain
     moved = plain.parts["context"] - REFERENCE_CONTEXT_MIB
-    center = _between(shares, [point.answer.center for point in points])
-    strange = next((point.strange for point in points if point.strange), "")
+    center = _between(shares, [point.corrected.center for point in points])
+    unusual = next((point.unusual for point in points if point.unusual), "")
     parts, found = _move(
         {
             name: round(_between(shares, [float(point.plain.parts[name]) for point in points]))
@@ -96,12 +96,12 @@ def corrected(
         round(peak) + moved,
     )
     warnings: Tuple[str, ...] = plain.warnings
-    if strange:
-        warnings = (*warnings, f"unlike the measured models ({strange}); the request is wider than usual")
+    if unusual:
+        warnings = (*warnings, f"unlike the measured models ({unusual}); the request is wider than usual")
     of = f" of models like {ask.like}" if ask.like else ""
-    said = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as runs{of} on an H200 suggest"]
+    assumed = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as runs{of} on an H200 suggest"]
     if gpu.entry != MEASURED_GPU:
-        said.append(f"the correction is unmeasured on {gpu.name}")
+        assumed.append(f"the correction is unmeasured on {gpu.name}")
     floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
     return replace(
         plain,
@@ -112,14 +112,14 @@ def corrected(
         parts=parts,
         estimator="corrected",
         warnings=warnings,
-        assumptions=tuple(said),
-        coverage=min(point.answer.coverage for point in points),
+        assumptions=tuple(assumed),
+        coverage=min(point.corrected.coverage for point in points),
         # Between two anchors the rebuilt step is that of another batch size.
         step=plain.step if plain.job == job else None,
     )
 
 
-class _Ask:
+class _AtBatchSizes:
     """The answers for one job at several batch sizes."""
 
     def __init__(
@@ -139,17 +139,17 @@ class _Ask:
         if self._near is None:
             self._near = self._relatives.near(group_of(values), classes_of(summary))
             self.like = nearest(self._near, values, self._relatives)
-        strange = outside(values, summary, correction.ranges)
+        unusual = outside(values, summary, correction.ranges)
         # Shards are counted as on the measured GPU: a request moves with another one's context, and only so.
         measured = find_gpu(MEASURED_GPU).context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
         moved = measured - REFERENCE_CONTEXT_MIB
-        told = lesson(self._near, values)
-        found = answer(total, values, told, moved, correction, strange=bool(strange))
-        return _Point(plain, found, strange, grows(result, total))
+        neighbours = neighbour_runs(self._near, values)
+        found = correct_peak(total, values, neighbours, moved, correction, unusual=bool(unusual))
+        return _Point(plain, found, unusual, grows(result, total))
 
 
 @dataclass(frozen=True)
-class Answer:
+class CorrectedPeak:
     """What a correction makes of a structural estimate: MiB with the reference context."""
 
     center: float
@@ -158,9 +158,9 @@ class Answer:
     spread: float
     moved: float
     """The job's own context on the measured GPU less the reference's."""
-    stakes: Stakes
+    policy: RequestPolicy
     coverage: float
-    usual: float
+    usual_spread: float
     """The spread that it would have inside the range of the measurements."""
 
     most: float
@@ -169,48 +169,48 @@ class Answer:
     @property
     def request(self) -> float:
         """What to ask for; a job unlike the measured ones gets a wider margin than one like them."""
-        found = request_for(self.peak, self.moved, self.spread, self.stakes)
-        if self.spread != self.usual:
-            margin = request_for(self.peak, self.moved, self.usual, self.stakes) - self.peak
-            found = max(found, self.peak + margin * self.spread / self.usual)
+        found = request_for(self.peak, self.moved, self.spread, self.policy)
+        if self.spread != self.usual_spread:
+            margin = request_for(self.peak, self.moved, self.usual_spread, self.policy) - self.peak
+            found = max(found, self.peak + margin * self.spread / self.usual_spread)
         return min(found, self.most * self.peak)
 
 
-def answer(
+def correct_peak(
     total: float,
     values: Sequence[float],
-    told: Lesson,
+    neighbours: NeighbourRuns,
     moved: float,
     correction: Correction,
     *,
-    strange: bool,
-) -> Answer:
-    """The answer for a structural estimate in MiB with its features and what its relatives told."""
-    known = [*values, *told.values]
+    unusual: bool,
+) -> CorrectedPeak:
+    """Correct a structural estimate in MiB by its features and by runs of neighbouring models."""
+    known = [*values, *neighbours.values]
     center = correction.center.predict(known)
-    stakes = correction.stakes[group_of(values)]
+    policy = correction.policies[group_of(values)]
     spread = exp(correction.spread.predict([*known, abs(center)]))
-    peak = total * (1 + told.beyond) * exp(center)
-    return Answer(
+    peak = total * (1 + neighbours.beyond) * exp(center)
+    return CorrectedPeak(
         center=log(peak / total),
         peak=peak,
-        spread=spread * stakes.wider if strange else spread,
+        spread=spread * policy.wider if unusual else spread,
         moved=moved,
-        stakes=stakes,
-        coverage=min(stakes.coverage, OUTSIDE_COVERAGE) if strange else stakes.coverage,
-        usual=spread,
-        most=_most(values, strange=strange),
+        policy=policy,
+        coverage=min(policy.coverage, OUTSIDE_COVERAGE) if unusual else policy.coverage,
+        usual_spread=spread,
+        most=_most(values, unusual=unusual),
     )
 
 
-def _most(values: Sequence[float], *, strange: bool) -> float:
+def _most(values: Sequence[float], *, unusual: bool) -> float:
     if group_of(values) == "shapeless":
         return inf
-    return MOST_STRANGE if strange else MOST
+    return MOST_UNUSUAL if unusual else MOST
 
 
 def joined(
-    shares: Sequence[float], answers: Sequence[Answer], below: Sequence[Answer] = ()
+    shares: Sequence[float], answers: Sequence[CorrectedPeak], below: Sequence[CorrectedPeak] = ()
 ) -> Tuple[float, float]:
     """Peak and request of a batch size from the answers at its anchors; neither is less than any below."""
     first, last = answers[0], answers[-1]
@@ -223,7 +223,7 @@ def joined(
     def decide(share: float) -> float:
         spread = exp(log(first.spread) * (1 - share) + log(last.spread) * share)
         peak = low + (high - low) * share
-        return min(request_for(peak, last.moved, spread, last.stakes), last.most * peak)
+        return min(request_for(peak, last.moved, spread, last.policy), last.most * peak)
 
     return low + (high - low) * shares[1], climb(low_request, high_request, shares[1], decide)
 
@@ -263,7 +263,7 @@ def outside(
     """Why the job lies outside what was measured, in a few words; "" when it does not."""
     reasons: List[str] = []
     if summary is not None:
-        kinds = sorted({layer.kind for layer in summary.layers if _STRANGE.search(layer.kind)})
+        kinds = sorted({layer.kind for layer in summary.layers if _UNSEEN_LAYERS.search(layer.kind)})
         if kinds:
             reasons.append(f"{', '.join(kinds[:3])} layers")
     by_name = dict(zip(NAMES, values))

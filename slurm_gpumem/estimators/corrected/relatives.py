@@ -1,4 +1,4 @@
-"""What measured runs of like models teach about a job.
+"""What measured runs of similar models show about a job.
 
 A summary does not show what a model does between its layers, but models of the same classes do the same
 there. So what a relative took beyond its structural estimate, as a share of its activations, tells what this
@@ -42,13 +42,13 @@ from slurm_gpumem.summaries.types import ModelSummary
 FILE = "relatives.json.gz"
 FORMAT = "gpumem-relatives/1"
 _ALIKE = 0.07
-"""Models that have so much less in common count 1/e as much."""
+"""Models that have this much less in common count 1/e as much."""
 _LEAST_ALIKE = 0.5
 _ACTIVATIONS, _PRECISION, _SIZE = 3.0, 0.7, 0.3
 """How fast runs count less as their activations' share, precision and logarithm of size differ."""
-_NOBODY = 0.1
-"""Relatives that weigh so much together are believed by half: without any, nothing is moved."""
-_NOBODY_APART = 0.1
+_PRIOR_WEIGHT = 0.1
+"""Weight of the assumption that nothing is beyond the estimate: neighbours of that weight count by half."""
+_PRIOR_SPREAD = 0.1
 _LEAST_ACTIVATIONS = 0.15
 LEAST_BEYOND, MOST_BEYOND = -0.5, 2.0
 _AT = [FEATURES.index(name) for name in ("share_activations", "amp", "log_total")]
@@ -103,7 +103,7 @@ class Relatives:
         return tuple(found)
 
     def only(self, wanted: Callable[[str], bool]) -> Relatives:
-        """Those of some models: what is left to teach about one whose own runs must not."""
+        """Those of some models: the neighbours of a model whose own runs must not be used."""
         kept = {number for number, name in enumerate(self.models) if wanted(name)}
         groups = {
             group: tuple(
@@ -116,25 +116,27 @@ class Relatives:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What relatives say of one job."""
+class NeighbourRuns:
+    """What the runs of similar models predict for one job."""
 
     beyond: float
-    """How much of its estimate the job will take beyond it,"""
+    """What the job will take beyond its estimate, as a share of the estimate."""
     weight: float
-    """how much all relatives weigh together,"""
-    apart: float
-    """and how far they are apart."""
+    """The weight of all neighbours together."""
+    spread: float
+    """How far they are apart."""
 
     @property
     def values(self) -> Tuple[float, float, float]:
         """The numbers by FROM_RELATIVES, for the trees."""
-        return self.beyond, log(self.weight + 0.01), self.apart
+        return self.beyond, log(self.weight + 0.01), self.spread
 
 
-def lesson(near: Near, features: Sequence[float], left_out: AbstractSet[int] = frozenset()) -> Lesson:
-    """What the runs say of a job with these features; models in `left_out` are not heard."""
-    weight, first, second = _NOBODY, 0.0, _NOBODY * _NOBODY_APART**2
+def neighbour_runs(
+    near: Near, features: Sequence[float], left_out: AbstractSet[int] = frozenset()
+) -> NeighbourRuns:
+    """What the runs predict for a job with these features; models in `left_out` do not count."""
+    weight, first, second = _PRIOR_WEIGHT, 0.0, _PRIOR_WEIGHT * _PRIOR_SPREAD**2
     for counts, run in _weighed(near, features):
         if run.model not in left_out:
             weight += counts
@@ -142,7 +144,9 @@ def lesson(near: Near, features: Sequence[float], left_out: AbstractSet[int] = f
             second += counts * run.beyond**2
     mean = first / weight
     share = max(features[_AT[0]], _LEAST_ACTIVATIONS)
-    return Lesson(share * mean, weight - _NOBODY, share * sqrt(max(0.0, second / weight - mean**2)))
+    return NeighbourRuns(
+        share * mean, weight - _PRIOR_WEIGHT, share * sqrt(max(0.0, second / weight - mean**2))
+    )
 
 
 def nearest(near: Near, features: Sequence[float], relatives: Relatives) -> str:
@@ -283,4 +287,4 @@ def from_json(content: Any, where: str) -> Relatives:
 
 
 def _damaged(where: str, error: Exception) -> ConfigError:
-    return ConfigError(f"{where}: is damaged ({error}); `make fit` writes it anew")
+    return ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence, Tuple, Union
 
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.corrected.choice import LEVELS, Stakes
+from slurm_gpumem.estimators.corrected.choice import LEVELS, RequestPolicy
 from slurm_gpumem.estimators.corrected.features import KNOWN
 
 FORMAT = "gpumem-correction/2"
@@ -60,7 +60,7 @@ class Correction:
     """log of how far from the centre such jobs usually are."""
     ranges: Tuple[Tuple[float, float], ...]
     card: Mapping[str, Any]
-    stakes: Mapping[str, Stakes]
+    policies: Mapping[str, RequestPolicy]
 
 
 def load(path: Path, names: Sequence[str] = KNOWN) -> Correction:
@@ -93,19 +93,19 @@ def from_json(content: Any, where: str, names: Sequence[str] = KNOWN) -> Correct
         ranges = tuple((usable_number(low), usable_number(high)) for low, high in content["ranges"])
         if len(ranges) != len(names):
             raise ValueError("as many ranges as features are needed")
-        stakes = {group: _stakes(item) for group, item in content["stakes"].items()}
+        policies = {group: _policy(item) for group, item in content["stakes"].items()}
         center = _ensemble(content["center"], len(names))
         spread = _ensemble(content["spread"], len(names) + 1)
-        return Correction(center, spread, ranges, dict(content.get("card", {})), stakes)
+        return Correction(center, spread, ranges, dict(content.get("card", {})), policies)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it anew") from None
+        raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again") from None
 
 
-def _stakes(content: Any) -> Stakes:
+def _policy(content: Any) -> RequestPolicy:
     steps = tuple(usable_number(step) for step in content["steps"])
     if len(steps) != len(LEVELS) or any(low > high for low, high in zip(steps, steps[1:])):
         raise ValueError("a distribution is a rising step for each level")
-    return Stakes(steps, *(usable_number(content[key]) for key in ("price", "wider", "coverage")))
+    return RequestPolicy(steps, *(usable_number(content[key]) for key in ("price", "wider", "coverage")))
 
 
 def _ensemble(content: Any, features: int) -> Ensemble:

@@ -21,9 +21,9 @@ _WHOLE_CHANNELS = re.compile(r"^(?:Spatial)?(?:Feature)?(?:Alpha)?Dropout[123][d
 
 def in_place(walk: Walk, row: Layer, x: Tensor) -> bool:
     """Whether an activation overwrites its input: as the text says, else as usual for convolutions."""
-    told = dict(row.attributes).get("inplace")
-    if told is not None:
-        return told == "True"
+    written = dict(row.attributes).get("inplace")
+    if written is not None:
+        return written == "True"
     if row.kind == "LeakyReLU" and not (walk.scopes and "Act" in walk.scopes[-1].kind):
         # It keeps its input, so it is not used in place.
         return False
@@ -111,8 +111,8 @@ def softmax(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 def dropout(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     """A mask of one byte per element; nothing if the probability is 0."""
-    told = dict(row.attributes).get("p")
-    if told in ("0", "0.0") or (told is None and not walk.drops()):
+    probability = dict(row.attributes).get("p")
+    if probability in ("0", "0.0") or (probability is None and not walk.drops()):
         return x
     out = walk.make(output_shape(row, x), x.width, grad=x.grad)
     if _WHOLE_CHANNELS.match(row.kind) and len(x.shape) > 2:

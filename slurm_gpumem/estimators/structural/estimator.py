@@ -79,12 +79,12 @@ def _without_collector() -> Iterator[None]:
 
 def rebuild(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Walk:
     """The training step that a summary's rows stand for, as a tape of operations."""
-    said = ""
+    assumed = ""
     if not summary.has_shapes:
-        summary, said = with_shapes(summary)
+        summary, assumed = with_shapes(summary)
     walk = Walk(summary, job, gpu)
-    if said:
-        walk.assume(f"the text has no shapes; assumed input: {said}")
+    if assumed:
+        walk.assume(f"the text has no shapes; assumed input: {assumed}")
     tree = build_tree(summary)
     walk.has_guesses = expand_hidden(summary, tree)
     if walk.has_guesses:

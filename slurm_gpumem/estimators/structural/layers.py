@@ -93,7 +93,7 @@ def _workspaces(
         groups = 1
     dimensions = len(x.shape) - 2
     kernel = row.kernel if row.kernel and len(row.kernel) == dimensions else sides(taps, dimensions)
-    told = convolution_of(
+    convolution = convolution_of(
         x.shape,
         out.shape,
         kernel,
@@ -102,7 +102,7 @@ def _workspaces(
         dtype=walk.dtype,
         last=walk.job.channels_last,
     )
-    return convolution_bytes(told, x.elements // max(1, prod(x.shape[1:])))
+    return convolution_bytes(convolution, x.elements // max(1, prod(x.shape[1:])))
 
 
 def _linear(walk: Walk, row: Layer, x: Tensor) -> Tensor:

@@ -36,19 +36,19 @@ def output_shape(row: Layer, x: Tensor) -> Shape:
 def with_shapes(summary: ModelSummary) -> Tuple[ModelSummary, str]:
     """The summary with guessed inputs and outputs, and the input that was assumed."""
     first = next((row for row in summary.layers if row.leaf and row.called), None)
-    start, said = _usual_input(first)
+    start, assumed = _usual_input(first)
     resized = _resized(summary.layers)
     if resized and len(start) == 4:
         start = (*start[:2], resized, resized)
-        said = f"an image of {resized} x {resized}, as the model resizes it"
+        assumed = f"an image of {resized} x {resized}, as the model resizes it"
     rows = _Guess(start).rows(summary.layers)
     sides = [row.outputs[0][-1] for row in rows if row.leaf and row.outputs and len(row.outputs[0]) == 4]
     if len(start) == 4 and not resized and sides and min(sides) >= IMAGE // 8:
         # It shrinks its input by less than eight: made for small images, which it could not shrink more.
         start = (*start[:2], SMALL_IMAGE, SMALL_IMAGE)
-        said = f"an image of {SMALL_IMAGE} x {SMALL_IMAGE}"
+        assumed = f"an image of {SMALL_IMAGE} x {SMALL_IMAGE}"
         rows = _Guess(start).rows(summary.layers)
-    return replace(summary, layers=tuple(rows), input_shapes=(start,)), said
+    return replace(summary, layers=tuple(rows), input_shapes=(start,)), assumed
 
 
 def _usual_input(first: Optional[Layer]) -> Tuple[Shape, str]:

@@ -19,9 +19,9 @@ their context alone, as memory lines assume."""
 
 
 @lru_cache(maxsize=8192)
-def convolution_bytes(told: Convolution, rows: int) -> Tuple[int, int, int]:
+def convolution_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
     """cuDNN's workspaces for a convolution over `rows` samples: forward, input's and weight's gradient."""
-    return middle_bytes(told, rows)
+    return middle_bytes(convolution, rows)
 
 
 @lru_cache(maxsize=8192)

@@ -52,7 +52,7 @@ def estimate_trace(
         # Buckets of data-parallel training: one more copy of the gradients.
         parts["gradients"] += _gradient_mib(trace, timeline)
     peak = sum(parts.values())
-    request, said = round(peak * (1 + _MARGIN)), list(warnings)
+    request, found = round(peak * (1 + _MARGIN)), list(warnings)
     if correction is not None:
         moved = context - REFERENCE_CONTEXT_MIB
         total = float(peak - moved)
@@ -62,7 +62,7 @@ def estimate_trace(
         asked, beyond = request_and_remark(total, numbers, measured - REFERENCE_CONTEXT_MIB, correction)
         request = asked + moved
         if beyond:
-            said.append(f"unlike the measured models ({beyond}); the request is wider than usual")
+            found.append(f"unlike the measured models ({beyond}); the request is wider than usual")
     return Estimate(
         peak_mib=peak,
         request_mib=max(request, peak),
@@ -71,9 +71,9 @@ def estimate_trace(
         estimator="trace",
         gpu=gpu.name,
         job=job,
-        warnings=(*said, *_warnings(trace, job)),
+        warnings=(*found, *_warnings(trace, job)),
         assumptions=(_WAYS[trace.way], *trace.remarks),
-        coverage=None if correction is None else correction.stakes[GROUP].coverage,
+        coverage=None if correction is None else correction.policies[GROUP].coverage,
     )
 
 

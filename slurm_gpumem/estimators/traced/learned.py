@@ -38,12 +38,12 @@ def request_and_remark(
 
     `moved_mib` is what the job's own context on the measured GPU holds beyond the reference's.
     """
-    stakes = correction.stakes[GROUP]
+    policy = correction.policies[GROUP]
     spread = exp(correction.spread.predict([*features, 0.0]))
     beyond = [
         name.replace("_", " ")
         for name, value, (low, high) in zip(NAMES, features, correction.ranges)
         if not low - _SLACK <= value <= high + _SLACK
     ]
-    wide = spread * stakes.wider if beyond else spread
-    return ceil(request_for(total_mib, moved_mib, wide, stakes, FROM_TRACE)), ", ".join(beyond[:3])
+    wide = spread * policy.wider if beyond else spread
+    return ceil(request_for(total_mib, moved_mib, wide, policy, FROM_TRACE)), ", ".join(beyond[:3])

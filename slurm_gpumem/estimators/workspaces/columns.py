@@ -25,8 +25,8 @@ Column = Tuple[str, Sequence[float]]
 def to_bytes(header: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
     """The file's content."""
     packed = b"".join(_little(array(code, numbers)).tobytes() for code, numbers in columns)
-    told = [[code, len(numbers)] for code, numbers in columns]
-    line = {**header, "columns": told, "crc32": zlib.crc32(packed)}
+    layout = [[code, len(numbers)] for code, numbers in columns]
+    line = {**header, "columns": layout, "crc32": zlib.crc32(packed)}
     return json.dumps(line, separators=(",", ":")).encode() + b"\n" + packed
 
 

@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 
 from slurm_gpumem.estimators.corrected.choice import choose
 from slurm_gpumem.estimators.corrected.features import KNOWN
-from slurm_gpumem.estimators.corrected.relatives import lesson
+from slurm_gpumem.estimators.corrected.relatives import neighbour_runs
 from slurm_gpumem.lab.fit.correction import CLIP, FLOOR, SEED, Array, Data, answers, fit_stakes
 from slurm_gpumem.lab.fit.correction_rows import rows
 from slurm_gpumem.lab.fit.relatives_of_rows import Lessons, relatives_of
@@ -212,7 +212,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     found = [row for row in rows(load_ground_truth(args.data), args.rows) if row.tool == TOOL]
     families = np.array([int(sha1(row.family.encode()).hexdigest(), 16) % FAMILY_PARTS for row in found])
     told = Data(found, Lessons(found, relatives_of(found)).without(None))
-    alone = Data(found, [[lesson((), point.features) for point in row.points] for row in found])
+    alone = Data(found, [[neighbour_runs((), point.features) for point in row.points] for row in found])
     for title, data, split in (("models", told, told.fold), ("families", alone, families)):
         print(f"Without the {title} that are scored, {len(found):,} rows:\n")
         print("| correction | median | P90 |\n|---|---|---|")

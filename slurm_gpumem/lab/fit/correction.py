@@ -24,7 +24,7 @@ from slurm_gpumem.estimators.corrected import estimator, relatives
 from slurm_gpumem.estimators.corrected.choice import LEVELS, Option, choose, options
 from slurm_gpumem.estimators.corrected.estimator import OUTSIDE_COVERAGE
 from slurm_gpumem.estimators.corrected.features import KNOWN
-from slurm_gpumem.estimators.corrected.relatives import Lesson
+from slurm_gpumem.estimators.corrected.relatives import NeighbourRuns
 from slurm_gpumem.estimators.corrected.trees import FORMAT
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.correction_rows import Row, rows
@@ -81,7 +81,7 @@ def fit_trees(
 class Data:
     """The rows as arrays: `values` and what is indexed by `row` hold one line a point, the rest one a row."""
 
-    def __init__(self, found: Sequence[Row], told: Sequence[Sequence[Lesson]]) -> None:
+    def __init__(self, found: Sequence[Row], told: Sequence[Sequence[NeighbourRuns]]) -> None:
         points = [
             (index, point, lesson)
             for index, row in enumerate(found)

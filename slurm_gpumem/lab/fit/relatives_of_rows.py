@@ -7,7 +7,7 @@ from typing import Dict, FrozenSet, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.corrected import relatives
 from slurm_gpumem.estimators.corrected.estimator import group_of
-from slurm_gpumem.estimators.corrected.relatives import Lesson, Near, Relatives
+from slurm_gpumem.estimators.corrected.relatives import Near, NeighbourRuns, Relatives
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.correction_rows import Row
 
@@ -42,7 +42,7 @@ class Lessons:
             self._named.setdefault(folds.name_of(model), set()).add(at)
             self._families.setdefault(folds.group_of(model), set()).add(at)
 
-    def without(self, fold: Optional[int], lonely: bool = False) -> List[List[Lesson]]:
+    def without(self, fold: Optional[int], lonely: bool = False) -> List[List[NeighbourRuns]]:
         """By row and point, nothing from the fold's models, nor from a row's own.
 
         A row of the fold, and with `lonely` every row, hears what it will be judged with.
@@ -50,7 +50,7 @@ class Lessons:
         gone = {at for at, model in enumerate(self._known.models) if folds.fold_of_name(model) == fold}
         return [self._of(row, gone, fold, lonely) for row in self._found]
 
-    def _of(self, row: Row, gone: Set[int], fold: Optional[int], lonely: bool) -> List[Lesson]:
+    def _of(self, row: Row, gone: Set[int], fold: Optional[int], lonely: bool) -> List[NeighbourRuns]:
         group = group_of(row.points[0].features)
         if (group, row.classes) not in self._near:
             self._near[group, row.classes] = self._known.near(group, frozenset(row.classes))
@@ -59,7 +59,7 @@ class Lessons:
         alone = lonely or (not judged and is_lonely(row.group))
         own = self._families[row.group] if alone else self._named[folds.name_of(row.model)]
         left_out = gone | own
-        return [relatives.lesson(near, point.features, left_out) for point in row.points]
+        return [relatives.neighbour_runs(near, point.features, left_out) for point in row.points]
 
 
 def is_lonely(family: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from slurm_gpumem.estimators.corrected.estimator import answer, joined, outside
+from slurm_gpumem.estimators.corrected.estimator import correct_peak, joined, outside
 from slurm_gpumem.estimators.corrected.trees import from_json
 from slurm_gpumem.lab.fit.correction_rows import Row
 from slurm_gpumem.lab.fit.folds import fold_of_name
@@ -46,7 +46,7 @@ def held_out(
         correction = corrections[number]
         strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
         found_at = [
-            answer(point.total_mib, point.features, lesson, row.moved_mib, correction, strange=strange)
+            correct_peak(point.total_mib, point.features, lesson, row.moved_mib, correction, unusual=strange)
             for point, lesson in zip(row.points, told[number][index])
         ]
         peak, request = joined([point.share for point in row.points], found_at)

@@ -8,7 +8,7 @@ from slurm_gpumem.lab.fit.utilization_rows import UtilizationRow
 from slurm_gpumem.lab.ground_truth import TOOLS
 from slurm_gpumem.lab.score.utilization import Judged, class_lines, is_real, judged, table_lines
 from slurm_gpumem.utilization.model import UtilizationModel, from_json
-from slurm_gpumem.utilization.predict import SUMMARY, TRACE, answer
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, predict_targets
 
 
 def card_lines(
@@ -61,5 +61,5 @@ def _from_traces(items: Sequence[Judged]) -> List[str]:
 
 def _judged(row: UtilizationRow, model: UtilizationModel) -> Judged:
     source = TRACE if row.tool == TRACE else SUMMARY
-    got = answer(row.work, row.seen, row.run.gpu, model.sources[source], model.outside)
+    got = predict_targets(row.work, row.seen, row.run.gpu, model.sources[source], model.outside)
     return judged(row.run, row.tool, source, got)

@@ -12,7 +12,7 @@ from slurm_gpumem.lab.traced_work import TracedWork
 from slurm_gpumem.lab.utilization_runs import Solo
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.predict import TRACE
 from slurm_gpumem.utilization.work import StepWork, step_work
 
@@ -25,7 +25,7 @@ class UtilizationRow(NamedTuple):
     fullest: bool
     """Whether no other text of the model tells more."""
     fold: int
-    seen: Seen
+    seen: TextQuality
     work: StepWork
 
 
@@ -49,7 +49,7 @@ def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> Lis
                 walk = rebuild(summary, run.job, run.gpu)
             except GpumemError:
                 continue  # the same texts are counted and named by `gpumem accuracy`
-            seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
+            seen = TextQuality(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
             work = step_work(walk.tape, run.job)
             found.append(UtilizationRow(run, tool, fullest, fold_of(run.model), seen, work))
             fullest = False

@@ -17,9 +17,9 @@ from slurm_gpumem.lab.traced_work import TracedWork
 from slurm_gpumem.lab.utilization_runs import Solo
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.utilization.features import Seen
+from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.model import TARGETS, UtilizationModel, from_json
-from slurm_gpumem.utilization.predict import SUMMARY, TRACE, Answer, answer
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, Prediction, predict_targets
 from slurm_gpumem.utilization.work import step_work
 
 FOLDS_FILE = "utilization-folds.json.gz"
@@ -92,10 +92,10 @@ def judge(
                 walk = rebuild(summary, run.job, run.gpu)
             except GpumemError:
                 continue
-            seen = Seen(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
+            seen = TextQuality(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
             model = folds[fold_of(run.model)]
             fitted = model.sources[SUMMARY]
-            got = answer(step_work(walk.tape, run.job), seen, run.gpu, fitted, model.outside)
+            got = predict_targets(step_work(walk.tape, run.job), seen, run.gpu, fitted, model.outside)
             found.append(judged(run, tool, SUMMARY, got))
     return found
 
@@ -109,15 +109,15 @@ def judge_traced(
         model = folds[fold_of(run.model)]
         one = traced.get(run.key)
         if one is not None and TRACE in model.sources:
-            got = answer(one.work, one.seen, run.gpu, model.sources[TRACE], model.outside)
+            got = predict_targets(one.work, one.seen, run.gpu, model.sources[TRACE], model.outside)
             found.append(judged(run, TRACE, TRACE, got))
     return found
 
 
-def judged(run: Solo, tool: str, source: str, got: Answer) -> Judged:
+def judged(run: Solo, tool: str, source: str, got: Prediction) -> Judged:
     """An answer beside what was measured."""
     intervals = {name: (got.lows[name], got.highs[name]) for name in TARGETS}
-    return Judged(run, tool, source, got.values, intervals, bool(got.strange), got.leaning)
+    return Judged(run, tool, source, got.values, intervals, bool(got.unusual), got.busy_activity)
 
 
 def errors(items: Sequence[Judged], target: str) -> Line:
