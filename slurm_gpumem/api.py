@@ -116,7 +116,7 @@ def decide(
     """Decide what a job asks of Slurm, as `gpusbatch` does, and submit nothing.
 
     `script` is a path or the text itself, `args` are its arguments, `sbatch` are options of sbatch by name
-    ({"partition": "gpu", "time": "1:00:00", "hold": True}). What is said `about` the job wins over #GPUMEM
+    ({"partition": "gpu", "time": "1:00:00", "hold": True}). What is given `about` the job wins over #GPUMEM
     lines of the script, GPUMEM_* variables and configuration files. DoesNotFitError when no GPU is large
     enough, other GpumemErrors for wrong input.
     """
@@ -201,7 +201,7 @@ def _option_words(options: SbatchOptions, table: OptionTable) -> List[str]:
 
 
 def _own_values(about: Mapping[str, Any]) -> Dict[str, str]:
-    """What is said about the job, by key of JOB_KEYS and as the other layers have it."""
+    """What is given about the job, by key of JOB_KEYS and as the other layers have it."""
     known = [key.replace("-", "_") for key in JOB_KEYS]
     values: Dict[str, str] = {}
     for name, value in about.items():

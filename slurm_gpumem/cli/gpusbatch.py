@@ -43,7 +43,7 @@ Submits job.sh with sbatch, asking for as much of a GPU as its training needs.
 Everything that is not listed here goes to sbatch (sbatch --help).
 
   --model FILE          the model's summary (torchinfo, torchsummary, print(model), ...)
-  --batch-size N        samples per step; from the summary when it says so
+  --batch-size N        samples per step; default: the summary's
   --optimizer NAME      adam (default), adamw, sgd, sgd-momentum, ...
   --precision NAME      fp32 (default), tf32, amp-fp16, amp-bf16, bf16
   --grad-accumulation N, --checkpointing, --channels-last, --loss NAME, --input-dtype NAME
@@ -144,7 +144,7 @@ def _print_json(plan: Plan, planned: PlannedCall, switches: Switches) -> int:
 
 
 def _hint_at_typo(line: CommandLine) -> None:
-    """An option of ours with a slip in it would quietly become the script's argument: say so."""
+    """A misspelled option would silently become the script's argument: warn."""
     first = line.script_args[0] if line.script_args else ""
     if not first.startswith("--") or line.argv[len(line.argv) - len(line.script_args) - 1] == "--":
         return

@@ -27,7 +27,7 @@ _SMOOTH = 0.003
 """A piece whose middle is this near to its chord is not looked into further."""
 _MOST_SAMPLES = 200
 _LOOSER = (1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 100.0)
-"""An estimate too rough for a line of MAX_BYTES is drawn with so many times the tolerance."""
+"""An estimate too rough for a line of MAX_BYTES is drawn with these multiples of the tolerance."""
 _SMALL_WORKSPACE = 8_519_680
 _LARGE_WORKSPACE = 32 << 20
 _CONTEXT_MIB = 764

@@ -46,7 +46,7 @@ def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[T
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """Estimate with the named estimator.
 
-    "auto" goes by the trace if the summary has one, else it is the default with the site's own layer over it.
+    "auto" uses the trace if the summary has one, else the default with the site's own layer over it.
     """
     if name == "auto" and summary.trace is not None:
         return run(TRACE, summary, job, gpu)

@@ -22,7 +22,7 @@ from slurm_gpumem.units import format_mib
 NAME = "remembered"
 SCHEMA = "gpumem-remembered/1"
 ENOUGH_RUNS = 3
-"""From so many runs on gpusbatch trusts them without being asked."""
+"""From this number of runs on gpusbatch trusts them without being asked."""
 _LEAST_RESERVE = 0.02
 """Above the largest peak: the allocator may still grow when a run is longer than those before."""
 _MAX_BYTES = 16 << 20

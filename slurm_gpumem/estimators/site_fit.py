@@ -1,9 +1,9 @@
 """Learn a site's layer from its jobs: offsets that are medians, a bound that is a quantile. Plain Python.
 
-A run that ended well tells what it needed. One that ran out of memory tells only that it needed more than
+A run that ended well shows what it needed. One that ran out of memory shows only that it needed more than
 its limit, one that was cancelled that it needed at least its peak: such values are censored, and quantiles
 are taken as Kaplan and Meier do, which moves the weight of a censored run to those that needed more. Every
-model weighs the same however often it ran, and how good a fit is, is told by models that it has not seen.
+model weighs the same however often it ran, and a fit is judged by models that it has not seen.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNMET = 5.0
 
 
 class SiteRun(NamedTuple):
-    """One job as its record tells: what was estimated, and what it took."""
+    """One job as its record has it: what was estimated, and what it took."""
 
     fingerprint: str
     user: str

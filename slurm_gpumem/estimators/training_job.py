@@ -32,7 +32,7 @@ class StatedTraining(NamedTuple):
 
 
 def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1) -> TrainingJob:
-    """The job to estimate for; UsageError when nothing tells the batch size or a value is wrong."""
+    """The job to estimate for; UsageError when nothing states the batch size or a value is wrong."""
     values = {**_traced(summary), **{k: v for k, v in stated._asdict().items() if v is not None}}
     if values.get("batch_size") is None:
         raise UsageError(
@@ -76,7 +76,7 @@ def _traced(summary: ModelSummary) -> Dict[str, Any]:
         checkpointing=traced.checkpointing,
         channels_last=traced.channels_last,
     )
-    # A custom optimizer has no name of ours; its memory is in the trace anyway.
+    # A custom optimizer has no name here; its memory is in the trace anyway.
     if traced.optimizer in OPTIMIZERS:
         found["optimizer"] = traced.optimizer
     return found

@@ -191,7 +191,7 @@ class Estimate:
     warnings: Tuple[str, ...] = ()
     assumptions: Tuple[str, ...] = ()
     coverage: Optional[float] = None
-    """Share of jobs request_mib is calibrated for; models/correction.md tells how held-out ones fared."""
+    """Share of jobs request_mib is calibrated for; models/correction.md shows how held-out ones fared."""
     base: Optional[Tuple[int, int]] = None
     """Peak and request before a site's layer moved them; None where none did."""
     utilization: Optional[Utilization] = None

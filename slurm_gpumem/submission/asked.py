@@ -23,7 +23,7 @@ HETEROGENEOUS = "a heterogeneous job keeps its GPUs as they are; nothing was est
 
 
 class JobWords(NamedTuple):
-    """A job as it was handed over: words for sbatch, options of ours, its script."""
+    """A job as it was handed over: words for sbatch, our options, its script."""
 
     line: CommandLine
     own: OwnOptions
@@ -83,7 +83,7 @@ def read_asked(words: JobWords) -> Asked:
     directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE)) if script else Directives((), ())
     by_environment = any(os.environ.get(name) for name in ("GPUMEM_MODEL", "GPUMEM_MEM"))
     if not (words.own.values or directives.found or by_environment):
-        # Without a word to us it is sbatch, whatever a configuration file says.
+        # Nothing is for us: this is sbatch, whatever a configuration file presets.
         return Asked(words, JobSettings({}), warnings=directives.warnings, goes_unchanged=NOTHING_ASKED)
     config = load_config()
     settings = job_settings(

@@ -38,7 +38,7 @@ class Needs(NamedTuple):
 
     @property
     def largest(self) -> NeedOnGpu:
-        """Where the job needs most: what people are told, and what the job's comment records."""
+        """Where the job needs most: this is reported, and recorded in the job's comment."""
         return max(self.on, key=lambda one: one.need.request_mib)
 
 

@@ -184,7 +184,7 @@ def _shards(fitting: Sequence[Tuple[GpuKind, Need]], shard_mib: int) -> Tuple[in
     count = max(
         max(ceil_div(need.request_mib, shard_mib), _activity_units(kind, need)) for kind, need in fitting
     )
-    # A shard job lives on one GPU; asking for more than the largest has would pend for ever.
+    # A shard job lives on one GPU; asking for more than the largest has would pend forever.
     count = max(1, min(count, max(kind.units for kind, _ in fitting)))
     return count, [kind for kind, _ in fitting if kind.units >= count]
 

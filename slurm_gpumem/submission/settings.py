@@ -70,7 +70,7 @@ class JobSettings:
 
     @property
     def model(self) -> Optional[str]:
-        """The summary's path; None when no estimate is asked for (or a later layer says mem)."""
+        """The summary's path; None when no estimate is asked for (or a later layer gives mem)."""
         model, mem = self._settings.get("model"), self._settings.get("mem")
         if model is None or (mem is not None and mem.layer >= model.layer):
             return None

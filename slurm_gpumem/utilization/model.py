@@ -31,7 +31,7 @@ TARGETS = ("sm_active", "sm_occupancy", "dram_active", "step_seconds")
 SIZE_CAP = 4 << 20
 _DEPTH_CAP = 12
 STEEPEST = 3.0
-"""How many scales from its middle a feature is followed by the line: beyond, it says no more."""
+"""The number of scales from its middle up to which the line follows a feature."""
 
 
 class Target(NamedTuple):

@@ -1,7 +1,7 @@
 """What measured runs of similar models show about a job.
 
 A summary does not show what a model does between its layers, but models of the same classes do the same
-there. So what a relative took beyond its structural estimate, as a share of its activations, tells what this
+there. So what a relative took beyond its structural estimate, as a share of its activations, shows what this
 job will. Two models are as alike as the class names that their texts have in common, rare ones counting most;
 of a relative's runs, those count most whose activations, precision and size are like the job's.
 

@@ -1,0 +1,126 @@
+"""From what is asked, the GPUs in reach and the need to a plan: every way a decision can go."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import pytest
+
+from slurm_gpumem.config.load import Config, SharingPolicy
+from slurm_gpumem.errors import DoesNotFitError
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
+from slurm_gpumem.slurm.options import read_command_line, sbatch_table
+from slurm_gpumem.submission.activity import Activity
+from slurm_gpumem.submission.asked import HETEROGENEOUS, NOTHING_ASKED, Asked, JobWords, Workload, read_asked
+from slurm_gpumem.submission.decide import Plan, choose_request, decide
+from slurm_gpumem.submission.needs import NeedOnGpu, Needs
+from slurm_gpumem.submission.reach import Reach
+from slurm_gpumem.submission.request import GpuKind, HostShare, Need
+from slurm_gpumem.submission.sbatch_call import build_call
+from slurm_gpumem.submission.settings import OwnOptions, job_settings
+
+A100 = GpuKind("a100", 40, 40960, 8, 16.0, 1, 128_000)
+UNDIVIDED = A100._replace(units=0)
+
+
+def asked(*argv: str, policy: Optional[SharingPolicy] = None, **own: str) -> Asked:
+    """What a job asks for whose words are these, with settings of its own."""
+    line = read_command_line([*argv, "job.sh"], sbatch_table())
+    options = OwnOptions({key.replace("_", "-"): value for key, value in own.items()})
+    config = Config(sharing=policy or SharingPolicy())
+    wishes = merge_wishes(line.options, {}, ())
+    return Asked(
+        JobWords(line, options, None),
+        job_settings(config, (), {}, options),
+        config,
+        wishes,
+        gpu_wish(wishes, None),
+    )
+
+
+def plan(job: Asked, gib: int = 10, *, activity: Optional[float] = None, **reach: Any) -> Plan:
+    """The plan for a job that needs so much memory on every kind in reach."""
+    fields: Dict[str, Any] = {"partitions": ("gpu",), "kinds": (A100,), "gpu_keeps_off_shards": True, **reach}
+    kinds = fields["kinds"]
+    own = None if activity is None else Activity(activity, 1.15, False, "pressure")
+    need = Need(gib * 1024, gib * 1024, activity or 0.0)
+    on = tuple(NeedOnGpu(find_gpu("a100"), need, None, own) for _ in kinds)
+    return choose_request(
+        job, Workload(mem_mib=gib * 1024), Reach(gpus=(find_gpu("a100"),), **fields), Needs(on)
+    )
+
+
+def test_a_job_gets_the_shards_of_its_need_and_its_part_of_the_host() -> None:
+    made = plan(asked(mem="10G"))
+    assert made.request is not None
+    assert (made.request.gres, made.reason) == ("shard:10", "10 of 40 shards on an a100")
+    assert (made.host, made.reserved_mib, made.shared) == (HostShare(4, 32000), 10240, True)
+
+
+def test_an_mps_unit_stands_for_its_part_of_the_gpus_memory() -> None:
+    units = A100._replace(units=100)
+    made = plan(asked(mem="10G", policy=SharingPolicy(gres="mps")), kinds=(units,))
+    assert made.request is not None
+    assert made.request.gres == "mps:25"
+    assert made.reserved_mib == find_gpu("a100").memory_mib // 4
+
+
+@pytest.mark.parametrize(
+    ("job", "reach", "gres", "reason"),
+    [
+        (asked(mem="10G", policy=SharingPolicy(mode="observe")), {}, None, "the site only observes"),
+        (asked("--gres=shard:3", mem="10G"), {}, None, "its own --gres=shard:3 stays"),
+        (asked("--gres=gpu:2", mem="10G"), {}, None, "it asks for 2 GPUs"),
+        (asked("--exclusive", mem="10G"), {}, "gpu:1", "--exclusive takes whole nodes"),
+        (asked("-G1", mem="10G"), {"whole_nodes": "big"}, None, "partition big gives whole nodes"),
+        (asked(mem="10G"), {"whole_nodes": "big"}, "gpu:1", "partition big gives whole nodes"),
+        (asked(mem="10G"), {"kinds": (UNDIVIDED,)}, "gpu:1", "partition gpu has no shards"),
+        (asked("-G1", mem="10G"), {"kinds": (UNDIVIDED,)}, None, "partition gpu has no shards"),
+        (asked(exclusive_gpu="yes"), {}, "gpu:1", "as --exclusive-gpu asks"),
+        (
+            asked("-G1", exclusive_gpu="yes"),
+            {"gpu_keeps_off_shards": False},
+            "shard:a100:40",
+            "as --exclusive-gpu asks",
+        ),
+        (asked("--gres=gpu:2", exclusive_gpu="yes"), {}, None, "it asks for 2 GPUs"),
+        (asked(mem="10G"), {"activity": 1.0}, "gpu:1", "a slowdown of 1.15 is out of reach"),
+        (asked(mem="10G"), {"activity": 0.5}, "shard:20", "for its activity; memory alone: 10"),
+    ],
+)
+def test_every_other_decision_has_its_reason(
+    job: Asked, reach: Any, gres: Optional[str], reason: str
+) -> None:
+    made = plan(job, **reach)
+    assert (made.request.gres if made.request else None) == gres
+    assert reason in made.reason
+
+
+def test_memory_that_no_gpu_has_is_refused_unless_the_gpu_is_the_jobs_own() -> None:
+    with pytest.raises(
+        DoesNotFitError, match=r"(?s)^64.0 GiB does not fit .*gpu \(a100, 40 GiB\).*Nothing was"
+    ):
+        plan(asked(mem="64G"), 64)
+    assert plan(asked(mem="64G", exclusive_gpu="yes"), 64).request is not None
+
+
+def words(*argv: str) -> JobWords:
+    return JobWords(read_command_line(argv, sbatch_table()), OwnOptions(), None)
+
+
+def test_a_job_that_says_nothing_goes_to_sbatch_word_for_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GPUMEM_MODEL", "GPUMEM_MEM"):
+        monkeypatch.delenv(name, raising=False)
+    silent = read_asked(words("-Hn4", "job.sh", "-x"))
+    assert silent.goes_unchanged == NOTHING_ASKED
+    made = decide(silent)
+    assert (made.request, made.reason) == (None, NOTHING_ASKED)
+    assert build_call(made).call.argv == ("sbatch", "-Hn4", "job.sh", "-x")
+
+
+def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUMEM_MEM", "4G")
+    several = read_asked(words("-n1", ":", "-n2", "job.sh"))
+    assert several.goes_unchanged == HETEROGENEOUS
+    assert build_call(decide(several)).call.argv == ("sbatch", "-n1", ":", "-n2", "job.sh")
