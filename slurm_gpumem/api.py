@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
-from slurm_gpumem.config.load import JOB_KEYS
+from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_gpumem import decide, estimate, submit
 from slurm_gpumem.api import JobOptions
-from slurm_gpumem.config.load import JOB_KEYS
+from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import show_job, wait_for_job
 from slurm_gpumem.errors import DoesNotFitError, GpumemError, SlurmError, UnknownNameError, UsageError

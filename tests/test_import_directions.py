@@ -45,7 +45,6 @@ TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__", "__main__"}
 
 
 NOT_YET = {
-    "config/recovery.py": {"submission"},
     "devcluster/demo.py": {"cli"},
     "report/fit.py": {"cli"},
     "report/html/write.py": {"cli"},
@@ -113,3 +112,40 @@ def test_importing_it_loads_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert not {"numpy", "torch", "rich", "sklearn", "pydantic"} & set(loaded.split())
+
+
+SLURM_PROGRAMS = {
+    "sacct", "sacctmgr", "salloc", "sbatch", "scancel", "scontrol", "sdiag", "sinfo", "sprio", "squeue",
+    "srun", "sstat",
+}  # fmt: skip
+MAY_RUN_SLURM = {"slurm", "devcluster"}
+"""The rooms that run Slurm programs: the one for it, and the dev cluster in its own environment."""
+
+
+def _commands_named(path: Path) -> set[str]:
+    """Slurm programs that stand where a command does: first in a list or tuple, or first in a call."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        words: list[ast.expr] = []
+        if isinstance(node, (ast.List, ast.Tuple)):
+            words = node.elts
+        elif isinstance(node, ast.Call):
+            words = node.args
+        if words and isinstance(words[0], ast.Constant) and words[0].value in SLURM_PROGRAMS:
+            found.add(f"{words[0].value} (line {node.lineno})")
+    return found
+
+
+def test_only_the_room_for_slurm_names_its_commands() -> None:
+    named = {
+        str(path.relative_to(PACKAGE)): found
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).parts[0] not in MAY_RUN_SLURM and (found := _commands_named(path))
+    }
+    assert not named
+
+
+def test_the_search_for_commands_finds_them(tmp_path: Path) -> None:
+    path = tmp_path / "x.py"
+    path.write_text('run(["squeue", "-h"])\nself._tell("scancel", name)\nprint("sbatch refused")\n')
+    assert _commands_named(path) == {"squeue (line 1)", "scancel (line 2)"}

@@ -1,23 +1,19 @@
-"""What Slurm's own accounting knows of jobs: `sacct --json`, whose shape differs from version to version.
-
-22.05 writes plain numbers and one state; later versions {"set", "infinite", "number"} and lists of states.
-A field that is missing or of another shape is not known; nothing here fails over it.
-"""
+"""What Slurm's own accounting knows of jobs, joined with the index of their records."""
 
 from __future__ import annotations
 
-import json
-import re
 import sqlite3
 import time
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence
 
 from slurm_gpumem.accounting.index import Filler
 from slurm_gpumem.accounting.schema import FAILED_WORD
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.formats.comment import OOM, parse_end
+from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
+from slurm_gpumem.slurm.sacct import SlurmRow, ask_runs
 
 _BATCH = 400
-_TIMEOUT_S = 5.0
 _BUDGET_S = 1.0
 """For one report; the latest jobs are asked about first, what is left the next time."""
 _ASK_AGAIN_S = 600.0
@@ -37,30 +33,15 @@ _FINAL = frozenset(
         "TIMEOUT",
     )
 )
-_TEXT = 64
-_SEEN = re.compile(r"(?:^|\s)gpumem-end/1:run=([0-9]{1,4}),saw=([a-z]{1,16})\b")
 
 
-class SlurmRow(NamedTuple):
-    """One run of a job as slurmdbd has it."""
-
-    job_id: int
-    cluster: str
-    user: str
-    account: str
-    name: str
-    partition: str
-    state: str
-    submit: Optional[float]
-    eligible: Optional[float]
-    start: Optional[float]
-    end: Optional[float]
-    saw: str
-    """What the task epilog saw at the end of the run that `saw_run` counts: "oom", …; its owner's word."""
-    saw_run: int
-
-
-def join_slurm(connection: sqlite3.Connection, *, force: bool = False, budget_s: float = _BUDGET_S) -> int:
+def join_slurm(
+    connection: sqlite3.Connection,
+    *,
+    force: bool = False,
+    budget_s: float = _BUDGET_S,
+    client: SlurmClient = COMMANDS,
+) -> int:
     """Ask about jobs that ended since; how many were told of. Never fails: the index says why not."""
     meta = dict(connection.execute("SELECT key, value FROM meta WHERE key LIKE 'slurm%'"))
     if meta.get("slurm") and not force and time.time() - float(meta.get("slurm_asked", 0)) < _ASK_AGAIN_S:
@@ -78,7 +59,7 @@ def join_slurm(connection: sqlite3.Connection, *, force: bool = False, budget_s:
             break
         below = min(start for _, start in wanted)
         try:
-            rows = ask([job_id for job_id, _ in wanted])
+            rows = ask_runs([job_id for job_id, _ in wanted], client)
         except SlurmError as error:
             why = str(error).splitlines()[0]
             break
@@ -88,34 +69,6 @@ def join_slurm(connection: sqlite3.Connection, *, force: bool = False, budget_s:
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('slurm', ?)", (why,))
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('slurm_asked', ?)", (str(time.time()),))
     return told
-
-
-def run(argv: Sequence[str], *, timeout_s: float) -> str:
-    """A Slurm command's stdout; the module for it is loaded only now, since most reports ask nothing."""
-    from slurm_gpumem.slurm import client
-
-    return client.run(argv, timeout_s=timeout_s)
-
-
-def ask(job_ids: Sequence[int]) -> List[SlurmRow]:
-    """Every run of these jobs, in order of their start; SlurmError when there is no accounting."""
-    text = run(
-        ["sacct", "--json", "--duplicates", "--allusers", "-j", ",".join(map(str, job_ids))],
-        timeout_s=_TIMEOUT_S,
-    )
-    return parse(text)
-
-
-def parse(text: str) -> List[SlurmRow]:
-    """The rows of an answer; SlurmError when it is no JSON at all."""
-    try:
-        # Some versions write warnings of their plug-ins before it.
-        table = json.loads(text[text.index("{") :])
-    except (ValueError, RecursionError):
-        raise SlurmError("sacct --json: the answer is not JSON") from None
-    jobs = table.get("jobs") if isinstance(table, dict) else None
-    rows = [row for row in map(_row, jobs if isinstance(jobs, list) else ()) if row is not None]
-    return sorted(rows, key=lambda row: (row.job_id, row.start or row.submit or 0.0))
 
 
 def apply(connection: sqlite3.Connection, asked: Iterable[int], rows: Sequence[SlurmRow]) -> int:
@@ -167,81 +120,12 @@ def _put(db: sqlite3.Connection, filler: Filler, job_id: int, head: int, runs: S
         "UPDATE job SET job_name = ?, submit = ?, wait_s = ?, slurm_state = ?, joined = 1 WHERE id = ?",
         (last.name, first.submit, wait, filler.word(last.state), head),
     )
-    if last.saw == "oom":
+    seen = parse_end(last.comment)
+    if seen is not None and seen.saw == OOM:
         # Only of a run that failed: some programs catch the error and go on.
         db.execute(
             "UPDATE job SET oom = 1 WHERE job_id = ? AND restarts = ? AND own_state = ? "
             "AND cluster = (SELECT cluster FROM job WHERE id = ?)",
-            (job_id, last.saw_run, FAILED_WORD, head),
+            (job_id, seen.run, FAILED_WORD, head),
         )
     filler.settle(before, filler.touched("job_id = ?", (job_id,)))
-
-
-def _row(job: Any) -> Optional[SlurmRow]:
-    if not isinstance(job, dict):
-        return None
-    job_id = _number(job.get("job_id"))
-    if not job_id:
-        return None
-    times = job.get("time")
-    times = times if isinstance(times, dict) else {}
-    association = job.get("association")
-    association = association if isinstance(association, dict) else {}
-    comment = job.get("comment")
-    comment = comment.get("job") if isinstance(comment, dict) else comment
-    seen = _SEEN.search(comment) if isinstance(comment, str) else None
-    return SlurmRow(
-        job_id=int(job_id),
-        cluster=_text(job.get("cluster")) or _text(association.get("cluster")),
-        user=_text(job.get("user")) or _text(association.get("user")),
-        account=_text(job.get("account")) or _text(association.get("account")),
-        name=_text(job.get("name")),
-        partition=_text(job.get("partition")),
-        state=_state(job.get("state")),
-        submit=_number(times.get("submission")),
-        eligible=_number(times.get("eligible")),
-        start=_number(times.get("start")),
-        end=_number(times.get("end")),
-        saw=seen[2] if seen else "",
-        saw_run=int(seen[1]) if seen else 0,
-    )
-
-
-def _state(value: Any) -> str:
-    if isinstance(value, dict):
-        value = value.get("current")
-    if isinstance(value, list):
-        value = value[0] if value else ""
-    words = value.split() if isinstance(value, str) else []
-    return words[0].rstrip("+")[:32] if words else ""
-
-
-def _number(value: Any) -> Optional[float]:
-    """A positive number, plain or as {"set": true, "number": …}."""
-    if isinstance(value, Mapping):
-        value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
-    return float(value) if type(value) in (int, float) and 0 < value < 1e12 else None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        return ""
-    return (
-        "".join("?" if letter < " " else letter for letter in value)
-        .encode("utf-8", "replace")
-        .decode()[:_TEXT]
-    )
-
-
-def coordinators() -> Tuple[str, ...]:
-    """Users who coordinate an account; none without slurmdbd."""
-    try:
-        text = run(
-            ["sacctmgr", "-n", "-P", "show", "account", "withcoord", "format=coordinators"],
-            timeout_s=_TIMEOUT_S,
-        )
-    except SlurmError:
-        return ()
-    return tuple(
-        sorted({name.strip() for line in text.splitlines() for name in line.split(",") if name.strip()})
-    )

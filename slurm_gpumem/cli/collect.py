@@ -15,6 +15,7 @@ from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.run import say
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.sacctmgr import ask_coordinators
 from slurm_gpumem.terminal.progress import ProgressBar
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -51,7 +52,7 @@ def main(argv: List[str]) -> int:
         for uid in users:
             _remember(index, uid, store)
         fresh = index.freshness
-    unknown = allow(config.own_index / place.NAME, sacct.coordinators(), config.readers)
+    unknown = allow(config.own_index / place.NAME, ask_coordinators(), config.readers)
     if unknown:
         say(f"no such user or group here, so no access to the index: {', '.join(unknown)}")
     if not args.quiet:

@@ -44,7 +44,7 @@ def _status(args: argparse.Namespace) -> int:
         alive = processes.alive(process)
         stopped = stopped or not alive
         print(f"{process.name:<12} {'running' if alive else 'stopped':<8} pid {process.pid}")
-    print(running.run(["sinfo", "-N", "-o", "%.8N %.10P %.10T %.28G %.5c %.8m"], check=True).stdout, end="")
+    print(running.node_table(), end="")
     return 1 if stopped else 0
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.run import say
-from slurm_gpumem.config.load import JOB_KEYS, load_config
+from slurm_gpumem.config.load import load_config
+from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.assumptions import assumptions

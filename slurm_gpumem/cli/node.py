@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import List, Optional
 
-from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
+from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.node.jobs import RunFolder
 

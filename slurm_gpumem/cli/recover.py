@@ -17,15 +17,16 @@ def main(argv: List[str]) -> int:
         "whenever it brings a job back; run this as SlurmUser or root where that may not be soon enough.",
     )
     parser.parse_args(argv)
-    from slurm_gpumem.config.node import site_config_path
+    from slurm_gpumem.config.paths import site_config_path
     from slurm_gpumem.config.recovery import load_recovery_config
-    from slurm_gpumem.recovery.controller import Controller
     from slurm_gpumem.recovery.hook import PATIENCE_S, sweep
+    from slurm_gpumem.slurm.client import Commands
+    from slurm_gpumem.slurm.controller import Controller
 
     config = load_recovery_config(site_config_path())
     for note in config.notes:
         say(f"warning: {note}")
-    slurm = Controller(config.slurm_env)
+    slurm = Controller(Commands(config.slurm_env, config.slurm_bin))
     done = sweep(slurm, config, slurm.site(), time.monotonic() + PATIENCE_S)
     for line in done or ["nothing was left half done"]:
         print(line)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Dict, Optional, Tuple
 
 from slurm_gpumem.cli.target_options import is_code, options_given, trace_code, trace_request
-from slurm_gpumem.config.load import JOB_KEYS, Config
+from slurm_gpumem.config.load import Config
+from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import TrainingJob

@@ -81,6 +81,10 @@ class Cluster:
             **as_user,
         )
 
+    def node_table(self) -> str:
+        """The nodes, their state and their GPUs, for people."""
+        return self.run(["sinfo", "-N", "-o", "%.8N %.10P %.10T %.28G %.5c %.8m"], check=True).stdout
+
     def processes(self) -> List[Process]:
         """The daemons, in the order they were started."""
         return list(self._record.processes)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
-from typing import List, Mapping, Protocol, Tuple
+from typing import List, Mapping, Protocol
 
-from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.errors import DevClusterError, SlurmError
+from slurm_gpumem.slurm.client import Version, parse_version
 
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_VERSION = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)")
 _PACKAGES = {
     "munged": "munge",
     "slurmctld": "slurmctld",
@@ -52,11 +51,12 @@ def find_program(program: str) -> str:
     return found
 
 
-def version(installation: Installation, env: Mapping[str, str]) -> Tuple[int, ...]:
+def version(installation: Installation, env: Mapping[str, str]) -> Version:
     """The version of the installation's controller, as (22, 5, 8)."""
     argv = installation.command("slurmctld", "-V")
     done = subprocess.run(argv, capture_output=True, text=True, env=dict(env), timeout=20, check=False)
-    match = _VERSION.search(done.stdout)
-    if not match:
-        raise DevClusterError(f"{' '.join(argv)}: no version in: {(done.stdout + done.stderr).strip()!r}")
-    return tuple(int(part) for part in match.groups())
+    try:
+        return parse_version(done.stdout)
+    except SlurmError:
+        said = (done.stdout + done.stderr).strip()
+        raise DevClusterError(f"{' '.join(argv)}: printed no version: {said!r}") from None

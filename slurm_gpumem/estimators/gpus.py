@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UnknownNameError
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.toml_file import load_toml
 
 DEFAULT_GPU = "h200"
-SITE_CONFIG = "/etc/slurm/gpumem.toml"
 SITE_GPUS = "gpumem-gpus.toml"
 
 # cuBLAS workspaces that PyTorch allocates by default, by the major compute capability.
@@ -44,7 +43,7 @@ Entry = Dict[str, Any]
 
 def site_gpu_file() -> Path:
     """Where the site's own entries stand: beside its gpumem.toml."""
-    return Path(os.environ.get("GPUMEM_SITE_CONFIG") or SITE_CONFIG).with_name(SITE_GPUS)
+    return Path(beside_site_config(SITE_GPUS))
 
 
 def gpu_table(site_file: Optional[Path] = None) -> Dict[str, Gpu]:

@@ -11,8 +11,11 @@ import json
 import os
 import re
 from math import ceil
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Tuple
 
+from slurm_gpumem.config.paths import site_config_path
+from slurm_gpumem.config.read import read_file
+from slurm_gpumem.config.schema import ACCOUNTING
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.fingerprint import fingerprint
@@ -112,25 +115,11 @@ def remembered_files() -> List[str]:
         return [named]
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     files = [os.path.join(cache, "gpumem", "remembered.json")]
-    folder = _site_folder()
+    # A wrong file is said where the configuration is loaded; it must not keep anybody from estimating.
+    folder = read_file(site_config_path(), (ACCOUNTING,)).table(ACCOUNTING).get("dir")
     if folder:
         files.append(os.path.join(folder, str(os.geteuid()), "remembered.json"))
     return files
-
-
-def _site_folder() -> Optional[str]:
-    from slurm_gpumem.config.load import SITE_CONFIG
-
-    path = os.environ.get("GPUMEM_SITE_CONFIG") or SITE_CONFIG
-    if not os.path.exists(path):
-        return None
-    from pathlib import Path
-
-    from slurm_gpumem.toml_file import load_toml
-
-    table = load_toml(Path(path)).get("accounting")
-    folder = table.get("dir") if isinstance(table, dict) else None
-    return folder if isinstance(folder, str) and os.path.isabs(folder) else None
 
 
 def _read(path: str) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from math import ceil, exp, isfinite, log
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.estimators.remembered import plain_gpu
 from slurm_gpumem.estimators.types import Estimate
 
@@ -24,7 +25,6 @@ FORMAT = "gpumem-learned/1"
 FILE = "gpumem-learned.json"
 SUFFIX = "+site"
 """Behind the estimator's name where the layer moved its answer."""
-SITE_CONFIG = "/etc/slurm/gpumem.toml"
 LEAST_WIDTH = 0.02
 """A bound nearer to the peak than this is taken as this wide: a multiple of nothing stays nothing."""
 MOST_OFFSET = 0.7
@@ -61,8 +61,7 @@ class SiteLayer(NamedTuple):
 
 def layer_path(environ: Optional[Mapping[str, str]] = None) -> str:
     """Where the site's layer is: beside its gpumem.toml."""
-    env = os.environ if environ is None else environ
-    return os.path.join(os.path.dirname(env.get("GPUMEM_SITE_CONFIG") or SITE_CONFIG), FILE)
+    return beside_site_config(FILE, environ)
 
 
 def adjusted(estimate: Estimate, fingerprint_of: Callable[[], str], path: Optional[str] = None) -> Estimate:

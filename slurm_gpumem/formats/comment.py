@@ -12,8 +12,6 @@ from typing import Dict, Mapping, NamedTuple, Optional, Union
 PREFIX = "gpumem/1:"
 END_PREFIX = "gpumem-end/1:"
 """What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210`."""
-REQUEUED_HELD = "job requeued in held state"
-"""The reason that `scontrol requeuehold` leaves; a user's or an administrator's own hold has another."""
 OOM, NEIGHBOUR, HOST = "oom", "neighbour", "host"
 MAX_COMMENT_BYTES = 1024
 """slurmctld refuses a job whose comment is longer."""

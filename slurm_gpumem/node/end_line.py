@@ -8,20 +8,21 @@ rights. Nothing that goes wrong here fails the job.
 from __future__ import annotations
 
 import os
-import re
 import stat
-import subprocess
 import sys
 from typing import Any, Mapping, Optional
 
-from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.config.node import load_node_config, run_dir
+from slurm_gpumem.config.paths import site_config_path
+from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.files import read_json
 from slurm_gpumem.node.end_note import SCHEMA
 from slurm_gpumem.node.jobs import RunFolder, valid_job_id
+from slurm_gpumem.slurm import queue
+from slurm_gpumem.slurm.client import Commands, SlurmClient
 
 _STDERR = 2
 _SCONTROL_S = 2.0
-_STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.M)
 _CLOSE = 0.95
 _MOST_COMPANIONS = 5
 
@@ -34,7 +35,9 @@ def main() -> int:
     note = read_json(RunFolder(run_dir()).usage_file(job_id))
     known = note if isinstance(note, dict) and note.get("schema") == SCHEMA else {}
     config = load_node_config(site_config_path())
-    append(f"{line(job_id, known)}\n".encode("ascii", "replace"), stdout_of(job_id, config))
+    slurm = Commands(config.slurm_env, config.slurm_bin)
+    output = stdout_of(queue.job_name(os.environ), slurm)
+    append(f"{line(job_id, known)}\n".encode("ascii", "replace"), output)
     return 0
 
 
@@ -78,22 +81,12 @@ def _advice(note: Mapping[str, Any], peak: float) -> str:
     return ""
 
 
-def stdout_of(job_id: int, config: NodeConfig) -> Optional[str]:
+def stdout_of(name: Optional[str], slurm: SlurmClient) -> Optional[str]:
     """Where Slurm says that the job's output is; None when it does not answer."""
-    scontrol = "scontrol" if config.slurm_bin is None else str(config.slurm_bin / "scontrol")
     try:
-        done = subprocess.run(
-            [scontrol, "show", "job", str(job_id)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SCONTROL_S,
-            env={**os.environ, **config.slurm_env},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return None if name is None else queue.stdout_of(slurm, name, timeout_s=_SCONTROL_S)
+    except SlurmError:
         return None
-    found = _STDOUT.search(os.fsdecode(done.stdout))
-    return found.group(1) if found else None
 
 
 def append(text: bytes, path: Optional[str]) -> None:

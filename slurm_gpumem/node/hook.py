@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
+from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import locked, read_json, write_json
 from slurm_gpumem.formats.comment import parse_end, parse_record
 from slurm_gpumem.node import jobs, records

@@ -16,8 +16,9 @@ from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.orphans import Orphans
 from slurm_gpumem.node.processes import uid_of
-from slurm_gpumem.node.slurm_truth import SlurmJob, SlurmTruth
+from slurm_gpumem.node.slurm_truth import SlurmTruth
 from slurm_gpumem.node.usage import JobUsage
+from slurm_gpumem.slurm.queue import SlurmJob
 
 _SWEEP_AFTER_S = 2.0
 """Slurm knows a job before its prolog runs: only a question asked this long after that counts against it."""

@@ -14,7 +14,8 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site_config_path
+from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
+from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import lock_for_life, locked, read_json, write_json
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.complaints import Complaints

@@ -11,16 +11,19 @@ import os
 import sys
 import syslog
 import time
-from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
+from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.recovery.controller import Controller, Site, job_name
+from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.recovery.locks import SWEEP, is_due, lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
+from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.config_show import Site
+from slurm_gpumem.slurm.controller import Controller
+from slurm_gpumem.slurm.queue import job_name
 
-DEFAULT_SITE_CONFIG = "/etc/slurm/gpumem.toml"
 PATIENCE_S = 25.0
 """How long a controller that restarts is waited for; less than the shell hook's own limit."""
 _LOCK_S = 10.0
@@ -30,7 +33,7 @@ _SWEEP_EVERY_S = 2.0
 
 def main() -> int:
     """Entry point of the shell hook; 0 when there is nothing left to do."""
-    config = load_recovery_config(Path(os.environ.get("GPUMEM_SITE_CONFIG") or DEFAULT_SITE_CONFIG))
+    config = load_recovery_config(site_config_path())
     for note in config.notes:
         log(note)
     try:
@@ -47,7 +50,7 @@ def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
     if name is None:
         return
     began = time.monotonic()
-    slurm, deadline = Controller(config.slurm_env), began + PATIENCE_S
+    slurm, deadline = Controller(Commands(config.slurm_env, config.slurm_bin)), began + PATIENCE_S
     site = _site(slurm, deadline)
     with lock(site.state, name, _LOCK_S) as ours:
         if ours:
@@ -64,7 +67,7 @@ def sweep(
 ) -> Sequence[str]:
     """Finish what an earlier run was killed in; says what it did."""
     done = []
-    for name in slurm.left_over():
+    for name in slurm.left_over(END_PREFIX):
         if name == but:
             continue
         with lock(site.state, name) as ours:

@@ -6,9 +6,11 @@ from typing import Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.formats.comment import NEIGHBOUR, OOM
-from slurm_gpumem.recovery.controller import Job, Site, held_by, replaced
 from slurm_gpumem.recovery.words import WHOLE, Words
+from slurm_gpumem.slurm.config_show import Site
+from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
+from slurm_gpumem.slurm.queue import Job
 from slurm_gpumem.submission.ladder import next_request
 from slurm_gpumem.units import ceil_div
 

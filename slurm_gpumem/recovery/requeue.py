@@ -13,10 +13,13 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.recovery.controller import Controller, Job, Site, held_by
 from slurm_gpumem.recovery.plan import Plan, Refusal, plan_run, why_not
 from slurm_gpumem.recovery.words import Words, read_words, with_retry
 from slurm_gpumem.slurm.client import SlurmUnreachableError
+from slurm_gpumem.slurm.config_show import Site
+from slurm_gpumem.slurm.controller import Controller
+from slurm_gpumem.slurm.gres import held_by
+from slurm_gpumem.slurm.queue import Job
 
 _T = TypeVar("_T")
 _ROUNDS = 12

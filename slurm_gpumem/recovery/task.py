@@ -12,20 +12,23 @@ import sys
 import time
 from typing import Dict, Mapping, Optional
 
-from slurm_gpumem.config.node import load_node_config, run_dir, site_config_path
+from slurm_gpumem.config.node import load_node_config, run_dir
+from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.files import read_json
 from slurm_gpumem.formats.comment import NEIGHBOUR, OOM, End
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.records import record_path
-from slurm_gpumem.recovery.controller import Controller, Job, job_name
 from slurm_gpumem.recovery.neighbours import company_at_fault
 from slurm_gpumem.recovery.patterns import Kind
 from slurm_gpumem.recovery.sighting import Sighting, look
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
 from slurm_gpumem.recovery.weigh import Measured, weigh
 from slurm_gpumem.recovery.words import Words, advice, read_words, with_end
+from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.controller import Controller
+from slurm_gpumem.slurm.queue import Job, job_name
 
 _FRESH_S = 3.0
 """A record written so lately has seen the run's end."""
@@ -46,7 +49,7 @@ def _task_epilog(env: Mapping[str, str]) -> None:
     if name is None or not number.isdigit():
         return
     config = load_recovery_config(site_config_path())
-    slurm = Controller(config.slurm_env)
+    slurm = Controller(Commands(config.slurm_env, config.slurm_bin))
     seen = _look(slurm, name)
     if seen.kind in (None, Kind.OTHER):
         return

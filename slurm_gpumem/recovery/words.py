@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
+from slurm_gpumem.config.ladder import Step
 from slurm_gpumem.formats.comment import (
     END_PREFIX,
     HOST,
@@ -21,7 +22,6 @@ from slurm_gpumem.formats.comment import (
     parse_end,
     parse_record,
 )
-from slurm_gpumem.submission.ladder import Step
 
 WHOLE = "whole"
 RUN_ENDED = "gpumem: this run ended"

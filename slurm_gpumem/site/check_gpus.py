@@ -9,7 +9,8 @@ from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus, fold_names
 from slurm_gpumem.site.slurm_conf import has_default_memory, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, parse_gres
+from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, gives_whole_nodes
 
 SPREADING = (23, 11, 0)
 """LL_SHARED_GRES exists from this version on."""
@@ -148,8 +149,7 @@ def shared_jobs_have_default_memory(now: Snapshot) -> Iterator[Finding]:
 def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
     """In an OverSubscribe=EXCLUSIVE partition shard jobs wait for ever."""
     for part in _shared_partitions(now):
-        # 26.05 shows the same as Exclusive=NODE.
-        if part.get("OverSubscribe", "").startswith("EXCLUSIVE") or part.get("Exclusive") == "NODE":
+        if gives_whole_nodes(part):
             yield _warning(
                 "exclusive-partition",
                 f"partition {part['PartitionName']}: OverSubscribe=EXCLUSIVE",

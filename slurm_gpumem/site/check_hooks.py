@@ -137,6 +137,18 @@ def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
         )
 
 
+def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
+    """A value of gpumem.toml that is none stops gpusbatch, and hooks use the default."""
+    for problem in now.problems:
+        yield Finding(
+            Severity.WARNING,
+            "site-file",
+            problem.text,
+            "gpusbatch and gpumem refuse to run with it; hooks go on with the default",
+            "correct gpumem.toml",
+        )
+
+
 def everything_was_asked(now: Snapshot) -> Iterator[Finding]:
     """What could not be read is said, not skipped."""
     for text in now.unread:

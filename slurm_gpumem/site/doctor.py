@@ -32,6 +32,7 @@ CHECKS: Tuple[Check, ...] = (
     check_hooks.lua_loads,
     check_hooks.site_table_matches,
     check_hooks.site_files_agree,
+    check_hooks.site_file_is_right,
     check_hooks.prolog_runs_at_allocation,
     check_recovery.recovery_is_whole,
     check_recovery.no_job_is_left_held,

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError, UsageError
+from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.units import parse_mib
 
-_DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")
+_DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z0-9][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")
 
 _MOST_NODES = 65_536
 MemoryOf = Callable[[str], Optional[int]]
@@ -149,8 +150,6 @@ def ask_cluster(
 
 def divided_gpus(node: Mapping[str, str], gres: str) -> List[Tuple[str, int, int]]:
     """Type ("" for none), GPUs and shares of one GPU, for each kind of GPU of a node."""
-    from slurm_gpumem.slurm.nodes import parse_gres
-
     entries = parse_gres(node.get("Gres", ""))
     gpus = [(kind or "", count) for name, kind, count in entries if name == "gpu" and count]
     shares: Dict[str, int] = {}

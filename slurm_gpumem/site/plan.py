@@ -7,9 +7,8 @@ from typing import Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
+from slurm_gpumem.slurm.client import Version
 from slurm_gpumem.units import format_mib
-
-Version = Tuple[int, int, int]
 
 RESERVE_MIB = 1024
 """GPU memory that is not handed out: the driver's own, and one MPS server for each user on the GPU."""

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
-from slurm_gpumem.errors import ConfigError, SlurmError
-from slurm_gpumem.formats.comment import END_PREFIX, REQUEUED_HELD
+from slurm_gpumem.config.read import Problem, read_file
+from slurm_gpumem.config.schema import SECTIONS, SHARING
+from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.lua_report import LuaReport, try_lua
-from slurm_gpumem.site.plan import Version
-from slurm_gpumem.slurm.client import run
-from slurm_gpumem.toml_file import load_toml
+from slurm_gpumem.slurm import queue
+from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
+from slurm_gpumem.slurm.config_show import show_config, version_of
+from slurm_gpumem.slurm.nodes import Record, ask_nodes, ask_partitions
+from slurm_gpumem.slurm.sacctmgr import Limit, ask_limits
 
 FILES = (
     "slurm.conf",
@@ -24,28 +28,7 @@ FILES = (
     "gpumem_site.lua",
     "gpumem.toml",
 )
-_PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_]*)=")
-
-Record = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Limit:
-    """TRES limits of a QOS or an association."""
-
-    entity: str
-    """What `sacctmgr modify` calls it: "qos normal", "account phys", "user anna account=phys"."""
-    name: str
-    """The limit as `sacctmgr ... set` takes it: "MaxTRESPerUser"."""
-    tres: str
-
-
-@dataclass(frozen=True)
-class QueuedJob:
-    """A pending or running job and what it asks for."""
-
-    partition: str
-    tres: str
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -57,7 +40,7 @@ class Snapshot:
     nodes: Tuple[Record, ...] = ()
     partitions: Tuple[Record, ...] = ()
     limits: Tuple[Limit, ...] = ()
-    jobs: Tuple[QueuedJob, ...] = ()
+    jobs: Tuple[queue.QueuedJob, ...] = ()
     folder: Optional[Path] = None
     """Where slurm.conf and job_submit.lua are, when that is on this host."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +51,8 @@ class Snapshot:
     """What came of loading the Lua files; None without them or without an interpreter."""
     policy: Mapping[str, Any] = field(default_factory=dict)
     """The [sharing] table of gpumem.toml."""
+    problems: Tuple[Problem, ...] = ()
+    """What is wrong in gpumem.toml."""
     unread: Tuple[str, ...] = ()
     """What could not be asked, and why."""
 
@@ -81,90 +66,36 @@ class Snapshot:
         return tuple(node for node in self.nodes if re.search(r"\b(shard|mps):", node.get("Gres", "")))
 
 
-def gather() -> Snapshot:
+def gather(client: SlurmClient = COMMANDS) -> Snapshot:
     """Ask the running cluster; SlurmError when its controller does not answer."""
-    config = parse_config(run(["scontrol", "show", "config"], timeout_s=5.0))
-    nodes = parse_records(run(["scontrol", "-a", "-o", "show", "node"], timeout_s=5.0), "NodeName")
-    partitions = parse_records(
-        run(["scontrol", "-a", "-o", "show", "partition"], timeout_s=5.0), "PartitionName"
-    )
+    config = show_config(client)
     unread: List[str] = []
-    limits: Tuple[Limit, ...] = ()
-    if "slurmdbd" in config.get("AccountingStorageType", ""):
-        limits = _ask_limits(unread)
-    try:
-        listed = run(
-            [
-                "squeue",
-                "-a",
-                "-h",
-                "-t",
-                "PENDING,RUNNING,SUSPENDED",
-                "-O",
-                "Partition:64,tres-per-node:128,tres-per-job:64",
-            ],
-            timeout_s=5.0,
-        )
-        jobs = tuple(
-            QueuedJob(line[:64].strip(), line[64:].strip()) for line in listed.splitlines() if line.strip()
-        )
-    except SlurmError as error:
-        unread.append(f"jobs: {error}")
-        jobs = ()
+
+    def tried(what: str, ask: Callable[[], Tuple[_T, ...]]) -> Tuple[_T, ...]:
+        try:
+            return ask()
+        except SlurmError as error:
+            unread.append(f"{what}: {error}")
+            return ()
+
+    has_database = "slurmdbd" in config.get("AccountingStorageType", "")
     folder, files = read_files(config.get("SLURM_CONF"))
+    site = read_file(str(folder / "gpumem.toml"), SECTIONS) if folder else None
     return Snapshot(
-        version=parse_version(config.get("SLURM_VERSION", "")),
+        version=version_of(config),
         config=config,
-        nodes=nodes,
-        partitions=partitions,
-        limits=limits,
-        jobs=jobs,
+        nodes=ask_nodes(client),
+        partitions=ask_partitions(client),
+        limits=tried("limits", lambda: ask_limits(client)) if has_database else (),
+        jobs=tried("jobs", lambda: queue.queued(client)),
         folder=folder,
         files=files,
-        left_held=_ask_left_held(unread),
+        left_held=tried("held jobs", lambda: _left_held(client)),
         lua=try_lua(folder) if folder and "job_submit.lua" in files else None,
-        policy=_read_policy(folder, files, unread),
+        policy=site.table(SHARING) if site else {},
+        problems=site.problems if site else (),
         unread=tuple(unread),
     )
-
-
-def parse_version(text: str) -> Version:
-    """(22, 5, 8) of "22.05.8"; SlurmError when there is no version in it."""
-    match = re.search(r"([0-9]+)\.([0-9]+)\.([0-9]+)", text)
-    if not match:
-        raise SlurmError(f"scontrol show config: no version in {text!r}")
-    return int(match[1]), int(match[2]), int(match[3])
-
-
-def parse_config(text: str) -> Dict[str, str]:
-    """The settings of `scontrol show config`; numbered ones (Prolog[0]) also without number."""
-    found: Dict[str, str] = {}
-    for line in text.splitlines():
-        key, equals, value = line.partition("=")
-        key = key.strip()
-        if equals and re.fullmatch(r"[A-Za-z_]+(\[[0-9]+\])?", key):
-            found[key] = value.strip()
-            found.setdefault(key.partition("[")[0], value.strip())
-    return found
-
-
-def parse_records(text: str, first_key: str) -> Tuple[Dict[str, str], ...]:
-    """One dictionary for each line `Key=value Key=value ...` that starts with `first_key`.
-
-    Values may hold blanks (OS=Linux 6.1 #1 SMP): a value ends where the next word with = starts.
-    """
-    records = []
-    for line in text.splitlines():
-        if not line.startswith(first_key + "="):
-            continue
-        starts = list(_PAIR.finditer(line))
-        ends = [match.start() for match in starts[1:]] + [len(line)]
-        record: Dict[str, str] = {}
-        for match, end in zip(starts, ends):
-            # The first one counts: free text such as Reason= comes last and may look like a field.
-            record.setdefault(match[1], line[match.end() : end].strip())
-        records.append(record)
-    return tuple(records)
 
 
 def read_files(slurm_conf: Optional[str]) -> Tuple[Optional[Path], Dict[str, str]]:
@@ -182,51 +113,7 @@ def read_files(slurm_conf: Optional[str]) -> Tuple[Optional[Path], Dict[str, str
     return folder, texts
 
 
-def _read_policy(folder: Optional[Path], files: Mapping[str, str], unread: List[str]) -> Mapping[str, Any]:
-    if folder is None or "gpumem.toml" not in files:
-        return {}
-    try:
-        sharing = load_toml(folder / "gpumem.toml").get("sharing", {})
-    except ConfigError as error:
-        unread.append(str(error))
-        return {}
-    return sharing if isinstance(sharing, dict) else {}
-
-
-def _ask_left_held(unread: List[str]) -> Tuple[str, ...]:
-    try:
-        listed = run(["squeue", "-a", "-h", "-t", "PENDING", "-o", "%i|%r|%k"], timeout_s=5.0)
-    except SlurmError as error:
-        unread.append(f"held jobs: {error}")
-        return ()
-    words = (line.split("|", 2) for line in listed.splitlines() if f" {END_PREFIX}" in line)
-    return tuple(word[0] for word in words if word[1:2] == [REQUEUED_HELD])
-
-
-def _ask_limits(unread: List[str]) -> Tuple[Limit, ...]:
-    try:
-        qos = run(
-            ["sacctmgr", "-n", "-P", "show", "qos", "format=Name,GrpTRES,MaxTRES,MaxTRESPU,MaxTRESPA"],
-            timeout_s=5.0,
-        )
-        associations = run(
-            ["sacctmgr", "-n", "-P", "show", "assoc", "format=Account,User,GrpTRES,MaxTRES"], timeout_s=5.0
-        )
-    except SlurmError as error:
-        unread.append(f"limits: {error}")
-        return ()
-    return parse_limits(qos, associations)
-
-
-def parse_limits(qos: str, associations: str) -> Tuple[Limit, ...]:
-    """Limits of `sacctmgr -nP show qos` and `show assoc` lines, in the formats that gather() asks for."""
-    names = ("GrpTRES", "MaxTRESPerJob", "MaxTRESPerUser", "MaxTRESPerAccount")
-    found = []
-    for line in qos.splitlines():
-        name, *values = line.split("|")
-        found += [Limit(f"qos {name}", limit, tres) for limit, tres in zip(names, values) if tres]
-    for line in associations.splitlines():
-        account, user, *values = [*line.split("|"), "", ""]
-        entity = f"user {user} account={account}" if user else f"account {account}"
-        found += [Limit(entity, limit, tres) for limit, tres in zip(names, values) if tres]
-    return tuple(dict.fromkeys(found))
+def _left_held(client: SlurmClient) -> Tuple[str, ...]:
+    held = queue.requeued_held(client)
+    ours = set(queue.with_comment(client, "PENDING", END_PREFIX)) if held else set()
+    return tuple(name for name in held if name in ours)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.slurm.nodes import parse_gres
+from slurm_gpumem.slurm.gres import GPU_GRES, parse_gpus, parse_gres
 from slurm_gpumem.slurm.options import Option
 from slurm_gpumem.slurm.script import BatchScript
 
@@ -108,10 +108,10 @@ def gpu_wish(wishes: Wishes, script: Optional[BatchScript]) -> GpuWish:
     gres = parse_gres(wishes.get("gres") or "")
     named = [(entry[0][0], item) for item in _gres_items(wishes) if (entry := parse_gres(item))]
     shared = ",".join(item for name, item in named if name in ("shard", "mps"))
-    other = tuple(item for name, item in named if name not in ("gpu", "shard", "mps"))
+    other = tuple(item for name, item in named if name not in GPU_GRES)
     entries = [(kind, count, "--gres") for name, kind, count in gres if name == "gpu" and count]
     for option in ("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"):
-        for kind, count in _gpu_counts(wishes.get(option)):
+        for kind, count in parse_gpus(wishes.get(option) or ""):
             entries.append((kind, count, f"--{option}"))
     types = [kind for kind, _, _ in entries if kind]
     return GpuWish(
@@ -147,18 +147,6 @@ def _why_whole(
         # Such a step is refused in an allocation that has shards only.
         return f"an srun in {script.name} asks for a GPU itself"
     return None
-
-
-def _gpu_counts(text: Optional[str]) -> Sequence[Tuple[Optional[str], int]]:
-    """ "2", "a100:1", "a100:1,h200:1" of --gpus and its kin."""
-    found = []
-    for item in (text or "").split(","):
-        kind, _, count = item.strip().rpartition(":")
-        if count.isascii() and count.isdigit():
-            found.append((kind or None, int(count)))
-        elif item.strip():
-            found.append((item.strip(), 1))
-    return [(kind, count) for kind, count in found if count > 0]
 
 
 def _gres_items(wishes: Wishes) -> Sequence[str]:

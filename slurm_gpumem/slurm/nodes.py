@@ -9,17 +9,21 @@ from __future__ import annotations
 import os
 import re
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, SlurmUnreachableError, Version, parse_version
+from slurm_gpumem.slurm.gres import parse_gres, units_by_type, units_per_gpu
 
-Version = Tuple[int, int, int]
 WHOLE_GPU_BESIDE_SHARDS: Version = (23, 2, 6)
 """From this version on a gpu:1 job and shard jobs keep off each other's GPUs."""
 
 _SCHEMA = 1
-_GRES = re.compile(r"(?:gres[/:])?([a-z_]+)(?::([A-Za-z][^:=]*))?(?:[:=]([0-9]+)([kKmMgG]?))?$")
-_FACTOR = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+_PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_]*)=")
+_TIMEOUT_S = 5.0
+
+Record = Mapping[str, str]
+"""What `scontrol -o show` says of one node or partition."""
 
 
 class GpuNodes(NamedTuple):
@@ -58,59 +62,84 @@ class Cluster(NamedTuple):
         return tuple(group for group in self.gpu_nodes if set(group.partitions) & set(names))
 
 
-def parse_gres(text: str) -> List[Tuple[str, Optional[str], int]]:
-    """Name, type and count of each entry of "gpu:a100:4(S:0-1),shard:a100:160"; a bare name counts 1."""
-    entries = []
-    for item in re.sub(r"\([^)]*\)", "", text).split(","):
-        match = _GRES.match(item.strip())
-        if match and item.strip() not in ("", "null", "none"):
-            count = int(match[3]) * _FACTOR[match[4].lower()] if match[3] is not None else 1
-            entries.append((match[1], match[2], count))
-    return entries
+def ask_nodes(client: SlurmClient, *options: str, timeout_s: float = _TIMEOUT_S) -> Tuple[Record, ...]:
+    """Every node of the cluster."""
+    text = client.run(["scontrol", "-a", *options, "-o", "show", "node"], timeout_s=timeout_s)
+    return parse_records(text, "NodeName")
 
 
-def units_by_type(gres: str, name: str) -> Dict[Optional[str], int]:
-    """Shards (or mps units) of one GPU by its type, from a node's Gres; nothing without any."""
-    entries = parse_gres(gres)
-    gpus = [(kind, count) for entry, kind, count in entries if entry == "gpu" and count]
-    node_gpus = sum(count for _, count in gpus)
-    units = {kind: _units(entries, name, kind, count, node_gpus) for kind, count in gpus}
-    return {kind: count for kind, count in units.items() if count}
+def ask_partitions(client: SlurmClient, *options: str, timeout_s: float = _TIMEOUT_S) -> Tuple[Record, ...]:
+    """Every partition of the cluster."""
+    text = client.run(["scontrol", "-a", *options, "-o", "show", "partition"], timeout_s=timeout_s)
+    return parse_records(text, "PartitionName")
 
 
-def parse_cluster(nodes: str, partitions: str) -> Cluster:
-    """Read `scontrol show node -o` and `scontrol show partition -o`."""
+def units_in_partitions(
+    client: SlurmClient, partitions: Sequence[str], gres: str
+) -> Dict[Optional[str], int]:
+    """Shards (or mps units) of one GPU by its type, the most that any node of these partitions has."""
+    text = client.run(["sinfo", "-h", "-p", ",".join(partitions), "-o", "%G"], timeout_s=_TIMEOUT_S)
+    found: Dict[Optional[str], int] = {}
+    for line in text.splitlines():
+        for kind, units in units_by_type(line, gres).items():
+            found[kind] = max(units, found.get(kind, 0))
+    return found
+
+
+def parse_records(text: str, first_key: str) -> Tuple[Record, ...]:
+    """One dictionary for each line `Key=value Key=value ...` that starts with `first_key`.
+
+    Values may hold blanks (OS=Linux 6.1 #1 SMP): a value ends where the next word with = starts.
+    """
+    records = []
+    for line in text.splitlines():
+        if not line.startswith(first_key + "="):
+            continue
+        starts = list(_PAIR.finditer(line))
+        ends = [match.start() for match in starts[1:]] + [len(line)]
+        record: Dict[str, str] = {}
+        for match, end in zip(starts, ends):
+            # The first one counts: free text such as Reason= comes last and may look like a field.
+            record.setdefault(match[1], line[match.end() : end].strip())
+        records.append(record)
+    return tuple(records)
+
+
+def cluster_of(nodes: Sequence[Record], partitions: Sequence[Record]) -> Cluster:
+    """The GPUs of these nodes and partitions."""
     groups: Dict[GpuNodes, int] = {}
     version: Version = (0, 0, 0)
-    for line in nodes.splitlines():
-        said = _field(line, "Version")
-        if said and re.match(r"[0-9]+\.[0-9]+\.[0-9]+", said):
-            numbers = said.split("-")[0].split(".")
-            version = max(version, (int(numbers[0]), int(numbers[1]), int(numbers[2])))
-        for group in _gpu_nodes(line):
+    for node in nodes:
+        try:
+            version = max(version, parse_version(node.get("Version", "")))
+        except SlurmError:
+            pass  # A node that has never registered does not say.
+        for group in _gpu_nodes(node):
             groups[group] = groups.get(group, 0) + 1
-    names = [(_field(line, "PartitionName"), line) for line in partitions.splitlines()]
+    names = [(part["PartitionName"], part) for part in partitions]
     return Cluster(
         gpu_nodes=tuple(group._replace(nodes=count) for group, count in groups.items()),
-        default_partition=next((name for name, line in names if _field(line, "Default") == "YES"), None),
-        partitions=tuple(name for name, _ in names if name),
-        exclusive_partitions=tuple(name for name, line in names if name and _gives_whole_nodes(line)),
+        default_partition=next((name for name, part in names if part.get("Default") == "YES"), None),
+        partitions=tuple(name for name, _ in names),
+        exclusive_partitions=tuple(name for name, part in names if gives_whole_nodes(part)),
         version=version,
     )
 
 
 def discover_cluster(
-    clusters: Optional[str] = None, *, timeout_s: float = 3.0, max_age_s: float = 600.0
+    clusters: Optional[str] = None,
+    *,
+    timeout_s: float = 3.0,
+    max_age_s: float = 600.0,
+    client: SlurmClient = COMMANDS,
 ) -> Tuple[Cluster, Tuple[str, ...]]:
     """The cluster's GPUs, from the cache or from Slurm, and warnings (an old answer when Slurm is mute)."""
     path = _cache_path(clusters)
     known, age_s = _read_cache(path)
     if known is not None and age_s <= max_age_s:
         return known, ()
-    from slurm_gpumem.slurm.client import SlurmUnreachableError
-
     try:
-        cluster = _ask_slurm(clusters, timeout_s)
+        cluster = _ask_slurm(client, clusters, timeout_s)
     except SlurmUnreachableError as error:
         if known is None:
             raise
@@ -119,62 +148,44 @@ def discover_cluster(
     return cluster, ()
 
 
-def _ask_slurm(clusters: Optional[str], timeout_s: float) -> Cluster:
-    from slurm_gpumem.slurm.client import run
+def gives_whole_nodes(partition: Record) -> bool:
+    """Whether jobs in this partition get nodes to themselves."""
+    # 26.05 writes Exclusive=NODE where older versions write OverSubscribe=EXCLUSIVE.
+    return partition.get("OverSubscribe", "").startswith("EXCLUSIVE") or partition.get("Exclusive") == "NODE"
 
+
+def _ask_slurm(client: SlurmClient, clusters: Optional[str], timeout_s: float) -> Cluster:
     where = [f"--clusters={clusters}"] if clusters else []
-    partitions = run(["scontrol", "-a", *where, "-o", "show", "partition"], timeout_s=timeout_s)
-    nodes = run(["scontrol", "-a", *where, "-o", "show", "node"], timeout_s=timeout_s)
-    cluster = parse_cluster(nodes, partitions)
+    partitions = ask_partitions(client, *where, timeout_s=timeout_s)
+    cluster = cluster_of(ask_nodes(client, *where, timeout_s=timeout_s), partitions)
     if not cluster.partitions:
         raise SlurmError("scontrol show partition: names no partition; is this cluster configured?")
     return cluster
 
 
-def _gives_whole_nodes(partition: str) -> bool:
-    # 26.05 writes Exclusive=NODE where older versions write OverSubscribe=EXCLUSIVE.
-    return _field(partition, "OverSubscribe") == "EXCLUSIVE" or _field(partition, "Exclusive") == "NODE"
-
-
-def _gpu_nodes(line: str) -> List[GpuNodes]:
-    gres = parse_gres(_field(line, "Gres") or "")
+def _gpu_nodes(node: Record) -> List[GpuNodes]:
+    gres = parse_gres(node.get("Gres", ""))
     gpus = [(gpu_type, count) for name, gpu_type, count in gres if name == "gpu" and count]
     node_gpus = sum(count for _, count in gpus)
-    partitions = tuple((_field(line, "Partitions") or "").split(","))
+    partitions = tuple(node.get("Partitions", "").split(","))
     return [
         GpuNodes(
             partitions=partitions,
             gpu_type=gpu_type,
             gpus=count,
             node_gpus=node_gpus,
-            shards_per_gpu=_units(gres, "shard", gpu_type, count, node_gpus),
-            mps_per_gpu=_units(gres, "mps", gpu_type, count, node_gpus),
-            cpus=_number(line, "CPUEfctv") or _number(line, "CPUTot"),
-            threads_per_core=max(_number(line, "ThreadsPerCore"), 1),
-            memory_mib=max(_number(line, "RealMemory") - _number(line, "MemSpecLimit"), 0),
+            shards_per_gpu=units_per_gpu(gres, "shard", gpu_type, count, node_gpus),
+            mps_per_gpu=units_per_gpu(gres, "mps", gpu_type, count, node_gpus),
+            cpus=_number(node, "CPUEfctv") or _number(node, "CPUTot"),
+            threads_per_core=max(_number(node, "ThreadsPerCore"), 1),
+            memory_mib=max(_number(node, "RealMemory") - _number(node, "MemSpecLimit"), 0),
         )
         for gpu_type, count in gpus
     ]
 
 
-def _units(
-    gres: List[Tuple[str, Optional[str], int]], name: str, gpu_type: Optional[str], gpus: int, node_gpus: int
-) -> int:
-    """Shards or mps units of one GPU; those without a type are spread over all the node's GPUs."""
-    typed = sum(count for entry, kind, count in gres if entry == name and kind and kind == gpu_type)
-    if typed:
-        return typed // gpus
-    return sum(count for entry, kind, count in gres if entry == name and kind is None) // node_gpus
-
-
-def _field(line: str, key: str) -> Optional[str]:
-    # The first hit: free text that could look like a field (Reason, Comment) stands behind these.
-    match = re.search(rf"(?:^|\s){key}=(\S*)", line)
-    return match[1] if match else None
-
-
-def _number(line: str, key: str) -> int:
-    text = _field(line, key) or ""
+def _number(node: Record, key: str) -> int:
+    text = node.get(key, "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 

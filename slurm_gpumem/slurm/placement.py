@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import List, NamedTuple
 
+from slurm_gpumem.slurm.gres import GPU_GRES, parse_gres
+
 # [0-9], not \d: numbers of Slurm are ASCII.
 _PER_NODE = re.compile(r"Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
-_GRES = re.compile(r"(gpu|shard|mps)(?::([A-Za-z0-9_.-]*[A-Za-z_.-][A-Za-z0-9_.-]*))?:([0-9]+)\(([^)]*)\)")
+_PLACED = re.compile(r"([^,()]+)\(([^)]*)\)")
 _USED = re.compile(r"([0-9]+)/([0-9]+)")
 
 
@@ -26,8 +28,10 @@ def placements(job_text: str) -> List[Placement]:
     """The GPUs in the text of `scontrol show job -d`; none while the job waits."""
     found: List[Placement] = []
     for nodes, gres in _PER_NODE.findall(job_text):
-        for kind, _, count, where in _GRES.findall(gres):
-            found += [Placement(nodes, gpu, kind, units) for gpu, units in _on_gpus(where, int(count))]
+        for item, where in _PLACED.findall(gres):
+            for name, _, count in parse_gres(item):
+                if name in GPU_GRES:
+                    found += [Placement(nodes, gpu, name, units) for gpu, units in _on_gpus(where, count)]
     return found
 
 

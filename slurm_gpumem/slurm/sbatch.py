@@ -7,6 +7,7 @@ import sys
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, missing
 from slurm_gpumem.slurm.options import OptionSpec, options_from_help
 from slurm_gpumem.slurm.script import BatchScript
 
@@ -80,7 +81,7 @@ def become_sbatch(call: SbatchCall) -> int:
         try:
             os.execvpe(SBATCH, argv, env)
         except OSError as error:
-            raise _missing(error) from None
+            raise missing(SBATCH, error) from None
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:
@@ -108,18 +109,16 @@ def run_sbatch(call: SbatchCall, *, keep_stderr: bool) -> SbatchOutput:
                 check=False,
             )
         except OSError as error:
-            raise _missing(error) from None
+            raise missing(SBATCH, error) from None
     return SbatchOutput(
         done.returncode, done.stdout.decode(errors="replace"), (done.stderr or b"").decode(errors="replace")
     )
 
 
-def installed_options() -> Sequence[OptionSpec]:
+def installed_options(client: SlurmClient = COMMANDS) -> Sequence[OptionSpec]:
     """Options that the installed sbatch lists, those of this site's plug-ins among them."""
-    from slurm_gpumem.slurm.client import run
-
     try:
-        return options_from_help(run([SBATCH, "--help"]))
+        return options_from_help(client.run([SBATCH, "--help"]))
     except SlurmError:
         # Then an unknown option is handed on as it is, and sbatch judges it.
         return ()
@@ -154,13 +153,7 @@ def _wait_for(argv: List[str], env: Mapping[str, str]) -> int:
         pid = os.posix_spawnp(SBATCH, argv, env, setsigdef=[signal.SIGINT])
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except OSError as error:
-        raise _missing(error) from None
+        raise missing(SBATCH, error) from None
     finally:
         signal.signal(signal.SIGINT, before)
     return code if code >= 0 else 128 - code
-
-
-def _missing(error: OSError) -> Exception:
-    from slurm_gpumem.slurm.client import missing
-
-    return missing(SBATCH, error)

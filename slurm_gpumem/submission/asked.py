@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.config.load import JOB_KEYS, Config, load_config
+from slurm_gpumem.config.load import Config, load_config
+from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directives, read_directives
 from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes

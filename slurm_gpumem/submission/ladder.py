@@ -6,33 +6,12 @@ has a whole GPU is at the end, whatever its comment says, and every step asks fo
 
 from __future__ import annotations
 
-import re
-from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.config.ladder import Step
+from slurm_gpumem.slurm.gres import Held
 from slurm_gpumem.submission.request import gres_word
 from slurm_gpumem.units import ceil_div
-
-WHOLE_GPU = "whole-gpu"
-DEFAULT_LADDER = (WHOLE_GPU,)
-_MARGIN = re.compile(r"\+([0-9]{1,4})%")
-
-
-class Step(NamedTuple):
-    """One step of the ladder."""
-
-    margin_percent: Optional[int]
-    """On top of what was measured; None for a whole GPU."""
-
-
-class Held(NamedTuple):
-    """What the failed run had."""
-
-    gres: str
-    """ "shard", "mps" or "gpu"."""
-    gpu_type: Optional[str]
-    units: int
-    """Shards or mps units; GPUs for "gpu"."""
 
 
 class Next(NamedTuple):
@@ -43,22 +22,6 @@ class Next(NamedTuple):
     units: int
     """0 for gpu:1."""
     whole: bool
-
-
-def parse_ladder(words: Sequence[object]) -> Tuple[Step, ...]:
-    """The steps of a configuration's list; ConfigError says what is wrong with it."""
-    steps: List[Step] = []
-    for word in words:
-        match = _MARGIN.fullmatch(word) if isinstance(word, str) else None
-        if match and int(match[1]) > 0:
-            steps.append(Step(int(match[1])))
-        elif word == WHOLE_GPU:
-            steps.append(Step(None))
-        else:
-            raise ConfigError(f'{word!r} is no step of the recovery ladder; write "+25%" or "{WHOLE_GPU}"')
-    if any(step.margin_percent is None for step in steps[:-1]):
-        raise ConfigError(f'after "{WHOLE_GPU}" there is nothing more to ask for: it must be the last step')
-    return tuple(steps)
 
 
 def next_request(
@@ -73,7 +36,7 @@ def next_request(
     """What to ask for after `taken` steps; None at the ladder's end.
 
     `units_per_gpu` are the kinds of GPUs in reach. `need_units` is what the failed run is known to have
-    needed. `gpu_keeps_off_shards` as `slurm.cluster.WHOLE_GPU_BESIDE_SHARDS` says.
+    needed. `gpu_keeps_off_shards` as `slurm.nodes.WHOLE_GPU_BESIDE_SHARDS` says.
     """
     kinds = {
         kind: units for kind, units in units_per_gpu.items() if held.gpu_type in (None, kind) and units > 0

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any, Dict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurm_gpumem.accounting import sacct
-from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.client import SlurmMissingError
+from slurm_gpumem.slurm.sacct import parse_runs
 from tests.accounting.job_records import NOON, opened, record, write
-from tests.accounting.test_reading import JSON
+from tests.support.fake_slurm import FakeSlurm
 
 
 def old_job(**changes: Any) -> Dict[str, Any]:
@@ -51,7 +49,7 @@ def answer(*jobs: Any) -> str:
 def test_what_slurm_knows_is_joined(tmp_path: Path, job: Any) -> None:
     write(tmp_path / "spool", record(1, state=None))
     with opened(tmp_path) as store:
-        assert sacct.apply(store.connection, [1], sacct.parse(answer(job))) == 1
+        assert sacct.apply(store.connection, [1], parse_runs(answer(job))) == 1
         (row,) = store.select()
         assert (row.account, row.job_name, row.wait_s, row.state) == ("vision", "train", 200.0, "COMPLETED")
         assert store.summary_by("account")[0].group == "vision"
@@ -62,7 +60,7 @@ def test_what_slurm_says_does_not_change_whose_gpu_time_it_was(tmp_path: Path) -
         write(tmp_path / "spool", record(number))
     with opened(tmp_path) as store:
         for _ in range(2):
-            sacct.apply(store.connection, [1, 2], sacct.parse(answer(old_job(), old_job(job_id=2))))
+            sacct.apply(store.connection, [1, 2], parse_runs(answer(old_job(), old_job(job_id=2))))
             assert [row.used_s for row in store.select()] == [1800.0, 1800.0]
         assert (store.summary().used_s, store.summary_by("account")[0].used_s) == (3600.0, 3600.0)
 
@@ -76,7 +74,7 @@ def test_the_wait_is_the_first_runs_and_the_state_the_last_ones(tmp_path: Path) 
         old_job(state={"current": "REQUEUED"}),
     ]
     with opened(tmp_path) as store:
-        sacct.apply(store.connection, [1], sacct.parse(answer(*runs)))
+        sacct.apply(store.connection, [1], parse_runs(answer(*runs)))
         (row,) = store.select()
         assert (row.wait_s, row.state, row.attempts) == (200.0, "TIMEOUT", 2)
 
@@ -85,7 +83,7 @@ def test_another_clusters_or_users_job_of_the_same_number_is_not_ours(tmp_path: 
     write(tmp_path / "spool", record(1))
     strangers = [old_job(cluster="other"), old_job(user="usr2")]
     with opened(tmp_path) as store:
-        assert sacct.apply(store.connection, [1], sacct.parse(answer(*strangers))) == 0
+        assert sacct.apply(store.connection, [1], parse_runs(answer(*strangers))) == 0
         assert [row.account for row in store.select()] == [""]
 
 
@@ -94,7 +92,7 @@ def test_the_task_epilogs_word_makes_a_failed_run_an_out_of_memory(tmp_path: Pat
     comment = {"job": "mine gpumem/1:est=1 gpumem-end/1:run=0,saw=oom,by=torch", "administrator": ""}
     job = old_job(comment=comment, state={"current": "FAILED"})
     with opened(tmp_path) as store:
-        sacct.apply(store.connection, [1], sacct.parse(answer(job)))
+        sacct.apply(store.connection, [1], parse_runs(answer(job)))
         (row,) = store.select()
         assert (row.ooms, row.oom_limit_mib) == (1, 13_312)
         assert store.summary().oom_lost == 1
@@ -106,42 +104,26 @@ def test_a_record_that_is_read_again_keeps_what_slurm_said(tmp_path: Path) -> No
     end = time.time() - 5
     write(tmp_path / "spool", record(1, start=end - 50, end=end, state=None))
     with opened(tmp_path) as store:
-        sacct.apply(store.connection, [1], sacct.parse(answer(old_job(state={"current": "TIMEOUT"}))))
+        sacct.apply(store.connection, [1], parse_runs(answer(old_job(state={"current": "TIMEOUT"}))))
     write(tmp_path / "spool", record(1, start=end - 50, end=end, state=None, peak_mib=12_000.0))
     with opened(tmp_path) as store:
         (row,) = store.select()
         assert (row.state, row.account, row.peak_mib) == ("TIMEOUT", "vision", 12_000)
 
 
-@given(JSON)
-def test_whatever_sacct_writes_it_is_rows_or_an_error(value: Any) -> None:
-    for text in (json.dumps(value), answer(value), answer({"job_id": 3, "time": value, "state": value})):
-        try:
-            rows = sacct.parse(text)
-        except SlurmError:
-            continue
-        assert all(row.job_id > 0 for row in rows)
-
-
-@given(st.text(max_size=30))
-def test_an_answer_that_is_no_json_is_an_error(text: str) -> None:
-    with pytest.raises(SlurmError):
-        sacct.parse(text.replace("{", ""))
-
-
-def test_without_slurmdbd_the_index_says_why_and_does_not_ask_at_once_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def none(argv: Any, **_: Any) -> str:
-        asked.append(argv)
-        raise SlurmMissingError("sacct: not found on the PATH")
-
-    monkeypatch.setattr(sacct, "run", none)
+def test_without_slurmdbd_the_index_says_why_and_does_not_ask_at_once_again(tmp_path: Path) -> None:
+    slurm = FakeSlurm({"sacct": SlurmMissingError("sacct: not found on the PATH")})
     write(tmp_path / "spool", record(1))
     with opened(tmp_path) as store:
         for _ in range(3):
-            assert sacct.join_slurm(store.connection) == 0
+            assert sacct.join_slurm(store.connection, client=slurm) == 0
         assert store.freshness.slurm == "sacct: not found on the PATH"
-    assert len(asked) == 1
+    assert len(slurm.asked) == 1
+
+
+def test_jobs_that_ended_are_asked_about_by_number(tmp_path: Path) -> None:
+    slurm = FakeSlurm({"sacct --json --duplicates -j 1": answer(new_job())})
+    write(tmp_path / "spool", record(1, state=None))
+    with opened(tmp_path) as store:
+        assert sacct.join_slurm(store.connection, client=slurm) == 1
+        assert [row.account for row in store.select()] == ["vision"]

@@ -25,7 +25,7 @@ from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table
-from slurm_gpumem.site.snapshot import parse_version
+from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.summaries.reader import read_summary
 
 START_LIMIT, HOOK_LIMIT, UP_LIMIT_S = 8.0, 1.05, 2.0

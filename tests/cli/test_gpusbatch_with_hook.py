@@ -12,7 +12,7 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table
-from slurm_gpumem.site.snapshot import parse_version
+from slurm_gpumem.slurm.client import parse_version
 
 pytestmark = pytest.mark.slurm
 

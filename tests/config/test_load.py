@@ -1,4 +1,4 @@
-"""Configuration: files and variables, typed, forgiving unknown keys, strict with wrong values."""
+"""The configuration of a submission: files and variables, typed; what is wrong is an error."""
 
 from __future__ import annotations
 
@@ -41,18 +41,33 @@ def test_the_users_file_wins_over_the_sites_and_a_variable_over_both(home: Path)
 
 
 @pytest.mark.parametrize(
-    ("text", "warning"),
+    ("text", "message"),
     [
         ("[sharing]\nmods = 1\n", "sharing: unknown key 'mods'; did you mean 'mode'?"),
         ("[sharig]\n", "unknown key 'sharig'; did you mean 'sharing'?"),
         ('[job]\noptimiser = "sgd"\n', "job: unknown key 'optimiser'; did you mean 'optimizer'?"),
         ('[job]\nmodel = "x"\n', "job: unknown key 'model'"),
+        ("[sharing]\ngrace_s = 5\n", "sharing: unknown key 'grace_s'; it belongs to [node]"),
+        ("[sharing.partition.gpu]\nmax_slowdwn = 1.2\n", "did you mean 'max_slowdown'?"),
     ],
 )
-def test_an_unknown_key_is_a_warning_with_the_nearest_name(home: Path, text: str, warning: str) -> None:
-    (said,) = load(home, text).warnings
-    assert warning in said
-    assert "site.toml" in said
+def test_an_unknown_key_is_an_error_with_the_nearest_name(home: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(home, text)
+    assert message in str(caught.value)
+    assert "site.toml" in str(caught.value)
+
+
+def test_everything_wrong_in_a_file_is_said_at_once(home: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(home, "[sharing]\nmods = 1\nshard_mib = 0\n[slurm]\ntimeout_s = -1\n")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_what_only_nodes_read_does_not_keep_anybody_from_submitting(home: Path) -> None:
+    assert (
+        load(home, '[node]\ngrace_s = "x"\ncolour = 1\nmode = "timeslice"\n').sharing.node_mode == "timeslice"
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,8 +154,3 @@ def test_a_wrong_slowdown_is_an_error(home: Path, text: str, message: str) -> No
     with pytest.raises(ConfigError) as caught:
         load(home, text)
     assert message in str(caught.value)
-
-
-def test_an_unknown_key_of_a_partition_is_a_warning(home: Path) -> None:
-    (said,) = load(home, "[sharing.partition.gpu]\nmax_slowdwn = 1.2\n").warnings
-    assert "did you mean 'max_slowdown'?" in said

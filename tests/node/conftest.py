@@ -76,7 +76,7 @@ class Node:
 
     def with_config(self, **changes: Any) -> Node:
         """The same node, configured otherwise."""
-        config = replace(self.config, **changes)
+        config = self.config._replace(**changes)
         write_site_config(self.root, config)
         return replace(self, config=config)
 

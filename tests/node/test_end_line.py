@@ -138,7 +138,9 @@ class Ended:
             "SLURM_JOB_ID": "7",
         }
         with open(self.errors, "a") as errors:
-            code = f"import os, sys; from slurm_gpumem.node.end_line import main; {first}sys.exit(main())"
+            # All imports first: the user that `first` turns into may not be able to read this interpreter.
+            imports = "import os, subprocess, sys; from slurm_gpumem.node.end_line import main"
+            code = f"{imports}; {first}sys.exit(main())"
             command = [sys.executable, "-I", "-c", code]
             return subprocess.run(command, env=env, stderr=errors, timeout=20, check=False).returncode
 

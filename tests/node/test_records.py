@@ -12,7 +12,6 @@ from slurm_gpumem.node import records
 from slurm_gpumem.node.faults import FaultLog, Loss
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.policy import Watch
-from slurm_gpumem.node.slurm_truth import SlurmJob, parse_jobs
 from slurm_gpumem.node.sources.base import GpuSample
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 from tests.node.conftest import REPOSITORY
@@ -156,45 +155,6 @@ def test_a_job_that_ends_long_after_a_fault_has_nothing_to_do_with_it() -> None:
     log.fault("GPU-aa", 50.0, {"kind": "xid", "xid": 31})
     log.lost(Loss(7, 1000, "GPU-aa", 58.0))
     assert log.events(58.0) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "shards"),
-    [
-        ("5 1000 RUNNING gres:shard:12", 12),
-        ("5 1000 RUNNING gres/shard:12", 12),
-        ("5 1000 RUNNING gres:shard:a100:12", 12),
-        ("5 1000 RUNNING gres/gpu:a100:1", None),
-        ("5 1000 RUNNING gres:mps:30", 30),
-        ("5 1000 RUNNING gres:gpu:1,gres:shard:3", 3),
-        ("5 1000 RUNNING N/A", None),
-        ("5 1000 RUNNING", None),
-    ],
-)
-def test_slurms_count_of_shards_is_read_in_every_versions_spelling(line: str, shards: object) -> None:
-    assert parse_jobs(line + "\n") == {5: SlurmJob(5, 1000, shards, "RUNNING")}  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("state", "here", "over"),
-    [
-        ("RUNNING", True, False),
-        ("COMPLETING", True, False),
-        ("CONFIGURING", True, False),
-        ("SUSPENDED", True, False),
-        ("PENDING", False, False),
-        ("REQUEUE_HOLD", False, False),
-        ("CANCELLED", False, True),
-        ("OUT_OF_MEMORY", False, True),
-    ],
-)
-def test_a_jobs_state_says_whether_it_is_here_or_over(state: str, here: bool, over: bool) -> None:
-    job = parse_jobs(f"5 1000 {state} gres:shard:1\n")[5]
-    assert (job.is_here, job.is_over) == (here, over)
-
-
-def test_other_lines_of_squeue_are_passed_over() -> None:
-    assert parse_jobs("slurm_load_jobs error: x\n\n5_2 1000 N/A\n") == {}
 
 
 def test_peaks_are_per_gpu_and_energy_is_split_evenly() -> None:

@@ -6,16 +6,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
-from slurm_gpumem.config.recovery import RecoveryConfig, recovery_config_from
+from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.recovery.controller import REQUEUED_HELD, Job, Site, held_by, parse_job, replaced
 from slurm_gpumem.recovery.locks import lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
-from slurm_gpumem.submission.ladder import Held
+from slurm_gpumem.slurm.config_show import Site
+from slurm_gpumem.slurm.controller import Controller
+from slurm_gpumem.slurm.queue import REQUEUED_HELD, Job
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.squeue import squeue_line
 
 COMMENT = "gpumem/1:est=11000,req=12288,shards=12,oom=requeue gpumem-end/1:run=0,saw=oom,by=torch"
 ENDED = Job(
@@ -26,54 +29,52 @@ ENDED = Job(
 NEW, OLD = Site((24, 11, 5), True, None), Site((22, 5, 8), True, None)
 
 
-class Controller:
-    """One job, and what is done to it; `refuses` names the steps that fail."""
+class OneJob:
+    """A Slurm with one job, and what is done to it; `refuses` names the steps that fail."""
 
     def __init__(self, job: Job, refuses: Tuple[str, ...] = (), lies: bool = False) -> None:
         self.now: Optional[Job] = job
         self.refuses, self.lies = refuses, lies
         self.done: List[str] = []
+        self.client = FakeSlurm(
+            {
+                "squeue -j 7 -t all": lambda _: "" if self.now is None else squeue_line(self.now),
+                "sinfo -p gpu -o %G": "gpu:a100:4,shard:a100:160\n",
+                "scontrol requeuehold 7": lambda _: self._do(
+                    "hold", state="PENDING", reason=REQUEUED_HELD, priority=0, restarts=1
+                ),
+                "scontrol update JobId=7": self._update,
+                "scontrol release 7": lambda _: self._do("release", reason="None", priority=90),
+                "scancel 7": lambda _: self._do("cancel", state="CANCELLED"),
+            }
+        )
 
-    def job(self, name: str) -> Optional[Job]:
-        return self.now
-
-    def units_per_gpu(self, partitions: Tuple[str, ...], gres: str) -> Dict[Optional[str], int]:
-        return {"a100": 40}
-
-    def requeue_held(self, name: str) -> None:
-        self._do("hold", state="PENDING", reason=REQUEUED_HELD, priority=0, restarts=1)
-
-    def update(self, name: str, **fields: str) -> None:
+    def _update(self, argv: Sequence[str]) -> str:
+        fields = dict(word.split("=", 1) for word in argv[3:])
         if "Gres" in fields:
             shown = {} if self.lies else {"request": fields["Gres"], "comment": fields["Comment"]}
-            self._do("change", **shown)
-        elif "Nice" in fields:
-            self._do("nice", nice=int(fields["Nice"]))
-        else:
-            self._do("comment", comment=fields["Comment"])
+            return self._do("change", **shown)
+        if "Nice" in fields:
+            return self._do("nice", nice=int(fields["Nice"]))
+        return self._do("comment", comment=fields["Comment"])
 
-    def release(self, name: str) -> None:
-        self._do("release", reason="None", priority=90)
-
-    def cancel(self, name: str) -> None:
-        self._do("cancel", state="CANCELLED")
-
-    def _do(self, step: str, **changes: object) -> None:
+    def _do(self, step: str, **changes: object) -> str:
         self.done.append(step)
         if step in self.refuses:
             raise SlurmError(f"{step}: refused")
         assert self.now is not None
         self.now = self.now._replace(**changes)  # type: ignore[arg-type]
+        return ""
 
 
-def recover(slurm: Controller, site: Site = NEW, config: Optional[RecoveryConfig] = None) -> Outcome:
+def recover(slurm: OneJob, site: Site = NEW, config: Optional[RecoveryConfig] = None) -> Outcome:
     chosen = RecoveryConfig() if config is None else config
-    return Requeue(slurm, chosen, site, time.monotonic() + 1).recover("7")  # type: ignore[arg-type]
+    return Requeue(Controller(slurm.client), chosen, site, time.monotonic() + 1).recover("7")
 
 
 @pytest.mark.parametrize(("site", "request_"), [(NEW, "gpu:1"), (OLD, "shard:40")])
 def test_hold_change_release_and_only_then_the_priority(site: Site, request_: str) -> None:
-    slurm = Controller(ENDED)
+    slurm = OneJob(ENDED)
     assert recover(slurm, site).requeued
     assert slurm.done == ["hold", "change", "release", "nice"]
     assert slurm.now is not None
@@ -81,7 +82,7 @@ def test_hold_change_release_and_only_then_the_priority(site: Site, request_: st
 
 
 def test_a_second_run_on_the_same_job_does_nothing() -> None:
-    slurm = Controller(ENDED)
+    slurm = OneJob(ENDED)
     recover(slurm)
     slurm.done.clear()
     assert recover(slurm).requeued
@@ -90,7 +91,7 @@ def test_a_second_run_on_the_same_job_does_nothing() -> None:
 
 @pytest.mark.parametrize("lies", [False, True])
 def test_a_job_that_slurm_will_not_change_neither_runs_as_it_was_nor_stays_held(lies: bool) -> None:
-    slurm = Controller(ENDED, refuses=() if lies else ("change",), lies=lies)
+    slurm = OneJob(ENDED, refuses=() if lies else ("change",), lies=lies)
     outcome = recover(slurm)
     assert not outcome.requeued
     assert slurm.done[-1] == "cancel"
@@ -98,7 +99,7 @@ def test_a_job_that_slurm_will_not_change_neither_runs_as_it_was_nor_stays_held(
 
 
 def test_a_hold_that_is_refused_leaves_the_job_failed() -> None:
-    slurm = Controller(ENDED, refuses=("hold",))
+    slurm = OneJob(ENDED, refuses=("hold",))
     assert not recover(slurm).requeued
     assert slurm.now == ENDED
 
@@ -126,40 +127,16 @@ def test_a_hold_that_is_refused_leaves_the_job_failed() -> None:
     ],
 )
 def test_everybody_else_is_left_alone(change: Dict[str, object], reason: str) -> None:
-    slurm = Controller(ENDED._replace(**change))  # type: ignore[arg-type]
+    slurm = OneJob(ENDED._replace(**change))  # type: ignore[arg-type]
     outcome = recover(slurm)
     assert (outcome.requeued, slurm.done) == (False, [])
     assert reason in outcome.reason
 
 
 def test_a_site_that_is_off_requeues_nobody() -> None:
-    slurm = Controller(ENDED)
+    slurm = OneJob(ENDED)
     assert not recover(slurm, config=RecoveryConfig(enabled=False)).requeued
     assert slurm.done == []
-
-
-def test_wrong_settings_are_noted_and_left_at_their_defaults() -> None:
-    table = {"enabled": "no", "ladder": ["more"], "nice": "x", "priority": -1, "on_oom": "maybe", "colour": 1}
-    config = recovery_config_from({"recovery": table}, "gpumem.toml")
-    assert config._replace(notes=()) == RecoveryConfig()._replace(slurm_env=config.slurm_env)
-    assert len(config.notes) == 6
-
-
-def test_other_gres_in_a_request_stay() -> None:
-    assert replaced("gres:shard:a100:12,gres:license:2", "gpu:a100:1") == "gpu:a100:1,license:2"
-    assert held_by("gres/license:2,gres/shard:a100:12") == Held("shard", "a100", 12)
-    assert held_by("gres/gpu:1,gres/shard:2") is None
-
-
-def test_a_comment_cannot_pose_as_another_column() -> None:
-    widths = (32, 16, 40, 8, 8, 8, 12, 12, 24, 16, 16, 400, 400, 1100)
-    cells = ("7_3", "FAILED", "NonZeroExitCode", "0", "1", "1", "256", "N/A", "9", "0", "5", "gpu,other",
-             "gres:shard:12", "x State=RUNNING|7|gpu:8")  # fmt: skip
-    job = parse_job("".join(cell.ljust(width) for cell, width in zip(cells, widths)))
-    assert job is not None
-    assert (job.name, job.state, job.status, job.partitions) == ("7_3", "FAILED", "1:0", ("gpu", "other"))
-    assert job.comment == "x State=RUNNING|7|gpu:8"
-    assert parse_job("") is None
 
 
 def test_a_lock_is_one_processs_and_other_names_are_free(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.formats.comment import End, parse_record
 from slurm_gpumem.recovery.words import advice, read_words, with_end, with_retry
-from slurm_gpumem.submission.ladder import parse_ladder
 
 RECORD = "gpumem/1:est=11000,req=12288,by=structural,shards=12,oom=requeue"
 

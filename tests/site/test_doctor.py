@@ -2,23 +2,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 import pytest
 
 from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.doctor import examine
 from slurm_gpumem.site.findings import Answer, Finding, Severity, answer_of
 from slurm_gpumem.site.lua_report import LuaReport
-from slurm_gpumem.site.snapshot import (
-    Limit,
-    QueuedJob,
-    Snapshot,
-    parse_config,
-    parse_limits,
-    parse_records,
-    parse_version,
-)
+from slurm_gpumem.site.snapshot import Snapshot, gather
+from slurm_gpumem.slurm.queue import QueuedJob
+from slurm_gpumem.slurm.sacctmgr import Limit
+from tests.support.fake_slurm import FakeSlurm
 
 NODE = {
     "NodeName": "n1",
@@ -299,43 +296,67 @@ def test_the_json_answer_is_complete() -> None:
     assert set(answer["findings"][0]) == {"severity", "check", "what", "why", "mend"}
 
 
-def test_the_config_is_read_in_the_format_of_22_05_and_of_later_versions() -> None:
-    text = (
-        "Configuration data as of 2026-11-15T02:11:12\n"
-        "GresTypes               = gpu,shard\n"
-        "Prolog                  = (null)\n"
-        "Epilog[0]               = /etc/slurm/epilog.d/10-ours\n"
-        "Epilog[1]               = /etc/slurm/epilog.d/20-theirs\n"
-        "SlurmctldHost[0]        = ctl(10.0.0.1)\n"
-        "SLURM_VERSION           = 24.11.5\n"
-        "\n"
-        "Slurmctld(primary) at ctl is UP\n"
+NODES = (
+    "NodeName=n1 CPUTot=64 Gres=gpu:3090:4(S:0-1),shard:3090:96(S:0-1) RealMemory=512000 Partitions=gpu "
+    "Version=24.11.5\n"
+)
+
+
+def recorded(folder: Path, **more: Any) -> FakeSlurm:
+    """A cluster's answers; its slurm.conf is in `folder`."""
+    settings = {**CONFIG, "SLURM_VERSION": "24.11.5", "SLURM_CONF": f"{folder}/slurm.conf"}
+    answers = {
+        "scontrol show config": "".join(f"{key:<24}= {value}\n" for key, value in settings.items()),
+        "scontrol show node": NODES,
+        "scontrol show partition": "PartitionName=gpu OverSubscribe=NO DefMemPerCPU=8000\n",
+        "sacctmgr show qos": "normal||||\n",
+        "sacctmgr show assoc": "root|||\n",
+        "squeue -O": f"{'gpu':<64}gres:shard:3090:3\n",
+        "squeue -t PENDING -o %i|%r": "",
+    }
+    return FakeSlurm({**answers, **more})
+
+
+def test_a_cluster_is_pictured_from_what_slurm_answers(tmp_path: Path) -> None:
+    (tmp_path / "gpumem.toml").write_text('[sharing]\nmode = "on"\n')
+    now = gather(recorded(tmp_path))
+    assert (now.version_text, now.folder, now.policy) == ("24.11.5", tmp_path, {"mode": "on"})
+    assert [node["Gres"] for node in now.shared_nodes()] == ["gpu:3090:4(S:0-1),shard:3090:96(S:0-1)"]
+    assert now.jobs == (QueuedJob("gpu", "gres:shard:3090:3"),)
+    assert (now.left_held, now.limits, now.unread) == ((), (), ())
+
+
+def test_what_slurm_does_not_answer_is_noted_and_the_rest_is_checked(tmp_path: Path) -> None:
+    refused = {"sacctmgr": SlurmError("sacctmgr: no slurmdbd"), "squeue -O": SlurmError("squeue: no")}
+    slurm = recorded(tmp_path, **refused, **{"sacctmgr show qos": SlurmError("sacctmgr: no slurmdbd")})
+    assert gather(slurm).unread == ("limits: sacctmgr: no slurmdbd", "jobs: squeue: no")
+
+
+def test_only_our_own_held_jobs_are_left_over(tmp_path: Path) -> None:
+    held = "7|job requeued in held state\n8|job requeued in held state\n9|Priority\n"
+    comments = "7|gpumem/1:est=1 gpumem-end/1:run=0,saw=oom\n8|mine\n9|gpumem/1:est=1 gpumem-end/1:run=0\n"
+    answers = {"squeue -t PENDING -o %i|%r": held, "squeue -t PENDING -o %i|%k": comments}
+    assert gather(recorded(tmp_path, **answers)).left_held == ("7",)
+
+
+def test_everything_that_is_wrong_in_the_sites_file_is_found(tmp_path: Path) -> None:
+    (tmp_path / "gpumem.toml").write_text(
+        '[sharing]\nmode = "yes"\n[node]\ngrace_s = "x"\n[recovery]\nlader = []\n[acounting]\n'
     )
-    found = parse_config(text)
-    assert found["Epilog"] == "/etc/slurm/epilog.d/10-ours"
-    assert found["GresTypes"] == "gpu,shard"
-    assert parse_version(found["SLURM_VERSION"]) == (24, 11, 5)
+    found = [f for f in examine(gather(recorded(tmp_path))).findings if f.check == "site-file"]
+    assert [finding.what.partition(": ")[2] for finding in found] == [
+        "unknown key 'acounting'; did you mean 'accounting'?",
+        "sharing.mode must be one of observe, opt-in, on, not 'yes'",
+        "node.grace_s must be a number of seconds, at most a day, not 'x'",
+        "recovery: unknown key 'lader'; did you mean 'ladder'?",
+    ]
+    assert {finding.severity for finding in found} == {Severity.WARNING}
 
 
-def test_records_keep_values_with_blanks_and_believe_the_first_of_a_key() -> None:
-    line = (
-        "NodeName=n1 Gres=gpu:a100:4(S:0-1),shard:160 OS=Linux 6.1 #1 SMP RealMemory=64000 Reason=Gres=none x"
-    )
-    (record,) = parse_records(line + "\nnothing here\n", "NodeName")
-    assert record["Gres"] == "gpu:a100:4(S:0-1),shard:160"
-    assert record["OS"] == "Linux 6.1 #1 SMP"
-    assert record["RealMemory"] == "64000"
-
-
-def test_limits_are_named_as_sacctmgr_sets_them() -> None:
-    qos = "normal||||\ngpu|gres/gpu=8||gres/gpu=2|\n"
-    associations = "root|||\nphys||gres/gpu=4|\nphys|anna||gres/gpu=1\n"
-    assert parse_limits(qos, associations) == (
-        Limit("qos gpu", "GrpTRES", "gres/gpu=8"),
-        Limit("qos gpu", "MaxTRESPerUser", "gres/gpu=2"),
-        Limit("account phys", "GrpTRES", "gres/gpu=4"),
-        Limit("user anna account=phys", "MaxTRESPerJob", "gres/gpu=1"),
-    )
+def test_a_file_that_is_no_toml_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "gpumem.toml").write_text("[sharing\n")
+    (finding,) = [f for f in examine(gather(recorded(tmp_path))).findings if f.check == "site-file"]
+    assert "is not valid TOML" in finding.what
 
 
 def test_without_a_slurm_the_answer_is_unknown(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.config.load import JOB_KEYS
+from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.slurm.directives import Directives, read_directives
 from slurm_gpumem.slurm.script import BatchScript
 

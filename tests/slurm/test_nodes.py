@@ -7,12 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm import nodes as discovering
 from slurm_gpumem.slurm.client import SlurmMissingError, SlurmUnreachableError
-from slurm_gpumem.slurm.nodes import Cluster, discover_cluster, parse_cluster, parse_gres
+from slurm_gpumem.slurm.nodes import (
+    Cluster,
+    cluster_of,
+    discover_cluster,
+    parse_records,
+    units_in_partitions,
+)
+from tests.support.fake_slurm import FakeSlurm
 
 PARTITIONS = (
     "PartitionName=gpu AllowGroups=ALL Default=YES Nodes=n[1-3] OverSubscribe=NO State=UP\n"
@@ -27,6 +33,10 @@ def node(name: str, gres: str, partitions: str = "gpu", more: str = "") -> str:
         f"RealMemory=512000 AllocMem=0 MemSpecLimit=12000 State=IDLE ThreadsPerCore=2 "
         f"Partitions={partitions} BootTime=None CfgTRES=cpu=64 {more}"
     )
+
+
+def parse_cluster(nodes: str, partitions: str) -> Cluster:
+    return cluster_of(parse_records(nodes, "NodeName"), parse_records(partitions, "PartitionName"))
 
 
 def test_shards_are_counted_per_gpu_by_type() -> None:
@@ -68,32 +78,48 @@ def test_a_reason_that_looks_like_a_field_misleads_nobody() -> None:
     assert (group.gpus, group.partitions) == (4, ("gpu",))
 
 
-@pytest.mark.parametrize(
-    ("text", "entries"),
-    [
-        ("gpu:a100:4(S:0-1),shard:a100:160", [("gpu", "a100", 4), ("shard", "a100", 160)]),
-        ("gpu", [("gpu", None, 1)]),
-        ("gpu:2", [("gpu", None, 2)]),
-        ("gpu:a100", [("gpu", "a100", 1)]),
-        ("gpu:a100=2", [("gpu", "a100", 2)]),
-        ("gres/gpu:1", [("gpu", None, 1)]),
-        ("gres:gpu:a100:1", [("gpu", "a100", 1)]),
-        ("gpu:nvidia_a100-sxm4-40gb:8(S:0,2)", [("gpu", "nvidia_a100-sxm4-40gb", 8)]),
-        ("lustre:2K", [("lustre", None, 2048)]),
-        ("(null)", []),
-        ("none", []),
-        ("", []),
-    ],
-)
-def test_every_way_to_write_a_gres_is_read(text: str, entries: Any) -> None:
-    assert parse_gres(text) == entries
+def test_gpu_types_that_begin_with_a_digit_are_types() -> None:
+    text = "\n".join(
+        [node("n1", "gpu:3090:2(S:0),shard:3090:48(S:0)"), node("n2", "gpu:1g.10gb:7,gpu:2080ti:1")]
+    )
+    groups = [(g.gpu_type, g.gpus, g.shards_per_gpu) for g in parse_cluster(text, PARTITIONS).gpu_nodes]
+    assert groups == [("3090", 2, 24), ("1g.10gb", 7, 0), ("2080ti", 1, 0)]
 
 
-@given(st.text(max_size=80))
-def test_no_gres_text_breaks_the_reading(text: str) -> None:
-    for name, _, count in parse_gres(text):
-        assert name
-        assert count >= 0
+def test_the_most_shares_of_any_node_count_by_type() -> None:
+    said = "gpu:a100:4(S:0-1),shard:a100:160\ngpu:a100:2,shard:a100:20\ngpu:3090:2,shard:3090:48\n(null)\n"
+    slurm = FakeSlurm({"sinfo -p gpu,big -o %G": said})
+    assert units_in_partitions(slurm, ("gpu", "big"), "shard") == {"a100": 40, "3090": 24}
+
+
+def test_a_cluster_is_asked_once_and_then_known(home: Path) -> None:
+    slurm = FakeSlurm(
+        {
+            "scontrol -o show node": node("n1", "gpu:a100:4,shard:a100:160"),
+            "scontrol show partition": PARTITIONS,
+        }
+    )
+    first, warnings = discover_cluster(client=slurm)
+    assert (first.gpu_nodes[0].shards_per_gpu, warnings) == (40, ())
+    assert discover_cluster(client=FakeSlurm({})) == (first, ())
+
+
+def test_a_cluster_of_clusters_is_asked_by_its_name(home: Path) -> None:
+    slurm = FakeSlurm(
+        {"scontrol --clusters=east show node": "", "scontrol --clusters=east show partition": ""}
+    )
+    with pytest.raises(SlurmError, match="names no partition"):
+        discover_cluster("east", client=slurm)
+
+
+def test_records_keep_values_with_blanks_and_believe_the_first_of_a_key() -> None:
+    line = (
+        "NodeName=n1 Gres=gpu:a100:4(S:0-1),shard:160 OS=Linux 6.1 #1 SMP RealMemory=64000 Reason=Gres=none x"
+    )
+    (record,) = parse_records(line + "\nnothing here\n", "NodeName")
+    assert record["Gres"] == "gpu:a100:4(S:0-1),shard:160"
+    assert record["OS"] == "Linux 6.1 #1 SMP"
+    assert record["RealMemory"] == "64000"
 
 
 @pytest.fixture
@@ -173,7 +199,7 @@ def test_a_broken_cache_is_as_good_as_none(home: Path, monkeypatch: pytest.Monke
 
 def test_a_cache_survives_the_round_trip(home: Path) -> None:
     text = node("n1", "gpu:a100:4,shard:a100:160", "gpu,big")
-    cluster: Cluster = parse_cluster(text, PARTITIONS)
+    cluster = parse_cluster(text, PARTITIONS)
     path = discovering._cache_path("east")
     discovering._write_cache(path, cluster)
     assert discovering._read_cache(path)[0] == cluster

@@ -1,0 +1,172 @@
+"""What the schema of gpumem.toml is written in: kinds of values, keys, tables.
+
+All are NamedTuples: they are defined on the submit path, where a dataclass takes ten times as long.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Kind(NamedTuple):
+    """A kind of value."""
+
+    words: str
+    """What a value must be: "one of shard, mps"."""
+    convert: Callable[[Any], Any]
+    """The value as it is used; ValueError when it is none, ConfigError where more can be said."""
+
+    def checked(self, value: Any) -> Any:
+        """The value as it is used; ValueError says what it must be instead."""
+        try:
+            return self.convert(value)
+        except ConfigError as error:
+            raise ValueError(f"must be {self.words}: {error}") from None
+        except ValueError:
+            raise ValueError(f"must be {self.words}, not {value!r}") from None
+
+
+class Key(NamedTuple):
+    """One key of a table."""
+
+    name: str
+    kind: Kind
+    default: Any
+    """As one would write it in the file; None for a key that is unset by default."""
+    doc: str
+
+
+class Section(NamedTuple):
+    """One table of the file."""
+
+    name: str
+    keys: Tuple[Key, ...]
+    named: Tuple[Section, ...] = ()
+    """Tables below it that carry a name: [sharing.partition.NAME]."""
+
+    def default(self, name: str) -> Any:
+        """The default of a key, as it is used."""
+        key = next(key for key in self.keys if key.name == name)
+        return None if key.default is None else key.kind.checked(key.default)
+
+    def find(self, name: str) -> Optional[Key]:
+        """The row of a key, however its words are joined ("on-oom", "on_oom"); None for an unknown one."""
+        plain = name.replace("-", "_")
+        return next((key for key in self.keys if key.name.replace("-", "_") == plain), None)
+
+    @property
+    def names(self) -> List[str]:
+        """The names of its keys."""
+        return [key.name for key in self.keys]
+
+
+def nearest(name: str, known: Sequence[str], cutoff: float) -> str:
+    """The known name that was probably meant; "" when none is near."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
+
+
+def one_of(*choices: str) -> Kind:
+    """A word out of a few."""
+
+    def convert(value: Any) -> str:
+        if value not in choices:
+            raise ValueError
+        return str(value)
+
+    return Kind(f"one of {', '.join(choices)}", convert)
+
+
+def whole_number(words: str, least: int, most: int = 2**63 - 1) -> Kind:
+    """A whole number within bounds."""
+
+    def convert(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ValueError
+        return value
+
+    return Kind(words, convert)
+
+
+def table_of(words: str, kind: Kind) -> Kind:
+    """A table of names with a value of one kind each."""
+
+    def convert(value: Any) -> Dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ValueError
+        return {str(name): kind.checked(item) for name, item in value.items()}
+
+    return Kind(words, convert)
+
+
+def _switch(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.05 <= value <= 86_400:
+        raise ValueError
+    return float(value)
+
+
+def _slowdown(value: Any) -> float:
+    # Also as text: it may come from a variable.
+    number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+    if not 1 <= number <= 100:
+        raise ValueError
+    return number
+
+
+def _absolute(value: Any) -> str:
+    if not isinstance(value, str) or not os.path.isabs(value):
+        raise ValueError
+    return value
+
+
+def _path(value: Any) -> Path:
+    from pathlib import Path
+
+    return Path(_absolute(value))
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, (str, int, float)):
+        raise ValueError
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def _groups(value: Any) -> Tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ValueError
+    return tuple(names)
+
+
+def _ladder(value: Any) -> Any:
+    from slurm_gpumem.config.ladder import parse_ladder
+
+    if not isinstance(value, (list, tuple)):
+        raise ValueError
+    return parse_ladder(value)
+
+
+AT_LEAST_ONE = whole_number("a whole number of at least 1", 1)
+MEBIBYTES = whole_number("a whole number of MiB", 0)
+SWITCH = Kind("true or false", _switch)
+SECONDS = Kind("a number of seconds, at most a day", _seconds)
+SLOWDOWN = Kind("a factor of at least 1 (1.15: a step may take 15 % longer)", _slowdown)
+ABSOLUTE = Kind("an absolute path", _absolute)
+PATH = Kind("an absolute path", _path)
+WORD = Kind("a word or a number", _word)
+TEXT = Kind("text", str)
+GROUPS = Kind('a list of groups, like ["gpuadmins"]', _groups)
+LADDER = Kind('a list like ["+25%", "whole-gpu"]', _ladder)

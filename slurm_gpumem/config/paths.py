@@ -1,0 +1,26 @@
+"""Where the configuration files are: the site's, the user's, and what stands beside the site's."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping, Optional
+
+_SITE_CONFIG = "/etc/slurm/gpumem.toml"
+_USER_CONFIG = "~/.config/gpumem.toml"
+SITE_VARIABLE = "GPUMEM_SITE_CONFIG"
+
+
+def site_config_path(environ: Optional[Mapping[str, str]] = None) -> str:
+    """The site's file; GPUMEM_SITE_CONFIG names another."""
+    env = os.environ if environ is None else environ
+    return env.get(SITE_VARIABLE) or _SITE_CONFIG
+
+
+def user_config_path() -> str:
+    """The user's own file."""
+    return os.path.expanduser(_USER_CONFIG)
+
+
+def beside_site_config(name: str, environ: Optional[Mapping[str, str]] = None) -> str:
+    """Another file of the site, in the folder of its gpumem.toml."""
+    return os.path.join(os.path.dirname(site_config_path(environ)), name)

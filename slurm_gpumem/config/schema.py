@@ -1,0 +1,203 @@
+"""Every table and key of gpumem.toml: what it may be, its default, what it is for.
+
+This is the only list. The reader's checks, "did you mean", the typed values of each table and the
+documentation of gpumem.toml all come from it.
+"""
+
+from __future__ import annotations
+
+from slurm_gpumem.config.kinds import (
+    ABSOLUTE,
+    AT_LEAST_ONE,
+    GROUPS,
+    LADDER,
+    MEBIBYTES,
+    PATH,
+    SECONDS,
+    SLOWDOWN,
+    SWITCH,
+    TEXT,
+    WORD,
+    Key,
+    Section,
+    one_of,
+    table_of,
+    whole_number,
+)
+
+MODES = ("observe", "opt-in", "on")
+SHARED_GRES = ("shard", "mps")
+NODE_MODE = one_of("mps", "timeslice", "off")
+_ACTION = one_of("log", "warn", "cancel")
+_SLOWDOWN_KEYS = (
+    Key(
+        "max_slowdown",
+        SLOWDOWN,
+        None,
+        "how much longer a step may take beside others than alone (1.15); unset: only memory decides shares",
+    ),
+    Key(
+        "utilization",
+        one_of("budget", "ignore"),
+        "budget",
+        '"budget": where a slowdown is set, a share is the larger of memory and activity; "ignore": memory',
+    ),
+)
+
+SHARING = Section(
+    "sharing",
+    (
+        Key(
+            "mode",
+            one_of(*MODES),
+            "opt-in",
+            '"observe" (estimate and record, change nothing), "opt-in" (only jobs that ask) or "on"',
+        ),
+        Key("gres", one_of(*SHARED_GRES), "shard", "what GPUs are divided into; one of the two per cluster"),
+        Key("shard_mib", AT_LEAST_ONE, 1024, "GPU memory that one shard stands for"),
+        Key(
+            "min_host_mib",
+            AT_LEAST_ONE,
+            4096,
+            "host memory requested at least, up to a quarter of what belongs to one GPU",
+        ),
+        *_SLOWDOWN_KEYS,
+    ),
+    named=(Section("sharing.partition", _SLOWDOWN_KEYS),),
+)
+
+SLURM = Section(
+    "slurm",
+    (
+        Key("timeout_s", AT_LEAST_ONE, 3, "how long gpusbatch waits for Slurm's answer"),
+        Key("cache_s", AT_LEAST_ONE, 600, "how long that answer is used again"),
+    ),
+)
+
+JOB_KEYS = (
+    "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
+    "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input-dtype", "end-line",
+)  # fmt: skip
+"""What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
+
+JOB = Section(
+    "job",
+    # What makes a job ask for sharing is the job's own and has no default in a file.
+    tuple(
+        Key(name, WORD, None, f"default of #GPUMEM {name}= and --{name}")
+        for name in JOB_KEYS
+        if name not in ("model", "mem", "exclusive-gpu")
+    ),
+)
+
+NODE = Section(
+    "node",
+    (
+        Key("mode", NODE_MODE, "mps", '"mps", "timeslice" (no MPS, no limits) or "off" (hooks do nothing)'),
+        Key(
+            "mode_by_gpu",
+            table_of("a table of modes by GPU", NODE_MODE),
+            {},
+            'other modes for GPUs whose name contains the key: {T4 = "timeslice"}',
+        ),
+        Key(
+            "headroom_mib",
+            MEBIBYTES,
+            0,
+            "added to every job's limit; the part of the GPU that is no shard must cover it",
+        ),
+        Key("limits", SWITCH, True, "set a memory limit for MPS clients; without it MPS shares, unlimited"),
+        Key(
+            "limit_key",
+            one_of("uuid", "index"),
+            "uuid",
+            'how the limit names the GPU; "index" is 0, since a daemon pinned to one GPU renumbers it',
+        ),
+        Key(
+            "thread_percentage",
+            SWITCH,
+            False,
+            "also set CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, by the job's part of the GPU",
+        ),
+        Key("spool", PATH, "/var/spool/gpumem", "where job records go; may be on a shared file system"),
+        Key(
+            "source",
+            one_of("auto", "dcgm", "gpm", "nvml", "standin"),
+            "auto",
+            "where the sampler's metrics come from",
+        ),
+        Key("ledger", PATH, None, 'folder of the stand-in GPUs; only for source = "standin"'),
+        Key("interval_s", SECONDS, 1, "between two looks at processes and their memory"),
+        Key("activity_every_s", SECONDS, 5, "between two readings of activity, power and energy"),
+        Key("record_every_s", SECONDS, 30, "between two updates of the job records on disk"),
+        Key("slurm_every_s", SECONDS, 15, "between two questions to Slurm about the node's jobs"),
+        Key("idle_exit_s", SECONDS, 30, "the sampler ends when no shared job has been here for this long"),
+        Key(
+            "on_overrun",
+            _ACTION,
+            "log",
+            '"log", "warn" (a line on the job\'s stderr) or "cancel" for a job above its shards',
+        ),
+        Key("on_unfenced", _ACTION, "log", "the same for a GPU process of a shared job outside MPS"),
+        Key("grace_s", SECONDS, 10, "how long that may last before the action is taken"),
+        Key(
+            "end_line",
+            one_of("off", "ask", "all"),
+            "ask",
+            "which jobs get a line on what they used at the end of their output",
+        ),
+        Key("prometheus_file", PATH, None, "the node's metrics, for node_exporter's textfile collector"),
+        Key("prometheus_every_s", SECONDS, 15, "between two writes of that file"),
+        Key("prometheus_users", SWITCH, True, "name the jobs' users in that file"),
+        Key(
+            "mps_control",
+            ABSOLUTE,
+            "/usr/bin/nvidia-cuda-mps-control",
+            "the program that starts and asks MPS daemons",
+        ),
+        Key("slurm_bin", PATH, None, "folder of Slurm's commands when it is not on the PATH"),
+        Key(
+            "slurm_env",
+            table_of("a table of variables", TEXT),
+            {},
+            'environment of those commands: {SLURM_CONF = "/etc/slurm/slurm.conf"}',
+        ),
+    ),
+)
+
+RECOVERY = Section(
+    "recovery",
+    (
+        Key("enabled", SWITCH, True, "false: recognise and record, requeue nothing"),
+        Key("ladder", LADDER, ["whole-gpu"], 'what a job asks for next: "+25%" (a margin) or "whole-gpu"'),
+        Key(
+            "on_oom",
+            one_of("requeue", "fail"),
+            "fail",
+            "for jobs whose record does not say; gpusbatch always says",
+        ),
+        Key(
+            "nice",
+            whole_number("a whole number", -2_147_483_645, 2_147_483_645),
+            -1000,
+            "given to a job that comes back; 0 leaves its priority",
+        ),
+        Key(
+            "priority",
+            whole_number("a priority of at least 0", 0, 2**32 - 3),
+            0,
+            "a fixed priority instead; 0 leaves it to Slurm",
+        ),
+    ),
+)
+
+ACCOUNTING = Section(
+    "accounting",
+    (
+        Key("dir", PATH, None, "where records are gathered, seen by login nodes; unset: node.spool"),
+        Key("index", PATH, "/var/lib/gpumem", "folder of root's index, on a local disk"),
+        Key("readers", GROUPS, [], "groups that may read root's index, and so see all jobs"),
+    ),
+)
+
+SECTIONS = (SHARING, SLURM, JOB, NODE, RECOVERY, ACCOUNTING)

@@ -1,0 +1,83 @@
+"""Ask Slurm without waiting: for the sampler, which has a node to look at in the meantime."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import List, Optional, Sequence
+
+from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.slurm.client import Commands
+
+_TIMEOUT_S = 10.0
+_CLOSE_S = 2.0
+
+
+class Background:
+    """One question at a time, and orders whose outcome nobody waits for."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._question: Optional[subprocess.Popen[bytes]] = None
+        self._asked = 0.0
+        self._orders: List[subprocess.Popen[bytes]] = []
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a question is under way."""
+        return self._question is not None
+
+    def ask(self, argv: Sequence[str]) -> None:
+        """Put a question; a command that cannot be started is never answered."""
+        self._orders = [order for order in self._orders if order.poll() is None]
+        self._asked = time.monotonic()
+        self._question = self._start(argv, subprocess.PIPE)
+
+    def answer(self) -> Optional[str]:
+        """The answer, once, when it has come; None before that, and when there is none to be had."""
+        question = self._question
+        if question is None:
+            return None
+        if question.poll() is None:
+            if time.monotonic() - self._asked > _TIMEOUT_S:
+                _end(question)
+                self._question = None
+            return None
+        self._question = None
+        assert question.stdout is not None
+        with question.stdout:
+            text = question.stdout.read().decode(errors="replace")
+        return text if question.returncode == 0 else None
+
+    def warn(self, job_id: int, message: str) -> None:
+        """A line on a job's stderr."""
+        self._order(["scontrol", "notify", str(job_id), message])
+
+    def cancel(self, job_id: int) -> None:
+        """End a job."""
+        self._order(["scancel", str(job_id)])
+
+    def close(self) -> None:
+        """Wait a little for what was started; kill what hangs."""
+        for started in [*self._orders, *([self._question] if self._question else [])]:
+            try:
+                started.wait(timeout=_CLOSE_S)
+            except subprocess.TimeoutExpired:
+                _end(started)
+
+    def _order(self, argv: Sequence[str]) -> None:
+        started = self._start(argv, subprocess.DEVNULL)
+        if started is not None:
+            self._orders.append(started)
+
+    def _start(self, argv: Sequence[str], stdout: int) -> Optional[subprocess.Popen[bytes]]:
+        try:
+            return self._commands.start(argv, stdout=stdout)
+        except SlurmError:
+            # No answer: whoever asked goes on without, and asks again later.
+            return None
+
+
+def _end(started: subprocess.Popen[bytes]) -> None:
+    started.kill()
+    started.wait()

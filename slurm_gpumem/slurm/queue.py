@@ -1,0 +1,201 @@
+"""Jobs as Slurm has them: what squeue and scontrol say of one job, of a node's, of the whole queue.
+
+Jobs are named as scontrol takes them, "4711" or "4711_3": the number alone of an array task can
+be that of its whole array. Columns of squeue have fixed widths, so that no name or comment can
+pose as another field.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.slurm.client import SlurmClient
+from slurm_gpumem.slurm.gres import shares
+
+JOB_NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
+REQUEUED_HELD = "job requeued in held state"
+"""The reason that `scontrol requeuehold` leaves; a user's or an administrator's own hold has another."""
+TIMEOUT_S = 5.0
+_FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
+"""JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
+_FINAL = re.compile(
+    r"(?:BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)"
+)
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_NODE_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,tres-per-node:128 "
+_JOB_COLUMNS = (
+    ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
+    ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16),
+    ("Partition", 400), ("tres-per-node", 400), ("Comment", 1100),
+)  # fmt: skip
+_JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in _JOB_COLUMNS)
+_QUEUE_COLUMNS = (("Partition", 64), ("tres-per-node", 128), ("tres-per-job", 64))
+_QUEUE_FORMAT = ",".join(f"{name}:{width}" for name, width in _QUEUE_COLUMNS)
+_STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.MULTILINE)
+
+
+class SlurmJob(NamedTuple):
+    """A job that Slurm has on a node, as the sampler needs it."""
+
+    job_id: int
+    uid: int
+    shards: Optional[int]
+    """Per node; None for a job without shared GPUs."""
+    state: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended for good; Slurm remembers it for a while (MinJobAge)."""
+        return _FINAL.fullmatch(self.state) is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is on its node, computing or not."""
+        return not self.is_over and self.state not in _WAITING
+
+
+class Job(NamedTuple):
+    """A job as Slurm has it now, as recovery needs it."""
+
+    name: str
+    """As scontrol takes it."""
+    state: str
+    reason: str
+    restarts: int
+    may_requeue: bool
+    batch: bool
+    status: str
+    """How its last run ended, as "1:0": exit code and signal."""
+    het: bool
+    priority: int
+    nice: int
+    uid: int
+    partitions: Tuple[str, ...]
+    request: str
+    """Its --gres, as Slurm shows it: "gres:shard:12" or "gres/shard:12"."""
+    comment: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last run failed and nobody has requeued it yet."""
+        return self.state in ("FAILED", "COMPLETING") and self.reason.startswith(_FAILED_REASONS)
+
+    @property
+    def held(self) -> bool:
+        """Whether it is requeued and held."""
+        return self.priority == 0 and self.reason == REQUEUED_HELD and self.state in ("PENDING", "COMPLETING")
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it is requeued and released."""
+        return self.priority > 0 and self.state in ("PENDING", "COMPLETING") and not self.ended
+
+
+class QueuedJob(NamedTuple):
+    """A pending or running job and what it asks for."""
+
+    partition: str
+    tres: str
+
+
+def job_name(env: Mapping[str, str]) -> Optional[str]:
+    """The job of a hook's environment, as scontrol takes it; None when that is no job."""
+    name = env.get("SLURM_JOB_ID", "")
+    if env.get("SLURM_ARRAY_TASK_ID"):
+        name = f"{env.get('SLURM_ARRAY_JOB_ID', '')}_{env['SLURM_ARRAY_TASK_ID']}"
+    return name if JOB_NAME.fullmatch(name) else None
+
+
+def find_job(client: SlurmClient, name: str) -> Optional[Job]:
+    """The job as it is now; None when Slurm has forgotten it."""
+    argv = ["squeue", "-h", "-a", "-j", name, "-t", "all", "-O", _JOB_FORMAT]
+    found = map(parse_job, client.run(argv, timeout_s=TIMEOUT_S).split("\n"))
+    return next((job for job in found if job is not None and (job.name == name or job.het)), None)
+
+
+def stdout_of(client: SlurmClient, name: str, *, timeout_s: float = TIMEOUT_S) -> Optional[str]:
+    """Where its standard output goes; None when Slurm does not say. Only for the job's own user."""
+    text = client.run(["scontrol", "show", "job", name], timeout_s=timeout_s)
+    # The last: what a user wrote into a comment stands before it.
+    return next(reversed(_STDOUT.findall(text)), None)
+
+
+def requeued_held(client: SlurmClient) -> List[str]:
+    """The jobs that a requeue has left held."""
+    return [name for name, reason in _listed(client, "PENDING", "%r") if reason == REQUEUED_HELD]
+
+
+def with_comment(client: SlurmClient, state: str, mark: str) -> List[str]:
+    """The jobs in one state that have `mark` behind something else in their comment."""
+    return [name for name, comment in _listed(client, state, "%k") if f" {mark}" in comment]
+
+
+def queued(client: SlurmClient) -> Tuple[QueuedJob, ...]:
+    """What all pending and running jobs ask for."""
+    argv = ["squeue", "-a", "-h", "-t", "PENDING,RUNNING,SUSPENDED", "-O", _QUEUE_FORMAT]
+    rows = (line for line in client.run(argv, timeout_s=TIMEOUT_S).splitlines() if line.strip())
+    partition = _QUEUE_COLUMNS[0][1]
+    return tuple(QueuedJob(line[:partition].strip(), line[partition:].strip()) for line in rows)
+
+
+def node_jobs_command(node: str) -> List[str]:
+    """The question for the jobs of a node, those that just ended among them."""
+    return ["squeue", "-h", "-w", node, "-t", "all", "-O", _NODE_COLUMNS]
+
+
+def parse_node_jobs(text: str) -> Dict[int, SlurmJob]:
+    """The answer to it; a job's request may be empty."""
+    found = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 3 and words[0].isdigit() and words[1].isdigit():
+            asked = shares(words[3]) if len(words) > 3 else None
+            job = SlurmJob(int(words[0]), int(words[1]), asked, words[2])
+            found[job.job_id] = job
+    return found
+
+
+def parse_job(line: str) -> Optional[Job]:
+    """One line of squeue in the columns of `find_job`; None for one that is none."""
+    cells: Dict[str, str] = {}
+    at = 0
+    for name, width in _JOB_COLUMNS:
+        cells[name] = line[at : at + width].strip()
+        at += width
+    number = re.fullmatch(r"([0-9]+(?:_[0-9]+)?)(?:\+[0-9]+)?", cells["JobArrayID"])
+    if number is None or not cells["UserID"].isdigit():
+        return None
+    return Job(
+        name=number[1],
+        state=cells["State"],
+        reason=cells["Reason"],
+        restarts=_number(cells["RestartCnt"]),
+        may_requeue=cells["Requeue"] == "1",
+        batch=cells["BatchFlag"] == "1",
+        status=_status(cells["exit_code"]),
+        het=cells["HetJobID"] not in ("", "N/A", "0"),
+        priority=_number(cells["PriorityLong"]),
+        nice=_number(cells["Nice"]),
+        uid=int(cells["UserID"]),
+        partitions=tuple(cells["Partition"].split(",")),
+        request=cells["tres-per-node"],
+        comment=cells["Comment"],
+    )
+
+
+def _listed(client: SlurmClient, state: str, column: str) -> List[Tuple[str, str]]:
+    argv = ["squeue", "-h", "-a", "-t", state, "-o", f"%i|{column}"]
+    rows = (line.partition("|") for line in client.run(argv, timeout_s=TIMEOUT_S).split("\n"))
+    return [(name, value) for name, _, value in rows if JOB_NAME.fullmatch(name)]
+
+
+def _status(text: str) -> str:
+    """ "0:6" as 24.11 writes it; 22.05 writes the number that wait() gave."""
+    if text.isdigit():
+        return f"{int(text) >> 8}:{int(text) & 127}"
+    return text
+
+
+def _number(text: str) -> int:
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else 0

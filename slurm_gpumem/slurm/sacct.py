@@ -1,0 +1,105 @@
+"""What Slurm's accounting knows of jobs: `sacct --json`, whose shape differs from version to version.
+
+22.05 writes plain numbers and one state; later versions {"set", "infinite", "number"} and lists of states.
+A field that is missing or of another shape is not known; nothing here fails over it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+
+from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
+
+_TIMEOUT_S = 5.0
+_TEXT = 64
+_COMMENT = 1024
+
+
+class SlurmRow(NamedTuple):
+    """One run of a job as slurmdbd has it."""
+
+    job_id: int
+    cluster: str
+    user: str
+    account: str
+    name: str
+    partition: str
+    state: str
+    submit: Optional[float]
+    eligible: Optional[float]
+    start: Optional[float]
+    end: Optional[float]
+    comment: str
+    """Its owner's word."""
+
+
+def ask_runs(job_ids: Sequence[int], client: SlurmClient = COMMANDS) -> List[SlurmRow]:
+    """Every run of these jobs, in order of their start; SlurmError when there is no accounting."""
+    numbers = ",".join(map(str, job_ids))
+    argv = ["sacct", "--json", "--duplicates", "--allusers", "-j", numbers]
+    return parse_runs(client.run(argv, timeout_s=_TIMEOUT_S))
+
+
+def parse_runs(text: str) -> List[SlurmRow]:
+    """The rows of an answer; SlurmError when it is no JSON at all."""
+    try:
+        # Some versions write warnings of their plug-ins before it.
+        table = json.loads(text[text.index("{") :])
+    except (ValueError, RecursionError):
+        raise SlurmError("sacct --json: the answer is not JSON") from None
+    jobs = table.get("jobs") if isinstance(table, dict) else None
+    rows = [row for row in map(_row, jobs if isinstance(jobs, list) else ()) if row is not None]
+    return sorted(rows, key=lambda row: (row.job_id, row.start or row.submit or 0.0))
+
+
+def _row(job: Any) -> Optional[SlurmRow]:
+    if not isinstance(job, dict):
+        return None
+    job_id = _number(job.get("job_id"))
+    if not job_id:
+        return None
+    times = job.get("time")
+    times = times if isinstance(times, dict) else {}
+    association = job.get("association")
+    association = association if isinstance(association, dict) else {}
+    comment = job.get("comment")
+    comment = comment.get("job") if isinstance(comment, dict) else comment
+    return SlurmRow(
+        job_id=int(job_id),
+        cluster=_text(job.get("cluster")) or _text(association.get("cluster")),
+        user=_text(job.get("user")) or _text(association.get("user")),
+        account=_text(job.get("account")) or _text(association.get("account")),
+        name=_text(job.get("name")),
+        partition=_text(job.get("partition")),
+        state=_state(job.get("state")),
+        submit=_number(times.get("submission")),
+        eligible=_number(times.get("eligible")),
+        start=_number(times.get("start")),
+        end=_number(times.get("end")),
+        comment=_text(comment, _COMMENT),
+    )
+
+
+def _state(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value.get("current")
+    if isinstance(value, list):
+        value = value[0] if value else ""
+    words = value.split() if isinstance(value, str) else []
+    return words[0].rstrip("+")[:32] if words else ""
+
+
+def _number(value: Any) -> Optional[float]:
+    """A positive number, plain or as {"set": true, "number": …}."""
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
+    return float(value) if type(value) in (int, float) and 0 < value < 1e12 else None
+
+
+def _text(value: Any, longest: int = _TEXT) -> str:
+    if not isinstance(value, str):
+        return ""
+    plain = "".join("?" if letter < " " else letter for letter in value)
+    return plain.encode("utf-8", "replace").decode()[:longest]
