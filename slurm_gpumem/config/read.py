@@ -54,7 +54,7 @@ class Reading(NamedTuple):
     @property
     def notes(self) -> Tuple[str, ...]:
         """What is wrong and what is done about it, for a log."""
-        return tuple(f"{problem.text}; {problem.instead}" for problem in self.problems)
+        return tuple(f"{problem.text} ({problem.instead})" for problem in self.problems)
 
 
 def read_file(path: str, sections: Sequence[Section]) -> Reading:
@@ -119,7 +119,7 @@ def _named(section: Section, tables: Any, file: str, problems: List[Problem]) ->
 
 
 def _unknown(file: str, section: str, name: str, known: Sequence[str]) -> Problem:
-    near = nearest(name, known, cutoff=0.5)
+    near = nearest(name, known, cutoff=0.6)
     homes = [other.name for other in SECTIONS if section and name in other.names]
     if homes:
         hint = f"it belongs to [{homes[0]}]"

@@ -106,7 +106,9 @@ NODE = Section(
             0,
             "added to every job's limit; the part of the GPU that is no shard must cover it",
         ),
-        Key("limits", SWITCH, True, "set a memory limit for MPS clients; without it MPS shares, unlimited"),
+        Key(
+            "limits", SWITCH, True, "set a memory limit for MPS clients; without it jobs share without limits"
+        ),
         Key(
             "limit_key",
             one_of("uuid", "index"),

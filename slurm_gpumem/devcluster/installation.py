@@ -59,4 +59,4 @@ def version(installation: Installation, env: Mapping[str, str]) -> Version:
         return parse_version(done.stdout)
     except SlurmError:
         said = (done.stdout + done.stderr).strip()
-        raise DevClusterError(f"{' '.join(argv)}: printed no version: {said!r}") from None
+        raise DevClusterError(f"{' '.join(argv)}: no version in: {said!r}") from None

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import subprocess
 
 Version = Tuple[int, int, int]
-_VERSION = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)")
 
 
 class SlurmMissingError(SlurmError):
@@ -104,7 +103,7 @@ def missing(command: str, error: OSError) -> SlurmMissingError:
 
 def parse_version(text: str) -> Version:
     """(22, 5, 8) of "slurm 22.05.8"; SlurmError when there is no version in it."""
-    match = _VERSION.search(text)
+    match = re.search(r"([0-9]+)\.([0-9]+)\.([0-9]+)", text)
     if not match:
         raise SlurmError(f"no Slurm version in {text.strip()!r}")
     return int(match[1]), int(match[2]), int(match[3])

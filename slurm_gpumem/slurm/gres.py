@@ -11,10 +11,7 @@ import re
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 GPU_GRES = ("gpu", "shard", "mps")
-_NAME = re.compile(r"[a-z_][a-z0-9_]*")
-_COUNT = re.compile(r"([0-9]+)([kKmMgG]?)")
-_FACTOR = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
-_PLACES = re.compile(r"\([^)]*\)")
+_FACTOR = {"k": 1024, "m": 1024**2, "g": 1024**3}
 
 Entry = Tuple[str, Optional[str], int]
 """Name, type and count of one gres."""
@@ -32,7 +29,7 @@ class Held(NamedTuple):
 
 def parse_gres(text: str) -> List[Entry]:
     """Name, type and count of each entry; a bare name counts 1, what is no gres is left out."""
-    items = (item.strip() for item in _PLACES.sub("", text).split(","))
+    items = (item.strip() for item in re.sub(r"\([^)]*\)", "", text).split(","))
     return [entry for entry in map(_entry, items) if entry is not None]
 
 
@@ -82,13 +79,20 @@ def units_per_gpu(
 
 
 def _entry(item: str) -> Optional[Entry]:
-    if item in ("null", "none"):
+    if item.startswith(("gres/", "gres:")):
+        item = item[len("gres/") :]
+    name, *words = item.replace("=", ":").split(":")
+    known = name.isascii() and name.isidentifier() and name.islower() and name not in ("null", "none")
+    count = _count(words[-1]) if words else None
+    kinds = words if count is None else words[:-1]
+    # Three words are name, type and count; a third one that is no number is not for us.
+    if not known or not all(words) or len(words) > 2 or len(kinds) > 1:
         return None
-    words = re.sub(r"^gres[/:]", "", item).replace("=", ":").split(":")
-    if not _NAME.fullmatch(words[0]) or not all(words) or len(words) > 3:
-        return None
-    number = _COUNT.fullmatch(words[-1]) if len(words) > 1 else None
-    if number is None:
-        return (words[0], words[1] if len(words) > 1 else None, 1) if len(words) < 3 else None
-    count = int(number[1]) * _FACTOR[number[2].lower()]
-    return words[0], words[1] if len(words) == 3 else None, count
+    return name, kinds[0] if kinds else None, 1 if count is None else count
+
+
+def _count(word: str) -> Optional[int]:
+    """The number of "12" or "2K"; None of a type."""
+    factor = _FACTOR.get(word[-1:].lower(), 1)
+    digits = word[:-1] if factor > 1 else word
+    return int(digits) * factor if digits.isascii() and digits.isdigit() else None

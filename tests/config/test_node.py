@@ -59,7 +59,7 @@ def test_a_wrong_value_is_noted_and_left_at_its_default(key: str, value: Any) ->
     assert len(config.notes) == 1
     assert config.notes[0].startswith("site.toml: node")
     assert key in config.notes[0]
-    assert config.notes[0].endswith(("; the default is used", "; ignored"))
+    assert config.notes[0].endswith(("(the default is used)", "(ignored)"))
     assert NodeConfig(grace_s=7.0, notes=config.notes) == config
 
 

@@ -30,6 +30,12 @@ def test_a_description_names_nodes_type_count_and_memory() -> None:
     assert not groups[1].mixed
 
 
+@pytest.mark.parametrize("kind", ["3090", "2080ti", "1g.10gb"])
+def test_a_type_may_begin_with_a_digit(kind: str) -> None:
+    (group,) = parse_descriptions([f"n1={kind}:4:24G"], "here")
+    assert group.gpus == (GpuGroup(kind, 4, 24576),)
+
+
 @pytest.mark.parametrize(
     "text", ["a100", "a100:4", "a100:0:40G", "a100:x:40G", "4:a100:40G", "n1=a100:4:much", ""]
 )

@@ -1,0 +1,67 @@
+"""Asking Slurm without waiting, with programs that answer, fail, hang or are not there."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Callable, Optional
+
+import pytest
+
+from slurm_gpumem.slurm.background import Background
+from slurm_gpumem.slurm.client import Commands
+
+Programs = Callable[..., Background]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    def make(**scripts: str) -> Background:
+        for name, script in scripts.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+        return Background(Commands({"OUT": str(tmp_path)}, tmp_path))
+
+    return make
+
+
+def answer(slurm: Background) -> Optional[str]:
+    until = time.monotonic() + 20
+    while slurm.is_asking and time.monotonic() < until:
+        text = slurm.answer()
+        if text is not None:
+            return text
+        time.sleep(0.01)
+    return None
+
+
+def test_an_answer_is_given_once_when_it_has_come(programs: Programs) -> None:
+    slurm = programs(squeue='echo "$@"')
+    slurm.ask(["squeue", "-w", "n1"])
+    assert slurm.is_asking
+    assert answer(slurm) == "-w n1\n"
+    assert (slurm.is_asking, slurm.answer()) == (False, None)
+
+
+@pytest.mark.parametrize("script", ["echo 5; exit 1", None])
+def test_a_command_that_fails_or_is_missing_has_no_answer(programs: Programs, script: Optional[str]) -> None:
+    slurm = programs(**({} if script is None else {"no-such-squeue": script}))
+    slurm.ask(["no-such-squeue"])
+    assert answer(slurm) is None
+    assert not slurm.is_asking
+
+
+def test_a_question_that_hangs_is_given_up(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_gpumem.slurm.background._TIMEOUT_S", 0.05)
+    slurm = programs(squeue="exec sleep 600")
+    slurm.ask(["squeue"])
+    assert answer(slurm) is None
+    assert not slurm.is_asking
+
+
+def test_orders_are_carried_out_before_the_end(programs: Programs, tmp_path: Path) -> None:
+    slurm = programs(scancel='echo "cancel $@" >>"$OUT/log"', scontrol='echo "$@" >>"$OUT/log"')
+    slurm.warn(7, "too much memory")
+    slurm.cancel(7)
+    slurm.close()
+    assert sorted((tmp_path / "log").read_text().splitlines()) == ["cancel 7", "notify 7 too much memory"]
