@@ -12,6 +12,7 @@ from slurm_gpumem.errors import UsageError
 
 MIB_PER_SHARD = 1024
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SOCKET_PATH_LIMIT = 107
 """The kernel's limit on the path of a unix socket."""
 _LONGEST_SOCKET = "run/munge.sock.2"
@@ -104,7 +105,7 @@ def _check_nodes(spec: ClusterSpec) -> None:
     if len(set(names)) != len(names):
         raise UsageError(f"node names must differ: {', '.join(names)}")
     for node in spec.nodes:
-        if not _NAME.fullmatch(node.name) or not _NAME.fullmatch(node.gpu_type):
+        if not _NAME.fullmatch(node.name) or not _TYPE.fullmatch(node.gpu_type):
             raise UsageError(
                 f"node {node.name!r} with GPU type {node.gpu_type!r}: names are letters, digits, _ and -"
             )

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.spec import default_nodes
+from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import Held, held_by, parse_gpus, parse_gres, replaced, shares, units_by_type
+from slurm_gpumem.slurm.nodes import units_in_partitions
+from slurm_gpumem.slurm.placement import Placement, placements
+from slurm_gpumem.slurm.queue import find_job, node_jobs_command, parse_node_jobs
 
 
 @pytest.mark.parametrize(
@@ -98,3 +104,20 @@ def test_a_nodes_shares_are_counted_by_type() -> None:
         "3090": 24,
         "1g.10gb": 9,
     }
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("kind", ["3090", "1g.10gb"])
+def test_jobs_on_gpus_whose_type_begins_with_a_digit_are_read_back(make_cluster: Any, kind: str) -> None:
+    cluster = make_cluster(nodes=default_nodes(1, gpus=2, gpu_type=kind, gpu_memory_mib=24 * 1024))
+    slurm = Commands(cluster.env)
+    assert units_in_partitions(slurm, ("gpu",), "shard") == {kind: 24}
+    argv = ["sbatch", "--parsable", "-o", "/dev/null", "--mem=4G", f"--gres=shard:{kind}:12"]
+    number = cluster.run([*argv, "--wrap=sleep 60"], check=True).stdout.strip()
+    wait_for_job(cluster, number, ["RUNNING"])
+    job = find_job(slurm, number)
+    assert job is not None
+    assert held_by(job.request) == Held("shard", kind, 12)
+    assert parse_node_jobs(slurm.run(node_jobs_command("n1")))[int(number)].shards == 12
+    text = slurm.run(["scontrol", "show", "job", "-d", number])
+    assert placements(text) == [Placement("n1", 0, "shard", 12)]
