@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import List, Optional
 
+from slurm_gpumem.summaries.formats import TITLES
+
 MAX_LINE = 4000
 """No row of a table is longer; what follows on such a line is not read."""
 
@@ -49,7 +51,8 @@ def _prefix_pattern(lines: List[str], header: int) -> Optional[re.Pattern[str]]:
         rule = _RULE.match(lines[header + 1])
         if rule:
             return prefix_pattern(rule[1])
-    before = lines[header].partition("Layer (type")[0]
+    line = lines[header]
+    before = next((line.partition(title)[0] for title in TITLES if title in line), "")
     return prefix_pattern(before.rstrip() + " " * min(1, len(before) - len(before.rstrip())))
 
 
