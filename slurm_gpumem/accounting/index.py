@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 from slurm_gpumem.accounting import facts, schema
 from slurm_gpumem.accounting.reading import Run, rest_of
 from slurm_gpumem.accounting.sweep import busy_periods, split_evenly
+from slurm_gpumem.formats.verdicts import OOM
 
 _JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
 """Only such jobs tell what they needed: others may have ended before their peak."""
@@ -201,7 +202,7 @@ class Filler:
             head = last[0]
             ooms = {row["restarts"] for row in rows if row["oom"]}
             # A run's own record is closed before recovery has judged it; the next run's says why it was made.
-            found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == "oom"} - ooms
+            found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == OOM} - ooms
             self._db.executemany(
                 "UPDATE job SET oom = 1 WHERE id = ?",
                 [(row["id"],) for row in rows if row["restarts"] in found],

@@ -14,13 +14,13 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.formats.verdicts import ran_out_of_memory
+
 SCHEMA_PREFIX = "gpumem-job/"
 KNOWN_SCHEMA = "gpumem-job/1"
 MAX_BYTES = 1 << 20
 _TEXT, _NOTE, _LIST, _MET = 64, 200, 16, 64
 _MAX_ID, _MAX_MIB, _MAX_TIME, _MAX_JOULE = 1 << 40, 1 << 31, 1e11, 1e15
-_FAULTS = {"own-fault", "neighbour-fault", "gpu-fault"}
-"""Hints that speak against an out-of-memory error."""
 _PARTS = re.compile(r"[0-9]{1,8}(?:\+[0-9]{1,8}){6}", re.ASCII)
 _QUARTER_S = 900
 _SEPARATOR = "\x1f"
@@ -187,9 +187,7 @@ def _run(
     hints, notes, met = get("hints"), get("notes"), get("met")
     hints = _texts(hints, _TEXT) if hints else ()
     verdict = _verdict(get("verdict"))
-    oom = (
-        verdict.startswith("oom") if verdict else failed and "near-limit" in hints and not _FAULTS & {*hints}
-    )
+    oom = ran_out_of_memory(verdict, hints if failed else ())
     state = _text(get("state"))
     if not state:
         state = (

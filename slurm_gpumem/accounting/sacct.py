@@ -7,7 +7,6 @@ A field that is missing or of another shape is not known; nothing here fails ove
 from __future__ import annotations
 
 import json
-import re
 import sqlite3
 import time
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -15,6 +14,8 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 from slurm_gpumem.accounting.index import Filler
 from slurm_gpumem.accounting.schema import FAILED_WORD
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.formats.comment import parse_end
+from slurm_gpumem.formats.verdicts import OOM
 
 _BATCH = 400
 _TIMEOUT_S = 5.0
@@ -38,7 +39,6 @@ _FINAL = frozenset(
     )
 )
 _TEXT = 64
-_SEEN = re.compile(r"(?:^|\s)gpumem-end/1:run=([0-9]{1,4}),saw=([a-z]{1,16})\b")
 
 
 class SlurmRow(NamedTuple):
@@ -56,7 +56,7 @@ class SlurmRow(NamedTuple):
     start: Optional[float]
     end: Optional[float]
     saw: str
-    """What the task epilog saw at the end of the run that `saw_run` counts: "oom", …; its owner's word."""
+    """The task epilog's verdict on the run that `saw_run` counts; written with its owner's rights."""
     saw_run: int
 
 
@@ -167,7 +167,7 @@ def _put(db: sqlite3.Connection, filler: Filler, job_id: int, head: int, runs: S
         "UPDATE job SET job_name = ?, submit = ?, wait_s = ?, slurm_state = ?, joined = 1 WHERE id = ?",
         (last.name, first.submit, wait, filler.word(last.state), head),
     )
-    if last.saw == "oom":
+    if last.saw == OOM:
         # Only of a run that failed: some programs catch the error and go on.
         db.execute(
             "UPDATE job SET oom = 1 WHERE job_id = ? AND restarts = ? AND own_state = ? "
@@ -189,7 +189,7 @@ def _row(job: Any) -> Optional[SlurmRow]:
     association = association if isinstance(association, dict) else {}
     comment = job.get("comment")
     comment = comment.get("job") if isinstance(comment, dict) else comment
-    seen = _SEEN.search(comment) if isinstance(comment, str) else None
+    ended = parse_end(comment) if isinstance(comment, str) else None
     return SlurmRow(
         job_id=int(job_id),
         cluster=_text(job.get("cluster")) or _text(association.get("cluster")),
@@ -202,8 +202,8 @@ def _row(job: Any) -> Optional[SlurmRow]:
         eligible=_number(times.get("eligible")),
         start=_number(times.get("start")),
         end=_number(times.get("end")),
-        saw=seen[2] if seen else "",
-        saw_run=int(seen[1]) if seen else 0,
+        saw=ended.saw if ended else "",
+        saw_run=ended.run if ended else 0,
     )
 
 

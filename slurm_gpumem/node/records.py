@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from slurm_gpumem.files import read_json, write_json
+from slurm_gpumem.formats.verdicts import GPU_FAULT, NEAR_LIMIT, NEIGHBOUR_FAULT, OWN_FAULT, REPEATED_FAULT
 from slurm_gpumem.node.jobs import NodeJob
 
 SCHEMA = "gpumem-job/1"
@@ -117,7 +118,7 @@ def hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]] = ()) 
         return []
     peak, limit = record["peak_mib"], record["limit_mib"]
     near = peak is not None and limit is not None and peak >= _NEAR * limit
-    return [*(["near-limit"] if near else []), *_fault_hints(record, earlier)]
+    return [*([NEAR_LIMIT] if near else []), *_fault_hints(record, earlier)]
 
 
 def _fault_hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]) -> List[str]:
@@ -131,14 +132,14 @@ def _fault_hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]
     if not faults:
         return []
     if any(event.get("xid", _PROGRAMS_XIDS[0]) not in _PROGRAMS_XIDS for event in faults):
-        return ["gpu-fault"]
+        return [GPU_FAULT]
     company = _company(faults)
     if not company:
-        return ["own-fault"]
+        return [OWN_FAULT]
     before = [_company(old) for old in map(_faults, earlier) if old]
     if not before:
-        return ["neighbour-fault"]
-    return ["neighbour-fault", "repeated-fault"] if set.intersection(company, *before) else ["own-fault"]
+        return [NEIGHBOUR_FAULT]
+    return [NEIGHBOUR_FAULT, REPEATED_FAULT] if set.intersection(company, *before) else [OWN_FAULT]
 
 
 def _faults(record: Mapping[str, Any]) -> List[Mapping[str, Any]]:
