@@ -28,7 +28,8 @@ from slurm_gpumem.node.meter import Meter, Reading
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.roster import Roster
-from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError, choose_source
+from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError
+from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.node.usage import GpuUsage, usage_from
 
 LIVE_SCHEMA = "gpumem-live/1"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Set
 
 from slurm_gpumem.node.curve import UsageCurve, curve_from
-from slurm_gpumem.node.sources.base import GpuSample
+from slurm_gpumem.node.sources.base import MEASURES, GpuSample
 
-_MEANS = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w")
+_MEANS = tuple(measure.field for measure in MEASURES if measure.mean)
 
 
 @dataclass

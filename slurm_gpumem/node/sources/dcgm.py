@@ -8,11 +8,11 @@ import time
 from dataclasses import replace
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_gpumem.node.sources.base import GpuProcess, GpuSample
+from slurm_gpumem.node.sources.base import MEASURES, GpuProcess, GpuSample
 from slurm_gpumem.node.sources.nvml import NvmlSource
 
-FIELDS = {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active"}
-"""DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
+FIELDS = {measure.dcgm: measure.field for measure in MEASURES if measure.dcgm is not None}
+"""By DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
 
 
 _KEPT_ROWS = 600
@@ -76,7 +76,7 @@ class DcgmSource:
     def sample(self, uuid: str) -> GpuSample:
         self._read()
         index = self._indexes.get(uuid, -1)
-        # dcgmi prints more often than it is asked here: the mean of what it said since.
+        # dcgmi prints more often than this is called: the mean of what it has printed since.
         latest = self._latest.get(index, {})
         rows = self._rows.pop(index, None) or [latest]
         values = {
