@@ -94,7 +94,7 @@ def nvml_gpus() -> Tuple[Gpu, ...]:
 
 
 def standin_gpus(ledger: Path, node: str) -> Tuple[Gpu, ...]:
-    """The dev cluster's GPUs of that node: one file of books each, `NODE-gpuN.json`."""
+    """The dev cluster's GPUs of that node: one ledger file each, `NODE-gpuN.json`."""
     found = []
     for path in ledger.glob(f"{node}-gpu*.json"):
         number = path.stem.rpartition("-gpu")[2]

@@ -1,4 +1,4 @@
-"""A node without a cluster: its folders, the stand-in for MPS, the stand-in GPUs' books, the hooks."""
+"""A node without a cluster: its folders, the stand-in for MPS, the stand-in GPUs' ledger, the hooks."""
 
 from __future__ import annotations
 
