@@ -199,7 +199,7 @@ class Nvml:
         return peaks
 
     def watch_xids(self, uuids: List[str]) -> None:
-        """Ask to be told of the driver's Xid errors; without support there will be none."""
+        """Subscribe to the driver's Xid errors; without support there will be none."""
         events = c_void_p()
         if not self._ask("nvmlEventSetCreate", byref(events)):
             return

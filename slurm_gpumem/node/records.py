@@ -101,7 +101,7 @@ def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: Mapp
 
 
 def amend_state(spool: Path, job_id: int, restarts: int, node: str, state: str) -> None:
-    """How Slurm says that the job ended; an Epilog is told less. Does nothing where there is no record."""
+    """How Slurm says that the job ended; an Epilog learns less. Does nothing where there is no record."""
     record = read_json(record_path(spool, job_id, restarts, node))
     if isinstance(record, dict) and record.get("schema") == SCHEMA and record.get("end") is not None:
         record["state"] = state
@@ -125,7 +125,7 @@ def _fault_hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]
     """Whose fault? A client's fault takes its user's other clients with it, all with the same error.
 
     Neither MPS nor the driver says whose it was: the pid in the kernel's Xid line is some client's of that
-    server, not the culprit's. So only company tells: who faults without any did it, and
+    server, not the culprit's. So only its companions show it: a job that faults without any did it, and
     so did who faults again in quite other company.
     """
     faults = _faults(record)

@@ -1,7 +1,7 @@
 """Counts of the jobs that have ended on this node, kept over the sampler's own ends and starts.
 
 They are what a time series needs and a record cannot give: numbers that only grow. They live beside the
-node's other volatile state and start anew when the node does, which is what Prometheus expects of a counter.
+node's other volatile state and start from 0 when the node does, as Prometheus expects of a counter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What EpilogSlurmctld does, as SlurmUser, for a failed job of ours.
+"""What EpilogSlurmctld does, as SlurmUser, for one of our failed jobs.
 
 `python -I -m slurm_gpumem.recovery.hook`: it first brings back its own job, then looks for what an
-earlier run left half done. It opens no file of a user's and believes the comment no more than its owner's
+earlier run left half done. It opens no user's file and treats the comment as its owner's
 wish: the most that it can lead to is one whole GPU. `gpumem recover` looks for leftovers only.
 """
 

@@ -70,7 +70,7 @@ def judge_log(text: str) -> LogVerdict:
             later += 1
             continue
         if found.kind is Kind.CONSEQUENCE:
-            # What follows is what launchers print of a failure.
+            # What follows is what launchers print about a failure.
             later = 0
             continue
         if found.kind is Kind.PROGRESS:

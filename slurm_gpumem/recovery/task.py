@@ -1,4 +1,4 @@
-"""What the task epilog does, as the job's user, at the end of a batch script of ours.
+"""What the task epilog does, as the job's user, at the end of one of our batch scripts.
 
 `python -I -m slurm_gpumem.recovery.task`: it reads the end of the job's own log, checks it against what was
 measured, notes the verdict in the job's comment and writes a line at the end of the job's stderr. It does not

@@ -147,7 +147,7 @@ def _count_attention(rows: List[Row]) -> List[str]:
     for row in rows:
         if row.kind == "MultiheadAttention" and not (row.params or row.repeated) and row.leaf and row.outputs:
             width = row.outputs[0][-1]
-            # Four projections with bias, as torch makes them unless told otherwise.
+            # Four projections with bias, as torch makes them by default.
             row.params = 4 * width * (width + 1)
             row.params_known = True
             row.derived = (*row.derived, "params")

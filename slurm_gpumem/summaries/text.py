@@ -34,7 +34,7 @@ def clean_lines(text: str) -> List[str]:
 def strip_prefix(lines: List[str], header: int, end: int) -> None:
     """Remove, in place, a logger's prefix from the table's header on to `end`, if it has one.
 
-    The rule under the header tells what stands before the table on each line; numbers in it (times, line
+    The rule under the header shows what stands before the table on each line; numbers in it (times, line
     numbers) may change from line to line.
     """
     pattern = _prefix_pattern(lines, header)

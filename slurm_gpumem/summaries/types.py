@@ -85,7 +85,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """A model as its summary tells it."""
+    """A model as its summary describes it."""
 
     format: str
     """Which of the formats in formats.py it was read from ("torchinfo"); only for people."""
@@ -101,7 +101,7 @@ class ModelSummary:
     warnings: Tuple[str, ...] = ()
     """What makes an estimate less sure than it could be, and what its user can do about it."""
     remarks: Tuple[str, ...] = ()
-    """What was seen or filled in and needs nobody's doing: for those who ask how."""
+    """What was noticed or filled in and needs no action: details for the curious."""
     has_shapes: bool = True
     """False when no layer has an output shape: activations are unknown (print(model))."""
     complete: bool = True

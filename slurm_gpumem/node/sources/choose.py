@@ -6,11 +6,11 @@ import shutil
 from typing import Sequence
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.node.gpus import Gpu
+from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.sources.base import MetricSource, NoSource
 
 
-def choose_source(config: NodeConfig, node: str, gpus: Sequence[Gpu]) -> MetricSource:
+def choose_source(config: NodeConfig, node: str, gpus: Sequence[NodeGpu]) -> MetricSource:
     """The configured source, or the best of DCGM, GPM and NVML that answers; NoSource when none does."""
     if config.ledger is not None or config.source == "standin":
         from slurm_gpumem.node.sources.standin import StandinSource

@@ -20,7 +20,7 @@ class _Clients:
     """None when the driver cannot tell."""
     listed: FrozenSet[int]
     """All that were there when it was asked."""
-    looks_left: int
+    readings_left: int
 
 
 class NvmlSource:
@@ -67,8 +67,8 @@ class NvmlSource:
         self, uuid: str, found: Dict[int, Optional[float]], known: Optional[_Clients]
     ) -> _Clients:
         """Which processes are MPS clients: an expensive call, made when one is new and every few readings."""
-        if known is not None and known.looks_left and known.listed.issuperset(found):
-            return replace(known, looks_left=known.looks_left - 1)
+        if known is not None and known.readings_left and known.listed.issuperset(found):
+            return replace(known, readings_left=known.readings_left - 1)
         clients = self.nvml.mps_processes(uuid)
         if clients is None:
             return _Clients(None, frozenset(found), _CLIENTS_EVERY)
