@@ -178,7 +178,7 @@ def _run(
     table: Mapping[str, Any], job_id: int, restarts: int, uid: int, node: str, start: float, shard_mib: int
 ) -> Run:
     get, claim = table.get, table.get("claimed")
-    said = claim.get if type(claim) is dict else _NOTHING.get
+    claimed = claim.get if type(claim) is dict else _NOTHING.get
     end = _time(get("end"))
     if end is not None and end < start:
         end = start  # the clock was set back while it ran
@@ -195,11 +195,11 @@ def _run(
         )
     devices, sm_share, gpu_sm, gpu, gpu_mib = _gpus(get("gpus"), get("gpu"))
     request = _mib(get("request_mib"))
-    observed = not shards and said("mode") == "observe"
+    observed = not shards and claimed("mode") == "observe"
     month, day = _month_and_day(int(start // _QUARTER_S))
     gpu_s = None if end is None else (end - start) * (len(devices) or 1)
-    recipe = _recipe_text(said("fp"), said("batch"), said("opt"), said("prec"), said("more"))
-    parts, samples, mean = said("parts"), get("samples"), _mib(get("mean_mib"))
+    recipe = _recipe_text(claimed("fp"), claimed("batch"), claimed("opt"), claimed("prec"), claimed("more"))
+    parts, samples, mean = claimed("parts"), get("samples"), _mib(get("mean_mib"))
     rest = (
         parts if type(parts) is str and _PARTS.fullmatch(parts) else "",
         _text(get("mode")),
@@ -212,7 +212,7 @@ def _run(
         str(samples) if type(samples) is int else "",
         "" if gpu_sm is None else str(gpu_sm),
         "" if mean is None else str(mean),
-        _text(said("why")) if restarts else "",
+        _text(claimed("why")) if restarts else "",
     )
     return Run(
         _text(get("cluster")),
@@ -222,10 +222,10 @@ def _run(
         uid,
         _text(get("user")) or str(uid),
         _text(get("partition")),
-        _text(said("model")),
+        _text(claimed("model")),
         recipe,
-        _text(said("by")),
-        gpu or _text(said("gpu")),
+        _text(claimed("by")),
+        gpu or _text(claimed("gpu")),
         gpu_mib,
         "shared" if shards else "observed" if observed else "whole",
         shards,
