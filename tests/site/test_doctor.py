@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 import pytest
 
 from slurm_gpumem.cli.gpumem import main
-from slurm_gpumem.site.doctor import examine
+from slurm_gpumem.site.doctor import CHECKS, Check, examine
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
 from slurm_gpumem.site.lua_report import LuaReport
 from slurm_gpumem.site.snapshot import (
@@ -241,6 +242,17 @@ def test_each_trap_is_found_with_what_why_and_how(case: str) -> None:
     assert fix in found[0].fix
     assert found[0].what
     assert found[0].why
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_check_has_a_case_that_it_finds(check: Check) -> None:
+    found = [finding for snapshot, _, _, _ in CASES.values() for finding in check(snapshot)]
+    assert {finding.check for finding in found} & {name for _, _, name, _ in CASES.values()}
+
+
+def test_the_page_documents_every_finding() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "admin" / "doctor.md").read_text()
+    assert [name for _, _, name, _ in CASES.values() if f"`{name}`" not in page] == []
 
 
 def test_limits_and_weights_that_have_their_twin_are_fine() -> None:
