@@ -27,7 +27,7 @@ def read_runs(places: Sequence[Tuple[str, int, int, str]]) -> Tuple[Tuple[Attemp
 
 
 def attempt_of(record: Mapping[str, Any]) -> Attempt:
-    """One run as its record tells."""
+    """One run as its record describes it."""
     run = run_from(record)
     rest = rest_of(run.rest)
     tables = record.get("gpu")

@@ -48,7 +48,7 @@ FACTS: Tuple[Tuple[str, str], ...] = (
     ("sm_gpu_s", f"sum(CASE WHEN sm_share IS NOT NULL THEN {_RUN} END)"),
     ("sm_used_s", "sum(CASE WHEN sm_share IS NOT NULL THEN used_s END)"),
 )
-"""(name, aggregate). Running jobs have no end, and so add nothing to what is reckoned with time."""
+"""(name, aggregate). Running jobs have no end, and so add nothing to sums over time."""
 
 WORST = ("worst_mib_s", f"max({_WASTE})")
 """The worst single job; beside a lone max() SQLite gives the job_id of the same row."""

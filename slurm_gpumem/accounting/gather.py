@@ -14,9 +14,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
-from slurm_gpumem.accounting.index import Filler, Placed
+from slurm_gpumem.accounting.index import IndexWriter, PlacedRun
 from slurm_gpumem.accounting.reading import MAX_BYTES, BadRecordError, Run, parse_record, run_from
-from slurm_gpumem.accounting.scan import Look, Scanner
+from slurm_gpumem.accounting.scan import FolderChanges, Scanner
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -33,9 +33,9 @@ _SETTLED_AFTER_S = 600.0
 """Its state and its faults become known within a minute after a job's end; then its record stays as it is."""
 _BATCH, _MANY = 400, 5000
 _AHEAD = 100
-"""So many files are opened, and the disk is asked for them, while as many before them are being read."""
+"""This many files are opened, and requested from the disk, while as many before them are being read."""
 _BYTES_A_RECORD = 1500
-"""About; only the progress bar goes by it."""
+"""About; only the progress bar uses it."""
 
 
 def refresh(
@@ -73,30 +73,33 @@ def _refresh(
     progress: Progress,
     force: bool,
 ) -> int:
-    looks = Scanner(db, force=force).look(folders)
-    files = sum(len(look.names) for look in looks)
+    changed = Scanner(db, force=force).scan(folders)
+    files = sum(len(changes.names) for changes in changed)
     in_books = (
-        sum(_unread(db, f"{look.path}/{name}") for look in looks for name in look.books) // _BYTES_A_RECORD
+        sum(_unread(db, f"{changes.path}/{name}") for changes in changed for name in changes.books)
+        // _BYTES_A_RECORD
     )
     fresh: bool = db.execute("SELECT NOT EXISTS (SELECT 1 FROM job)").fetchone()[0] == 1
     total = files + in_books
-    writer = _Writer(db, Filler(db), only_uid, many=fresh or total > _MANY, total=total, progress=progress)
-    for look in looks:
-        for names, loaded in _load_all(look.path, look.names, shard_mib):
-            writer.take_files(look, names, loaded)
-        for name in look.books:
-            _read_book(db, writer, look.number, f"{look.path}/{name}", shard_mib)
-    writer.finish()
-    return writer.records
+    intake = _Intake(
+        db, IndexWriter(db), only_uid, many=fresh or total > _MANY, total=total, progress=progress
+    )
+    for changes in changed:
+        for names, loaded in _load_all(changes.path, changes.names, shard_mib):
+            intake.take_files(changes, names, loaded)
+        for name in changes.books:
+            _read_book(db, intake, changes.number, f"{changes.path}/{name}", shard_mib)
+    intake.finish()
+    return intake.records
 
 
-class _Writer:
+class _Intake:
     """Takes what was read and puts it into the index."""
 
     def __init__(
         self,
         db: sqlite3.Connection,
-        filler: Filler,
+        index: IndexWriter,
         only_uid: Optional[int],
         *,
         many: bool,
@@ -104,7 +107,7 @@ class _Writer:
         progress: Progress,
     ) -> None:
         self._db = db
-        self._filler = filler
+        self._index = index
         self._only_uid = only_uid
         self._many = many
         self._total = total
@@ -113,15 +116,15 @@ class _Writer:
         self.records = 0
         progress(0, total)
 
-    def take_files(self, look: Look, names: Sequence[str], loaded: Sequence[Loaded]) -> None:
+    def take_files(self, changes: FolderChanges, names: Sequence[str], loaded: Sequence[Loaded]) -> None:
         """The records of single files."""
-        self._take(look.number, [run for run in loaded if isinstance(run, Run)])
-        bad = [(f"{look.path}/{name}", why) for name, why in zip(names, loaded) if isinstance(why, str)]
+        self._take(changes.number, [run for run in loaded if isinstance(run, Run)])
+        bad = [(f"{changes.path}/{name}", why) for name, why in zip(names, loaded) if isinstance(why, str)]
         for path, why in bad:
             if why:
                 self._db.execute("INSERT OR REPLACE INTO bad VALUES (?, ?, 1)", (path, why))
         if len(bad) < len(names) and self._has_bad():
-            good = [(f"{look.path}/{name}",) for name, run in zip(names, loaded) if isinstance(run, Run)]
+            good = [(f"{changes.path}/{name}",) for name, run in zip(names, loaded) if isinstance(run, Run)]
             self._db.executemany("DELETE FROM bad WHERE path = ?", good)
         self._step(len(names))
 
@@ -137,9 +140,9 @@ class _Writer:
         self._step(len(loaded))
 
     def finish(self) -> None:
-        """What follows from many rows is reckoned once, at the end."""
+        """What follows from many rows is computed once, at the end."""
         if self._many:
-            self._filler.reckon_all()
+            self._index.compute_all()
         self._progress(self._total, self._total)
 
     def _take(self, folder: int, runs: Sequence[Run]) -> None:
@@ -148,11 +151,11 @@ class _Writer:
             runs = [run for run in runs if run.uid == self._only_uid]
         self.records += len(runs)
         late = time.time() - _SETTLED_AFTER_S
-        placed = [Placed(run, folder, run.end is not None and run.end < late) for run in runs]
+        placed = [PlacedRun(run, folder, run.end is not None and run.end < late) for run in runs]
         if self._many:
-            self._filler.put(placed)
+            self._index.put(placed)
         elif placed:
-            self._filler.put_few(placed)
+            self._index.put_few(placed)
 
     def _has_bad(self) -> bool:
         return bool(self._db.execute("SELECT EXISTS (SELECT 1 FROM bad)").fetchone()[0])
@@ -176,7 +179,7 @@ def _load_all(
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    # Spawned, not forked: a child of ours would carry the names of all files along.
+    # Spawned, not forked: a forked child would carry the names of all files along.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
         waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()
@@ -191,7 +194,7 @@ def _load_all(
 
 
 def _start_worker() -> None:
-    """A worker makes no cycles to collect; and it must not stay behind when whom it works for was killed."""
+    """A worker makes no cycles to collect; and it must not stay behind when its parent was killed."""
     gc.disable()
     parent = os.getppid()
     import threading
@@ -275,7 +278,7 @@ def _unread(db: sqlite3.Connection, path: str) -> int:
     return about.st_size - (known[1] if known and known[0] == about.st_ino else 0)
 
 
-def _read_book(db: sqlite3.Connection, writer: _Writer, folder: int, path: str, shard_mib: int) -> None:
+def _read_book(db: sqlite3.Connection, intake: _Intake, folder: int, path: str, shard_mib: int) -> None:
     """The lines behind those that were read before; a last line without its end is left for the next time."""
     try:
         handle = os.open(path, _FLAGS)
@@ -296,9 +299,9 @@ def _read_book(db: sqlite3.Connection, writer: _Writer, folder: int, path: str, 
             read += len(line)
             batch.append(_run_of_line(line, owner, shard_mib))
             if len(batch) >= _BATCH:
-                writer.take_lines(folder, path, batch)
+                intake.take_lines(folder, path, batch)
                 batch = []
-        writer.take_lines(folder, path, batch)
+        intake.take_lines(folder, path, batch)
     db.execute("INSERT OR REPLACE INTO book VALUES (?, ?, ?, ?)", (path, about.st_ino, read, about.st_mtime))
 
 

@@ -1,7 +1,7 @@
 """Fill the index: rows from records, folded to jobs, GPU time split, sums taken.
 
 Two ways with the same result. A few new records touch their own jobs, GPUs and days only. Many at once
-(a first index) are put in first, and everything reckoned from them is reckoned anew.
+(a first index) are put in first, and everything computed from them is computed again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 from slurm_gpumem.accounting import facts, schema
 from slurm_gpumem.accounting.reading import Run, rest_of
 from slurm_gpumem.accounting.sweep import busy_periods, split_evenly
+from slurm_gpumem.formats.verdicts import OOM
 
 _JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
-"""Only such jobs tell what they needed: others may have ended before their peak."""
+"""Only such jobs show what they needed: others may have ended before their peak."""
 
 _DAY_S = 86_400
 _OWN = (*schema.RUN_COLUMNS, "folder", "settled", *schema.FOLDED)
@@ -28,7 +29,7 @@ _INSERT = (
 )
 
 
-class Placed(NamedTuple):
+class PlacedRun(NamedTuple):
     """A run, where its record lies, and whether that may still change."""
 
     run: Run
@@ -37,7 +38,7 @@ class Placed(NamedTuple):
 
 
 class Touched(NamedTuple):
-    """A row as it was before, or is after, it was put in anew."""
+    """A row as it was before, or is after, it was replaced."""
 
     row: int
     job_id: int
@@ -48,7 +49,7 @@ class Touched(NamedTuple):
     """Day, month, and the other keys of the cube."""
 
 
-class Filler:
+class IndexWriter:
     """Puts records into an index; the caller holds the transaction."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -72,11 +73,11 @@ class Filler:
             number = self._words[text] = int(cursor.lastrowid or 0)
         return number
 
-    def put(self, placed: Iterable[Placed]) -> None:
-        """Put rows in, or anew where there were some of the same run."""
+    def put(self, placed: Iterable[PlacedRun]) -> None:
+        """Put rows in, replacing those of the same run."""
         self._db.executemany(_INSERT, [self._row(one) for one in placed])
 
-    def put_few(self, placed: Sequence[Placed]) -> None:
+    def put_few(self, placed: Sequence[PlacedRun]) -> None:
         """The same, and all that follows from them."""
         keys = [self._key(one.run) for one in placed]
         before = self._touched(keys)
@@ -85,13 +86,13 @@ class Filler:
         self.settle(before, after)
 
     def settle(self, before: Sequence[Touched], after: Sequence[Touched]) -> None:
-        """Reckon anew what follows from rows that were `before` and are `after`."""
+        """Compute again what follows from rows that were `before` and are `after`."""
         for job_id in {row.job_id for row in after}:
             self._fold(job_id)
         cells = {row.cell for row in (*before, *after)} | self._move_stays(before, after)
         self.sum_cells(cells)
 
-    def reckon_all(self) -> None:
+    def compute_all(self) -> None:
         """Everything that follows from the rows, from nothing; after many were put in."""
         for (job_id,) in self._db.execute(
             "SELECT job_id FROM job GROUP BY job_id HAVING count(*) > 1"
@@ -127,7 +128,7 @@ class Filler:
 
     # -- rows --------------------------------------------------------------------------------------
 
-    def _row(self, placed: Placed) -> List[Any]:
+    def _row(self, placed: PlacedRun) -> List[Any]:
         run = placed.run
         row: List[Any] = list(run)
         words = self._words
@@ -190,7 +191,7 @@ class Filler:
     # -- jobs of several runs ----------------------------------------------------------------------
 
     def _fold(self, job_id: int) -> None:
-        """One head for each job of that number, with what all its runs tell."""
+        """One head for each job of that number, with what all its runs show."""
         by_cluster: Dict[int, List[sqlite3.Row]] = {}
         cursor = self._db.cursor()
         cursor.row_factory = sqlite3.Row
@@ -201,7 +202,7 @@ class Filler:
             head = last[0]
             ooms = {row["restarts"] for row in rows if row["oom"]}
             # A run's own record is closed before recovery has judged it; the next run's says why it was made.
-            found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == "oom"} - ooms
+            found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == OOM} - ooms
             self._db.executemany(
                 "UPDATE job SET oom = 1 WHERE id = ?",
                 [(row["id"],) for row in rows if row["restarts"] in found],
@@ -241,7 +242,7 @@ class Filler:
     # -- whose GPU time it was ---------------------------------------------------------------------
 
     def _move_stays(self, before: Sequence[Touched], after: Sequence[Touched]) -> Set[Tuple[int, ...]]:
-        """Stays of these rows, and the time of all whom they met; the cells of rows that changed."""
+        """Stays of these rows, and the time of all jobs beside them; the cells of rows that changed."""
         ranges: List[Tuple[int, float, float]] = []
         for row in before:
             for device in map(int, row.devices.split()):
@@ -342,5 +343,5 @@ class Filler:
 
 
 def _error_pm(estimate: Optional[int], peak: Optional[int]) -> Optional[int]:
-    """|error| in thousandths of the peak; huge ones are all the same."""
+    """|error| in thousandths of the peak; huge ones are capped."""
     return min(1_000_000, round(abs(estimate / peak - 1) * 1000)) if estimate and peak else None

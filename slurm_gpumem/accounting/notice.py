@@ -12,7 +12,7 @@ from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_con
 from slurm_gpumem.errors import GpumemError
 
 _AT_ONCE = 300
-"""So many new records are read while a user waits for gpusbatch; more are left to `gpumem report`."""
+"""Most new records that are read while a user waits for gpusbatch; `gpumem report` reads the others."""
 _QUICK_S = 0.1
 
 

@@ -14,13 +14,13 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.formats.verdicts import ran_out_of_memory
+
 SCHEMA_PREFIX = "gpumem-job/"
 KNOWN_SCHEMA = "gpumem-job/1"
 MAX_BYTES = 1 << 20
 _TEXT, _NOTE, _LIST, _MET = 64, 200, 16, 64
 _MAX_ID, _MAX_MIB, _MAX_TIME, _MAX_JOULE = 1 << 40, 1 << 31, 1e11, 1e15
-_FAULTS = {"own-fault", "neighbour-fault", "gpu-fault"}
-"""Hints that speak against an out-of-memory error."""
 _PARTS = re.compile(r"[0-9]{1,8}(?:\+[0-9]{1,8}){6}", re.ASCII)
 _QUARTER_S = 900
 _SEPARATOR = "\x1f"
@@ -178,7 +178,7 @@ def _run(
     table: Mapping[str, Any], job_id: int, restarts: int, uid: int, node: str, start: float, shard_mib: int
 ) -> Run:
     get, claim = table.get, table.get("claimed")
-    said = claim.get if type(claim) is dict else _NOTHING.get
+    claimed = claim.get if type(claim) is dict else _NOTHING.get
     end = _time(get("end"))
     if end is not None and end < start:
         end = start  # the clock was set back while it ran
@@ -187,9 +187,7 @@ def _run(
     hints, notes, met = get("hints"), get("notes"), get("met")
     hints = _texts(hints, _TEXT) if hints else ()
     verdict = _verdict(get("verdict"))
-    oom = (
-        verdict.startswith("oom") if verdict else failed and "near-limit" in hints and not _FAULTS & {*hints}
-    )
+    oom = ran_out_of_memory(verdict, hints if failed else ())
     state = _text(get("state"))
     if not state:
         state = (
@@ -197,11 +195,11 @@ def _run(
         )
     devices, sm_share, gpu_sm, gpu, gpu_mib = _gpus(get("gpus"), get("gpu"))
     request = _mib(get("request_mib"))
-    observed = not shards and said("mode") == "observe"
+    observed = not shards and claimed("mode") == "observe"
     month, day = _month_and_day(int(start // _QUARTER_S))
     gpu_s = None if end is None else (end - start) * (len(devices) or 1)
-    recipe = _recipe_text(said("fp"), said("batch"), said("opt"), said("prec"), said("more"))
-    parts, samples, mean = said("parts"), get("samples"), _mib(get("mean_mib"))
+    recipe = _recipe_text(claimed("fp"), claimed("batch"), claimed("opt"), claimed("prec"), claimed("more"))
+    parts, samples, mean = claimed("parts"), get("samples"), _mib(get("mean_mib"))
     rest = (
         parts if type(parts) is str and _PARTS.fullmatch(parts) else "",
         _text(get("mode")),
@@ -214,7 +212,7 @@ def _run(
         str(samples) if type(samples) is int else "",
         "" if gpu_sm is None else str(gpu_sm),
         "" if mean is None else str(mean),
-        _text(said("why")) if restarts else "",
+        _text(claimed("why")) if restarts else "",
     )
     return Run(
         _text(get("cluster")),
@@ -224,10 +222,10 @@ def _run(
         uid,
         _text(get("user")) or str(uid),
         _text(get("partition")),
-        _text(said("model")),
+        _text(claimed("model")),
         recipe,
-        _text(said("by")),
-        gpu or _text(said("gpu")),
+        _text(claimed("by")),
+        gpu or _text(claimed("gpu")),
         gpu_mib,
         "shared" if shards else "observed" if observed else "whole",
         shards,

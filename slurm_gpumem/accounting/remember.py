@@ -13,7 +13,7 @@ from slurm_gpumem.accounting.reading import recipe_of, rest_of
 
 SCHEMA = "gpumem-remembered/1"
 _LATEST = 10
-"""Peaks kept of each; more tell nothing new."""
+"""Peaks kept of each; more add nothing."""
 _LEAST_SAMPLES = 3
 """A run that was looked at less often may have had its peak unseen."""
 
@@ -36,7 +36,7 @@ def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[str, Dict[str, Li
 
 
 def write_peaks(connection: sqlite3.Connection, uid: int, path: Path) -> bool:
-    """Write a user's file anew, whole or not at all; False when nothing is remembered and nothing was."""
+    """Rewrite a user's file, whole or not at all; False when nothing is remembered and nothing was."""
     runs = peaks_of(connection, uid)
     if not runs and not path.exists():
         return False

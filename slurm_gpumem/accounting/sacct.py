@@ -6,10 +6,11 @@ import sqlite3
 import time
 from typing import Dict, Iterable, List, Sequence
 
-from slurm_gpumem.accounting.index import Filler
+from slurm_gpumem.accounting.index import IndexWriter
 from slurm_gpumem.accounting.schema import FAILED_WORD
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.formats.comment import OOM, parse_end
+from slurm_gpumem.formats.comment import parse_end
+from slurm_gpumem.formats.verdicts import OOM
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
 from slurm_gpumem.slurm.sacct import SlurmRow, ask_runs
 
@@ -42,11 +43,11 @@ def join_slurm(
     budget_s: float = _BUDGET_S,
     client: SlurmClient = COMMANDS,
 ) -> int:
-    """Ask about jobs that ended since; how many were told of. Never fails: the index says why not."""
+    """Ask about jobs that ended since; the number that Slurm knew. Never fails: the index says why not."""
     meta = dict(connection.execute("SELECT key, value FROM meta WHERE key LIKE 'slurm%'"))
     if meta.get("slurm") and not force and time.time() - float(meta.get("slurm_asked", 0)) < _ASK_AGAIN_S:
         return 0
-    until, told = time.monotonic() + budget_s, 0
+    until, joined = time.monotonic() + budget_s, 0
     why = ""
     below = float("inf")
     while time.monotonic() < until:
@@ -63,62 +64,64 @@ def join_slurm(
         except SlurmError as error:
             why = str(error).splitlines()[0]
             break
-        told += apply(connection, [job_id for job_id, _ in wanted], rows)
+        joined += apply(connection, [job_id for job_id, _ in wanted], rows)
     else:
         why = meta.get("slurm", "")
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('slurm', ?)", (why,))
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('slurm_asked', ?)", (str(time.time()),))
-    return told
+    return joined
 
 
 def apply(connection: sqlite3.Connection, asked: Iterable[int], rows: Sequence[SlurmRow]) -> int:
-    """Put what Slurm said into the index, in one transaction; how many jobs it was about."""
+    """Put Slurm's answer into the index, in one transaction; the number of jobs it was about."""
     by_job: Dict[int, List[SlurmRow]] = {}
     for row in rows:
         by_job.setdefault(row.job_id, []).append(row)
     connection.execute("BEGIN IMMEDIATE")
     try:
-        filler = Filler(connection)
-        told = sum(_apply_one(connection, filler, job_id, by_job.get(job_id, ())) for job_id in asked)
+        writer = IndexWriter(connection)
+        joined = sum(_apply_one(connection, writer, job_id, by_job.get(job_id, ())) for job_id in asked)
     except BaseException:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
-    return told
+    return joined
 
 
-def _apply_one(db: sqlite3.Connection, filler: Filler, job_id: int, runs: Sequence[SlurmRow]) -> bool:
+def _apply_one(db: sqlite3.Connection, writer: IndexWriter, job_id: int, runs: Sequence[SlurmRow]) -> bool:
     heads = db.execute(
         "SELECT job.id, cluster.text, user.text, end FROM job "
         "JOIN word AS cluster ON cluster.id = job.cluster JOIN word AS user ON user.id = job.user "
         "WHERE job_id = ? AND head = 1",
         (job_id,),
     ).fetchall()
-    told = False
+    joined = False
     for head, cluster, user, end in heads:
-        # The same number may be another cluster's job, or an older one's from before the count began anew.
+        # The same number may be another cluster's job, or an older one's from before the count started again.
         mine = [run for run in runs if run.cluster in ("", cluster) or not cluster]
         mine = [run for run in mine if run.user in ("", user)]
         if mine and mine[-1].state in _FINAL:
-            _put(db, filler, job_id, head, mine)
-            told = True
+            _put(db, writer, job_id, head, mine)
+            joined = True
         elif not mine and end is not None and time.time() - end > _GIVE_UP_AFTER_S:
             db.execute("UPDATE job SET joined = 0 WHERE id = ?", (head,))
-    return told
+    return joined
 
 
-def _put(db: sqlite3.Connection, filler: Filler, job_id: int, head: int, runs: Sequence[SlurmRow]) -> None:
+def _put(
+    db: sqlite3.Connection, writer: IndexWriter, job_id: int, head: int, runs: Sequence[SlurmRow]
+) -> None:
     first, last = runs[0], runs[-1]
-    before = filler.touched("job_id = ?", (job_id,))
+    before = writer.touched("job_id = ?", (job_id,))
     ready = max((moment for moment in (first.submit, first.eligible) if moment), default=None)
     wait = max(0.0, first.start - ready) if first.start and ready else None
     db.execute(
         "UPDATE job SET account = ? WHERE job_id = ? AND cluster = (SELECT cluster FROM job WHERE id = ?)",
-        (filler.word(last.account), job_id, head),
+        (writer.word(last.account), job_id, head),
     )
     db.execute(
         "UPDATE job SET job_name = ?, submit = ?, wait_s = ?, slurm_state = ?, joined = 1 WHERE id = ?",
-        (last.name, first.submit, wait, filler.word(last.state), head),
+        (last.name, first.submit, wait, writer.word(last.state), head),
     )
     seen = parse_end(last.comment)
     if seen is not None and seen.saw == OOM:
@@ -128,4 +131,4 @@ def _put(db: sqlite3.Connection, filler: Filler, job_id: int, head: int, runs: S
             "AND cluster = (SELECT cluster FROM job WHERE id = ?)",
             (job_id, seen.run, FAILED_WORD, head),
         )
-    filler.settle(before, filler.touched("job_id = ?", (job_id,)))
+    writer.settle(before, writer.touched("job_id = ?", (job_id,)))

@@ -1,7 +1,7 @@
 """What is new in the store's folders, found without opening a file.
 
 A folder whose time has not changed has nothing new; a record of a job that ended a while ago does not change
-any more; a look that took long is not repeated soon.
+any more; a scan that took long is not repeated soon.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _RECORD_NAME = re.compile(r"([0-9]{1,12})\.([0-9]{1,6})\.(.+)\.json")
 _GRAIN_NS = 2_000_000_000
 """A folder's time may stand still for changes within the clock's own grain."""
 _BOOK_QUIET_S = 40 * 86_400.0
-"""A book is written for a month; one that has been still for longer is not looked at."""
+"""A book is written for a month; one that has been still for longer is not checked."""
 _REST_TIMES = 20.0
-"""A look that took a second is not repeated within so many seconds."""
+"""A scan that took a second is not repeated within this many seconds."""
 _FEW = 2000
 
 
-class Look(NamedTuple):
+class FolderChanges(NamedTuple):
     """What is to be read in one folder."""
 
     path: str
@@ -34,7 +34,7 @@ class Look(NamedTuple):
 
 
 class Scanner:
-    """Looks at folders and remembers in the index when it did."""
+    """Scans folders and remembers in the index when it did."""
 
     def __init__(self, connection: sqlite3.Connection, *, force: bool = False) -> None:
         self._db = connection
@@ -42,20 +42,20 @@ class Scanner:
         self._known: Optional[Set[int]] = None
         self._nodes: Dict[str, int] = {}
 
-    def look(self, folders: Iterable[str]) -> List[Look]:
+    def scan(self, folders: Iterable[str]) -> List[FolderChanges]:
         """What is new in these folders and in those one level below them."""
-        looks = []
+        changes = []
         for folder in dict.fromkeys(folders):
-            looks.append(self._look_at(folder, below=True))
+            changes.append(self._scan_folder(folder, below=True))
             prefix = folder.rstrip("/") + "/"
             rows = self._db.execute(
                 "SELECT path FROM folder WHERE path > ? AND path < ?", (prefix, prefix[:-1] + "0")
             )
             for (path,) in rows.fetchall():
-                looks.append(self._look_at(path, below=False))
-        return [look for look in looks if look.names or look.books]
+                changes.append(self._scan_folder(path, below=False))
+        return [found for found in changes if found.names or found.books]
 
-    def _look_at(self, path: str, *, below: bool) -> Look:
+    def _scan_folder(self, path: str, *, below: bool) -> FolderChanges:
         self._db.execute("INSERT OR IGNORE INTO folder (path) VALUES (?)", (path,))
         number, stamp, looked, took = self._db.execute(
             "SELECT id, stamp, coalesce(looked, 0), coalesce(took, 0) FROM folder WHERE path = ?", (path,)
@@ -64,10 +64,10 @@ class Scanner:
         try:
             now = os.stat(path).st_mtime_ns
         except OSError:
-            return Look(path, number, (), ())
+            return FolderChanges(path, number, (), ())
         rested = time.time() - looked > _REST_TIMES * took or self._force
         if now == stamp or not rested:
-            return Look(path, number, unsettled, self._open_books(path))
+            return FolderChanges(path, number, unsettled, self._open_books(path))
         began = time.monotonic()
         names, books, folders = _entries(path)
         if below:
@@ -75,13 +75,13 @@ class Scanner:
                 "INSERT OR IGNORE INTO folder (path) VALUES (?)", [(name,) for name in folders]
             )
         fresh = [*unsettled, *self._unknown(names, frozenset(unsettled))]
-        # A change in the clock's last grain could be missed: then look again next time.
+        # A change in the clock's last grain could be missed: then scan again next time.
         settled = time.time_ns() - now > _GRAIN_NS
         self._db.execute(
             "UPDATE folder SET stamp = ?, looked = ?, took = ? WHERE id = ?",
             (now if settled else None, time.time(), time.monotonic() - began, number),
         )
-        return Look(path, number, fresh, sorted({*books, *self._open_books(path)}))
+        return FolderChanges(path, number, fresh, sorted({*books, *self._open_books(path)}))
 
     def _unsettled(self, folder: int) -> List[str]:
         rows = self._db.execute(

@@ -16,7 +16,7 @@ from typing import Tuple
 from slurm_gpumem.accounting.reading import Run
 
 VERSION = 2
-"""Of the tables; an index of another version is made anew."""
+"""Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(
     ["cluster", "node", "user", "partition", "model", "recipe", "estimator", "gpu", "sharing", "own_state"]
@@ -24,7 +24,7 @@ WORDS = frozenset(
 """Columns from the record that hold numbers of the table `word`."""
 RUN_COLUMNS: Tuple[str, ...] = Run._fields
 FOLDED = ("head", "first_start", "peak_mib", "records", "attempts", "ooms", "state", "judged", "error_pm")
-"""Columns reckoned from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged."""
+"""Columns computed from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged."""
 JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined")
 """Columns from Slurm's accounting."""
 FIXED_WORDS = (
@@ -72,7 +72,7 @@ CREATE UNIQUE INDEX job_run ON job (job_id, restarts, node, cluster);
 """
 
 UNJOINED = "joined IS NULL AND head = 1"
-"""Rows that Slurm's accounting has not told about."""
+"""Rows that Slurm's accounting has not been joined with."""
 
 INDEXES = f"""
 CREATE INDEX IF NOT EXISTS job_unsettled ON job (id) WHERE settled = 0;
@@ -105,7 +105,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
 def create(path: Path) -> sqlite3.Connection:
     """A new, empty index, its owner's alone; to be filled and then moved to its place.
 
-    Nothing is saved from a crash in the middle: whoever finds no index makes one anew.
+    Nothing is saved from a crash in the middle: whoever finds no index makes a new one.
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     connection = sqlite3.connect(path, isolation_level=None)

@@ -6,7 +6,7 @@ import os
 import sqlite3
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from slurm_gpumem.accounting import place, schema
+from slurm_gpumem.accounting import index_file, schema
 from slurm_gpumem.accounting.gather import Progress, refresh
 from slurm_gpumem.accounting.reading import recipe_of, rest_of, split_parts
 from slurm_gpumem.accounting.remember import remember_own
@@ -67,7 +67,7 @@ class Store:
         return tuple(self._db.execute("SELECT path, reason FROM bad ORDER BY path LIMIT ?", (limit,)))
 
     def select(self, filters: Filters = ALL, *, limit: Optional[int] = None) -> Iterator[JobRow]:
-        """The jobs in order of their start; with `limit`, the latest so many."""
+        """The jobs in order of their start; with `limit`, only that number of the latest."""
         condition, values = self._sums.where(filters)
         order = "first_start, job_id"
         sql = f"SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {order}"
@@ -233,10 +233,10 @@ def open_store(
     """The store of this site as the caller may see it, brought up to date first.
 
     `join` asks Slurm's accounting about jobs that ended; `force` looks at folders again that were looked at
-    a moment ago; `progress` is told of longer work.
+    a moment ago; `progress` is called during longer work.
     """
     settings = config or load_accounting_config()
-    site = place.readable_site_index(settings)
+    site = index_file.readable_site_index(settings)
     if site is not None:
         try:
             connection = schema.connect(site, read_only=True)
@@ -244,7 +244,7 @@ def open_store(
                 return Store(connection, settings, everybody=True)
             connection.close()
         except sqlite3.Error:
-            pass  # being made anew, or damaged: one's own jobs can still be told
+            pass  # being rebuilt, or damaged: the user's own jobs can still be shown
     only = None if os.geteuid() == 0 else os.geteuid()
 
     def fill(connection: sqlite3.Connection) -> None:
@@ -263,7 +263,7 @@ def open_store(
         if new:
             remember_own(connection)
 
-    return Store(place.open_own(settings, fill, update=update), settings, everybody=only is None)
+    return Store(index_file.open_own(settings, fill, update=update), settings, everybody=only is None)
 
 
 def _number(text: str) -> Optional[int]:

@@ -70,7 +70,7 @@ class GpuStay:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of a job on one node, as its record tells."""
+    """One run of a job on one node, as its record describes it."""
 
     restarts: int
     """0 for the first run."""
@@ -195,7 +195,7 @@ class JobRow:
 
     @property
     def recovered(self) -> bool:
-        """Whether it ran out of memory and finished all the same, in a later run."""
+        """Whether it ran out of memory and still finished, in a later run."""
         return self.ooms > 0 and self.state == "COMPLETED"
 
 

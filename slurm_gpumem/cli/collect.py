@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import List
 
-from slurm_gpumem.accounting import place, remember, sacct
+from slurm_gpumem.accounting import index_file, remember, sacct
 from slurm_gpumem.accounting.collect import collect
 from slurm_gpumem.accounting.readers import allow
 from slurm_gpumem.accounting.store import open_store
@@ -52,7 +52,7 @@ def main(argv: List[str]) -> int:
         for uid in users:
             _remember(index, uid, store)
         fresh = index.freshness
-    unknown = allow(config.own_index / place.NAME, ask_coordinators(), config.readers)
+    unknown = allow(config.own_index / index_file.NAME, ask_coordinators(), config.readers)
     if unknown:
         say(f"no such user or group here, so no access to the index: {', '.join(unknown)}")
     if not args.quiet:

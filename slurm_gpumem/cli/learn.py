@@ -26,7 +26,7 @@ from slurm_gpumem.estimators.site_fit import (
     usable,
 )
 from slurm_gpumem.estimators.site_layer import SiteLayer, layer_json, layer_path, load_layer
-from slurm_gpumem.site.learn_runs import Found, read_runs
+from slurm_gpumem.site.learn_runs import LearnableRuns, read_runs
 
 SCHEMA = "gpumem-learn/1"
 
@@ -79,7 +79,7 @@ def _current(path: str) -> Optional[SiteLayer]:
 # -- Text ------------------------------------------------------------------------------------------
 
 
-def _read_lines(found: Found, runs: List[SiteRun], folders: List[str]) -> List[str]:
+def _read_lines(found: LearnableRuns, runs: List[SiteRun], folders: List[str]) -> List[str]:
     models = len({run.fingerprint for run in runs})
     censored = sum(run.censored for run in runs)
     lines = [
@@ -124,7 +124,7 @@ def _percent(offset: float) -> str:
     return f"{(exp(offset) - 1) * 100:+.1f} %"
 
 
-def _card(found: Found, runs: List[SiteRun], was: LayerScore, will: LayerScore) -> Dict[str, Any]:
+def _card(found: LearnableRuns, runs: List[SiteRun], was: LayerScore, will: LayerScore) -> Dict[str, Any]:
     return {
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "records": found.records,

@@ -19,20 +19,20 @@ from slurm_gpumem.node.jobs import RunFolder
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    from slurm_gpumem.node.status import as_json, look, render
+    from slurm_gpumem.node.status import as_json, read_status, render
 
     folder, config = RunFolder(args.run_dir or run_dir()), load_node_config(site_config_path())
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     if args.command == "metrics":
         return _metrics(folder, config, args.output)
     if args.json:
-        print(json.dumps(as_json(look(folder, config))))
+        print(json.dumps(as_json(read_status(folder, config))))
         return 0
     if not args.watch:
-        print("\n".join(render(look(folder, config), utf8=utf8)))
+        print("\n".join(render(read_status(folder, config), utf8=utf8)))
         return 0
     while True:
-        lines = render(look(folder, config), utf8=utf8)
+        lines = render(read_status(folder, config), utf8=utf8)
         # Home, each line cleared to its end, the rest of the screen cleared: no flicker, works over ssh.
         sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
         sys.stdout.flush()
@@ -42,10 +42,10 @@ def main(argv: List[str]) -> int:
 def _metrics(folder: RunFolder, config: NodeConfig, output: Optional[Path]) -> int:
     from slurm_gpumem.files import write_atomic
     from slurm_gpumem.node.exporter import node_metrics
-    from slurm_gpumem.node.status import look
+    from slurm_gpumem.node.status import read_status
 
     # A node where no shared job has run yet has metrics too: a timer may ask before the first one.
-    live = look(folder, config).live if folder.root.is_dir() else {}
+    live = read_status(folder, config).live if folder.root.is_dir() else {}
     node = os.uname().nodename.partition(".")[0]
     text = node_metrics(folder, config, {"node": node, **live})
     if output is None:

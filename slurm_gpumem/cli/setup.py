@@ -10,7 +10,7 @@ from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import SlurmError, UnknownNameError
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.site.nodes import CudaContext
-from slurm_gpumem.site.setup import Wishes, propose, summary_lines, write_files
+from slurm_gpumem.site.setup import SetupOptions, propose, summary_lines, write_files
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.units import ceil_div, parse_mib
 
@@ -18,7 +18,7 @@ from slurm_gpumem.units import ceil_div, parse_mib
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    wishes = Wishes(
+    options = SetupOptions(
         gpus=tuple(args.gpu),
         gres=args.gres,
         mode=args.mode,
@@ -27,7 +27,7 @@ def main(argv: List[str]) -> int:
         mps_per_gpu=args.mps_per_gpu,
     )
     snapshot = None if args.offline else _running()
-    proposal = propose(wishes, snapshot, _gpu_memory, _gpu_context)
+    proposal = propose(options, snapshot, _gpu_memory, _gpu_context)
     for line in summary_lines(proposal.plan):
         say(line)
     diff = proposal.diff()

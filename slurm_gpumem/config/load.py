@@ -1,6 +1,6 @@
 """The configuration of a submission: the site's file, the user's file and GPUMEM_* variables; later wins.
 
-What is wrong in a file is an error that names the file and the key. #GPUMEM lines and options are laid
+A wrong value is an error that names the file and the key, an unknown key a warning. #GPUMEM lines and options are laid
 on top by the commands themselves. Values are NamedTuples, which are cheap to define: this is the submit path.
 """
 
@@ -80,8 +80,9 @@ def load_config(environ: Optional[Mapping[str, str]] = None) -> Config:
     config = Config()
     for path in (site_config_path(env), user_config_path()):
         # What [node] says is the nodes' own to check; only its mode is of interest here.
-        reading = read_file(path, (*_READ, NODE)).strict(*_READ)
+        reading = read_file(path, (*_READ, NODE)).usable(*_READ)
         config = _merged(config, reading)
+        config = config._replace(warnings=(*config.warnings, *reading.unknown(*_READ)))
     return _with_environment(config, env)
 
 
@@ -114,7 +115,7 @@ def _merged(config: Config, reading: Reading) -> Config:
 
 
 def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
-    warnings: List[str] = []
+    warnings: List[str] = list(config.warnings)
     sections: Dict[str, Any] = {"sharing": config.sharing, "slurm": config.slurm}
     variables = {
         _variable(f"{section.name}_{key.name}"): (section, key)

@@ -29,6 +29,8 @@ class Problem(NamedTuple):
     """What is wrong, with the file and what would be right."""
     instead: str
     """What a reader that goes on does: "the default is used", "ignored"."""
+    unknown: bool = False
+    """Whether it is a name that nobody knows: of another version, or a slip; nothing else is wrong then."""
 
 
 class Reading(NamedTuple):
@@ -45,11 +47,24 @@ class Reading(NamedTuple):
 
     def strict(self, *sections: Section) -> Reading:
         """The same; ConfigError, which names file and key, when these tables or the file itself are wrong."""
-        names = ("", *(section.name for section in sections))
-        found = [problem.text for problem in self.problems if problem.table in names]
+        return self._without([problem.text for problem in self._of(sections)])
+
+    def usable(self, *sections: Section) -> Reading:
+        """The same; ConfigError for a wrong value, not for a name that nobody knows (`unknown` has those)."""
+        return self._without([problem.text for problem in self._of(sections) if not problem.unknown])
+
+    def _without(self, found: List[str]) -> Reading:
         if found:
             raise ConfigError("\n".join(found))
         return self
+
+    def unknown(self, *sections: Section) -> Tuple[str, ...]:
+        """Unknown names in these tables, and unknown tables."""
+        return tuple(problem.text for problem in self._of(sections) if problem.unknown)
+
+    def _of(self, sections: Sequence[Section]) -> List[Problem]:
+        names = ("", *(section.name for section in sections))
+        return [problem for problem in self.problems if problem.table in names]
 
     @property
     def notes(self) -> Tuple[str, ...]:
@@ -126,8 +141,9 @@ def _unknown(file: str, section: str, name: str, known: Sequence[str]) -> Proble
     else:
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
     if not section:
-        return Problem(file, "", name, f"{file}: unknown key {name!r}; {hint}", "ignored")
-    return _problem(file, f"{section}.{name}", f"{section}: unknown key {name!r}; {hint}", "ignored")
+        return Problem(file, "", name, f"{file}: unknown key {name!r}; {hint}", "ignored", unknown=True)
+    found = _problem(file, f"{section}.{name}", f"{section}: unknown key {name!r}; {hint}", "ignored")
+    return found._replace(unknown=True)
 
 
 def _problem(file: str, key: str, what: str, instead: str) -> Problem:

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.devcluster import config, ledger, processes, record
+from slurm_gpumem.devcluster import config, ledger, processes, state
 from slurm_gpumem.devcluster.daemons import Starter
 from slurm_gpumem.devcluster.devices import make_devices
 from slurm_gpumem.devcluster.installation import (
@@ -23,9 +23,9 @@ from slurm_gpumem.devcluster.installation import (
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.ports import PortReservation
 from slurm_gpumem.devcluster.processes import Process
-from slurm_gpumem.devcluster.record import Record
 from slurm_gpumem.devcluster.scripts import find_python, write_script
 from slurm_gpumem.devcluster.spec import ClusterSpec
+from slurm_gpumem.devcluster.state import ClusterState
 from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.errors import DevClusterError
 
@@ -38,10 +38,10 @@ _STAND_IN_FILES = ("ledger.py", "standin.py")
 class Cluster:
     """One cluster in one state directory."""
 
-    def __init__(self, layout: Layout, known: Record) -> None:
+    def __init__(self, layout: Layout, known: ClusterState) -> None:
         self.layout = layout
         self.spec = known.spec
-        self._record = known
+        self._state = known
 
     @property
     def env(self) -> Dict[str, str]:
@@ -87,14 +87,14 @@ class Cluster:
 
     def processes(self) -> List[Process]:
         """The daemons, in the order they were started."""
-        return list(self._record.processes)
+        return list(self._state.processes)
 
     def stop(self) -> List[Process]:
         """Stop every process of this cluster; returns those that needed KILL."""
-        with record.locked(self.layout):
-            killed = _stop_all(self.layout, self._record)
-            self._record.processes = []
-            record.save(self.layout, self._record)
+        with state.locked(self.layout):
+            killed = _stop_all(self.layout, self._state)
+            self._state.processes = []
+            state.save(self.layout, self._state)
         return killed
 
 
@@ -102,8 +102,8 @@ def up(spec: ClusterSpec) -> Cluster:
     """Start a cluster. Raises DevClusterError with the reason and leaves nothing running on failure."""
     layout = Layout(spec.state)
     _claim_folder(layout)
-    with record.locked(layout):
-        earlier = record.load(layout)
+    with state.locked(layout):
+        earlier = state.load(layout)
         if earlier is not None:
             running = earlier.controller()
             if running is not None:
@@ -113,8 +113,8 @@ def up(spec: ClusterSpec) -> Cluster:
                     f"Stop it with: gpumem devcluster down --state {layout.root}"
                 )
             _stop_all(layout, earlier)
-        known = Record(spec)
-        record.save(layout, known)
+        known = ClusterState(spec)
+        state.save(layout, known)
         cluster = Cluster(layout, known)
         try:
             _start(cluster, known)
@@ -124,23 +124,23 @@ def up(spec: ClusterSpec) -> Cluster:
     return cluster
 
 
-def find(state: Path) -> Cluster:
+def find(folder: Path) -> Cluster:
     """The cluster that was started in a state directory and still runs."""
-    layout = Layout(state)
-    known = record.load(layout)
+    layout = Layout(folder)
+    known = state.load(layout)
     if known is None or known.controller() is None:
         raise DevClusterError(
-            f"{state}: no dev cluster runs in this state directory\nStart one with: gpumem devcluster up"
+            f"{folder}: no dev cluster runs in this state directory\nStart one with: gpumem devcluster up"
         )
     return Cluster(layout, known)
 
 
-def down(state: Path) -> List[Process]:
+def down(folder: Path) -> List[Process]:
     """Stop whatever still runs of the cluster in a state directory, complete or not."""
-    layout = Layout(state)
-    known = record.load(layout)
+    layout = Layout(folder)
+    known = state.load(layout)
     if known is None:
-        raise DevClusterError(f"{state}: no dev cluster was started in this state directory")
+        raise DevClusterError(f"{folder}: no dev cluster was started in this state directory")
     return Cluster(layout, known).stop()
 
 
@@ -149,7 +149,7 @@ def _without_slurm(environ: Mapping[str, str]) -> Dict[str, str]:
     return {key: value for key, value in environ.items() if not key.startswith(_OF_SLURM)}
 
 
-def _start(cluster: Cluster, known: Record) -> None:
+def _start(cluster: Cluster, known: ClusterState) -> None:
     spec, layout = cluster.spec, cluster.layout
     _make_folders(layout)
     installation: Installation = (
@@ -165,7 +165,7 @@ def _start(cluster: Cluster, known: Record) -> None:
     def started(process: Process) -> None:
         # Written before waiting: if we are killed, the next `up` knows what to stop.
         known.processes.append(process)
-        record.save(layout, known)
+        state.save(layout, known)
 
     names = [node.name for node in spec.nodes]
     with PortReservation(2 + len(names)) as reserved:
@@ -243,7 +243,7 @@ def _claim_folder(layout: Layout) -> None:
     try:
         root.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = root.stat()
-        strange = not layout.record.exists() and any(entry.name != "lock" for entry in root.iterdir())
+        strange = not layout.state_file.exists() and any(entry.name != "lock" for entry in root.iterdir())
     except OSError as error:
         raise DevClusterError(f"{root}: {error.strerror}; choose another directory with --state") from None
     if strange:
@@ -273,7 +273,7 @@ def _make_folders(layout: Layout) -> None:
         folder.chmod(0o755)
 
 
-def _stop_all(layout: Layout, known: Record) -> List[Process]:
+def _stop_all(layout: Layout, known: ClusterState) -> List[Process]:
     """The controller first, so that it starts no more jobs; then nodes, jobs and the rest."""
     killed: List[Process] = []
     for program in _STOP_ORDER:

@@ -14,7 +14,7 @@ class Layout:
     root: Path
 
     @property
-    def record(self) -> Path:
+    def state_file(self) -> Path:
         """What runs here: ports, processes and the spec, as JSON."""
         return self.root / "devcluster.json"
 

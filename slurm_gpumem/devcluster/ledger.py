@@ -31,7 +31,7 @@ class OutOfMemoryError(Exception):
 
 
 @dataclass(frozen=True)
-class Gpu:
+class LedgerGpu:
     """The ledger of one stand-in GPU."""
 
     folder: Path
@@ -44,42 +44,42 @@ class Gpu:
 
     def hold(self, mib: int, job: str) -> None:
         """Set this process's total to `mib`; raises OutOfMemoryError if that does not fit."""
-        with self._opened() as books:
-            others = [holder for holder in books["holders"] if holder["pid"] != os.getpid()]
+        with self._opened() as ledger:
+            others = [holder for holder in ledger["holders"] if holder["pid"] != os.getpid()]
             used = sum(holder["mib"] for holder in others)
-            if used + mib > books["capacity_mib"]:
-                mine = next((h["mib"] for h in books["holders"] if h["pid"] == os.getpid()), 0)
+            if used + mib > ledger["capacity_mib"]:
+                mine = next((h["mib"] for h in ledger["holders"] if h["pid"] == os.getpid()), 0)
                 raise OutOfMemoryError(
-                    books["capacity_mib"] - used - mine,
-                    books["capacity_mib"],
+                    ledger["capacity_mib"] - used - mine,
+                    ledger["capacity_mib"],
                     [(holder["pid"], holder["mib"]) for holder in others],
                 )
             me = {"pid": os.getpid(), "start": _start_ticks(os.getpid()), "job": job, "mib": mib}
-            books["holders"] = [*others, me]
-            books["peaks"][job] = max(mib, books["peaks"].get(job, 0))
+            ledger["holders"] = [*others, me]
+            ledger["peaks"][job] = max(mib, ledger["peaks"].get(job, 0))
 
     def release(self) -> None:
         """Release everything that this process holds."""
-        with self._opened() as books:
-            books["holders"] = [h for h in books["holders"] if h["pid"] != os.getpid()]
+        with self._opened() as ledger:
+            ledger["holders"] = [h for h in ledger["holders"] if h["pid"] != os.getpid()]
 
     def holders(self) -> Dict[str, int]:
         """MiB that each job holds now."""
         held: Dict[str, int] = {}
-        with self._opened() as books:
-            for holder in books["holders"]:
+        with self._opened() as ledger:
+            for holder in ledger["holders"]:
                 held[holder["job"]] = held.get(holder["job"], 0) + holder["mib"]
         return held
 
     def pids(self, job: str) -> List[int]:
         """The processes of a job that hold memory now."""
-        with self._opened() as books:
-            return [holder["pid"] for holder in books["holders"] if holder["job"] == job]
+        with self._opened() as ledger:
+            return [holder["pid"] for holder in ledger["holders"] if holder["job"] == job]
 
     def peaks(self) -> Dict[str, int]:
         """The most MiB that a process of each job ever held here."""
-        with self._opened() as books:
-            return dict(books["peaks"])
+        with self._opened() as ledger:
+            return dict(ledger["peaks"])
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Dict[str, Any]]:
@@ -91,11 +91,11 @@ class Gpu:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             before = os.read(descriptor, 1 << 24)
-            books = json.loads(before)
+            ledger = json.loads(before)
             # A killed process cannot release what it held.
-            books["holders"] = [h for h in books["holders"] if _start_ticks(h["pid"]) == h["start"]]
-            yield books
-            after = json.dumps(books).encode()
+            ledger["holders"] = [h for h in ledger["holders"] if _start_ticks(h["pid"]) == h["start"]]
+            yield ledger
+            after = json.dumps(ledger).encode()
             # One write, padded over the old text: the file is complete even if we are killed.
             os.pwrite(descriptor, after.ljust(len(before)), 0)
             os.ftruncate(descriptor, len(after))
@@ -107,17 +107,17 @@ def create(folder: Path, memory_mib: Mapping[str, Sequence[int]]) -> None:
     """Create the ledgers: for each node, the memory of each of its GPUs. Every user may write to them."""
     for node, gpus in memory_mib.items():
         for index, capacity in enumerate(gpus):
-            path = Gpu(folder, node, index)._path
+            path = LedgerGpu(folder, node, index)._path
             path.write_text(json.dumps({"capacity_mib": capacity, "holders": [], "peaks": {}}))
             path.chmod(0o666)
 
 
-def all_gpus(folder: Path) -> List[Gpu]:
+def all_gpus(folder: Path) -> List[LedgerGpu]:
     """Every GPU that has a ledger here."""
     found = []
     for path in folder.glob("*-gpu*.json"):
         node, _, index = path.stem.rpartition("-gpu")
-        found.append(Gpu(folder, node, int(index)))
+        found.append(LedgerGpu(folder, node, int(index)))
     return sorted(found, key=lambda gpu: (gpu.node, gpu.index))
 
 

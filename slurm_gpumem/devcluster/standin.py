@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import List, Optional
 
-from slurm_gpumem.devcluster.ledger import Gpu, LedgerError
+from slurm_gpumem.devcluster.ledger import LedgerError, LedgerGpu
 from slurm_gpumem.devcluster.ledger import OutOfMemoryError as GpuIsFull
 
 _CONTEXT_SHARE = 0.05
@@ -45,7 +45,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     return 0
 
 
-def train(gpus: List[Gpu], curve: List[int], seconds: float, job: str, name: str) -> None:
+def train(gpus: List[LedgerGpu], curve: List[int], seconds: float, job: str, name: str) -> None:
     """Hold `curve[i]` MiB on each GPU in step i, for `seconds` in total."""
     where = ", ".join(f"cuda:{index} = {gpu.node} gpu{gpu.index}" for index, gpu in enumerate(gpus))
     print(f"training {name} on {where} (stand-in GPU)", flush=True)
@@ -81,14 +81,14 @@ def oom_message(index: int, tried_mib: int, held_mib: int, full: GpuIsFull) -> s
     )
 
 
-def _allocate(gpu: Gpu, index: int, held_mib: int, mib: int, job: str) -> None:
+def _allocate(gpu: LedgerGpu, index: int, held_mib: int, mib: int, job: str) -> None:
     try:
         gpu.hold(mib, job)
     except GpuIsFull as full:
         raise OutOfMemoryError(oom_message(index, mib - held_mib, held_mib, full)) from None
 
 
-def _visible_gpus() -> List[Gpu]:
+def _visible_gpus() -> List[LedgerGpu]:
     try:
         folder = Path(os.environ["GPUMEM_DEVCLUSTER"]) / "ledger"
         node = os.environ["SLURMD_NODENAME"]
@@ -98,7 +98,7 @@ def _visible_gpus() -> List[Gpu]:
             f"{missing.args[0]} is not set: run this inside a job that asked for a GPU, "
             'after eval "$(gpumem devcluster env)"'
         ) from None
-    return [Gpu(folder, node, _number(name)) for name in visible.split(",") if name]
+    return [LedgerGpu(folder, node, _number(name)) for name in visible.split(",") if name]
 
 
 def _number(name: str) -> int:

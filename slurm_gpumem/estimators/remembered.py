@@ -18,7 +18,6 @@ from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
-from slurm_gpumem.summaries.fingerprint import fingerprint
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import format_mib
 
@@ -45,7 +44,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def recall(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[int, ...]:
     """Measured peaks of the same job, the latest first."""
-    key = " ".join((fingerprint(summary), str(job.batch_size), job.optimizer, job.precision, variant(job)))
+    key = " ".join((summary.fingerprint, str(job.batch_size), job.optimizer, job.precision, variant(job)))
     found: List[int] = []
     for path in remembered_files():
         by_gpu = _read(path).get(key)

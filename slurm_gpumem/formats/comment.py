@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from typing import Dict, Mapping, NamedTuple, Optional, Union
 
+from slurm_gpumem.formats.verdicts import VERDICTS
+
 PREFIX = "gpumem/1:"
 END_PREFIX = "gpumem-end/1:"
 """What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210`."""
-OOM, NEIGHBOUR, HOST = "oom", "neighbour", "host"
 MAX_COMMENT_BYTES = 1024
 """slurmctld refuses a job whose comment is longer."""
 
@@ -27,9 +28,9 @@ class End(NamedTuple):
     run: int
     """As Slurm counts restarts: 0 is the first."""
     saw: str
-    """"oom", "neighbour" or "host"."""
+    """The name of a verdict."""
     by: str = ""
-    """Whose words it was seen in."""
+    """The pattern that matched its log."""
     need_mib: Optional[int] = None
     """What it would have needed at least, where that is known."""
 
@@ -78,6 +79,6 @@ def parse_end(comment: str) -> Optional[End]:
     pairs = (field.partition("=") for field in word[len(END_PREFIX) :].split(","))
     fields = {key: value for key, _, value in pairs}
     run, need = fields.get("run", ""), fields.get("need", "")
-    if not _NUMBER.fullmatch(run) or fields.get("saw") not in (OOM, NEIGHBOUR, HOST):
+    if not _NUMBER.fullmatch(run) or fields.get("saw") not in VERDICTS:
         return None
     return End(int(run), fields["saw"], fields.get("by", ""), int(need) if _NUMBER.fullmatch(need) else None)

@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def line(job_id: int, note: Mapping[str, Any]) -> str:
-    """The verdict; plain ASCII, since nobody knows the output's encoding."""
+    """The line; plain ASCII, since nobody knows the output's encoding."""
     peak, limit = note.get("peak_mib"), note.get("limit_mib")
     if peak is None or not note.get("samples"):
         return f"gpumem: job {job_id}: its GPU memory was not measured on this node"
@@ -54,7 +54,7 @@ def line(job_id: int, note: Mapping[str, Any]) -> str:
         words.append(f"SM {note['sm_active_share'] * 100:.0f} %")
     if note.get("energy_j"):
         words.append(f"{note['energy_j'] / 3600:.3g} Wh")
-    words.append(_company(note.get("met") or ()))
+    words.append(_companions(note.get("met") or ()))
     return ", ".join(words) + _advice(note, peak)
 
 
@@ -63,11 +63,11 @@ def _estimated(note: Mapping[str, Any], peak: float) -> str:
     return "" if not estimate else f" (estimated {_gib(estimate)}, {round((estimate / peak - 1) * 100):+d} %)"
 
 
-def _company(met: Any) -> str:
-    if not met:
+def _companions(jobs: Any) -> str:
+    if not jobs:
         return "alone on its GPU"
-    more = f" and {len(met) - _MOST_COMPANIONS} more" if len(met) > _MOST_COMPANIONS else ""
-    return f"with {', '.join(map(str, met[:_MOST_COMPANIONS]))}{more}"
+    more = f" and {len(jobs) - _MOST_COMPANIONS} more" if len(jobs) > _MOST_COMPANIONS else ""
+    return f"with {', '.join(map(str, jobs[:_MOST_COMPANIONS]))}{more}"
 
 
 def _advice(note: Mapping[str, Any], peak: float) -> str:

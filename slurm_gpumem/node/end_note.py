@@ -23,7 +23,7 @@ class EndNotes:
     def __init__(self, folder: RunFolder, config: NodeConfig) -> None:
         self._folder = folder
         self._config = config
-        self._told: Dict[int, Tuple[Any, ...]] = {}
+        self._written: Dict[int, Tuple[Any, ...]] = {}
         self._at: Dict[int, float] = {}
 
     def write(self, jobs: Mapping[int, NodeJob], tables: Mapping[str, Mapping[str, Any]], now: float) -> None:
@@ -32,14 +32,14 @@ class EndNotes:
             table = tables.get(str(job_id))
             if table is None or not self._config.wants_end_line(job.claim):
                 continue
-            news = (table["peak_mib"], len(table["met"]), table["limit_mib"])
-            if news != self._told.get(job_id) or now - self._at[job_id] >= _EVERY_S:
+            latest = (table["peak_mib"], len(table["met"]), table["limit_mib"])
+            if latest != self._written.get(job_id) or now - self._at[job_id] >= _EVERY_S:
                 self._write(job, table)
-                self._told[job_id], self._at[job_id] = news, now
+                self._written[job_id], self._at[job_id] = latest, now
 
     def forget(self, job_id: int) -> None:
         """The job is gone; its epilog may have been quicker than our last write."""
-        if self._told.pop(job_id, None) is not None:
+        if self._written.pop(job_id, None) is not None:
             remove(self._folder.usage_file(job_id))
             del self._at[job_id]
 

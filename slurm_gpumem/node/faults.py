@@ -1,4 +1,4 @@
-"""Tell a neighbour's fault from one's own: who lost its processes when the GPU or the MPS server faulted.
+"""Whose fault was it: who lost its processes when the GPU or the MPS server faulted.
 
 MPS reports a client's fatal fault to all clients of that server and does not say whose it was.
 The server is the user's own, so only that user's jobs on that GPU are concerned.

@@ -18,7 +18,7 @@ _INDEX_LIST = re.compile(r"[0-9]{1,4}(?:[,-][0-9]{1,4})*")
 
 
 @dataclass(frozen=True)
-class Gpu:
+class NodeGpu:
     """One GPU of this node."""
 
     number: int
@@ -39,7 +39,7 @@ def parse_numbers(text: str) -> Tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-def find_gpus(config: NodeConfig, node: str) -> Tuple[Gpu, ...]:
+def find_gpus(config: NodeConfig, node: str) -> Tuple[NodeGpu, ...]:
     """All GPUs: the stand-in's where configured, else from /proc, else from NVML; none is an answer.
 
     /proc comes first: without persistence mode NVML takes seconds to start, and a prolog has no seconds.
@@ -47,12 +47,12 @@ def find_gpus(config: NodeConfig, node: str) -> Tuple[Gpu, ...]:
     if config.ledger is not None:
         return standin_gpus(config.ledger, node)
     found = proc_gpus(_PROC_GPUS)
-    # Only NVML knows how much memory a GPU has, which a share of its SMs is reckoned from.
+    # Only NVML knows how much memory a GPU has, which a share of its SMs is computed from.
     return nvml_gpus() or found if config.thread_percentage or not found else found
 
 
-def proc_gpus(folder: Path) -> Tuple[Gpu, ...]:
-    """What the driver tells in /proc; nothing when any GPU's UUID is still unknown to it."""
+def proc_gpus(folder: Path) -> Tuple[NodeGpu, ...]:
+    """What the driver reports in /proc; nothing when any GPU's UUID is still unknown to it."""
     found = []
     try:
         entries = sorted(os.listdir(folder))
@@ -68,12 +68,12 @@ def proc_gpus(folder: Path) -> Tuple[Gpu, ...]:
         # "GPU-????????-…" until the GPU has been used for the first time.
         if not UUID.fullmatch(uuid) or not minor.isdigit():
             return ()
-        found.append(Gpu(int(minor), uuid, pairs.get("Model", "")))
+        found.append(NodeGpu(int(minor), uuid, pairs.get("Model", "")))
     return tuple(sorted(found, key=lambda gpu: gpu.number))
 
 
-def nvml_gpus() -> Tuple[Gpu, ...]:
-    """What NVML tells; nothing without a driver."""
+def nvml_gpus() -> Tuple[NodeGpu, ...]:
+    """What NVML reports; nothing without a driver."""
     from slurm_gpumem.node.nvml import Nvml, NvmlError
 
     try:
@@ -85,7 +85,7 @@ def nvml_gpus() -> Tuple[Gpu, ...]:
         for index, uuid in nvml.devices():
             minor, memory = nvml.minor(uuid), nvml.memory_mib(uuid)
             number = index if minor is None else minor
-            found.append(Gpu(number, uuid, nvml.name(uuid), int(memory[1]) if memory else None))
+            found.append(NodeGpu(number, uuid, nvml.name(uuid), int(memory[1]) if memory else None))
     except NvmlError:
         return ()
     finally:
@@ -93,14 +93,14 @@ def nvml_gpus() -> Tuple[Gpu, ...]:
     return tuple(sorted(found, key=lambda gpu: gpu.number))
 
 
-def standin_gpus(ledger: Path, node: str) -> Tuple[Gpu, ...]:
-    """The dev cluster's GPUs of that node: one file of books each, `NODE-gpuN.json`."""
+def standin_gpus(ledger: Path, node: str) -> Tuple[NodeGpu, ...]:
+    """The dev cluster's GPUs of that node: one ledger file each, `NODE-gpuN.json`."""
     found = []
     for path in ledger.glob(f"{node}-gpu*.json"):
         number = path.stem.rpartition("-gpu")[2]
         if number.isdigit():
             capacity = read_json(path).get("capacity_mib")
-            found.append(Gpu(int(number), standin_uuid(node, int(number)), "stand-in", capacity))
+            found.append(NodeGpu(int(number), standin_uuid(node, int(number)), "stand-in", capacity))
     return tuple(sorted(found, key=lambda gpu: gpu.number))
 
 
@@ -109,7 +109,7 @@ def standin_uuid(node: str, number: int) -> str:
     return f"GPU-{zlib.crc32(node.encode()):08x}-0000-0000-0000-{number:012x}"
 
 
-def pick(gpus: Sequence[Gpu], numbers: Sequence[int]) -> Tuple[Gpu, ...]:
+def pick(gpus: Sequence[NodeGpu], numbers: Sequence[int]) -> Tuple[NodeGpu, ...]:
     """The GPUs with these numbers, in that order; a number that no GPU has is left out."""
     by_number = {gpu.number: gpu for gpu in gpus}
     return tuple(by_number[number] for number in numbers if number in by_number)

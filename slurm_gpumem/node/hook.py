@@ -19,7 +19,7 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import locked, read_json, write_json
 from slurm_gpumem.formats.comment import parse_end, parse_record
 from slurm_gpumem.node import jobs, records
-from slurm_gpumem.node.gpus import Gpu, find_gpus, parse_numbers, pick
+from slurm_gpumem.node.gpus import NodeGpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
@@ -151,7 +151,7 @@ def sweep(folder: RunFolder, config: NodeConfig, uuids: Sequence[str]) -> None:
             (folder.mps / uuid).rmdir()
 
 
-def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[Gpu]) -> Optional[NodeJob]:
+def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]) -> Optional[NodeJob]:
     """The job of a prolog's environment; None when it has no GPU or the site wants nothing done."""
     job_id, uid = jobs.valid_job_id(env.get("SLURM_JOB_ID", "")), env.get("SLURM_JOB_UID", "")
     modes = {config.mode_for(gpu.name) for gpu in gpus}
@@ -173,7 +173,7 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[Gpu]) ->
     )
 
 
-def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[Gpu]) -> str:
+def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
     """What task_prolog.sh reads: words separated by blanks, all of them checked or our own."""
     claim = claimed_mib(config, job)
     lines = [

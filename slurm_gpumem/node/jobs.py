@@ -123,7 +123,7 @@ def put(folder: RunFolder, job: NodeJob) -> None:
 
 
 def put_task_file(folder: RunFolder, job_id: int, text: str) -> None:
-    """Tell the task prolog; written last, so that it never points at a daemon that is not there."""
+    """What the task prolog reads; written last, so that it never points at a daemon that is not there."""
     write_atomic(folder.task_file(job_id), text, mode=0o644)
 
 

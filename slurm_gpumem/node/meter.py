@@ -5,9 +5,9 @@ like that: GPM's activity is a counter, so that two readings some seconds apart 
 between them. A reading is due every few seconds, and whenever other jobs are on the GPU than
 at the last one, so that each stretch belongs to one set of jobs.
 
-The driver's energy counter is exact and by far its dearest value (4 ms of processor time on an H200). It is
-read when the jobs change and else once a minute; until then power times time stands for it, and what that
-was off by is made up for at the next reading of the counter.
+The driver's energy counter is exact and by far the most expensive value (4 ms of CPU time on an H200). It is
+read when the jobs change and else once a minute; until then power times time is used, and the difference
+is made up for at the next reading of the counter.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Meter:
         by_power = None if before is None else _by_power(before, now)
         changed = before is not None and before.sharers != now.sharers
         due = changed or energy.counter_j is None or now.at - energy.read_at >= COUNTER_EVERY_S
-        # Jobs that come and go every second must not make it dear: then power times time stands.
+        # Jobs that come and go every second must not make it expensive: then power times time is used.
         if not due or now.at - energy.read_at < self._every_s:
             if changed:
                 self._energies[uuid] = _Energy(read_at=energy.read_at)
@@ -90,7 +90,7 @@ class Meter:
             return by_power
         counter_j = self._counter(uuid)
         self._energies[uuid] = _Energy(counter_j, now.at)
-        # The counter starts anew when the driver is loaded again.
+        # The counter starts again from 0 when the driver is loaded again.
         if counter_j is None or energy.counter_j is None or counter_j < energy.counter_j:
             return by_power
         return counter_j - energy.counter_j - energy.given_j
@@ -99,7 +99,7 @@ class Meter:
         try:
             return self._source.energy_j(uuid)
         except SourceError:
-            # The reading itself is there and stands; this GPU's energy goes by its power until the next.
+            # The reading itself stands; this GPU's energy is computed from its power until the next.
             return None
 
 

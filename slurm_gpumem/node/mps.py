@@ -2,7 +2,7 @@
 
 One daemon for all users does not share: it makes the second user's job wait until the first user's
 has ended. A daemon runs as the user whose jobs it serves, pinned to one GPU by UUID. Which daemons
-run is asked of /proc each time; no file of ours can be wrong about it.
+run is asked of /proc each time; no file can be wrong about it.
 The caller holds the GPU's lock.
 """
 
@@ -36,7 +36,7 @@ class MpsError(Exception):
 
 @dataclass(frozen=True)
 class Daemon:
-    """A running control daemon or server of ours."""
+    """A running control daemon or server that we started."""
 
     process: Process
     uid: int
@@ -175,7 +175,7 @@ class MpsService:
         # A unit of its own: what a prolog starts may die with the job's cgroup. A template unit cannot
         # take its user from half of its instance name, so the unit is made for the occasion.
         settings = [f"--setenv={key}={value}" for key, value in self._environment(uuid, uid).items()]
-        # Named anew each time: systemd may still be busy with the unit of the daemon before.
+        # A new name each time: systemd may still be busy with the unit of the daemon before.
         unit = f"--unit=gpumem-mps-{uid}-{uuid}-{os.getpid()}"
         who = [f"--uid={uid}", "--collect", "--quiet", "--slice=system.slice"]
         return ["systemd-run", unit, *who, *settings, self.control, "-f"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from ctypes import Structure, byref, c_char, c_double, c_uint, c_ulonglong, c_void_p
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 LIBRARY = "libnvidia-ml.so.1"
 MIB = 1024 * 1024
@@ -21,7 +21,6 @@ _ABSENT = (_NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _FUNCTION_NOT_FOUND)
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 """NVML_VALUE_NOT_AVAILABLE: in usedGpuMemory when the driver does not know (some containers, vGPU)."""
 _XID_EVENTS = 8
-_GPM_SM_ACTIVE, _GPM_SM_OCCUPANCY, _GPM_DRAM_ACTIVE = 2, 3, 10
 
 
 class NvmlError(Exception):
@@ -200,7 +199,7 @@ class Nvml:
         return peaks
 
     def watch_xids(self, uuids: List[str]) -> None:
-        """Ask to be told of the driver's Xid errors; without support there will be none."""
+        """Subscribe to the driver's Xid errors; without support there will be none."""
         events = c_void_p()
         if not self._ask("nvmlEventSetCreate", byref(events)):
             return
@@ -234,13 +233,10 @@ class Nvml:
                 return None
         return sample if self._ask("nvmlGpmSampleGet", self._handle(uuid), sample) else None
 
-    def gpm_metrics(self, first: c_void_p, second: c_void_p) -> Dict[str, Optional[float]]:
-        """SM activity, SM occupancy and DRAM activity between two samples, 0 to 1."""
-        ids = {
-            "sm_active": _GPM_SM_ACTIVE,
-            "sm_occupancy": _GPM_SM_OCCUPANCY,
-            "dram_active": _GPM_DRAM_ACTIVE,
-        }
+    def gpm_metrics(
+        self, first: c_void_p, second: c_void_p, ids: Mapping[str, int]
+    ) -> Dict[str, Optional[float]]:
+        """Values between two samples, 0 to 1, by the names given to NVML's numbers for them."""
         request = _GpmMetricsGet(version=1, count=len(ids), sample1=first, sample2=second)
         for place, metric in enumerate(ids.values()):
             request.metrics[place].id = metric

@@ -11,39 +11,39 @@ from typing import Iterable, Set, Tuple
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import locked
 from slurm_gpumem.node import hook
-from slurm_gpumem.node.complaints import Complaints
 from slurm_gpumem.node.gpus import UUID
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.mps import MpsService
+from slurm_gpumem.node.problem_log import ProblemLog
 
 _SEARCH_EVERY = 40
-"""Every so many times /proc is searched too: ten minutes, as often as Slurm is asked by default."""
+"""/proc is searched too once in this many rounds: every ten minutes at the default interval."""
 
 
 class Orphans:
     """Finds and stops them."""
 
-    def __init__(self, folder: RunFolder, config: NodeConfig, complaints: Complaints) -> None:
+    def __init__(self, folder: RunFolder, config: NodeConfig, problems: ProblemLog) -> None:
         self._folder = folder
         self._config = config
-        self._complaints = complaints
-        self._looks = 0
+        self._problems = problems
+        self._rounds = 0
 
     def stop(self, here: Iterable[NodeJob], *, search: bool = False) -> None:
         """Stop those that none of these jobs needs; before that, all is looked at again under the lock."""
         needed = {(uuid, job.uid) for job in here if job.mode == "mps" for uuid in job.gpus}
         suspects = self._with_folders(needed)
-        if search or self._looks % _SEARCH_EVERY == 0:
+        if search or self._rounds % _SEARCH_EVERY == 0:
             service = MpsService(self._folder, self._config.mps_control)
             suspects |= {d.uuid for d in service.daemons() if (d.uuid, d.uid) not in needed}
-        self._looks += 1
+        self._rounds += 1
         for uuid in suspects:
 
             def sweep(uuid: str = uuid) -> None:
                 with locked(self._folder.gpu_lock(uuid), 1.0):
                     hook.sweep(self._folder, self._config, [uuid])
 
-            self._complaints.attempt(sweep)
+            self._problems.attempt(sweep)
 
     def _with_folders(self, needed: Set[Tuple[str, int]]) -> Set[str]:
         suspects = set()

@@ -13,8 +13,8 @@ _USERS_OWN = re.compile(r"/user\.slice/|/user@[0-9]+\.service")
 _STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
 _CGROUP_LIMIT = 65536
 _GENERATIONS = 64
-_LOOK_AGAIN = 10
-"""A known process is looked at again only every so many looks: MPS servers stay what they are."""
+_CHECK_AGAIN = 10
+"""A known process is checked again only after this many rounds: MPS servers stay what they are."""
 
 
 def job_in_cgroup(text: str, sluids: Mapping[str, int]) -> Optional[int]:
@@ -46,16 +46,16 @@ class Owners:
 
     def job_of(self, pid: int, sluids: Mapping[str, int], uids: Mapping[int, int]) -> Optional[int]:
         """The job; `uids` says whose the jobs here are, to check what a process says of itself."""
-        known_start, job, looks = self._known.get(pid, (None, None, 0))
-        if known_start is not None and looks % _LOOK_AGAIN:
+        known_start, job, rounds = self._known.get(pid, (None, None, 0))
+        if known_start is not None and rounds % _CHECK_AGAIN:
             # In the list without a break since the last look: no other process can have got its number.
-            self._known[pid] = (known_start, job, looks + 1)
+            self._known[pid] = (known_start, job, rounds + 1)
             return job
         start = processes.start_of(pid)
         if start is None:
             return None
         if known_start == start and job is not None:
-            self._known[pid] = (start, job, looks + 1)
+            self._known[pid] = (start, job, rounds + 1)
             return job
         job = _from_cgroup(pid, sluids)
         if job is None:

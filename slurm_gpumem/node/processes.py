@@ -1,4 +1,4 @@
-"""Live processes as /proc tells them: the truth that no crash can falsify."""
+"""Live processes as /proc shows them, which no crash can falsify."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from slurm_gpumem.files import read_json, write_json
+from slurm_gpumem.formats.verdicts import GPU_FAULT, NEAR_LIMIT, NEIGHBOUR_FAULT, OWN_FAULT, REPEATED_FAULT
 from slurm_gpumem.node.jobs import NodeJob
 
 SCHEMA = "gpumem-job/1"
@@ -100,7 +101,7 @@ def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: Mapp
 
 
 def amend_state(spool: Path, job_id: int, restarts: int, node: str, state: str) -> None:
-    """How Slurm says that the job ended; an Epilog is told less. Does nothing where there is no record."""
+    """How Slurm says that the job ended; an Epilog learns less. Does nothing where there is no record."""
     record = read_json(record_path(spool, job_id, restarts, node))
     if isinstance(record, dict) and record.get("schema") == SCHEMA and record.get("end") is not None:
         record["state"] = state
@@ -117,28 +118,28 @@ def hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]] = ()) 
         return []
     peak, limit = record["peak_mib"], record["limit_mib"]
     near = peak is not None and limit is not None and peak >= _NEAR * limit
-    return [*(["near-limit"] if near else []), *_fault_hints(record, earlier)]
+    return [*([NEAR_LIMIT] if near else []), *_fault_hints(record, earlier)]
 
 
 def _fault_hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]) -> List[str]:
     """Whose fault? A client's fault takes its user's other clients with it, all with the same error.
 
     Neither MPS nor the driver says whose it was: the pid in the kernel's Xid line is some client's of that
-    server, not the culprit's. So only company tells: who faults without any did it, and
+    server, not the culprit's. So only its companions show it: a job that faults without any did it, and
     so did who faults again in quite other company.
     """
     faults = _faults(record)
     if not faults:
         return []
     if any(event.get("xid", _PROGRAMS_XIDS[0]) not in _PROGRAMS_XIDS for event in faults):
-        return ["gpu-fault"]
+        return [GPU_FAULT]
     company = _company(faults)
     if not company:
-        return ["own-fault"]
+        return [OWN_FAULT]
     before = [_company(old) for old in map(_faults, earlier) if old]
     if not before:
-        return ["neighbour-fault"]
-    return ["neighbour-fault", "repeated-fault"] if set.intersection(company, *before) else ["own-fault"]
+        return [NEIGHBOUR_FAULT]
+    return [NEIGHBOUR_FAULT, REPEATED_FAULT] if set.intersection(company, *before) else [OWN_FAULT]
 
 
 def _faults(record: Mapping[str, Any]) -> List[Mapping[str, Any]]:

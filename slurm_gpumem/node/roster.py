@@ -1,4 +1,4 @@
-"""The jobs that the sampler measures: announced by a prolog or found by itself, and Slurm's word on them."""
+"""The jobs that the sampler measures, announced by a prolog or found, and what Slurm says about them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Dict, Mapping, Optional, Protocol, Tuple
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import locked
 from slurm_gpumem.node import hook, jobs, records
-from slurm_gpumem.node.complaints import Complaints
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.orphans import Orphans
+from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.processes import uid_of
 from slurm_gpumem.node.slurm_truth import SlurmTruth
 from slurm_gpumem.node.usage import JobUsage
@@ -44,7 +44,7 @@ class Roster:
         config: NodeConfig,
         node: str,
         exporter: Exporter,
-        complaints: Complaints,
+        problems: ProblemLog,
         listener: Listener,
     ) -> None:
         self.usage: Dict[int, JobUsage] = {}
@@ -55,9 +55,9 @@ class Roster:
         self._config = config
         self._node = node
         self._exporter = exporter
-        self._complaints = complaints
+        self._problems = problems
         self._listener = listener
-        self._orphans = Orphans(folder, config, complaints)
+        self._orphans = Orphans(folder, config, problems)
         self._slurm: Dict[int, SlurmJob] = {}
         self._absent: Dict[int, int] = {}
         self._stamp = -1
@@ -139,9 +139,9 @@ class Roster:
                         records.merge_usage(record, self.usage[job.job_id].as_json())
                         records.write_record(self._config.spool, record)
         except OSError as error:
-            self._complaints.say("records", str(error))
+            self._problems.report("records", str(error))
         else:
-            self._complaints.settled("records")
+            self._problems.resolved("records")
 
     def close(self) -> None:
         """Before the end: no daemon stays behind that nobody refers to, no run uncounted."""
@@ -165,7 +165,7 @@ class Roster:
         usage.limit_mib = None if usage.shards is None else self._config.job_mib(usage.shards)
 
     def _note_ends(self, answer: Mapping[int, SlurmJob]) -> None:
-        """Slurm's word on how a job ended: an Epilog is told "0:0" of a job that was cancelled."""
+        """How a job ended, from Slurm: an Epilog gets "0:0" for a job that was cancelled."""
         for (job_id, restarts), asked in list(self._ended.items()):
             known = answer.get(job_id)
             if known is not None and known.is_over:
@@ -174,8 +174,8 @@ class Roster:
                     with locked(self._folder.records_lock, 1.0):
                         records.amend_state(self._config.spool, job_id, restarts, self._node, state)
 
-                self._complaints.attempt(amend)
-            # Requeued, or forgotten: nobody will tell any more.
+                self._problems.attempt(amend)
+            # Requeued, or forgotten: Slurm will not say any more.
             if (known is not None and known.is_over) or asked >= _ASK_OF_ENDS:
                 self._count(job_id, restarts)
             else:
@@ -183,17 +183,17 @@ class Roster:
 
     def _count(self, job_id: int, restarts: int) -> None:
         del self._ended[job_id, restarts]
-        self._complaints.attempt(lambda: self._exporter.ended(job_id, restarts))
+        self._problems.attempt(lambda: self._exporter.ended(job_id, restarts))
 
     def _finish(self, job: NodeJob) -> None:
-        """Slurm has told us twice that the job is not here any more: its epilog never ran to its end."""
+        """Slurm has said twice that the job is not here any more: its epilog never ran to its end."""
         log(self._folder.root, f"job {job.job_id} is gone but was not finished: done now")
         if self.adopted.pop(job.job_id, None) is not None:
             record = records.open_record(job, self._node)
             records.merge_usage(record, self.usage.pop(job.job_id).as_json())
             records.close_record(record, end=round(time.time(), 3), status="")
-            self._complaints.attempt(lambda: records.write_record(self._config.spool, record, durable=True))
-            self._complaints.attempt(lambda: self._exporter.count(record))
+            self._problems.attempt(lambda: records.write_record(self._config.spool, record, durable=True))
+            self._problems.attempt(lambda: self._exporter.count(record))
             return
         self._listener.finishing()
-        self._complaints.attempt(lambda: hook.finish(self._folder, self._config, job, self._node, ""))
+        self._problems.attempt(lambda: hook.finish(self._folder, self._config, job, self._node, ""))

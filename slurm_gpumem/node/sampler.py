@@ -18,18 +18,19 @@ from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import lock_for_life, locked, read_json, write_json
 from slurm_gpumem.node import jobs, records
-from slurm_gpumem.node.complaints import Complaints
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import FaultLog, Loss
-from slurm_gpumem.node.gpus import Gpu, find_gpus
+from slurm_gpumem.node.gpus import NodeGpu, find_gpus
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
+from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.roster import Roster
-from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError, choose_source
+from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError
+from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.node.usage import GpuUsage, usage_from
 
 LIVE_SCHEMA = "gpumem-live/1"
@@ -42,16 +43,16 @@ class Sampler:
     """Looks at the node's GPUs and keeps each job's sums."""
 
     def __init__(
-        self, folder: RunFolder, config: NodeConfig, node: str, source: MetricSource, gpus: Sequence[Gpu]
+        self, folder: RunFolder, config: NodeConfig, node: str, source: MetricSource, gpus: Sequence[NodeGpu]
     ) -> None:
         self.folder = folder
         self.config = config
         self.node = node
         self.source = source
         self.gpus = {gpu.uuid: gpu for gpu in gpus}
-        self.complaints = Complaints(folder.root)
+        self.problems = ProblemLog(folder.root)
         self._exporter = Exporter(folder, config, node)
-        self.roster = Roster(folder, config, node, self._exporter, self.complaints, self)
+        self.roster = Roster(folder, config, node, self._exporter, self.problems, self)
         self._owners = Owners()
         self._watch = Watch(config)
         self._faults = FaultLog()
@@ -62,7 +63,7 @@ class Sampler:
         self._looked = time.monotonic()
         self._recorded = time.monotonic()
         self._ticks = 0
-        self._told: List[Tuple[int, Optional[float], int, int, int]] = []
+        self._last_written: List[Tuple[int, Optional[float], int, int, int]] = []
         self._written = float("-inf")
         self._accounted: Set[Tuple[int, float]] = set()
         self._take_up()
@@ -91,25 +92,25 @@ class Sampler:
                 reading = self._meter.read(uuid, active, now)
             except SourceError as error:
                 # A hiccup, or a GPU off the bus: say it once, and look again next time.
-                self.complaints.say(uuid, str(error))
+                self.problems.report(uuid, str(error))
                 continue
-            self.complaints.settled(uuid)
+            self.problems.resolved(uuid)
             seen.extend(process.pid for process in found)
             gpus[uuid] = self._account(uuid, here, reading, by_job, seconds)
             self._take_driver_peaks(uuid, by_job)
         self._owners.keep_only(frozenset(seen))
         self._note_faults()
         self._enforce(now)
-        # Writing it is the dearest part of a look: at once when a job, a process, a peak or a note is new,
+        # Writing it costs most of a round: at once when a job, a process, a peak or a note is new,
         # since the epilog of a job that has just been cancelled reads it.
         signature = [
             (job_id, usage.peak_mib(), usage.processes(), len(usage.notes), len(usage.events))
             for job_id, usage in self.roster.usage.items()
         ]
-        if signature != self._told or now - self._written >= _LIVE_EVERY_S:
-            self._told, self._written = signature, now
+        if signature != self._last_written or now - self._written >= _LIVE_EVERY_S:
+            self._last_written, self._written = signature, now
             live = self._write_live(gpus)
-            self.complaints.attempt(lambda: self._exporter.write(live, now))
+            self.problems.attempt(lambda: self._exporter.write(live, now))
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.roster.write_records()
@@ -119,7 +120,7 @@ class Sampler:
         """Before the end: all that was seen is on disk, and nothing is left behind."""
         self.roster.write_records()
         self.roster.close()
-        self.complaints.attempt(self._exporter.close)
+        self.problems.attempt(self._exporter.close)
         self.source.close()
 
     def gone(self, job_id: int, job: Optional[NodeJob]) -> None:
@@ -179,7 +180,7 @@ class Sampler:
                 )
             usage.samples += 1
             self._unfenced[job_id] = self._unfenced.get(job_id, 0) + sum(p.mps is False for p in mine)
-            usage.met.update(other for other in active if other != job_id and mine)
+            usage.companions.update(other for other in active if other != job_id and mine)
             if self._had.get((job_id, uuid)) and not mine:
                 self._lost(here[job_id], uuid)
             else:
@@ -233,7 +234,7 @@ class Sampler:
             usage = self.roster.usage.get(loss.job_id)
             if usage is not None:
                 usage.events = [old for old in usage.events if old.get("at") != event["at"]] + [event]
-            self.complaints.attempt(lambda: self._amend(loss, event))  # noqa: B023 - called at once
+            self.problems.attempt(lambda: self._amend(loss, event))  # noqa: B023 - called at once
 
     def _amend(self, loss: Loss, event: Mapping[str, Any]) -> None:
         with locked(self.folder.records_lock, 1.0):
@@ -280,8 +281,8 @@ class Sampler:
                 for job_id, job in here.items()
             },
         }
-        self.complaints.attempt(lambda: write_json(self.folder.live, table, mode=0o600))
-        self.complaints.attempt(
+        self.problems.attempt(lambda: write_json(self.folder.live, table, mode=0o600))
+        self.problems.attempt(
             lambda: self._end_notes.write(self.roster.announced, table["jobs"], self._looked)
         )
         return table
@@ -298,7 +299,7 @@ class Sampler:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run until no shared job has been here for a while, or until told to end."""
+    """Run until no shared job has been here for a while, or until asked to end."""
     parser = argparse.ArgumentParser(prog="gpumem-sampler", description=__doc__)
     parser.add_argument(
         "--node", default=os.uname().nodename.partition(".")[0], help="the node's name in Slurm"
@@ -335,7 +336,7 @@ def _sample_until_idle(
         try:
             here = sampler.tick()
         except Exception as error:  # noqa: BLE001 - one bad look must not end the measuring of all jobs
-            sampler.complaints.say("look", f"{type(error).__name__}: {error}")
+            sampler.problems.report("look", f"{type(error).__name__}: {error}")
             here = True
         if here:
             busy = time.monotonic()

@@ -54,7 +54,7 @@ def sampler_command(node: str, env: Dict[str, str]) -> List[str]:
     settings = [f"--setenv={key}={value}" for key, value in env.items()]
     return [
         "systemd-run",
-        # Named anew each time: systemd may still be busy with the one that has just ended.
+        # A new name each time: systemd may still be busy with the one that has just ended.
         f"--unit=gpumem-sampler-{os.getpid()}",
         "--collect",
         "--quiet",

@@ -1,7 +1,7 @@
 """What Slurm itself says of the jobs on this node: one question for all of them, asked in the background.
 
 The record in a job's comment is its owner's word. Slurm's own count of shards is the truth that
-limits are checked against, and its list of jobs says which of ours are over.
+limits are checked against, and its list of jobs says which of our jobs are over.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ _BAR = 44
 
 
 @dataclass(frozen=True)
-class Look:
-    """One picture."""
+class NodeStatus:
+    """A node at one moment."""
 
     live: Mapping[str, Any]
     daemons: Mapping[Tuple[str, int], int]
@@ -32,7 +32,7 @@ class Look:
     """Jobs that the sampler has not seen yet."""
 
 
-def look(folder: RunFolder, config: NodeConfig) -> Look:
+def read_status(folder: RunFolder, config: NodeConfig) -> NodeStatus:
     """Read the node's state; UsageError when this is no such node or another user's business."""
     if not folder.root.is_dir():
         raise UsageError(f"{folder.root}: no shared job has run on this node since it started")
@@ -55,27 +55,27 @@ def look(folder: RunFolder, config: NodeConfig) -> Look:
     pending = tuple(
         job.job_id for job in jobs.all_jobs(folder) if str(job.job_id) not in live.get("jobs", {})
     )
-    return Look(live, daemons, sampler_runs(folder), pending)
+    return NodeStatus(live, daemons, sampler_runs(folder), pending)
 
 
-def as_json(picture: Look) -> Dict[str, Any]:
+def as_json(status: NodeStatus) -> Dict[str, Any]:
     """The same for programs."""
     return {
         "schema": SCHEMA,
-        "sampler": picture.sampler,
+        "sampler": status.sampler,
         "mps": [
-            {"gpu": uuid, "uid": uid, "processes": count} for (uuid, uid), count in picture.daemons.items()
+            {"gpu": uuid, "uid": uid, "processes": count} for (uuid, uid), count in status.daemons.items()
         ],
-        "pending": list(picture.pending),
-        **{key: picture.live.get(key) for key in ("node", "at", "source", "gpus", "jobs")},
+        "pending": list(status.pending),
+        **{key: status.live.get(key) for key in ("node", "at", "source", "gpus", "jobs")},
     }
 
 
-def render(picture: Look, *, utf8: bool = True) -> List[str]:
+def render(status: NodeStatus, *, utf8: bool = True) -> List[str]:
     """The screen, line by line, at most 100 wide."""
-    live, now = picture.live, time.time()
+    live, now = status.live, time.time()
     age = now - live["at"] if "at" in live else None
-    state = "sampling" if picture.sampler else "no sampler runs"
+    state = "sampling" if status.sampler else "no sampler runs"
     seen = "nothing measured yet" if age is None else f"source {live.get('source')}, {age:.0f} s ago"
     dash = "·" if utf8 else "-"
     lines = [f"{live.get('node', '?')}  {state} {dash} {seen}"]
@@ -83,11 +83,11 @@ def render(picture: Look, *, utf8: bool = True) -> List[str]:
         ordered = sorted(live.get("jobs", {}).items(), key=lambda item: int(item[0]))
         here = {text: job for text, job in ordered if uuid in job["gpus"]}
         lines += ["", _gpu_line(uuid, gpu, here, utf8), *_job_lines(uuid, here, utf8)]
-        lines += _mps_lines(uuid, picture)
+        lines += _mps_lines(uuid, status)
     if not live.get("gpus"):
         lines += ["", "no shared job is on this node"]
-    if picture.pending:
-        lines += ["", "not measured yet: " + ", ".join(map(str, picture.pending))]
+    if status.pending:
+        lines += ["", "not measured yet: " + ", ".join(map(str, status.pending))]
     return [_clean(line)[:100] for line in lines]
 
 
@@ -125,10 +125,10 @@ def _job_lines(uuid: str, here: Mapping[str, Any], utf8: bool) -> List[str]:
     return lines
 
 
-def _mps_lines(uuid: str, picture: Look) -> List[str]:
+def _mps_lines(uuid: str, status: NodeStatus) -> List[str]:
     users = [
         f"uid {uid} ({count} processes)"
-        for (gpu, uid), count in sorted(picture.daemons.items())
+        for (gpu, uid), count in sorted(status.daemons.items())
         if gpu == uuid
     ]
     return [f"    MPS: {', '.join(users)}"] if users else []

@@ -1,7 +1,7 @@
 """Counts of the jobs that have ended on this node, kept over the sampler's own ends and starts.
 
 They are what a time series needs and a record cannot give: numbers that only grow. They live beside the
-node's other volatile state and start anew when the node does, which is what Prometheus expects of a counter.
+node's other volatile state and start from 0 when the node does, as Prometheus expects of a counter.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from slurm_gpumem.files import read_json, write_json
+from slurm_gpumem.formats import verdicts
 
 SCHEMA = "gpumem-counters/1"
 RATIO_BOUNDS = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0)
 """Upper bounds of the buckets of estimate ÷ peak; up to 1 the estimate was too low."""
-_FAULTS = {"own-fault", "neighbour-fault", "repeated-fault", "gpu-fault"}
 _LONGEST_STATE = 24
 
 
@@ -40,7 +40,7 @@ class Tally:
         self.ended[state] = self.ended.get(state, 0) + 1
         self.out_of_memory += ran_out_of_memory(record)
         self.restarted += bool(record.get("restarts"))
-        self.faults += bool(_FAULTS & set(record.get("hints") or ()))
+        self.faults += not verdicts.FAULTS.isdisjoint(record.get("hints") or ())
         self.energy_j += _number(record.get("energy_j")) or 0.0
         estimate, peak = _number(record.get("estimate_mib")), _number(record.get("peak_mib"))
         if estimate and peak:
@@ -69,10 +69,7 @@ def load_tally(path: Path) -> Tally:
 def ran_out_of_memory(record: Mapping[str, Any]) -> bool:
     """What was made of its end, where somebody judged; else whether it failed close to its limit."""
     verdict = record.get("verdict")
-    if isinstance(verdict, str) and verdict:
-        return verdict.startswith("oom")
-    hints = set(record.get("hints") or ())
-    return "near-limit" in hints and not hints & _FAULTS
+    return verdicts.ran_out_of_memory(verdict if isinstance(verdict, str) else "", record.get("hints") or ())
 
 
 def _state(record: Mapping[str, Any]) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Set
 
 from slurm_gpumem.node.curve import UsageCurve, curve_from
-from slurm_gpumem.node.sources.base import GpuSample
+from slurm_gpumem.node.sources.base import MEASURES, GpuSample
 
-_MEANS = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w")
+_MEANS = tuple(measure.field for measure in MEASURES if measure.mean)
 
 
 @dataclass
@@ -109,7 +109,7 @@ class JobUsage:
     limit_mib: Optional[int] = None
     samples: int = 0
     gpus: Dict[str, GpuUsage] = field(default_factory=dict)
-    met: Set[int] = field(default_factory=set)
+    companions: Set[int] = field(default_factory=set)
     events: List[Dict[str, Any]] = field(default_factory=list)
     notes: Set[str] = field(default_factory=set)
 
@@ -141,7 +141,7 @@ class JobUsage:
             "gpu": {uuid: gpu.as_json() for uuid, gpu in self.gpus.items()},
             "now_mib": {uuid: _rounded(gpu.now_mib) for uuid, gpu in self.gpus.items()},
             "processes": self.processes(),
-            "met": sorted(self.met),
+            "met": sorted(self.companions),
             "samples": self.samples,
             "events": self.events,
             "notes": sorted(self.notes),
@@ -149,11 +149,11 @@ class JobUsage:
 
 
 def usage_from(table: Mapping[str, Any]) -> JobUsage:
-    """Take up what a sampler before us had measured: peaks, notes and events go on, means start anew."""
+    """Continue from what an earlier sampler measured: peaks, notes and events are kept, means start again."""
     usage = JobUsage(restarts=int(table.get("restarts", 0)))
     usage.shards, usage.verified = table.get("shards"), bool(table.get("shards_verified"))
     usage.limit_mib = table.get("limit_mib")
-    usage.met = set(table.get("met", ()))
+    usage.companions = set(table.get("met", ()))
     usage.events = list(table.get("events", ()))
     usage.notes = {*table.get("notes", ()), "sampler was restarted; means are of its last run"}
     for uuid, values in table.get("gpu", {}).items():

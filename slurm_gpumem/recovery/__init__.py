@@ -1,1 +1,1 @@
-"""Out of memory is not the end: tell it from other failures, then requeue the job with more."""
+"""Out of memory is not the end: distinguish it from other failures, then requeue the job with more."""

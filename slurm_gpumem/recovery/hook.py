@@ -1,7 +1,7 @@
-"""What EpilogSlurmctld does, as SlurmUser, for a failed job of ours.
+"""What EpilogSlurmctld does, as SlurmUser, for one of our failed jobs.
 
 `python -I -m slurm_gpumem.recovery.hook`: it first brings back its own job, then looks for what an
-earlier run left half done. It opens no file of a user's and believes the comment no more than its owner's
+earlier run left half done. It opens no user's file and treats the comment as its owner's
 wish: the most that it can lead to is one whole GPU. `gpumem recover` looks for leftovers only.
 """
 
@@ -55,7 +55,7 @@ def recover_one(config: RecoveryConfig, env: Mapping[str, str]) -> None:
     with lock(site.state, name, _LOCK_S) as ours:
         if ours:
             outcome = Requeue(slurm, config, site, deadline).recover(name)
-            log(f"job {name}: {_told(outcome)} ({time.monotonic() - began:.2f} s)")
+            log(f"job {name}: {_outcome_text(outcome)} ({time.monotonic() - began:.2f} s)")
     with lock(site.state, SWEEP) as ours:
         if ours and is_due(site.state, _SWEEP_EVERY_S):
             for line in sweep(slurm, config, site, deadline, but=name):
@@ -73,7 +73,7 @@ def sweep(
         with lock(site.state, name) as ours:
             outcome = Requeue(slurm, config, site, deadline).recover(name) if ours else None
         if outcome is not None and outcome.requeued:
-            done.append(f"job {name}: left half done; {_told(outcome)}")
+            done.append(f"job {name}: left half done; {_outcome_text(outcome)}")
     return done
 
 
@@ -102,7 +102,7 @@ def _site(slurm: Controller, deadline: float) -> Site:
             time.sleep(0.3)
 
 
-def _told(outcome: Outcome) -> str:
+def _outcome_text(outcome: Outcome) -> str:
     return f"requeued: {outcome.reason}" if outcome.requeued else f"not requeued: {outcome.reason}"
 
 

@@ -1,12 +1,12 @@
-"""Whether a failed job comes back, and with what request: decided from what Slurm says of it now."""
+"""Whether a failed job comes back, and with what request: decided from what Slurm says about it now."""
 
 from __future__ import annotations
 
 from typing import Dict, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
-from slurm_gpumem.formats.comment import NEIGHBOUR, OOM
-from slurm_gpumem.recovery.words import WHOLE, Words
+from slurm_gpumem.formats.verdicts import NO_RUN, SAME_REQUEST, VERDICTS
+from slurm_gpumem.recovery.job_comment import WHOLE, JobComment
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
@@ -34,10 +34,10 @@ class Refusal(NamedTuple):
     reason: str
 
 
-def why_not(job: Job, words: Words, config: RecoveryConfig, site: Site) -> Optional[Refusal]:
+def why_not(job: Job, comment: JobComment, config: RecoveryConfig, site: Site) -> Optional[Refusal]:
     """What speaks against another run before any request is looked at; None when nothing does."""
-    record, end = words.record, words.end
-    if record is None or end is None or end.saw not in (OOM, NEIGHBOUR):
+    record, end = comment.record, comment.end
+    if record is None or end is None or VERDICTS[end.saw].next_run == NO_RUN:
         return Refusal("nothing in it says that GPU memory ran out")
     if job.ended and job.status in ("0:0", *_KILLED):
         return Refusal(f"its exit code is {job.status}")
@@ -51,25 +51,31 @@ def why_not(job: Job, words: Words, config: RecoveryConfig, site: Site) -> Optio
         return Refusal("Slurm requeues batch jobs only, not those of srun and salloc")
     if not job.may_requeue:
         if site.requeues:
-            return Refusal("its owner said --no-requeue")
+            return Refusal("its owner asked for --no-requeue")
         return Refusal("this site's JobRequeue=0 was not lifted for it")
     return None
 
 
 def plan_run(
-    job: Job, words: Words, config: RecoveryConfig, site: Site, units: Mapping[Optional[str], int], run: int
+    job: Job,
+    comment: JobComment,
+    config: RecoveryConfig,
+    site: Site,
+    units: Mapping[Optional[str], int],
+    run: int,
 ) -> Union[Plan, Refusal]:
     """The next run of a job that may have one; `run` is its number, as Slurm counts restarts."""
-    assert words.end is not None
-    if words.end.saw == NEIGHBOUR:
-        if words.number("again"):
-            return Refusal("a neighbour's fault ended it before; it was run again once")
-        return Plan(None, {"again": 1, "why": NEIGHBOUR, "run": run}, "a neighbour's fault ended it")
+    assert comment.end is not None
+    verdict = VERDICTS[comment.end.saw]
+    if verdict.next_run == SAME_REQUEST:
+        if comment.number("again"):
+            return Refusal(f"it ended {verdict.ended} before and was run again once")
+        return Plan(None, {"again": 1, "why": verdict.name, "run": run}, f"it ended {verdict.ended}")
     held = held_by(job.request)
     if held is None:
         return Refusal(f"its request {job.request!r} is not for one part of a GPU")
-    need = words.end.need_mib
-    retries = words.number("retry")
+    need = comment.end.need_mib
+    retries = comment.number("retry")
     following = next_request(
         config.ladder,
         retries,
@@ -84,13 +90,13 @@ def plan_run(
         "shards": following.units,
         "retry": retries + 1,
         "was": held.units,
-        "why": OOM,
+        "why": verdict.name,
         "run": run,
         **({"need": need} if need else {}),
         **({WHOLE: "yes"} if following.whole else {}),
     }
     what = "a whole GPU" if following.whole else f"{following.units} {held.gres}s"
-    return Plan(replaced(job.request, following.gres), changes, f"out of GPU memory at {_held(held)}: {what}")
+    return Plan(replaced(job.request, following.gres), changes, f"{verdict.ended} at {_held(held)}: {what}")
 
 
 def _held(held: Tuple[str, Optional[str], int]) -> str:

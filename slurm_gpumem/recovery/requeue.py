@@ -13,8 +13,8 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_retry
 from slurm_gpumem.recovery.plan import Plan, Refusal, plan_run, why_not
-from slurm_gpumem.recovery.words import Words, read_words, with_retry
 from slurm_gpumem.slurm.client import SlurmUnreachableError
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.controller import Controller
@@ -49,8 +49,8 @@ class Requeue:
             job = self._patiently(lambda: self._slurm.job(name))
             if job is None:
                 return Outcome(False, "Slurm does not know it any more")
-            words = read_words(job.comment)
-            if self._changed(job, words):
+            comment = parse_comment(job.comment)
+            if self._changed(job, comment):
                 if job.held:
                     self._try(lambda: self._slurm.release(name))
                     continue
@@ -58,34 +58,34 @@ class Requeue:
                 return Outcome(True, reason or "it is back in the queue")
             if not (job.held or job.ended):
                 return Outcome(False, reason or f"it is {job.state} ({job.reason})")
-            if words.end is None or words.end.run != job.restarts - (1 if job.held else 0):
+            if comment.end is None or comment.end.run != job.restarts - (1 if job.held else 0):
                 return Outcome(False, "what its comment says is of another run")
-            answer = self._answer(job, words)
-            if isinstance(answer, Refusal):
-                # Held all the same? Then by somebody else: we would not have.
-                return Outcome(False, answer.reason)
-            reason = answer.reason
+            found = self._plan(job, comment)
+            if isinstance(found, Refusal):
+                # Held anyway? Then by somebody else: we would not have.
+                return Outcome(False, found.reason)
+            reason = found.reason
             if job.ended:
                 refused = self._try(lambda: self._slurm.requeue_held(name))
                 if refused and "pending execution" not in refused:
                     return Outcome(False, refused)
             else:
-                refused = self._change(job, words, answer)
+                refused = self._change(job, comment, found)
                 if refused:
                     return self._give_up(job, refused)
         return Outcome(False, f"not done after {_ROUNDS} rounds: {reason}")
 
-    def _answer(self, job: Job, words: Words) -> Union[Plan, Refusal]:
-        refusal = why_not(job, words, self._config, self._site)
+    def _plan(self, job: Job, comment: JobComment) -> Union[Plan, Refusal]:
+        refusal = why_not(job, comment, self._config, self._site)
         if refusal is not None:
             return refusal
         held = held_by(job.request)
         units = {} if held is None or held.gres == "gpu" else self._units_per_gpu(job.partitions, held.gres)
         run = job.restarts if job.held else job.restarts + 1
-        answer = plan_run(job, words, self._config, self._site, units, run)
-        if isinstance(answer, Plan) and with_retry(words, answer.changes) is None:
+        found = plan_run(job, comment, self._config, self._site, units, run)
+        if isinstance(found, Plan) and with_retry(comment, found.changes) is None:
             return Refusal("its comment has no room for what must be noted")
-        return answer
+        return found
 
     def _units_per_gpu(self, partitions: Tuple[str, ...], gres: str) -> Dict[Optional[str], int]:
         key = (partitions, gres)
@@ -93,32 +93,32 @@ class Requeue:
             self._units[key] = self._patiently(lambda: self._slurm.units_per_gpu(partitions, gres))
         return self._units[key]
 
-    def _changed(self, job: Job, words: Words) -> bool:
+    def _changed(self, job: Job, comment: JobComment) -> bool:
         """Whether this requeue has its new request: that and the comment are changed in one step."""
         return (
-            words.record is not None
-            and words.end is None
-            and words.number("run") == job.restarts
+            comment.record is not None
+            and comment.end is None
+            and comment.number("run") == job.restarts
             and job.restarts > 0
             and (job.held or job.waiting)
         )
 
-    def _change(self, job: Job, words: Words, plan: Plan) -> Optional[str]:
+    def _change(self, job: Job, comment: JobComment, plan: Plan) -> Optional[str]:
         """Request and comment at once, then see whether they are there; why not, else None."""
-        comment = with_retry(words, plan.changes) or ""
+        changed = with_retry(comment, plan.changes) or ""
         fields = {} if plan.request is None else {"Gres": plan.request}
-        refused = self._try(lambda: self._slurm.update(job.name, **fields, Comment=comment))
+        refused = self._try(lambda: self._slurm.update(job.name, **fields, Comment=changed))
         now = self._patiently(lambda: self._slurm.job(job.name))
         if now is None:
             return "Slurm does not know it any more"
         wanted = job.request if plan.request is None else plan.request
         # Trust no return code: an update can be refused and done, or done in the display only.
-        if held_by(now.request) == held_by(wanted) and read_words(now.comment).end is None:
+        if held_by(now.request) == held_by(wanted) and parse_comment(now.comment).end is None:
             return None
         return refused or f"Slurm shows {now.request} after a change to {wanted}"
 
     def _give_up(self, job: Job, reason: str) -> Outcome:
-        """Held, and Slurm does not take the change: it must neither run as it was nor wait for ever."""
+        """Held, and Slurm does not take the change: it must neither run as it was nor wait forever."""
         self._try(lambda: self._slurm.cancel(job.name))
         return Outcome(False, f"{reason}; it could not come back and is cancelled")
 

@@ -1,6 +1,6 @@
 """Read the end of a job's log as its user: a regular file, the last 64 KiB, in bounded time.
 
-Only ever called in the user's own context. All the same a log may be a FIFO that nobody writes, a
+Only ever called in the user's own context. Even so, a log may be a FIFO that nobody writes, a
 device, or a file of a terabyte with holes: none of them may hold a job's end.
 """
 

@@ -1,8 +1,8 @@
-"""What the task epilog does, as the job's user, at the end of a batch script of ours.
+"""What the task epilog does, as the job's user, at the end of one of our batch scripts.
 
-`python -I -m slurm_gpumem.recovery.task`: it reads the end of the job's own log, weighs it against what was
-measured, puts its word into the job's comment and a line at the end of the job's stderr. It does not know the
-exit code; whether the job failed at all is the controller's to say. Nothing it does fails the job.
+`python -I -m slurm_gpumem.recovery.task`: it reads the end of the job's own log, checks it against what was
+measured, notes the verdict in the job's comment and writes a line at the end of the job's stderr. It does not
+know the exit code; whether the job failed at all is the controller's to say. Nothing it does fails the job.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.files import read_json
-from slurm_gpumem.formats.comment import NEIGHBOUR, OOM, End
+from slurm_gpumem.formats.comment import End
+from slurm_gpumem.formats.verdicts import NO_RUN, VERDICTS
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.records import record_path
-from slurm_gpumem.recovery.neighbours import company_at_fault
+from slurm_gpumem.recovery.end_message import end_message
+from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_end
+from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
+from slurm_gpumem.recovery.neighbours import jobs_hit_too
 from slurm_gpumem.recovery.patterns import Kind
-from slurm_gpumem.recovery.sighting import Sighting, look
 from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail, time_limit
-from slurm_gpumem.recovery.weigh import Measured, weigh
-from slurm_gpumem.recovery.words import Words, advice, read_words, with_end
+from slurm_gpumem.recovery.verdict import Measured, verdict_on
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.queue import Job, job_name
 
 _FRESH_S = 3.0
-"""A record written so lately has seen the run's end."""
+"""A record written this recently has seen the run's end."""
 
 
 def main() -> int:
@@ -40,7 +42,7 @@ def main() -> int:
         _task_epilog(os.environ)
     except (SlurmError, OSError, ValueError) as error:
         # The job's own log is the only place where its user may find it.
-        _tell(f"gpumem: how this run ended was not noted: {error}")
+        _write_line(f"gpumem: how this run ended was not noted: {error}")
     return 0
 
 
@@ -50,41 +52,41 @@ def _task_epilog(env: Mapping[str, str]) -> None:
         return
     config = load_recovery_config(site_config_path())
     slurm = Controller(Commands(config.slurm_env, config.slurm_bin))
-    seen = _look(slurm, name)
-    if seen.kind in (None, Kind.OTHER):
+    log = _judge_logs(slurm, name)
+    if log.kind in (None, Kind.OTHER):
         return
     run = int(env.get("SLURM_RESTART_COUNT") or 0)
-    company = []
-    if seen.kind is Kind.FAULT:
+    hit_too = []
+    if log.kind is Kind.FAULT:
         node = load_node_config(site_config_path())
-        company = company_at_fault(RunFolder(run_dir()), node, int(number), os.getuid())
-    saw = weigh(seen, _measured(config, env, int(number), run), company)
-    job = slurm.job(name) if saw else None
-    words = read_words(job.comment) if job else None
-    if saw is None or job is None or words is None or words.record is None:
+        hit_too = jobs_hit_too(RunFolder(run_dir()), node, int(number), os.getuid())
+    verdict = verdict_on(log, _measured(config, env, int(number), run), hit_too)
+    job = slurm.job(name) if verdict else None
+    comment = parse_comment(job.comment) if job else None
+    if verdict is None or job is None or comment is None or comment.record is None:
         return
-    end = End(run, saw, seen.voice, seen.need_mib)
-    comment = with_end(words, end)
-    if comment is None:
-        _tell("gpumem: how this run ended was not noted: the job's comment has no room left")
+    end = End(run, verdict, log.pattern, log.need_mib)
+    noted = with_end(comment, end)
+    if noted is None:
+        _write_line("gpumem: how this run ended was not noted: the job's comment has no room left")
         return
-    slurm.update(name, Comment=comment, **_consent(slurm, job, words, end, config))
-    _tell(advice(end, words, config.ladder, enabled=config.enabled, default=config.on_oom))
+    slurm.update(name, Comment=noted, **_consent(slurm, job, comment, end, config))
+    _write_line(end_message(end, comment, config.ladder, enabled=config.enabled, default=config.on_oom))
 
 
-def _look(slurm: Controller, name: str) -> Sighting:
+def _judge_logs(slurm: Controller, name: str) -> LogVerdict:
     """The end of its stderr, and of its stdout where that is another file and stderr says nothing."""
     with time_limit():
-        seen = look(read_own_stderr())
-    if seen.kind is not None:
-        return seen
+        found = judge_log(read_own_stderr())
+    if found.kind is not None:
+        return found
     path = slurm.stdout_of(name)
     with time_limit():
-        return look(read_tail(path)) if path and not is_own_stderr(path) else seen
+        return judge_log(read_tail(path)) if path and not is_own_stderr(path) else found
 
 
 def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: int) -> Measured:
-    """What the node's record says of this run so far; a user may read that of their own job."""
+    """What the node's record says about this run so far; a user may read that of their own job."""
     path = record_path(config.spool, job_id, run, env.get("SLURMD_NODENAME", ""))
     record = read_json(path)
     if not isinstance(record, dict):
@@ -97,15 +99,17 @@ def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: 
     return Measured(record.get("peak_mib"), limit, record.get("samples") or 0, fresh)
 
 
-def _consent(slurm: Controller, job: Job, words: Words, end: End, config: RecoveryConfig) -> Dict[str, str]:
+def _consent(
+    slurm: Controller, job: Job, comment: JobComment, end: End, config: RecoveryConfig
+) -> Dict[str, str]:
     """Where the site's JobRequeue=0 stands against what the owner agreed to, lift it: later nobody can."""
-    agreed = (words.record or {}).get("oom", config.on_oom) == "requeue"
-    if job.may_requeue or not agreed or end.saw not in (OOM, NEIGHBOUR) or slurm.site().requeues:
+    agreed = (comment.record or {}).get("oom", config.on_oom) == "requeue"
+    if job.may_requeue or not agreed or VERDICTS[end.saw].next_run == NO_RUN or slurm.site().requeues:
         return {}
     return {"Requeue": "1"}
 
 
-def _tell(line: Optional[str]) -> None:
+def _write_line(line: Optional[str]) -> None:
     """One line at the end of the job's stderr, which is ours too."""
     if line:
         sys.stderr.write(f"{line}\n")

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 from slurm_gpumem.accounting.types import JobRow
 from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.formats.verdicts import HINTS
 from slurm_gpumem.report.texts import clean
 
 DEFAULT = "JobID,User,Model,GPU,Est,Req,Peak,Err,SM%,With,State,Note"
@@ -140,7 +141,7 @@ def note(row: JobRow, arrow: str = "->") -> str:
         said.append(f"run {row.attempts} times")
     if not row.ooms and row.shards and row.peak_mib and row.limit_mib and row.peak_mib > row.limit_mib:
         said.append(f"{gib(row.peak_mib - row.limit_mib)} over its shards")
-    said += [hint.replace("-", " ") for hint in row.hints if hint != "near-limit"]
+    said += [HINTS[hint].note for hint in row.hints if hint in HINTS and HINTS[hint].note]
     if row.estimator == "remembered":
         said.append("remembered")
     elif row.estimator == "mem":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from slurm_gpumem.accounting.types import Attempt, Curve, GpuStay, JobDetail, JobRow
+from slurm_gpumem.formats.verdicts import OOM, VERDICTS
 from slurm_gpumem.report.advice import advice
 from slurm_gpumem.report.fields import as_json, duration, energy, gib, gpu_hours, moment, percent
 from slurm_gpumem.report.texts import clean
@@ -76,7 +77,8 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
 
 def _run_line(run: Attempt) -> str:
     given = f"{run.shards} shards ({gib(run.limit_mib)})" if run.shards else "whole GPU"
-    end = "out of GPU memory" if run.oom else run.state
+    verdict = VERDICTS[OOM] if run.oom else VERDICTS.get(run.verdict)
+    end = verdict.ended if verdict else run.state
     return clean(f"  run {run.restarts + 1} on {run.node}, {given}: {end}, peak {gib(run.peak_mib) or '?'}")
 
 

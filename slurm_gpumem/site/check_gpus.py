@@ -99,16 +99,16 @@ def whole_and_shared_jobs_keep_apart(now: Snapshot) -> Iterator[Finding]:
     for job in now.jobs:
         kinds = asked.setdefault(job.partition, set())
         kinds |= {name for name in ("gpu", "shard", "mps") if re.search(rf"\b{name}\b", job.tres)}
-    mend = "give whole-GPU jobs a partition with nodes of their own, or upgrade to 23.02.6 or later"
+    fix = "give whole-GPU jobs a partition with nodes of their own, or upgrade to 23.02.6 or later"
     why = f"Slurm {now.version_text} can start both on one GPU"
     mixed = [name for name in sorted(shared) if _both_kinds(asked.get(name, set()))]
     open_to_both = [name for name in sorted(shared) if name not in mixed]
     if mixed:
         what = f"whole-GPU and shared jobs are queued in partition {', '.join(mixed)}"
-        yield _critical("mixed-jobs", what, why, mend)
+        yield _critical("mixed-jobs", what, why, fix)
     if open_to_both:
         what = f"partition {', '.join(open_to_both)} takes whole-GPU and shared jobs"
-        yield _warning("mixed-jobs", what, why, mend)
+        yield _warning("mixed-jobs", what, why, fix)
 
 
 def _both_kinds(kinds: set[str]) -> bool:
@@ -147,13 +147,13 @@ def shared_jobs_have_default_memory(now: Snapshot) -> Iterator[Finding]:
 
 
 def no_exclusive_partition_shares(now: Snapshot) -> Iterator[Finding]:
-    """In an OverSubscribe=EXCLUSIVE partition shard jobs wait for ever."""
+    """In an OverSubscribe=EXCLUSIVE partition shard jobs wait forever."""
     for part in _shared_partitions(now):
         if gives_whole_nodes(part):
             yield _warning(
                 "exclusive-partition",
                 f"partition {part['PartitionName']}: OverSubscribe=EXCLUSIVE",
-                "shared jobs there wait for ever, even on idle nodes",
+                "shared jobs there wait forever, even on idle nodes",
                 "OverSubscribe=NO, or take its nodes' shards out",
             )
 
@@ -205,9 +205,9 @@ def _gres_names(node: Mapping[str, str]) -> set[str]:
     return {name for name, _, count in parse_gres(node.get("Gres", "")) if count}
 
 
-def _critical(check: str, what: str, why: str, mend: str) -> Finding:
-    return Finding(Severity.CRITICAL, check, what, why, mend)
+def _critical(check: str, what: str, why: str, fix: str) -> Finding:
+    return Finding(Severity.CRITICAL, check, what, why, fix)
 
 
-def _warning(check: str, what: str, why: str, mend: str) -> Finding:
-    return Finding(Severity.WARNING, check, what, why, mend)
+def _warning(check: str, what: str, why: str, fix: str) -> Finding:
+    return Finding(Severity.WARNING, check, what, why, fix)

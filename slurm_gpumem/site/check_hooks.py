@@ -63,7 +63,7 @@ def lua_loads(now: Snapshot) -> Iterator[Finding]:
             "lua-broken",
             f"{name} does not load: {why}",
             "slurmctld will not start again" if fatal else "jobs pass unchanged",
-            "mend the file"
+            "fix the file"
             if fatal
             else "install the files of gpumem setup --output DIR, touch job_submit.lua",
         )
@@ -79,11 +79,11 @@ def site_table_matches(now: Snapshot) -> Iterator[Finding]:
         yield _stale(f"it divides GPUs by {gres}, the cluster does not")
         return
     for name in sorted(cluster):
-        said = set(table.get(name, table.get("*", ())))
+        stated = set(table.get(name, table.get("*", ())))
         if name not in table and "*" not in table:
             yield _stale(f"it does not know partition {name}")
-        elif said != cluster[name]:
-            yield _stale(f"partition {name} has {_kinds(cluster[name])}, it says {_kinds(said)}")
+        elif stated != cluster[name]:
+            yield _stale(f"partition {name} has {_kinds(cluster[name])}, it says {_kinds(stated)}")
     separator = "/" if now.version >= SLASH_SEPARATOR else ":"
     said_separator = now.lua.site.get("separator")
     if said_separator not in (separator, "nil"):
@@ -132,7 +132,7 @@ def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
             Severity.WARNING,
             "prolog-timeout",
             "no PrologEpilogTimeout",
-            "a Prolog or Epilog that hangs holds its node for ever",
+            "a Prolog or Epilog that hangs holds its node forever",
             "PrologEpilogTimeout=60 in slurm.conf",
         )
 
@@ -144,13 +144,13 @@ def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
             Severity.WARNING,
             "site-file",
             problem.text,
-            "gpusbatch and gpumem refuse to run with it; hooks go on with the default",
+            "gpusbatch stops at a wrong value and ignores an unknown key; hooks use the default",
             "correct gpumem.toml",
         )
 
 
 def everything_was_asked(now: Snapshot) -> Iterator[Finding]:
-    """What could not be read is said, not skipped."""
+    """What could not be read is reported, not skipped."""
     for text in now.unread:
         yield Finding(
             Severity.NOTE,

@@ -8,7 +8,7 @@ from typing import Callable, Iterator, Tuple
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site import check_accounting, check_gpus, check_hooks, check_recovery
-from slurm_gpumem.site.findings import Answer, Finding, Severity, answer_of
+from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.slurm.client import slurm_version
 
@@ -40,13 +40,13 @@ CHECKS: Tuple[Check, ...] = (
 )
 
 
-def examine(now: Snapshot) -> Answer:
-    """The answer of all checks on one snapshot."""
-    return answer_of([finding for check in CHECKS for finding in check(now)], now.version_text)
+def examine(now: Snapshot) -> Diagnosis:
+    """The diagnosis of all checks on one snapshot."""
+    return diagnose([finding for check in CHECKS for finding in check(now)], now.version_text)
 
 
-def examine_cluster() -> Answer:
-    """The answer for the running cluster; UNKNOWN when it cannot be asked."""
+def examine_cluster() -> Diagnosis:
+    """The diagnosis of the running cluster; UNKNOWN when it cannot be asked."""
     try:
         now = gather()
     except SlurmError as error:
@@ -54,11 +54,11 @@ def examine_cluster() -> Answer:
     return examine(now)
 
 
-def _no_answer(error: SlurmError) -> Answer:
+def _no_answer(error: SlurmError) -> Diagnosis:
     conf = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
     if "LL_SHARED_GRES" in str(error) or (_mentions_spreading(conf) and _is_old()):
-        return answer_of([check_gpus.spreading_finding("")], "")
-    return answer_of(
+        return diagnose([check_gpus.spreading_finding("")], "")
+    return diagnose(
         [
             Finding(
                 Severity.UNKNOWN,

@@ -1,4 +1,4 @@
-"""What a check found, and the answer of all checks together, as Nagios and people read it."""
+"""What a check found, and the diagnosis of all checks together, as Nagios and people read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Severity(IntEnum):
     """How bad it is; the value is the exit code, as Nagios wants it."""
 
     NOTE = -1
-    """Good to know; changes nothing in the answer."""
+    """Good to know; does not change the diagnosis."""
     OK = 0
     WARNING = 1
     CRITICAL = 2
@@ -28,25 +28,25 @@ class Finding:
     check: str
     what: str
     why: str
-    mend: str
+    fix: str
 
     def lines(self) -> List[str]:
-        """The finding for people: what and why, then how to mend it."""
-        said = f"{self.severity.name.lower()} {self.check}: {self.what}; {self.why}"
-        return [_plain(said), _plain(f"    mend: {self.mend}")]
+        """The finding for people: what and why, then how to fix it."""
+        problem = f"{self.severity.name.lower()} {self.check}: {self.what}; {self.why}"
+        return [_plain(problem), _plain(f"    fix: {self.fix}")]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Diagnosis:
     """All findings, worst first."""
 
     findings: Tuple[Finding, ...]
     version: str
     """Slurm's version; "" when the controller does not answer."""
 
-    def without(self, checks: Collection[str]) -> Answer:
-        """The answer as if these checks had found nothing."""
-        return Answer(tuple(f for f in self.findings if f.check not in checks), self.version)
+    def without(self, checks: Collection[str]) -> Diagnosis:
+        """The diagnosis as if these checks had found nothing."""
+        return Diagnosis(tuple(f for f in self.findings if f.check not in checks), self.version)
 
     @property
     def severity(self) -> Severity:
@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def status(self) -> str:
-        """The one line that answers."""
+        """The diagnosis in one line."""
         counts = [
             f"{count} {severity.name.lower()}{'s' if severity is Severity.WARNING and count > 1 else ''}"
             for severity in (Severity.CRITICAL, Severity.WARNING, Severity.UNKNOWN)
@@ -94,7 +94,7 @@ def _plain(text: str) -> str:
     return text.replace("|", "/").replace("\n", " ")
 
 
-def answer_of(findings: Sequence[Finding], version: str) -> Answer:
-    """The answer of these findings."""
+def diagnose(findings: Sequence[Finding], version: str) -> Diagnosis:
+    """The diagnosis of these findings."""
     order: List[Severity] = [Severity.CRITICAL, Severity.WARNING, Severity.UNKNOWN, Severity.NOTE]
-    return Answer(tuple(sorted(findings, key=lambda finding: order.index(finding.severity))), version)
+    return Diagnosis(tuple(sorted(findings, key=lambda finding: order.index(finding.severity))), version)

@@ -12,10 +12,10 @@ from slurm_gpumem.estimators.site_layer import SUFFIX
 _WHOLE = ("COMPLETED", "TIMEOUT")
 """Ends of a job that has shown what it needs; other ends may have come before its peak."""
 _LEAST_SAMPLES = 3
-"""A run that was looked at less often may have had its peak unseen."""
+"""A run with fewer samples may have had its peak missed."""
 
 
-class Found(NamedTuple):
+class LearnableRuns(NamedTuple):
     """What the records hold."""
 
     runs: List[SiteRun]
@@ -26,8 +26,8 @@ class Found(NamedTuple):
 
 def read_runs(
     folders: Iterable[str], estimator: str, progress: Optional[Callable[[int], None]] = None
-) -> Found:
-    """All jobs that `estimator` estimated and a node measured; of a job's runs the one that tells most."""
+) -> LearnableRuns:
+    """All jobs that `estimator` estimated and a node measured; of a job's runs the most informative one."""
     left_out: Dict[str, int] = {}
     by_job: Dict[Tuple[str, int], SiteRun] = {}
     records = 0
@@ -38,32 +38,32 @@ def read_runs(
         try:
             table = parse_record(data)
             run = run_from(table, uid)
-            told = _site_run(run, table, estimator)
+            learned = _site_run(run, table, estimator)
         except BadRecordError as error:
             left_out[str(error)] = left_out.get(str(error), 0) + 1
             continue
-        if isinstance(told, str):
-            left_out[told] = left_out.get(told, 0) + 1
+        if isinstance(learned, str):
+            left_out[learned] = left_out.get(learned, 0) + 1
             continue
         job = (run.cluster, run.job_id)
         before = by_job.get(job)
         # A run that showed its whole need says more than one that only says "more than this".
-        if before is None or (before.censored, -before.took_mib) > (told.censored, -told.took_mib):
-            by_job[job] = told
-    return Found(list(by_job.values()), records, left_out)
+        if before is None or (before.censored, -before.took_mib) > (learned.censored, -learned.took_mib):
+            by_job[job] = learned
+    return LearnableRuns(list(by_job.values()), records, left_out)
 
 
 def _site_run(run: Run, table: Mapping[str, Any], estimator: str) -> Any:
     """The entry of a run, or why there is none."""
     claim = table.get("claimed")
-    said: Mapping[str, Any] = claim if isinstance(claim, dict) else {}
+    claims: Mapping[str, Any] = claim if isinstance(claim, dict) else {}
     if run.end is None:
         return "still running"
     if run.estimator not in (estimator, estimator + SUFFIX):
         return f"not estimated by {estimator}"
     peak, request = run.estimate_mib, run.request_mib
     if run.estimator != estimator:
-        peak, request = _base(said.get("base"))
+        peak, request = _base(claims.get("base"))
     fingerprint = recipe_of(run.recipe).fingerprint
     if not peak or not request or not fingerprint:
         return "without an estimate or the model's fingerprint"

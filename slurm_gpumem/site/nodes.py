@@ -1,4 +1,4 @@
-"""Which GPUs the site's nodes have: told by the admin, by nvidia-smi, or by the running cluster."""
+"""Which GPUs the site's nodes have: according to the admin, nvidia-smi, or the running cluster."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GpuGroup:
     shares: int = 0
     """Shards (or mps units) of one GPU that the cluster already has; 0 when it is not divided yet."""
     context: Optional[CudaContext] = None
-    """None where nobody told; the plug-in then takes an H200's."""
+    """None where it is not known; the plug-in then takes an H200's."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def ask_cluster(
 ) -> Tuple[NodeGroup, ...]:
     """Node groups of what `scontrol show node` says; GPUs that are divided already stay so.
 
-    Slurm does not know how much memory a GPU has: `memory_of` its type tells, else its shards;
+    Slurm does not know how much memory a GPU has: `memory_of` its type says it, else its shards;
     with neither it is an error that says how to give it.
     """
     alike: Dict[NodeGroup, List[str]] = {}

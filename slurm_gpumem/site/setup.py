@@ -34,7 +34,7 @@ _LOAD = (
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SetupOptions:
     """What the admin asked `gpumem setup` for."""
 
     gpus: Tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Proposal:
 
 
 def propose(
-    wishes: Wishes,
+    options: SetupOptions,
     snapshot: Optional[Snapshot],
     memory_of: MemoryOf,
     context_of: Optional[ContextOf] = None,
@@ -81,18 +81,18 @@ def propose(
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
     running = snapshot.config if snapshot else {}
     plan = SitePlan(
-        groups=_with_contexts(_groups(wishes, snapshot, memory_of), context_of),
-        gres=wishes.gres,
-        mode=wishes.mode,
-        shard_mib=wishes.shard_mib,
-        reserve_mib=RESERVE_MIB if wishes.reserve_mib is None else wishes.reserve_mib,
-        mps_per_gpu=wishes.mps_per_gpu,
+        groups=_with_contexts(_groups(options, snapshot, memory_of), context_of),
+        gres=options.gres,
+        mode=options.mode,
+        shard_mib=options.shard_mib,
+        reserve_mib=RESERVE_MIB if options.reserve_mib is None else options.reserve_mib,
+        mps_per_gpu=options.mps_per_gpu,
         partitions=tuple(part["PartitionName"] for part in snapshot.partitions) if snapshot else (),
         default_partition=_default_partition(snapshot),
         version=snapshot.version if snapshot else None,
     )
     notes: List[str] = []
-    if wishes.reserve_mib is None and any(
+    if options.reserve_mib is None and any(
         gpus.shares and gpus.memory_mib - plan.usable_mib(gpus) < RESERVE_MIB
         for group in plan.groups
         for gpus in group.gpus
@@ -139,17 +139,19 @@ def write_files(proposal: Proposal, folder: Path) -> None:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
 
 
-def _groups(wishes: Wishes, snapshot: Optional[Snapshot], memory_of: MemoryOf) -> Tuple[NodeGroup, ...]:
+def _groups(
+    options: SetupOptions, snapshot: Optional[Snapshot], memory_of: MemoryOf
+) -> Tuple[NodeGroup, ...]:
     here = socket.gethostname().partition(".")[0]
     known = snapshot.nodes if snapshot else ()
-    if wishes.gpus:
-        described = site_nodes.parse_descriptions(wishes.gpus, here)
+    if options.gpus:
+        described = site_nodes.parse_descriptions(options.gpus, here)
         return tuple(
             site_nodes.with_host(group, known, site_nodes.expand_names(group.nodes)) for group in described
         )
     if any("gpu" in node.get("Gres", "") for node in known):
-        groups = site_nodes.ask_cluster(known, memory_of, wishes.gres, wishes.shard_mib)
-        if wishes.reserve_mib is None:
+        groups = site_nodes.ask_cluster(known, memory_of, options.gres, options.shard_mib)
+        if options.reserve_mib is None:
             return groups
         return tuple(
             replace(group, gpus=tuple(replace(gpus, shares=0) for gpus in group.gpus)) for group in groups

@@ -46,7 +46,7 @@ class Snapshot:
     files: Mapping[str, str] = field(default_factory=dict)
     """Texts of those of FILES that can be read here."""
     left_held: Tuple[str, ...] = ()
-    """Jobs of ours that were requeued after out of memory and are still held."""
+    """Our jobs that were requeued after out of memory and are still held."""
     lua: Optional[LuaReport] = None
     """What came of loading the Lua files; None without them or without an interpreter."""
     policy: Mapping[str, Any] = field(default_factory=dict)

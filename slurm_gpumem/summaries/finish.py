@@ -8,6 +8,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence
 from slurm_gpumem.summaries.batch import detect_batch
 from slurm_gpumem.summaries.cells import parse_count, parse_decimal
 from slurm_gpumem.summaries.flow import derive_inputs, derive_outputs
+from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.rows import Row, freeze
 from slurm_gpumem.summaries.types import ModelSummary, Shape
 
@@ -74,7 +75,8 @@ def finish(
     check_sum: bool = True,
     deeper: str = DEEPER,
 ) -> ModelSummary:
-    """Check the rows against the totals and put the summary together."""
+    """Check the rows against the totals and put the summary together; `format` is a name in formats.py."""
+    shows = BY_NAME[format].shows
     warnings: List[str] = list(notes)
     summed = sum(row.params for row in rows)
     complete = closed and totals.params is not None
@@ -114,7 +116,8 @@ def finish(
         remarks=tuple(remarks),
         has_shapes=any(row.outputs for row in rows),
         complete=complete,
-        output_bytes=totals.output_bytes if format == "torchinfo" else None,
+        output_bytes=totals.output_bytes if shows.total_outputs else None,
+        shows=shows,
     )
 
 
@@ -144,7 +147,7 @@ def _count_attention(rows: List[Row]) -> List[str]:
     for row in rows:
         if row.kind == "MultiheadAttention" and not (row.params or row.repeated) and row.leaf and row.outputs:
             width = row.outputs[0][-1]
-            # Four projections with bias, as torch makes them unless told otherwise.
+            # Four projections with bias, as torch makes them by default.
             row.params = 4 * width * (width + 1)
             row.params_known = True
             row.derived = (*row.derived, "params")

@@ -110,7 +110,7 @@ def _collect(lines: Sequence[str], table: Table) -> List[Tuple[int, Cells]]:
 
 def _boxed_cells(text: str) -> List[str]:
     first, *others = text.replace("┃", "│").strip().strip("│").split("│")
-    # Keep how far the first cell is indented: it tells the nesting.
+    # Keep how far the first cell is indented: it shows the nesting.
     return [first[1:].rstrip(), *(part.strip() for part in others)]
 
 

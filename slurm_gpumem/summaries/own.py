@@ -11,7 +11,6 @@ from dataclasses import asdict, astuple, fields
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar
 
 from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.summaries.own_mark import FORMAT
 from slurm_gpumem.summaries.trace_types import (
     CALL_TYPES,
     CALLS,
@@ -32,6 +31,7 @@ from slurm_gpumem.summaries.trace_types import (
 )
 from slurm_gpumem.summaries.types import Layer, ModelSummary, Shape
 
+FORMAT = "gpumem-summary/1"
 _AGAIN = "write it again with `gpumem summarize`"
 _LARGEST = 1 << 50
 _MOST_EVENTS = 4_000_000
@@ -111,7 +111,7 @@ def _kernel_row(kernel: Kernel) -> List[Any]:
 # -- Reading -------------------------------------------------------------------------------------
 
 
-def parse_own(text: str, *, origin: str) -> ModelSummary:
+def parse(text: str, *, origin: str) -> ModelSummary:
     """Read and check a document; SummaryError says what is wrong with it."""
     try:
         document = json.loads(text)

@@ -6,6 +6,7 @@ import re
 from typing import List, Optional
 
 from slurm_gpumem.errors import SummaryError
+from slurm_gpumem.summaries.formats import FORMATS
 
 HOW = "Make one with: print(torchinfo.summary(model, input_size=(1, 3, 224, 224), depth=20))"
 
@@ -42,9 +43,8 @@ def refuse(lines: List[str], origin: str) -> SummaryError:
             return SummaryError(
                 f"{origin}: line {number + 1} is an error traceback: the summary was not printed.\n{HOW}"
             )
-    return SummaryError(
-        f"{origin}: not a model summary that we know (torchinfo, torchsummary, Keras, print(model)).\n{HOW}"
-    )
+    known = ", ".join(row.name for row in FORMATS if row.detect)
+    return SummaryError(f"{origin}: not a model summary that we know ({known}).\n{HOW}")
 
 
 def _looks_like(line: str) -> Optional[str]:

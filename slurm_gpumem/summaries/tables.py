@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, NamedTuple
 
-_HEADER = "Layer (type"
+from slurm_gpumem.summaries.formats import TITLES
 
 
 class Table(NamedTuple):
@@ -24,7 +24,8 @@ class Table(NamedTuple):
 
 def find_headers(lines: List[str]) -> List[int]:
     """Return the indexes of all lines of titles."""
-    return [number for number, line in enumerate(lines) if _HEADER in line]
+    found = [number for title in TITLES for number, line in enumerate(lines) if title in line]
+    return sorted(set(found)) if len(TITLES) > 1 else found
 
 
 def bound_table(lines: List[str], header: int, end: int) -> Table:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import List, Optional
 
+from slurm_gpumem.summaries.formats import TITLES
+
 MAX_LINE = 4000
 """No row of a table is longer; what follows on such a line is not read."""
 
@@ -32,7 +34,7 @@ def clean_lines(text: str) -> List[str]:
 def strip_prefix(lines: List[str], header: int, end: int) -> None:
     """Remove, in place, a logger's prefix from the table's header on to `end`, if it has one.
 
-    The rule under the header tells what stands before the table on each line; numbers in it (times, line
+    The rule under the header shows what stands before the table on each line; numbers in it (times, line
     numbers) may change from line to line.
     """
     pattern = _prefix_pattern(lines, header)
@@ -49,7 +51,8 @@ def _prefix_pattern(lines: List[str], header: int) -> Optional[re.Pattern[str]]:
         rule = _RULE.match(lines[header + 1])
         if rule:
             return prefix_pattern(rule[1])
-    before = lines[header].partition("Layer (type")[0]
+    line = lines[header]
+    before = next((line.partition(title)[0] for title in TITLES if title in line), "")
     return prefix_pattern(before.rstrip() + " " * min(1, len(before) - len(before.rstrip())))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from functools import cached_property
+from typing import NamedTuple, Optional, Tuple
 
 from slurm_gpumem.summaries.trace_types import Trace
 
@@ -17,6 +18,25 @@ windowed attention [batch · windows, tokens, features]. `ModelSummary.elements`
 UNKNOWN_BATCH = -1
 UNKNOWN_KIND = "?"
 """The kind of a line inside a table that could not be understood; its text is in `Layer.attributes`."""
+_FINGERPRINT_VERSION = "1"
+
+
+class Shows(NamedTuple):
+    """What the texts of a format can show; estimators ask for this, never for a format's name."""
+
+    nesting: bool = True
+    """Which block each layer belongs to. Otherwise a block's row comes after its layers' rows, and neither it
+    nor they say so; parameters that belong to no layer are not counted."""
+    leading_sizes: bool = True
+    """The first size of every tensor. Otherwise it is replaced by -1, even where it is not the batch alone
+    (batch times windows)."""
+    channels_last: bool = False
+    """Shapes of images end with the channels."""
+    total_outputs: bool = False
+    """The totals count the outputs of all layers with parameters, those inside hidden blocks included."""
+
+
+SHOWS_EVERYTHING = Shows()
 
 
 @dataclass(frozen=True)
@@ -65,10 +85,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """A model as its summary tells it."""
+    """A model as its summary describes it."""
 
     format: str
-    """The tool that wrote it: "torchsummary", "torchinfo", "keras", "print(model)" ..."""
+    """Which of the formats in formats.py it was read from ("torchinfo"); only for people."""
     layers: Tuple[Layer, ...]
     name: str = ""
     """Class of the model or the file's stem; only for people."""
@@ -81,7 +101,7 @@ class ModelSummary:
     warnings: Tuple[str, ...] = ()
     """What makes an estimate less sure than it could be, and what its user can do about it."""
     remarks: Tuple[str, ...] = ()
-    """What was seen or filled in and needs nobody's doing: for those who ask how."""
+    """What was noticed or filled in and needs no action: details for the curious."""
     has_shapes: bool = True
     """False when no layer has an output shape: activations are unknown (print(model))."""
     complete: bool = True
@@ -92,6 +112,8 @@ class ModelSummary:
     included: half of torchinfo's "Forward/backward pass size"; None where the text does not say."""
     trace: Optional[Trace] = None
     """Every allocation of the first training steps; only our own summaries have it."""
+    shows: Shows = SHOWS_EVERYTHING
+    """What its format can show."""
 
     @property
     def leaves(self) -> Tuple[Layer, ...]:
@@ -115,12 +137,20 @@ class ModelSummary:
             return count
         return count // self.batch * batch_size
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """A name for this architecture, the same for every batch size, column set and layout of the text."""
-        from slurm_gpumem.summaries.fingerprint import fingerprint
+        """A name for this architecture, the same for every batch size, column set and layout of the text.
 
-        return fingerprint(self)
+        It hashes kind, parameters and per-sample output sizes of every leaf, in order.
+        """
+        import hashlib  # here, because loading it costs more than parsing most summaries
+
+        digest = hashlib.sha256(_FINGERPRINT_VERSION.encode())
+        for layer in self.leaves:
+            sizes = ",".join(str(self.elements(shape, 1)) for shape in layer.outputs)
+            row = f"{layer.kind}|{layer.params}|{int(layer.repeated)}|{sizes}\n"
+            digest.update(row.encode("utf-8", "backslashreplace"))
+        return digest.hexdigest()[:16]
 
 
 def depends_on_batch(shape: Shape, batch: int) -> bool:

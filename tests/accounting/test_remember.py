@@ -14,7 +14,6 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry, remembered
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import PARTS, TrainingJob
-from slurm_gpumem.summaries.fingerprint import fingerprint
 from slurm_gpumem.summaries.reader import read_summary
 from tests.accounting.job_records import NOON, opened, record, write
 
@@ -32,7 +31,7 @@ def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ran(root: Path, job_id: int, peak: float, **changes: Any) -> None:
     """A finished run of the model, by whoever runs this test."""
-    claim = {"fp": fingerprint(SUMMARY), **changes.pop("claim", {})}
+    claim = {"fp": SUMMARY.fingerprint, **changes.pop("claim", {})}
     start = NOON + job_id * 4000
     table = {"uid": os.geteuid(), "start": start, "end": start + 3600, "peak_mib": peak, **changes}
     write(root / "spool", record(job_id, claim=claim, **table))
@@ -93,7 +92,7 @@ def test_a_broken_file_remembers_nothing(own_file: Path, text: str) -> None:
 
 
 def test_peaks_that_are_no_sizes_are_not_believed(own_file: Path) -> None:
-    key = f"{fingerprint(SUMMARY)} 128 adam fp32 "
+    key = f"{SUMMARY.fingerprint} 128 adam fp32 "
     runs = {key: {"a100": [9000, -1, "9", None, 1e99, True]}}
     own_file.write_text(json.dumps({"schema": remembered.SCHEMA, "runs": runs}))
     assert remembered.recall(SUMMARY, JOB, GPU) == (9000,)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.node import jobs
-from slurm_gpumem.node.gpus import Gpu
+from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 
 GPUS, JOBS, PROCESSES = 8, 16, 40
@@ -127,7 +127,7 @@ def play(root: Path) -> int:
     from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
 
     driver = PlayedDriver(json.loads((root / "holders").read_text()))
-    gpus = tuple(Gpu(number, uuid_of(number), "card", 143_771) for number in range(GPUS))
+    gpus = tuple(NodeGpu(number, uuid_of(number), "card", 143_771) for number in range(GPUS))
 
     def source(*_: object) -> GpmSource:
         nvml = Nvml(driver)

@@ -51,17 +51,18 @@ def test_the_users_file_wins_over_the_sites_and_a_variable_over_both(home: Path)
         ("[sharing.partition.gpu]\nmax_slowdwn = 1.2\n", "did you mean 'max_slowdown'?"),
     ],
 )
-def test_an_unknown_key_is_an_error_with_the_nearest_name(home: Path, text: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load(home, text)
-    assert message in str(caught.value)
-    assert "site.toml" in str(caught.value)
+def test_an_unknown_key_stops_nobody_and_is_a_warning_with_the_nearest_name(
+    home: Path, text: str, message: str
+) -> None:
+    (warning,) = load(home, text).warnings
+    assert message in warning
+    assert "site.toml" in warning
 
 
 def test_everything_wrong_in_a_file_is_said_at_once(home: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(home, "[sharing]\nmods = 1\nshard_mib = 0\n[slurm]\ntimeout_s = -1\n")
-    assert len(str(caught.value).splitlines()) == 3
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_what_only_nodes_read_does_not_keep_anybody_from_submitting(home: Path) -> None:

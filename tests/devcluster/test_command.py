@@ -13,9 +13,10 @@ from typing import Iterator, Optional
 import pytest
 
 import slurm_gpumem
-from slurm_gpumem.devcluster import processes, record
+from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.state import load
 from tests.devcluster.slurm_jobs import wait_until
 
 pytestmark = pytest.mark.slurm
@@ -51,7 +52,7 @@ def up_options(state: Path) -> list[str]:
 @pytest.fixture
 def state(state_folder: Path) -> Iterator[Path]:
     yield state_folder
-    known = record.load(Layout(state_folder))
+    known = load(Layout(state_folder))
     assert known is None or not any(processes.alive(process) for process in known.processes)
 
 
@@ -170,7 +171,7 @@ def test_an_ordinary_user_can_have_a_cluster(state: Path) -> None:
     up = run_gpumem(*up_options(home), user="nobody", package=package)
     assert up.returncode == 0, up.stderr
     try:
-        known = record.load(Layout(home))
+        known = load(Layout(home))
         assert known is not None
         owners = {os.stat(f"/proc/{process.pid}").st_uid for process in known.processes}
         assert owners == {pwd.getpwnam("nobody").pw_uid}

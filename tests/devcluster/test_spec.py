@@ -9,8 +9,8 @@ import pytest
 
 from slurm_gpumem.devcluster.config import Place, gres_conf, slurm_conf
 from slurm_gpumem.devcluster.layout import Layout
-from slurm_gpumem.devcluster.record import Record, load, save
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
+from slurm_gpumem.devcluster.state import ClusterState, load, save
 from slurm_gpumem.errors import DevClusterError, UsageError
 
 STATE = Path("/somewhere")
@@ -52,16 +52,16 @@ def test_a_node_without_gpus_has_no_line_in_gres_conf() -> None:
     assert "c1" not in gres_conf(spec, place)
 
 
-def test_a_record_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_the_state_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     spec = ClusterSpec(
         nodes=default_nodes(2), extra_conf=("KillWait=7",), slurm_root=Path("/tree"), state=tmp_path
     )
-    save(Layout(tmp_path), Record(spec))
-    assert load(Layout(tmp_path)) == Record(spec)
+    save(Layout(tmp_path), ClusterState(spec))
+    assert load(Layout(tmp_path)) == ClusterState(spec)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99}', '{"schema": 1}'])
-def test_a_broken_record_is_told_not_guessed(tmp_path: Path, text: str) -> None:
-    Layout(tmp_path).record.write_text(text)
+def test_a_broken_state_file_is_reported_not_guessed(tmp_path: Path, text: str) -> None:
+    Layout(tmp_path).state_file.write_text(text)
     with pytest.raises(DevClusterError, match=r"devcluster\.json"):
         load(Layout(tmp_path))

@@ -14,7 +14,7 @@ import pytest
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import wait_for_job
-from slurm_gpumem.devcluster.ledger import Gpu
+from slurm_gpumem.devcluster.ledger import LedgerGpu
 from slurm_gpumem.devcluster.spec import default_nodes
 from tests.devcluster.slurm_jobs import jobs_on_gpus, submit_shared, wait_until
 
@@ -22,10 +22,10 @@ slurm = pytest.mark.slurm
 
 
 @pytest.fixture
-def gpu(tmp_path: Path) -> Gpu:
+def gpu(tmp_path: Path) -> LedgerGpu:
     (tmp_path / "ledger").mkdir()
     ledger.create(tmp_path / "ledger", {"n1": [1000]})
-    return Gpu(tmp_path / "ledger", "n1", 0)
+    return LedgerGpu(tmp_path / "ledger", "n1", 0)
 
 
 def play(folder: Path, *args: str, visible: str = "0") -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def play(folder: Path, *args: str, visible: str = "0") -> subprocess.CompletedPr
     )
 
 
-def test_it_logs_steps_and_its_peak_stands_in_the_ledger(gpu: Gpu, tmp_path: Path) -> None:
+def test_it_logs_steps_and_its_peak_stands_in_the_ledger(gpu: LedgerGpu, tmp_path: Path) -> None:
     done = play(tmp_path, "--peak", "900", "--steps", "4", "--seconds", "0.1")
     assert done.returncode == 0, done.stderr
     assert "step 4/4 loss " in done.stdout
@@ -52,7 +52,7 @@ def test_it_logs_steps_and_its_peak_stands_in_the_ledger(gpu: Gpu, tmp_path: Pat
     assert gpu.holders() == {}
 
 
-def test_it_follows_a_curve_file(gpu: Gpu, tmp_path: Path) -> None:
+def test_it_follows_a_curve_file(gpu: LedgerGpu, tmp_path: Path) -> None:
     (tmp_path / "curve").write_text("100  # weights\n\n800\n300\n")
     done = play(tmp_path, "--curve", str(tmp_path / "curve"), "--seconds", "0.1")
     assert [line.split(" memory ")[1] for line in done.stdout.splitlines() if line.startswith("step")] == [
@@ -62,7 +62,7 @@ def test_it_follows_a_curve_file(gpu: Gpu, tmp_path: Path) -> None:
     ]
 
 
-def test_more_than_the_gpu_has_ends_in_pytorchs_own_words(gpu: Gpu, tmp_path: Path) -> None:
+def test_more_than_the_gpu_has_ends_in_pytorchs_own_words(gpu: LedgerGpu, tmp_path: Path) -> None:
     gpu.hold(400, "another job")  # by this test's process
     done = play(tmp_path, "--peak", "700", "--seconds", "0.1")
     assert done.returncode == 1
@@ -77,7 +77,7 @@ def test_more_than_the_gpu_has_ends_in_pytorchs_own_words(gpu: Gpu, tmp_path: Pa
 
 
 @pytest.mark.parametrize("curve", ["", "12\nmany\n"])
-def test_a_bad_curve_is_told_without_a_traceback(gpu: Gpu, tmp_path: Path, curve: str) -> None:
+def test_a_bad_curve_is_told_without_a_traceback(gpu: LedgerGpu, tmp_path: Path, curve: str) -> None:
     (tmp_path / "curve").write_text(curve)
     done = play(tmp_path, "--curve", str(tmp_path / "curve"))
     assert done.returncode == 2
@@ -103,7 +103,7 @@ def test_a_job_that_outgrows_its_gpu_fails_in_slurm_as_pytorch_does(make_cluster
     # Both ask for less than they take: together they do not fit, though Slurm thinks they do.
     first = submit_shared(cluster, 10, "gpumem-standin --peak 25000 --steps 300 --seconds 60")
     wait_until(lambda: jobs_on_gpus(cluster) == {"n1 gpu0": [first]})
-    wait_until(lambda: Gpu(cluster.layout.ledger, "n1", 0).holders() == {first: 25000})
+    wait_until(lambda: LedgerGpu(cluster.layout.ledger, "n1", 0).holders() == {first: 25000})
     log = cluster.layout.root / "second.log"
     second = submit_shared(cluster, 10, "gpumem-standin --peak 25000 --seconds 1", output=str(log))
     ended = wait_for_job(cluster, second)
@@ -119,7 +119,7 @@ def test_a_killed_stand_in_frees_its_memory(cluster: Cluster) -> None:
         wait_until(lambda: [job] in jobs_on_gpus(cluster).values())
         name = next(name for name, jobs in jobs_on_gpus(cluster).items() if jobs == [job])
         node, index = name.split(" gpu")
-        gpu = Gpu(cluster.layout.ledger, node, int(index))
+        gpu = LedgerGpu(cluster.layout.ledger, node, int(index))
         os.kill(gpu.pids(job)[0], signal.SIGKILL)
         wait_until(lambda: gpu.holders() == {})
         assert gpu.peaks()[job] > 0

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from slurm_gpumem.devcluster import cluster as devcluster
-from slurm_gpumem.devcluster import processes, record
+from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
+from slurm_gpumem.devcluster.state import load, locked
 from slurm_gpumem.errors import DevClusterError
 from tests.devcluster.slurm_jobs import jobs_on_gpus, submit, submit_shared, wait_until
 
@@ -113,7 +114,7 @@ def test_two_clusters_live_side_by_side(make_cluster: Any) -> None:
 def test_a_broken_configuration_is_told_and_leaves_nothing_running(state_folder: Path) -> None:
     with pytest.raises(DevClusterError, match=r"slurmctld exited right after its start:\n.*"):
         devcluster.up(ClusterSpec(state=state_folder, extra_conf=("SelectType=select/nonsense",)))
-    known = record.load(Layout(state_folder))
+    known = load(Layout(state_folder))
     assert known is not None
     assert known.processes
     assert not any(processes.alive(process) for process in known.processes)
@@ -201,7 +202,7 @@ def test_roots_umask_does_not_shut_other_users_out(make_cluster: Any) -> None:
 
 def test_two_commands_never_work_in_one_folder_at_once(state_folder: Path) -> None:
     with (
-        record.locked(Layout(state_folder)),
+        locked(Layout(state_folder)),
         pytest.raises(DevClusterError, match="is at work in this state"),
     ):
         devcluster.up(ClusterSpec(state=state_folder))

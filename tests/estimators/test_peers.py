@@ -11,12 +11,13 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.published.counting import elements
 from slurm_gpumem.estimators.types import PARTS, TrainingJob
-from slurm_gpumem.summaries.types import Layer, ModelSummary
+from slurm_gpumem.summaries.types import Layer, ModelSummary, Shows
 
 M = 2**20
 # 8 Mi parameters; per sample 1 Mi numbers out of the convolution, 1 Mi out of the in-place ReLU.
 SUMMARY = ModelSummary(
     format="torchsummary",
+    shows=Shows(nesting=False, leading_sizes=False),
     layers=(
         Layer("Sequential", outputs=((-1, M),), leaf=False),
         Layer("Conv2d", outputs=((-1, M),), params=8 * M),

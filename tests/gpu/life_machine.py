@@ -349,7 +349,7 @@ def nvml_costs() -> Dict[str, float]:
                 for name in ("processes", "mps_processes", "memory_mib", "utilization", "power_w", "energy_j")
             },
             "gpm_sample": lambda: nvml.gpm_sample(uuid, sample),
-            "gpm_metrics": lambda: earlier and sample and nvml.gpm_metrics(earlier, sample),
+            "gpm_metrics": lambda: earlier and sample and nvml.gpm_metrics(earlier, sample, {"sm_active": 2}),
             "xids": nvml.xids,
             "accounting_peaks": lambda: nvml.accounting_peaks(uuid),
         }

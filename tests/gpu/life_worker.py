@@ -95,10 +95,10 @@ class OnLedger:
 
     def __init__(self, ledger: str, base_mib: int) -> None:
         sys.path.insert(0, os.path.dirname(ledger))
-        from ledger import Gpu  # the dev cluster's, copied beside the folder
+        from ledger import LedgerGpu  # the dev cluster's, copied beside the folder
 
         number = int(os.environ.get("SLURM_JOB_GPUS", "0"))
-        self.gpu = Gpu(Path(ledger), os.environ.get("SLURMD_NODENAME", os.uname().nodename), number)
+        self.gpu = LedgerGpu(Path(ledger), os.environ.get("SLURMD_NODENAME", os.uname().nodename), number)
         self.pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent"))
         limit = os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")
         self.limit = int(limit.partition("=")[2].rstrip("M")) if limit else 10**9

@@ -1,4 +1,4 @@
-"""A node without a cluster: its folders, the stand-in for MPS, the stand-in GPUs' books, the hooks."""
+"""A node without a cluster: its folders, the stand-in for MPS, the stand-in GPUs' ledger, the hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.devcluster import ledger
-from slurm_gpumem.node.gpus import Gpu, standin_gpus
+from slurm_gpumem.node.gpus import NodeGpu, standin_gpus
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
 
@@ -39,7 +39,7 @@ class Node:
     hooks: Path
 
     @property
-    def gpus(self) -> List[Gpu]:
+    def gpus(self) -> List[NodeGpu]:
         return list(standin_gpus(self.root / "ledger", NODE))
 
     @property

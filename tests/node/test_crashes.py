@@ -18,7 +18,7 @@ import pytest
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node import jobs, roster
 from slurm_gpumem.node.sampler import Sampler
-from slurm_gpumem.node.sources.base import choose_source
+from slurm_gpumem.node.sources.choose import choose_source
 from tests.node.conftest import OTHER_USER, USER, Node, needs_root, samplers_of, until
 
 pytestmark = needs_root
@@ -192,8 +192,8 @@ def _start(node: Node, name: str, job_id: int, *, gpu: int = -1, uid: int = -1) 
 def _hold(node: Node, mib: int, job_id: int) -> subprocess.Popen[bytes]:
     code = (
         "import sys, time; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
-        "from ledger import Gpu\n"
-        "Gpu(Path(sys.argv[1]), 'n1', 0).hold(int(sys.argv[2]), 'x'); time.sleep(60)"
+        "from ledger import LedgerGpu\n"
+        "LedgerGpu(Path(sys.argv[1]), 'n1', 0).hold(int(sys.argv[2]), 'x'); time.sleep(60)"
     )
     env = {"SLURM_JOB_ID": str(job_id)}
     shutil.copy(ledger.__file__, node.root / "ledger.py")

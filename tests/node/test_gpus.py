@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.devcluster import ledger
-from slurm_gpumem.node.gpus import Gpu, parse_numbers, pick, proc_gpus, standin_gpus
+from slurm_gpumem.node.gpus import NodeGpu, parse_numbers, pick, proc_gpus, standin_gpus
 
 INFORMATION = """Model: \t\t NVIDIA A100-SXM4-40GB
 IRQ:   \t\t 286
@@ -49,8 +49,8 @@ def test_proc_maps_device_numbers_to_uuids_whatever_the_bus_order(tmp_path: Path
         folder.mkdir()
         (folder / "information").write_text(INFORMATION.format(uuid=f"GPU-{bus}aa-bb", bus=bus, minor=minor))
     assert proc_gpus(tmp_path) == (
-        Gpu(0, "GPU-47aa-bb", "NVIDIA A100-SXM4-40GB"),
-        Gpu(1, "GPU-07aa-bb", "NVIDIA A100-SXM4-40GB"),
+        NodeGpu(0, "GPU-47aa-bb", "NVIDIA A100-SXM4-40GB"),
+        NodeGpu(1, "GPU-07aa-bb", "NVIDIA A100-SXM4-40GB"),
     )
 
 
@@ -66,7 +66,7 @@ def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
 
 
 def test_a_job_gets_its_gpus_in_slurms_order() -> None:
-    gpus = [Gpu(number, f"GPU-{number:04x}") for number in range(4)]
+    gpus = [NodeGpu(number, f"GPU-{number:04x}") for number in range(4)]
     assert [gpu.number for gpu in pick(gpus, (3, 1, 9))] == [3, 1]
 
 

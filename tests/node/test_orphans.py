@@ -6,10 +6,10 @@ import time
 import pytest
 
 from slurm_gpumem.node import jobs
-from slurm_gpumem.node.complaints import Complaints
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.orphans import Orphans
+from slurm_gpumem.node.problem_log import ProblemLog
 from tests.node.conftest import USER, Node, needs_root
 
 pytestmark = needs_root
@@ -17,7 +17,7 @@ pytestmark = needs_root
 
 @pytest.fixture
 def orphans(node: Node) -> Orphans:
-    made = Orphans(node.folder, node.config, Complaints(node.folder.root))
+    made = Orphans(node.folder, node.config, ProblemLog(node.folder.root))
     made.stop([])  # the first time it searches /proc
     return made
 

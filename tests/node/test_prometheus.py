@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main as gpumem
 from slurm_gpumem.node import jobs, records
-from slurm_gpumem.node.prometheus import METRICS, render
+from slurm_gpumem.node.metrics import METRICS
+from slurm_gpumem.node.prometheus import render
 from slurm_gpumem.node.tally import Tally, load_tally
 from tests.node.conftest import REPOSITORY, until
 from tests.node.exposition import parse

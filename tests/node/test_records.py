@@ -178,10 +178,10 @@ def test_a_process_whose_memory_is_unknown_makes_no_peak() -> None:
 
 
 def test_a_new_sampler_takes_up_peaks_events_and_shards() -> None:
-    usage = JobUsage(1, shards=8, verified=True, limit_mib=8192, met={9}, events=[{"kind": "xid"}])
+    usage = JobUsage(1, shards=8, verified=True, limit_mib=8192, companions={9}, events=[{"kind": "xid"}])
     usage.note_peak("GPU-aa", 500.0)
     again = usage_from(json.loads(json.dumps(usage.as_json())))
-    assert (again.peak_mib(), again.shards, again.verified, again.met, again.events) == (
+    assert (again.peak_mib(), again.shards, again.verified, again.companions, again.events) == (
         500.0,
         8,
         True,

@@ -12,15 +12,15 @@ import pytest
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.node import jobs, records
-from slurm_gpumem.node.gpus import Gpu
+from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.service import sampler_environment
 from slurm_gpumem.node.sources.base import GpuProcess, GpuSample, SourceError
-from slurm_gpumem.node.status import as_json, look, render
+from slurm_gpumem.node.status import as_json, read_status, render
 from tests.node.conftest import until
 
-GPUS = [Gpu(number, f"GPU-0000000{number}", "card", 80_000) for number in range(8)]
+GPUS = [NodeGpu(number, f"GPU-0000000{number}", "card", 80_000) for number in range(8)]
 
 
 class Played:
@@ -359,7 +359,7 @@ def test_the_screen_shows_who_shares_what(desk: Desk) -> None:
     desk.job(12, claim={"shards": "20"})
     desk.hold({desk.process(11): 9 * 1024.0, desk.process(12): 18 * 1024.0})
     desk.live()
-    lines = render(look(desk.folder, desk.config))
+    lines = render(read_status(desk.folder, desk.config))
     assert lines[0].startswith("n1  no sampler runs · source played, 0 s ago")
     assert "gpu0 ▕█████▒▒▒▒▒▒▒▒▒▒" in lines[2]
     assert "2.0/78.1 GiB  SM 50%  300 W" in lines[2]
@@ -369,18 +369,18 @@ def test_the_screen_shows_who_shares_what(desk: Desk) -> None:
     )
     assert "▒       12 user12     now   18.0" in lines[4]
     assert all(len(line) <= 100 for line in lines)
-    assert all(line.isascii() for line in render(look(desk.folder, desk.config), utf8=False))
-    assert as_json(look(desk.folder, desk.config))["jobs"]["11"]["peak_mib"] == 9216.0
+    assert all(line.isascii() for line in render(read_status(desk.folder, desk.config), utf8=False))
+    assert as_json(read_status(desk.folder, desk.config))["jobs"]["11"]["peak_mib"] == 9216.0
 
 
 def test_a_name_cannot_paint_the_screen(desk: Desk) -> None:
     jobs.put(desk.folder, NodeJob(1, os.getuid(), "\x1b[2Jevil\n", (GPUS[0].uuid,), "mps", time.time()))
     desk.live()
-    assert not any("\x1b" in line or "\n" in line for line in render(look(desk.folder, desk.config)))
+    assert not any("\x1b" in line or "\n" in line for line in render(read_status(desk.folder, desk.config)))
 
 
 def test_a_node_without_shared_jobs_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no shared job has run on this node"):
-        look(RunFolder(tmp_path / "missing"), NodeConfig())
+        read_status(RunFolder(tmp_path / "missing"), NodeConfig())
     RunFolder(tmp_path).make()
-    assert "no shared job is on this node" in render(look(RunFolder(tmp_path), NodeConfig()))
+    assert "no shared job is on this node" in render(read_status(RunFolder(tmp_path), NodeConfig()))

@@ -8,27 +8,28 @@ from typing import Optional
 
 import pytest
 
-from slurm_gpumem.recovery.patterns import VOICES
-from slurm_gpumem.recovery.sighting import Sighting, look
+from slurm_gpumem.formats.verdicts import VERDICTS
+from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
+from slurm_gpumem.recovery.patterns import PATTERNS
 from slurm_gpumem.recovery.tail import read_tail
-from slurm_gpumem.recovery.weigh import Measured, weigh
+from slurm_gpumem.recovery.verdict import Measured, verdict_on
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*/*.txt"))
 FULL = Measured(peak_mib=11_900, limit_mib=12_288, samples=60, fresh=True)
 
 
-def seen(path: Path) -> Sighting:
-    return look(read_tail(str(path)))
+def judged(path: Path) -> LogVerdict:
+    return judge_log(read_tail(str(path)))
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_log_says_what_its_folder_is_called(path: Path) -> None:
-    found = seen(path)
+    found = judged(path)
     assert (found.kind.value if found.kind else "none") == path.parent.name
 
 
 def verdict(path: Path, measured: Measured = Measured()) -> Optional[str]:  # noqa: B008
-    return weigh(seen(path), measured)
+    return verdict_on(judged(path), measured)
 
 
 def test_no_log_of_another_failure_leads_to_a_requeue_and_no_out_of_memory_is_missed() -> None:
@@ -39,15 +40,22 @@ def test_no_log_of_another_failure_leads_to_a_requeue_and_no_out_of_memory_is_mi
     assert [path.name for path in ooms if verdict(path) != "oom"] == []
 
 
+@pytest.mark.parametrize("name", VERDICTS)
+def test_every_verdict_has_logs_that_lead_to_it(name: str) -> None:
+    samples = [path for path in LOGS if path.parent.name == name]
+    assert samples
+    assert {verdict(path) for path in samples} == {name}
+
+
 def test_an_ambiguous_error_is_one_of_memory_when_the_peak_was_at_the_limit() -> None:
     ambiguous = [path for path in LOGS if path.parent.name == "maybe"]
     assert {verdict(path, FULL) for path in ambiguous} == {"oom"}
     assert {verdict(path, FULL._replace(peak_mib=6000)) for path in ambiguous} == {None}
 
 
-def test_every_voice_has_a_sample_of_its_name() -> None:
+def test_every_pattern_has_a_sample_of_its_name() -> None:
     names = [path.stem for path in LOGS]
-    missing = [voice.name for voice in VOICES if not any(name.startswith(voice.name) for name in names)]
+    missing = [row.name for row in PATTERNS if not any(name.startswith(row.name) for name in names)]
     assert missing == []
 
 
@@ -58,5 +66,5 @@ def test_a_full_tail_is_judged_in_a_tenth_of_a_second(tmp_path: Path) -> None:
     )
     text = read_tail(str(path))
     began = time.process_time()
-    look(text)
+    judge_log(text)
     assert time.process_time() - began < 0.5

@@ -122,7 +122,7 @@ def test_host_memory_is_told_apart(module_site: Site, lives: Dict[str, str]) -> 
 
 def test_the_reasons_are_in_the_log(module_site: Site, lives: Dict[str, str]) -> None:
     for name, reason in {
-        "no-requeue": "its owner said --no-requeue",
+        "no-requeue": "its owner asked for --no-requeue",
         "het": "the parts of a heterogeneous job",
     }.items():
         module_site.ended(lives[name], "FAILED")

@@ -8,9 +8,11 @@ from typing import Any, Callable, Dict, Tuple
 import pytest
 
 from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.config.read import read_tables
+from slurm_gpumem.config.schema import SECTIONS
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.site.doctor import examine
-from slurm_gpumem.site.findings import Answer, Finding, Severity, answer_of
+from slurm_gpumem.site.doctor import CHECKS, Check, examine
+from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
 from slurm_gpumem.site.lua_report import LuaReport
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.slurm.queue import QueuedJob
@@ -79,12 +81,18 @@ OLD: Callable[..., Snapshot] = lambda **fields: replace(  # noqa: E731
 
 
 def test_a_healthy_cluster_is_ok_and_says_so_in_one_line() -> None:
-    answer = examine(HEALTHY)
-    assert answer.text() == "GPUMEM OK - Slurm 24.11.5: GPUs are shared as they should be"
-    assert int(answer.severity) == 0
+    diagnosis = examine(HEALTHY)
+    assert diagnosis.text() == "GPUMEM OK - Slurm 24.11.5: GPUs are shared as they should be"
+    assert int(diagnosis.severity) == 0
 
 
 CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
+    "a slip in gpumem.toml": (
+        replace(HEALTHY, problems=read_tables({"sharing": {"mod": "on"}}, "gpumem.toml", SECTIONS).problems),
+        Severity.WARNING,
+        "site-file",
+        "gpumem.toml",
+    ),
     "no shares in GresTypes": (config(GresTypes="gpu"), Severity.CRITICAL, "gres-types", "gpumem setup"),
     "no shares on nodes": (node(Gres="gpu:a100:4"), Severity.CRITICAL, "no-shares", "gpumem setup"),
     "cons_res": (config(SelectType="select/cons_res"), Severity.CRITICAL, "select-type", "select/cons_tres"),
@@ -181,7 +189,7 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         lua(broken=(("job_submit.lua", "line 3: x"),)),
         Severity.CRITICAL,
         "lua-broken",
-        "mend the file",
+        "fix the file",
     ),
     "module broken": (
         replace(HEALTHY, lua=LuaReport(broken=(("gpumem.lua", "x"),))),
@@ -232,12 +240,23 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_each_trap_is_found_with_what_why_and_how(case: str) -> None:
-    snapshot, severity, check, mend = CASES[case]
+    snapshot, severity, check, fix = CASES[case]
     found = [finding for finding in examine(snapshot).findings if finding.check == check]
     assert [finding.severity for finding in found] == [severity]
-    assert mend in found[0].mend
+    assert fix in found[0].fix
     assert found[0].what
     assert found[0].why
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_check_has_a_case_that_it_finds(check: Check) -> None:
+    found = [finding for snapshot, _, _, _ in CASES.values() for finding in check(snapshot)]
+    assert {finding.check for finding in found} & {name for _, _, name, _ in CASES.values()}
+
+
+def test_the_page_documents_every_finding() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "admin" / "doctor.md").read_text()
+    assert [name for _, _, name, _ in CASES.values() if f"`{name}`" not in page] == []
 
 
 def test_limits_and_weights_that_have_their_twin_are_fine() -> None:
@@ -258,23 +277,23 @@ def test_a_wildcard_table_fits_every_partition() -> None:
 
 def test_what_is_critical_decides_and_comes_first() -> None:
     findings = [
-        Finding(severity, severity.name, "what", "why", "mend")
+        Finding(severity, severity.name, "what", "why", "fix")
         for severity in (Severity.NOTE, Severity.UNKNOWN, Severity.WARNING, Severity.CRITICAL)
     ]
-    answer = answer_of(findings, "22.05.8")
-    assert answer.severity is Severity.CRITICAL
-    assert [finding.check for finding in answer.findings] == ["CRITICAL", "WARNING", "UNKNOWN", "NOTE"]
-    assert answer.without(["CRITICAL", "WARNING"]).severity is Severity.UNKNOWN
-    assert answer_of([findings[0]], "x").severity is Severity.OK
+    diagnosis = diagnose(findings, "22.05.8")
+    assert diagnosis.severity is Severity.CRITICAL
+    assert [finding.check for finding in diagnosis.findings] == ["CRITICAL", "WARNING", "UNKNOWN", "NOTE"]
+    assert diagnosis.without(["CRITICAL", "WARNING"]).severity is Severity.UNKNOWN
+    assert diagnose([findings[0]], "x").severity is Severity.OK
 
 
 def test_no_line_holds_what_nagios_takes_for_figures() -> None:
-    answer = Answer((Finding(Severity.WARNING, "c", "a|b\nc", "d|e", "f"),), "1")
-    assert "|" not in answer.text()
-    assert answer.text().splitlines() == [
+    diagnosis = Diagnosis((Finding(Severity.WARNING, "c", "a|b\nc", "d|e", "f"),), "1")
+    assert "|" not in diagnosis.text()
+    assert diagnosis.text().splitlines() == [
         "GPUMEM WARNING - Slurm 1: 1 warning - a/b c",
         "warning c: a/b c; d/e",
-        "    mend: f",
+        "    fix: f",
     ]
 
 
@@ -291,9 +310,13 @@ def test_partitions_with_the_same_trouble_are_one_finding() -> None:
 
 
 def test_the_json_answer_is_complete() -> None:
-    answer = json.loads(json.dumps(examine(config(GresTypes="gpu")).as_json()))
-    assert (answer["schema"], answer["status"], answer["exit_code"]) == ("gpumem-doctor/1", "critical", 2)
-    assert set(answer["findings"][0]) == {"severity", "check", "what", "why", "mend"}
+    diagnosis = json.loads(json.dumps(examine(config(GresTypes="gpu")).as_json()))
+    assert (diagnosis["schema"], diagnosis["status"], diagnosis["exit_code"]) == (
+        "gpumem-doctor/1",
+        "critical",
+        2,
+    )
+    assert set(diagnosis["findings"][0]) == {"severity", "check", "what", "why", "fix"}
 
 
 NODES = (
@@ -359,7 +382,7 @@ def test_a_file_that_is_no_toml_is_a_warning(tmp_path: Path) -> None:
     assert "is not valid TOML" in finding.what
 
 
-def test_without_a_slurm_the_answer_is_unknown(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_without_a_slurm_the_diagnosis_is_unknown(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert main(["doctor"]) == 3
     assert capsys.readouterr().out.startswith(

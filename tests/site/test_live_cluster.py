@@ -66,7 +66,7 @@ def test_the_doctor_finds_what_is_wrong_on_a_live_cluster(make_cluster: Any) -> 
     plain = gpumem(cluster, "doctor")
     assert plain.returncode == 1
     assert plain.stdout.startswith("GPUMEM WARNING - Slurm ")
-    assert plain.stdout.count("\n    mend: ") == len(found) + len(checks(cluster, "note"))
+    assert plain.stdout.count("\n    fix: ") == len(found) + len(checks(cluster, "note"))
 
 
 def test_mixed_jobs_are_critical_where_slurm_lets_them_collide(make_cluster: Any) -> None:

@@ -15,7 +15,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
-from slurm_gpumem.site.setup import Wishes, propose, write_files
+from slurm_gpumem.site.setup import SetupOptions, propose, write_files
 from slurm_gpumem.site.slurm_conf import edit_slurm_conf, wanted_settings
 from slurm_gpumem.site.snapshot import Snapshot
 
@@ -119,8 +119,8 @@ def test_a_cluster_has_shards_or_mps_never_both() -> None:
     assert wanted_settings(both, SitePlan((A100,)))["GresTypes"] == "gpu,shard"
     running = snapshot()
     nodes = tuple({**node, "Gres": "gpu:a100:4,shard:a100:160"} for node in running.nodes)
-    wishes = Wishes(gpus=("n1=a100:4:40G",), gres="mps")
-    notes = propose(wishes, replace(running, nodes=nodes), memory_of).notes
+    options = SetupOptions(gpus=("n1=a100:4:40G",), gres="mps")
+    notes = propose(options, replace(running, nodes=nodes), memory_of).notes
     assert "n2: has shard; a cluster has one of the two, so name these too" in notes
 
 
@@ -136,13 +136,13 @@ def test_gpus_that_are_divided_stay_so_unless_a_reserve_is_asked_for() -> None:
     running = snapshot()
     nodes = tuple({**node, "Gres": "gpu:a100:4,shard:a100:160"} for node in running.nodes)
 
-    def gres_of(wishes: Wishes) -> str:
-        plan = propose(wishes, replace(running, nodes=nodes), memory_of).plan
+    def gres_of(options: SetupOptions) -> str:
+        plan = propose(options, replace(running, nodes=nodes), memory_of).plan
         return node_gres(plan, plan.groups[0])
 
-    assert gres_of(Wishes()) == "gpu:a100:4,shard:a100:160"
-    assert "--reserve 1G does" in propose(Wishes(), replace(running, nodes=nodes), memory_of).notes[0]
-    assert gres_of(Wishes(reserve_mib=2048)) == "gpu:a100:4,shard:a100:152"
+    assert gres_of(SetupOptions()) == "gpu:a100:4,shard:a100:160"
+    assert "--reserve 1G does" in propose(SetupOptions(), replace(running, nodes=nodes), memory_of).notes[0]
+    assert gres_of(SetupOptions(reserve_mib=2048)) == "gpu:a100:4,shard:a100:152"
 
 
 def test_settings_are_added_to_and_not_replaced() -> None:
@@ -204,20 +204,20 @@ def test_editing_twice_changes_nothing_more(text: str, settings: Dict[str, str])
 
 def test_a_site_without_plugin_gets_ours_and_one_with_its_own_gets_two_changes() -> None:
     own = "-- policy\nfunction slurm_job_submit(desc, parts, uid)\n  return slurm.SUCCESS\nend\n"
-    proposal = propose(Wishes(), snapshot({"job_submit.lua": own}), memory_of)
+    proposal = propose(SetupOptions(), snapshot({"job_submit.lua": own}), memory_of)
     assert (
         "pcall(function() gpumem.job_submit(desc, parts) end)  -- gpumem\n  return"
         in proposal.files["job_submit.lua"]
     )
     assert proposal.files["job_submit.lua"].count("-- gpumem\n") == 4
-    again = propose(Wishes(), snapshot({"job_submit.lua": proposal.files["job_submit.lua"]}), memory_of)
+    again = propose(SetupOptions(), snapshot({"job_submit.lua": proposal.files["job_submit.lua"]}), memory_of)
     assert again.files["job_submit.lua"] == proposal.files["job_submit.lua"]
-    odd = propose(Wishes(), snapshot({"job_submit.lua": "return require('policy')"}), memory_of)
+    odd = propose(SetupOptions(), snapshot({"job_submit.lua": "return require('policy')"}), memory_of)
     assert "by hand" in " ".join(odd.notes)
 
 
 def test_an_unreadable_slurm_conf_is_compared_with_what_the_controller_says() -> None:
-    diff = propose(Wishes(), snapshot(GresTypes="gpu"), memory_of).diff()
+    diff = propose(SetupOptions(), snapshot(GresTypes="gpu"), memory_of).diff()
     assert "-GresTypes=gpu\n" in diff
     assert "+GresTypes=gpu,shard\n" in diff
     assert "-NodeName=n1 Gres=gpu:a100:4\n" in diff
@@ -226,12 +226,12 @@ def test_an_unreadable_slurm_conf_is_compared_with_what_the_controller_says() ->
 
 def test_a_gres_conf_keeps_its_gpu_lines_and_drops_old_shares() -> None:
     conf = "AutoDetect=nvml\nName=mps Count=400\n"
-    text = propose(Wishes(), snapshot({"gres.conf": conf}), memory_of).files["gres.conf"]
+    text = propose(SetupOptions(), snapshot({"gres.conf": conf}), memory_of).files["gres.conf"]
     assert text == "AutoDetect=nvml\nNodeName=n[1-2] Name=shard Type=a100 Count=156\n"
 
 
 def test_files_are_only_written_into_a_fresh_folder(tmp_path: Path) -> None:
-    proposal = propose(Wishes(), snapshot(), memory_of)
+    proposal = propose(SetupOptions(), snapshot(), memory_of)
     write_files(proposal, tmp_path / "new" / "folder")
     assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == set(proposal.files)
     with pytest.raises(UsageError, match="fresh folder"):

@@ -150,7 +150,8 @@ def features(summary: ModelSummary, walk: Walk, result: Replay, total_mib: float
         at_peak[WORKSPACE] / total,
         float(result.phase == "optimizer"),
         float(result.phase == "forward"),
-        float(summary.format == "torchsummary"),
+        # The fit calls texts without nesting by the tool that wrote all of those that it has seen.
+        float(not summary.shows.nesting),
         float(not summary.has_shapes),
         float(not summary.complete),
         float(walk.has_guesses),

@@ -32,11 +32,12 @@ class Node:
 
 def build_tree(summary: ModelSummary) -> List[Node]:
     """The top-level modules of a summary."""
-    if summary.format == "keras":
-        # Its channels come last; inputs that were inferred for channels first are wrong.
+    if summary.shows.channels_last:
+        # Inputs that were inferred for channels first are wrong.
         return _from_depths([_without_derived_inputs(row) for row in summary.layers])
-    if summary.format.startswith(("torchsummary", "torch-summary/flat")):
-        return _from_closing_rows(_with_windows(summary.layers))
+    if not summary.shows.nesting:
+        rows = summary.layers if summary.shows.leading_sizes else _with_windows(summary.layers)
+        return _from_closing_rows(rows)
     roots = _from_depths(summary.layers)
     if any(row.kind.startswith(_PARAMETRIZED) for row in summary.layers):
         for node in roots:
@@ -60,7 +61,7 @@ def _params_in(nodes: Sequence[Node]) -> int:
 
 
 def _with_windows(rows: Sequence[Layer]) -> Sequence[Layer]:
-    """Restore the windows that torchsummary's "-1" hides: [batch · windows, tokens, width] is printed
+    """Restore the windows where "-1" replaces the first size: [batch · windows, tokens, width] is printed
     as [-1, tokens, width], so that the tokens of all windows but one would be lost."""
     if not any("Window" in row.kind for row in rows):
         return rows
@@ -112,7 +113,7 @@ def _from_closing_rows(rows: Sequence[Layer]) -> List[Node]:
     open_nodes: List[Node] = []
     for row in rows:
         if not row.params and row.outputs and scales_branch(row.kind):
-            # torchsummary does not count bare parameters.
+            # Parameters that belong to no layer are not counted.
             row = replace(row, params=row.outputs[0][1])
         node = Node(row)
         family = family_of(row.kind)

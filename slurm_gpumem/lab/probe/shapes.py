@@ -25,7 +25,7 @@ from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
 from slurm_gpumem.lab.probe.cases import RUNS, TIMM
 from slurm_gpumem.lab.score.accuracy import part_of
 from slurm_gpumem.lab.score.trace_rows import path_of
-from slurm_gpumem.summaries.own import parse_own
+from slurm_gpumem.summaries.own import parse as parse_own
 from slurm_gpumem.summaries.trace_types import Convolution, evaluate
 
 LARGEST = 3 << 30

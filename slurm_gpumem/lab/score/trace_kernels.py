@@ -19,7 +19,7 @@ from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.score.trace_rows import path_of, trace_missing
 from slurm_gpumem.lab.traced_work import FILE, line_of, write_traced
 from slurm_gpumem.lab.utilization_runs import Solo, load_solo
-from slurm_gpumem.summaries.own import parse_own
+from slurm_gpumem.summaries.own import parse as parse_own
 
 
 def main(argv: Optional[List[str]] = None) -> int:

@@ -33,7 +33,7 @@ from slurm_gpumem.lab.score import trace_figures as figures
 from slurm_gpumem.lab.score.accuracy import part_of, quantile
 from slurm_gpumem.lab.score.trace_figures import Traced
 from slurm_gpumem.lab.score.trace_rows import path_of
-from slurm_gpumem.summaries.own import parse_own
+from slurm_gpumem.summaries.own import parse as parse_own
 
 MIB = 1 << 20
 COVERAGE = 0.9885

@@ -1,21 +1,17 @@
-"""Where measurements come from: one protocol, and the choice of the best source this node has.
+"""What is measured, and the protocol of whatever measures it. choose.py picks a node's source.
 
 A value that a source does not have is None, never 0.
 """
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
-from typing import Dict, Optional, Protocol, Sequence, Tuple
-
-from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.node.gpus import Gpu
+from typing import Dict, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One look at one GPU. Activities are parts of 1 since the look before."""
+    """One reading of one GPU. Activities are parts of 1 since the reading before. MEASURES has a row each."""
 
     memory_used_mib: Optional[float] = None
     memory_total_mib: Optional[float] = None
@@ -25,6 +21,30 @@ class GpuSample:
     utilization: Optional[float] = None
     """Part of the time in which any kernel ran at all."""
     power_w: Optional[float] = None
+
+
+class Measure(NamedTuple):
+    """One value of a sample: where it comes from and what is kept of it."""
+
+    field: str
+    """Of GpuSample; the live file has it under the same name."""
+    mean: bool = True
+    """Whether a job's record has the mean over the job's time on the GPU, as `gpu_FIELD`."""
+    gpm: Optional[int] = None
+    """Number of NVML's GPM metric, where that is its source: a percentage."""
+    dcgm: Optional[int] = None
+    """Number of DCGM's field, where that is its source: a part of 1."""
+
+
+MEASURES: Tuple[Measure, ...] = (
+    Measure("memory_used_mib", mean=False),
+    Measure("memory_total_mib", mean=False),
+    Measure("sm_active", gpm=2, dcgm=1002),
+    Measure("sm_occupancy", gpm=3, dcgm=1003),
+    Measure("dram_active", gpm=10, dcgm=1005),
+    Measure("utilization"),
+    Measure("power_w"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,18 +58,18 @@ class GpuProcess:
 
 
 class SourceError(Exception):
-    """A GPU or its source does not answer now; the next look may succeed."""
+    """A GPU or its source does not answer now; the next reading may succeed."""
 
 
 class MetricSource(Protocol):
-    """Anything that can look at GPUs."""
+    """Anything that can measure GPUs."""
 
     name: str
 
     def sample(self, uuid: str) -> GpuSample: ...
 
     def energy_j(self, uuid: str) -> Optional[float]:
-        """A counter that only grows; asking for it may be dear."""
+        """A counter that only grows; reading it may be expensive."""
 
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]: ...
 
@@ -84,30 +104,3 @@ class NoSource:
 
     def close(self) -> None:
         return None
-
-
-def choose_source(config: NodeConfig, node: str, gpus: Sequence[Gpu]) -> MetricSource:
-    """The configured source, or the best of DCGM, GPM and NVML that answers; NoSource when none does."""
-    if config.ledger is not None or config.source == "standin":
-        from slurm_gpumem.node.sources.standin import StandinSource
-
-        return StandinSource(config.ledger, node)
-    from slurm_gpumem.node.nvml import Nvml, NvmlError
-    from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
-
-    try:
-        nvml = Nvml()
-        indexes = {uuid: index for index, uuid in nvml.devices()}
-        base = NvmlSource(nvml, list(indexes))
-    except (OSError, NvmlError):
-        return NoSource()
-    if config.source in ("auto", "dcgm") and shutil.which("dcgmi"):
-        from slurm_gpumem.node.sources.dcgm import DcgmSource
-
-        dcgm = DcgmSource(base, indexes, config.interval_s)
-        if dcgm.answers():
-            return dcgm
-        dcgm.stop()
-    if config.source in ("auto", "gpm") and any(nvml.gpm_supported(uuid) for uuid in indexes):
-        return GpmSource(base)
-    return base

@@ -8,25 +8,27 @@ import time
 from dataclasses import replace
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_gpumem.node.sources.base import GpuProcess, GpuSample
+from slurm_gpumem.node.sources.base import MEASURES, GpuProcess, GpuSample
 from slurm_gpumem.node.sources.nvml import NvmlSource
 
-FIELDS = {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active"}
-"""DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
+FIELDS: Mapping[int, str] = {measure.dcgm: measure.field for measure in MEASURES if measure.dcgm is not None}
+"""By DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
 
 
 _KEPT_ROWS = 600
 
 
-def parse_dmon(lines: Iterable[str]) -> Dict[int, Dict[str, Optional[float]]]:
+def parse_dmon(
+    lines: Iterable[str], fields: Mapping[int, str] = FIELDS
+) -> Dict[int, Dict[str, Optional[float]]]:
     """GPU number → its last values. Headers repeat; N/A is None; odd lines are passed over."""
     found: Dict[int, Dict[str, Optional[float]]] = {}
     for line in lines:
         words = line.split()
         # "GPU 0   0.312 ..." and, with MIG, "GPU-I 1", "GPU-CI 2", which are no whole GPUs.
-        if len(words) != 2 + len(FIELDS) or words[0] != "GPU" or not words[1].isdigit():
+        if len(words) != 2 + len(fields) or words[0] != "GPU" or not words[1].isdigit():
             continue
-        found[int(words[1])] = dict(zip(FIELDS.values(), map(_number, words[2:])))
+        found[int(words[1])] = dict(zip(fields.values(), map(_number, words[2:])))
     return found
 
 
@@ -48,11 +50,18 @@ class DcgmSource:
 
     name = "dcgm"
 
-    def __init__(self, base: NvmlSource, indexes: Mapping[str, int], interval_s: float) -> None:
+    def __init__(
+        self,
+        base: NvmlSource,
+        indexes: Mapping[str, int],
+        interval_s: float,
+        fields: Mapping[int, str] = FIELDS,
+    ) -> None:
         self._base = base
         self._indexes = indexes
+        self._fields = fields
         self._command = [
-            "dcgmi", "dmon", "-e", ",".join(map(str, FIELDS)), "-d", str(max(100, int(interval_s * 1000))),
+            "dcgmi", "dmon", "-e", ",".join(map(str, fields)), "-d", str(max(100, int(interval_s * 1000))),
         ]  # fmt: skip
         self._stream: Optional[subprocess.Popen[bytes]] = None
         self._rest = b""
@@ -76,12 +85,12 @@ class DcgmSource:
     def sample(self, uuid: str) -> GpuSample:
         self._read()
         index = self._indexes.get(uuid, -1)
-        # dcgmi prints more often than it is asked here: the mean of what it said since.
+        # dcgmi prints more often than this is called: the mean of what it has printed since.
         latest = self._latest.get(index, {})
         rows = self._rows.pop(index, None) or [latest]
         values = {
             name: None if latest.get(name) is None else _mean([row.get(name) for row in rows])
-            for name in FIELDS.values()
+            for name in self._fields.values()
         }
         return replace(self._base.sample(uuid), **values)
 
@@ -124,7 +133,7 @@ class DcgmSource:
             os.set_blocking(self._stream.stdout.fileno(), False)
         lines, ended = self._lines()
         for line in lines:
-            for index, values in parse_dmon([line]).items():
+            for index, values in parse_dmon([line], self._fields).items():
                 self._latest[index] = values
                 self._rows.setdefault(index, []).append(values)
                 del self._rows[index][:-_KEPT_ROWS]

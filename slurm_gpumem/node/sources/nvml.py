@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.node.nvml import Nvml, NvmlError
-from slurm_gpumem.node.sources.base import GpuProcess, GpuSample, SourceError
+from slurm_gpumem.node.sources.base import MEASURES, GpuProcess, GpuSample, SourceError
 
 _CLIENTS_EVERY = 10
+_GPM_METRICS = {measure.field: measure.gpm for measure in MEASURES if measure.gpm is not None}
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class _Clients:
     """None when the driver cannot tell."""
     listed: FrozenSet[int]
     """All that were there when it was asked."""
-    looks_left: int
+    readings_left: int
 
 
 class NvmlSource:
@@ -65,9 +66,9 @@ class NvmlSource:
     def _look_for_clients(
         self, uuid: str, found: Dict[int, Optional[float]], known: Optional[_Clients]
     ) -> _Clients:
-        """Who is an MPS client: asked when a process is new, and now and then; it is a second dear call."""
-        if known is not None and known.looks_left and known.listed.issuperset(found):
-            return replace(known, looks_left=known.looks_left - 1)
+        """Which processes are MPS clients: an expensive call, made when one is new and every few readings."""
+        if known is not None and known.readings_left and known.listed.issuperset(found):
+            return replace(known, readings_left=known.readings_left - 1)
         clients = self.nvml.mps_processes(uuid)
         if clients is None:
             return _Clients(None, frozenset(found), _CLIENTS_EVERY)
@@ -110,7 +111,11 @@ class GpmSource:
             if now is None:
                 return plain
             self._samples[uuid] = (now, before)
-            return plain if before is None else replace(plain, **self._base.nvml.gpm_metrics(before, now))
+            return (
+                plain
+                if before is None
+                else replace(plain, **self._base.nvml.gpm_metrics(before, now, _GPM_METRICS))
+            )
         except NvmlError as error:
             self._samples.pop(uuid, None)
             raise SourceError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Measurements of the dev cluster's stand-in GPUs, from the books in which its jobs write what they hold."""
+"""Measurements of the dev cluster's stand-in GPUs, from the ledger in which its jobs write what they hold."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class StandinSource:
         self._mps: Dict[Tuple[int, int], bool] = {}
 
     def sample(self, uuid: str) -> GpuSample:
-        books = self._books(uuid)
-        used = sum(holder["mib"] for holder in self._holders(books))
-        return GpuSample(memory_used_mib=used, memory_total_mib=books["capacity_mib"])
+        ledger = self._ledger(uuid)
+        used = sum(holder["mib"] for holder in self._holders(ledger))
+        return GpuSample(memory_used_mib=used, memory_total_mib=ledger["capacity_mib"])
 
     def energy_j(self, uuid: str) -> Optional[float]:
         return None
@@ -35,7 +35,7 @@ class StandinSource:
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
         return tuple(
             GpuProcess(holder["pid"], float(holder["mib"]), self._is_client(holder["pid"], holder["start"]))
-            for holder in self._holders(self._books(uuid))
+            for holder in self._holders(self._ledger(uuid))
         )
 
     def xids(self) -> Sequence[Tuple[Optional[str], int]]:
@@ -47,16 +47,16 @@ class StandinSource:
     def close(self) -> None:
         return None
 
-    def _books(self, uuid: str) -> Dict[str, Any]:
+    def _ledger(self, uuid: str) -> Dict[str, Any]:
         path = self._paths.get(uuid)
         # Written in place: a read that meets a write sees no JSON, and the next one does.
-        books = None if path is None else read_json(path) or read_json(path)
-        if not isinstance(books, dict) or "holders" not in books:
-            raise SourceError(f"{path or uuid}: no books of a stand-in GPU")
-        return books
+        ledger = None if path is None else read_json(path) or read_json(path)
+        if not isinstance(ledger, dict) or "holders" not in ledger:
+            raise SourceError(f"{path or uuid}: no ledger of a stand-in GPU")
+        return ledger
 
-    def _holders(self, books: Dict[str, Any]) -> List[Dict[str, Any]]:
-        return [holder for holder in books["holders"] if start_of(holder["pid"]) == holder["start"]]
+    def _holders(self, ledger: Dict[str, Any]) -> List[Dict[str, Any]]:
+        return [holder for holder in ledger["holders"] if start_of(holder["pid"]) == holder["start"]]
 
     def _is_client(self, pid: int, start: int) -> bool:
         # A real client is one that found the daemon's pipe; a stand-in is one that was pointed at it.

@@ -1,21 +1,21 @@
-"""The text of a log against the measurement: what may be believed of it."""
+"""The text of a log checked against the measurement: which of it may be believed."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Optional, Sequence
 
-from slurm_gpumem.formats.comment import HOST, NEIGHBOUR, OOM
+from slurm_gpumem.formats.verdicts import NEIGHBOUR, OOM, VERDICTS
+from slurm_gpumem.recovery.log_verdict import LogVerdict
 from slurm_gpumem.recovery.patterns import Kind
-from slurm_gpumem.recovery.sighting import Sighting
 
 _NEAR = 0.9
 """A peak at this part of the limit makes an ambiguous error one of memory."""
 _FAR = 0.5
-"""Less than this part of the limit, with what was asked for on top: then memory was not what it lacked."""
+"""Less than this part of the limit, including what was asked for last: then memory was not what it lacked."""
 _NOTHING = 0.1
 """The same where the text does not say what was asked for."""
 _ENOUGH_SAMPLES = 5
-"""Fewer looks at the GPU may have missed the peak."""
+"""With fewer samples the peak may have been missed."""
 
 
 class Measured(NamedTuple):
@@ -41,23 +41,25 @@ class Measured(NamedTuple):
         return self.part is not None and self.fresh and self.samples >= _ENOUGH_SAMPLES
 
 
-def weigh(seen: Sighting, measured: Measured, company: Sequence[int] = ()) -> Optional[str]:
-    """The verdict on a run that fails with this: "oom", "neighbour", "host", or None for another reason.
+def verdict_on(log: LogVerdict, measured: Measured, hit_too: Sequence[int] = ()) -> Optional[str]:
+    """Why a run that fails with this log ended: the name of a verdict, None for a reason that has none.
 
-    `company` are the user's other jobs that the same GPU fault has hit.
+    `hit_too` are the user's other jobs that the same GPU fault has hit.
     """
-    if seen.kind is Kind.HOST:
-        return HOST
-    if seen.kind is Kind.NEIGHBOUR or (seen.kind is Kind.FAULT and company):
-        return NEIGHBOUR
-    if seen.kind is Kind.MAYBE:
+    if log.kind is Kind.FAULT:
+        return NEIGHBOUR if hit_too else None
+    if log.kind is Kind.MAYBE:
         near = measured.part is not None and measured.part >= _NEAR
         return OOM if near else None
-    if seen.kind is not Kind.OOM:
-        return None
+    if log.kind is Kind.OOM:
+        return OOM if _may_have_run_out(log, measured) else None
+    return log.kind.value if log.kind and log.kind.value in VERDICTS else None
+
+
+def _may_have_run_out(log: LogVerdict, measured: Measured) -> bool:
+    """Whether the measurement allows that memory ran out: anybody can print such a line."""
     if not measured.certain or measured.part is None or measured.limit_mib is None:
-        return OOM
-    if seen.need_mib is None:
-        return OOM if measured.part >= _NOTHING else None
-    need = (measured.peak_mib or 0) + seen.need_mib
-    return OOM if need >= _FAR * measured.limit_mib else None
+        return True
+    if log.need_mib is None:
+        return measured.part >= _NOTHING
+    return (measured.peak_mib or 0) + log.need_mib >= _FAR * measured.limit_mib

@@ -1,8 +1,8 @@
-"""What the end of a job's log says of why it ended: the last word that means something counts.
+"""What the end of a job's log says about why it ended: the last line that means something counts.
 
 An out-of-memory error that the job survived (a search for a batch size, a skipped batch) is followed
 by more work or by another error, and is then not why it ended. Read backwards, what really
-happened is the first thing that is neither a consequence nor an echo.
+happened is the first line that is neither a consequence nor an echo of it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import Iterator, List, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.recovery.patterns import Kind, find_voice
-from slurm_gpumem.recovery.words import RUN_ENDED
+from slurm_gpumem.recovery.end_message import RUN_ENDED
+from slurm_gpumem.recovery.patterns import Kind, find_pattern
 
 MAX_LINES = 4000
 _MAX_LINE = 1000
@@ -28,7 +28,7 @@ _REQUEUED = re.compile(r"CANCELLED AT .* DUE TO (?:JOB REQUEUE|PREEMPTION|NODE F
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _IGNORED = ("Exception ignored in", "Error in sys.excepthook", "Error in atexit")
 _IGNORED_LINES = 3
-"""So many lines later its traceback must have begun."""
+"""Its traceback must begin within this many lines."""
 _FEW, _SOME, _MESSAGE_LINES = 8, 20, 25
 _TRIED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) ?(bytes|KiB|MiB|GiB|TiB|[KMGT]B)?")
 _HELD = re.compile(r"this process has ([\d.]+) ?(bytes|KiB|MiB|GiB) memory in use")
@@ -36,19 +36,20 @@ _ABSURD_MIB = 10_000_000
 _UNITS = {"b": 2**-20, "k": 2**-10, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
 
-class Sighting(NamedTuple):
-    """The last thing in a log that says why the job ended."""
+class LogVerdict(NamedTuple):
+    """The last line of a log that says why the run ended."""
 
     kind: Optional[Kind]
-    """None when nothing does."""
-    voice: str = ""
+    """None when no line does."""
+    pattern: str = ""
+    """Name of the pattern that matched."""
     line: str = ""
-    """The line it stands in, fit to be shown."""
+    """The line itself, fit to be shown."""
     need_mib: Optional[int] = None
-    """What the process held and what it tried to get on top, where the text says it."""
+    """What the process held plus what it tried to allocate, where the text says it."""
 
 
-NOTHING = Sighting(None)
+NO_VERDICT = LogVerdict(None)
 
 
 class _Line(NamedTuple):
@@ -59,31 +60,31 @@ class _Line(NamedTuple):
     """Whether that traceback says that another exception, above it, came first."""
 
 
-def look(text: str) -> Sighting:
-    """What the text of a log says of its job's end."""
+def judge_log(text: str) -> LogVerdict:
+    """What the text of a log says about its run's end."""
     lines = _lines(text)
     later = 0
     for at in range(len(lines) - 1, -1, -1):
-        seen = _hear(lines[at])
-        if seen.kind is None:
+        found = _judge_line(lines[at])
+        if found.kind is None:
             later += 1
             continue
-        if seen.kind is Kind.CONSEQUENCE:
-            # What follows is what launchers print of a failure.
+        if found.kind is Kind.CONSEQUENCE:
+            # What follows is what launchers print about a failure.
             later = 0
             continue
-        if seen.kind is Kind.PROGRESS:
-            return NOTHING
-        if seen.kind is Kind.OOM and later > _room(lines, at, seen.voice):
-            return seen._replace(kind=Kind.MAYBE)
-        if seen.kind is Kind.OTHER and lines[at].chained:
+        if found.kind is Kind.PROGRESS:
+            return NO_VERDICT
+        if found.kind is Kind.OOM and later > _allowed_after(lines, at, found.pattern):
+            return found._replace(kind=Kind.MAYBE)
+        if found.kind is Kind.OTHER and lines[at].chained:
             # Raised while another was handled: that other one is where it began.
-            return _first_of_chain(lines[:at]) or seen
-        return seen
-    return NOTHING
+            return _first_of_chain(lines[:at]) or found
+        return found
+    return NO_VERDICT
 
 
-def _room(lines: Sequence[_Line], at: int, voice: str) -> int:
+def _allowed_after(lines: Sequence[_Line], at: int, pattern: str) -> int:
     """How many lines may follow an error that was the end: few of a script, more of a job that goes on.
 
     Some libraries' messages are long themselves; those stand in an exception or shortly behind its name.
@@ -91,24 +92,24 @@ def _room(lines: Sequence[_Line], at: int, voice: str) -> int:
     in_message = any(line.header for line in lines[max(0, at - _MESSAGE_LINES) : at + 1])
     if not in_message:
         return _FEW
-    return _SOME if voice.startswith("torch") else MAX_LINES
+    return _SOME if pattern.startswith("torch") else MAX_LINES
 
 
-def _hear(line: _Line) -> Sighting:
-    voice = find_voice(line.text)
-    if voice is not None:
-        return Sighting(voice.kind, voice.name, line.text[:_SHOWN], _need(line.text))
-    return Sighting(Kind.OTHER, "exception", line.text[:_SHOWN]) if line.header else NOTHING
+def _judge_line(line: _Line) -> LogVerdict:
+    pattern = find_pattern(line.text)
+    if pattern is not None:
+        return LogVerdict(pattern.kind, pattern.name, line.text[:_SHOWN], _need(line.text))
+    return LogVerdict(Kind.OTHER, "exception", line.text[:_SHOWN]) if line.header else NO_VERDICT
 
 
-def _first_of_chain(before: Sequence[_Line]) -> Optional[Sighting]:
+def _first_of_chain(before: Sequence[_Line]) -> Optional[LogVerdict]:
     """The error that a chain of exceptions began with, when it is one that we know."""
     for line in reversed(before):
         if not line.header:
             continue
-        seen = _hear(line)
-        if seen.kind not in (Kind.OTHER, Kind.CONSEQUENCE, Kind.PROGRESS):
-            return seen
+        found = _judge_line(line)
+        if found.kind not in (Kind.OTHER, Kind.CONSEQUENCE, Kind.PROGRESS):
+            return found
         if not line.chained:
             return None
     return None
@@ -116,13 +117,13 @@ def _first_of_chain(before: Sequence[_Line]) -> Optional[Sighting]:
 
 def _lines(text: str) -> List[_Line]:
     """The log's last lines, without escapes and prefixes; which of them name a traceback's exception."""
-    found: List[_Line] = []
+    kept: List[_Line] = []
     inside = chained = False
     ignored = 0
     for line in _plain_lines(text):
         if line.startswith(RUN_ENDED) or _REQUEUED.search(line):
             # A log that is appended to: what stands before is of an earlier run.
-            found, inside, chained, ignored = [], False, False, 0
+            kept, inside, chained, ignored = [], False, False, 0
             continue
         ignored -= 1 if ignored and not inside else 0
         if line.endswith(_TRACEBACK):
@@ -143,11 +144,11 @@ def _lines(text: str) -> List[_Line]:
             if ignored:
                 ignored = 0
                 continue
-            found.append(_Line(line, True, chained))
+            kept.append(_Line(line, True, chained))
             chained = False
         elif line.strip():
-            found.append(_Line(line, False, False))
-    return found
+            kept.append(_Line(line, False, False))
+    return kept
 
 
 def _plain_lines(text: str) -> Iterator[str]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_gpumem.recovery.log_verdict import judge_log
 from slurm_gpumem.recovery.patterns import Kind
-from slurm_gpumem.recovery.sighting import look
-from slurm_gpumem.recovery.weigh import Measured, weigh
+from slurm_gpumem.recovery.verdict import Measured, verdict_on
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of "
@@ -19,7 +19,7 @@ TORCH = (
 
 @given(st.text(max_size=3000))
 def test_any_text_is_judged_and_none_is_a_surprise(text: str) -> None:
-    found = look(text)
+    found = judge_log(text)
     assert found.kind is None or (found.kind in Kind and len(found.line) <= 160)
 
 
@@ -27,7 +27,7 @@ def test_any_text_is_judged_and_none_is_a_surprise(text: str) -> None:
     st.lists(st.sampled_from(["Traceback (most recent call last):", "  File x", TORCH, "KeyError: 1", ""]))
 )
 def test_what_is_named_last_decides(lines: list[str]) -> None:
-    found = look("\n".join(lines))
+    found = judge_log("\n".join(lines))
     named = [line for line in lines if line in (TORCH, "KeyError: 1")]
     if named and named[-1] == TORCH:
         assert found.kind is Kind.OOM
@@ -36,25 +36,25 @@ def test_what_is_named_last_decides(lines: list[str]) -> None:
 @pytest.mark.parametrize("line", ["x" * 60_000, "CUDA " * 12_000, "cuda error " * 6000, " " * 60_000])
 def test_no_line_makes_it_slow(line: str) -> None:
     began = time.process_time()
-    look("\n".join([line] * 3))
-    look(line.replace(" ", "\n"))
+    judge_log("\n".join([line] * 3))
+    judge_log(line.replace(" ", "\n"))
     assert time.process_time() - began < 1.0
 
 
 def test_what_was_held_and_asked_for_is_read_from_pytorchs_own_words() -> None:
-    assert look(TORCH.format("2.00", "10.80")).need_mib == 13107
+    assert judge_log(TORCH.format("2.00", "10.80")).need_mib == 13107
 
 
 def test_a_forged_line_does_not_stand_against_a_measurement() -> None:
-    forged = look("CUDA error: out of memory")
+    forged = judge_log("CUDA error: out of memory")
     idle = Measured(peak_mib=0.0, limit_mib=12_288, samples=60, fresh=True)
-    assert weigh(forged, idle) is None
-    assert weigh(forged, idle._replace(fresh=False)) == "oom"
-    assert weigh(look(TORCH.format("0.10", "1.00")), idle) is None
-    assert weigh(look(TORCH.format("2.00", "10.80")), idle) == "oom"
+    assert verdict_on(forged, idle) is None
+    assert verdict_on(forged, idle._replace(fresh=False)) == "oom"
+    assert verdict_on(judge_log(TORCH.format("0.10", "1.00")), idle) is None
+    assert verdict_on(judge_log(TORCH.format("2.00", "10.80")), idle) == "oom"
 
 
 def test_a_fault_is_a_neighbours_only_in_company() -> None:
-    found = look("RuntimeError: CUDA error: an illegal memory access was encountered")
-    assert weigh(found, Measured(), company=()) is None
-    assert weigh(found, Measured(), company=(12,)) == "neighbour"
+    found = judge_log("RuntimeError: CUDA error: an illegal memory access was encountered")
+    assert verdict_on(found, Measured(), hit_too=()) is None
+    assert verdict_on(found, Measured(), hit_too=(12,)) == "neighbour"

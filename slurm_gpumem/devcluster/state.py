@@ -20,7 +20,7 @@ _SCHEMA = 1
 
 
 @dataclass
-class Record:
+class ClusterState:
     """The cluster in one state directory: its spec and the processes started so far."""
 
     spec: ClusterSpec
@@ -51,39 +51,41 @@ def locked(layout: Layout) -> Iterator[None]:
         os.close(descriptor)
 
 
-def save(layout: Layout, record: Record) -> None:
-    """Write the record atomically: a reader sees the old one or the new one."""
-    spec = dataclasses.asdict(record.spec)
-    spec["state"] = str(record.spec.state)
-    spec["slurm_root"] = None if record.spec.slurm_root is None else str(record.spec.slurm_root)
+def save(layout: Layout, state: ClusterState) -> None:
+    """Write the state atomically: a reader sees the old one or the new one."""
+    spec = dataclasses.asdict(state.spec)
+    spec["state"] = str(state.spec.state)
+    spec["slurm_root"] = None if state.spec.slurm_root is None else str(state.spec.slurm_root)
     content = {
         "schema": _SCHEMA,
         "spec": spec,
-        "processes": [dataclasses.asdict(process) for process in record.processes],
+        "processes": [dataclasses.asdict(process) for process in state.processes],
     }
-    temporary = layout.record.with_suffix(".new")
+    temporary = layout.state_file.with_suffix(".new")
     temporary.write_text(json.dumps(content, indent=1) + "\n")
     temporary.chmod(0o644)
-    os.replace(temporary, layout.record)
+    os.replace(temporary, layout.state_file)
 
 
-def load(layout: Layout) -> Optional[Record]:
-    """The record, or None if no cluster was started."""
+def load(layout: Layout) -> Optional[ClusterState]:
+    """The state, or None if no cluster was started."""
     try:
-        content = json.loads(layout.record.read_text())
+        content = json.loads(layout.state_file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise DevClusterError(f"{layout.record}: cannot be read ({error}); is it a dev cluster's?") from None
+        raise DevClusterError(
+            f"{layout.state_file}: cannot be read ({error}); is it a dev cluster's?"
+        ) from None
     try:
         if content["schema"] != _SCHEMA:
-            raise DevClusterError(f"{layout.record}: written by another version of gpumem")
-        return Record(
+            raise DevClusterError(f"{layout.state_file}: written by another version of gpumem")
+        return ClusterState(
             spec=_spec(content["spec"]),
             processes=[Process(**process) for process in content["processes"]],
         )
     except (KeyError, TypeError) as error:
-        raise DevClusterError(f"{layout.record}: is not a dev cluster's record ({error!r})") from None
+        raise DevClusterError(f"{layout.state_file}: is not a dev cluster's state ({error!r})") from None
 
 
 def _spec(content: Dict[str, Any]) -> ClusterSpec:

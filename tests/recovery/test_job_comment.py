@@ -6,43 +6,45 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.formats.comment import End, parse_record
-from slurm_gpumem.recovery.words import advice, read_words, with_end, with_retry
+from slurm_gpumem.formats.verdicts import VERDICTS
+from slurm_gpumem.recovery.end_message import RUN_ENDED, end_message
+from slurm_gpumem.recovery.job_comment import parse_comment, with_end, with_retry
 
 RECORD = "gpumem/1:est=11000,req=12288,by=structural,shards=12,oom=requeue"
 
 
-def test_the_users_words_and_the_record_stay() -> None:
-    words = read_words(f"my own  words {RECORD}")
-    comment = with_end(words, End(0, "oom", "torch", 14210))
+def test_the_users_text_and_the_record_stay() -> None:
+    before = parse_comment(f"my own  words {RECORD}")
+    comment = with_end(before, End(0, "oom", "torch", 14210))
     assert comment == f"my own  words {RECORD} gpumem-end/1:run=0,saw=oom,by=torch,need=14210"
-    again = read_words(comment)
-    assert (again.own, again.end, again.record) == (words.own, End(0, "oom", "torch", 14210), words.record)
+    again = parse_comment(comment)
+    assert (again.own, again.end, again.record) == (before.own, End(0, "oom", "torch", 14210), before.record)
 
 
 def test_what_was_seen_becomes_part_of_the_record() -> None:
-    words = read_words(f"{RECORD} gpumem-end/1:run=0,saw=oom,by=torch")
-    comment = with_retry(words, {"shards": 40, "retry": 1, "was": 12, "why": "oom", "run": 1})
+    before = parse_comment(f"{RECORD} gpumem-end/1:run=0,saw=oom,by=torch")
+    comment = with_retry(before, {"shards": 40, "retry": 1, "was": 12, "why": "oom", "run": 1})
     assert comment is not None
-    assert read_words(comment).end is None
+    assert parse_comment(comment).end is None
     assert (parse_record(comment) or {})["shards"] == "40"
     assert (parse_record(comment) or {})["est"] == "11000"
 
 
 def test_a_comment_that_is_full_is_left_alone() -> None:
-    assert with_end(read_words(f"{'x' * 940} {RECORD}"), End(0, "oom", "torch")) is None
+    assert with_end(parse_comment(f"{'x' * 940} {RECORD}"), End(0, "oom", "torch")) is None
 
 
 @pytest.mark.parametrize(
     "word", ["run=x,saw=oom", "run=-1,saw=oom", "saw=oom", "run=0,saw=rain", "", "run=99999999999,saw=oom"]
 )
-def test_a_word_that_is_none_says_nothing(word: str) -> None:
-    assert read_words(f"{RECORD} gpumem-end/1:{word}").end is None
+def test_a_malformed_word_says_nothing(word: str) -> None:
+    assert parse_comment(f"{RECORD} gpumem-end/1:{word}").end is None
 
 
 @given(st.text(max_size=300))
-def test_any_comment_can_be_read(comment: str) -> None:
-    words = read_words(comment)
-    assert words.number("retry") >= 0
+def test_any_comment_can_be_read(text: str) -> None:
+    comment = parse_comment(text)
+    assert comment.number("retry") >= 0
 
 
 @pytest.mark.parametrize(
@@ -65,4 +67,14 @@ def test_any_comment_can_be_read(comment: str) -> None:
 )
 def test_the_line_in_the_log_says_what_follows(record: str, saw: str, ladder: list[str], said: str) -> None:
     end = End(0, saw, "torch")
-    assert said in (advice(end, read_words(record), parse_ladder(ladder), enabled=True, default="fail") or "")
+    assert said in (
+        end_message(end, parse_comment(record), parse_ladder(ladder), enabled=True, default="fail") or ""
+    )
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_every_verdict_has_a_line_of_its_own(name: str) -> None:
+    line = end_message(End(0, name, "x"), parse_comment(RECORD), (), enabled=True, default="fail")
+    assert line is not None
+    assert line.startswith(f"{RUN_ENDED} {VERDICTS[name].ended}")
+    assert line.endswith(".")

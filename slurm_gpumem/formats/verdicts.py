@@ -1,0 +1,67 @@
+"""Why a run ended: one row for each verdict of recovery, one for each hint of the node's measurements.
+
+A verdict's name stands in the job's comment (`saw=oom`), in its record and in reports; whatever is said to
+people about it comes from its row. Which lines of a log lead to it is in recovery/patterns.py.
+"""
+
+from __future__ import annotations
+
+from typing import Collection, Mapping, NamedTuple
+
+MORE_MEMORY, SAME_REQUEST, NO_RUN = "more memory", "same request", "no run"
+"""What recovery does: the ladder's next step; once more with the same request; nothing."""
+
+
+class Verdict(NamedTuple):
+    """Why a run ended, as the task epilog judged it."""
+
+    name: str
+    ended: str
+    """How it ended, in words that follow "this run ended"."""
+    next_run: str
+    """MORE_MEMORY, SAME_REQUEST or NO_RUN."""
+    advice: str = ""
+    """What its owner can do where it is not run again."""
+
+
+OOM, NEIGHBOUR, HOST = "oom", "neighbour", "host"
+VERDICTS: Mapping[str, Verdict] = {
+    row.name: row
+    for row in (
+        Verdict(OOM, "out of GPU memory", MORE_MEMORY),
+        Verdict(NEIGHBOUR, "by a fault in another job on this GPU", SAME_REQUEST),
+        Verdict(HOST, "out of host memory, not GPU memory", NO_RUN, "Ask for more with --mem."),
+    )
+}
+
+
+class Hint(NamedTuple):
+    """What the node's measurements suggest about a run that failed."""
+
+    name: str
+    note: str = ""
+    """For the report; empty where other columns show it."""
+    fault: bool = False
+    """Whether a GPU fault ended the run, and so not a lack of memory."""
+
+
+NEAR_LIMIT, OWN_FAULT, NEIGHBOUR_FAULT = "near-limit", "own-fault", "neighbour-fault"
+REPEATED_FAULT, GPU_FAULT = "repeated-fault", "gpu-fault"
+HINTS: Mapping[str, Hint] = {
+    row.name: row
+    for row in (
+        Hint(NEAR_LIMIT),
+        Hint(OWN_FAULT, "own fault", fault=True),
+        Hint(NEIGHBOUR_FAULT, "neighbour fault", fault=True),
+        Hint(REPEATED_FAULT, "repeated fault", fault=True),
+        Hint(GPU_FAULT, "gpu fault", fault=True),
+    )
+}
+FAULTS = frozenset(row.name for row in HINTS.values() if row.fault)
+
+
+def ran_out_of_memory(verdict: str, hints: Collection[str]) -> bool:
+    """By the verdict where there is one; else by what was measured of a run that failed."""
+    if verdict:
+        return verdict == OOM
+    return NEAR_LIMIT in hints and FAULTS.isdisjoint(hints)

@@ -1,0 +1,38 @@
+"""The line at the end of a job's stderr: how this run ended and, if the job fails of it, what follows."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from slurm_gpumem.config.ladder import Step
+from slurm_gpumem.formats.comment import End
+from slurm_gpumem.formats.verdicts import NO_RUN, SAME_REQUEST, VERDICTS
+from slurm_gpumem.recovery.job_comment import JobComment
+
+RUN_ENDED = "gpumem: this run ended"
+"""How the line begins; what comes after it in a log is the next run's."""
+
+
+def end_message(
+    end: End, comment: JobComment, ladder: Sequence[Step], *, enabled: bool, default: str
+) -> Optional[str]:
+    """What happened and what recovery does about it; `default` is the site's on-oom."""
+    verdict = VERDICTS[end.saw]
+    what = f"{RUN_ENDED} {verdict.ended}"
+    if verdict.next_run == NO_RUN:
+        return f"{what}; it is not run again. {verdict.advice}".rstrip()
+    agreed = enabled and (comment.record or {}).get("oom", default) == "requeue"
+    if verdict.next_run == SAME_REQUEST:
+        again = agreed and not comment.number("again")
+        return f"{what}; {'if it failed, Slurm runs it again as it was' if again else 'it is not run again'}."
+    what = f"{what} ({end.by})"
+    taken = comment.number("retry")
+    if comment.runs_whole:
+        return f"{what} on a whole GPU; there is no larger one to try, so it is not run again."
+    if taken >= len(ladder):
+        return f"{what} at the last step of this site's recovery; it is not run again."
+    if not agreed:
+        return f"{what}; it is not run again (on-oom=requeue would)."
+    step = ladder[taken]
+    more = "a whole GPU" if step.margin_percent is None else f"{step.margin_percent} % more"
+    return f"{what}; if it failed, Slurm runs it again with {more}."

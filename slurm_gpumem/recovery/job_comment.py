@@ -1,0 +1,65 @@
+"""A job's comment taken apart: the user's own text, the record of the submission, how the last run ended.
+
+`gpumem/1:...` is the record. `gpumem-end/1:run=0,saw=oom,by=torch,need=14210` is what the task epilog found
+about run 0; it was written with the user's own rights, so it can be trusted as far as its owner can. When the
+job is requeued for it, it becomes part of the record: `retry=1,was=13,why=oom`.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, NamedTuple, Optional
+
+from slurm_gpumem.formats.comment import (
+    END_PREFIX,
+    PREFIX,
+    End,
+    append_record,
+    format_end,
+    format_record,
+    parse_end,
+    parse_record,
+)
+
+WHOLE = "whole"
+
+
+class JobComment(NamedTuple):
+    """The parts of a comment."""
+
+    own: str
+    """What the user wrote."""
+    record: Optional[Dict[str, str]]
+    end: Optional[End]
+
+    def number(self, key: str) -> int:
+        """A number of the record; 0 when it has none."""
+        text = (self.record or {}).get(key, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+    @property
+    def runs_whole(self) -> bool:
+        """Whether the job has a GPU to itself already, by our own record."""
+        record = self.record or {}
+        return record.get("shards") == "0" or WHOLE in record
+
+
+def parse_comment(text: str) -> JobComment:
+    """Take a comment apart."""
+    own = (word for word in text.split(" ") if not word.startswith((PREFIX, END_PREFIX)))
+    return JobComment(" ".join(own).strip(), parse_record(text), parse_end(text))
+
+
+def with_end(comment: JobComment, end: End) -> Optional[str]:
+    """The comment with how the run ended; None when Slurm has no room for it."""
+    return _joined(comment.own, comment.record, format_end(end))
+
+
+def with_retry(comment: JobComment, changes: Mapping[str, object]) -> Optional[str]:
+    """The comment of the requeued job: the end has become part of the record."""
+    record = {**(comment.record or {}), **{key: str(value) for key, value in changes.items()}}
+    return _joined(comment.own, record, "")
+
+
+def _joined(own: str, record: Optional[Mapping[str, str]], end: str) -> Optional[str]:
+    ours = " ".join(word for word in (format_record(dict(record)) if record else "", end) if word)
+    return append_record(own or None, ours) if ours else own

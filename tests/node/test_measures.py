@@ -1,0 +1,25 @@
+"""The table of what is measured agrees with what a sample holds and a record keeps."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from slurm_gpumem.node.sources.base import MEASURES, GpuSample
+from slurm_gpumem.node.sources.dcgm import FIELDS
+from slurm_gpumem.node.usage import GpuUsage
+
+
+def test_every_value_of_a_sample_has_one_row() -> None:
+    assert [measure.field for measure in MEASURES] == [field.name for field in fields(GpuSample)]
+
+
+def test_a_record_has_the_mean_of_every_value_that_wants_one() -> None:
+    usage = GpuUsage()
+    values = {measure.field: 0.25 for measure in MEASURES}
+    usage.add_activity(GpuSample(**values), 2.0, sharers=1, energy_j=None)
+    kept = {key[len("gpu_") :] for key, value in usage.as_json().items() if key.startswith("gpu_") and value}
+    assert kept == {measure.field for measure in MEASURES if measure.mean}
+
+
+def test_dcgm_is_asked_for_its_own_numbers() -> None:
+    assert FIELDS.items() >= {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active"}.items()
