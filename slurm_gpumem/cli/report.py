@@ -17,6 +17,8 @@ from slurm_gpumem.report import fields
 from slurm_gpumem.report.times import parse_time
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.progress import ProgressBar
+from slurm_gpumem.text import count
+from slurm_gpumem.units import moment
 
 _DEFAULT_DAYS = 7
 _TOP = 5
@@ -205,13 +207,13 @@ def _say_what_is_missing(store: Store, args: argparse.Namespace) -> None:
     fresh = store.freshness
     if fresh.bad:
         why = ", ".join(f"{count:,} {reason}" for reason, count in fresh.bad_reasons.items())
-        say(f"{fresh.bad:,} record{'' if fresh.bad == 1 else 's'} left out: {why}")
+        say(f"{count(fresh.bad, 'record')} left out: {why}")
         if args.verbose:
             for path, reason in store.bad_records():
                 say(f"  {path}: {reason}")
     age = time.time() - fresh.indexed_at if fresh.indexed_at else 0.0
     if age > 3600:
-        say(f"as of {fields.moment(fresh.indexed_at)}; records since then are not in it")
+        say(f"as of {moment(fresh.indexed_at)}; records since then are not in it")
     if args.verbose and fresh.slurm:
         say(f"without Slurm's accounting: {fresh.slurm}")
     if not fresh.records:

@@ -23,6 +23,7 @@ from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.slurm.placement import Placement, placements
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
+from slurm_gpumem.text import count
 from slurm_gpumem.units import format_mib
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -108,7 +109,7 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
     used = sum(1 for row in rows if row.segments)
     _say(
         "Each line is a GPU, each block a job: its number, its name and its share of the GPU's memory.\n"
-        f"{len(fullest)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
+        f"{len(fullest)} jobs run at once on {count(used, 'GPU')}; "
         "without sharing, each job would occupy a whole GPU."
     )
     _title("4. What they requested and what they used")

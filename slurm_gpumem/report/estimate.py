@@ -11,6 +11,7 @@ from slurm_gpumem.estimators.whatif import Alternatives
 from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode
+from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, format_at_least, format_mib
 
 WIDTH = 96
@@ -23,7 +24,7 @@ def result_line(summary: ModelSummary, estimate: Estimate, shard_mib: int) -> st
     return (
         f"{summary.name or 'model'}, {describe_job(estimate.job)}, {estimate.gpu} {arrow} "
         f"peak {format_mib(estimate.peak_mib)}, request {format_at_least(estimate.request_mib)} "
-        f"= {_count(shards, 'shard')}"
+        f"= {count(shards, 'shard')}"
     )
 
 
@@ -40,7 +41,7 @@ def explain_lines(
     held = "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs)"
     lines.append(
         f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
-        f"request {estimate.request_mib:,} MiB = {_count(shards, 'shard')}{held}"
+        f"request {estimate.request_mib:,} MiB = {count(shards, 'shard')}{held}"
     )
     lines += _utilization_lines(estimate.utilization)
     lines += _wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate))
@@ -53,7 +54,7 @@ def describe_model(summary: ModelSummary) -> str:
     layers = sum(layer.leaf for layer in summary.layers)
     name = summary.name or "model"
     return (
-        f"{name} ({summary.format}, {_count(layers, 'layer')}, {_millions(summary.total_params)} parameters)"
+        f"{name} ({summary.format}, {count(layers, 'layer')}, {_millions(summary.total_params)} parameters)"
     )
 
 
@@ -136,7 +137,7 @@ def _alternatives(other: Alternatives) -> List[str]:
     if other.checkpointing is not None:
         said.append(f"checkpointing needs {format_mib(other.checkpointing.peak_mib)}")
     if other.fewer_shards is not None:
-        said.append(f"{other.batch_for_fewer} is the largest batch for {_count(other.fewer_shards, 'shard')}")
+        said.append(f"{other.batch_for_fewer} is the largest batch for {count(other.fewer_shards, 'shard')}")
     return said
 
 
@@ -152,10 +153,6 @@ def _wrapped(label: str, phrases: Sequence[str]) -> List[str]:
         else:
             line += piece if line == label else f" {piece}"
     return [*lines, line] if phrases else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _millions(params: int) -> str:

@@ -9,6 +9,7 @@ from slurm_gpumem.estimators.training_job import PRECISION_TITLES
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Mark, Style, area_chart, axis_line, below, plot_width
+from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, format_at_least, format_mib
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _sentences(subject: Subject, answer: Fit, shard_mib: int) -> List[str]:
     shards = ceil_div(e.request_mib, shard_mib)
     lines.append(
         f"largest batch for {place}: {answer.batch:,} (peak {format_mib(e.peak_mib)}, request "
-        f"{format_at_least(e.request_mib)} = {shards:,} {'shard' if shards == 1 else 'shards'})"
+        f"{format_at_least(e.request_mib)} = {count(shards, 'shard')})"
     )
     if answer.batch_at_best > answer.batch:
         lines.append(
@@ -71,8 +72,7 @@ def _sentences(subject: Subject, answer: Fit, shard_mib: int) -> List[str]:
 def _place(answer: Fit) -> str:
     if answer.shards is None:
         return f"one {answer.gpu.name} ({format_mib(answer.gpu.memory_mib)})"
-    noun = "shard" if answer.shards == 1 else "shards"
-    return f"{answer.shards} {noun} of one {answer.gpu.name} ({format_mib(answer.limit_mib)})"
+    return f"{count(answer.shards, 'shard')} of one {answer.gpu.name} ({format_mib(answer.limit_mib)})"
 
 
 def _curve(answer: Fit, curve: Sequence[Estimate], style: Style) -> List[str]:
@@ -105,7 +105,7 @@ def _between(curve: Sequence[Estimate], batch: float) -> float:
 
 def _table(subject: Subject, answers: Sequence[Fit], shard_mib: int) -> List[str]:
     shards = answers[0].shards
-    where = "a whole GPU" if shards is None else f"{shards} {'shard' if shards == 1 else 'shards'}"
+    where = "a whole GPU" if shards is None else count(shards, "shard")
     lines = [
         f"largest batch in {where}; 'at best' if the estimate is exact and nothing is kept in reserve",
         "",

@@ -110,7 +110,7 @@ def test_columns_are_chosen_as_with_sacct(three_jobs: Path, report: Report) -> N
     _, out, _ = report("-o", "jobid,model%4,SM%,peak", "-n")
     assert out.splitlines()[0].split() == ["4711", "res+", "40", "11.3G"]
     _, out, _ = report("-P", "-o", "JobID,Waste,Energy,Elapsed", "-j", "4711")
-    assert out == "JobID|Waste|Energy|Elapsed\n4711|1.7G|200Wh|01:00:00\n"
+    assert out == "JobID|Waste|Energy|Elapsed\n4711|1.7G|200 Wh|01:00:00\n"
     assert main(["report", "-o", "jobid,pek"]) == 2
     code, out, _ = report("--helpformat")
     assert (code, "Peak" in out.split()) == (0, True)

@@ -15,16 +15,19 @@ from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.report.html.page import page
-from slurm_gpumem.report.html.text import moment
+from slurm_gpumem.report.html.render import need_jinja2
 from slurm_gpumem.report.html.types import PageSource
 from slurm_gpumem.terminal.progress import ProgressBar
+from slurm_gpumem.text import count
+from slurm_gpumem.units import minute
 
 _WASTERS = 10
 
 
 def write_html(store: Store, filters: Filters, output: str) -> int:
     """Make the page; "-" is standard output."""
-    # Before the work, not after it: a folder that is not there is known at once.
+    # Before the work, not after it: what is missing is known at once.
+    need_jinja2()
     target = None if output == "-" else _target(output)
     with ProgressBar("reading jobs") as bar:
         source = _source(store, filters, bar)
@@ -36,7 +39,7 @@ def write_html(store: Store, filters: Filters, output: str) -> int:
     _write(target, text, private=others)
     size = f"{len(text.encode()) / 1e6:.1f} MB"
     whose = "; it shows everybody's jobs: only you can read it" if others else ""
-    say(f"{output}: {source.total.jobs:,} jobs, {size}, needs nothing but a browser{whose}")
+    say(f"{output}: {count(source.total.jobs, 'job')}, {size}, needs nothing but a browser{whose}")
     return 0
 
 
@@ -75,8 +78,8 @@ def in_words(filters: Filters) -> str:
         ("job", tuple(map(str, filters.jobs))),
     )
     words = [f"{name} {' or '.join(values)}" for name, values in lists if values]
-    words += [f"since {moment(filters.since)}"] if filters.since is not None else []
-    words += [f"until {moment(filters.until)}"] if filters.until is not None else []
+    words += [f"since {minute(filters.since)}"] if filters.since is not None else []
+    words += [f"until {minute(filters.until)}"] if filters.until is not None else []
     return ", ".join(words)
 
 
