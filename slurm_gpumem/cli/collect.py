@@ -12,10 +12,10 @@ from slurm_gpumem.accounting import place, remember, sacct
 from slurm_gpumem.accounting.collect import collect
 from slurm_gpumem.accounting.readers import allow
 from slurm_gpumem.accounting.store import open_store
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.terminal.progress import ProgressBar
+from slurm_gpumem.terminal.say import say
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _JOIN_S = 120.0

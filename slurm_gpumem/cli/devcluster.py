@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import List, Sequence
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import format_mib, parse_mib
 

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from typing import Optional, Sequence
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.make_line import SPAN, make_line
@@ -16,6 +15,7 @@ from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.directives import MARK, MEMORY_LINE, Directive, read_directives
 from slurm_gpumem.slurm.script import BatchScript, check_script, read_script
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.terminal.say import say
 
 
 def print_line(

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.config.load import JOB_KEYS, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
@@ -39,6 +38,7 @@ from slurm_gpumem.submission.activity import activity_of
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import ceil_div
 from slurm_gpumem.utilization.predict import estimate_with_utilization
 

@@ -10,7 +10,6 @@ import tempfile
 import time
 from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import ConfigError, NotLearnedError, UsageError
 from slurm_gpumem.estimators import registry
@@ -27,6 +26,7 @@ from slurm_gpumem.estimators.site_fit import (
 )
 from slurm_gpumem.estimators.site_layer import SiteLayer, layer_json, layer_path, load_layer
 from slurm_gpumem.site.learn_runs import Found, read_runs
+from slurm_gpumem.terminal.say import say
 
 SCHEMA = "gpumem-learn/1"
 

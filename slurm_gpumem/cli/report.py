@@ -11,12 +11,12 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.report import fields
 from slurm_gpumem.report.times import parse_time
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.progress import ProgressBar
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import moment
 

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import List, Optional
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import SlurmError, UnknownNameError
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.site.nodes import CudaContext
 from slurm_gpumem.site.setup import Wishes, propose, summary_lines, write_files
 from slurm_gpumem.site.snapshot import Snapshot, gather
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import ceil_div, parse_mib
 
 

@@ -30,10 +30,11 @@ class Subject:
     batch_given: bool
     """Whether somebody said a batch size, or it is only where the search begins."""
     notes: Tuple[str, ...] = ()
-    code: str = ""
-    """The target, when it was traced just now."""
-    traced: Optional[bytes] = None
-    """The summary's file, when it was traced just now."""
+
+    @property
+    def asked(self) -> Optional[int]:
+        """The batch size that was asked about, if any."""
+        return self.job.batch_size if self.batch_given else None
 
 
 def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject:
@@ -83,7 +84,7 @@ def _traced(text: str, args: argparse.Namespace, settings: JobSettings) -> Subje
     own = {key: value for key, value in _options(args).items() if key == "batch-size"}
     batch = int(own.get("batch-size", defaults["batch_size"]))
     job = training_job(summary, StatedTraining(batch_size=batch))
-    return Subject(summary, job, "batch_size" in given, traced.notes, text, traced.summary)
+    return Subject(summary, job, "batch_size" in given, traced.notes)
 
 
 def _options(args: argparse.Namespace) -> Dict[str, str]:

@@ -6,17 +6,17 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace_code, trace_request
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.files import check_target, save
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.tracing.child.sandbox import Traced
 
 SCHEMA = "gpumem-summarize/1"
@@ -37,7 +37,7 @@ def main(argv: List[str]) -> int:
     if output is None:
         sys.stdout.write(traced.summary.decode())
     else:
-        write_whole(output, traced.summary)
+        save(output, traced.summary)
     if args.json:
         print(json.dumps(_as_json(summary, traced, output)))
     elif output is not None:
@@ -62,38 +62,13 @@ def tell_notes(traced: Traced) -> None:
         say(f"note: {note}")
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-
-
 def _checked_output(text: Optional[str]) -> Optional[Path]:
     """Where the summary goes; a place that cannot be written is told before the trace takes its time."""
     if text is None or text == "-":
         if text is None and sys.stdout.isatty():
             raise UsageError("where to? Give a file: -o summary.json (or -o - for standard output)")
         return None
-    path = Path(text)
-    if path.is_dir():
-        raise UsageError(f"{text}: is a directory; name the file, like {text.rstrip('/')}/summary.json")
-    if not path.parent.is_dir():
-        raise UsageError(f"{text}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{text}: the folder {path.parent} cannot be written to")
-    return path
+    return check_target(text, "summary.json")
 
 
 def _read_back(traced: Traced) -> ModelSummary:

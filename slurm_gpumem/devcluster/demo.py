@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import demo_report, jobs, ledger
 from slurm_gpumem.devcluster.cluster import Cluster
@@ -52,12 +51,8 @@ class Outcome(NamedTuple):
     measured: Optional[int]
 
 
-def main() -> int:
-    """Entry point of `python -m slurm_gpumem.devcluster.demo`."""
-    return run_command(_demo)
-
-
-def _demo() -> int:
+def demo() -> int:
+    """Play it all; 0 when every job completed."""
     begin = time.monotonic()
     _check_examples()
     folder = Path(tempfile.mkdtemp(prefix="gpumem-demo-"))
@@ -235,7 +230,3 @@ def _title(text: str) -> None:
 
 def _say(text: str) -> None:
     print(text, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,8 +6,6 @@ forbids itself every script but its own and every connection (its content securi
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import time
 from dataclasses import asdict
 from typing import Any, Dict, List
@@ -15,7 +13,7 @@ from typing import Any, Dict, List
 from slurm_gpumem import __version__
 from slurm_gpumem.report.html.figures import facts, notes, tiles, wasters
 from slurm_gpumem.report.html.gather import gather
-from slurm_gpumem.report.html.render import asset, render
+from slurm_gpumem.report.html.render import asset, hashed, render
 from slurm_gpumem.report.html.tables import Table, group_table, job_table
 from slurm_gpumem.report.html.timeline import timeline
 from slurm_gpumem.report.html.types import Gathered, PageSource
@@ -31,7 +29,7 @@ def page(source: PageSource) -> str:
     style = asset("page.css")
     return render(
         "page.html",
-        policy=f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        policy=f"default-src 'none'; script-src {hashed(script)}; style-src {hashed(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
         style=style,
         script=script,
@@ -47,11 +45,6 @@ def page(source: PageSource) -> str:
         made=f"{minute(now)} {time.strftime('%Z', time.localtime(now))}",
         data=_data(source, gathered, now),
     )
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 def _data(source: PageSource, gathered: Gathered, now: float) -> Dict[str, Any]:
