@@ -74,7 +74,7 @@ def line(start: Tuple[float, float], end: Tuple[float, float], kind: str) -> str
 
 
 def text(x: float, y: float, words: str, kind: str = "", *, anchor: str = "", more: str = "") -> str:
-    """Words, whoever wrote them, from a point on its base line on; `more` are attributes of ours."""
+    """Escaped words that start at a point on their base line; `more` are further attributes."""
     named = f' class="{kind}"' if kind else ""
     placed = f' text-anchor="{anchor}"' if anchor else ""
     return f'<text{named} x="{x:.1f}" y="{y:.1f}"{placed}{more}>{escape(clipped(words, _LONGEST))}</text>'

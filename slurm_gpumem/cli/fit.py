@@ -6,8 +6,8 @@ import argparse
 import json
 from typing import List
 
-from slurm_gpumem.cli.subject import read_subject
-from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options
+from slurm_gpumem.cli.options import positive
+from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.largest import batch_limits
@@ -37,12 +37,6 @@ def main(argv: List[str]) -> int:
     return 0 if any(answer.holds(subject.asked) for answer in found.limits) else 1
 
 
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem fit",
@@ -58,9 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gpu", action="append", metavar="TYPE", help="GPU type (repeat; default: those that are usual)"
     )
-    parser.add_argument("--shards", type=_positive, metavar="N", help="in this many shards instead of a GPU")
+    parser.add_argument("--shards", type=positive, metavar="N", help="in this many shards instead of a GPU")
     parser.add_argument(
-        "--shard-mib", type=_positive, metavar="MIB", help="MiB per shard (default: the site's)"
+        "--shard-mib", type=positive, metavar="MIB", help="MiB per shard (default: the site's)"
     )
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     add_target_options(parser)

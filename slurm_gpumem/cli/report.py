@@ -188,7 +188,7 @@ def _window(args: argparse.Namespace, otherwise: str = "") -> str:
         return since + (f" until {args.endtime}" if args.endtime else "")
     if args.summary or args.jobs or args.all_time:
         return f" {otherwise}" if otherwise else ""
-    return f" (the last {_DEFAULT_DAYS} days; -S tells since when)"
+    return f" (last {_DEFAULT_DAYS} days; change with -S)"
 
 
 def _about(store: Store, args: argparse.Namespace) -> Dict[str, Any]:

@@ -7,13 +7,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace_code, trace_request
-from slurm_gpumem.config.load import Config, load_config
+from slurm_gpumem.cli.options import own_options
+from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace, trace_request
+from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.files import check_target, save
 from slurm_gpumem.report.estimate import describe_model
+from slurm_gpumem.submission.settings import job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.say import say
@@ -27,13 +29,14 @@ def main(argv: List[str]) -> int:
     args = _parser().parse_args(argv)
     if args.json and args.output in (None, "-"):
         raise UsageError(
-            "--json tells about the summary; give the summary a file of its own: -o summary.json"
+            "--json describes the summary on standard output; write the summary to a file: -o summary.json"
         )
-    config = load_config()
-    request = trace_request(args.target, args, job_defaults(config))
+    settings = job_settings(load_config(), (), os.environ, own_options(args))
+    request = trace_request(args.target, args, settings)
     output = _checked_output(args.output)
-    traced = trace_code(request, args)
-    summary = _read_back(traced)
+    traced = trace(request, args)
+    # Read as the cluster will: the child ran somebody's code, and is believed nothing.
+    summary = read_summary(traced.summary.decode(errors="replace"))
     if output is None:
         sys.stdout.write(traced.summary.decode())
     else:
@@ -42,38 +45,18 @@ def main(argv: List[str]) -> int:
         print(json.dumps(_as_json(summary, traced, output)))
     elif output is not None:
         print(_line(summary, traced, output))
-    tell_notes(traced)
+    for note in traced.notes:
+        say(f"note: {note}")
     return 0
 
 
-def job_defaults(config: Config) -> Tuple[Tuple[str, str], ...]:
-    """What gpumem.toml's [job] and GPUMEM_* variables say of the job, by the options' names."""
-    from slurm_gpumem.config.load import job_variables
-
-    found = {key: default.value for key, default in config.job.items()}
-    found.update({key: value for key, (value, _) in job_variables(os.environ).items()})
-    wanted = ("batch-size", "optimizer", "precision", "loss")
-    return tuple((key.replace("-", "_"), found[key]) for key in wanted if key in found)
-
-
-def tell_notes(traced: Traced) -> None:
-    """Say on stderr what was assumed or made harmless."""
-    for note in traced.notes:
-        say(f"note: {note}")
-
-
 def _checked_output(text: Optional[str]) -> Optional[Path]:
-    """Where the summary goes; a place that cannot be written is told before the trace takes its time."""
+    """Where the summary goes; a place that cannot be written is known before the trace takes its time."""
     if text is None or text == "-":
         if text is None and sys.stdout.isatty():
             raise UsageError("where to? Give a file: -o summary.json (or -o - for standard output)")
         return None
     return check_target(text, "summary.json")
-
-
-def _read_back(traced: Traced) -> ModelSummary:
-    """Read the answer as the cluster will: the child ran somebody's code, and is believed nothing."""
-    return read_summary(traced.summary.decode(errors="replace"))
 
 
 def _line(summary: ModelSummary, traced: Traced, output: Path) -> str:

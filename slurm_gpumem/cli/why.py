@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import List
 
-from slurm_gpumem.cli.subject import read_subject
-from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options
+from slurm_gpumem.cli.options import whole
+from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.explain.reasons import PeakReasons, peak_reasons
@@ -77,12 +77,6 @@ def _write_pictures(reasons: PeakReasons, args: argparse.Namespace) -> List[str]
     return [f"written: {path}" for path in (args.svg, args.html, args.png) if path]
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem why",
@@ -98,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
     parser.add_argument(
-        "--tensors", type=_count, default=TENSORS, metavar="N", help="number of tensors to list (default: 10)"
+        "--tensors", type=whole, default=TENSORS, metavar="N", help="number of tensors to list (default: 10)"
     )
     parser.add_argument("--svg", metavar="FILE", help="the timeline as a picture")
     parser.add_argument("--html", metavar="FILE", help="all of it as one page (needs jinja2)")

@@ -151,7 +151,7 @@ def _table(answers: Sequence[BatchLimit], shard_mib: int) -> List[str]:
         e = answer.estimate
         batch = f"{answer.batch:,}" if answer.batch else "-"
         best = f"{answer.batch_at_best:,}" if answer.batch_at_best else "-"
-        # A GPU has only so many whole shards; a job never asks for more.
+        # A job never asks for more than the whole shards of a GPU.
         shards = min(ceil_div(e.request_mib, shard_mib), max(1, answer.gpu.memory_mib // shard_mib))
         lines.append(
             f"{answer.gpu.name:<12} {format_mib(answer.gpu.memory_mib):>9} {batch:>8} {best:>8} "

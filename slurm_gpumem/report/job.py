@@ -149,8 +149,8 @@ def _verdict(row: JobRow) -> List[str]:
     elif row.request_mib is not None:
         said.append(f"{short_mib(row.request_mib)} asked for by hand")
     if row.peak_mib is not None:
-        told = f"{short_mib(row.peak_mib)} measured"
-        said.append(told + (f" (error {percent(row.error, sign=True)})" if row.error is not None else ""))
+        error = f" (error {percent(row.error, sign=True)})" if row.error is not None else ""
+        said.append(f"{short_mib(row.peak_mib)} measured{error}")
     if row.waste_mib is not None:
         said.append(f"{short_mib(row.waste_mib)} of {short_mib(row.granted_mib)} never used")
     lines = ["  " + ", ".join(said)] if said else []

@@ -94,7 +94,8 @@ def footer(summary: Summary) -> str:
         return "no jobs"
     said = [count(summary.jobs, "job")]
     if summary.median_error is not None:
-        said[0] += f": median error {percent(summary.median_error)}, {summary.under_request:,} under request"
+        above = f"{summary.under_request:,} exceeded their request"
+        said[0] += f": median error {percent(summary.median_error)}, {above}"
     if summary.gpu_s and summary.shared:
         alone, used = gpu_hours(summary.gpu_s, summary.used_s)
         said.append(f"{used} instead of {alone} exclusive")

@@ -39,7 +39,7 @@ def terminal_style() -> Style:
 
 
 def _columns() -> int:
-    # In a pipe there is no terminal to ask; COLUMNS is how one is told.
+    # In a pipe there is no terminal to ask; COLUMNS sets the width.
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isascii() and text.isdigit() else 80
 

@@ -100,7 +100,7 @@ def test_the_list_says_it_at_a_glance(three_jobs: Path, report: Report) -> None:
     assert "-2%" in lines[2]
     assert lines[3].endswith("COMPLETED OOM at 10.0G → whole GPU, finished")
     assert lines[4] == "--"
-    assert lines[5].startswith("3 jobs: median error 3%, 1 under request; ")
+    assert lines[5].startswith("3 jobs: median error 3%, 1 exceeded their request; ")
     assert "1 OOM recovered, 0 lost" in lines[5]
     assert max(map(len, lines[:4])) <= 110
     assert err == ""

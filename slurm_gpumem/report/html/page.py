@@ -81,5 +81,5 @@ def _groups(source: PageSource) -> List[Table]:
         ("models", "Model", source.by_model),
         ("gpus", "GPU", source.by_gpu),
     )
-    # One model or GPU alone is told by the figures at the top.
+    # One model or GPU alone is described by the figures at the top.
     return [group_table(name, head, found) for name, head, found in groups if len(found) > 1]

@@ -48,19 +48,19 @@ def render(template: str, **values: Any) -> str:
 
 
 def asset(*names: str) -> Markup:
-    """Files of ours as they stand: style sheets and scripts."""
+    """Our own style sheets and scripts, as they are."""
     from markupsafe import Markup
 
     return Markup("\n").join(Markup((_ASSETS / name).read_text(encoding="utf-8")) for name in names)
 
 
 def hashed(text: str) -> str:
-    """As a content security policy names a script or style of ours, so that the page runs no other."""
+    """How a content security policy names our own script or style, so that the page runs no other."""
     digest = hashlib.sha256(text.encode("utf-8")).digest()
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 def _harmless(value: Any) -> Any:
     """Escaping keeps markup out; control characters, direction marks and endless names are kept out here."""
-    # Markup is a text too: one that is ours.
+    # Markup is a subclass of str: our own, already safe.
     return clipped(value, _LONGEST) if type(value) is str else value

@@ -16,7 +16,7 @@ STYLE = LIGHT_AND_DARK
 _WIDTH, _HEIGHT = 1000, 520
 _LEFT, _TOP, _RIGHT, _BOTTOM = 76, 96, 16, 72
 _LETTER = 7.2
-"""About what a letter takes; only labels of ours are measured by it."""
+"""Approximate width of a letter; only used for our own labels."""
 
 
 def heading(reasons: PeakReasons) -> Tuple[str, str]:
