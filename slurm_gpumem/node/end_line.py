@@ -18,6 +18,7 @@ from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir, site
 from slurm_gpumem.files import read_json
 from slurm_gpumem.node.end_note import SCHEMA
 from slurm_gpumem.node.jobs import RunFolder, valid_job_id
+from slurm_gpumem.text import count
 
 _STDERR = 2
 _SCONTROL_S = 2.0
@@ -74,7 +75,7 @@ def _advice(note: Mapping[str, Any], peak: float) -> str:
     if shards and shard_mib:
         enough = -int(-peak // shard_mib)
         if enough < shards:
-            return f"; {enough} {'shard' if enough == 1 else 'shards'} would have done"
+            return f"; {count(enough, 'shard')} would have done"
     return ""
 
 

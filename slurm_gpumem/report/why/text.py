@@ -9,7 +9,8 @@ from slurm_gpumem.estimators.explain.reasons import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Living, Timeline
 from slurm_gpumem.estimators.training_job import describe_job
 from slurm_gpumem.report.estimate import describe_model
-from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width, resample
+from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width
+from slurm_gpumem.terminal.plot import resample
 from slurm_gpumem.units import MIB, format_mib
 
 SCHEMA = "gpumem-why/1"
