@@ -49,7 +49,7 @@ $(VENV)/.test-ready: $(BIN)/gpumem setup.cfg
 # The demo needs no database, linter or torch, so that it starts quickly.
 demo: APT_PACKAGES := $(DEMO_PACKAGES)
 demo: setup
-	@$(BIN)/python -m slurm_gpumem.devcluster.demo
+	@$(BIN)/python -m slurm_gpumem.cli.demo
 
 setup: apt $(BIN)/gpumem
 setup-test: apt $(VENV)/.test-ready

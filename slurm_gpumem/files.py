@@ -6,11 +6,14 @@ import errno
 import fcntl
 import json
 import os
+import stat
 import struct
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any, Iterator, Optional, Union
+
+from slurm_gpumem.errors import UsageError
 
 _ACL_VERSION = 2
 _USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
@@ -24,14 +27,14 @@ class LockTimeoutError(OSError):
 
 def write_atomic(
     path: Path,
-    text: str,
+    data: Union[str, bytes],
     *,
     mode: int = 0o644,
     reader_uid: Optional[int] = None,
     reader_gid: Optional[int] = None,
     durable: bool = False,
 ) -> None:
-    """Replace the file in one step: a reader sees the old or the new text, never a part.
+    """Replace the file in one step: a reader sees the old or the new content, never a part.
 
     `reader_uid` may read it though it stays root's: by an access list, or where the file system
     has none, by the group `reader_gid`.
@@ -42,7 +45,7 @@ def write_atomic(
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            _write_all(handle, text.encode())
+            _write_all(handle, data.encode() if isinstance(data, str) else data)
             os.fchmod(handle, mode)
             if reader_uid is not None and reader_uid != os.geteuid():
                 _allow_reader(handle, reader_uid, reader_gid)
@@ -54,6 +57,35 @@ def write_atomic(
     except OSError:
         remove(temporary)
         raise
+
+
+def save(path: Path, data: Union[str, bytes], *, mode: Optional[int] = None) -> None:
+    """Write a file that somebody named: whole or not at all, by default as their umask says.
+
+    A link stays one, a pipe or a device is written to and never replaced. UsageError says why it cannot be.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+            target.write_bytes(data.encode() if isinstance(data, str) else data)
+            return
+        mask = os.umask(0o077)
+        os.umask(mask)
+        write_atomic(target, data, mode=0o666 & ~mask if mode is None else mode)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def check_target(name: str, example: str) -> Path:
+    """The path of a file that is to be written; what stands in its way is told before the work is done."""
+    path = Path(os.path.realpath(name))
+    if path.is_dir():
+        raise UsageError(f"{name} is a folder; name a file in it, like {name.rstrip('/')}/{example}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{name}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK) and (path.is_file() or not path.exists()):
+        raise UsageError(f"{name}: the folder {path.parent} cannot be written to")
+    return Path(name)
 
 
 def write_json(path: Path, value: Any, **options: Any) -> None:

@@ -1,8 +1,10 @@
-"""Memory sizes: MiB integers inside, human units at the edges."""
+"""Numbers at the edges: MiB and seconds inside, human units where people read or write."""
 
 from __future__ import annotations
 
 import re
+import time
+from typing import Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 
@@ -11,6 +13,8 @@ MIB = 1 << 20
 _FACTOR_MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 # [0-9], not \d: a size is ASCII, and int() of other digits would surprise.
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+"""By the letter that stands for them."""
 
 
 def parse_mib(text: str, *, default_unit: str = "m") -> int:
@@ -22,8 +26,13 @@ def parse_mib(text: str, *, default_unit: str = "m") -> int:
     return int(-(-mib // 1))
 
 
+def ceil_div(amount: int, unit: int) -> int:
+    """How many whole units hold `amount`."""
+    return -(-amount // unit)
+
+
 def format_mib(mib: float) -> str:
-    """A size for people: "11.9 GiB", or "620 MiB" below one GiB."""
+    """A size in a sentence: "11.9 GiB", or "620 MiB" below one GiB."""
     if mib < 1024:
         return f"{mib:.0f} MiB"
     return f"{mib / 1024:.1f} GiB"
@@ -34,6 +43,66 @@ def format_at_least(mib: int) -> str:
     return format_mib(mib) if mib < 1024 else f"{ceil_div(mib * 10, 1024) / 10:.1f} GiB"
 
 
-def ceil_div(amount: int, unit: int) -> int:
-    """How many whole units hold `amount`."""
-    return -(-amount // unit)
+# -- In tables, where what is not known leaves its cell empty ------------------------------------------
+
+
+def short_mib(mib: Optional[float]) -> str:
+    """ "11.9G", "620M" below one GiB."""
+    if mib is None:
+        return ""
+    return f"{mib:.0f}M" if mib < 1024 else f"{mib / 1024:.1f}G"
+
+
+def percent(part: Optional[float], *, sign: bool = False, digits: int = 0) -> str:
+    """ "+3%" of 0.03; huge ones are not counted out."""
+    if part is None:
+        return ""
+    if abs(part) >= 10:
+        return f">{'+' if sign and part > 0 else ''}999%"
+    value = round(part * 100, digits) or 0.0
+    return f"{value:+.{digits}f}%" if sign and value else f"{value:.{digits}f}%"
+
+
+def duration(seconds: Optional[float]) -> str:
+    """ "2-03:04:05", as Slurm writes it."""
+    if seconds is None:
+        return ""
+    whole = max(0, round(seconds))
+    days, rest = divmod(whole, 86_400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
+def moment(when: Optional[float]) -> str:
+    """ "2026-11-15T08:30:00", local, as Slurm writes it."""
+    return "" if when is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when))
+
+
+def minute(when: Optional[float]) -> str:
+    """ "2026-11-15 08:30", local, in a sentence."""
+    return "" if when is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+
+
+def hours(seconds: Optional[float]) -> str:
+    """GPU-hours, with as many digits as matter."""
+    if seconds is None:
+        return ""
+    value = seconds / 3600
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def gpu_hours(*seconds: float) -> Tuple[str, ...]:
+    """GPU times in one unit, the last with its name: ("31", "58 GPU-hours"); short ones in minutes."""
+    if max(seconds) >= 3600:
+        texts, unit = [hours(value) for value in seconds], "GPU-hours"
+    else:
+        texts, unit = [f"{value / 60:.1f}" for value in seconds], "GPU-minutes"
+    return (*texts[:-1], f"{texts[-1]} {unit}")
+
+
+def energy(joules: Optional[float]) -> str:
+    """ "1.2 kWh", "340 Wh"."""
+    if joules is None:
+        return ""
+    wh = joules / 3600
+    return f"{wh / 1000:,.1f} kWh" if wh >= 1000 else f"{wh:.0f} Wh" if wh >= 10 else f"{wh:.1f} Wh"

@@ -45,12 +45,6 @@ TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__", "__main__"}
 
 
 NOT_YET = {
-    "devcluster/demo.py": {"cli"},
-    "report/fit.py": {"cli"},
-    "report/html/write.py": {"cli"},
-    "report/why/html.py": {"cli"},
-    "report/why/png.py": {"cli"},
-    "report/why/text.py": {"cli"},
     "tracing/hub_names.py": {"lab"},
 }
 """Arrows that still run the wrong way."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import List
 
 from slurm_gpumem.calibration.context import calibrate, put_entry
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.gpus import site_gpu_file
+from slurm_gpumem.terminal.say import say
 
 
 def main(argv: List[str]) -> int:

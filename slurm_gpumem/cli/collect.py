@@ -8,18 +8,12 @@ import sys
 from pathlib import Path
 from typing import List
 
-from slurm_gpumem.accounting import index_file, remember, sacct
-from slurm_gpumem.accounting.collect import collect
-from slurm_gpumem.accounting.readers import allow
-from slurm_gpumem.accounting.store import open_store
-from slurm_gpumem.cli.run import say
+from slurm_gpumem.accounting.upkeep import Upkeep, keep_up
+from slurm_gpumem.cli.options import age
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.slurm.sacctmgr import ask_coordinators
 from slurm_gpumem.terminal.progress import ProgressBar
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_JOIN_S = 120.0
+from slurm_gpumem.terminal.say import say
 
 
 def main(argv: List[str]) -> int:
@@ -30,61 +24,26 @@ def main(argv: List[str]) -> int:
             "gpumem collect gathers everybody's records and must run as root; yours: gpumem report"
         )
     config = load_accounting_config()
-    spool, store = args.spool or config.spool, args.to or config.dir
-    done = None
-    if not args.index_only:
-        if not store.is_dir():
-            raise UsageError(
-                f"{store}: no such folder; make it, or name another with accounting.dir in gpumem.toml"
-            )
-        # First: where root is squashed it could not read any more what users have written to the store.
-        with ProgressBar("indexing job records") as bar:
-            open_store(config=config, join=False, force=True, progress=bar).close()
-        done = collect(spool, store, older_s=_seconds(args.older))
-        for why in done.failed:
-            say(f"not written: {why}")
-    with (
-        ProgressBar("indexing job records") as bar,
-        open_store(config=config, join=False, force=True, progress=bar) as index,
-    ):
-        sacct.join_slurm(index.connection, force=True, budget_s=_JOIN_S)
-        users = [uid for (uid,) in index.connection.execute("SELECT DISTINCT uid FROM job WHERE judged = 1")]
-        for uid in users:
-            _remember(index, uid, store)
-        fresh = index.freshness
-    unknown = allow(config.own_index / index_file.NAME, ask_coordinators(), config.readers)
-    if unknown:
-        say(f"no such user or group here, so no access to the index: {', '.join(unknown)}")
-    if not args.quiet:
-        moved = (
-            f"{done.records:,} records moved into books, {done.kept:,} stay in the spool; " if done else ""
+    store = args.to or config.dir
+    if not args.index_only and not store.is_dir():
+        raise UsageError(
+            f"{store}: no such folder; make it, or name another with accounting.dir in gpumem.toml"
         )
-        why = f" (without Slurm's accounting: {fresh.slurm})" if fresh.slurm else ""
-        bad = f", {fresh.bad:,} bad" if fresh.bad else ""
-        sys.stdout.write(f"{moved}{fresh.records:,} records indexed{bad}{why}\n")
-    return 1 if done and done.failed else 0
+    spool = None if args.index_only else args.spool or config.spool
+    done = keep_up(config, spool, store, args.older, lambda: ProgressBar("indexing job records"))
+    for note in done.notes:
+        say(note)
+    if not args.quiet:
+        sys.stdout.write(_line(done) + "\n")
+    return 1 if done.collected and done.collected.failed else 0
 
 
-def _remember(index: object, uid: int, store: Path) -> None:
-    """A user's peaks beside their books, for gpusbatch on any machine that sees the store."""
-    from slurm_gpumem.accounting.store import Store
-
-    assert isinstance(index, Store)
-    folder = store / str(uid)
-    if folder.is_dir():
-        try:
-            path = folder / "remembered.json"
-            if remember.write_peaks(index.connection, uid, path):
-                os.chmod(path, 0o644)
-        except OSError as error:
-            say(f"{folder}: {error.strerror}; what user {uid} ran is not remembered there")
-
-
-def _seconds(text: str) -> float:
-    number, unit = text[:-1], text[-1:]
-    if not (number.isascii() and number.isdigit() and unit in _UNITS):
-        raise UsageError(f"--older {text!r}: write it like 2d, 12h or 0s")
-    return float(int(number) * _UNITS[unit])
+def _line(done: Upkeep) -> str:
+    moved, fresh = done.collected, done.freshness
+    first = f"{moved.records:,} records moved into books, {moved.kept:,} stay in the spool; " if moved else ""
+    bad = f", {fresh.bad:,} bad" if fresh.bad else ""
+    why = f" (without Slurm's accounting: {fresh.slurm})" if fresh.slurm else ""
+    return f"{first}{fresh.records:,} records indexed{bad}{why}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,7 +51,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--spool", type=Path, metavar="DIR", help="where nodes write (default: node.spool)")
     parser.add_argument("--to", type=Path, metavar="DIR", help="the store (default: accounting.dir)")
     parser.add_argument(
-        "--older", default="2d", metavar="AGE", help="of jobs that ended so long ago (default 2d)"
+        "--older",
+        type=age,
+        default="2d",
+        metavar="AGE",
+        help="move records of jobs that ended this long ago or earlier (default 2d)",
     )
     parser.add_argument(
         "--index-only", action="store_true", help="move nothing, only bring the index up to date"

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 from typing import List, Sequence
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.terminal.say import say
+from slurm_gpumem.text import count
 from slurm_gpumem.units import format_mib, parse_mib
 
 _NODE = re.compile(r"([^=]+)=([0-9]+)x([^:]+):(.+)")
@@ -91,10 +92,11 @@ def _describe(nodes: Sequence[NodeSpec]) -> str:
     """ "2 nodes with 4 stand-in GPUs each (a100, 40.0 GiB)", or each node by itself where they differ."""
     kinds = {(node.gpus, node.gpu_type, node.gpu_memory_mib) for node in nodes}
     if len(kinds) == 1:
-        count = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
         each = "" if len(nodes) == 1 else " each"
         (gpus, gpu_type, memory) = kinds.pop()
-        return f"{count} with {gpus} stand-in GPUs{each} ({gpu_type}, {format_mib(memory)})"
+        return (
+            f"{count(len(nodes), 'node')} with {gpus} stand-in GPUs{each} ({gpu_type}, {format_mib(memory)})"
+        )
     listed = (f"{n.name} with {n.gpus} {n.gpu_type} of {format_mib(n.gpu_memory_mib)}" for n in nodes)
     return f"{len(nodes)} nodes with stand-in GPUs: {', '.join(listed)}"
 

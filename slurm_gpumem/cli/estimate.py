@@ -5,45 +5,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.run import say
+from slurm_gpumem.cli.options import named_summary, own_options, positive
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.assumptions import assumptions
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.training_job import training_job
-from slurm_gpumem.estimators.types import (
-    INPUT_DTYPES,
-    LOSSES,
-    OPTIMIZERS,
-    PRECISIONS,
-    Estimate,
-    Gpu,
-)
+from slurm_gpumem.estimators.types import INPUT_DTYPES, LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.estimators.whatif import Alternatives, alternatives
 from slurm_gpumem.report.estimate import (
+    SCHEMA,
     activity_line,
     comparison_lines,
+    estimate_json,
     explain_lines,
     fit_line,
     result_line,
-    utilization_json,
+    warnings_of,
 )
-from slurm_gpumem.slurm.directives import Directive
+from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive, read_directives
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.activity import activity_of
-from slurm_gpumem.submission.settings import OwnOptions, job_settings
-from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.submission.settings import job_settings
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.units import ceil_div
+from slurm_gpumem.terminal.progress import StatusLine
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.utilization.predict import estimate_with_utilization
 
-SCHEMA = "gpumem-estimate/1"
 ALL = "all"
 
 
@@ -53,18 +44,14 @@ def main(argv: List[str]) -> int:
     _check(args)
     config = load_config()
     script, directives = _script(args)
-    settings = job_settings(config, directives, os.environ, OwnOptions(_options(args)), script=args.write)
+    settings = job_settings(config, directives, os.environ, own_options(args), script=args.write)
     shard_mib = args.shard_mib or config.sharing.shard_mib
-    summary = read_summary(args.summary)
-    if not summary.name:
-        summary = replace(summary, name=Path(args.summary).stem)
+    summary = named_summary(args.summary)
     job = training_job(summary, settings.stated_training(), gpus=args.gpus)
     gpu = find_gpu(settings.gpu or DEFAULT_GPU)
     estimator = settings.text("estimator") or "auto"
     if args.directive:
-        from slurm_gpumem.cli.directive import print_line
-
-        print_line(summary, job, estimator, script)
+        _directive(summary, job, estimator, script)
         for warning in (*config.warnings, *summary.warnings):
             say(f"warning: {warning}")
         return 0
@@ -75,7 +62,7 @@ def main(argv: List[str]) -> int:
     if args.explain:
         other = alternatives(chosen, gpu, registry.same_way(chosen, summary, gpu), shard_mib)
     if args.json:
-        print(json.dumps(_as_json(summary, gpu, estimates, other, shard_mib)))
+        print(json.dumps(estimate_json(summary, gpu, estimates, other, shard_mib)))
         return 0
     lines: List[str] = []
     if args.explain:
@@ -89,7 +76,7 @@ def main(argv: List[str]) -> int:
         lines.append(result_line(summary, chosen, shard_mib))
     lines += fit_line(chosen, gpu)
     print("\n".join(lines))
-    for warning in (*config.warnings, *_warnings(summary, chosen)):
+    for warning in (*config.warnings, *warnings_of(summary, chosen)):
         say(f"warning: {warning}")
     return 0
 
@@ -98,77 +85,33 @@ def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[D
     """The script that --write names, and what it says of the job."""
     if args.write is None:
         return None, ()
-    from slurm_gpumem.cli.directive import open_script, script_directives
+    from slurm_gpumem.submission.script_line import open_script
 
     script = open_script(args.write)
-    return script, script_directives(script, JOB_KEYS)
+    directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE))
+    for warning in directives.warnings:
+        say(f"warning: {warning}")
+    return script, [one for one in directives.found if one.key not in (MEMORY_LINE, "model", "mem")]
 
 
-def _options(args: argparse.Namespace) -> Dict[str, str]:
-    """The options given, by the key that the other layers of the configuration have for them."""
-    given = {key: getattr(args, key.replace("-", "_"), None) for key in JOB_KEYS}
-    return {key: "yes" if value is True else str(value) for key, value in given.items() if value}
+def _directive(
+    summary: ModelSummary, job: TrainingJob, estimator: str, script: Optional[BatchScript]
+) -> None:
+    """Make the memory line and print it, or write it into the script."""
+    from slurm_gpumem.submission.script_line import line_for, with_line, write_script
 
-
-def _warnings(summary: ModelSummary, estimate: Estimate) -> Tuple[str, ...]:
-    """What the reader and the estimator warn of, each once, in order."""
-    return tuple(dict.fromkeys((*summary.warnings, *estimate.warnings)))
-
-
-def _as_json(
-    summary: ModelSummary, gpu: Gpu, estimates: List[Estimate], other: Alternatives, shard_mib: int
-) -> Dict[str, Any]:
-    chosen = estimates[0]
-    result: Dict[str, Any] = {
-        "schema": SCHEMA,
-        **_figures(chosen, shard_mib),
-        "gpu": chosen.gpu,
-        "gpu_memory_mib": gpu.memory_mib,
-        "job": asdict(chosen.job),
-        "model": {
-            "name": summary.name,
-            "format": summary.format,
-            "layers": sum(layer.leaf for layer in summary.layers),
-            "params": summary.total_params,
-        },
-        "coverage": chosen.coverage,
-        "utilization": utilization_json(chosen.utilization),
-        "warnings": list(_warnings(summary, chosen)),
-        "assumptions": list(assumptions(summary, chosen.job, gpu, chosen)),
-    }
-    if len(estimates) > 1:
-        result["estimators"] = [_figures(estimate, shard_mib) for estimate in estimates]
-    if other != Alternatives():
-        result["alternatives"] = _alternatives_json(other, shard_mib)
-    return result
-
-
-def _figures(estimate: Estimate, shard_mib: int) -> Dict[str, Any]:
-    return {
-        "estimator": estimate.estimator,
-        "peak_mib": estimate.peak_mib,
-        "request_mib": estimate.request_mib,
-        "floor_mib": estimate.floor_mib,
-        "shards": ceil_div(estimate.request_mib, shard_mib),
-        "parts": dict(estimate.parts),
-    }
-
-
-def _alternatives_json(other: Alternatives, shard_mib: int) -> Dict[str, Any]:
-    result: Dict[str, Any] = {}
-    named = {"half_batch": other.half_batch, "amp": other.amp, "checkpointing": other.checkpointing}
-    for name, estimate in named.items():
-        if estimate is not None:
-            result[name] = {
-                "batch_size": estimate.job.batch_size,
-                "precision": estimate.job.precision,
-                "peak_mib": estimate.peak_mib,
-                "request_mib": estimate.request_mib,
-                "shards": ceil_div(estimate.request_mib, shard_mib),
-            }
-    if other.fewer_shards is not None:
-        result["fewer_shards"] = {"shards": other.fewer_shards, "batch_size": other.batch_for_fewer}
-    return result
+    with StatusLine() as status:
+        line = line_for(summary, job, estimator, lambda n: status(f"{n - n % 10} batch sizes estimated"))
+    if script is None:
+        print(line.directive())
+        return
+    changed = with_line(script, line)
+    if changed.data == script.data:
+        say(f"{script.name} has this memory line already")
+        return
+    write_script(changed)
+    first, last = line.knots[0].batch, line.knots[-1].batch
+    say(f"{script.name}: memory line for batches of {first} to {last} written; sbatch {script.name} will do")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -179,12 +122,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--directive prints one line for a script; leave --json and --explain out")
     if args.directive and args.estimator == ALL:
         raise UsageError("--directive needs one estimator, not all")
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -198,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--batch-size", metavar="N", help="samples per GPU (default: the summary's)")
     job.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: adam)")
     job.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
-    job.add_argument("--gpus", type=_positive, default=1, metavar="N", help="GPUs of a DDP job (default: 1)")
+    job.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs of a DDP job (default: 1)")
     job.add_argument("--grad-accumulation", metavar="N", help="batches per optimizer step (default: 1)")
     job.add_argument("--checkpointing", action="store_true", help="activation checkpointing is on")
     job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")
@@ -209,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])
     parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")
     parser.add_argument(
-        "--shard-mib", type=_positive, metavar="MIB", help="MiB per shard (default: the site's)"
+        "--shard-mib", type=positive, metavar="MIB", help="MiB per shard (default: the site's)"
     )
     parser.add_argument(
         "--explain", action="store_true", help="where every megabyte goes, and what would help"

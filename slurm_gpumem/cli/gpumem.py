@@ -56,4 +56,4 @@ def _dispatch(args: List[str]) -> int:
 def _usage() -> str:
     width = max(len(name) for name in COMMANDS)
     rows = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(["usage: gpumem COMMAND [options]", "", *rows, "", "gpumem COMMAND --help tells more."])
+    return "\n".join(["usage: gpumem COMMAND [options]", "", *rows, "", "gpumem COMMAND --help says more."])

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, Optional
 
-from slurm_gpumem.cli.run import run_command, say
+from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.options import (
     NO_VALUE,
@@ -20,6 +20,7 @@ from slurm_gpumem.slurm.sbatch import SbatchCall, become_sbatch, installed_optio
 from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.asked import NOTHING_ASKED, Asked, JobWords, read_asked
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.terminal.say import say
 
 if TYPE_CHECKING:
     from slurm_gpumem.submission.decide import Plan

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
-import tempfile
-import time
+from math import exp
 from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.config.accounting import load_accounting_config
-from slurm_gpumem.errors import ConfigError, NotLearnedError, UsageError
+from slurm_gpumem.errors import NotLearnedError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.site_fit import (
-    COVERAGE,
-    LayerScore,
-    SiteRun,
-    better,
-    fit,
-    held_out,
-    in_force,
-    shortage,
-    usable,
-)
-from slurm_gpumem.estimators.site_layer import SiteLayer, layer_json, layer_path, load_layer
+from slurm_gpumem.estimators.site_fit import COVERAGE, SiteRun, usable
+from slurm_gpumem.estimators.site_layer import SiteLayer, layer_path
+from slurm_gpumem.site.learn import Learned, current_layer, learn, write_layer
 from slurm_gpumem.site.learn_runs import LearnableRuns, read_runs
+from slurm_gpumem.terminal.progress import StatusLine
+from slurm_gpumem.terminal.say import say
 
 SCHEMA = "gpumem-learn/1"
 
@@ -36,23 +25,19 @@ def main(argv: List[str]) -> int:
     args = _parser().parse_args(argv)
     folders = args.records or list(load_accounting_config().folders)
     path = args.output or layer_path()
-    found = read_runs(folders, registry.DEFAULT, _progress)
+    with StatusLine() as line:
+        # Every 500 records: a line for each would take longer than reading them.
+        found = read_runs(folders, registry.DEFAULT, lambda n: line(f"{n - n % 500:,} records read"))
     runs = usable(found.runs)
-    now = _current(path)
+    now = current_layer(path)
     if not args.json:
         print("\n".join(_read_lines(found, runs, folders)))
-    missing = shortage(runs)
-    if missing:
-        raise NotLearnedError(f"{missing}.\nNothing was changed.")
-    layer = fit(runs, registry.DEFAULT, args.coverage)
-    was, will = in_force(runs, now), held_out(runs, registry.DEFAULT, args.coverage)
-    worth = better(will, was, args.coverage)
-    layer = layer._replace(card=_card(found, runs, was, will))
+    learned = learn(found, runs, now, args.coverage)
     if args.json:
-        print(json.dumps(_as_json(layer, was, will, worth, path, dry=args.dry_run)))
+        print(json.dumps(_as_json(learned, path, dry=args.dry_run)))
     else:
-        print("\n".join(_compared(was, will, now, layer)))
-    if not worth:
+        print("\n".join(_compared(learned, now)))
+    if not learned.better:
         raise NotLearnedError(
             "what these runs teach is not better than what is in force on models that it has not seen.\n"
             "Nothing was changed."
@@ -60,23 +45,9 @@ def main(argv: List[str]) -> int:
     if args.dry_run:
         say(f"--dry-run: {path} was not written")
         return 0
-    kept = _write(path, layer)
+    kept = write_layer(path, learned.layer)
     say(f"{path} written" + (f"; the one before is {kept}" if kept else ""))
     return 0
-
-
-def _current(path: str) -> Optional[SiteLayer]:
-    if not os.path.exists(path):
-        return None
-    try:
-        return load_layer(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: is not used at present, and would be replaced unseen: {error}.\nMove it away first."
-        ) from None
-
-
-# -- Text ------------------------------------------------------------------------------------------
 
 
 def _read_lines(found: LearnableRuns, runs: List[SiteRun], folders: List[str]) -> List[str]:
@@ -97,9 +68,10 @@ def _read_lines(found: LearnableRuns, runs: List[SiteRun], folders: List[str]) -
     return lines
 
 
-def _compared(was: LayerScore, will: LayerScore, now: Optional[SiteLayer], layer: SiteLayer) -> List[str]:
+def _compared(learned: Learned, now: Optional[SiteLayer]) -> List[str]:
+    layer = learned.layer
     lines = ["", f"{'':<10} {'jobs':>6}  median error  above request  kept in vain"]
-    for name, held in (("in force", was), ("learned", will)):
+    for name, held in (("in force", learned.was), ("learned", learned.will)):
         lines.append(
             f"{name:<10} {held.runs:>6,}  {held.median_error * 100:>10.1f} %  "
             f"{held.above_request * 100:>11.1f} %  {held.in_vain * 100:>10.1f} %"
@@ -119,68 +91,19 @@ def _compared(was: LayerScore, will: LayerScore, now: Optional[SiteLayer], layer
 
 
 def _percent(offset: float) -> str:
-    from math import exp
-
     return f"{(exp(offset) - 1) * 100:+.1f} %"
 
 
-def _card(found: LearnableRuns, runs: List[SiteRun], was: LayerScore, will: LayerScore) -> Dict[str, Any]:
-    return {
-        "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "records": found.records,
-        "jobs": len(runs),
-        "models": len({run.fingerprint for run in runs}),
-        "before": {key: round(value, 4) for key, value in was._asdict().items()},
-        "held_out": {key: round(value, 4) for key, value in will._asdict().items()},
-    }
-
-
-def _as_json(
-    layer: SiteLayer, was: LayerScore, will: LayerScore, worth: bool, path: str, *, dry: bool
-) -> Dict[str, Any]:
+def _as_json(learned: Learned, path: str, *, dry: bool) -> Dict[str, Any]:
     return {
         "schema": SCHEMA,
         "path": path,
-        "better": worth,
-        "written": worth and not dry,
-        "in_force": was._asdict(),
-        "learned": will._asdict(),
-        "layer": layer._asdict(),
+        "better": learned.better,
+        "written": learned.better and not dry,
+        "in_force": learned.was._asdict(),
+        "learned": learned.will._asdict(),
+        "layer": learned.layer._asdict(),
     }
-
-
-def _progress(count: int) -> None:
-    if count % 500 == 0 and sys.stderr.isatty():
-        print(f"\r{count:,} records read\033[K\r", end="", file=sys.stderr, flush=True)
-
-
-# -- Writing -----------------------------------------------------------------------------------------
-
-
-def _write(path: str, layer: SiteLayer) -> Optional[str]:
-    """Write the layer whole; the one before stays beside it under the next free number."""
-    kept = None
-    folder = os.path.dirname(os.path.abspath(path))
-    try:
-        handle, draft = tempfile.mkstemp(prefix=".gpumem-", dir=folder)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(layer_json(layer))
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(draft, 0o644)
-            if os.path.exists(path):
-                kept = next(name for n in range(1, 10_000) if not os.path.exists(name := f"{path}.{n}"))
-                os.link(path, kept)
-            os.replace(draft, path)
-        except OSError:
-            os.unlink(draft)
-            raise
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be written: {error.strerror}. Run it as root, or name another file with --output"
-        ) from None
-    return kept
 
 
 def _share(text: str) -> float:

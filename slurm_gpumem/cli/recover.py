@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import List
 
-from slurm_gpumem.cli.run import say
+from slurm_gpumem.terminal.say import say
 
 
 def main(argv: List[str]) -> int:

@@ -11,12 +11,14 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.report import fields
 from slurm_gpumem.report.times import parse_time
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.progress import ProgressBar
+from slurm_gpumem.terminal.say import say
+from slurm_gpumem.text import count
+from slurm_gpumem.units import moment
 
 _DEFAULT_DAYS = 7
 _TOP = 5
@@ -186,7 +188,7 @@ def _window(args: argparse.Namespace, otherwise: str = "") -> str:
         return since + (f" until {args.endtime}" if args.endtime else "")
     if args.summary or args.jobs or args.all_time:
         return f" {otherwise}" if otherwise else ""
-    return f" (the last {_DEFAULT_DAYS} days; -S tells since when)"
+    return f" (last {_DEFAULT_DAYS} days; change with -S)"
 
 
 def _about(store: Store, args: argparse.Namespace) -> Dict[str, Any]:
@@ -205,13 +207,13 @@ def _say_what_is_missing(store: Store, args: argparse.Namespace) -> None:
     fresh = store.freshness
     if fresh.bad:
         why = ", ".join(f"{count:,} {reason}" for reason, count in fresh.bad_reasons.items())
-        say(f"{fresh.bad:,} record{'' if fresh.bad == 1 else 's'} left out: {why}")
+        say(f"{count(fresh.bad, 'record')} left out: {why}")
         if args.verbose:
             for path, reason in store.bad_records():
                 say(f"  {path}: {reason}")
     age = time.time() - fresh.indexed_at if fresh.indexed_at else 0.0
     if age > 3600:
-        say(f"as of {fields.moment(fresh.indexed_at)}; records since then are not in it")
+        say(f"as of {moment(fresh.indexed_at)}; records since then are not in it")
     if args.verbose and fresh.slurm:
         say(f"without Slurm's accounting: {fresh.slurm}")
     if not fresh.records:

@@ -7,6 +7,7 @@ import sys
 from typing import Callable
 
 from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.terminal.say import say
 
 
 def run_command(body: Callable[[], int]) -> int:
@@ -24,11 +25,3 @@ def run_command(body: Callable[[], int]) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
-
-
-def say(message: str) -> None:
-    """A message for people, on stderr, with its later lines indented under the first."""
-    # File names and values of users stand in messages; none of them may steer the terminal.
-    first, *rest = ["".join(c if c.isprintable() else "?" for c in line) for line in message.split("\n")]
-    lines = [f"gpumem: {first}", *(f"        {line.strip()}" for line in rest)]
-    print("\n".join(lines), file=sys.stderr)

@@ -6,13 +6,12 @@ import argparse
 from pathlib import Path
 from typing import List, Optional
 
-from slurm_gpumem.cli.run import say
-from slurm_gpumem.errors import SlurmError, UnknownNameError
-from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
-from slurm_gpumem.site.nodes import CudaContext
+from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.site.nodes import context_in_table, memory_in_table
 from slurm_gpumem.site.setup import SetupOptions, propose, summary_lines, write_files
 from slurm_gpumem.site.snapshot import Snapshot, gather
-from slurm_gpumem.units import ceil_div, parse_mib
+from slurm_gpumem.terminal.say import say
+from slurm_gpumem.units import parse_mib
 
 
 def main(argv: List[str]) -> int:
@@ -27,7 +26,7 @@ def main(argv: List[str]) -> int:
         mps_per_gpu=args.mps_per_gpu,
     )
     snapshot = None if args.offline else _running()
-    proposal = propose(options, snapshot, _gpu_memory, _gpu_context)
+    proposal = propose(options, snapshot, memory_in_table, context_in_table)
     for line in summary_lines(proposal.plan):
         say(line)
     diff = proposal.diff()
@@ -51,24 +50,6 @@ def _running() -> Optional[Snapshot]:
     except SlurmError as error:
         say(f"{error}\nGoing on without a running cluster.")
         return None
-
-
-def _gpu_memory(kind: str) -> Optional[int]:
-    try:
-        return find_gpu(kind).memory_mib
-    except UnknownNameError:
-        return None
-
-
-def _gpu_context(kind: str, memory_mib: int) -> CudaContext:
-    gpu = closest_gpu(kind or None, memory_mib)
-    return CudaContext(
-        bare=gpu.context_for(conv=False, matmul=False),
-        conv=gpu.context_for(conv=True, matmul=False),
-        matmul=gpu.context_for(conv=False, matmul=True),
-        both=gpu.context_mib,
-        workspace=ceil_div(gpu.cublas_workspace_bytes, 2**20),
-    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,17 +6,19 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.cli.run import say
-from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace_code, trace_request
-from slurm_gpumem.config.load import Config, load_config
+from slurm_gpumem.cli.options import own_options
+from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace, trace_request
+from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.files import check_target, save
 from slurm_gpumem.report.estimate import describe_model
+from slurm_gpumem.submission.settings import job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.tracing.child.sandbox import Traced
 
 SCHEMA = "gpumem-summarize/1"
@@ -27,78 +29,34 @@ def main(argv: List[str]) -> int:
     args = _parser().parse_args(argv)
     if args.json and args.output in (None, "-"):
         raise UsageError(
-            "--json tells about the summary; give the summary a file of its own: -o summary.json"
+            "--json describes the summary on standard output; write the summary to a file: -o summary.json"
         )
-    config = load_config()
-    request = trace_request(args.target, args, job_defaults(config))
+    settings = job_settings(load_config(), (), os.environ, own_options(args))
+    request = trace_request(args.target, args, settings)
     output = _checked_output(args.output)
-    traced = trace_code(request, args)
-    summary = _read_back(traced)
+    traced = trace(request, args)
+    # Read as the cluster will: the child ran somebody's code, and is believed nothing.
+    summary = read_summary(traced.summary.decode(errors="replace"))
     if output is None:
         sys.stdout.write(traced.summary.decode())
     else:
-        write_whole(output, traced.summary)
+        save(output, traced.summary)
     if args.json:
         print(json.dumps(_as_json(summary, traced, output)))
     elif output is not None:
         print(_line(summary, traced, output))
-    tell_notes(traced)
+    for note in traced.notes:
+        say(f"note: {note}")
     return 0
 
 
-def job_defaults(config: Config) -> Tuple[Tuple[str, str], ...]:
-    """What gpumem.toml's [job] and GPUMEM_* variables say of the job, by the options' names."""
-    from slurm_gpumem.config.load import job_variables
-
-    found = {key: default.value for key, default in config.job.items()}
-    found.update({key: value for key, (value, _) in job_variables(os.environ).items()})
-    wanted = ("batch-size", "optimizer", "precision", "loss")
-    return tuple((key.replace("-", "_"), found[key]) for key in wanted if key in found)
-
-
-def tell_notes(traced: Traced) -> None:
-    """Say on stderr what was assumed or made harmless."""
-    for note in traced.notes:
-        say(f"note: {note}")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-
-
 def _checked_output(text: Optional[str]) -> Optional[Path]:
-    """Where the summary goes; a place that cannot be written is told before the trace takes its time."""
+    """Where the summary goes; a place that cannot be written is known before the trace takes its time."""
     if text is None or text == "-":
         if text is None and sys.stdout.isatty():
             raise UsageError("where to? Give a file: -o summary.json (or -o - for standard output)")
         return None
-    path = Path(text)
-    if path.is_dir():
-        raise UsageError(f"{text}: is a directory; name the file, like {text.rstrip('/')}/summary.json")
-    if not path.parent.is_dir():
-        raise UsageError(f"{text}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{text}: the folder {path.parent} cannot be written to")
-    return path
-
-
-def _read_back(traced: Traced) -> ModelSummary:
-    """Read the answer as the cluster will: the child ran somebody's code, and is believed nothing."""
-    return read_summary(traced.summary.decode(errors="replace"))
+    return check_target(text, "summary.json")
 
 
 def _line(summary: ModelSummary, traced: Traced, output: Path) -> str:

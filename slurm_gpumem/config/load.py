@@ -1,7 +1,7 @@
 """The configuration of a submission: the site's file, the user's file and GPUMEM_* variables; later wins.
 
-A wrong value is an error that names the file and the key, an unknown key a warning. #GPUMEM lines and options are laid
-on top by the commands themselves. Values are NamedTuples, which are cheap to define: this is the submit path.
+A wrong value is an error that names the file and the key, an unknown key a warning. The commands themselves
+lay #GPUMEM lines and options on top. Values are NamedTuples, cheap to define: this is the submit path.
 """
 
 from __future__ import annotations

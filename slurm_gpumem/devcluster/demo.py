@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import demo_report, jobs, ledger
 from slurm_gpumem.devcluster.cluster import Cluster
@@ -23,6 +22,7 @@ from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.slurm.placement import Placement, placements
 from slurm_gpumem.terminal.bars import speaks_unicode
 from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
+from slurm_gpumem.text import count
 from slurm_gpumem.units import format_mib
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
@@ -51,12 +51,8 @@ class Outcome(NamedTuple):
     measured: Optional[int]
 
 
-def main() -> int:
-    """Entry point of `python -m slurm_gpumem.devcluster.demo`."""
-    return run_command(_demo)
-
-
-def _demo() -> int:
+def demo() -> int:
+    """Play it all; 0 when every job completed."""
     begin = time.monotonic()
     _check_examples()
     folder = Path(tempfile.mkdtemp(prefix="gpumem-demo-"))
@@ -108,7 +104,7 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
     used = sum(1 for row in rows if row.segments)
     _say(
         "Each line is a GPU, each block a job: its number, its name and its share of the GPU's memory.\n"
-        f"{len(fullest)} jobs run at once on {used} {'GPU' if used == 1 else 'GPUs'}; "
+        f"{len(fullest)} jobs run at once on {count(used, 'GPU')}; "
         "without sharing, each job would occupy a whole GPU."
     )
     _title("4. What they requested and what they used")
@@ -234,7 +230,3 @@ def _title(text: str) -> None:
 
 def _say(text: str) -> None:
     print(text, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

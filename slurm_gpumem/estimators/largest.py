@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Callable, Dict, List, Optional, Tuple
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.types import Estimate, TrainingJob
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.summaries.types import ModelSummary
 
 MOST = 1 << 20
 """No larger batch is looked for."""
 
+_POINTS = 13
+"""Estimates that a curve is drawn through."""
+
 Estimating = Callable[[TrainingJob], Estimate]
+"""An estimator with its summary and GPU already given."""
 
 
 class BatchCurve:
@@ -76,3 +82,77 @@ def _next(
     low, high = needs(fitting), needs(failing)
     guess = fitting + int((limit_mib - low) / max(1, high - low) * span)
     return max(fitting + 1, min(guess, failing - 1))
+
+
+@dataclass(frozen=True)
+class BatchLimit:
+    """The answer for one limit: a whole GPU, or some shards of one."""
+
+    gpu: Gpu
+    shards: Optional[int]
+    """None: the whole GPU."""
+    limit_mib: int
+    batch: Optional[int]
+    """The largest batch whose request stays within the limit; None when not even one sample's does."""
+    batch_at_best: Optional[int]
+    """The largest whose peak does: it fits if the estimate is right."""
+    estimate: Estimate
+    """At `batch`, or at one sample."""
+
+    def holds(self, batch: Optional[int]) -> bool:
+        """Whether this batch fits if the estimate is right; without one, whether any does."""
+        return self.batch_at_best is not None and self.batch_at_best >= (batch or 1)
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Up to which batch a model fits GPUs."""
+
+    summary: ModelSummary
+    job: TrainingJob
+    asked: Optional[int]
+    """The batch that was asked about, if any."""
+    limits: Tuple[BatchLimit, ...]
+    curve: Tuple[Estimate, ...]
+    """Over batch sizes, a little past the largest that fits; empty for several GPUs."""
+
+
+def batch_limits(
+    summary: ModelSummary,
+    job: TrainingJob,
+    asked: Optional[int],
+    gpus: Sequence[Gpu],
+    shards: Optional[int],
+    shard_mib: int,
+) -> BatchLimits:
+    """The largest batch of each GPU, or of so many shards of it; the search begins at the job's batch."""
+    limits = []
+    curves = []
+    for gpu in gpus:
+        curve = BatchCurve(job, _estimating(summary, gpu))
+        room = gpu.memory_mib if shards is None else min(shards * shard_mib, gpu.memory_mib)
+        limits.append(_limit(summary, curve, gpu, shards, room, job.batch_size))
+        curves.append(curve)
+    drawn: Tuple[Estimate, ...] = ()
+    if len(gpus) == 1 and (summary.trace is None or summary.trace.scalable):
+        last = max(4, round((limits[0].batch_at_best or 1) * 1.25), asked or 1)
+        drawn = tuple(estimate for _, estimate in curves[0].samples(1, last, _POINTS))
+    return BatchLimits(summary, job, asked, tuple(limits), drawn)
+
+
+def _estimating(summary: ModelSummary, gpu: Gpu) -> Estimating:
+    return lambda job: registry.run("auto", summary, job, gpu)
+
+
+def _limit(
+    summary: ModelSummary, curve: BatchCurve, gpu: Gpu, shards: Optional[int], room: int, start: int
+) -> BatchLimit:
+    trace = summary.trace
+    if trace is not None and not trace.scalable:
+        fixed = curve.at(trace.job.batch)
+        batch = trace.job.batch if fixed.request_mib <= room else None
+        at_best = trace.job.batch if fixed.peak_mib <= room else None
+        return BatchLimit(gpu, shards, room, batch, at_best, fixed)
+    at_best = largest_batch(curve.peak_mib, room, start)
+    batch = largest_batch(curve.request_mib, room, at_best or start) if at_best else None
+    return BatchLimit(gpu, shards, room, batch, at_best, curve.at(batch or 1))

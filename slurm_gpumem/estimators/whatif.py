@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Callable, Optional
+from typing import Optional
 
+from slurm_gpumem.estimators import largest
+from slurm_gpumem.estimators.largest import Estimating
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
-
-Estimating = Callable[[TrainingJob], Estimate]
-"""An estimator with its summary and GPU already given."""
-
-_MAX_DOUBLINGS = 20
+from slurm_gpumem.units import ceil_div
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ def alternatives(estimate: Estimate, gpu: Gpu, again: Estimating, shard_mib: int
     if job.activation_bytes == 4:
         amp = again(replace(job, precision=_amp_of(gpu)))
     checkpointing = None if job.checkpointing else again(replace(job, checkpointing=True))
-    shards = -(-estimate.request_mib // shard_mib)
+    shards = ceil_div(estimate.request_mib, shard_mib)
     fewer = shards * 4 // 5
     batch = largest_batch(job, again, fewer * shard_mib) if fewer else None
     return Alternatives(
@@ -47,30 +45,8 @@ def alternatives(estimate: Estimate, gpu: Gpu, again: Estimating, shard_mib: int
 
 
 def largest_batch(job: TrainingJob, again: Estimating, limit_mib: int) -> Optional[int]:
-    """The largest batch whose request stays within `limit_mib`; None when not even one sample does.
-
-    Reserved memory is not quite monotonous in the batch size, so a batch a little larger may fit by
-    luck of the allocator's rounding; the one returned does fit.
-    """
-
-    def fits(batch: int) -> bool:
-        return again(replace(job, batch_size=batch)).request_mib <= limit_mib
-
-    fitting, failing = 0, job.batch_size
-    if fits(failing):
-        for _ in range(_MAX_DOUBLINGS):
-            fitting, failing = failing, failing * 2
-            if not fits(failing):
-                break
-        else:
-            return fitting
-    while failing - fitting > 1:
-        middle = (fitting + failing) // 2
-        if fits(middle):
-            fitting = middle
-        else:
-            failing = middle
-    return fitting or None
+    """The largest batch whose request stays within `limit_mib`; None when not even one sample does."""
+    return largest.largest_batch(largest.BatchCurve(job, again).request_mib, limit_mib, job.batch_size)
 
 
 def _amp_of(gpu: Gpu) -> str:

@@ -20,6 +20,7 @@ from slurm_gpumem.node.end_note import SCHEMA
 from slurm_gpumem.node.jobs import RunFolder, valid_job_id
 from slurm_gpumem.slurm import queue
 from slurm_gpumem.slurm.client import Commands, SlurmClient
+from slurm_gpumem.text import count
 
 _STDERR = 2
 _SCONTROL_S = 2.0
@@ -77,7 +78,7 @@ def _advice(note: Mapping[str, Any], peak: float) -> str:
     if shards and shard_mib:
         enough = -int(-peak // shard_mib)
         if enough < shards:
-            return f"; {enough} {'shard' if enough == 1 else 'shards'} would have done"
+            return f"; {count(enough, 'shard')} would have done"
     return ""
 
 

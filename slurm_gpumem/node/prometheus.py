@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from slurm_gpumem.node.metrics import BY_SOURCE, GPU, JOB, JOB_ON_GPU, METRICS, TALLY
 from slurm_gpumem.node.tally import RATIO_BOUNDS, Tally
+from slurm_gpumem.text import printable
 from slurm_gpumem.units import MIB
 
 _LONGEST_LABEL = 64
@@ -115,10 +116,7 @@ def _written(labels: Labels) -> str:
 
 def _escaped_label(value: str) -> str:
     """User and GPU names may hold anything; control characters would only be a nuisance downstream."""
-    shown = value[:_LONGEST_LABEL]
-    if not shown.isprintable():
-        shown = "".join(letter if letter.isprintable() else "?" for letter in shown)
-    return shown.replace("\\", "\\\\").replace('"', '\\"')
+    return printable(value[:_LONGEST_LABEL]).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _escaped_help(text: str) -> str:

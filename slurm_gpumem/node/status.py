@@ -13,6 +13,7 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.service import sampler_runs
+from slurm_gpumem.text import printable
 
 SCHEMA = "gpumem-node-status/1"
 _FILLS = "█▒░▓"
@@ -88,7 +89,7 @@ def render(status: NodeStatus, *, utf8: bool = True) -> List[str]:
         lines += ["", "no shared job is on this node"]
     if status.pending:
         lines += ["", "not measured yet: " + ", ".join(map(str, status.pending))]
-    return [_clean(line)[:100] for line in lines]
+    return [printable(line)[:100] for line in lines]
 
 
 def _gpu_line(uuid: str, gpu: Mapping[str, Any], here: Mapping[str, Any], utf8: bool) -> str:
@@ -136,8 +137,3 @@ def _mps_lines(uuid: str, status: NodeStatus) -> List[str]:
 
 def _gib(mib: Optional[float]) -> str:
     return "?" if mib is None else f"{mib / 1024:.1f}"
-
-
-def _clean(line: str) -> str:
-    """User and node names may hold anything; a terminal gets no control characters of theirs."""
-    return "".join(letter if letter.isprintable() else "?" for letter in line)

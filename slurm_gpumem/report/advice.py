@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import List, Optional
 
 from slurm_gpumem.accounting.types import JobRow
+from slurm_gpumem.text import count
+from slurm_gpumem.units import ceil_div, percent
 
 _RESERVE = 0.95
 """A batch is advised up to this part of what was granted: activations grow with it, but not quite evenly."""
@@ -23,7 +25,7 @@ def advice(row: JobRow, shard_mib: int) -> str:
     else:
         said += _sizes(row, shard_mib)
     if row.sm_share is not None and row.sm_share < _IDLE and (row.run_s or 0) >= _IDLE_AFTER_S:
-        said.append(f"the GPU waited for it most of the time ({row.sm_share * 100:.0f} % SM activity)")
+        said.append(f"the GPU waited for it most of the time ({percent(row.sm_share)} SM activity)")
     return "; ".join(said)
 
 
@@ -41,18 +43,18 @@ def largest_batch(row: JobRow, room_mib: float) -> Optional[int]:
 def _sizes(row: JobRow, shard_mib: int) -> List[str]:
     assert row.peak_mib is not None
     said: List[str] = []
-    enough = -(-row.peak_mib // shard_mib)
+    enough = ceil_div(row.peak_mib, shard_mib)
     if row.shards and row.limit_mib and row.peak_mib <= row.limit_mib:
         if enough < row.shards:
-            said.append(f"{_shards(enough)} would have done")
+            said.append(f"{count(enough, 'shard')} would have done")
         else:
-            said.append(f"it needed its {_shards(row.shards)}")
+            said.append(f"it needed its {count(row.shards, 'shard')}")
     elif row.shards and row.limit_mib:
-        said.append(f"it took more than its {_shards(row.shards)}: it needs {enough}")
+        said.append(f"it took more than its {count(row.shards, 'shard')}: it needs {enough}")
     elif row.gpu_memory_mib:
         of = row.gpu_memory_mib // shard_mib
         said.append(
-            f"{_shards(enough)} of the GPU's {of} would have done"
+            f"{count(enough, 'shard')} of the GPU's {of} would have done"
             if enough < of
             else "it needed the whole GPU"
         )
@@ -86,7 +88,3 @@ def _handy(batch: int) -> int:
     while step * 8 <= batch:
         step *= 2
     return batch // step * step
-
-
-def _shards(count: int) -> str:
-    return f"{count} shard{'' if count == 1 else 's'}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from dataclasses import asdict
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.assumptions import assumptions
 from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_job
@@ -11,8 +12,10 @@ from slurm_gpumem.estimators.whatif import Alternatives
 from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode
+from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, format_at_least, format_mib
 
+SCHEMA = "gpumem-estimate/1"
 WIDTH = 96
 
 
@@ -23,7 +26,7 @@ def result_line(summary: ModelSummary, estimate: Estimate, shard_mib: int) -> st
     return (
         f"{summary.name or 'model'}, {describe_job(estimate.job)}, {estimate.gpu} {arrow} "
         f"peak {format_mib(estimate.peak_mib)}, request {format_at_least(estimate.request_mib)} "
-        f"= {_count(shards, 'shard')}"
+        f"= {count(shards, 'shard')}"
     )
 
 
@@ -40,7 +43,7 @@ def explain_lines(
     held = "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs)"
     lines.append(
         f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
-        f"request {estimate.request_mib:,} MiB = {_count(shards, 'shard')}{held}"
+        f"request {estimate.request_mib:,} MiB = {count(shards, 'shard')}{held}"
     )
     lines += _utilization_lines(estimate.utilization)
     lines += _wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate))
@@ -53,7 +56,7 @@ def describe_model(summary: ModelSummary) -> str:
     layers = sum(layer.leaf for layer in summary.layers)
     name = summary.name or "model"
     return (
-        f"{name} ({summary.format}, {_count(layers, 'layer')}, {_millions(summary.total_params)} parameters)"
+        f"{name} ({summary.format}, {count(layers, 'layer')}, {_millions(summary.total_params)} parameters)"
     )
 
 
@@ -126,6 +129,68 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
+def warnings_of(summary: ModelSummary, estimate: Estimate) -> Tuple[str, ...]:
+    """What the reader and the estimator warn of, each once, in order."""
+    return tuple(dict.fromkeys((*summary.warnings, *estimate.warnings)))
+
+
+def estimate_json(
+    summary: ModelSummary, gpu: Gpu, estimates: List[Estimate], other: Alternatives, shard_mib: int
+) -> Dict[str, Any]:
+    """The answer for programs; of several estimators the first is the one chosen."""
+    chosen = estimates[0]
+    result: Dict[str, Any] = {
+        "schema": SCHEMA,
+        **_figures(chosen, shard_mib),
+        "gpu": chosen.gpu,
+        "gpu_memory_mib": gpu.memory_mib,
+        "job": asdict(chosen.job),
+        "model": {
+            "name": summary.name,
+            "format": summary.format,
+            "layers": sum(layer.leaf for layer in summary.layers),
+            "params": summary.total_params,
+        },
+        "coverage": chosen.coverage,
+        "utilization": utilization_json(chosen.utilization),
+        "warnings": list(warnings_of(summary, chosen)),
+        "assumptions": list(assumptions(summary, chosen.job, gpu, chosen)),
+    }
+    if len(estimates) > 1:
+        result["estimators"] = [_figures(estimate, shard_mib) for estimate in estimates]
+    if other != Alternatives():
+        result["alternatives"] = _alternatives_json(other, shard_mib)
+    return result
+
+
+def _figures(estimate: Estimate, shard_mib: int) -> Dict[str, Any]:
+    return {
+        "estimator": estimate.estimator,
+        "peak_mib": estimate.peak_mib,
+        "request_mib": estimate.request_mib,
+        "floor_mib": estimate.floor_mib,
+        "shards": ceil_div(estimate.request_mib, shard_mib),
+        "parts": dict(estimate.parts),
+    }
+
+
+def _alternatives_json(other: Alternatives, shard_mib: int) -> Dict[str, Any]:
+    result: Dict[str, Any] = {}
+    named = {"half_batch": other.half_batch, "amp": other.amp, "checkpointing": other.checkpointing}
+    for name, estimate in named.items():
+        if estimate is not None:
+            result[name] = {
+                "batch_size": estimate.job.batch_size,
+                "precision": estimate.job.precision,
+                "peak_mib": estimate.peak_mib,
+                "request_mib": estimate.request_mib,
+                "shards": ceil_div(estimate.request_mib, shard_mib),
+            }
+    if other.fewer_shards is not None:
+        result["fewer_shards"] = {"shards": other.fewer_shards, "batch_size": other.batch_for_fewer}
+    return result
+
+
 def _alternatives(other: Alternatives) -> List[str]:
     said: List[str] = []
     if other.half_batch is not None:
@@ -136,7 +201,7 @@ def _alternatives(other: Alternatives) -> List[str]:
     if other.checkpointing is not None:
         said.append(f"checkpointing needs {format_mib(other.checkpointing.peak_mib)}")
     if other.fewer_shards is not None:
-        said.append(f"{other.batch_for_fewer} is the largest batch for {_count(other.fewer_shards, 'shard')}")
+        said.append(f"{other.batch_for_fewer} is the largest batch for {count(other.fewer_shards, 'shard')}")
     return said
 
 
@@ -152,10 +217,6 @@ def _wrapped(label: str, phrases: Sequence[str]) -> List[str]:
         else:
             line += piece if line == label else f" {piece}"
     return [*lines, line] if phrases else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _millions(params: int) -> str:

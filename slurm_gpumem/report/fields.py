@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.types import JobRow
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.formats.verdicts import HINTS
-from slurm_gpumem.report.texts import clean
+from slurm_gpumem.text import printable
+from slurm_gpumem.units import duration, energy, hours, moment, percent, short_mib
 
 DEFAULT = "JobID,User,Model,GPU,Est,Req,Peak,Err,SM%,With,State,Note"
 LONG = (
@@ -69,69 +69,12 @@ def columns(text: str) -> List[Column]:
     return found
 
 
-def gib(mib: Optional[float]) -> str:
-    """ "11.9G", "620M" below one GiB."""
-    if mib is None:
-        return ""
-    return f"{mib:.0f}M" if mib < 1024 else f"{mib / 1024:.1f}G"
-
-
-def percent(part: Optional[float], *, sign: bool = False) -> str:
-    """ "+3%" of 0.03; huge ones are not counted out."""
-    if part is None:
-        return ""
-    if abs(part) >= 10:
-        return f">{'+' if sign and part > 0 else ''}999%"
-    whole = round(part * 100)
-    return f"{whole:+}%" if sign and whole else f"{whole}%"
-
-
-def duration(seconds: Optional[float]) -> str:
-    """ "2-03:04:05", as Slurm writes it."""
-    if seconds is None:
-        return ""
-    whole = max(0, round(seconds))
-    days, rest = divmod(whole, 86_400)
-    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    return f"{days}-{clock}" if days else clock
-
-
-def hours(seconds: Optional[float]) -> str:
-    """GPU-hours, with as many digits as matter."""
-    if seconds is None:
-        return ""
-    value = seconds / 3600
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
-def gpu_hours(*seconds: float) -> Tuple[str, ...]:
-    """GPU times in one unit, the last with its name: ("31", "58 GPU-hours"); short ones in minutes."""
-    if max(seconds) >= 3600:
-        texts, unit = [hours(value) for value in seconds], "GPU-hours"
-    else:
-        texts, unit = [f"{value / 60:.1f}" for value in seconds], "GPU-minutes"
-    return (*texts[:-1], f"{texts[-1]} {unit}")
-
-
-def energy(joule: Optional[float]) -> str:
-    """ "1.2kWh", "340Wh"."""
-    if joule is None:
-        return ""
-    wh = joule / 3600
-    return f"{wh / 1000:.1f}kWh" if wh >= 1000 else f"{wh:.0f}Wh" if wh >= 10 else f"{wh:.1f}Wh"
-
-
-def moment(when: Optional[float]) -> str:
-    """ "2026-11-15T08:30:00", local."""
-    return "" if when is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(when))
-
-
 def note(row: JobRow, arrow: str = "->") -> str:
     """What is worth saying of a job beside its figures."""
     said: List[str] = []
     if row.ooms:
-        at = f"OOM at {gib(row.oom_limit_mib)}" if row.oom_limit_mib else "OOM"
-        where = "whole GPU" if not row.shards else gib(row.limit_mib)
+        at = f"OOM at {short_mib(row.oom_limit_mib)}" if row.oom_limit_mib else "OOM"
+        where = "whole GPU" if not row.shards else short_mib(row.limit_mib)
         if row.attempts > 1:
             end = {"COMPLETED": "finished", "RUNNING": "running"}.get(row.state, "failed again")
             said.append(f"{at} {arrow} {where}, {end}")
@@ -140,7 +83,7 @@ def note(row: JobRow, arrow: str = "->") -> str:
     elif row.attempts > 1:
         said.append(f"run {row.attempts} times")
     if not row.ooms and row.shards and row.peak_mib and row.limit_mib and row.peak_mib > row.limit_mib:
-        said.append(f"{gib(row.peak_mib - row.limit_mib)} over its shards")
+        said.append(f"{short_mib(row.peak_mib - row.limit_mib)} over its shards")
     said += [HINTS[hint].note for hint in row.hints if hint in HINTS and HINTS[hint].note]
     if row.estimator == "remembered":
         said.append("remembered")
@@ -164,11 +107,11 @@ def _whole(value: Optional[int]) -> str:
 
 
 def _same(get: Callable[[JobRow], str], width: int, name: str, key: str) -> Field:
-    return Field(name, key, get, lambda row: clean(get(row)), width)
+    return Field(name, key, get, lambda row: printable(get(row)), width)
 
 
 def _size(get: Callable[[JobRow], Optional[int]], name: str, key: str) -> Field:
-    return Field(name, key, get, lambda row: gib(get(row)), 7, True)
+    return Field(name, key, get, lambda row: short_mib(get(row)), 7, True)
 
 
 def _count(get: Callable[[JobRow], Optional[int]], name: str, key: str, width: int = 8) -> Field:
@@ -194,7 +137,7 @@ FIELDS: Sequence[Field] = (
         "GPUs",
         "gpus",
         lambda row: [device.uuid for device in row.devices],
-        lambda row: clean(",".join(device.label for device in row.devices)),
+        lambda row: printable(",".join(device.label for device in row.devices)),
         24,
     ),
     _same(lambda row: row.sharing, 8, "Sharing", "sharing"),
@@ -216,7 +159,7 @@ FIELDS: Sequence[Field] = (
         4,
         True,
     ),
-    Field("Energy", "energy_j", lambda row: row.energy_j, lambda row: energy(row.energy_j), 8, True),
+    Field("Energy", "energy_j", lambda row: row.energy_j, lambda row: energy(row.energy_j), 10, True),
     Field("With", "companions", lambda row: list(row.companions), _with, 14),
     _count(lambda row: row.ooms, "OOM", "ooms", 3),
     _count(lambda row: row.attempts, "Runs", "attempts", 4),
@@ -229,7 +172,7 @@ FIELDS: Sequence[Field] = (
     Field("End", "end", lambda row: row.end, lambda row: moment(row.end), 19),
     _same(lambda row: row.state, 13, "State", "state"),
     _count(lambda row: row.exit_code, "ExitCode", "exit_code"),
-    Field("Note", "note", note, lambda row: clean(note(row)), 60),
+    Field("Note", "note", note, lambda row: printable(note(row)), 60),
 )
 
 

@@ -2,40 +2,77 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Sequence, Tuple
+from dataclasses import asdict
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.subject import Subject
+from slurm_gpumem.estimators.largest import BatchLimit, BatchLimits
 from slurm_gpumem.estimators.training_job import PRECISION_TITLES
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Mark, Style, area_chart, axis_line, below, plot_width
+from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, format_at_least, format_mib
 
-if TYPE_CHECKING:
-    from slurm_gpumem.cli.fit import Fit
+SCHEMA = "gpumem-fit/1"
 
 
-def fit_lines(
-    subject: Subject, answers: Sequence[Fit], curve: Sequence[Estimate], shard_mib: int, style: Style
-) -> List[str]:
+def fit_lines(found: BatchLimits, shard_mib: int, style: Style) -> List[str]:
     """What is printed."""
-    job = subject.job
+    job = found.job
     words = [job.optimizer_rule.title, PRECISION_TITLES[job.precision]]
     words += ["checkpointing"] if job.checkpointing else []
     words += ["channels_last"] if job.channels_last else []
-    lines = [f"{describe_model(subject.summary)}, {', '.join(words)}"]
-    if len(answers) > 1:
-        return [*lines, *_table(subject, answers, shard_mib)]
-    answer = answers[0]
-    lines += _sentences(subject, answer, shard_mib)
-    if curve:
-        lines += ["", *_curve(answer, curve, style)]
+    lines = [f"{describe_model(found.summary)}, {', '.join(words)}"]
+    if len(found.limits) > 1:
+        return [*lines, *_table(found.limits, shard_mib)]
+    (answer,) = found.limits
+    lines += _sentences(found.asked, answer, shard_mib)
+    if found.curve:
+        lines += ["", *_curve(answer, found.curve, style)]
     return lines
 
 
-def _sentences(subject: Subject, answer: Fit, shard_mib: int) -> List[str]:
+def fit_json(found: BatchLimits, shard_mib: int, notes: Sequence[str]) -> Dict[str, Any]:
+    """The same for programs."""
+    job = asdict(found.job)
+    if found.asked is None:
+        del job["batch_size"]
+    first = found.limits[0].estimate
+    return {
+        "schema": SCHEMA,
+        "model": {"name": found.summary.name, "params": found.summary.total_params},
+        "estimator": first.estimator,
+        "job": job,
+        "fits": [
+            {
+                "gpu": answer.gpu.name,
+                "gpu_memory_mib": answer.gpu.memory_mib,
+                "shards": answer.shards,
+                "limit_mib": answer.limit_mib,
+                "fits": answer.holds(found.asked),
+                "batch_size": answer.batch,
+                "batch_size_at_best": answer.batch_at_best,
+                "at": _figures(answer.estimate, shard_mib),
+            }
+            for answer in found.limits
+        ],
+        "curve": [_figures(estimate, shard_mib) for estimate in found.curve],
+        "warnings": list(first.warnings),
+        "notes": list(notes),
+    }
+
+
+def _figures(estimate: Estimate, shard_mib: int) -> Dict[str, int]:
+    return {
+        "batch_size": estimate.job.batch_size,
+        "peak_mib": estimate.peak_mib,
+        "request_mib": estimate.request_mib,
+        "shards": ceil_div(estimate.request_mib, shard_mib),
+    }
+
+
+def _sentences(asked: Optional[int], answer: BatchLimit, shard_mib: int) -> List[str]:
     place = _place(answer)
-    asked = subject.job.batch_size if subject.batch_given else None
     if answer.batch_at_best is None:
         need = format_mib(answer.estimate.peak_mib)
         return [f"does not fit {place}: a batch of {answer.estimate.job.batch_size} needs {need}"]
@@ -57,7 +94,7 @@ def _sentences(subject: Subject, answer: Fit, shard_mib: int) -> List[str]:
     shards = ceil_div(e.request_mib, shard_mib)
     lines.append(
         f"largest batch for {place}: {answer.batch:,} (peak {format_mib(e.peak_mib)}, request "
-        f"{format_at_least(e.request_mib)} = {shards:,} {'shard' if shards == 1 else 'shards'})"
+        f"{format_at_least(e.request_mib)} = {count(shards, 'shard')})"
     )
     if answer.batch_at_best > answer.batch:
         lines.append(
@@ -68,14 +105,13 @@ def _sentences(subject: Subject, answer: Fit, shard_mib: int) -> List[str]:
     return lines
 
 
-def _place(answer: Fit) -> str:
+def _place(answer: BatchLimit) -> str:
     if answer.shards is None:
         return f"one {answer.gpu.name} ({format_mib(answer.gpu.memory_mib)})"
-    noun = "shard" if answer.shards == 1 else "shards"
-    return f"{answer.shards} {noun} of one {answer.gpu.name} ({format_mib(answer.limit_mib)})"
+    return f"{count(answer.shards, 'shard')} of one {answer.gpu.name} ({format_mib(answer.limit_mib)})"
 
 
-def _curve(answer: Fit, curve: Sequence[Estimate], style: Style) -> List[str]:
+def _curve(answer: BatchLimit, curve: Sequence[Estimate], style: Style) -> List[str]:
     columns = plot_width(style)
     first, last = curve[0].job.batch_size, curve[-1].job.batch_size
     values = [
@@ -103,9 +139,9 @@ def _between(curve: Sequence[Estimate], batch: float) -> float:
     return float(curve[-1].peak_mib)
 
 
-def _table(subject: Subject, answers: Sequence[Fit], shard_mib: int) -> List[str]:
+def _table(answers: Sequence[BatchLimit], shard_mib: int) -> List[str]:
     shards = answers[0].shards
-    where = "a whole GPU" if shards is None else f"{shards} {'shard' if shards == 1 else 'shards'}"
+    where = "a whole GPU" if shards is None else count(shards, "shard")
     lines = [
         f"largest batch in {where}; 'at best' if the estimate is exact and nothing is kept in reserve",
         "",
@@ -115,7 +151,7 @@ def _table(subject: Subject, answers: Sequence[Fit], shard_mib: int) -> List[str
         e = answer.estimate
         batch = f"{answer.batch:,}" if answer.batch else "-"
         best = f"{answer.batch_at_best:,}" if answer.batch_at_best else "-"
-        # A GPU has only so many whole shards; a job never asks for more.
+        # A job never asks for more than the whole shards of a GPU.
         shards = min(ceil_div(e.request_mib, shard_mib), max(1, answer.gpu.memory_mib // shard_mib))
         lines.append(
             f"{answer.gpu.name:<12} {format_mib(answer.gpu.memory_mib):>9} {batch:>8} {best:>8} "

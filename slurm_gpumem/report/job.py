@@ -7,10 +7,11 @@ from typing import Any, Dict, List, Optional
 from slurm_gpumem.accounting.types import Attempt, Curve, GpuStay, JobDetail, JobRow
 from slurm_gpumem.formats.verdicts import OOM, VERDICTS
 from slurm_gpumem.report.advice import advice
-from slurm_gpumem.report.fields import as_json, duration, energy, gib, gpu_hours, moment, percent
-from slurm_gpumem.report.texts import clean
+from slurm_gpumem.report.fields import as_json
 from slurm_gpumem.terminal.bars import bar
 from slurm_gpumem.terminal.plot import plot
+from slurm_gpumem.text import count, printable
+from slurm_gpumem.units import duration, energy, gpu_hours, moment, percent, short_mib
 
 _PLOT_WIDTH, _MEMORY_HEIGHT, _ACTIVITY_HEIGHT = 60, 6, 4
 _PARTS_WIDTH = 40
@@ -26,7 +27,7 @@ def job_lines(detail: JobDetail, shard_mib: int, *, unicode: bool) -> List[str]:
         for stay in run.stays:
             lines += _curves(row, run, stay, unicode)
     if detail.missing:
-        lines += ["", f"its record is not there any more: {clean(detail.missing[0])}"]
+        lines += ["", f"its record is not there any more: {printable(detail.missing[0])}"]
     lines += _parts(row, unicode)
     lines += ["", *_verdict(row)]
     said = advice(row, shard_mib)
@@ -52,34 +53,36 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
     settings = ", ".join(text for text in made if text)
     first = [
         f"Job {row.job_id}",
-        clean(row.user),
-        clean(model) + (f" ({clean(settings)})" if settings else ""),
+        printable(row.user),
+        printable(model) + (f" ({printable(settings)})" if settings else ""),
     ]
     where = ", ".join(
-        f"{device.label}{f' ({device.name}, {gib(device.memory_mib)})' if device.name else ''}"
+        f"{device.label}{f' ({device.name}, {short_mib(device.memory_mib)})' if device.name else ''}"
         for device in row.devices
     )
-    size = ", ".join(filter(None, (clean(row.gpu), gib(row.gpu_memory_mib))))
+    size = ", ".join(filter(None, (printable(row.gpu), short_mib(row.gpu_memory_mib))))
     state = row.state if row.end is None else f"{row.state} after {duration(row.run_s)}"
-    second = [clean(state), f"on {clean(where)}" if where else "", f"started {moment(row.start)}"]
+    second = [printable(state), f"on {printable(where)}" if where else "", f"started {moment(row.start)}"]
     third = [
         f"waited {duration(row.wait_s)}" if row.wait_s is not None else "",
-        f"{row.shards} shards ({gib(row.limit_mib)})"
+        f"{count(row.shards, 'shard')} ({short_mib(row.limit_mib)})"
         if row.shards
         else f"a whole GPU{f' ({size})' if size else ''}",
         f"shared with {', '.join(map(str, row.companions))}" if row.companions else "alone on its GPU",
     ]
     if row.attempts > 1:
-        third.append(f"{row.attempts} runs, {row.ooms} out of memory")
+        third.append(f"{count(row.attempts, 'run')}, {row.ooms} out of memory")
     lines = [dot.join(first), "  " + dot.join(filter(None, second)), "  " + dot.join(filter(None, third))]
     return lines
 
 
 def _run_line(run: Attempt) -> str:
-    given = f"{run.shards} shards ({gib(run.limit_mib)})" if run.shards else "whole GPU"
+    given = f"{count(run.shards, 'shard')} ({short_mib(run.limit_mib)})" if run.shards else "whole GPU"
     verdict = VERDICTS[OOM] if run.oom else VERDICTS.get(run.verdict)
     end = verdict.ended if verdict else run.state
-    return clean(f"  run {run.restarts + 1} on {run.node}, {given}: {end}, peak {gib(run.peak_mib) or '?'}")
+    return printable(
+        f"  run {run.restarts + 1} on {run.node}, {given}: {end}, peak {short_mib(run.peak_mib) or '?'}"
+    )
 
 
 def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str]:
@@ -89,14 +92,17 @@ def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str
     peak = max((value for value in curve.memory_mib if value is not None), default=0)
     limit = run.limit_mib if run.shards else stay.device.memory_mib
     top = float(max(limit or 0, peak, 1))
-    label = clean(stay.device.label) + " " if len(run.stays) > 1 else ""
-    lines = ["", f"  {label}memory: peak {gib(stay.peak_mib) or gib(peak)} of {gib(limit) or '?'}"]
+    label = printable(stay.device.label) + " " if len(run.stays) > 1 else ""
+    lines = [
+        "",
+        f"  {label}memory: peak {short_mib(stay.peak_mib) or short_mib(peak)} of {short_mib(limit) or '?'}",
+    ]
     memory = plot(
         curve.memory_mib,
         top,
         width=_PLOT_WIDTH,
         height=_MEMORY_HEIGHT,
-        labels=[f"  {gib(top)}", "", "", gib(top / 2)],
+        labels=[f"  {short_mib(top)}", "", "", short_mib(top / 2)],
         unicode=unicode,
     )
     lines += memory
@@ -110,10 +116,10 @@ def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str
             1.0,
             width=_PLOT_WIDTH,
             height=_ACTIVITY_HEIGHT,
-            labels=[f"{'100%':>{len(gib(top)) + 2}}"],
+            labels=[f"{'100%':>{len(short_mib(top)) + 2}}"],
             unicode=unicode,
         )
-    lines.append(_time_axis(curve, len(gib(top)) + 4))
+    lines.append(_time_axis(curve, len(short_mib(top)) + 4))
     return lines
 
 
@@ -138,15 +144,17 @@ def _parts(row: JobRow, unicode: bool) -> List[str]:
 def _verdict(row: JobRow) -> List[str]:
     said = []
     if row.estimate_mib is not None:
-        by = {"mem": "asked for by hand"}.get(row.estimator, f"estimated by {clean(row.estimator or '?')}")
-        said.append(f"{gib(row.estimate_mib)} {by}")
+        by = {"mem": "asked for by hand"}.get(
+            row.estimator, f"estimated by {printable(row.estimator or '?')}"
+        )
+        said.append(f"{short_mib(row.estimate_mib)} {by}")
     elif row.request_mib is not None:
-        said.append(f"{gib(row.request_mib)} asked for by hand")
+        said.append(f"{short_mib(row.request_mib)} asked for by hand")
     if row.peak_mib is not None:
-        told = f"{gib(row.peak_mib)} measured"
-        said.append(told + (f" (error {percent(row.error, sign=True)})" if row.error is not None else ""))
+        error = f" (error {percent(row.error, sign=True)})" if row.error is not None else ""
+        said.append(f"{short_mib(row.peak_mib)} measured{error}")
     if row.waste_mib is not None:
-        said.append(f"{gib(row.waste_mib)} of {gib(row.granted_mib)} never used")
+        said.append(f"{short_mib(row.waste_mib)} of {short_mib(row.granted_mib)} never used")
     lines = ["  " + ", ".join(said)] if said else []
     use = []
     if row.used_s is not None and row.gpu_s is not None:
@@ -156,7 +164,7 @@ def _verdict(row: JobRow) -> List[str]:
         use.append(energy(row.energy_j))
     if use:
         lines.append("  " + ", ".join(use))
-    lines += [f"  note: {clean(text)}" for text in row.notes]
+    lines += [f"  note: {printable(text)}" for text in row.notes]
     return lines
 
 

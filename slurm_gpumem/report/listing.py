@@ -9,8 +9,10 @@ from itertools import chain, islice
 from typing import Any, Iterable, Iterator, List, Mapping, Sequence, TextIO
 
 from slurm_gpumem.accounting.types import JobRow, Summary
-from slurm_gpumem.report.fields import Column, as_json, gpu_hours, note, percent
-from slurm_gpumem.report.texts import cell, clean, fitted, parsable
+from slurm_gpumem.report.cells import cell, parsable
+from slurm_gpumem.report.fields import Column, as_json, note
+from slurm_gpumem.text import count, fitted, printable
+from slurm_gpumem.units import gpu_hours, percent
 
 SCHEMA = "gpumem-report/1"
 _MEASURED = 2000
@@ -42,7 +44,7 @@ def _texts(row: JobRow, columns: Sequence[Column], unicode: bool) -> List[str]:
     texts = [column.field.text(row) for column in columns]
     if unicode:
         texts = [
-            clean(note(row, "→")) if column.field.key == "note" else text
+            printable(note(row, "→")) if column.field.key == "note" else text
             for column, text in zip(columns, texts)
         ]
     return texts
@@ -90,9 +92,10 @@ def footer(summary: Summary) -> str:
     """The list in one line."""
     if not summary.jobs:
         return "no jobs"
-    said = [f"{summary.jobs:,} job{'' if summary.jobs == 1 else 's'}"]
+    said = [count(summary.jobs, "job")]
     if summary.median_error is not None:
-        said[0] += f": median error {percent(summary.median_error)}, {summary.under_request:,} under request"
+        above = f"{summary.under_request:,} exceeded their request"
+        said[0] += f": median error {percent(summary.median_error)}, {above}"
     if summary.gpu_s and summary.shared:
         alone, used = gpu_hours(summary.gpu_s, summary.used_s)
         said.append(f"{used} instead of {alone} exclusive")

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from slurm_gpumem.accounting.types import Summary, Waster
-from slurm_gpumem.report.fields import duration, energy, gpu_hours, hours, percent
-from slurm_gpumem.report.texts import cell, clean, fitted, parsable
+from slurm_gpumem.report.cells import cell, parsable
+from slurm_gpumem.text import count, fitted, printable
+from slurm_gpumem.units import duration, energy, gpu_hours, hours, percent
 
 SCHEMA = "gpumem-summary/1"
 _LABEL, _NAME = 20, 20
@@ -20,7 +21,7 @@ def summary_lines(total: Summary, wasters: Sequence[Waster], about: str) -> List
     """The whole in about a dozen lines."""
     if not total.jobs:
         return [f"no jobs {about}".rstrip()]
-    lines = [f"{total.jobs:,} jobs {about}".rstrip(), ""]
+    lines = [f"{count(total.jobs, 'job')} {about}".rstrip(), ""]
     lines += _row("estimates", _accuracy(total))
     lines += _row(
         "",
@@ -86,7 +87,7 @@ def write_summary_json(
 
 
 def summary_json(one: Summary) -> Dict[str, Any]:
-    """A summary's figures, the reckoned ones among them."""
+    """A summary's figures, the computed ones among them."""
     values: Dict[str, Any] = {
         key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(one).items()
     }
@@ -95,9 +96,9 @@ def summary_json(one: Summary) -> Dict[str, Any]:
     return values
 
 
-def _part(count: int, of: int) -> str:
-    """ "0.4 %"."""
-    return f"{count / of * 100:.1f} %" if of else "-"
+def _part(some: int, of: int) -> str:
+    """ "0.4%"."""
+    return percent(some / of, digits=1) if of else "-"
 
 
 def _row(label: str, text: str) -> List[str]:
@@ -108,7 +109,7 @@ def _accuracy(one: Summary) -> str:
     if not one.estimated:
         return ""
     return (
-        f"median error {percent(one.median_error)}, 95 % within {percent(one.p95_error)}; "
+        f"median error {percent(one.median_error)}, 95% within {percent(one.p95_error)}; "
         f"{one.under_estimate:,} above the estimate, {one.under_request:,} above the request "
         f"({_part(one.under_request, one.estimated)})"
     )
@@ -170,14 +171,13 @@ def _energy(one: Summary) -> str:
 
 
 def _waster_lines(wasters: Sequence[Waster]) -> List[str]:
-    width = max(len(fitted(clean(waster.user), _NAME)) for waster in wasters)
+    width = max(len(fitted(printable(waster.user), _NAME)) for waster in wasters)
     lines = []
     for waster in wasters:
         wasted, granted = waster.wasted_mib_s / _MIB_S_PER_GIB_H, waster.granted_mib_s / _MIB_S_PER_GIB_H
-        jobs = f"{waster.jobs:,} job{'' if waster.jobs == 1 else 's'}"
-        name = fitted(clean(waster.user), _NAME)
+        name = fitted(printable(waster.user), _NAME)
         lines.append(
-            f"{name:<{width}} {wasted:>10,.0f} of {granted:,.0f} GiB-hours in {jobs}, "
+            f"{name:<{width}} {wasted:>10,.0f} of {granted:,.0f} GiB-hours in {count(waster.jobs, 'job')}, "
             f"most in {waster.worst_job}"
         )
     return lines
@@ -187,7 +187,7 @@ def _cells(group: str, one: Summary) -> List[Tuple[str, str]]:
     per_job = one.energy_j / one.energy_jobs if one.energy_jobs else None
     activity = one.sm_s / one.sm_used_s if one.sm_used_s else None
     return [
-        (group.capitalize() if group != "gpu" else "GPU", clean(one.group) or "-"),
+        (group.capitalize() if group != "gpu" else "GPU", printable(one.group) or "-"),
         ("Jobs", f"{one.jobs:,}"),
         ("MedErr", percent(one.median_error)),
         ("P95", percent(one.p95_error)),

@@ -7,8 +7,8 @@ import time
 from typing import Optional
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.units import SECONDS
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _NOW = re.compile(r"now(?:([+-])([0-9]{1,9})\s*([a-z]*))?")
 _AGO = re.compile(r"([0-9]{1,9})([smhdw])")
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?\s*(am|pm)?")
@@ -35,13 +35,13 @@ def parse_time(text: str, now: Optional[float] = None) -> float:
 def _parse(text: str, now: float) -> Optional[float]:
     match = _NOW.fullmatch(text)
     if match:
-        unit = _UNITS.get((match[3] or "s")[:1])
+        unit = SECONDS.get((match[3] or "s")[:1])
         if unit is None:
             return None
         return now + (-1 if match[1] == "-" else 1) * int(match[2] or 0) * unit
     match = _AGO.fullmatch(text)
     if match:
-        return now - int(match[1]) * _UNITS[match[2]]
+        return now - int(match[1]) * SECONDS[match[2]]
     today = time.localtime(now)
     year, month, day = today.tm_year, today.tm_mon, today.tm_mday
     if text in ("today", "yesterday", "tomorrow"):

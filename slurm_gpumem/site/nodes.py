@@ -7,9 +7,10 @@ import subprocess
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.errors import SlurmError, UsageError
+from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.slurm.gres import parse_gres
-from slurm_gpumem.units import parse_mib
+from slurm_gpumem.units import MIB, ceil_div, parse_mib
 
 _DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z0-9][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")
 
@@ -244,3 +245,23 @@ def _ranges(numbers: Sequence[str]) -> List[str]:
 def _int(node: Mapping[str, str], key: str) -> int:
     text = node.get(key, "")
     return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def memory_in_table(kind: str) -> Optional[int]:
+    """MiB of a GPU type by the table of GPUs."""
+    try:
+        return find_gpu(kind).memory_mib
+    except UnknownNameError:
+        return None
+
+
+def context_in_table(kind: str, memory_mib: int) -> CudaContext:
+    """The context on a GPU by the table of GPUs, of the closest one where it is not there."""
+    gpu = closest_gpu(kind or None, memory_mib)
+    return CudaContext(
+        bare=gpu.context_for(conv=False, matmul=False),
+        conv=gpu.context_for(conv=True, matmul=False),
+        matmul=gpu.context_for(conv=False, matmul=True),
+        both=gpu.context_mib,
+        workspace=ceil_div(gpu.cublas_workspace_bytes, MIB),
+    )

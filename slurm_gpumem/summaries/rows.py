@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import List, Optional, Tuple
 
 from slurm_gpumem.summaries.types import UNKNOWN_KIND, Layer, Shape
+from slurm_gpumem.text import clipped
 
 
 class Row:
@@ -52,9 +53,7 @@ def unknown_row(text: str, line: int, depth: int = 0) -> Row:
 
 def quote(text: str, limit: int = 60) -> str:
     """Shorten a line for a message, without control characters."""
-    start = text.strip()[: limit + 1]
-    shown = start if start.isprintable() else "".join(c if c.isprintable() else "?" for c in start)
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return clipped(text.strip(), limit)
 
 
 def freeze(rows: List[Row]) -> Tuple[Layer, ...]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.terminal.bars import speaks_unicode
+from slurm_gpumem.terminal.plot import block
 
-_BLOCKS = " ▁▂▃▄▅▆▇█"
-_MIB = 1 << 20
 _STEPS = (1, 2, 5, 10)
 LEAST_WIDTH, MOST_WIDTH = 40, 100
 
@@ -39,13 +38,13 @@ def terminal_style() -> Style:
 
 
 def _columns() -> int:
-    # In a pipe there is no terminal to ask; COLUMNS is how one is told.
+    # In a pipe there is no terminal to ask; COLUMNS sets the width.
     text = os.environ.get("COLUMNS", "")
     return int(text) if text.isascii() and text.isdigit() else 80
 
 
 def area_chart(
-    values: Sequence[float],
+    values: Sequence[Optional[float]],
     *,
     style: Style,
     height: int = 12,
@@ -54,13 +53,13 @@ def area_chart(
 ) -> List[str]:
     """`values` (MiB, one a column of the plot) as an area with an axis at the left; no line is wider
     than the style's width when there are at most `plot_width(style)` of them."""
-    most = max([*values, 1.0])
+    most = max([*(value for value in values if value is not None), 1.0])
     top = top_mib if top_mib is not None else max([most, *([mark.mib] if mark else [])]) * 1.02
     ticks = _ticks(top, height)
     rows: List[str] = []
     mark_row = _row_of(mark.mib, top, height) if mark else -1
     for row in range(height - 1, -1, -1):
-        cells = "".join(_cell(value, row, top, height, style) for value in values)
+        cells = "".join(block(value, row, top, height, style.unicode) for value in values)
         if row == mark_row and mark is not None:
             cells = _with_mark(cells, mark, style)
         label = ticks.get(row, "")
@@ -91,31 +90,6 @@ def below(labels: Sequence[Tuple[int, str]], columns: int) -> str:
         if start >= len(line) + (1 if line else 0):
             line = line.ljust(start) + text
     return (" " * (_AXIS + 2) + line).rstrip()
-
-
-def resample(values: Sequence[float], columns: int) -> List[float]:
-    """One value a column: the largest of those that fall into it, so that no peak is lost."""
-    count = len(values)
-    if not count:
-        return []
-    result = []
-    for column in range(columns):
-        first = column * count // columns
-        last = max(first + 1, (column + 1) * count // columns)
-        result.append(max(values[first:last]))
-    return result
-
-
-def _cell(value: float, row: int, top: float, height: int, style: Style) -> str:
-    filled = value / top * height - row
-    if not style.unicode:
-        return "#" if filled >= 0.5 else " "
-    if filled >= 1:
-        return _BLOCKS[-1]
-    if row == 0 and value > 0:
-        # Anything above nothing shows.
-        return _BLOCKS[max(1, min(8, round(filled * 8)))]
-    return _BLOCKS[max(0, min(8, round(filled * 8)))]
 
 
 def _with_mark(cells: str, mark: Mark, style: Style) -> str:

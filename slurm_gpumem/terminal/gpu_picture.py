@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Sequence, Tuple
 
+from slurm_gpumem.text import printable
+
 
 class Segment(NamedTuple):
     """One job's part of a GPU."""
@@ -63,8 +65,7 @@ def _bar(row: GpuRow, width: int, fills: str) -> str:
 
 def _segment(segment: Segment, width: int, fill: str) -> str:
     # A job's name may hold anything; a terminal gets no control characters of its owner's.
-    name = "".join(letter if letter.isprintable() else "?" for letter in segment.name)
-    full = f" {segment.job} {name} {segment.size} "
+    full = f" {segment.job} {printable(segment.name)} {segment.size} "
     for label in (full, f" {segment.job} {segment.size} ", f" {segment.job} "):
         if len(label) + 2 * _LEAST_FILL <= width:
             return label.center(width, "\0").replace("\0", fill)

@@ -1,4 +1,4 @@
-"""Small plots for a terminal: a filled curve, a few lines high."""
+"""Filled curves for a terminal: what a cell shows, and a small plot a few lines high."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ def plot(
     lines = []
     for row in range(height):
         label = labels[row] if row < len(labels) else ""
-        cells = "".join(_cell(value, top, height, row, unicode) for value in columns)
+        cells = "".join(block(value, height - 1 - row, top, height, unicode) for value in columns)
         lines.append(f"{label:>{margin}} {axis}{cells}".rstrip())
     lines.append(f"{'0':>{margin}} {corner}{('─' if unicode else '-') * len(columns)}")
     return lines
 
 
-def resample(values: Sequence[Optional[float]], width: int) -> List[Optional[float]]:
-    """So many columns: the most of each stretch, so that no peak is lost; a short curve is stretched."""
+def resample(values: Sequence[Optional[float]], columns: int) -> List[Optional[float]]:
+    """One value a column: the most of each stretch, so that no peak is lost; a short curve is stretched."""
     if not values:
         return []
     found: List[Optional[float]] = []
-    for column in range(width):
-        first = column * len(values) // width
-        last = max(first + 1, (column + 1) * len(values) // width)
+    for column in range(columns):
+        first = column * len(values) // columns
+        last = max(first + 1, (column + 1) * len(values) // columns)
         known = [value for value in values[first:last] if value is not None]
         found.append(max(known) if known else None)
     return found
 
 
-def _cell(value: Optional[float], top: float, height: int, row: int, unicode: bool) -> str:
+def block(value: Optional[float], row: int, top: float, height: int, unicode: bool) -> str:
+    """What the cell of a value shows in a row, counted from the lowest, of a curve from 0 to `top`."""
     if value is None or top <= 0:
         return " "
-    eighths = min(1.0, value / top) * height * 8
-    here = eighths - (height - 1 - row) * 8
+    filled = min(1.0, value / top) * height - row
     if not unicode:
-        return "#" if here >= 4 else " "
+        return "#" if filled >= 0.5 else " "
     # The lowest row shows that there was something at all.
-    least = 1 if row == height - 1 and value > 0 else 0
-    return _EIGHTHS[max(least, min(8, round(here)))]
+    least = 1 if row == 0 and value > 0 else 0
+    return _EIGHTHS[max(least, min(8, round(filled * 8)))]

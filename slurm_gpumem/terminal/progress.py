@@ -1,4 +1,4 @@
-"""A progress bar on a terminal's stderr; nothing in a pipe, and nothing for what is done at once."""
+"""What goes on, on one line of a terminal's stderr; nothing in a pipe."""
 
 from __future__ import annotations
 
@@ -8,35 +8,55 @@ import time
 _AFTER_S, _EVERY_S, _WIDTH = 0.5, 0.1, 30
 
 
+class StatusLine:
+    """Call it with a text that replaces the one before; a context manager that clears its line at the end."""
+
+    def __init__(self) -> None:
+        self.on = sys.stderr.isatty()
+        self._shown = ""
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._shown:
+            self("")
+
+    def __call__(self, text: str) -> None:
+        """Show it."""
+        if self.on and text != self._shown:
+            self._shown = text
+            sys.stderr.write(f"\r{text}\x1b[K")
+            sys.stderr.flush()
+
+
 class ProgressBar:
-    """Call it with (done, in all); a context manager that clears its line at the end."""
+    """Call it with (done, in all); a context manager that clears its line at the end.
+
+    Nothing is shown of what is done at once.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._begun = time.monotonic()
         self._drawn = 0.0
-        self._shown = False
-        self._on = sys.stderr.isatty()
+        self._line = StatusLine()
 
     def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self._line.__exit__(*exc)
 
     def __call__(self, done: int, total: int) -> None:
         """Draw it, if it is time to."""
         now = time.monotonic()
-        if not self._on or not total or now - self._begun < _AFTER_S or now - self._drawn < _EVERY_S:
+        if not self._line.on or not total or now - self._begun < _AFTER_S or now - self._drawn < _EVERY_S:
             return
-        self._drawn, self._shown = now, True
+        self._drawn = now
         filled = done * _WIDTH // total
         left = (now - self._begun) / done * (total - done) if done else None
         eta = "" if left is None else f", {left:.0f} s left"
         if done >= total:
             eta = ", taking sums"
-        line = f"{self._what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {done:,} of {total:,}{eta}"
-        sys.stderr.write(f"\r{line}\x1b[K")
-        sys.stderr.flush()
+        self._line(f"{self._what} [{'#' * filled}{'.' * (_WIDTH - filled)}] {done:,} of {total:,}{eta}")

@@ -100,7 +100,7 @@ def test_the_list_says_it_at_a_glance(three_jobs: Path, report: Report) -> None:
     assert "-2%" in lines[2]
     assert lines[3].endswith("COMPLETED OOM at 10.0G → whole GPU, finished")
     assert lines[4] == "--"
-    assert lines[5].startswith("3 jobs: median error 3%, 1 under request; ")
+    assert lines[5].startswith("3 jobs: median error 3%, 1 exceeded their request; ")
     assert "1 OOM recovered, 0 lost" in lines[5]
     assert max(map(len, lines[:4])) <= 110
     assert err == ""
@@ -110,7 +110,7 @@ def test_columns_are_chosen_as_with_sacct(three_jobs: Path, report: Report) -> N
     _, out, _ = report("-o", "jobid,model%4,SM%,peak", "-n")
     assert out.splitlines()[0].split() == ["4711", "res+", "40", "11.3G"]
     _, out, _ = report("-P", "-o", "JobID,Waste,Energy,Elapsed", "-j", "4711")
-    assert out == "JobID|Waste|Energy|Elapsed\n4711|1.7G|200Wh|01:00:00\n"
+    assert out == "JobID|Waste|Energy|Elapsed\n4711|1.7G|200 Wh|01:00:00\n"
     assert main(["report", "-o", "jobid,pek"]) == 2
     code, out, _ = report("--helpformat")
     assert (code, "Peak" in out.split()) == (0, True)

@@ -90,6 +90,17 @@ def test_what_cannot_be_done_is_said_before_the_work(
     assert message in capsys.readouterr().err
 
 
+def test_without_jinja2_it_says_what_to_install_before_the_work(
+    spool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    page = tmp_path / "report.html"
+    assert gpumem(["report", "-a", "--html", str(page)]) == 2
+    assert "pip install 'slurm-gpumem[report]'" in capsys.readouterr().err
+    assert not page.exists()
+    assert gpumem(["report", "-a"]) == 0
+
+
 def test_the_page_says_which_jobs_it_is_of() -> None:
     filters = Filters(users=("usr1", "usr2"), jobs=(7,), since=0.0)
     said = f"user usr1 or usr2, job 7, since {time.strftime('%Y-%m-%d %H:%M', time.localtime(0))}"

@@ -42,4 +42,4 @@ def test_a_job_that_leaves_its_gpu_idle_is_told(tmp_path: Path) -> None:
     write(tmp_path / "spool", table)
     with opened(tmp_path) as store:
         (row,) = store.select()
-    assert advice(row, 1024).endswith("the GPU waited for it most of the time (4 % SM activity)")
+    assert advice(row, 1024).endswith("the GPU waited for it most of the time (4% SM activity)")

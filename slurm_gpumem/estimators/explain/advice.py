@@ -13,8 +13,8 @@ from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.summaries.trace_types import Trace, scale
 from slurm_gpumem.summaries.types import Layer, ModelSummary
+from slurm_gpumem.units import MIB
 
-_MIB = 1 << 20
 _FAMILIES = 3
 _SINGLES = 3
 _PARTS = 4
@@ -65,9 +65,9 @@ def advice(summary: ModelSummary, batch: int, gpu: Gpu, timeline: Timeline) -> T
                 Advice(
                     name=name,
                     what=what,
-                    allocated_mib=round(stats.peak_allocated / _MIB),
-                    reserved_mib=round(stats.peak_reserved / _MIB),
-                    saves_mib=round(saved / _MIB),
+                    allocated_mib=round(stats.peak_allocated / MIB),
+                    reserved_mib=round(stats.peak_reserved / MIB),
+                    saves_mib=round(saved / MIB),
                     exact=exact,
                     detail=tuple(detail),
                 )

@@ -7,11 +7,26 @@ from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.explain.stream import Event, Stream
 from slurm_gpumem.summaries.trace_types import Site, Trace
+from slurm_gpumem.summaries.types import ModelSummary
 
 _HELD = 2
 """Results that a line of a forward function holds at once: its operand and its result."""
 _WITH_WEIGHTS = ("::mm", "::addmm", "::bmm", "::linear", "::convolution")
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+
+
+def in_precision(summary: ModelSummary, precision: str) -> Tuple[ModelSummary, Tuple[str, ...]]:
+    """A trace in single precision answers for autocast as well; then with a note that says so."""
+    trace = summary.trace
+    if trace is None or trace.job.precision not in ("fp32", "tf32") or not precision.startswith("amp-"):
+        return summary, ()
+    changed = autocast(trace)
+    changed = replace(changed, job=replace(changed.job, precision=precision))
+    note = (
+        f"traced with {trace.job.precision}; {precision} follows autocast's list of operators. "
+        f"gpumem summarize --precision {precision} traces it"
+    )
+    return replace(summary, trace=changed), (note,)
 
 
 def checkpointed(trace: Trace, blocks: Mapping[str, int]) -> Trace:

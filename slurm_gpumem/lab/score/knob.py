@@ -9,14 +9,18 @@ from __future__ import annotations
 import argparse
 import random
 from pathlib import Path
-from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets
+from slurm_gpumem.svg import Frame, document, text
 from slurm_gpumem.utilization.budget import budget, interpolated
 from slurm_gpumem.utilization.interference import Interference, JobLoad, load_from, packaged, speeds
 
 KNOBS = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0)
 _FILLS = 400
+_RED = "#c0392b"
+_BELOW = "speed of the slowest job (1 = as alone)"
+_BESIDE = "work of the GPU (jobs alone = 1 each)"
 _LOW = 0.05
 """The share of GPUs that are worse than the "nearly always" of the table."""
 
@@ -119,90 +123,42 @@ def svg(found: Sequence[Point], sets: Sequence[SharedSet], mode: str = "mps") ->
     """The plot: work against the slowest job's speed, every measured set and the knob's line."""
     dots = [(min(one.speeds), sum(one.speeds), len(one.jobs)) for one in sets if one.mode == mode]
     top = max([work for _, work, _ in dots] + [p.work for p in found] + [2.0]) * 1.08
-    axes = _Axes(640, 400, 64, 24, 20, 52, (0.0, 1.05), (0.0, top))
-    parts = [axes.frame("speed of the slowest job (1 = as alone)", "work of the GPU (jobs alone = 1 each)")]
+    frame = Frame(640, 400, 64, 24, 20, 52, (0.0, 1.05), (0.0, top))
+    parts = _frame(frame)
     for speed, work, count in dots:
-        x, y = axes.at(min(speed, 1.05), work)
         shade = max(0, 190 - 28 * (count - 2))
+        place = f'cx="{frame.x(min(speed, 1.05)):.1f}" cy="{frame.y(work):.1f}"'
         parts.append(
-            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="rgb({shade},{shade},{shade})">'
-            f"<title>{count} jobs</title></circle>"
+            f'<circle {place} r="3" fill="rgb({shade},{shade},{shade})"><title>{count} jobs</title></circle>'
         )
-    line = " ".join("{:.1f},{:.1f}".format(*axes.at(p.worst, p.work)) for p in found)
-    parts.append(f'<polyline points="{line}" fill="none" stroke="#c0392b" stroke-width="2"/>')
+    line = " ".join(f"{frame.x(p.worst):.1f},{frame.y(p.work):.1f}" for p in found)
+    parts.append(f'<polyline points="{line}" fill="none" stroke="{_RED}" stroke-width="2"/>')
     for p in found:
-        x, y = axes.at(p.worst, p.work)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#c0392b"/>')
-        parts.append(f'<text x="{x + 8:.1f}" y="{y - 4:.1f}" fill="#c0392b">{p.knob:g}</text>')
-    parts.append(_legend(axes))
-    return axes.document(parts)
+        x, y = frame.x(p.worst), frame.y(p.work)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{_RED}"/>')
+        parts.append(text(x + 8, y - 4, f"{p.knob:g}", "ink"))
+    return document(frame.width, frame.height, f"{_BESIDE} against the {_BELOW}", [*parts, *_legend(frame)])
 
 
-def _legend(axes: _Axes) -> str:
-    x, y = axes.left + 12, axes.height - 96
-    return (
-        f'<circle cx="{x}" cy="{y - 4}" r="3" fill="#888"/>'
-        f'<text x="{x + 10}" y="{y}">a measured set of jobs under MPS; darker: more jobs</text>'
-        f'<circle cx="{x}" cy="{y + 14}" r="4" fill="#c0392b"/>'
-        f'<text x="{x + 10}" y="{y + 18}">GPUs filled under max_slowdown, by its value (predicted)</text>'
-    )
+def _frame(frame: Frame) -> List[str]:
+    """Axes with their numbers and titles."""
+    parts = [frame.column(tick, f"{tick:g}") for tick in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)]
+    parts += [frame.level(number, str(number)) for number in range(int(frame.up[1]) + 1)]
+    middle = (frame.top + frame.base) / 2
+    turned = f' transform="rotate(-90 18 {middle:.1f})"'
+    parts.append(text((frame.left + frame.end) / 2, frame.base + 40, _BELOW, "ink", anchor="middle"))
+    parts.append(text(18, middle, _BESIDE, "ink", anchor="middle", more=turned))
+    return parts
 
 
-class _Axes:
-    """Where a value lies on the picture."""
-
-    def __init__(
-        self,
-        width: int,
-        height: int,
-        left: int,
-        right: int,
-        top: int,
-        bottom: int,
-        across: Tuple[float, float],
-        up: Tuple[float, float],
-    ) -> None:
-        self.width, self.height = width, height
-        self.left, self.top = left, top
-        self._inner = (width - left - right, height - top - bottom)
-        self._across, self._up = across, up
-
-    def at(self, x: float, y: float) -> Tuple[float, float]:
-        """A point in pixels."""
-        across = (x - self._across[0]) / (self._across[1] - self._across[0])
-        up = (y - self._up[0]) / (self._up[1] - self._up[0])
-        return self.left + across * self._inner[0], self.top + (1 - up) * self._inner[1]
-
-    def frame(self, below: str, beside: str) -> str:
-        """Axes with their numbers and titles."""
-        parts = []
-        for tick in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-            x, y = self.at(tick, 0)
-            parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x:.1f}" y2="{self.top}" stroke="#eee"/>')
-            parts.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{tick:g}</text>')
-        for number in range(int(self._up[1]) + 1):
-            x, y = self.at(0, number)
-            end = self.left + self._inner[0]
-            parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{end}" y2="{y:.1f}" stroke="#eee"/>')
-            parts.append(f'<text x="{x - 8:.1f}" y="{y + 4:.1f}" text-anchor="end">{number}</text>')
-        x, y = self.at((self._across[0] + self._across[1]) / 2, 0)
-        parts.append(f'<text x="{x:.1f}" y="{y + 38:.1f}" text-anchor="middle">{below}</text>')
-        middle = self.top + self._inner[1] / 2
-        parts.append(
-            f'<text x="18" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 18 {middle:.1f})">'
-            f"{beside}</text>"
-        )
-        return "\n".join(parts)
-
-    def document(self, parts: Sequence[str]) -> str:
-        """The whole file."""
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
-            f'viewBox="0 0 {self.width} {self.height}" font-family="sans-serif" font-size="12" fill="#333">\n'
-            f'<rect width="{self.width}" height="{self.height}" fill="white"/>\n'
-            + "\n".join(parts)
-            + "\n</svg>\n"
-        )
+def _legend(frame: Frame) -> List[str]:
+    x, y = frame.left + 12, frame.height - 96
+    return [
+        f'<circle cx="{x}" cy="{y - 4}" r="3" fill="#888"/>',
+        text(x + 10, y, "a measured set of jobs under MPS; darker: more jobs"),
+        f'<circle cx="{x}" cy="{y + 14}" r="4" fill="{_RED}"/>',
+        text(x + 10, y + 18, "GPUs filled under max_slowdown, by its value (predicted)"),
+    ]
 
 
 def _mean(values: Sequence[float]) -> float:

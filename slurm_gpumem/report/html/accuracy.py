@@ -11,7 +11,7 @@ import math
 from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.accounting.types import JobRow
-from slurm_gpumem.report.html.text import clean
+from slurm_gpumem.text import clipped
 
 MOST_POINTS = 2_000
 MOST_OUTSTANDING = 200
@@ -78,7 +78,7 @@ class Scatter:
 
 
 def _point(row: JobRow, estimate: int, peak: int, kind: int) -> Point:
-    return (estimate, peak, row.request_mib, kind, row.job_id, clean(row.user, 24), clean(row.model, 32))
+    return (estimate, peak, row.request_mib, kind, row.job_id, clipped(row.user, 24), clipped(row.model, 32))
 
 
 class Errors:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 from slurm_gpumem.accounting.types import Summary
-from slurm_gpumem.report.html.text import count, energy, escaped, hours, percent
 from slurm_gpumem.report.html.types import Gathered, PageSource
+from slurm_gpumem.text import clipped, count
+from slurm_gpumem.units import energy, hours, percent
 
 
-def tiles(total: Summary) -> str:
+def tiles(total: Summary) -> List[Tuple[str, str, str]]:
     """The figures that a meeting asks for first: (title, figure, what it says)."""
     found: List[Tuple[str, str, str]] = []
     if total.shared and total.gpu_s and total.used_s:
@@ -30,10 +31,10 @@ def tiles(total: Summary) -> str:
             )
         )
     if total.estimated:
-        within = f"95 % of {count(total.estimated, 'estimate')} within {percent(total.p95_error)}"
+        within = f"95% of {count(total.estimated, 'estimate')} within {percent(total.p95_error)}"
         found.append(("Median error", percent(total.median_error), within))
         part = (
-            f"{total.under_request / total.estimated * 100:.1f} % of jobs"
+            f"{percent(total.under_request / total.estimated, digits=1)} of jobs"
             if total.under_request
             else "no job"
         )
@@ -51,60 +52,56 @@ def tiles(total: Summary) -> str:
                 f"mean of {count(total.energy_jobs, 'job')}",
             )
         )
-    return "\n".join(
-        f"<div class=tile><dt>{escaped(title)}</dt>"
-        f"<dd><b>{escaped(figure)}</b><span>{escaped(words, 120)}</span></dd></div>"
-        for title, figure, words in found
-    )
+    return found
 
 
-def facts(source: PageSource, gathered: Gathered) -> str:
-    """What the charts say, for whoever cannot see them; the script moves it to them."""
+def facts(source: PageSource, gathered: Gathered) -> Dict[str, str]:
+    """What the charts say, for whoever cannot see them, by the id that the script looks for."""
     errors, total, kinds = gathered.errors, source.total, gathered.scatter["kinds"]
-    lines = {
+    return {
         "about-scatter": f"{count(gathered.scatter['jobs'], 'job')} with an estimate and a measured peak: "
         f"{kinds[0]:,} stayed within their request, {kinds[1]:,} went above it, "
         f"{kinds[2]:,} ran out of memory.",
         "about-errors": f"Median error {percent(errors['median'], sign=True) or 'unknown'}; "
         f"{total.under_estimate:,} of {total.estimated:,} estimates were below the peak.",
     }
-    return "".join(f'<p id="{name}" class=unseen>{escaped(text, 400)}</p>' for name, text in lines.items())
 
 
-def wasters(source: PageSource) -> str:
-    """Who keeps the most memory from others, as a list."""
-    if not source.wasters:
-        return ""
+class Kept(NamedTuple):
+    """A line of the list of those who keep the most memory from others."""
+
+    user: str
+    unused: str
+    jobs: str
+
+
+def wasters(source: PageSource) -> List[Kept]:
+    """Who keeps the most memory from others."""
     lines = []
     for one in source.wasters:
-        part = percent(one.wasted_mib_s / one.granted_mib_s) if one.granted_mib_s else ""
-        lines.append(
-            f"<li><b>{escaped(one.user)}</b> {one.wasted_mib_s / 1024 / 3600:,.1f} GiB-hours unused"
-            f"{f', {escaped(part)} of what was granted' if part else ''} "
-            f"<span class=dim>in {escaped(count(one.jobs, 'job'))}; most by job {one.worst_job}</span></li>"
-        )
-    return f"<section><h2>Most memory kept from others</h2><ol class=wasters>{''.join(lines)}</ol></section>"
+        unused = f"{one.wasted_mib_s / 1024 / 3600:,.1f} GiB-hours unused"
+        if one.granted_mib_s:
+            unused += f", {percent(one.wasted_mib_s / one.granted_mib_s)} of what was granted"
+        jobs = f"in {count(one.jobs, 'job')}; most by job {one.worst_job}"
+        lines.append(Kept(clipped(one.user, 64), unused, jobs))
+    return lines
 
 
-def notes(source: PageSource) -> str:
+def notes(source: PageSource) -> List[str]:
     """What the page stands on, and what is missing."""
-    return "".join(f"<li>{escaped(note, 300)}</li>" for note in _what_it_stands_on(source))
-
-
-def _what_it_stands_on(source: PageSource) -> Sequence[str]:
     fresh = source.freshness
-    notes = []
+    found = []
     if fresh is not None:
         if not fresh.everybody:
-            notes.append("Only the jobs of the user who made this page are in it.")
+            found.append("Only the jobs of the user who made this page are in it.")
         if fresh.slurm:
-            notes.append(f"Without Slurm's own accounting: {fresh.slurm}")
+            found.append(f"Without Slurm's own accounting: {fresh.slurm}")
         if fresh.bad:
             reasons = ", ".join(f"{number:,} {reason}" for reason, number in fresh.bad_reasons.items())
-            notes.append(
+            found.append(
                 f"{count(fresh.bad, 'record')} of {fresh.records + fresh.bad:,} could not be used: {reasons}"
             )
-    notes.append(
+    found.append(
         "SM activity and energy of a shared GPU are split evenly over the jobs that hold memory of it."
     )
-    return notes
+    return found

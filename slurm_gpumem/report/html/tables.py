@@ -1,23 +1,17 @@
-"""The page's tables: plain HTML that reads without any script; the script only sorts and filters them."""
+"""What stands in the page's tables, and what they are sorted by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Generic, List, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Generic, List, NamedTuple, Sequence, TypeVar, Union
 
 from slurm_gpumem.accounting.types import JobRow, Summary
-from slurm_gpumem.report.html.text import (
-    clean,
-    duration,
-    energy,
-    escaped,
-    gib,
-    hours,
-    moment,
-    percent,
-)
+from slurm_gpumem.text import clipped
+from slurm_gpumem.units import duration, energy, hours, minute, percent, short_mib
 
 MOST_GROUPS = 200
+_LONGEST = 64
+"""Characters of what users name."""
 
 Row = TypeVar("Row")
 Key = Union[str, float, int, None]
@@ -37,66 +31,68 @@ class Column(Generic[Row]):
     """A class for the cell: "bad" where something is wrong."""
 
 
-def table(name: str, caption: str, columns: Sequence[Column[Any]], rows: Sequence[Any]) -> str:
-    """A sortable table; `name` and `caption` are ours, everything else is escaped."""
+class Cell(NamedTuple):
+    """One cell as the template writes it."""
+
+    text: str
+    key: Key
+    classes: str
+
+
+class Table(NamedTuple):
+    """A table as the template writes it."""
+
+    name: str
+    caption: str
+    columns: Sequence[Column[Any]]
+    rows: Sequence[Sequence[Cell]]
+    note: str
+    """What is to be said of it, like what was left out."""
+
+
+def _table(
+    name: str, caption: str, columns: Sequence[Column[Row]], rows: Sequence[Row], note: str = ""
+) -> Table:
     # A column that nothing is known for (no DCGM, no slurmdbd) would only take room.
     columns = [c for n, c in enumerate(columns) if n == 0 or any(c.text(row) for row in rows)]
-    heads = "".join(_head(column) for column in columns)
-    body = "\n".join(
-        "<tr>" + "".join(_cell(c, row, first=n == 0) for n, c in enumerate(columns)) + "</tr>" for row in rows
-    )
-    return (
-        f'<div class="scroll" role="region" aria-label="{escaped(caption)}" tabindex="0">'
-        f'<table id="{name}" class="sortable"><caption class="unseen">{escaped(caption)}</caption>'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
-    )
+    return Table(name, caption, columns, [[_cell(c, row) for c in columns] for row in rows], note)
 
 
-def _head(column: Column[Any]) -> str:
-    about = f' title="{escaped(column.about, 200)}"' if column.about else ""
-    side = ' class="n"' if column.number else ""
-    return f"<th scope=col{side}{about}><button type=button>{escaped(column.head)}</button></th>"
-
-
-def _cell(column: Column[Any], row: Any, *, first: bool) -> str:
-    key = column.key(row)
-    sort = (
-        ""
-        if key is None
-        else f' data-k="{key:g}"'
-        if isinstance(key, (int, float))
-        else f' data-k="{escaped(key)}"'
-    )
+def _cell(column: Column[Row], row: Row) -> Cell:
     classes = " ".join(filter(None, ("n" if column.number else "", column.mark(row))))
-    word = "th scope=row" if first else "td"
-    named = f' class="{classes}"' if classes else ""
-    return f"<{word}{named}{sort}>{escaped(column.text(row), 120)}</{word.split()[0]}>"
+    return Cell(column.text(row), column.key(row), classes)
 
 
-def job_table(rows: Sequence[JobRow]) -> str:
+def _named(
+    head: str, get: Callable[[Row], str], about: str = "", mark: Callable[[Row], str] = lambda row: ""
+) -> Column[Row]:
+    """A column of names that users chose."""
+
+    def shown(row: Row) -> str:
+        return clipped(get(row), _LONGEST)
+
+    return Column(head, shown, shown, number=False, about=about, mark=mark)
+
+
+def job_table(rows: Sequence[JobRow], note: str) -> Table:
     """One line per job, the latest first."""
     columns: List[Column[JobRow]] = [
         Column("Job", lambda row: str(row.job_id), lambda row: row.job_id),
-        Column("User", lambda row: clean(row.user), lambda row: clean(row.user), number=False),
-        Column(
-            "Model",
-            lambda row: clean(row.model or row.job_name),
-            lambda row: clean(row.model or row.job_name),
-            number=False,
-        ),
-        Column("GPU", _where, _where, number=False, about="where it ran last"),
+        _named("User", lambda row: row.user),
+        _named("Model", lambda row: row.model or row.job_name),
+        _named("GPU", _where, "where it ran last"),
         Column(
             "Est",
-            lambda row: gib(row.estimate_mib),
+            lambda row: short_mib(row.estimate_mib),
             lambda row: row.estimate_mib,
-            about="estimated peak, GiB",
+            about="estimated peak",
         ),
-        Column("Req", lambda row: gib(row.request_mib), lambda row: row.request_mib, about="requested, GiB"),
+        Column("Req", lambda row: short_mib(row.request_mib), lambda row: row.request_mib, about="requested"),
         Column(
             "Peak",
-            lambda row: gib(row.peak_mib),
+            lambda row: short_mib(row.peak_mib),
             lambda row: row.peak_mib,
-            about="measured peak, GiB",
+            about="measured peak",
             mark=_above,
         ),
         Column(
@@ -107,9 +103,9 @@ def job_table(rows: Sequence[JobRow]) -> str:
         ),
         Column(
             "Unused",
-            lambda row: gib(row.waste_mib),
+            lambda row: short_mib(row.waste_mib),
             lambda row: row.waste_mib,
-            about="granted and never used, GiB",
+            about="granted and never used",
         ),
         Column(
             "SM",
@@ -127,13 +123,11 @@ def job_table(rows: Sequence[JobRow]) -> str:
         ),
         Column("Wait", lambda row: duration(row.wait_s), lambda row: row.wait_s, about="in the queue"),
         Column("Ran", lambda row: duration(row.run_s), lambda row: row.run_s),
-        Column("End", lambda row: moment(row.end) or "running", lambda row: row.end or 1e12, number=False),
-        Column(
-            "State", lambda row: clean(row.state), lambda row: clean(row.state), number=False, mark=_failed
-        ),
-        Column("Note", _note, _note, number=False),
+        Column("End", lambda row: minute(row.end) or "running", lambda row: row.end or 1e12, number=False),
+        _named("State", lambda row: row.state, mark=_failed),
+        _named("Note", _note),
     ]
-    return table("jobs", "Jobs", columns, list(reversed(rows)))
+    return _table("jobs", "Jobs", columns, list(reversed(rows)), note)
 
 
 def _above(row: JobRow) -> str:
@@ -150,9 +144,9 @@ def _failed(row: JobRow) -> str:
 
 def _where(row: JobRow) -> str:
     labels = [device.label for device in row.devices]
-    kind = clean(row.gpu, 16)
+    kind = clipped(row.gpu, 16)
     shown = ", ".join(labels[:2]) + (f" +{len(labels) - 2}" if len(labels) > 2 else "")
-    return clean(f"{shown} {kind}".strip() if shown else kind)
+    return f"{shown} {kind}".strip() if shown else kind
 
 
 def _company(row: JobRow) -> str:
@@ -168,17 +162,16 @@ def _note(row: JobRow) -> str:
     return f"{row.attempts} runs" if row.attempts > 1 else ""
 
 
-def group_table(name: str, head: str, groups: Sequence[Summary]) -> Tuple[str, str]:
-    """One line per user, model …; and what to say about those left out."""
+def group_table(name: str, head: str, groups: Sequence[Summary]) -> Table:
+    """One line per user, model …"""
     shown = groups[:MOST_GROUPS]
-    left = len(groups) - len(shown)
-    note = f"the {len(shown):,} largest of {len(groups):,}" if left else ""
-    return table(name, f"By {head.lower()}", _group_columns(head), shown), note
+    note = f"the {len(shown):,} largest of {len(groups):,}" if len(shown) < len(groups) else ""
+    return _table(name, f"By {head if head == 'GPU' else head.lower()}", _group_columns(head), shown, note)
 
 
 def _group_columns(head: str) -> List[Column[Summary]]:
     return [
-        Column(head, lambda one: clean(one.group) or "(none)", lambda one: clean(one.group), number=False),
+        _named(head, lambda one: one.group or "(none)"),
         Column("Jobs", lambda one: f"{one.jobs:,}", lambda one: one.jobs),
         Column(
             "GPU-hours",

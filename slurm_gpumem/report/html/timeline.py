@@ -9,9 +9,9 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.types import Curve, Device, GpuStay, JobRow
 from slurm_gpumem.report.html.gather import MOST_GPUS_ON_TIMELINE
-from slurm_gpumem.report.html.text import clean
 from slurm_gpumem.report.html.types import PageSource
 from slurm_gpumem.report.html.usage import natural
+from slurm_gpumem.text import clipped
 
 MOST_GPUS_KEPT = 48
 COLOURED_USERS = 8
@@ -43,9 +43,11 @@ def timeline(
         "complete": complete,
         "jobs": len({(row.cluster, row.job_id) for row, _ in stays}),
         "shown": MOST_GPUS_ON_TIMELINE,
-        "gpus": [[clean(device.label, 40), device.memory_mib, clean(device.name, 40)] for device in devices],
+        "gpus": [
+            [clipped(device.label, 40), device.memory_mib, clipped(device.name, 40)] for device in devices
+        ],
         "all_gpus": len({_key(stay.device) for _, stay in stays}),
-        "users": [clean(user, 24) for user in users],
+        "users": [clipped(user, 24) for user in users],
         "stays": [
             _stay(row, stay, place[_key(stay.device)], colour.get(row.user, -1), now)
             for row, stay in stays
@@ -77,8 +79,8 @@ def _stay(row: JobRow, stay: GpuStay, gpu: int, colour: int, now: float) -> List
         granted,
         row.job_id,
         colour,
-        clean(row.user, 24),
-        clean(row.model or row.job_name, 32),
+        clipped(row.user, 24),
+        clipped(row.model or row.job_name, 32),
         _curve(stay.curve),
     ]
 

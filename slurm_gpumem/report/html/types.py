@@ -10,7 +10,7 @@ from slurm_gpumem.accounting.types import Freshness, JobDetail, JobRow, Summary,
 
 @dataclass(frozen=True)
 class PageSource:
-    """Everything the page tells, as the store gives it."""
+    """Everything the page shows, as the store returns it."""
 
     rows: Iterable[JobRow]
     """Oldest end first, running jobs last; read once."""

@@ -6,8 +6,8 @@ from array import array
 from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.accounting.types import OBSERVED, SHARED, Device, JobRow
-from slurm_gpumem.report.html.text import clean
 from slurm_gpumem.report.html.types import Change
+from slurm_gpumem.text import clipped
 
 MOST_GPUS = 96
 MOST_STEPS = 160
@@ -136,7 +136,7 @@ class Occupancy:
     def _row(self, device: Device, sums: array[float]) -> List[str]:
         full = device.memory_mib or max(max(sums), 1.0)
         digits = (0 if part <= 0 else min(LEVELS, max(1, round(part / full * LEVELS))) for part in sums)
-        return [clean(device.label, 40), "".join(map(str, digits))]
+        return [clipped(device.label, 40), "".join(map(str, digits))]
 
 
 def _spread(sums: array[float], start: float, end: float, mib: float) -> None:

@@ -6,19 +6,17 @@ from typing import Dict, List, Tuple
 
 from slurm_gpumem.estimators.explain.timeline import Timeline
 
-Colour = Tuple[int, int, int]
 # Colours that stay apart for most colour-blind eyes.
-COLOURS: Dict[str, Colour] = {
-    "weights": (0, 114, 178),
-    "buffers": (86, 180, 233),
-    "optimizer": (230, 159, 0),
-    "gradients": (213, 94, 0),
-    "inputs": (150, 150, 150),
-    "activations": (0, 158, 115),
-    "workspace": (204, 121, 167),
+COLOURS: Dict[str, str] = {
+    "weights": "#0072b2",
+    "buffers": "#56b4e9",
+    "optimizer": "#e69f00",
+    "gradients": "#d55e00",
+    "inputs": "#969696",
+    "activations": "#009e73",
+    "workspace": "#cc79a7",
 }
 """By category, in the order in which they are stacked: what stays below, what comes and goes above."""
-MIB = 1 << 20
 
 
 def sampled(line: Timeline, columns: int) -> List[Tuple[int, Tuple[int, ...]]]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List, Tuple
+from dataclasses import asdict
+from typing import Any, Dict, List, Sequence, Tuple
 
+from slurm_gpumem.estimators.explain.reasons import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Living, Timeline
 from slurm_gpumem.estimators.training_job import describe_job
 from slurm_gpumem.report.estimate import describe_model
-from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width, resample
-from slurm_gpumem.units import format_mib
+from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width
+from slurm_gpumem.terminal.plot import resample
+from slurm_gpumem.units import MIB, format_mib
 
-if TYPE_CHECKING:
-    from slurm_gpumem.cli.why import Reasons
-
-_MIB = 1 << 20
+SCHEMA = "gpumem-why/1"
+_JSON_POINTS, _JSON_TENSORS = 400, 100
 _PHASE_WORDS = {
     "forward": "the forward pass",
     "backward": "the backward pass",
@@ -23,12 +24,11 @@ _PHASE_WORDS = {
 }
 
 
-def why_lines(reasons: Reasons, style: Style, tensors: int) -> List[str]:
+def why_lines(reasons: PeakReasons, style: Style, tensors: int) -> List[str]:
     """What is printed."""
     line, estimate = reasons.timeline, reasons.estimate
-    summary = reasons.subject.summary
-    lines = [f"{describe_model(summary)}, {describe_job(estimate.job)}, {reasons.gpu.name}"]
-    allocated = format_mib(line.peak_bytes / _MIB)
+    lines = [f"{describe_model(reasons.summary)}, {describe_job(estimate.job)}, {reasons.gpu.name}"]
+    allocated = format_mib(line.peak_bytes / MIB)
     lines.append(
         f"peak {format_mib(estimate.peak_mib)}: {allocated} of tensors in {_PHASE_WORDS[line.peak_phase]}, "
         f"{format_mib(estimate.parts['fragmentation'])} fragmentation, "
@@ -40,10 +40,45 @@ def why_lines(reasons: Reasons, style: Style, tensors: int) -> List[str]:
     return lines
 
 
+def why_json(reasons: PeakReasons, notes: Sequence[str]) -> Dict[str, Any]:
+    """The same for programs."""
+    line, estimate = reasons.timeline, reasons.estimate
+    every = max(1, -(-len(line.points) // _JSON_POINTS))
+    # Of each stretch the highest point, so that the peak is among them.
+    kept = sorted(
+        {
+            max(range(first, min(first + every, len(line.points))), key=lambda at: sum(line.points[at]))
+            for first in range(0, len(line.points), every)
+        }
+        | {line.peak_point}
+    )
+    return {
+        "schema": SCHEMA,
+        "model": reasons.summary.name,
+        "gpu": reasons.gpu.name,
+        "job": asdict(estimate.job),
+        "peak_mib": estimate.peak_mib,
+        "request_mib": estimate.request_mib,
+        "parts": dict(estimate.parts),
+        "allocated_mib": round(line.peak_bytes / MIB),
+        "peak_phase": line.peak_phase,
+        "step": line.step,
+        "phases": [asdict(span) for span in line.spans],
+        "categories": list(line.categories),
+        "timeline": [{"event": at, "mib": [round(size / MIB, 2) for size in line.points[at]]} for at in kept],
+        "tensors": [
+            {**asdict(one), "mib": round(one.bytes / MIB, 2)} for one in line.at_peak[:_JSON_TENSORS]
+        ],
+        "advice": [asdict(one) for one in reasons.advice],
+        "warnings": list(estimate.warnings),
+        "notes": list(notes),
+    }
+
+
 def timeline_lines(line: Timeline, style: Style) -> List[str]:
     """Live memory over the step, phases below, the peak marked."""
     columns = plot_width(style)
-    values = resample([total / _MIB for total in line.totals], columns)
+    values = resample([total / MIB for total in line.totals], columns)
     chart = area_chart(values, style=style, height=12)
     count = max(1, len(line.points))
     at_peak = min(columns - 1, line.peak_point * columns // count)
@@ -82,11 +117,11 @@ def tensor_lines(line: Timeline, style: Style, tensors: int) -> List[str]:
     rest = sum(one.bytes * one.count for one in line.at_peak[tensors:])
     if rest:
         others = sum(one.count for one in line.at_peak[tensors:])
-        lines.append(f"  {format_mib(rest / _MIB):>{size_width}}  {others:,} others")
+        lines.append(f"  {format_mib(rest / MIB):>{size_width}}  {others:,} others")
     return lines
 
 
-def advice_lines(reasons: Reasons, style: Style) -> List[str]:
+def advice_lines(reasons: PeakReasons, style: Style) -> List[str]:
     """What would lower the peak, with the megabytes of each."""
     if not reasons.advice:
         return ["nothing that we know would lower it by more than 1 %"]
@@ -102,7 +137,7 @@ def advice_lines(reasons: Reasons, style: Style) -> List[str]:
 
 
 def _size(one: Living, times: str) -> str:
-    size = one.bytes / _MIB
+    size = one.bytes / MIB
     text = f"{size:,.0f} MiB" if size >= 10 else f"{size:,.1f} MiB"
     return f"{one.count} {times} {text}" if one.count > 1 else text
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from slurm_gpumem.errors import TargetError
+from slurm_gpumem.text import printable
 from slurm_gpumem.tracing.child.spec import IMPORTING_TORCH, TraceRequest
 from slurm_gpumem.units import format_mib
 
@@ -213,7 +214,7 @@ def _take_output(data: bytes, state: _State, show_output: bool) -> None:
     del state.printed[:-_TAIL]
     if show_output:
         text = data.decode(errors="replace")
-        sys.stderr.write("".join(c if c.isprintable() or c == "\n" else "?" for c in text))
+        sys.stderr.write("\n".join(map(printable, text.split("\n"))))
 
 
 def _too_long(state: _State, seconds: float) -> str:

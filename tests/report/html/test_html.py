@@ -89,7 +89,13 @@ def test_it_asks_nothing_of_any_network() -> None:
         for name in ("src", "href", "srcset", "action"):
             assert (attributes.get(name) or "data:,")[:6] in ("data:,", "#main"), (tag, attributes)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
-    assert "default-src 'none'" in text
+    (policy,) = (
+        attributes["content"]
+        for tag, attributes in _Reader(text).tags
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
 
 
 @pytest.mark.parametrize("evil", EVIL)

@@ -9,6 +9,7 @@ import pytest
 
 from slurm_gpumem.accounting.types import Device, JobRow
 from slurm_gpumem.report.html.page import page
+from slurm_gpumem.units import parse_mib
 from tests.accounting.made_jobs import START, job, made_jobs, source
 from tests.report.html.browser import Browser, find_chromium
 
@@ -43,6 +44,13 @@ def _column(browser: Browser, place: int) -> List[str]:
     code = f"Array.from(document.querySelector('#jobs tbody').rows, row => row.cells[{place}].textContent)"
     cells: List[str] = browser.run(code)
     return cells
+
+
+def _heads(browser: Browser) -> List[str]:
+    heads: List[str] = browser.run(
+        "Array.from(document.querySelector('#jobs thead').rows[0].cells, cell => cell.textContent)"
+    )
+    return heads
 
 
 def _click(browser: Browser, place: int) -> str:
@@ -121,16 +129,20 @@ def test_a_click_on_a_head_sorts_and_another_turns_it_round(browser: Browser, sh
     assert _click(browser, 6) == "descending"
     peaks = _column(browser, 6)
     assert peaks[-1] == "", "what is not known comes last"
-    numbers = [float(text) for text in peaks[:-1]]
+    numbers = [parse_mib(text) for text in peaks[:-1]]
     assert numbers == sorted(numbers, reverse=True)
     assert _click(browser, 6) == "ascending"
     peaks = _column(browser, 6)
     assert peaks[-1] == ""
-    assert [float(text) for text in peaks[:-1]] == sorted(numbers)
+    assert [parse_mib(text) for text in peaks[:-1]] == sorted(numbers)
     assert _click(browser, 1) == "ascending"
     users = _column(browser, 1)
     assert users.index("usr2") < users.index("usr10"), "numbers in names count as numbers"
     assert len(browser.run("Array.from(document.querySelectorAll('#jobs [aria-sort]'), x => 1)")) == 1
+    ends = _heads(browser).index("End")
+    assert _click(browser, ends) == "ascending"
+    assert _column(browser, ends) == sorted(_column(browser, ends))
+    assert len(set(_column(browser, ends))) > 50
 
 
 def test_a_word_finds_its_jobs(browser: Browser, shown: Path) -> None:

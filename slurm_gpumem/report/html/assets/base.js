@@ -33,7 +33,7 @@ function gib(mib) {
 }
 function percent(part, sign) {
   const whole = Math.round(part * 100);
-  return `${sign && whole > 0 ? "+" : whole < 0 ? "−" : ""}${Math.abs(whole)} %`;
+  return `${sign && whole > 0 ? "+" : whole < 0 ? "−" : ""}${Math.abs(whole)}%`;
 }
 function hours(seconds) {
   const value = seconds / 3600;

@@ -1,46 +1,35 @@
-"""`gpumem estimate --directive`: the memory line of a model, printed or put into a job script."""
+"""The memory line of a model, made for a job script and put into one: then plain sbatch shares a GPU."""
 
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-from typing import Optional, Sequence
+from pathlib import Path
+from typing import Callable, Optional
 
-from slurm_gpumem.cli.run import say
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.make_line import SPAN, make_line
 from slurm_gpumem.estimators.memory_line import MemoryLine
 from slurm_gpumem.estimators.types import TrainingJob
-from slurm_gpumem.slurm.directives import MARK, MEMORY_LINE, Directive, read_directives
+from slurm_gpumem.files import write_atomic
+from slurm_gpumem.slurm.directives import MARK, MEMORY_LINE
 from slurm_gpumem.slurm.script import BatchScript, check_script, read_script
 from slurm_gpumem.summaries.types import ModelSummary
 
 
-def print_line(
-    summary: ModelSummary, job: TrainingJob, estimator: str, script: Optional[BatchScript]
-) -> None:
-    """Make the memory line and print it, or write it into `script`."""
+def line_for(
+    summary: ModelSummary, job: TrainingJob, estimator: str, progress: Optional[Callable[[int], None]] = None
+) -> MemoryLine:
+    """The memory line of a job; `progress` hears how many batch sizes have been estimated."""
     if job.gpus > 1:
         raise UsageError("--directive is for jobs on one GPU; those on several are not shared")
-    line = make_line(
+    return make_line(
         summary.fingerprint,
         job,
         lambda other, gpu: registry.run(estimator, summary, other, gpu),
-        _progress,
+        progress,
         span=_span(summary, job, estimator),
     )
-    if script is None:
-        print(line.directive())
-        return
-    changed = with_line(script, line)
-    if changed.data == script.data:
-        say(f"{script.name} has this memory line already")
-        return
-    _replace(changed)
-    first, last = line.knots[0].batch, line.knots[-1].batch
-    say(f"{script.name}: memory line for batches of {first} to {last} written; sbatch {script.name} will do")
 
 
 def _span(summary: ModelSummary, job: TrainingJob, estimator: str) -> int:
@@ -54,14 +43,6 @@ def _span(summary: ModelSummary, job: TrainingJob, estimator: str) -> int:
             f"{job.batch_size}"
         )
     return 1
-
-
-def script_directives(script: BatchScript, keys: Sequence[str]) -> Sequence[Directive]:
-    """What a script that is to get a memory line says of its job; its warnings are told."""
-    found = read_directives(script, (*keys, MEMORY_LINE))
-    for warning in found.warnings:
-        say(f"warning: {warning}")
-    return [directive for directive in found.found if directive.key not in (MEMORY_LINE, "model", "mem")]
 
 
 def open_script(path: str) -> BatchScript:
@@ -99,30 +80,14 @@ def _has_line(text: str) -> bool:
     return bool(words) and words[0] == MARK and MEMORY_LINE in keys and keys <= {MEMORY_LINE, "batch-size"}
 
 
-def _replace(script: BatchScript) -> None:
-    """Write the script whole, by a rename, with the mode it had; a link stays one."""
+def write_script(script: BatchScript) -> None:
+    """Write the script whole, with the mode it had; a link stays one."""
     assert script.path is not None
-    path = os.path.realpath(script.path)
-    folder = os.path.dirname(path)
+    path = Path(os.path.realpath(script.path))
     try:
-        mode = os.stat(path).st_mode & 0o7777
-        handle, draft = tempfile.mkstemp(prefix=".gpumem-", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(script.data)
-            os.chmod(draft, mode)
-            os.replace(draft, path)
-        except OSError:
-            os.unlink(draft)
-            raise
+        write_atomic(path, script.data, mode=path.stat().st_mode & 0o7777)
     except OSError as error:
         raise UsageError(
             f"{script.name}: the memory line cannot be written: {error.strerror}.\n"
             "Without --write it is printed instead."
         ) from None
-
-
-def _progress(made: int) -> None:
-    """Tell people at a terminal that something goes on; it takes seconds."""
-    if made % 10 == 0 and sys.stderr.isatty():
-        print(f"\r{made} batch sizes estimated\033[K\r", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,64 @@
+"""What several commands' options have in common: types of values, and the job's settings."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from slurm_gpumem.config.schema import JOB_KEYS
+from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import SECONDS
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time that something may take."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def age(text: str) -> float:
+    """Seconds of "2d", "12h" or "0s"."""
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdigit() and unit in SECONDS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age; write it like 2d, 12h or 0s")
+    return float(int(number) * SECONDS[unit])
+
+
+def own_options(args: argparse.Namespace) -> OwnOptions:
+    """The options given, by the key that the other layers of the configuration have for them."""
+    given = {key: getattr(args, key.replace("-", "_"), None) for key in JOB_KEYS}
+    return OwnOptions(
+        {
+            key: "yes" if value is True else str(value)
+            for key, value in given.items()
+            if value and not isinstance(value, list)
+        }
+    )
+
+
+def named_summary(path: str) -> ModelSummary:
+    """The summary of a file; one that names no model is called like its file."""
+    summary = read_summary(path)
+    return summary if summary.name else replace(summary, name=Path(path).stem)

@@ -1,0 +1,115 @@
+"""From what a user writes to what the child process is told: names or code, shapes, well-known models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Callable, Optional, Sequence, Tuple
+
+from slurm_gpumem.errors import TargetError, UnknownNameError
+from slurm_gpumem.tracing.child import outline
+from slurm_gpumem.tracing.child.sandbox import Limits, Traced, trace_in_child
+from slurm_gpumem.tracing.child.spec import (
+    BATCH,
+    FILE,
+    HUGGING_FACE,
+    TIMM,
+    InputSpec,
+    Target,
+    TraceRequest,
+    looks_like_file,
+    parse_input,
+    parse_target,
+)
+
+BY_CODE = "callable"
+"""The name of an optimizer or a loss that is the user's own code."""
+
+
+def is_code(text: str) -> bool:
+    """Whether an argument names code to trace rather than a summary's file."""
+    place, colon, _ = text.rpartition(":")
+    if text.startswith((f"{HUGGING_FACE}:", f"{TIMM}:")):
+        return True
+    if os.path.isfile(text):
+        return text.endswith(".py")
+    named = bool(colon and place) and (looks_like_file(place) or "/" not in text)
+    return named or text.endswith(".py")
+
+
+def name_or_code(text: str, known: Sequence[str], what: str) -> Tuple[str, Optional[Target]]:
+    """One of the known names however it is written, or BY_CODE and the code."""
+    name = text.lower().replace("_", "-")
+    if name in known:
+        return name, None
+    if ":" in text:
+        return BY_CODE, parse_target(text)
+    raise UnknownNameError(what, text, list(known))
+
+
+def one_of(text: str, known: Sequence[str], what: str) -> str:
+    """One of the known names however it is written."""
+    name = text.lower().replace("_", "-")
+    if name not in known:
+        raise UnknownNameError(what, name, list(known))
+    return name
+
+
+def with_dtype(one: InputSpec, dtype: str) -> InputSpec:
+    """An input that names no type of its own gets this one."""
+    return one if one.dtype else InputSpec(one.sizes, one.name, dtype)
+
+
+def compared_with(text: Optional[str]) -> Optional[InputSpec]:
+    """What the loss compares the output with; a "scalar" is one number a sample."""
+    if text is None:
+        return None
+    return InputSpec((BATCH,)) if text in ("", "scalar") else parse_input(text)
+
+
+def well_known(target: Target) -> Target:
+    """A well-known Hugging Face name ("gpt2-medium") as its class and sizes; others stay as they are."""
+    if target.kind != HUGGING_FACE or target.place.endswith(".json"):
+        return target
+    from slurm_gpumem.tracing.hub_names import known_model
+
+    found = known_model(target.place)
+    if found is None:
+        return target
+    name, sizes = found
+    return Target(HUGGING_FACE, name, "", {**sizes, **target.arguments})
+
+
+def trace_code(
+    request: TraceRequest,
+    limits: Limits,
+    *,
+    python: Optional[str] = None,
+    show_output: bool = False,
+    progress: Callable[[str, float], None] = lambda phase, seconds: None,
+) -> Traced:
+    """Trace it in a child process; slips in names are told at once, not after torch is imported."""
+    _check_files(request)
+    if python is None:
+        _need_torch()
+    return trace_in_child(request, limits, python=python, show_output=show_output, progress=progress)
+
+
+def _check_files(request: TraceRequest) -> None:
+    target = request.target
+    if target.kind == FILE:
+        path = Path(target.place)
+        outline.check(path, target.attribute or outline.choose(path, path.name), target.arguments)
+    for other in (request.batch_callable, request.step_callable, request.loss_callable):
+        if other is not None and other.kind == FILE:
+            outline.outline(Path(other.place))
+
+
+def _need_torch() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("torch") is None:
+        raise TargetError(
+            "tracing a model needs PyTorch, which is not installed for this Python.\n"
+            "pip install 'slurm-gpumem[torch]', or name your environment's: --python ~/env/bin/python"
+        )

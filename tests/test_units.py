@@ -1,0 +1,81 @@
+"""Numbers and names as people read them, wherever they read them."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import pytest
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.text import clipped, count, fitted, printable
+from slurm_gpumem.units import (
+    duration,
+    energy,
+    format_at_least,
+    format_mib,
+    gpu_hours,
+    hours,
+    parse_mib,
+    percent,
+    short_mib,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("12G", 12_288), ("1.5g", 1536), ("512", 512), ("1GiB", 1024), ("1k", 1)]
+)
+def test_a_size_is_read_in_the_ways_people_write_it(text: str, mib: int) -> None:
+    assert parse_mib(text) == mib
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "1.G", "12 apples", "\u0661G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a memory size"):
+        parse_mib(text)
+
+
+def test_a_size_to_reserve_is_never_rounded_down() -> None:
+    assert (format_mib(12_290), format_at_least(12_290)) == ("12.0 GiB", "12.1 GiB")
+    assert (format_mib(620), format_at_least(620)) == ("620 MiB", "620 MiB")
+    assert (short_mib(12_290), short_mib(620)) == ("12.0G", "620M")
+
+
+@pytest.mark.parametrize(
+    ("part", "shown", "signed"),
+    [
+        (0.034, "3%", "+3%"),
+        (-0.034, "-3%", "-3%"),
+        (0.001, "0%", "0%"),
+        (-0.001, "0%", "0%"),
+        (12.0, ">999%", ">+999%"),
+        (None, "", ""),
+    ],
+)
+def test_a_percent_has_a_sign_where_it_says_something(part: Optional[float], shown: str, signed: str) -> None:
+    assert (percent(part), percent(part, sign=True)) == (shown, signed)
+    assert percent(0.0794, digits=1) == "7.9%"
+
+
+def test_times_are_written_as_slurm_writes_them() -> None:
+    assert duration(183_845.4) == "2-03:04:05"
+    assert duration(59.6) == "00:01:00"
+    assert duration(None) == ""
+
+
+def test_gpu_time_and_energy_have_as_many_digits_as_matter() -> None:
+    assert [hours(value) for value in (1e6, 90_000, 360)] == ["278", "25.0", "0.10"]
+    assert gpu_hours(3600, 7200) == ("1.0", "2.0 GPU-hours")
+    assert gpu_hours(60, 120) == ("1.0", "2.0 GPU-minutes")
+    assert [energy(value) for value in (1e8, 1e6, 1e3, None)] == ["27.8 kWh", "278 Wh", "0.3 Wh", ""]
+
+
+def test_names_of_others_cannot_steer_a_terminal_and_end_in_time() -> None:
+    assert printable("a\x1b[2J\u202eb\ud800") == "a?[2J?b?"
+    assert clipped("x" * 5_000, 8) == "x" * 7 + "…"
+    assert clipped("\x07" * 8, 8) == "?" * 8
+    assert (fitted("resnet50", 4), fitted("vit", 4)) == ("res+", "vit")
+    assert (count(1, "job"), count(1_200, "job"), count(2, "entry", "entries")) == (
+        "1 job",
+        "1,200 jobs",
+        "2 entries",
+    )
