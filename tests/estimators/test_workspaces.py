@@ -14,6 +14,7 @@ from slurm_gpumem.estimators.workspaces import convolutions as workspace
 from slurm_gpumem.estimators.workspaces import measured_calls
 from slurm_gpumem.estimators.workspaces.columns import to_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import Call, from_columns, same_law, workspace_bytes
+from slurm_gpumem.lab.places import OPERATORS
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution
 
@@ -29,7 +30,7 @@ def convolution(**changes: Any) -> Convolution:
 
 
 def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
-    cases = load_calls(data_path("models", "ground-truth") / "operators.jsonl.xz", every=23)
+    cases = load_calls(OPERATORS, every=23)
     large = [case for case in cases if case.call.data + case.call.output > 50 * MIB]
     assert len(large) > 500
 

@@ -1,4 +1,4 @@
-"""The measured jobs and sets, the documents' classes, and the figures made of them."""
+"""The measured jobs and sets, the published classes, and the figures made of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_key_names_the_job() -> None:
     ("family", "dataset"),
     [("cnn", "CNN"), ("synthetic-mlp", "MLP"), ("vision-transformer", "Transformer"), ("unet", "CNN")],
 )
-def test_families_belong_to_the_documents_data_sets(family: str, dataset: str) -> None:
+def test_families_belong_to_the_published_data_sets(family: str, dataset: str) -> None:
     assert dataset_of(family) == dataset
 
 

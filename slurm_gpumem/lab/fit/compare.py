@@ -27,6 +27,7 @@ from slurm_gpumem.lab.fit.correction import CLIP, FLOOR, SEED, Array, Data, answ
 from slurm_gpumem.lab.fit.correction_rows import rows
 from slurm_gpumem.lab.fit.relatives_of_rows import Lessons, relatives_of
 from slurm_gpumem.lab.ground_truth import load_ground_truth
+from slurm_gpumem.lab.places import GROUND_TRUTH, shown
 
 SHARD_MIB = 1024
 ASKED = 0.98
@@ -206,7 +207,7 @@ def bound_line(data: Data, name: str, request: Array) -> str:
 def main(argv: Optional[List[str]] = None) -> int:
     """Print both tables for both ways to split."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of measured runs (models/ground-truth)")
+    parser.add_argument("--data", type=Path, help=f"folder of measured runs ({shown(GROUND_TRUTH)})")
     parser.add_argument("--rows", type=Path, help="keep the simulated rows there, or take them from there")
     args = parser.parse_args(argv)
     found = [row for row in rows(load_ground_truth(args.data), args.rows) if row.tool == TOOL]

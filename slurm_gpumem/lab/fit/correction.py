@@ -1,8 +1,8 @@
 """Fit the learned correction and its bound on the measured runs: `python -m slurm_gpumem.lab.fit.correction`.
 
 Writes models/correction.json (fitted on all rows), models/relatives.json.gz (what each run teaches about like
-ones) and models/correction-folds.json.gz (one fit a fold, without that fold's models; `gpumem accuracy`
-scores with these), and prints the cross-validated figures.
+ones) and models/lab/folds/correction.json.gz (one fit a fold, without that fold's models; `gpumem
+accuracy` scores with these), and prints the cross-validated figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tup
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.estimators.corrected import estimator, relatives
 from slurm_gpumem.estimators.corrected.choice import LEVELS, Option, choose, options
 from slurm_gpumem.estimators.corrected.estimator import OUTSIDE_COVERAGE
@@ -29,7 +28,8 @@ from slurm_gpumem.estimators.corrected.trees import FORMAT
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.correction_rows import Row, rows
 from slurm_gpumem.lab.fit.relatives_of_rows import Lessons, relatives_of
-from slurm_gpumem.lab.ground_truth import FOLDER, load_ground_truth
+from slurm_gpumem.lab.ground_truth import load_ground_truth
+from slurm_gpumem.lab.places import CORRECTION_FOLDS, GROUND_TRUTH, MODELS, shown, under
 
 SEED = 0
 COVERAGE: Dict[str, float] = {
@@ -276,12 +276,12 @@ def main(argv: Optional[List[str]] = None) -> int:
     from slurm_gpumem.lab.fit.report import report_lines
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of measured runs (models/ground-truth)")
+    parser.add_argument("--data", type=Path, help=f"folder of measured runs ({shown(GROUND_TRUTH)})")
     parser.add_argument("--rows", type=Path, help="keep the simulated rows there, or take them from there")
-    parser.add_argument("--out", type=Path, help="folder to write into (models)")
+    parser.add_argument("--out", type=Path, help="folder to write into instead of models")
     args = parser.parse_args(argv)
-    folder = args.data or data_path("models", FOLDER)
-    out = args.out or folder.parent
+    folder = args.data or GROUND_TRUTH
+    out = args.out or MODELS
     found = rows(load_ground_truth(folder), args.rows)
     known = relatives_of(found)
     lessons = Lessons(found, known)
@@ -297,9 +297,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     }
     text = json.dumps(whole, separators=(",", ":"))
     (out / estimator.FILE).write_text(text + "\n")
-    for name, content in ((folds.FILE, parts), (relatives.FILE, relatives.to_json(known))):
+    packed = ((under(out, CORRECTION_FOLDS), parts), (out / relatives.FILE, relatives.to_json(known)))
+    for path, content in packed:
         # mtime 0: the same fit is the same file.
-        (out / name).write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
+        path.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
     report = report_lines(found, lessons, parts, sha256((text + "\n").encode()).hexdigest(), whole["card"])
     (out / "correction.md").write_text("\n".join(report) + "\n")
     print("\n".join(report))

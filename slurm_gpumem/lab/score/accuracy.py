@@ -150,7 +150,7 @@ class _HeldOut:
         """The score of a run whose trace's figures are kept; none for others."""
         if self._traces is None:
             self._traces = load_figures()
-            self._trace_folds = learned.load_folds() if self._traces else []
+            self._trace_folds = folds.load_trace_folds() if self._traces else []
         found = self._traces.get(run.key)
         if found is None:
             return []
