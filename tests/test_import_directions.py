@@ -51,7 +51,6 @@ NOT_YET = {
     "report/why/html.py": {"cli"},
     "report/why/png.py": {"cli"},
     "report/why/text.py": {"cli"},
-    "tracing/hub_names.py": {"lab"},
 }
 """Arrows that still run the wrong way."""
 
