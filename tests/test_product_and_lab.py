@@ -106,3 +106,26 @@ def test_the_top_of_models_ships_and_nothing_below_it() -> None:
     top = {_name(path) for path in (PACKAGE / "models").iterdir() if path.is_file() and path.suffix != ".md"}
     assert top == {name for name in _shipped() if name.startswith("models/")}
     assert sum(path.stat().st_size for path in _shipped().values()) < 5_000_000
+
+
+def _imported(tree: ast.AST) -> Iterator[Tuple[str, str]]:
+    """(module, name) of everything that is imported from the package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slurm_gpumem."):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def test_no_function_of_the_product_is_there_for_the_lab_alone() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in PRODUCT}
+    used = {pair for tree in trees.values() for pair in _imported(tree)}
+    attributes = {
+        node.attr for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    }
+    for path in (PACKAGE / "lab").rglob("*.py"):
+        for module, name in set(_imported(ast.parse(path.read_text()))) - used:
+            tree = trees.get(
+                PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py"), ast.Module([], [])
+            )
+            defined = [node for node in tree.body if getattr(node, "name", "") == name]
+            at_home = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+            assert not defined or at_home or name in attributes, f"only the lab uses {module}.{name}"

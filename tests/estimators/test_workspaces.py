@@ -12,8 +12,8 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
 from slurm_gpumem.estimators.workspaces import measured_calls
-from slurm_gpumem.estimators.workspaces.columns import to_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import Call, from_columns, same_law, workspace_bytes
+from slurm_gpumem.lab.fit.workspace_files import make_measured, to_bytes
 from slurm_gpumem.lab.places import OPERATORS
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution
@@ -121,7 +121,7 @@ def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
 ) -> None:
     bf16, fp16 = (convolution(dtype=dtype, size=(57, 57), out_size=(57, 57)) for dtype in ("bf16", "fp16"))
     calls = [(replace(bf16, call=call), 16) for call in CALLS]
-    known = measured_calls.make(calls, [(bf16, 16, 123 * MIB)])
+    known = make_measured(calls, [(bf16, 16, 123 * MIB)])
     monkeypatch.setattr(measured_calls, "packaged", lambda: known)
     workspace._answers.cache_clear()
     try:

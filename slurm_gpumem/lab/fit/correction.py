@@ -27,6 +27,7 @@ from slurm_gpumem.estimators.corrected.relatives import NeighbourRuns
 from slurm_gpumem.estimators.corrected.trees import FORMAT
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.correction_rows import Row, rows
+from slurm_gpumem.lab.fit.relatives_file import to_json
 from slurm_gpumem.lab.fit.relatives_of_rows import Lessons, relatives_of
 from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.lab.places import CORRECTION_FOLDS, GROUND_TRUTH, MODELS, shown, under
@@ -297,7 +298,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     }
     text = json.dumps(whole, separators=(",", ":"))
     (out / estimator.FILE).write_text(text + "\n")
-    packed = ((under(out, CORRECTION_FOLDS), parts), (out / relatives.FILE, relatives.to_json(known)))
+    packed = ((under(out, CORRECTION_FOLDS), parts), (out / relatives.FILE, to_json(known)))
     for path, content in packed:
         # mtime 0: the same fit is the same file.
         path.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))

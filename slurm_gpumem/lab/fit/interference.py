@@ -19,6 +19,7 @@ from scipy.optimize import least_squares
 from slurm_gpumem.lab.fit.utilization import data_sha256
 from slurm_gpumem.lab.places import INTERFERENCE_FOLDS, MODELS, SETS, shown, under
 from slurm_gpumem.lab.score.sets import model_of
+from slurm_gpumem.lab.shared_speeds import load_from, speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets
 from slurm_gpumem.utilization.budget import budget
 from slurm_gpumem.utilization.interference import (
@@ -29,8 +30,6 @@ from slurm_gpumem.utilization.interference import (
     POSITIVE,
     START,
     JobLoad,
-    load_from,
-    speeds,
 )
 
 Known = Dict[str, float]

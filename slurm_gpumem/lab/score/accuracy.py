@@ -14,6 +14,7 @@ from slurm_gpumem.estimators.corrected.trees import Correction
 from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.lab.fit import folds
+from slurm_gpumem.lab.fit.relatives_file import only
 from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun
 from slurm_gpumem.lab.score.predictions import Predictions
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
@@ -140,7 +141,7 @@ class _HeldOut:
         if not self._folds:
             self._folds = folds.load_folds()
             self._relatives = [
-                packaged().only(lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
+                only(packaged(), lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
                 for number in range(folds.FOLDS)
             ]
         number = folds.fold_of_name(str(run.row.get("model", run.summary)))

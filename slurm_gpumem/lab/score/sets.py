@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.lab.places import INTERFERENCE_FOLDS
+from slurm_gpumem.lab.shared_speeds import load_from, simple_speed, speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet
 from slurm_gpumem.utilization.interference import (
     NAMES,
     JobLoad,
-    load_from,
     pressure,
-    simple_speed,
-    speeds,
     stretch,
 )
 

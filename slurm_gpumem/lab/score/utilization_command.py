@@ -25,9 +25,10 @@ from slurm_gpumem.lab.score.utilization import (
     load_folds,
     table_lines,
 )
+from slurm_gpumem.lab.shared_speeds import load_from
 from slurm_gpumem.lab.traced_work import load_traced
 from slurm_gpumem.lab.utilization_runs import Solo, load_sets, load_solo, load_texts
-from slurm_gpumem.utilization.interference import JobLoad, load_from
+from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.model import UtilizationModel
 
 _LEGEND = """\
