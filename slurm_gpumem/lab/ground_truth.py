@@ -12,6 +12,7 @@ Rows that failed, ran out of memory or were disturbed carry `error`, `oom` or `s
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.lab.places import GROUND_TRUTH, shown
+from slurm_gpumem.summaries.types import ModelSummary
 
 TOOLS = ("torchinfo_full", "torchinfo_deep", "torchsummary", "torchinfo", "print")
 """Who made a summary, the fullest text first (torchinfo alone hides what lies deeper than 3)."""
@@ -92,6 +94,22 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
 def load_ground_truth_rows(folder: Optional[Path] = None) -> List[Dict[str, Any]]:
     """All measured rows as they were written, failed ones too."""
     return list(_lines(GROUND_TRUTH if folder is None else folder, "rows"))
+
+
+def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:
+    """The process's memory: as the driver counts it, else reserved plus the GPU's context."""
+    if run.process_mib is not None:
+        return run.process_mib
+    kinds = [layer.kind.lower() for layer in summary.layers]
+    conv = any("conv" in kind for kind in kinds)
+    matmul = any(word in kind for kind in kinds for word in ("linear", "attention", "dense", "lstm", "gru"))
+    return run.reserved_mib + run.gpu.context_for(conv=conv, matmul=matmul)
+
+
+def part_of(model: str) -> str:
+    """The part of the data a model is in: rules are made looking at "development" models only."""
+    held_out = int(hashlib.sha1(model.encode()).hexdigest(), 16) % 3 == 0
+    return "hold-out" if held_out else "development"
 
 
 def _reason_against(row: Mapping[str, Any], texts: Mapping[str, Any]) -> str:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
-from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
+from joblib import Parallel, delayed
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from slurm_gpumem.estimators.corrected import estimator, relatives
@@ -310,13 +309,9 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def fit_all(found: Sequence[Row], lessons: Lessons) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """The model of all rows, and one without each fold."""
-    asked = [None, *range(folds.FOLDS)]
-    with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
-        waiting = [
-            pool.submit(fit, Data(found, lessons.without(fold)), *([] if fold is None else [fold]))
-            for fold in asked
-        ]
-        whole, *parts = (one.result() for one in waiting)
+    asked = [delayed(fit)(Data(found, lessons.without(None)))]
+    asked += [delayed(fit)(Data(found, lessons.without(fold)), fold) for fold in range(folds.FOLDS)]
+    whole, *parts = Parallel(n_jobs=-1)(asked)
     return whole, parts
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
+from joblib import Parallel, delayed
 from scipy.optimize import least_squares
 
 from slurm_gpumem.lab.fit.utilization import data_sha256
@@ -75,10 +76,8 @@ def _unpacked(values: Array) -> Known:
 def left_out(sets: Sequence[SharedSet], start: Mapping[str, float] = START) -> Dict[str, Known]:
     """By model: a fit without any set in which it takes part."""
     models = sorted({model_of(job) for one in sets for job in one.jobs})
-    return {
-        model: fit_mode([one for one in sets if model not in map(model_of, one.jobs)], start)
-        for model in models
-    }
+    others = ([one for one in sets if model not in map(model_of, one.jobs)] for model in models)
+    return dict(zip(models, Parallel(n_jobs=-1)(delayed(fit_mode)(some, start) for some in others)))
 
 
 def scale_points(jobs: Sequence[JobLoad], known: Mapping[str, float]) -> List[List[float]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
+from joblib import Parallel, delayed
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 
@@ -189,8 +190,9 @@ def as_file(sources: Dict[str, Any], card: Optional[Dict[str, Any]] = None) -> D
 
 def fit_all(rows: Sequence[UtilizationRow]) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """The model of all rows, and one without each fold."""
-    parts = [fit([row for row in rows if row.fold != number]) for number in range(FOLDS)]
-    return fit(rows), parts
+    chosen = [rows, *([row for row in rows if row.fold != number] for number in range(FOLDS))]
+    whole, *parts = Parallel(n_jobs=-1)(delayed(fit)(some) for some in chosen)
+    return whole, parts
 
 
 def data_sha256(folder: Path, prefixes: Tuple[str, ...] = SOLO_FILES) -> str:

@@ -14,8 +14,7 @@ from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.lab.fit.folds import group_of
-from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun
-from slurm_gpumem.lab.score.accuracy import real_mib
+from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 

@@ -21,9 +21,8 @@ from typing import Any, List, Optional, Set
 
 from slurm_gpumem.estimators.workspaces.convolutions import BYTES
 from slurm_gpumem.lab.command import exit_code
-from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
+from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
 from slurm_gpumem.lab.probe.cases import RUNS, TIMM
-from slurm_gpumem.lab.score.accuracy import part_of
 from slurm_gpumem.lab.score.trace_rows import path_of
 from slurm_gpumem.summaries.own import parse as parse_own
 from slurm_gpumem.summaries.trace_types import Convolution, evaluate

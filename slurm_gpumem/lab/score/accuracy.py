@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -15,7 +14,7 @@ from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.relatives_file import only
-from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun
+from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib
 from slurm_gpumem.lab.score.predictions import Predictions
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.summaries.reader import read_summary
@@ -162,16 +161,6 @@ class _HeldOut:
         return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request + moved)]
 
 
-def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:
-    """The process's memory: as the driver counts it, else reserved plus the GPU's context."""
-    if run.process_mib is not None:
-        return run.process_mib
-    kinds = [layer.kind.lower() for layer in summary.layers]
-    conv = any("conv" in kind for kind in kinds)
-    matmul = any(word in kind for kind in kinds for word in ("linear", "attention", "dense", "lstm", "gru"))
-    return run.reserved_mib + run.gpu.context_for(conv=conv, matmul=matmul)
-
-
 def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:
     """The table's numbers of a group of scores, which must not be empty."""
     errors = sorted(abs(s.error) for s in scores)
@@ -208,12 +197,6 @@ def field_of(item: Score, by: str) -> str:
         "part": lambda: part_of(str(item.run.row.get("model", item.run.key))),
     }
     return own[by]() if by in own else str(item.run.row.get(by, "-"))
-
-
-def part_of(model: str) -> str:
-    """The part of the data a model is in: rules are made looking at "development" models only."""
-    held_out = int(hashlib.sha1(model.encode()).hexdigest(), 16) % 3 == 0
-    return "hold-out" if held_out else "development"
 
 
 def worst(scores: Sequence[Score], count: int) -> List[Score]:

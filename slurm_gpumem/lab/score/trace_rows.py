@@ -29,9 +29,8 @@ from slurm_gpumem.lab.collect.entries import Entry
 from slurm_gpumem.lab.collect.measure import FLOATS, checkpoint, optimizer_over
 from slurm_gpumem.lab.collect.tasks import Feed, task_named
 from slurm_gpumem.lab.command import exit_code
-from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
+from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
 from slurm_gpumem.lab.places import GROUND_TRUTH, shown
-from slurm_gpumem.lab.score.accuracy import part_of
 from slurm_gpumem.summaries.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.loop import Inputs

@@ -13,9 +13,7 @@ import argparse
 import gzip
 import json
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -28,9 +26,9 @@ from slurm_gpumem.estimators.traced.features import NAMES, features
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.fit import folds
-from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
+from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
 from slurm_gpumem.lab.places import GROUND_TRUTH, MODELS, TRACE_FIGURES, TRACE_FOLDS, shown
-from slurm_gpumem.lab.score.accuracy import part_of, quantile
+from slurm_gpumem.lab.score.accuracy import quantile
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.lab.score.trace_rows import path_of
 from slurm_gpumem.summaries.own import parse as parse_own
@@ -181,9 +179,10 @@ def _run(asked: argparse.Namespace) -> int:
     rows = {row["key"]: row for row in load_ground_truth_rows(asked.data) if _good(row)}
     kept = load_figures()
     if asked.cache:
-        with ProcessPoolExecutor() as pool:
-            replayed = pool.map(partial(traced, asked.cache), rows.values(), chunksize=8)
-            found = [item for item in replayed if item is not None]
+        from joblib import Parallel, delayed
+
+        replayed = Parallel(n_jobs=-1)(delayed(traced)(asked.cache, row) for row in rows.values())
+        found = [item for item in replayed if item is not None]
     else:
         found = list(kept.values())
     pairs = [(item, rows[item.key]) for item in found if item.key in rows]
