@@ -110,8 +110,9 @@ accuracy: $(BIN)/gpumem
 	@echo
 	@$(BIN)/gpumem accuracy --utilization
 
+# Sums over sets depend on the order of hashes in their last digit: the same fit is to be the same file.
 fit: setup-train
-	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.lab.fit.correction
+	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m slurm_gpumem.lab.fit.correction
 
 fit-workspaces: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.workspaces

@@ -45,6 +45,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
     install = ["install", "-q", "--no-index", "--no-deps", str(wheel)]
     subprocess.run([*pip, *install], check=True, capture_output=True)
+    if sys.version_info < (3, 11):
+        # The one dependency, where the standard library does not read TOML.
+        import tomli
+
+        site = next(folder.glob("lib/python*/site-packages"))
+        shutil.copytree(Path(tomli.__file__).parent, site / "tomli")
     return folder / "bin"
 
 
