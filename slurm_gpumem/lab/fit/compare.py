@@ -23,9 +23,9 @@ from sklearn.preprocessing import StandardScaler
 from slurm_gpumem.estimators.corrected.choice import choose
 from slurm_gpumem.estimators.corrected.features import KNOWN
 from slurm_gpumem.estimators.corrected.relatives import neighbour_runs
-from slurm_gpumem.lab.fit.correction import CLIP, FLOOR, SEED, Array, Data, answers, fit_stakes
+from slurm_gpumem.lab.fit.correction import CLIP, FLOOR, SEED, Array, Data, answers, fit_policy
 from slurm_gpumem.lab.fit.correction_rows import rows
-from slurm_gpumem.lab.fit.relatives_of_rows import Lessons, relatives_of
+from slurm_gpumem.lab.fit.relatives_of_rows import NeighboursOfRows, relatives_of
 from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.lab.places import GROUND_TRUTH, shown
 
@@ -161,10 +161,10 @@ def _weighed(data: Data, split: Array, center: Array, spread: Array) -> Array:
     request = np.zeros(len(data.real))
     nowhere = np.zeros(len(request), dtype=bool)
     for part in np.unique(split):
-        stakes = fit_stakes(data, split != part, nowhere, center, spread, ASKED)
+        policy = fit_policy(data, split != part, nowhere, center, spread, ASKED)
         own = np.flatnonzero(split == part)
-        found = answers(data, split == part, center, spread, stakes["steps"])
-        request[own] = [choose(made, stakes["price"]) for _, made in found]
+        found = answers(data, split == part, center, spread, policy["steps"])
+        request[own] = [choose(made, policy["price"]) for _, made in found]
     return request
 
 
@@ -212,7 +212,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parser.parse_args(argv)
     found = [row for row in rows(load_ground_truth(args.data), args.rows) if row.tool == TOOL]
     families = np.array([int(sha1(row.family.encode()).hexdigest(), 16) % FAMILY_PARTS for row in found])
-    told = Data(found, Lessons(found, relatives_of(found)).without(None))
+    told = Data(found, NeighboursOfRows(found, relatives_of(found)).without(None))
     alone = Data(found, [[neighbour_runs((), point.features) for point in row.points] for row in found])
     for title, data, split in (("models", told, told.fold), ("families", alone, families)):
         print(f"Without the {title} that are scored, {len(found):,} rows:\n")

@@ -31,7 +31,7 @@ def relatives_of(found: Sequence[Row]) -> Relatives:
     return relatives.from_json(to_json(made), "the relatives just made")
 
 
-class Lessons:
+class NeighboursOfRows:
     """What the relatives say of every row's points."""
 
     def __init__(self, found: Sequence[Row], known: Relatives) -> None:

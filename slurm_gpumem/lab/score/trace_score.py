@@ -101,7 +101,7 @@ def _process_error(found: Traced, row: Row) -> float:
 
 
 def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
-    """Spread and stakes; the stakes from runs whose architecture the spread never saw."""
+    """Spread and policy; the policy from runs whose architecture the spread never saw."""
     import numpy as np
 
     from slurm_gpumem.lab.fit.correction import export_trees, fit_trees, held, price_for
