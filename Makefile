@@ -8,11 +8,11 @@
 # make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
 # make lint    ruff, mypy --strict, shellcheck, luac
-# make fit     fit the learned correction on the measured runs in models/ (a few minutes)
+# make fit     fit the learned correction on the measured runs in models/lab (a few minutes)
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
 # make gpuutilnet  train the published classifiers on the same jobs, for comparison
-# make accuracy  score every estimator on the measured training runs in models/
+# make accuracy  score every estimator on the measured training runs in models/lab
 
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -26,7 +26,7 @@ RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
 RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
 # Tool options are here because pyproject.toml holds only what pip needs.
-.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
+.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -46,6 +46,10 @@ $(VENV)/.test-ready: $(BIN)/gpumem setup.cfg
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
 	@touch $@
 
+$(VENV)/.train-ready: $(VENV)/.test-ready
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[train]'
+	@touch $@
+
 # The demo needs no database, linter or torch, so that it starts quickly.
 demo: APT_PACKAGES := $(DEMO_PACKAGES)
 demo: setup
@@ -53,6 +57,7 @@ demo: setup
 
 setup: apt $(BIN)/gpumem
 setup-test: apt $(VENV)/.test-ready
+setup-train: setup-test $(VENV)/.train-ready
 
 test: setup-test lint
 	$(BIN)/python -m pytest
@@ -105,25 +110,18 @@ accuracy: $(BIN)/gpumem
 	@echo
 	@$(BIN)/gpumem accuracy --utilization
 
-fit: setup-test
-	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
-	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.lab.fit.correction
+# Sums over sets depend on the order of hashes in their last digit: the same fit is to be the same file.
+fit: setup-train
+	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m slurm_gpumem.lab.fit.correction
 
-fit-workspaces: setup-test
-	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
+fit-workspaces: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.workspaces
 
-fit-utilization: setup-test
-	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
+fit-utilization: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.interference
 	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.lab.fit.utilization
 
-gpuutilnet: setup-test
-	@$(BIN)/python -c 'import sklearn' 2>/dev/null || \
-	  $(BIN)/python -m pip install -q --disable-pip-version-check numpy scikit-learn
+gpuutilnet: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.gpuutilnet
 
 clean:

@@ -1,4 +1,4 @@
-"""Where the files that travel with the package are: beside it in a checkout, inside it when installed."""
+"""Where the files that travel with the package are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,5 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def data_path(folder: str, name: str) -> Path:
-    """The path of `models/gpus.toml`, `lua/gpumem.lua` and the like."""
-    installed = _PACKAGE / folder / name
-    return installed if installed.exists() else _PACKAGE.parent / folder / name
+    """The path of `models/gpus.toml`, `lua/gpumem.lua` and the like; in a checkout, links lead there."""
+    return _PACKAGE / folder / name

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import Dict, FrozenSet, List, Set
+from typing import Dict, List, Set
 
 import slurm_gpumem
 
 PACKAGE = Path(slurm_gpumem.__file__).parent
-NOT_YET: Set[FrozenSet[str]] = {
-    frozenset({"cli.fit", "report.fit"}),
-    frozenset({"cli.why", "report.why.html", "report.why.png", "report.why.text"}),
-    frozenset({"lab.collect.describe", "lab.collect.gather"}),
-}
-"""Circles that are still to be cut; the list only shrinks."""
 
 
 def _graph() -> Dict[str, Set[str]]:
@@ -56,4 +50,4 @@ def test_no_modules_import_each_other() -> None:
         for name in graph
         if name in reached[name]
     }
-    assert sorted(map(sorted, circles - NOT_YET)) == []
+    assert sorted(map(sorted, circles)) == []

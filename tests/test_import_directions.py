@@ -44,12 +44,6 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
 TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__", "__main__"}
 
 
-NOT_YET = {
-    "tracing/hub_names.py": {"lab"},
-}
-"""Arrows that still run the wrong way."""
-
-
 def _imported_modules(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -70,7 +64,6 @@ def _rooms(path: Path) -> set[str]:
 def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         unexpected = _rooms(path) - ROOMS_ALLOWED[room] - {room}
-        unexpected -= NOT_YET.get(str(path.relative_to(PACKAGE)), set())
         assert not unexpected, f"{path.relative_to(PACKAGE)} imports {sorted(unexpected)}"
 
 

@@ -1,95 +1,112 @@
-"""What travels with the installed package: all that runs need, and not the megabytes of measured data."""
+"""The installed package: a wheel in an environment that has nothing else, without torch, numpy or the lab."""
 
 from __future__ import annotations
 
-import configparser
-import os
+import json
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import List
 
 import pytest
 
+from slurm_gpumem.cli.gpumem import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[1]
-CONFIG = configparser.ConfigParser()
-CONFIG.read(ROOT / "setup.cfg")
-PACKAGES = CONFIG["options"]["packages"].split()
-FOLDERS = dict(line.split(" = ") for line in CONFIG["options"]["package_dir"].strip().splitlines())
+EXAMPLES = ROOT / "docs" / "examples"
 
 
-def _folder(package: str) -> Path:
-    return ROOT / FOLDERS.get(package, package.replace(".", "/"))
-
-
-def _packaged(package: str) -> set[Path]:
-    patterns = CONFIG["options.package_data"].get(package, "").replace(",", " ").split()
-    return {path for pattern in patterns for path in _folder(package).glob(pattern)}
-
-
-def test_every_package_is_listed() -> None:
-    found = {
-        ".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "slurm_gpumem").rglob("__init__.py")
-    }
-    assert found == set(PACKAGES) - set(FOLDERS)
-
-
-@pytest.mark.parametrize(
-    ("package", "needed"),
-    [
-        ("slurm_gpumem.report.html", "assets/*"),
-        ("slurm_gpumem.lua", "*.lua"),
-        ("slurm_gpumem.models", "*.toml"),
-        ("slurm_gpumem.prolog", "*"),
-        ("slurm_gpumem.lab", "*.json"),
-        ("slurm_gpumem.lab.catalogue", "*.toml"),
-        ("slurm_gpumem.lab.plans", "*.toml"),
-    ],
-)
-def test_files_that_the_commands_read_are_packaged(package: str, needed: str) -> None:
-    files = {path for path in _folder(package).glob(needed) if path.is_file()}
-    assert files
-    assert files <= _packaged(package)
-
-
-def test_measured_data_stays_in_the_repository() -> None:
-    packaged = {path for package in PACKAGES for path in _packaged(package)}
-    assert not [path for path in packaged if {"ground-truth", "blind-check", "allocator"} & set(path.parts)]
-    assert not [path for path in packaged if path.suffix == ".xz" or "folds" in path.name]
-    assert sum(path.stat().st_size for path in packaged) < 5_000_000
-
-
-def installed(folder: Path) -> Path:
-    """The package as a wheel holds it, unpacked."""
+def _build(folder: Path) -> Path:
     source = folder / "source"
     # A build writes beside its sources; these must stay as they are.
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(source)], check=True)
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(folder),
-        ".",
-    ]
-    subprocess.run(build, cwd=source, check=True, capture_output=True)
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-        wheel.extractall(folder / "site")
-    return folder / "site"
+    for name in ("slurm_gpumem", "lua", "models", "prolog"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = ["wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
+    subprocess.run([sys.executable, "-m", "pip", *build], cwd=source, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
 
 
-def test_an_installed_wheel_estimates_summaries(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("setuptools", reason="building a wheel needs setuptools")
-    site = installed(tmp_path)
-    for name in ("resnet50.txt", "small-cnn.txt"):
-        summary = ROOT / "docs" / "examples" / name
-        command = [sys.executable, "-m", "slurm_gpumem", "estimate", str(summary), "--batch-size", "32"]
-        done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert "peak" in done.stdout
+    return _build(tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the commands in an environment of its own."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    install = ["install", "-q", "--no-index", "--no-deps", str(wheel)]
+    subprocess.run([*pip, *install], check=True, capture_output=True)
+    if sys.version_info < (3, 11):
+        # The one dependency, where the standard library does not read TOML.
+        import tomli
+
+        site = next(folder.glob("lib/python*/site-packages"))
+        shutil.copytree(Path(tomli.__file__).parent, site / "tomli")
+    return folder / "bin"
+
+
+def _run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    program, *rest = words
+    # Another folder and no variables: nothing of this checkout may help.
+    return subprocess.run(
+        [str(installed / program), *rest], cwd=installed, env={}, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_wheel_has_no_laboratory_and_none_of_its_data(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+    assert "slurm_gpumem/models/gpus.toml" in names
+    assert "slurm_gpumem/lua/job_submit.lua" in names
+    assert "slurm_gpumem/prolog/prolog.sh" in names
+    assert not [name for name in names if "lab" in Path(name).parts]
+    assert not [name for name in names if not name.startswith("slurm_gpumem")]
+
+
+def test_every_package_but_the_laboratory_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as content:
+        found = {name for name in content.namelist() if name.endswith(".py")}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "slurm_gpumem").rglob("*.py")}
+    assert found == {name for name in modules if not name.startswith("slurm_gpumem/lab/")}
+
+
+def _helps() -> List[List[str]]:
+    return [["gpusbatch"], ["gpumem"], *(["gpumem", name] for name in COMMANDS)]
+
+
+@pytest.mark.parametrize("words", _helps(), ids=" ".join)
+def test_every_command_explains_itself(installed: Path, words: List[str]) -> None:
+    done = _run(installed, *words, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert words[-1] in done.stdout
+
+
+@pytest.mark.parametrize("name", ["resnet50.txt", "small-cnn.txt"])
+def test_a_text_is_estimated(installed: Path, name: str) -> None:
+    done = _run(installed, "gpumem", "estimate", str(EXAMPLES / name), "--batch-size", "32", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["peak_mib"] > 0
+
+
+def test_a_hub_name_is_known_and_only_torch_is_missing(installed: Path) -> None:
+    code = "from slurm_gpumem.tracing.hub_names import known_model; print(known_model('gpt2-medium'))"
+    assert "GPT2" in _run(installed, "python", "-c", code).stdout
+    done = _run(installed, "gpumem", "summarize", "hf:gpt2-medium", "--batch-size", "4", "-o", "summary.json")
+    assert done.returncode == 2
+    assert "needs PyTorch" in done.stderr
+
+
+def test_what_needs_the_laboratory_says_what_to_clone(installed: Path) -> None:
+    done = _run(installed, "gpumem", "accuracy")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Clone the git repository" in done.stderr
+    assert "make accuracy" in done.stderr

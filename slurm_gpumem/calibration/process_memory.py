@@ -7,32 +7,13 @@ and uses the one process that is new, or else the growth of the whole GPU's memo
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
-from dataclasses import dataclass
-from typing import Any, Dict, Optional, Protocol, Tuple
+from typing import Dict, Optional, Protocol, Tuple
 
-_MIB = 2**20
+from slurm_gpumem.calibration.nvml import GpuIdentity, GpuReading, NvmlGpu, visible_device
+
 _TIMEOUT_S = 20
-
-
-@dataclass(frozen=True)
-class GpuReading:
-    """One reading of one GPU."""
-
-    used_mib: int
-    total_mib: int
-    processes: Dict[int, int]
-    """MiB by pid, for the processes whose memory is reported."""
-
-
-@dataclass(frozen=True)
-class GpuIdentity:
-    """Identifies the GPU."""
-
-    name: str
-    driver: str
 
 
 class GpuSource(Protocol):
@@ -72,54 +53,10 @@ class OwnMemory:
 
 def open_source(device: Optional[str] = None) -> GpuSource:
     """NVML through pynvml if installed, otherwise nvidia-smi; raises OSError if there is neither."""
-    device = visible_device() if device is None else device
     try:
-        # Imported by name: no stubs, and not a dependency.
-        pynvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return _NvidiaSmi(device)
-    try:
-        return _Nvml(pynvml, device)
-    except pynvml.NVMLError as error:
-        raise OSError(f"NVML: {error}") from None
-
-
-def visible_device() -> str:
-    """The first device of CUDA_VISIBLE_DEVICES: an index or a UUID ("GPU-..."); "0" by default."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    return first or "0"
-
-
-class _Nvml:
-    how = "NVML"
-
-    def __init__(self, pynvml: Any, device: str) -> None:
-        self._nvml = pynvml
-        pynvml.nvmlInit()
-        if device.isdigit():
-            self._handle = pynvml.nvmlDeviceGetHandleByIndex(int(device))
-        else:
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(device)
-
-    def identity(self) -> GpuIdentity:
-        return GpuIdentity(
-            name=_text(self._nvml.nvmlDeviceGetName(self._handle)),
-            driver=_text(self._nvml.nvmlSystemGetDriverVersion()),
-        )
-
-    def read(self) -> GpuReading:
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle)
-        processes: Dict[int, int] = {}
-        # An MPS client is only in the second list.
-        for lister in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
-            try:
-                listed = getattr(self._nvml, lister)(self._handle)
-            except (AttributeError, self._nvml.NVMLError):
-                continue  # not on this driver or GPU: use the other list, or the whole GPU
-            for process in listed:
-                if process.usedGpuMemory is not None:
-                    processes[process.pid] = int(process.usedGpuMemory) // _MIB
-        return GpuReading(int(memory.used) // _MIB, int(memory.total) // _MIB, processes)
+        return NvmlGpu(device)
+    except ModuleNotFoundError:
+        return _NvidiaSmi(visible_device() if device is None else device)
 
 
 class _NvidiaSmi:
@@ -153,8 +90,3 @@ class _NvidiaSmi:
         if done.returncode != 0:
             raise OSError(f"nvidia-smi: {(done.stdout + done.stderr).strip()}")
         return done.stdout.strip()
-
-
-def _text(value: Any) -> str:
-    """Old pynvml versions return bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -27,8 +27,6 @@ FILE = "reference-set.toml"
 FITTED_ON = "h200"
 STEP_FIELD, SM_FIELD = "reference_step_ms", "reference_sm_active"
 """Fields of a GPU's entry, numbers in the order of REFERENCES: the measurements behind the rates."""
-RATES = ("fp32", "tf32", "half", "bandwidth", "host")
-"""What the jobs are bound by, in this order: three peak rates, memory, the CPU that launches kernels."""
 
 
 class Reference(NamedTuple):

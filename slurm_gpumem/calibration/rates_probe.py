@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from contextlib import nullcontext
 from typing import Any, Callable, Dict, List, Optional
 
+from slurm_gpumem.calibration.nvml import GpmCounters, NvmlGpu
 from slurm_gpumem.calibration.rates import REFERENCES, Reference
 
 SECONDS = 0.5
 WINDOWS = 5
 """The median of this many measurements counts, so that one disturbed by other work does not matter."""
 _WARM_STEPS = 5
-_SM_ACTIVE = 2
-"""NVML's number for the GPM metric."""
 
 
 def main() -> int:
     """Measure all references and print the result."""
+    # So that the numbers of CUDA_VISIBLE_DEVICES are NVML's.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if importlib.util.find_spec("torch") is None:
         return _say({"error": "no-torch", "detail": "no module named torch"})
     import torch
@@ -58,7 +60,7 @@ def _say(result: Dict[str, Any]) -> int:
     return 1 if "error" in result else 0
 
 
-def _measure(torch: Any, reference: Reference, counters: Optional[Any]) -> Dict[str, float]:
+def _measure(torch: Any, reference: Reference, counters: Optional[GpmCounters]) -> Dict[str, float]:
     step = _step(torch, reference)
     for _ in range(_WARM_STEPS):
         step()
@@ -67,7 +69,10 @@ def _measure(torch: Any, reference: Reference, counters: Optional[Any]) -> Dict[
     seconds = sorted(_seconds(torch, step) for _ in range(WINDOWS))
     taken = {"step_seconds": seconds[WINDOWS // 2], "fastest": seconds[0], "slowest": seconds[-1]}
     if counters and first is not None:
-        taken["sm_active"] = counters.since(first)
+        last = counters.now()
+        taken["sm_active"] = counters.between(first, last)["sm_active"]
+        counters.free(first)
+        counters.free(last)
     return taken
 
 
@@ -109,39 +114,10 @@ def _step(torch: Any, reference: Reference) -> Callable[[], None]:
     return step
 
 
-class _Counters:
-    """SM activity from the driver's GPM counters."""
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        nvml.nvmlInit()
-        self._device = nvml.nvmlDeviceGetHandleByIndex(0)
-        if not nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
-            raise OSError("no GPM counters")
-
-    def now(self) -> Any:
-        sample = self._nvml.nvmlGpmSampleAlloc()
-        self._nvml.nvmlGpmSampleGet(self._device, sample)
-        return sample
-
-    def since(self, first: Any) -> float:
-        request = self._nvml.c_nvmlGpmMetricsGet_t()
-        request.version = self._nvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics = 1
-        request.sample1, request.sample2 = first, self.now()
-        request.metrics[0].metricId = _SM_ACTIVE
-        self._nvml.nvmlGpmMetricsGet(request)
-        return float(request.metrics[0].value)
-
-
-def _open_counters() -> Optional[_Counters]:
+def _open_counters() -> Optional[GpmCounters]:
     try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        return _Counters(pynvml)
-    except (OSError, AttributeError, pynvml.NVMLError):
+        return NvmlGpu().counters()
+    except (ModuleNotFoundError, OSError):
         return None
 
 

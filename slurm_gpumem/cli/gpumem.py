@@ -17,7 +17,7 @@ COMMANDS = {
     "node": ("slurm_gpumem.cli.node", "show which jobs share which GPU of this node"),
     "report": ("slurm_gpumem.cli.report", "what jobs were estimated to need, what they used, what it saved"),
     "collect": ("slurm_gpumem.cli.collect", "admin: gather the nodes' job records, for gpumem report"),
-    "accuracy": ("slurm_gpumem.lab.score.command", "score every estimator on measured training runs"),
+    "accuracy": ("slurm_gpumem.cli.accuracy", "score every estimator on measured training runs"),
     "calibrate": ("slurm_gpumem.cli.calibrate", "measure this node's GPU and write the site's entry for it"),
     "recover": (
         "slurm_gpumem.cli.recover",

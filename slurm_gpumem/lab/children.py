@@ -1,7 +1,8 @@
 """Run functions in forked children: many at once, each with a time limit, none able to stop the rest.
 
 The parent imports the heavy libraries once and never touches CUDA, so a child starts in milliseconds
-with everything loaded and a CUDA context of its own.
+with everything loaded and a CUDA context of its own. That, the time limits and the deaths of single children
+are what joblib does not offer; plain parallel work (fits, simulations, replays) goes through joblib.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from typing import Any, Dict, Optional
 
 import torch
 
+from slurm_gpumem.calibration.nvml import NvmlGpu
+from slurm_gpumem.estimators.allocator import MIB
 from slurm_gpumem.lab.children import Children
 
 
@@ -35,24 +37,16 @@ def describe_device(device: str, versions: Dict[str, str]) -> Dict[str, Any]:
 
 
 def _probe() -> Dict[str, Any]:
-    import pynvml
-
     torch.zeros(1, device="cuda")
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    seen = [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    gpu = NvmlGpu()
     return {
         "gpu": torch.cuda.get_device_name(0),
         "gpu_mib": torch.cuda.get_device_properties(0).total_memory >> 20,
-        "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+        "driver": gpu.identity().driver,
         "cudnn": torch.backends.cudnn.version(),
-        "own_pid_listed": os.getpid() in seen,
+        "own_pid_listed": os.getpid() in gpu.processes(),
         "free_mib": torch.cuda.mem_get_info()[0] >> 20,
     }
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 class UsedMemory:
@@ -79,12 +73,9 @@ class UsedMemory:
 
     def _watch(self, parent: int) -> None:
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            gpu = NvmlGpu()
             while os.getppid() == parent:
-                self._shared[:8] = struct.pack("d", pynvml.nvmlDeviceGetMemoryInfo(handle).used / (1 << 20))
+                self._shared[:8] = struct.pack("d", gpu.used_bytes() / MIB)
                 time.sleep(0.2)
         finally:
             os._exit(0)

@@ -1,9 +1,10 @@
 """GPUUtilNet after its description (arXiv 2602.17817), on our measured jobs: `make gpuutilnet`.
 
 Per data set (MLP, CNN, Transformer) and metric (SMACT, SMOCC, DRAMA) an ensemble of 13 multilayer perceptrons
-of different depths and widths classifies a job into the documents' three bins from counts of its summary.
-Judged twice: as the documents do (stratified 3 folds over all rows) and as ours is (5 folds, a model with its
-namesakes in one). Writes the held-out answers to models/gpuutilnet.json.gz; `gpumem accuracy` shows them.
+of different depths and widths classifies a job into the three published bins from counts of its summary.
+Judged twice: as published (stratified 3 folds over all rows) and as ours is (5 folds, a model with its
+namesakes in one). Writes the held-out answers to models/lab/utilization/gpuutilnet.json.gz; `gpumem accuracy`
+shows them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import numpy as np
 import torch
 from sklearn.model_selection import StratifiedKFold
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.lab.fit.folds import fold_of
 from slurm_gpumem.lab.fit.utilization import data_sha256
 from slurm_gpumem.lab.ground_truth import TOOLS
-from slurm_gpumem.lab.score.gpuutilnet_table import DATASETS, GPUUTILNET_FILE, METRICS, class_of, dataset_of
-from slurm_gpumem.lab.utilization_runs import SUMMARIES, Solo, load_solo, load_texts
+from slurm_gpumem.lab.places import GPUUTILNET, GROUND_TRUTH, MODELS, shown, under
+from slurm_gpumem.lab.score.gpuutilnet_table import DATASETS, METRICS, class_of, dataset_of
+from slurm_gpumem.lab.utilization_runs import Solo, load_solo, load_texts
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -58,7 +59,7 @@ _ACTIVATIONS = (
 
 
 def features_of(summary: ModelSummary, run: Solo) -> List[float]:
-    """The documents' features of a job, sizes as logarithms."""
+    """The published features of a job, sizes as logarithms."""
     leaves = summary.leaves
     counts = {"linear": 0, "conv": 0, "batch_norm": 0, "layer_norm": 0, "dropout": 0}
     for row in leaves:
@@ -171,12 +172,11 @@ def table(
 def main(argv: Optional[List[str]] = None) -> int:
     """Train all ensembles and write their held-out answers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help=f"folder of measured jobs (models/{SUMMARIES})")
-    parser.add_argument("--out", type=Path, help="folder to write into (models)")
+    parser.add_argument("--data", type=Path, help=f"folder of measured jobs ({shown(GROUND_TRUTH)})")
+    parser.add_argument("--out", type=Path, help="folder to write into instead of models")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    folder = args.data or data_path("models", SUMMARIES)
-    out = args.out or folder.parent
+    folder = args.data or GROUND_TRUTH
     runs = load_solo(folder)
     tables = table(runs, load_texts({run.summary: None for run in runs}))
     answers: Dict[str, Dict[str, List[int]]] = {}
@@ -194,7 +194,7 @@ def main(argv: Optional[List[str]] = None) -> int:
                 flush=True,
             )
     content = {"data_sha256": data_sha256(folder), "answers": answers}
-    (out / GPUUTILNET_FILE).write_bytes(
+    under(args.out or MODELS, GPUUTILNET).write_bytes(
         gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
     )
     return 0

@@ -1,4 +1,4 @@
-"""Measured training runs: models/ground-truth, as `slurm_gpumem.lab.collect.memory` writes it.
+"""Measured training runs: models/lab/ground-truth, as `slurm_gpumem.lab.collect.memory` writes it.
 
     rows*.jsonl.gz       one run a line: key, summary, model, family, batch, optimizer, precision, toggles,
                          run, process_bytes (None where the driver does not tell), reserved_bytes, ...
@@ -12,19 +12,20 @@ Rows that failed, ran out of memory or were disturbed carry `error`, `oom` or `s
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, TextIO, Tuple
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
+from slurm_gpumem.lab.places import GROUND_TRUTH, shown
+from slurm_gpumem.summaries.types import ModelSummary
 
-FOLDER = "ground-truth"
 TOOLS = ("torchinfo_full", "torchinfo_deep", "torchsummary", "torchinfo", "print")
 """Who made a summary, the fullest text first (torchinfo alone hides what lies deeper than 3)."""
 _MIB = 2**20
@@ -66,7 +67,7 @@ class GroundTruth:
 
 def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
     """Read a folder of measured runs (default: the package's own); UsageError when there are none."""
-    folder = data_path("models", FOLDER) if folder is None else folder
+    folder = GROUND_TRUTH if folder is None else folder
     abouts = {
         about["run"]: about for path in sorted(folder.glob("about*.json")) for about in _read_abouts(path)
     }
@@ -84,15 +85,31 @@ def load_ground_truth(folder: Optional[Path] = None) -> GroundTruth:
             runs.append(_run(row, abouts.get(row.get("run", ""), {})))
     if not runs:
         raise UsageError(
-            f"{folder}: no measured runs there. They are kept in the repository (models/{FOLDER}), not in "
-            "the installed package: run this in a checkout, or name a folder of runs with --data"
+            f"{folder}: no measured runs there. Name a folder with rows*.jsonl.gz (--data), or restore "
+            f"{shown(GROUND_TRUTH)} of the repository: git checkout {shown(GROUND_TRUTH)}"
         )
     return GroundTruth(tuple(runs), texts, left_out)
 
 
 def load_ground_truth_rows(folder: Optional[Path] = None) -> List[Dict[str, Any]]:
     """All measured rows as they were written, failed ones too."""
-    return list(_lines(data_path("models", FOLDER) if folder is None else folder, "rows"))
+    return list(_lines(GROUND_TRUTH if folder is None else folder, "rows"))
+
+
+def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:
+    """The process's memory: as the driver counts it, else reserved plus the GPU's context."""
+    if run.process_mib is not None:
+        return run.process_mib
+    kinds = [layer.kind.lower() for layer in summary.layers]
+    conv = any("conv" in kind for kind in kinds)
+    matmul = any(word in kind for kind in kinds for word in ("linear", "attention", "dense", "lstm", "gru"))
+    return run.reserved_mib + run.gpu.context_for(conv=conv, matmul=matmul)
+
+
+def part_of(model: str) -> str:
+    """The part of the data a model is in: rules are made looking at "development" models only."""
+    held_out = int(hashlib.sha1(model.encode()).hexdigest(), 16) % 3 == 0
+    return "hold-out" if held_out else "development"
 
 
 def _reason_against(row: Mapping[str, Any], texts: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What traces of the measured jobs tell of a step, kept so that fitting and scoring need no tracing.
 
-models/trace-kernels.jsonl.xz has one line a job: its key, how it was traced, and its kernels with the sizes
-of that job's batch. `python -m slurm_gpumem.lab.score.trace_kernels` writes it.
+models/lab/traces/kernels.jsonl.xz has one line a job: its key, how it was traced, and its kernels with the
+sizes of that job's batch. `python -m slurm_gpumem.lab.score.trace_kernels` writes it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import lzma
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.lab.places import TRACE_KERNELS
 from slurm_gpumem.summaries.trace_types import DTYPES, KERNELS, PHASES, Kernel, Trace, TracedJob, evaluate
 from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
 from slurm_gpumem.utilization.work import StepWork
-
-FILE = "trace-kernels.jsonl.xz"
 
 
 class TracedWork(NamedTuple):
@@ -56,7 +54,7 @@ def write_traced(lines: Iterable[str], path: Path) -> None:
 
 def load_traced(jobs: Sequence[Any], path: Optional[Path] = None) -> Dict[str, TracedWork]:
     """By key, of those of `jobs` (with `key` and `job`) that were traced; none where the file is not."""
-    path = data_path("models", FILE) if path is None else path
+    path = TRACE_KERNELS if path is None else path
     if not path.exists():
         return {}
     wanted = {one.key: one.job for one in jobs}

@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
-from slurm_gpumem.lab.ground_truth import FOLDER as _GROUND_TRUTH
 from slurm_gpumem.lab.ground_truth import TOOLS, open_text
+from slurm_gpumem.lab.places import GROUND_TRUTH, SETS, shown
 from slurm_gpumem.utilization.model import TARGETS
 
-FOLDER = "utilization"
-SUMMARIES = _GROUND_TRUTH
 SOLO_FILES = ("rows-utilization", "rows-sets")
 """Files of the ground truth whose rows have a job's utilization alone on the GPU."""
 MODES = ("mps", "timeslice")
@@ -58,19 +55,19 @@ class SharedSet(NamedTuple):
 
 def load_solo(folder: Optional[Path] = None) -> List[Solo]:
     """All jobs that were measured alone; UsageError when there are none."""
-    where = data_path("models", SUMMARIES) if folder is None else folder
+    where = GROUND_TRUTH if folder is None else folder
     found = [_solo(row) for name in SOLO_FILES for row in _lines(where, name) if _usable(row)]
     if not found:
         raise UsageError(
-            f"{where}: no measured utilization there. It is kept in the repository (models/{SUMMARIES}), not "
-            "in the installed package: run this in a checkout"
+            f"{where}: no measured utilization there. Restore {shown(GROUND_TRUTH)} of the repository: "
+            f"git checkout {shown(GROUND_TRUTH)}"
         )
     return found
 
 
 def load_sets(folder: Optional[Path] = None) -> List[SharedSet]:
     """All sets of jobs that were measured together; an empty list where there are none."""
-    where = data_path("models", FOLDER) if folder is None else folder
+    where = SETS if folder is None else folder
     alone: Dict[Tuple[str, str], Mapping[str, Any]] = {}
     found: List[SharedSet] = []
     for row in _lines(where, "sets"):
@@ -85,7 +82,7 @@ def load_sets(folder: Optional[Path] = None) -> List[SharedSet]:
 def load_texts(keys: Optional[Mapping[str, Any]] = None) -> Dict[str, Dict[str, str]]:
     """Summary key → tool → text, of the ground truth's models (only of `keys` where given)."""
     texts: Dict[str, Dict[str, str]] = {}
-    for line in _lines(data_path("models", SUMMARIES), "summaries"):
+    for line in _lines(GROUND_TRUTH, "summaries"):
         if keys is None or line["summary"] in keys:
             made = {tool: line[tool] for tool in TOOLS if isinstance(line.get(tool), str)}
             texts.setdefault(line["summary"], {}).update(made)

@@ -31,7 +31,6 @@ _WIDE_RESULT = {
     "prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum",
 }  # fmt: skip
 _SKIPPED = {"binary_cross_entropy", "norm"}
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class Autocast:

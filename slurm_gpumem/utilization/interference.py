@@ -16,7 +16,7 @@ import json
 from functools import lru_cache
 from math import exp, isfinite, log
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
@@ -70,11 +70,6 @@ def load_of(utilization: Utilization) -> JobLoad:
     )
 
 
-def load_from(values: Mapping[str, float]) -> JobLoad:
-    """A measured job by the names of its metrics."""
-    return JobLoad(values["sm_active"], values["sm_occupancy"], values["dram_active"], values["step_seconds"])
-
-
 def traits(job: JobLoad) -> Tuple[float, float, float]:
     """By TRAITS: warps and memory traffic for each active multiprocessor, length of a step."""
     active = max(job.active, 0.02)
@@ -108,18 +103,6 @@ def stretch(job: JobLoad, others: float, known: Mapping[str, float]) -> float:
 def rounded(load: float, roundness: float) -> float:
     """max(1, load) without its corner."""
     return float((1 + load**roundness) ** (1 / roundness))
-
-
-def speeds(jobs: Sequence[JobLoad], known: Mapping[str, float]) -> List[float]:
-    """The share of its speed alone that each job keeps in this set."""
-    pressures = [pressure(job, known) for job in jobs]
-    total = sum(pressures)
-    return [1 / stretch(job, total - own, known) for job, own in zip(jobs, pressures)]
-
-
-def simple_speed(jobs: Sequence[JobLoad]) -> float:
-    """The rule that needs no fit, one speed for all: min(1, 1 / sum of activities)."""
-    return min(1.0, 1 / max(sum(job.active for job in jobs), 1e-9))
 
 
 # -- The file --------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ measured jobs (`Coefficients`); the form was not.
 
 from __future__ import annotations
 
-from math import exp
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Tuple
 
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.utilization.work import KINDS, RECURRENT, StepWork
@@ -194,13 +193,3 @@ def together(gpu: float, cpu: float, sharpness: float) -> float:
     if longer <= 0:
         return 1e-6
     return float(longer * (1 + (shorter / longer) ** sharpness) ** (1 / sharpness))
-
-
-def as_coefficients(logs: Sequence[float]) -> Dict[str, float]:
-    """Coefficients from their logarithms, in the order of NAMES."""
-    return {name: exp(value) for name, value in zip(NAMES, logs)}
-
-
-def kinds_of(work: StepWork) -> List[int]:
-    """The kinds that occur."""
-    return sorted({key[0] for key in work.kernels})

@@ -7,7 +7,7 @@ knows how fast a GPU is.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.tape import Op, Tape
@@ -316,21 +316,6 @@ def padded(flops: int, rows: int, columns: int, reach: int) -> int:
     return int(flops * min(waste, _MOST_WASTE))
 
 
-def total_flops(work: StepWork) -> int:
-    """Floating-point operations of the step."""
-    return sum(key[1] * count for key, count in work.kernels.items())
-
-
 def launches(work: StepWork) -> int:
     """Kernels of the step."""
     return sum(work.kernels.values())
-
-
-def kind_totals(work: StepWork) -> List[Tuple[int, int, int]]:
-    """By kind: kernels, operations, bytes."""
-    found = [[0, 0, 0] for _ in KINDS]
-    for (kind, flops, moved, _), count in work.kernels.items():
-        found[kind][0] += count
-        found[kind][1] += flops * count
-        found[kind][2] += moved * count
-    return [(a, b, c) for a, b, c in found]

@@ -13,7 +13,8 @@ import pytest
 
 from slurm_gpumem.calibration.context import calibration, put_entry, run_probe
 from slurm_gpumem.calibration.context_probe import ROUNDING_CHECK
-from slurm_gpumem.calibration.process_memory import GpuIdentity, GpuReading, OwnMemory, open_source
+from slurm_gpumem.calibration.nvml import GpuIdentity, GpuReading
+from slurm_gpumem.calibration.process_memory import OwnMemory, open_source
 from slurm_gpumem.errors import CalibrationError
 from slurm_gpumem.estimators.gpus import find_gpu
 

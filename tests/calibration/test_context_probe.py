@@ -10,7 +10,8 @@ import pytest
 
 from slurm_gpumem.calibration import context_probe as calibrate_probe
 from slurm_gpumem.calibration.context import calibration
-from slurm_gpumem.calibration.process_memory import GpuIdentity, GpuReading, OwnMemory
+from slurm_gpumem.calibration.nvml import GpuIdentity, GpuReading
+from slurm_gpumem.calibration.process_memory import OwnMemory
 from slurm_gpumem.estimators.allocator import CachingAllocator
 
 torch = pytest.importorskip("torch")

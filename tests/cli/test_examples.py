@@ -16,7 +16,7 @@ from slurm_gpumem.slurm.script import read_script
 from slurm_gpumem.units import ceil_div
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUND_TRUTH = ROOT / "models" / "ground-truth"
+GROUND_TRUTH = ROOT / "models" / "lab" / "ground-truth"
 SCRIPTS = sorted((ROOT / "docs" / "examples").glob("*.sh"))
 KEYS = ("model", "batch-size", "optimizer", "precision")
 
@@ -44,7 +44,7 @@ def test_an_example_is_a_row_of_the_ground_truth(
     script: Path, rows: Dict[str, Dict[str, Any]], summaries: Dict[str, Dict[str, Any]]
 ) -> None:
     text = script.read_text(encoding="utf-8")
-    said = re.search(r"NVIDIA H200: (\d+) MiB \(models/ground-truth, (\S+)\)", text)
+    said = re.search(r"NVIDIA H200: (\d+) MiB \(models/lab/ground-truth, (\S+)\)", text)
     peak = re.search(r"--peak (\d+)", text)
     assert said
     assert peak

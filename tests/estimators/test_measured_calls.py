@@ -9,9 +9,10 @@ import pytest
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.workspaces import measured_calls
-from slurm_gpumem.estimators.workspaces.columns import read_columns, to_bytes
+from slurm_gpumem.estimators.workspaces.columns import read_columns
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
-from slurm_gpumem.estimators.workspaces.measured_calls import Measured, from_columns, make, to_file
+from slurm_gpumem.estimators.workspaces.measured_calls import Measured, from_columns
+from slurm_gpumem.lab.fit.workspace_files import make_measured, measured_bytes, to_bytes
 from slurm_gpumem.summaries.trace_types import CALLS
 from tests.estimators.test_workspaces import convolution
 
@@ -23,7 +24,7 @@ def known() -> Measured:
     calls = [(replace(PLAIN, call=call), rows) for call in CALLS for rows in (8, 16, 32, 64, 256)]
     # Only one of its calls could be told apart at this size.
     calls.append((PLAIN, 128))
-    return make(calls, [(PLAIN, 16, 10 * MIB), (PLAIN, 48, 30 * MIB), (PLAIN, 100, 7 * MIB)])
+    return make_measured(calls, [(PLAIN, 16, 10 * MIB), (PLAIN, 48, 30 * MIB), (PLAIN, 100, 7 * MIB)])
 
 
 def test_what_was_measured_is_answered() -> None:
@@ -34,7 +35,7 @@ def test_what_was_measured_is_answered() -> None:
 
 
 def test_types_of_16_bits_are_two() -> None:
-    half = make([], [(replace(PLAIN, dtype="bf16"), 16, MIB)])
+    half = make_measured([], [(replace(PLAIN, dtype="bf16"), 16, MIB)])
     assert half.bytes_at(replace(PLAIN, dtype="bf16"), 16) == MIB
     assert half.bytes_at(replace(PLAIN, dtype="fp16"), 16) is None
 
@@ -57,7 +58,7 @@ def test_neighbours_are_the_powers_of_two_and_what_was_measured_halfway() -> Non
 
 def test_a_file_says_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / measured_calls.FILE
-    path.write_bytes(to_file(known()))
+    path.write_bytes(measured_bytes(known()))
     again = from_columns(*read_columns(path))
     for name in ("known", "powers", "calls", "units"):
         assert list(getattr(again, name)) == list(getattr(known(), name))
@@ -66,7 +67,7 @@ def test_a_file_says_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["format", "short", "other columns", "missing"])
 def test_a_damaged_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     path = tmp_path / measured_calls.FILE
-    whole = to_file(known())
+    whole = measured_bytes(known())
     if damage == "format":
         path.write_bytes(whole.replace(b"measured/3", b"measured/9"))
     elif damage == "short":

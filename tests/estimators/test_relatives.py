@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import List, Sequence
 
 import pytest
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected import relatives
@@ -16,16 +16,16 @@ from slurm_gpumem.estimators.corrected.relatives import (
     Relatives,
     Run,
     from_json,
-    make,
     nearest,
     neighbour_runs,
-    to_json,
 )
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.lab.fit.folds import fold_of_name, name_of
+from slurm_gpumem.lab.fit.relatives_file import make, only, to_json
 from slurm_gpumem.summaries.reader import read_summary
 
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 BOTTLENECK = frozenset({"ResNet", "Bottleneck", "Conv2d", "BatchNorm2d", "ReLU"})
 WINDOWS = frozenset({"Swin", "WindowAttention", "Linear", "LayerNorm", "GELU"})
 PLAIN = frozenset({"Sequential", "Conv2d", "ReLU"})
@@ -85,7 +85,7 @@ def test_models_that_are_left_out_are_not_heard() -> None:
     assert neighbour_runs(near, features(), frozenset({0, 1})).weight < 0.1
     assert (
         neighbour_runs(
-            known().only(lambda name: name == "own/plain").near("complete", WINDOWS), features()
+            only(known(), lambda name: name == "own/plain").near("complete", WINDOWS), features()
         ).weight
         == 0
     )
@@ -137,7 +137,7 @@ def test_the_same_model_of_two_libraries_is_one_and_its_sister_another() -> None
 
 
 def test_an_estimate_names_the_measured_models_that_it_learned_from() -> None:
-    text = (data_path("models", "gpus.toml").parents[1] / "docs" / "examples" / "resnet50.txt").read_text()
+    text = (EXAMPLES / "resnet50.txt").read_text()
     found = registry.run("corrected", read_summary(text), TrainingJob(32), find_gpu("h200"))
     said = next(line for line in found.assumptions if line.startswith("corrected by"))
     assert "resne" in said

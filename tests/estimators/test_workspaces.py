@@ -12,8 +12,9 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
 from slurm_gpumem.estimators.workspaces import measured_calls
-from slurm_gpumem.estimators.workspaces.columns import to_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import Call, from_columns, same_law, workspace_bytes
+from slurm_gpumem.lab.fit.workspace_files import make_measured, to_bytes
+from slurm_gpumem.lab.places import OPERATORS
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution
 
@@ -29,7 +30,7 @@ def convolution(**changes: Any) -> Convolution:
 
 
 def test_most_measured_convolutions_get_the_workspace_that_they_took() -> None:
-    cases = load_calls(data_path("models", "ground-truth") / "operators.jsonl.xz", every=23)
+    cases = load_calls(OPERATORS, every=23)
     large = [case for case in cases if case.call.data + case.call.output > 50 * MIB]
     assert len(large) > 500
 
@@ -120,7 +121,7 @@ def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
 ) -> None:
     bf16, fp16 = (convolution(dtype=dtype, size=(57, 57), out_size=(57, 57)) for dtype in ("bf16", "fp16"))
     calls = [(replace(bf16, call=call), 16) for call in CALLS]
-    known = measured_calls.make(calls, [(bf16, 16, 123 * MIB)])
+    known = make_measured(calls, [(bf16, 16, 123 * MIB)])
     monkeypatch.setattr(measured_calls, "packaged", lambda: known)
     workspace._answers.cache_clear()
     try:

@@ -13,8 +13,8 @@ from typing import Any, Dict, List
 import pytest
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.lab.ground_truth import load_ground_truth
-from slurm_gpumem.lab.score.accuracy import Score, figures, grouped, part_of, quantile, score, worst
+from slurm_gpumem.lab.ground_truth import load_ground_truth, part_of
+from slurm_gpumem.lab.score.accuracy import Score, figures, grouped, quantile, score, worst
 
 MIB = 2**20
 TEXT = (Path(__file__).parents[1] / "estimators" / "data" / "small_cnn.txt").read_text()

@@ -11,8 +11,7 @@ import pytest
 
 from slurm_gpumem.lab.collect import gather
 from slurm_gpumem.lab.ground_truth import load_ground_truth, open_text
-
-COMMITTED = Path(__file__).resolve().parents[2] / "models" / "ground-truth"
+from slurm_gpumem.lab.places import GROUND_TRUTH
 
 
 def _row(key: str, run: str = "memory-1", **more: Any) -> Dict[str, Any]:
@@ -139,14 +138,16 @@ def test_folders_without_data_are_refused(tmp_path: Path, capsys: pytest.Capture
     assert _gather(tmp_path / "none", out=tmp_path / "out") == 2
     (tmp_path / "empty").mkdir()
     assert _gather(tmp_path / "empty", out=tmp_path / "out") == 2
-    assert gather.main([]) == 2
+    with pytest.raises(SystemExit) as ended:
+        gather.main([])
+    assert ended.value.code == 2
     assert "is not a folder" in capsys.readouterr().err
 
 
 def test_the_committed_rows_are_as_this_command_would_write_them(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
-    for path in (COMMITTED / "about.json", *COMMITTED.glob("rows-*.jsonl.gz")):
+    for path in (GROUND_TRUTH / "about.json", *GROUND_TRUTH.glob("rows-*.jsonl.gz")):
         (copy / path.name).write_bytes(path.read_bytes())
     _gather(copy, out=tmp_path / "out")
     for path in sorted(copy.iterdir()):
@@ -158,7 +159,9 @@ def test_the_figures_of_a_data_set_are_counted(tmp_path: Path, capsys: pytest.Ca
     pytest.importorskip("torch", reason="the plan behind the figures needs torch")
     folder = _folder(tmp_path / "a", [_row("x"), _row("y", oom=True, error="out of memory")])
     _summaries(folder, {"summary": "own/lenet@28", "print": "x", "torchsummary_error": "IndexError: i"})
-    assert gather.main(["--describe", str(folder)]) == 0
+    from slurm_gpumem.lab.collect import describe
+
+    assert describe.main([str(folder)]) == 0
     text = capsys.readouterr().out
     assert "2 runs of 1 models, 1 of them good" in text
     assert "| out of memory | 1 | y |" in text
@@ -169,5 +172,5 @@ def test_the_card_holds_the_figures_of_the_committed_data() -> None:
     pytest.importorskip("torch", reason="the plan behind the figures needs torch")
     from slurm_gpumem.lab.collect.describe import describe
 
-    mend = "python -m slurm_gpumem.lab.collect.gather --describe models/ground-truth > .../FIGURES.md"
-    assert (COMMITTED / "FIGURES.md").read_text() == "\n".join(describe(COMMITTED)) + "\n", mend
+    fix = "python -m slurm_gpumem.lab.collect.describe models/lab/ground-truth > .../FIGURES.md"
+    assert (GROUND_TRUTH / "FIGURES.md").read_text() == "\n".join(describe(GROUND_TRUTH)) + "\n", fix

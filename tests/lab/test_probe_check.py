@@ -13,9 +13,9 @@ pytest.importorskip("torch", reason="tracing needs torch")
 
 CHECK = """
 import json
-from slurm_gpumem.data import data_path
+from slurm_gpumem.lab.places import OPERATORS
 from slurm_gpumem.lab.probe.check import cases_in, compare
-cases = list(cases_in(data_path("models", "ground-truth") / "operators.jsonl.xz"))
+cases = list(cases_in(OPERATORS))
 wanted = [case for case in cases if case["kind"] == "attention"][::9]
 wanted += [case for case in cases if case["kind"] == "recurrent"][::12]
 wanted += [case for case in cases if case["kind"] == "embedding"]

@@ -9,8 +9,8 @@ import pytest
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.lab.collect.sample import Job, load_jobs
+from slurm_gpumem.lab.places import PLANS
 
-CONFIGS = Path(__file__).resolve().parents[2] / "slurm_gpumem" / "lab" / "plans"
 SMALL = """\
 seed = {seed}
 max_mib = 4000
@@ -42,7 +42,7 @@ def _write(folder: Path, seed: int = 1, more: str = "") -> Path:
 
 @pytest.fixture(scope="module")
 def memory_jobs() -> list[Job]:
-    return load_jobs(CONFIGS / "memory.toml")
+    return load_jobs(PLANS / "memory.toml")
 
 
 def test_the_same_seed_gives_the_same_jobs_and_another_seed_others(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_synthetic_networks_come_in_several_shapes(family: str, memory_jobs: lis
 
 
 def test_a_toggle_is_measured_beside_its_plain_run() -> None:
-    jobs = load_jobs(CONFIGS / "toggles.toml")
+    jobs = load_jobs(PLANS / "toggles.toml")
     plain = {job.key for job in jobs if not job.toggles}
     for job in jobs:
         assert job.key.split("+")[0] in plain, job.key

@@ -1,4 +1,4 @@
-"""The measured jobs and sets, the documents' classes, and the figures made of them."""
+"""The measured jobs and sets, the published classes, and the figures made of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from slurm_gpumem.lab.score import sets as set_accuracy
 from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, TABLE, class_of, dataset_of
 from slurm_gpumem.lab.score.knob import points, svg, table_lines
 from slurm_gpumem.lab.score.utilization import Judged, classes, errors
+from slurm_gpumem.lab.shared_speeds import simple_speed
 from slurm_gpumem.lab.utilization_runs import SharedSet, Solo, job_from_key, load_sets, load_solo
-from slurm_gpumem.utilization.interference import packaged
+from slurm_gpumem.utilization.interference import JobLoad, packaged
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_a_key_names_the_job() -> None:
     ("family", "dataset"),
     [("cnn", "CNN"), ("synthetic-mlp", "MLP"), ("vision-transformer", "Transformer"), ("unet", "CNN")],
 )
-def test_families_belong_to_the_documents_data_sets(family: str, dataset: str) -> None:
+def test_families_belong_to_the_published_data_sets(family: str, dataset: str) -> None:
     assert dataset_of(family) == dataset
 
 
@@ -67,6 +68,12 @@ def test_figures_count_points_of_percent_and_found_busy_jobs(runs: list[Solo]) -
     found = classes(items, "sm_active")
     assert (found.accuracy, found.recall, found.busy) == (1.0, 1.0, 1)
     assert classes([judged(busy, 0.85, 0.86)], "sm_active").recall == 0
+
+
+def test_the_simple_rule_shares_the_gpus_time() -> None:
+    job = JobLoad(0.5, 0.2, 0.2, 0.02)
+    assert simple_speed([job]) == 1
+    assert simple_speed([job] * 4) == 0.5
 
 
 def test_speeds_in_sets_are_judged_by_the_slowest_job() -> None:

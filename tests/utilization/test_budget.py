@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_gpumem.lab.shared_speeds import speeds
 from slurm_gpumem.utilization.budget import budget, interpolated, scale, tolerance
 from slurm_gpumem.utilization.interference import (
     MODES,
     JobLoad,
     packaged,
     pressure,
-    simple_speed,
-    speeds,
     stretch,
 )
 
@@ -76,12 +75,6 @@ def test_a_job_that_does_little_presses_little() -> None:
     known = packaged().modes["mps"]
     quiet, busy = JobLoad(0.05, 0.02, 0.02, 0.02), JobLoad(0.95, 0.3, 0.4, 0.02)
     assert pressure(quiet, known) < 0.2 * pressure(busy, known)
-
-
-def test_the_simple_rule_shares_the_gpus_time() -> None:
-    job = JobLoad(0.5, 0.2, 0.2, 0.02)
-    assert simple_speed([job]) == 1
-    assert simple_speed([job] * 4) == 0.5
 
 
 @pytest.mark.parametrize(("at", "expected"), [(1.0, 2.0), (1.5, 3.0), (2.0, 4.0), (9.0, 4.0), (0.5, 2.0)])

@@ -18,8 +18,9 @@ from slurm_gpumem.summaries.trace_types import Kernel, Trace, TracedJob
 from slurm_gpumem.utilization.model import packaged
 from slurm_gpumem.utilization.predict import TRACE, predict, with_utilization
 from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
-from slurm_gpumem.utilization.work import KINDS, StepWork, launches, total_flops
+from slurm_gpumem.utilization.work import KINDS, StepWork, launches
 from tests.summaries.test_own_format import SUMMARY
+from tests.utilization.work_sums import total_flops
 
 H200 = find_gpu("h200")
 KERNELS = (

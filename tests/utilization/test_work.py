@@ -10,7 +10,8 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.utilization.work import KINDS, StepWork, kind_totals, launches, step_work, total_flops
+from slurm_gpumem.utilization.work import KINDS, StepWork, launches, step_work
+from tests.utilization.work_sums import kind_totals, total_flops
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 H200 = find_gpu("h200")

@@ -14,22 +14,19 @@ Each group is JSON in a string: a job has one, and reading the others would take
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log, sqrt
 from typing import (
     AbstractSet,
     Any,
-    Callable,
     Dict,
     FrozenSet,
-    Iterable,
     Iterator,
     List,
     Mapping,
     NamedTuple,
     Sequence,
-    Set,
     Tuple,
 )
 
@@ -49,8 +46,7 @@ _ACTIVATIONS, _PRECISION, _SIZE = 3.0, 0.7, 0.3
 _PRIOR_WEIGHT = 0.1
 """Weight of the assumption that nothing is beyond the estimate: neighbours of that weight count by half."""
 _PRIOR_SPREAD = 0.1
-_LEAST_ACTIVATIONS = 0.15
-LEAST_BEYOND, MOST_BEYOND = -0.5, 2.0
+LEAST_ACTIVATIONS = 0.15
 _AT = [FEATURES.index(name) for name in ("share_activations", "amp", "log_total")]
 
 
@@ -102,18 +98,6 @@ class Relatives:
                 found.extend((counts, run) for run in profile.runs)
         return tuple(found)
 
-    def only(self, wanted: Callable[[str], bool]) -> Relatives:
-        """Those of some models: the neighbours of a model whose own runs must not be used."""
-        kept = {number for number, name in enumerate(self.models) if wanted(name)}
-        groups = {
-            group: tuple(
-                replace(profile, runs=tuple(run for run in profile.runs if run.model in kept))
-                for profile in profiles
-            )
-            for group, profiles in self.groups.items()
-        }
-        return replace(self, groups=groups)
-
 
 @dataclass(frozen=True)
 class NeighbourRuns:
@@ -143,7 +127,7 @@ def neighbour_runs(
             first += counts * run.beyond
             second += counts * run.beyond**2
     mean = first / weight
-    share = max(features[_AT[0]], _LEAST_ACTIVATIONS)
+    share = max(features[_AT[0]], LEAST_ACTIVATIONS)
     return NeighbourRuns(
         share * mean, weight - _PRIOR_WEIGHT, share * sqrt(max(0.0, second / weight - mean**2))
     )
@@ -157,19 +141,18 @@ def nearest(near: Near, features: Sequence[float], relatives: Relatives) -> str:
     return relatives.models[max(weights, key=lambda model: weights[model])] if weights else ""
 
 
+def circumstances(features: Sequence[float]) -> Tuple[float, float, float]:
+    """By what a run is like another: its activations' share, its precision, its logarithm of size."""
+    activations, amp, log_total = (features[at] for at in _AT)
+    return activations, amp, log_total
+
+
 def _weighed(near: Near, features: Sequence[float]) -> Iterator[Tuple[float, Run]]:
     """The runs, each with what it counts for a job with these features."""
-    activations, amp, log_total = (features[at] for at in _AT)
+    activations, amp, log_total = circumstances(features)
     for counts, run in near:
         apart = _ACTIVATIONS * abs(activations - run.activations) + _SIZE * abs(log_total - run.log_total)
         yield counts * exp(-apart - (_PRECISION if amp != run.amp else 0.0)), run
-
-
-def run_of(model: int, features: Sequence[float], real_mib: float, total_mib: float) -> Run:
-    """A measured run as a later job's relative."""
-    activations, amp, log_total = (features[at] for at in _AT)
-    beyond = (real_mib / total_mib - 1) / max(activations, _LEAST_ACTIVATIONS)
-    return Run(model, max(LEAST_BEYOND, min(MOST_BEYOND, beyond)), activations, amp, log_total)
 
 
 def classes_of(summary: ModelSummary) -> FrozenSet[str]:
@@ -187,52 +170,9 @@ def packaged() -> Relatives:
     return from_json(read_json(path), str(path))
 
 
-def make(models: Sequence[str], runs: Iterable[Tuple[str, FrozenSet[str], Run]]) -> Relatives:
-    """From runs with their group and classes; a class is as rare as the models that name it are few."""
-    named: Dict[str, Set[int]] = {}
-    profiles: Dict[str, Dict[FrozenSet[str], List[Run]]] = {}
-    for group, classes, run in runs:
-        profiles.setdefault(group, {}).setdefault(classes, []).append(run)
-        for name in classes:
-            named.setdefault(name, set()).add(run.model)
-    weights = {name: round(log((1 + len(models)) / len(by)), 4) for name, by in sorted(named.items())}
-    return Relatives(
-        tuple(models),
-        weights,
-        {
-            group: tuple(_profile(classes, found[classes], weights) for classes in sorted(found, key=sorted))
-            for group, found in sorted(profiles.items())
-        },
-    )
-
-
-def _profile(classes: FrozenSet[str], runs: Sequence[Run], weights: Mapping[str, float]) -> Profile:
+def profile_of(classes: FrozenSet[str], runs: Sequence[Run], weights: Mapping[str, float]) -> Profile:
+    """Runs of such models; a class counts by its weight."""
     return Profile(classes, sqrt(sum(weights[name] ** 2 for name in classes)) or 1.0, tuple(runs))
-
-
-def to_json(relatives: Relatives) -> Dict[str, Any]:
-    """As the file has it."""
-    classes = list(relatives.weights)
-    number = {name: at for at, name in enumerate(classes)}
-
-    def text(profiles: Iterable[Profile]) -> str:
-        content = [
-            [sorted(number[name] for name in profile.classes), [_rounded(run) for run in profile.runs]]
-            for profile in profiles
-        ]
-        return json.dumps(content, separators=(",", ":"))
-
-    return {
-        "format": FORMAT,
-        "models": list(relatives.models),
-        "classes": classes,
-        "weights": list(relatives.weights.values()),
-        "groups": {group: text(profiles) for group, profiles in relatives.groups.items()},
-    }
-
-
-def _rounded(run: Run) -> List[float]:
-    return [run.model, round(run.beyond, 4), round(run.activations, 3), run.amp, round(run.log_total, 2)]
 
 
 class _Groups(Mapping[str, Tuple[Profile, ...]]):
@@ -263,7 +203,9 @@ class _Groups(Mapping[str, Tuple[Profile, ...]]):
     def _profiles(self, content: Any) -> Tuple[Profile, ...]:
         check_numbers([number for _, runs in content for run in runs for number in run])
         made = tuple(
-            _profile(frozenset(self._classes[at] for at in named), [Run(*run) for run in runs], self._weights)
+            profile_of(
+                frozenset(self._classes[at] for at in named), [Run(*run) for run in runs], self._weights
+            )
             for named, runs in content
         )
         if not all(0 <= run.model < self._models for profile in made for run in profile.runs):

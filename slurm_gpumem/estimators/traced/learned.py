@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import ceil, exp
-from typing import List, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.estimators.corrected.choice import FROM_TRACE, request_for
 from slurm_gpumem.estimators.corrected.estimator import REFERENCE_CONTEXT_MIB as REFERENCE_CONTEXT_MIB
-from slurm_gpumem.estimators.corrected.trees import Correction, from_json, load, read_json
+from slurm_gpumem.estimators.corrected.trees import Correction, load
 from slurm_gpumem.estimators.traced.features import NAMES
 
 FILE = "trace-correction.json"
-FOLDS_FILE = "trace-correction-folds.json.gz"
 GROUP = "trace"
 _SLACK = 1e-9
 
@@ -23,12 +22,6 @@ def packaged() -> Optional[Correction]:
     """The package's own; None where it has none."""
     path = data_path("models", FILE)
     return load(path, NAMES) if path.exists() else None
-
-
-def load_folds() -> List[Correction]:
-    """One correction a fold, each fitted without the models of that fold."""
-    path = data_path("models", FOLDS_FILE)
-    return [from_json(content, f"{path}, fold {n}", NAMES) for n, content in enumerate(read_json(path))]
 
 
 def request_and_remark(

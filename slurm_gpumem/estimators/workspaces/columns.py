@@ -12,22 +12,11 @@ import sys
 import zlib
 from array import array
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Sequence, Tuple, TypeVar
 
 from slurm_gpumem.errors import ConfigError
 
 T = TypeVar("T")
-
-Column = Tuple[str, Sequence[float]]
-"""The type code of `array`, and the numbers."""
-
-
-def to_bytes(header: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
-    """The file's content."""
-    packed = b"".join(_little(array(code, numbers)).tobytes() for code, numbers in columns)
-    layout = [[code, len(numbers)] for code, numbers in columns]
-    line = {**header, "columns": layout, "crc32": zlib.crc32(packed)}
-    return json.dumps(line, separators=(",", ":")).encode() + b"\n" + packed
 
 
 def read_columns(path: Path) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
@@ -42,7 +31,7 @@ def read_columns(path: Path) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
         column = array(code)
         end = at + column.itemsize * count
         column.frombytes(rest[at:end])
-        columns.append(_little(column))
+        columns.append(little_endian(column))
         at = end
     return header, columns
 
@@ -55,7 +44,8 @@ def read_as(path: Path, sort: str, make: Callable[[Dict[str, Any], List[Sequence
         raise ConfigError(f"{path}: cannot be read as {sort}: {error}; install slurm-gpumem again") from None
 
 
-def _little(column: array[Any]) -> array[Any]:
+def little_endian(column: array[Any]) -> array[Any]:
+    """The column with its bytes as a file has them, or the other way round; changed in place."""
     if sys.byteorder == "big":
         column.byteswap()
     return column

@@ -17,18 +17,17 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Dict, Iterable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators.workspaces.columns import read_as, to_bytes
-from slurm_gpumem.summaries.trace_types import CALLS, Convolution
+from slurm_gpumem.estimators.workspaces.columns import read_as
+from slurm_gpumem.summaries.trace_types import Convolution
 
 FILE = "cudnn-measured.bin"
 FORMAT = "gpumem-cudnn-measured/3"
 UNIT = 512
 """Bytes; the allocator rounds to multiples of this."""
-LARGEST_POWER = 15
-_COLUMNS = {"known": "Q", "powers": "H", "calls": "Q", "units": "I"}
+COLUMNS = {"known": "Q", "powers": "H", "calls": "Q", "units": "I"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Measured:
         """Whether this is a power of two at which all calls of the convolution were measured."""
         if rows < 1 or rows & (rows - 1):
             return False
-        mark = _mark(_text(convolution))
+        mark = convolution_mark(convolution)
         at = bisect_left(self.known, mark)
         return at < len(self.known) and self.known[at] == mark and bool(self.powers[at] & rows)
 
@@ -72,6 +71,11 @@ def halfway(power: int) -> int:
     return power * 3 // 2
 
 
+def convolution_mark(convolution: Convolution) -> int:
+    """A convolution in 64 bits, the same for all its calls and batch sizes."""
+    return _mark(_text(convolution))
+
+
 def call_mark(convolution: Convolution, rows: int) -> int:
     """A hash of a call at a batch size in 64 bits."""
     return _mark(f"{convolution.call} {rows} {_text(convolution)}")
@@ -94,31 +98,9 @@ def packaged() -> Measured:
     return read_as(data_path("models", FILE), FORMAT, from_columns)
 
 
-def make(known: Iterable[Tuple[Convolution, int]], other: Iterable[Tuple[Convolution, int, int]]) -> Measured:
-    """From all measured calls, and from those whose bytes are kept."""
-    measured: Dict[int, Dict[str, int]] = {}
-    for convolution, rows in known:
-        if rows & (rows - 1) == 0 and rows <= 1 << LARGEST_POWER:
-            calls = measured.setdefault(_mark(_text(convolution)), {})
-            calls[convolution.call] = calls.get(convolution.call, 0) | rows
-    powers = {
-        mark: calls["forward"] & calls["input"] & calls["weight"]
-        for mark, calls in measured.items()
-        if len(calls) == len(CALLS)
-    }
-    units = {call_mark(convolution, rows): -(-taken // UNIT) for convolution, rows, taken in other}
-    marks, kept = sorted(mark for mark in powers if powers[mark]), sorted(units)
-    return Measured(marks, [powers[mark] for mark in marks], kept, [units[mark] for mark in kept])
-
-
-def to_file(measured: Measured) -> bytes:
-    """The file's content."""
-    return to_bytes({"format": FORMAT}, [(code, getattr(measured, name)) for name, code in _COLUMNS.items()])
-
-
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[int]]) -> Measured:
     """The parsed content of a file; ValueError if it has another format."""
-    if header["format"] != FORMAT or len(columns) != len(_COLUMNS):
+    if header["format"] != FORMAT or len(columns) != len(COLUMNS):
         raise ValueError("the format is another")
     measured = Measured(*columns)
     if len(measured.known) != len(measured.powers):

@@ -1,18 +1,24 @@
-"""The figures of a data set's card, counted from its files."""
+"""The figures of a data set's card, counted from its files.
+
+python -m slurm_gpumem.lab.collect.describe models/lab/ground-truth
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.lab.collect.gather import Gathered
 from slurm_gpumem.lab.collect.sample import load_jobs
+from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.ground_truth import TOOLS
+from slurm_gpumem.lab.places import PLANS
 
 Row = Dict[str, Any]
-CONFIGS = Path(__file__).resolve().parent.parent / "plans"
 _GIB = 1 << 30
 _LONGEST_REASON = 110
 
@@ -92,7 +98,7 @@ def _gib(rows: Sequence[Row], pick: Callable[[Iterable[int]], int]) -> str:
 def _plan(data: Gathered) -> List[str]:
     lines = ["| configuration | planned | measured | still to do |", "|---|---|---|---|"]
     for config, rows in sorted(data.rows.items()):
-        path = CONFIGS / f"{config}.toml"
+        path = PLANS / f"{config}.toml"
         planned = {job.key for job in load_jobs(path)} if path.exists() else set()
         left = len(planned - {key for key, _ in rows})
         lines.append(f"| {config} | {len(planned):,} | {len(rows):,} | {left:,} |")
@@ -142,3 +148,24 @@ def _tools(summaries: Sequence[Row]) -> List[str]:
         common = "; ".join(f"{count} × {text}" for text, count in errors.most_common(3)).replace("|", "/")
         lines.append(f"| {tool} | {made:,} | {sum(errors.values()):,} | {common} |")
     return lines
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m slurm_gpumem.lab.collect.describe",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a data set")
+    folder = parser.parse_args(argv).folder
+    return exit_code(lambda: _print(describe(folder)))
+
+
+def _print(lines: Sequence[str]) -> int:
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.lab.places import CATALOGUE
 from slurm_gpumem.toml_file import load_toml
 
-CATALOGUE = Path(__file__).resolve().parent.parent / "catalogue"
 SOURCES = ("torchvision", "timm", "transformers", "own")
 
 

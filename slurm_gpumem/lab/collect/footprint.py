@@ -19,8 +19,8 @@ from torch import Tensor
 from slurm_gpumem.lab.collect.build import build_model
 from slurm_gpumem.lab.collect.entries import Entry
 from slurm_gpumem.lab.collect.tasks import Feed, task_named
+from slurm_gpumem.lab.places import FOOTPRINTS
 
-TABLE = Path(__file__).resolve().parent.parent / "footprints.json"
 _IMAGES = """video image segment detect hf-image hf-segment hf-video denoise reconstruct vae upscale frames
 image-text"""
 _POWER = {"volume": 3, "whisper": 0, **dict.fromkeys(_IMAGES.split(), 2)}
@@ -121,7 +121,7 @@ def _trace(entry: Entry, built_on: torch.device, device: torch.device, batch: in
     }
 
 
-def load_footprints(path: Path = TABLE) -> Dict[str, Footprint]:
+def load_footprints(path: Path = FOOTPRINTS) -> Dict[str, Footprint]:
     """The table of footprints by entry id; empty when it was never made."""
     if not path.exists():
         return {}

@@ -1,7 +1,6 @@
-"""Merge what collections wrote into the committed data set, or describe a data set.
+"""Merge what collections wrote into the committed data set.
 
-    python -m slurm_gpumem.lab.collect.gather DIR [DIR ...] --out models/ground-truth
-    python -m slurm_gpumem.lab.collect.gather --describe models/ground-truth
+    python -m slurm_gpumem.lab.collect.gather DIR [DIR ...] --out models/lab/ground-truth
 
 DIR holds what `collect` and `summarise` wrote (rows-*.jsonl, about-*.json, summaries.jsonl.gz). What --out
 holds already is kept. The result, as `slurm_gpumem.lab.ground_truth` reads it:
@@ -146,26 +145,18 @@ def _write(path: Path, text: str) -> bool:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Merge or describe."""
+    """Merge."""
     parser = argparse.ArgumentParser(
         prog="python -m slurm_gpumem.lab.collect.gather",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folders", type=Path, nargs="*", metavar="DIR")
-    parser.add_argument("--out", type=Path, help="the data set to make or to extend")
-    parser.add_argument("--describe", type=Path, metavar="DIR", help="print the figures of a data set")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    parser.add_argument("--out", type=Path, required=True, help="the data set to make or to extend")
     return exit_code(lambda: _main(parser.parse_args(argv)))
 
 
 def _main(options: argparse.Namespace) -> int:
-    if options.describe:
-        from slurm_gpumem.lab.collect.describe import describe
-
-        print("\n".join(describe(options.describe)))
-        return 0
-    if not options.out or not options.folders:
-        raise UsageError("name the folders to merge and --out, or --describe a folder")
     gathered = gather(options.folders, options.out)
     written = gathered.write(options.out)
     for place in gathered.unreadable:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 
+from slurm_gpumem.calibration.nvml import NvmlGpu
 from slurm_gpumem.lab.collect.build import build_model, move
 from slurm_gpumem.lab.collect.sample import Job
 from slurm_gpumem.lab.collect.tasks import Feed, describe_inputs, task_named
@@ -73,7 +74,7 @@ def train(job: Job, device: torch.device, row: Dict[str, Any]) -> Step:
     make, loss_of = task_named(job.entry.task)
     feed = Feed(job.batch, job.size, device, dtype, job.entry.task_args, getattr(model, "config", None))
     accumulate = int(job.toggles.get("accumulate", 1))
-    driver = _process_memory(row) if device.type == "cuda" else None
+    driver = _driver(row) if device.type == "cuda" else None
     times: List[float] = []
     reserved: List[int] = []
     for step in range(job.steps * accumulate):
@@ -103,7 +104,9 @@ def train(job: Job, device: torch.device, row: Dict[str, Any]) -> Step:
         if device.type == "cuda":
             reserved.append(torch.cuda.memory_reserved(device))
         if driver is not None:
-            row["process_bytes"] = max(row.get("process_bytes", 0), driver.read())
+            # 0 where the driver does not list this process (another pid namespace).
+            now = driver.processes().get(os.getpid()) or 0
+            row["process_bytes"] = max(row.get("process_bytes", 0), now)
         if step == 2 and accumulate == 1 and sum(times[1:]) > 2 * SLOW_STEP_SECONDS:
             break
     row["step_seconds"] = round(sorted(times)[len(times) // 2], 4)
@@ -155,27 +158,11 @@ def checkpoint(model: Any, wanted: bool) -> None:
         model.set_grad_checkpointing(True)
 
 
-class ProcessMemory:
-    """This process's GPU memory as the driver counts it."""
-
-    def __init__(self) -> None:
-        import pynvml
-
-        self._nvml = pynvml
-        pynvml.nvmlInit()
-        self._device = pynvml.nvmlDeviceGetHandleByIndex(0)
-
-    def read(self) -> int:
-        """Bytes; 0 where the driver does not list this process (another pid namespace)."""
-        me = os.getpid()
-        processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._device)
-        return next((int(p.usedGpuMemory or 0) for p in processes if p.pid == me), 0)
-
-
-def _process_memory(row: Dict[str, Any]) -> Optional[ProcessMemory]:
+def _driver(row: Dict[str, Any]) -> Optional[NvmlGpu]:
     try:
-        return ProcessMemory()
-    except Exception as error:  # noqa: BLE001 - without NVML the allocator's figures are still worth the run
+        return NvmlGpu()
+    except (ModuleNotFoundError, OSError) as error:
+        # Without NVML the allocator's figures are still worth the run.
         row["nvml_error"] = f"{type(error).__name__}: {_short(error)}"
         return None
 

@@ -15,7 +15,8 @@ import torch
 from slurm_gpumem.lab.children import Children
 from slurm_gpumem.lab.collect.build import import_sources
 from slurm_gpumem.lab.collect.entries import load_catalogue
-from slurm_gpumem.lab.collect.footprint import TABLE, measure_footprint
+from slurm_gpumem.lab.collect.footprint import measure_footprint
+from slurm_gpumem.lab.places import FOOTPRINTS
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -27,7 +28,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--limit-seconds", type=float, default=120, help="for one entry")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    table: Dict[str, Any] = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    table: Dict[str, Any] = json.loads(FOOTPRINTS.read_text()) if FOOTPRINTS.exists() else {}
     entries = [e for e in load_catalogue() if options.only in e.id]
     known = {e.id for e in load_catalogue()}
     table = {name: row for name, row in table.items() if name in known}
@@ -46,12 +47,12 @@ def main(argv: Optional[List[str]] = None) -> int:
                 print(f"{ended.tag}: {ended.error[-200:]}", flush=True)
             else:
                 table[ended.tag] = ended.answer
-            TABLE.write_text(
+            FOOTPRINTS.write_text(
                 "{\n"
                 + ",\n".join(f"{json.dumps(k)}: {json.dumps(table[k])}" for k in sorted(table))
                 + "\n}\n"
             )
-    print(f"{len(entries)} entries, {failed} failed, {len(table)} in {TABLE.name}")
+    print(f"{len(entries)} entries, {failed} failed, {len(table)} in {FOOTPRINTS.name}")
     return 1 if failed else 0
 
 

@@ -6,7 +6,8 @@ from statistics import median
 from typing import Dict, Iterator, Mapping, Sequence, Tuple
 
 from slurm_gpumem.estimators.workspaces.convolutions import Call, Forest, base_bytes, features, same_law
-from slurm_gpumem.estimators.workspaces.measured_calls import Measured, call_mark, halfway, make
+from slurm_gpumem.estimators.workspaces.measured_calls import Measured, call_mark, halfway
+from slurm_gpumem.lab.fit.workspace_files import make_measured
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall
 
 SLIGHT, SLIGHT_SHARE = 512 << 10, 0.01
@@ -34,7 +35,7 @@ def to_keep(calls: Sequence[MeasuredCall], forests: Mapping[str, Forest]) -> Mea
 
 
 def _measured(known: Sequence[MeasuredCall], kept: Sequence[MeasuredCall]) -> Measured:
-    return make(
+    return make_measured(
         ((each.call.convolution, each.call.rows) for each in known),
         ((each.call.convolution, each.call.rows, each.bytes) for each in kept),
     )

@@ -23,10 +23,11 @@ from sklearn.preprocessing import StandardScaler
 from slurm_gpumem.estimators.corrected.choice import choose
 from slurm_gpumem.estimators.corrected.features import KNOWN
 from slurm_gpumem.estimators.corrected.relatives import neighbour_runs
-from slurm_gpumem.lab.fit.correction import CLIP, FLOOR, SEED, Array, Data, answers, fit_stakes
+from slurm_gpumem.lab.fit.correction import CLIP, FLOOR, SEED, Array, Data, answers, fit_policy
 from slurm_gpumem.lab.fit.correction_rows import rows
-from slurm_gpumem.lab.fit.relatives_of_rows import Lessons, relatives_of
+from slurm_gpumem.lab.fit.relatives_of_rows import NeighboursOfRows, relatives_of
 from slurm_gpumem.lab.ground_truth import load_ground_truth
+from slurm_gpumem.lab.places import GROUND_TRUTH, shown
 
 SHARD_MIB = 1024
 ASKED = 0.98
@@ -160,10 +161,10 @@ def _weighed(data: Data, split: Array, center: Array, spread: Array) -> Array:
     request = np.zeros(len(data.real))
     nowhere = np.zeros(len(request), dtype=bool)
     for part in np.unique(split):
-        stakes = fit_stakes(data, split != part, nowhere, center, spread, ASKED)
+        policy = fit_policy(data, split != part, nowhere, center, spread, ASKED)
         own = np.flatnonzero(split == part)
-        found = answers(data, split == part, center, spread, stakes["steps"])
-        request[own] = [choose(made, stakes["price"]) for _, made in found]
+        found = answers(data, split == part, center, spread, policy["steps"])
+        request[own] = [choose(made, policy["price"]) for _, made in found]
     return request
 
 
@@ -206,12 +207,12 @@ def bound_line(data: Data, name: str, request: Array) -> str:
 def main(argv: Optional[List[str]] = None) -> int:
     """Print both tables for both ways to split."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of measured runs (models/ground-truth)")
+    parser.add_argument("--data", type=Path, help=f"folder of measured runs ({shown(GROUND_TRUTH)})")
     parser.add_argument("--rows", type=Path, help="keep the simulated rows there, or take them from there")
     args = parser.parse_args(argv)
     found = [row for row in rows(load_ground_truth(args.data), args.rows) if row.tool == TOOL]
     families = np.array([int(sha1(row.family.encode()).hexdigest(), 16) % FAMILY_PARTS for row in found])
-    told = Data(found, Lessons(found, relatives_of(found)).without(None))
+    told = Data(found, NeighboursOfRows(found, relatives_of(found)).without(None))
     alone = Data(found, [[neighbour_runs((), point.features) for point in row.points] for row in found])
     for title, data, split in (("models", told, told.fold), ("families", alone, families)):
         print(f"Without the {title} that are scored, {len(found):,} rows:\n")

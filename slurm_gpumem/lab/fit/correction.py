@@ -1,8 +1,8 @@
 """Fit the learned correction and its bound on the measured runs: `python -m slurm_gpumem.lab.fit.correction`.
 
 Writes models/correction.json (fitted on all rows), models/relatives.json.gz (what each run teaches about like
-ones) and models/correction-folds.json.gz (one fit a fold, without that fold's models; `gpumem accuracy`
-scores with these), and prints the cross-validated figures.
+ones) and models/lab/folds/correction.json.gz (one fit a fold, without that fold's models; `gpumem
+accuracy` scores with these), and prints the cross-validated figures.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
-from concurrent.futures import ProcessPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
+from joblib import Parallel, delayed
 from sklearn.ensemble import HistGradientBoostingRegressor
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.estimators.corrected import estimator, relatives
 from slurm_gpumem.estimators.corrected.choice import LEVELS, Option, choose, options
 from slurm_gpumem.estimators.corrected.estimator import OUTSIDE_COVERAGE
@@ -28,8 +26,10 @@ from slurm_gpumem.estimators.corrected.relatives import NeighbourRuns
 from slurm_gpumem.estimators.corrected.trees import FORMAT
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.correction_rows import Row, rows
-from slurm_gpumem.lab.fit.relatives_of_rows import Lessons, relatives_of
-from slurm_gpumem.lab.ground_truth import FOLDER, load_ground_truth
+from slurm_gpumem.lab.fit.relatives_file import to_json
+from slurm_gpumem.lab.fit.relatives_of_rows import NeighboursOfRows, relatives_of
+from slurm_gpumem.lab.ground_truth import load_ground_truth
+from slurm_gpumem.lab.places import CORRECTION_FOLDS, GROUND_TRUTH, MODELS, shown, under
 
 SEED = 0
 COVERAGE: Dict[str, float] = {
@@ -83,14 +83,14 @@ class Data:
 
     def __init__(self, found: Sequence[Row], told: Sequence[Sequence[NeighbourRuns]]) -> None:
         points = [
-            (index, point, lesson)
+            (index, point, runs)
             for index, row in enumerate(found)
-            for point, lesson in zip(row.points, told[index])
+            for point, runs in zip(row.points, told[index])
         ]
         self.row = np.array([index for index, _, _ in points])
-        self.values = np.array([(*point.features, *lesson.values) for _, point, lesson in points])
+        self.values = np.array([(*point.features, *runs.values) for _, point, runs in points])
         self.share = np.array([point.share for _, point, _ in points])
-        self.total = np.array([point.total_mib * (1 + lesson.beyond) for _, point, lesson in points])
+        self.total = np.array([point.total_mib * (1 + runs.beyond) for _, point, runs in points])
         """As relatives move it."""
         self.real = np.array([row.real_mib for row in found])
         self.target = np.log(self.real / self.summed(self.total))
@@ -129,7 +129,7 @@ class Centers:
 
 
 def fit(data: Data, *left_out: int) -> Dict[str, Any]:
-    """Centre, spread and stakes from all folds but these; the stakes from rows that their trees never saw."""
+    """Centre, spread and policies from all folds but these; the policies from rows unseen by their trees."""
     centers = Centers(data)
     chosen = ~np.isin(data.fold, left_out)
     center, spread = crossed(data, centers, left_out)
@@ -137,8 +137,8 @@ def fit(data: Data, *left_out: int) -> Dict[str, Any]:
     values = data.values[inside]
     ranges = _ranges(values)
     out = data.strange | (np.bincount(data.row, weights=_outside(data.values, ranges)) > 0)
-    stakes = {
-        name: fit_stakes(data, chosen & (data.group == name), out, center, spread, share)
+    policies = {
+        name: fit_policy(data, chosen & (data.group == name), out, center, spread, share)
         for name, share in COVERAGE.items()
     }
     last = fit_trees(
@@ -149,7 +149,7 @@ def fit(data: Data, *left_out: int) -> Dict[str, Any]:
         "features": list(KNOWN),
         "center": export_trees(centers.without(*left_out), SHRINK),
         "spread": export_trees(last),
-        "stakes": stakes,
+        "stakes": policies,
         "ranges": [[float(low), float(high)] for low, high in ranges],
     }
 
@@ -189,7 +189,7 @@ def _size(data: Data, center: Array) -> Array:
     return np.log(np.maximum(np.abs(data.residual(center)), FLOOR))[data.row]
 
 
-def fit_stakes(
+def fit_policy(
     data: Data, chosen: Array, out: Array, center: Array, spread: Array, share: float
 ) -> Dict[str, Any]:
     """How a group's needs lie around their peaks, and what a job that does not fit must cost."""
@@ -276,16 +276,16 @@ def main(argv: Optional[List[str]] = None) -> int:
     from slurm_gpumem.lab.fit.report import report_lines
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of measured runs (models/ground-truth)")
+    parser.add_argument("--data", type=Path, help=f"folder of measured runs ({shown(GROUND_TRUTH)})")
     parser.add_argument("--rows", type=Path, help="keep the simulated rows there, or take them from there")
-    parser.add_argument("--out", type=Path, help="folder to write into (models)")
+    parser.add_argument("--out", type=Path, help="folder to write into instead of models")
     args = parser.parse_args(argv)
-    folder = args.data or data_path("models", FOLDER)
-    out = args.out or folder.parent
+    folder = args.data or GROUND_TRUTH
+    out = args.out or MODELS
     found = rows(load_ground_truth(folder), args.rows)
     known = relatives_of(found)
-    lessons = Lessons(found, known)
-    whole, parts = fit_all(found, lessons)
+    neighbours = NeighboursOfRows(found, known)
+    whole, parts = fit_all(found, neighbours)
     whole["card"] = {
         "data": f"{len(found)} rows of {len({row.key for row in found})} runs, "
         f"{len({row.model for row in found})} models, measured on an H200",
@@ -297,24 +297,23 @@ def main(argv: Optional[List[str]] = None) -> int:
     }
     text = json.dumps(whole, separators=(",", ":"))
     (out / estimator.FILE).write_text(text + "\n")
-    for name, content in ((folds.FILE, parts), (relatives.FILE, relatives.to_json(known))):
+    packed = ((under(out, CORRECTION_FOLDS), parts), (out / relatives.FILE, to_json(known)))
+    for path, content in packed:
         # mtime 0: the same fit is the same file.
-        (out / name).write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
-    report = report_lines(found, lessons, parts, sha256((text + "\n").encode()).hexdigest(), whole["card"])
+        path.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
+    report = report_lines(found, neighbours, parts, sha256((text + "\n").encode()).hexdigest(), whole["card"])
     (out / "correction.md").write_text("\n".join(report) + "\n")
     print("\n".join(report))
     return 0
 
 
-def fit_all(found: Sequence[Row], lessons: Lessons) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+def fit_all(
+    found: Sequence[Row], neighbours: NeighboursOfRows
+) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """The model of all rows, and one without each fold."""
-    asked = [None, *range(folds.FOLDS)]
-    with ProcessPoolExecutor(min(len(asked), os.cpu_count() or 1)) as pool:
-        waiting = [
-            pool.submit(fit, Data(found, lessons.without(fold)), *([] if fold is None else [fold]))
-            for fold in asked
-        ]
-        whole, *parts = (one.result() for one in waiting)
+    asked = [delayed(fit)(Data(found, neighbours.without(None)))]
+    asked += [delayed(fit)(Data(found, neighbours.without(fold)), fold) for fold in range(folds.FOLDS)]
+    whole, *parts = Parallel(n_jobs=-1)(asked)
     return whole, parts
 
 

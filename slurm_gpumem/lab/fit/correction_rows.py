@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import inf
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
+
+from joblib import Parallel, delayed
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.corrected.anchors import anchors
@@ -18,8 +19,7 @@ from slurm_gpumem.estimators.corrected.features import features
 from slurm_gpumem.estimators.corrected.relatives import classes_of
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.lab.fit.folds import group_of
-from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun
-from slurm_gpumem.lab.score.accuracy import real_mib
+from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -84,10 +84,10 @@ def _from_json(content: Dict[str, object]) -> Row:
 
 
 def _simulated(truth: GroundTruth) -> Iterator[Row]:
-    texts = [truth.texts[run.summary] for run in truth.runs]
-    with ProcessPoolExecutor() as pool:
-        for found in pool.map(_rows_of, truth.runs, texts, chunksize=16):
-            yield from found
+    # In batches: runs of one model come one after the other, and its texts are read once.
+    parallel = Parallel(n_jobs=-1, batch_size=16)
+    for found in parallel(delayed(_rows_of)(run, truth.texts[run.summary]) for run in truth.runs):
+        yield from found
 
 
 def _rows_of(run: MeasuredRun, texts: Mapping[str, str]) -> List[Row]:
@@ -102,7 +102,6 @@ def _rows_of(run: MeasuredRun, texts: Mapping[str, str]) -> List[Row]:
 
 @lru_cache(maxsize=16)
 def _parsed(text: str) -> ModelSummary:
-    """Runs of one model come one after the other."""
     return read_summary(text.rstrip("\n") + "\n")
 
 

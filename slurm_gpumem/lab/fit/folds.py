@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from hashlib import sha1
-from typing import List
+from pathlib import Path
+from typing import List, Sequence
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.estimators.corrected.features import KNOWN
 from slurm_gpumem.estimators.corrected.trees import Correction, from_json, read_json
+from slurm_gpumem.estimators.traced.features import NAMES as TRACED
+from slurm_gpumem.lab.places import CORRECTION_FOLDS, TRACE_FOLDS
 
 FOLDS = 5
-FILE = "correction-folds.json.gz"
 _GENERATED = ("mlp", "cnn", "transformer")
 
 
@@ -40,5 +42,14 @@ def fold_of_name(model: str) -> int:
 
 def load_folds() -> List[Correction]:
     """One correction a fold, each fitted without the models of that fold."""
-    path = data_path("models", FILE)
-    return [from_json(content, f"{path}, fold {n}") for n, content in enumerate(read_json(path))]
+    return _corrections(CORRECTION_FOLDS, KNOWN)
+
+
+def load_trace_folds() -> List[Correction]:
+    """The same for the request of traced estimates."""
+    return _corrections(TRACE_FOLDS, TRACED)
+
+
+def _corrections(path: Path, names: Sequence[str]) -> List[Correction]:
+    parts = enumerate(read_json(path))
+    return [from_json(content, f"{path}, fold {number}", names) for number, content in parts]

@@ -2,7 +2,8 @@
 
     python -m slurm_gpumem.lab.fit.interference
 
-Writes models/interference.json. A job is judged by a fit that saw no set with any job of its model.
+Writes models/interference.json, and models/lab/folds/interference.json: one fit a model, without any set
+with a job of that model, to judge it by.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import numpy as np
+from joblib import Parallel, delayed
 from scipy.optimize import least_squares
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.lab.fit.utilization import data_sha256
+from slurm_gpumem.lab.places import INTERFERENCE_FOLDS, MODELS, SETS, shown, under
 from slurm_gpumem.lab.score.sets import model_of
-from slurm_gpumem.lab.utilization_runs import FOLDER, SharedSet, load_sets
+from slurm_gpumem.lab.shared_speeds import load_from, speeds
+from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets
 from slurm_gpumem.utilization.budget import budget
 from slurm_gpumem.utilization.interference import (
     FILE,
@@ -28,8 +31,6 @@ from slurm_gpumem.utilization.interference import (
     POSITIVE,
     START,
     JobLoad,
-    load_from,
-    speeds,
 )
 
 Known = Dict[str, float]
@@ -75,10 +76,8 @@ def _unpacked(values: Array) -> Known:
 def left_out(sets: Sequence[SharedSet], start: Mapping[str, float] = START) -> Dict[str, Known]:
     """By model: a fit without any set in which it takes part."""
     models = sorted({model_of(job) for one in sets for job in one.jobs})
-    return {
-        model: fit_mode([one for one in sets if model not in map(model_of, one.jobs)], start)
-        for model in models
-    }
+    others = ([one for one in sets if model not in map(model_of, one.jobs)] for model in models)
+    return dict(zip(models, Parallel(n_jobs=-1)(delayed(fit_mode)(some, start) for some in others)))
 
 
 def scale_points(jobs: Sequence[JobLoad], known: Mapping[str, float]) -> List[List[float]]:
@@ -105,26 +104,24 @@ def fit_all(sets: Sequence[SharedSet]) -> Dict[str, Any]:
     return modes
 
 
+def _without_each(sets: Sequence[SharedSet]) -> Dict[str, List[float]]:
+    """By model: the coefficients of the fit without it, in the order of NAMES."""
+    return {model: [float(f"{known[name]:.4g}") for name in NAMES] for model, known in left_out(sets).items()}
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """Fit, write, and print how good it is on models that were left out."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help=f"folder of measured sets (models/{FOLDER})")
-    parser.add_argument("--out", type=Path, help="folder to write into (models)")
+    parser.add_argument("--data", type=Path, help=f"folder of measured sets ({shown(SETS)})")
+    parser.add_argument("--out", type=Path, help="folder to write into instead of models")
     args = parser.parse_args(argv)
-    folder = args.data or data_path("models", FOLDER)
-    out = args.out or folder.parent
+    folder = args.data or SETS
+    out = args.out or MODELS
     sets = load_sets(folder)
     modes = fit_all(sets)
-    folds = {mode: left_out([one for one in sets if one.mode == mode]) for mode in MODES}
     content = {
         "format": FORMAT,
         "modes": modes,
-        "left_out": {
-            mode: {
-                model: [float(f"{known[name]:.4g}") for name in NAMES] for model, known in by_model.items()
-            }
-            for mode, by_model in folds.items()
-        },
         "card": {
             "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
             "data_sha256": data_sha256(folder, ("sets",)),
@@ -132,6 +129,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         },
     }
     (out / FILE).write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    left_out = {mode: _without_each([one for one in sets if one.mode == mode]) for mode in MODES}
+    under(out, INTERFERENCE_FOLDS).write_text(json.dumps(left_out, separators=(",", ":")) + "\n")
     return 0
 
 

@@ -10,6 +10,7 @@ from slurm_gpumem.estimators.corrected.estimator import group_of
 from slurm_gpumem.estimators.corrected.relatives import Near, NeighbourRuns, Relatives
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.correction_rows import Row
+from slurm_gpumem.lab.fit.relatives_file import make, run_of, to_json
 
 LONELY_IN = 3
 """One family in so many is taught as if no other of its members had been measured: such jobs will come."""
@@ -23,14 +24,14 @@ def relatives_of(found: Sequence[Row]) -> Relatives:
     def entry(row: Row) -> Tuple[str, FrozenSet[str], relatives.Run]:
         point = row.points[0]
         values = [sum(p.share * p.features[at] for p in row.points) for at in range(len(point.features))]
-        run = relatives.run_of(number[row.model], values, row.real_mib, row.total_mib)
+        run = run_of(number[row.model], values, row.real_mib, row.total_mib)
         return group_of(point.features), frozenset(row.classes), run
 
-    made = relatives.make(models, (entry(row) for row in found))
-    return relatives.from_json(relatives.to_json(made), "the relatives just made")
+    made = make(models, (entry(row) for row in found))
+    return relatives.from_json(to_json(made), "the relatives just made")
 
 
-class Lessons:
+class NeighboursOfRows:
     """What the relatives say of every row's points."""
 
     def __init__(self, found: Sequence[Row], known: Relatives) -> None:

@@ -10,7 +10,7 @@ from slurm_gpumem.estimators.corrected.estimator import correct_peak, joined, ou
 from slurm_gpumem.estimators.corrected.trees import from_json
 from slurm_gpumem.lab.fit.correction_rows import Row
 from slurm_gpumem.lab.fit.folds import fold_of_name
-from slurm_gpumem.lab.fit.relatives_of_rows import Lessons
+from slurm_gpumem.lab.fit.relatives_of_rows import NeighboursOfRows
 from slurm_gpumem.lab.score.accuracy import quantile
 from slurm_gpumem.units import ceil_div
 
@@ -35,19 +35,23 @@ class Held:
 
 
 def held_out(
-    found: Sequence[Row], lessons: Lessons, parts: Sequence[Mapping[str, Any]], *, lonely: bool = False
+    found: Sequence[Row],
+    neighbours: NeighboursOfRows,
+    parts: Sequence[Mapping[str, Any]],
+    *,
+    lonely: bool = False,
 ) -> List[Held]:
     """Every row, answered by its fold; `lonely`: as if no model of its family had been measured."""
     corrections = [from_json(part, "the fold just fitted") for part in parts]
-    told = [lessons.without(number, lonely) for number in range(len(parts))]
+    told = [neighbours.without(number, lonely) for number in range(len(parts))]
     answers: List[Held] = []
     for index, row in enumerate(found):
         number = fold_of_name(row.model)
         correction = corrections[number]
         strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
         found_at = [
-            correct_peak(point.total_mib, point.features, lesson, row.moved_mib, correction, unusual=strange)
-            for point, lesson in zip(row.points, told[number][index])
+            correct_peak(point.total_mib, point.features, runs, row.moved_mib, correction, unusual=strange)
+            for point, runs in zip(row.points, told[number][index])
         ]
         peak, request = joined([point.share for point in row.points], found_at)
         real, plain = round(row.real_mib) + row.moved_mib, round(row.total_mib) + row.moved_mib
@@ -79,14 +83,14 @@ def figures_line(name: str, items: Sequence[Held]) -> str:
 
 def report_lines(
     found: Sequence[Row],
-    lessons: Lessons,
+    neighbours: NeighboursOfRows,
     parts: Sequence[Mapping[str, Any]],
     sha256: str,
     card: Mapping[str, Any],
 ) -> List[str]:
     """The card as Markdown."""
-    items = held_out(found, lessons, parts)
-    strangers = held_out(found, lessons, parts, lonely=True)
+    items = held_out(found, neighbours, parts)
+    strangers = held_out(found, neighbours, parts, lonely=True)
     lines = [
         "# The learned correction",
         "Written by `make fit` (`" + card["command"] + "`); do not edit. See docs/estimation.md.",

@@ -1,7 +1,7 @@
 """Fit utilization on jobs measured alone, and interference on sets: `make fit-utilization`.
 
-Writes models/utilization.json (fitted on all rows), models/utilization-folds.json.gz (one fit a fold, without
-that fold's models; `gpumem accuracy` scores with these) and the card models/utilization.md.
+Writes models/utilization.json (fitted on all rows), models/lab/folds/utilization.json.gz (one fit a fold,
+without that fold's models; `gpumem accuracy` scores with these) and the card models/utilization.md.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
+from joblib import Parallel, delayed
 from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.lab.fit.folds import FOLDS
 from slurm_gpumem.lab.fit.roofline import fit_coefficients
 from slurm_gpumem.lab.fit.utilization_rows import UtilizationRow, rows_of, rows_of_traces
+from slurm_gpumem.lab.places import GROUND_TRUTH, MODELS, UTILIZATION_FOLDS, shown, under
 from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, class_of, dataset_of
-from slurm_gpumem.lab.score.utilization import FOLDS_FILE
 from slurm_gpumem.lab.traced_work import load_traced
-from slurm_gpumem.lab.utilization_runs import SOLO_FILES, SUMMARIES, load_solo, load_texts
+from slurm_gpumem.lab.utilization_runs import SOLO_FILES, load_solo, load_texts
 from slurm_gpumem.utilization.features import NAMES, features, logit
 from slurm_gpumem.utilization.model import FILE, FORMAT, STEEPEST, TARGETS
 from slurm_gpumem.utilization.predict import SUMMARY, TRACE, plain_answers
@@ -190,8 +190,9 @@ def as_file(sources: Dict[str, Any], card: Optional[Dict[str, Any]] = None) -> D
 
 def fit_all(rows: Sequence[UtilizationRow]) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """The model of all rows, and one without each fold."""
-    parts = [fit([row for row in rows if row.fold != number]) for number in range(FOLDS)]
-    return fit(rows), parts
+    chosen = [rows, *([row for row in rows if row.fold != number] for number in range(FOLDS))]
+    whole, *parts = Parallel(n_jobs=-1)(delayed(fit)(some) for some in chosen)
+    return whole, parts
 
 
 def data_sha256(folder: Path, prefixes: Tuple[str, ...] = SOLO_FILES) -> str:
@@ -205,18 +206,18 @@ def data_sha256(folder: Path, prefixes: Tuple[str, ...] = SOLO_FILES) -> str:
 def main(argv: Optional[List[str]] = None) -> int:
     """Fit, write, and say how good it is on models that were held out."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help=f"folder of measured jobs (models/{SUMMARIES})")
-    parser.add_argument("--out", type=Path, help="folder to write into (models)")
+    parser.add_argument("--data", type=Path, help=f"folder of measured jobs ({shown(GROUND_TRUTH)})")
+    parser.add_argument("--out", type=Path, help="folder to write into instead of models")
     parser.add_argument("--card", action="store_true", help="fit nothing; write the fitted files' card anew")
     args = parser.parse_args(argv)
-    folder = args.data or data_path("models", SUMMARIES)
-    out = args.out or folder.parent
+    folder = args.data or GROUND_TRUTH
+    out = args.out or MODELS
     runs = load_solo(folder)
     rows = rows_of(runs, load_texts({run.summary: None for run in runs}))
     traced = rows_of_traces(runs, load_traced(runs))
     if args.card:
         text = (out / FILE).read_text()
-        files = json.loads(gzip.decompress((out / FOLDS_FILE).read_bytes()))
+        files = json.loads(gzip.decompress(under(out, UTILIZATION_FOLDS).read_bytes()))
         _write_card(out, [*rows, *traced], files, json.loads(text)["card"], text)
         return 0
     by_source = {SUMMARY: rows}
@@ -239,7 +240,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     (out / FILE).write_text(text)
     files = [as_file(part) for part in parts]
     packed = json.dumps(files, separators=(",", ":")).encode()
-    (out / FOLDS_FILE).write_bytes(gzip.compress(packed, mtime=0))
+    under(out, UTILIZATION_FOLDS).write_bytes(gzip.compress(packed, mtime=0))
     _write_card(out, [*rows, *traced], files, card, text)
     return 0
 

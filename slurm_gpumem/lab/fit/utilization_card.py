@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from slurm_gpumem.lab.fit.utilization_rows import UtilizationRow
 from slurm_gpumem.lab.ground_truth import TOOLS
+from slurm_gpumem.lab.places import MODELS, TRACE_KERNELS
 from slurm_gpumem.lab.score.utilization import Judged, class_lines, is_real, judged, table_lines
 from slurm_gpumem.utilization.model import UtilizationModel, from_json
 from slurm_gpumem.utilization.predict import SUMMARY, TRACE, predict_targets
@@ -45,7 +46,7 @@ def card_lines(
         *table_lines(real, {tool: members for tool, members in by_tool.items() if members}),
         "```",
         "",
-        "The documents' classes on real models:",
+        "The published classes on real models:",
         "",
         "```",
         *class_lines(real),
@@ -55,7 +56,8 @@ def card_lines(
 
 
 def _from_traces(items: Sequence[Judged]) -> List[str]:
-    head = f"From a trace, {len(items)} jobs of real models that could be traced (`trace-kernels.jsonl.xz`):"
+    file = TRACE_KERNELS.relative_to(MODELS)
+    head = f"From a trace, {len(items)} jobs of real models that could be traced (`{file}`):"
     return ["", head, "", "```", *table_lines(items, {"from a trace": items}), "", *class_lines(items), "```"]
 
 

@@ -2,10 +2,10 @@
 
     python -m slurm_gpumem.lab.fit.workspaces [--check]
 
-Reads models/ground-truth/operators.jsonl.xz, writes models/cudnn-workspaces.bin, and what the trees are
-wrong about into models/cudnn-measured.bin. With --check it prints how well trees do on convolutions
+Reads models/lab/ground-truth/operators.jsonl.xz, writes models/cudnn-workspaces.bin, and what the trees
+are wrong about into models/cudnn-measured.bin. With --check it prints how well trees do on convolutions
 that they have not seen at any batch size, and writes nothing.
-A tree's splits come from which sum (cudnn_workspace.BASES) the workspace is or begins with; each leaf then
+A tree's splits come from which sum (BASES) the workspace is or begins with; each leaf then
 takes the sum, the factor and the bytes beyond that are right for most of its cases. How much is taken beyond
 a sum for parts of sums over the batch, one more tree for each kind of call tells.
 """
@@ -19,9 +19,7 @@ from statistics import median
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from zlib import crc32
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.estimators.workspaces import measured_calls
-from slurm_gpumem.estimators.workspaces.columns import Column, to_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import (
     BASES,
     BEYOND,
@@ -34,9 +32,10 @@ from slurm_gpumem.estimators.workspaces.convolutions import (
     features,
     from_columns,
 )
-from slurm_gpumem.estimators.workspaces.measured_calls import to_file
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.fit.calls_to_keep import to_keep
+from slurm_gpumem.lab.fit.workspace_files import Column, measured_bytes, to_bytes
+from slurm_gpumem.lab.places import MODELS, OPERATORS
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.trace_types import CALLS
 
@@ -89,7 +88,7 @@ class Grower:
         return _POWERS + int(np.round(np.log2(taken / self.scale[index])))
 
     def tree(self, chosen: Any, seed: int) -> Columns:
-        """One tree as cudnn_workspace.Tree takes it."""
+        """One tree as `convolutions.Tree` takes it."""
         from sklearn.tree import DecisionTreeClassifier
 
         fitted = DecisionTreeClassifier(
@@ -228,15 +227,15 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _run(only_check: bool) -> int:
-    cases = load_calls(data_path("models", "ground-truth") / "operators.jsonl.xz")
+    cases = load_calls(OPERATORS)
     if only_check:
         print("\n".join(check(cases)))
         return 0
     forests = grow(cases)
     measured = to_keep(cases, as_read(forests))
-    path = data_path("models", "gpus.toml").parent / FILE
+    path = MODELS / FILE
     path.write_bytes(to_bytes(*as_columns(forests, len(cases))))
-    path.with_name(measured_calls.FILE).write_bytes(to_file(measured))
+    path.with_name(measured_calls.FILE).write_bytes(measured_bytes(measured))
     leaves = sum(
         feature < 0 for forest in forests.values() for tree in forest["trees"] for feature in tree[0]
     )

@@ -1,8 +1,8 @@
 """GPUMemNet's two classifiers: ensembles of 13 small perceptrons, and of 13 small Transformer encoders.
 
-From the documents: 13 members, the perceptrons 1 to 7 and 1 to 6 layers deep with different numbers of
-neurons, classes of equal width in memory, cross-entropy, Adam. models/gpumemnet.md says what was assumed
-beyond that.
+As published: 13 members, the perceptrons 1 to 7 and 1 to 6 layers deep with different numbers of neurons,
+classes of equal width in memory, cross-entropy, Adam. models/lab/predictions/gpumemnet.md says what was
+assumed beyond that.
 """
 
 from __future__ import annotations

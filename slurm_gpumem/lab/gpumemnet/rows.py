@@ -1,6 +1,6 @@
 """What GPUMemNet looks at: counts of layers, totals and the sequence of layers of a model summary.
 
-The features are those of the documents (dissertation, section 5.4.4; paper, section 4.3): batch size,
+The features are the published ones (dissertation, section 5.4.4; paper, section 4.3): batch size,
 parameters, activations, activations times batch size, the number of layers of each type, the activation
 function as a point on a circle, and, for the Transformer-based estimator, a tuple (type, activations,
 parameters) for every layer. Neither the optimizer nor the precision is among them.
@@ -14,8 +14,7 @@ from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.lab.fit.folds import group_of
-from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun
-from slurm_gpumem.lab.score.accuracy import real_mib
+from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -41,7 +40,7 @@ class NetRow:
     family: str
     """Which of the three estimators is asked."""
     synthetic: bool
-    """Whether the model is one of the documents' three families of generated networks."""
+    """Whether the model is one of the three published families of generated networks."""
     real_mib: int
     features: Tuple[float, ...]
     sequence: Tuples
@@ -126,7 +125,7 @@ def layer_type(kind: str) -> str:
 
 
 def _family(counts: Dict[str, int], summary: ModelSummary) -> str:
-    """The estimator of the documents that such a model is for: by the layers that it has most of."""
+    """The published estimator that such a model is for: by the layers that it has most of."""
     if counts["conv"] and counts["conv"] >= counts["linear"]:
         return "cnn"
     norms = any(layer.kind in ("LayerNorm", "RMSNorm") for layer in summary.leaves)

@@ -2,7 +2,7 @@
 
     python -m slurm_gpumem.lab.gpumemnet.train [--data DIR] [--out DIR]
 
-Two things come of it: accuracy and F1 in the documents' own form, on their three families of generated
+Two things come of it: accuracy and F1 in the published form, on its three families of generated
 networks, and predictions for every run, for `gpumem accuracy`. Both by three folds split by model.
 """
 
@@ -18,17 +18,17 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import torch
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.lab.gpumemnet import nets
 from slurm_gpumem.lab.gpumemnet.rows import FAMILIES, NetRow, net_rows
 from slurm_gpumem.lab.ground_truth import load_ground_truth
+from slurm_gpumem.lab.places import PREDICTIONS, shown
 from slurm_gpumem.lab.score.predictions import Predictions, save_predictions
 
 KINDS = ("mlp", "transformer")
 FOLDS = 3
 GIB = 1024
 BIN_GIB = {"mlp": 1, "cnn": 8, "transformer": 8}
-"""The documents' widths of a class; MLPs also in classes of 2."""
+"""The published widths of a class; MLPs also in classes of 2."""
 PUBLISHED = {
     ("mlp", "mlp", 1): (0.95, 0.93),
     ("mlp", "mlp", 2): (0.97, 0.96),
@@ -44,7 +44,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the documents' table, on our data."""
+    """One line of the published table, on our data."""
 
     family: str
     kind: str
@@ -61,16 +61,16 @@ def main(argv: Sequence[str] = ()) -> int:
     """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.gpumemnet.train", description=__doc__)
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measured runs")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the predictions go (models)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {shown(PREDICTIONS)}")
     parser.add_argument("--kind", choices=KINDS, help="only this estimator (default: both)")
     args = parser.parse_args(list(argv))
     torch.set_num_threads(1)
     rows = net_rows(load_ground_truth(args.data))
-    out = args.out or data_path("models", "gpus.toml").parent
+    out = args.out or PREDICTIONS
     figures: List[Figure] = []
     for kind in [args.kind] if args.kind else KINDS:
         started = time.monotonic()
-        own = documents_figures(rows, kind)
+        own = published_figures(rows, kind)
         figures += own
         predictions = Predictions(f"gpumemnet-{kind}", predict(rows, kind), card(own, rows))
         path = save_predictions(predictions, out)
@@ -95,8 +95,8 @@ def held_out(rows: Sequence[NetRow], kind: str, bin_mib: int) -> List[int]:
     return [told.get(row.key, 0) for row in rows]
 
 
-def documents_figures(rows: Sequence[NetRow], kind: str) -> List[Figure]:
-    """Accuracy and F1 on the generated families, in the documents' classes."""
+def published_figures(rows: Sequence[NetRow], kind: str) -> List[Figure]:
+    """Accuracy and F1 on the generated families, in the published classes."""
     figures = []
     for family, data_set, bin_gib in sorted(key for key in PUBLISHED if key[1] == kind):
         own = [row for row in rows if row.synthetic and row.family == family]
@@ -138,7 +138,7 @@ def f1_score(told: Sequence[int], real: Sequence[int]) -> float:
 def card(figures: Sequence[Figure], rows: Sequence[NetRow]) -> Dict[str, Any]:
     """What a reader of the stored predictions should know."""
     return {
-        "how": "python -m slurm_gpumem.lab.gpumemnet.train; models/gpumemnet.md",
+        "how": "python -m slurm_gpumem.lab.gpumemnet.train; models/lab/predictions/gpumemnet.md",
         "rows": len(rows),
         "folds": f"{FOLDS}, split by model",
         "seed": nets.SEED,
@@ -150,7 +150,7 @@ def card(figures: Sequence[Figure], rows: Sequence[NetRow]) -> Dict[str, Any]:
 
 
 def table(figures: Sequence[Figure]) -> List[str]:
-    """The documents' table with ours beside it."""
+    """The published table with ours beside it."""
     lines = ["data set     estimator    class   runs  accuracy    F1  always the most frequent  published"]
     for f in figures:
         accuracy, f1 = PUBLISHED[f.family, f.kind, f.bin_gib]

@@ -10,20 +10,21 @@ import json
 import random
 from itertools import product
 from math import prod
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SHAPES = Path(__file__).resolve().parent.parent / "plans" / "convolutions.json.gz"
+from slurm_gpumem.lab.places import PLANS
+
+SHAPES = PLANS / "convolutions.json.gz"
 """Distinct convolutions of the catalogue's development models:
 [channels, outputs, size, kernel, stride, padding, dilation, transposed, output padding, groups]."""
-RUNS = SHAPES.with_name("convolutions-of-runs.json.gz")
-"""The same with the type, channels last and the batch of a measured run (probe_shapes.py)."""
-TIMM = SHAPES.with_name("convolutions-of-timm.json.gz")
-"""Those of timm's models that are not of the hold-out part, as SHAPES (probe_shapes.py)."""
+RUNS = PLANS / "convolutions-of-runs.json.gz"
+"""The same with the type, channels last and the batch of a measured run (shapes.py)."""
+TIMM = PLANS / "convolutions-of-timm.json.gz"
+"""Those of timm's models that are not of the hold-out part, as SHAPES (shapes.py)."""
 LARGEST_TENSOR = 768 << 20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

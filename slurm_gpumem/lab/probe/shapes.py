@@ -3,9 +3,9 @@
     python -m slurm_gpumem.lab.probe.shapes --cache DIR
     python -m slurm_gpumem.lab.probe.shapes --timm
 
-The folder is what `trace_rows` filled. The first writes configs/convolutions-of-runs.json.gz: a list of
-convolutions as configs/convolutions.json.gz has them, each followed by type, channels last and batch of the
-run. The second writes configs/convolutions-of-timm.json.gz: those of timm's models with pictures of the
+The folder is what `trace_rows` filled. The first writes plans/convolutions-of-runs.json.gz: a list of
+convolutions as plans/convolutions.json.gz has them, each followed by type, channels last and batch of the
+run. The second writes plans/convolutions-of-timm.json.gz: those of timm's models with pictures of the
 model's own size. Models of the hold-out part are left out of both.
 """
 
@@ -21,9 +21,8 @@ from typing import Any, List, Optional, Set
 
 from slurm_gpumem.estimators.workspaces.convolutions import BYTES
 from slurm_gpumem.lab.command import exit_code
-from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
+from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
 from slurm_gpumem.lab.probe.cases import RUNS, TIMM
-from slurm_gpumem.lab.score.accuracy import part_of
 from slurm_gpumem.lab.score.trace_rows import path_of
 from slurm_gpumem.summaries.own import parse as parse_own
 from slurm_gpumem.summaries.trace_types import Convolution, evaluate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
@@ -14,7 +13,8 @@ from slurm_gpumem.estimators.corrected.trees import Correction
 from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.lab.fit import folds
-from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun
+from slurm_gpumem.lab.fit.relatives_file import only
+from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib
 from slurm_gpumem.lab.score.predictions import Predictions
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.summaries.reader import read_summary
@@ -140,7 +140,7 @@ class _HeldOut:
         if not self._folds:
             self._folds = folds.load_folds()
             self._relatives = [
-                packaged().only(lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
+                only(packaged(), lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
                 for number in range(folds.FOLDS)
             ]
         number = folds.fold_of_name(str(run.row.get("model", run.summary)))
@@ -150,7 +150,7 @@ class _HeldOut:
         """The score of a run whose trace's figures are kept; none for others."""
         if self._traces is None:
             self._traces = load_figures()
-            self._trace_folds = learned.load_folds() if self._traces else []
+            self._trace_folds = folds.load_trace_folds() if self._traces else []
         found = self._traces.get(run.key)
         if found is None:
             return []
@@ -159,16 +159,6 @@ class _HeldOut:
         correction = self._trace_folds[folds.fold_of(found.model)]
         request, _ = learned.request_and_remark(total, found.features, moved, correction)
         return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request + moved)]
-
-
-def real_mib(run: MeasuredRun, summary: ModelSummary) -> int:
-    """The process's memory: as the driver counts it, else reserved plus the GPU's context."""
-    if run.process_mib is not None:
-        return run.process_mib
-    kinds = [layer.kind.lower() for layer in summary.layers]
-    conv = any("conv" in kind for kind in kinds)
-    matmul = any(word in kind for kind in kinds for word in ("linear", "attention", "dense", "lstm", "gru"))
-    return run.reserved_mib + run.gpu.context_for(conv=conv, matmul=matmul)
 
 
 def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:
@@ -207,12 +197,6 @@ def field_of(item: Score, by: str) -> str:
         "part": lambda: part_of(str(item.run.row.get("model", item.run.key))),
     }
     return own[by]() if by in own else str(item.run.row.get(by, "-"))
-
-
-def part_of(model: str) -> str:
-    """The part of the data a model is in: rules are made looking at "development" models only."""
-    held_out = int(hashlib.sha1(model.encode()).hexdigest(), 16) % 3 == 0
-    return "hold-out" if held_out else "development"
 
 
 def worst(scores: Sequence[Score], count: int) -> List[Score]:

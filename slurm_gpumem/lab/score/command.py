@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Sequence
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, load_ground_truth
+from slurm_gpumem.lab.places import GROUND_TRUTH, shown
 from slurm_gpumem.lab.score.accuracy import Failure, Score, figures, grouped, score, score_stored, worst
 from slurm_gpumem.lab.score.classes import class_lines
 from slurm_gpumem.lab.score.predictions import load_predictions
@@ -209,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
         help="score these summaries (repeatable; default: the fullest that a model has)",
     )
     parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder of measured runs (models/ground-truth)"
+        "--data", type=Path, metavar="DIR", help=f"folder of measured runs ({shown(GROUND_TRUTH)})"
     )
     parser.add_argument("--worst", type=int, default=10, metavar="N", help="runs listed by name (10)")
     parser.add_argument("--shard-mib", type=int, default=1024, metavar="MIB", help="MiB per shard (1024)")

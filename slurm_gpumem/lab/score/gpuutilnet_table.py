@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Dict, Mapping, NamedTuple, Tuple
 
 METRICS: Mapping[str, str] = {"sm_active": "SMACT", "sm_occupancy": "SMOCC", "dram_active": "DRAMA"}
-GPUUTILNET_FILE = "gpuutilnet.json.gz"
-"""Held-out answers of the documents' classifiers, trained on our jobs."""
 BUSY = 2
-"""The class of the highest bin; its recall is what the documents report."""
+"""The class of the highest bin; its recall is what is published."""
 
 
 class Published(NamedTuple):
@@ -45,7 +43,7 @@ _MLPS = ("mlp", "recommender", "tabular", "graph", "points", "operator", "foreca
 
 
 def dataset_of(family: str) -> str:
-    """Which of the documents' three data sets a family of models belongs to."""
+    """Which of the three published data sets a family of models belongs to."""
     if any(word in family for word in _TRANSFORMERS):
         return "Transformer"
     return "MLP" if any(word in family for word in _MLPS) else "CNN"

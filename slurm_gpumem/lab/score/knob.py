@@ -11,10 +11,11 @@ import random
 from pathlib import Path
 from typing import List, Mapping, NamedTuple, Optional, Sequence
 
+from slurm_gpumem.lab.shared_speeds import load_from, speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets
 from slurm_gpumem.svg import Frame, document, text
 from slurm_gpumem.utilization.budget import budget, interpolated
-from slurm_gpumem.utilization.interference import Interference, JobLoad, load_from, packaged, speeds
+from slurm_gpumem.utilization.interference import Interference, JobLoad, packaged
 
 KNOBS = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0)
 _FILLS = 400

@@ -3,7 +3,7 @@
 Some estimators are too slow or need too much to be run again for a table: they are trained, or trace a live
 model. Their answers are kept beside the measurements, and `gpumem accuracy` scores them on the same rows.
 
-    models/predictions-NAME.json.gz: {"format": "gpumem-predictions/1", "estimator": NAME,
+    models/lab/predictions/NAME.json.gz: {"format": "gpumem-predictions/1", "estimator": NAME,
         "card": {how, figures}, "rows": {key of the run: [peak MiB, request MiB]}}
 """
 
@@ -13,13 +13,12 @@ import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Tuple
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.lab.places import PREDICTIONS
 
 FORMAT = "gpumem-predictions/1"
-_PATTERN = "predictions-*.json.gz"
 _SIZE_CAP = 64 << 20
 
 
@@ -33,16 +32,15 @@ class Predictions:
     card: Mapping[str, Any]
 
 
-def load_predictions(folder: Optional[Path] = None) -> Dict[str, Predictions]:
-    """All stored predictions of a folder (default: the package's models) by their estimator's name."""
-    folder = data_path("models", "gpus.toml").parent if folder is None else folder
-    found = [_load(path) for path in sorted(folder.glob(_PATTERN))]
+def load_predictions(folder: Path = PREDICTIONS) -> Dict[str, Predictions]:
+    """All stored predictions of a folder by their estimator's name."""
+    found = [_load(path) for path in sorted(folder.glob("*.json.gz"))]
     return {item.estimator: item for item in found}
 
 
 def save_predictions(predictions: Predictions, folder: Path) -> Path:
     """Write one file, the same bytes for the same answers."""
-    path = folder / f"predictions-{predictions.estimator}.json.gz"
+    path = folder / f"{predictions.estimator}.json.gz"
     content = {
         "format": FORMAT,
         "estimator": predictions.estimator,

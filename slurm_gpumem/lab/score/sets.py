@@ -6,16 +6,13 @@ import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.lab.places import INTERFERENCE_FOLDS
+from slurm_gpumem.lab.shared_speeds import load_from, simple_speed, speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet
 from slurm_gpumem.utilization.interference import (
-    FILE,
     NAMES,
     JobLoad,
-    load_from,
     pressure,
-    simple_speed,
-    speeds,
     stretch,
 )
 
@@ -46,12 +43,12 @@ def model_of(job: str) -> str:
     return job.partition("@")[0]
 
 
-def load_left_out(path: Optional[Path] = None) -> Dict[str, Dict[str, Known]]:
+def load_left_out(path: Path = INTERFERENCE_FOLDS) -> Dict[str, Dict[str, Known]]:
     """By mode and model: coefficients of the fit without that model."""
-    content: Any = json.loads((path or data_path("models", FILE)).read_text())
+    content: Any = json.loads(path.read_text())
     return {
         mode: {model: dict(zip(NAMES, values)) for model, values in by_model.items()}
-        for mode, by_model in content["left_out"].items()
+        for mode, by_model in content.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""What traces of the measured runs came to: models/trace-figures.jsonl.gz, so that scoring needs no tracing.
+"""What traces of the measured runs came to, kept so that scoring needs no tracing: TRACE_FIGURES.
 
 `python -m slurm_gpumem.lab.score.trace_score` writes it from a folder of traces.
 """
@@ -9,11 +9,9 @@ import gzip
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Optional, Tuple
+from typing import Dict, Tuple
 
-from slurm_gpumem.data import data_path
-
-FILE = "trace-figures.jsonl.gz"
+from slurm_gpumem.lab.places import TRACE_FIGURES
 
 
 @dataclass(frozen=True)
@@ -30,9 +28,8 @@ class Traced:
     features: Tuple[float, ...]
 
 
-def load_figures(path: Optional[Path] = None) -> Dict[str, Traced]:
-    """By the run's key; empty where the file is not (it is not part of the installed package)."""
-    path = data_path("models", FILE) if path is None else path
+def load_figures(path: Path = TRACE_FIGURES) -> Dict[str, Traced]:
+    """By the run's key; empty where the file is not."""
     if not path.exists():
         return {}
     with gzip.open(path, "rt") as file:

@@ -3,7 +3,7 @@
     python -m slurm_gpumem.lab.score.trace_kernels --cache DIR [--write]
 
 Jobs without a trace in the folder are traced first (`trace_rows` has the details). `--write` makes
-models/trace-kernels.jsonl.xz of the folder; `make fit-utilization` fits on it.
+models/lab/traces/kernels.jsonl.xz of the folder; `make fit-utilization` fits on it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.lab.command import exit_code
+from slurm_gpumem.lab.places import TRACE_KERNELS, shown
 from slurm_gpumem.lab.score.trace_rows import path_of, trace_missing
-from slurm_gpumem.lab.traced_work import FILE, line_of, write_traced
+from slurm_gpumem.lab.traced_work import line_of, write_traced
 from slurm_gpumem.lab.utilization_runs import Solo, load_solo
 from slurm_gpumem.summaries.own import parse as parse_own
 
@@ -29,7 +29,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
-    parser.add_argument("--write", action="store_true", help=f"write models/{FILE}")
+    parser.add_argument("--write", action="store_true", help=f"write {shown(TRACE_KERNELS)}")
     options = parser.parse_args(argv)
     return exit_code(lambda: _run(options))
 
@@ -43,9 +43,9 @@ def _run(options: argparse.Namespace) -> int:
         trace_missing(missing, options.cache, options.jobs)
     if options.write:
         lines = [line for line in (_line(run, options.cache) for run in runs) if line]
-        path = data_path("models", FILE)
-        write_traced(lines, path)
-        print(f"{len(lines)} of {len(runs)} jobs written to {path.name}, {path.stat().st_size:,} bytes")
+        write_traced(lines, TRACE_KERNELS)
+        size = TRACE_KERNELS.stat().st_size
+        print(f"{len(lines)} of {len(runs)} jobs written to {shown(TRACE_KERNELS)}, {size:,} bytes")
     return 0
 
 

@@ -29,8 +29,8 @@ from slurm_gpumem.lab.collect.entries import Entry
 from slurm_gpumem.lab.collect.measure import FLOATS, checkpoint, optimizer_over
 from slurm_gpumem.lab.collect.tasks import Feed, task_named
 from slurm_gpumem.lab.command import exit_code
-from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
-from slurm_gpumem.lab.score.accuracy import part_of
+from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
+from slurm_gpumem.lab.places import GROUND_TRUTH, shown
 from slurm_gpumem.summaries.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.loop import Inputs
@@ -126,7 +126,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Trace what is missing."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.score.trace_rows", description=__doc__)
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="measured runs (models/ground-truth)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help=f"measured runs ({shown(GROUND_TRUTH)})")
     parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
     parser.add_argument("--match", default="", metavar="TEXT", help="only keys with this text")
     parser.add_argument("--real", action="store_true", help="no generated networks")

@@ -2,8 +2,9 @@
 
     python -m slurm_gpumem.lab.score.trace_score --cache DIR [--part development] [--write] [--fit]
 
-The folder is what `trace_rows` filled. `--write` keeps each run's figures in models/trace-figures.jsonl.gz,
-`--fit` fits models/trace-correction.json and its folds on all runs that the file has.
+The folder is what `trace_rows` filled. `--write` keeps each run's figures in
+models/lab/traces/figures.jsonl.gz, `--fit` fits models/trace-correction.json and its folds on all runs that
+the file has.
 """
 
 from __future__ import annotations
@@ -12,13 +13,10 @@ import argparse
 import gzip
 import json
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.corrected.choice import FROM_TRACE, LEVELS, options
 from slurm_gpumem.estimators.corrected.trees import FORMAT, from_json
@@ -28,10 +26,10 @@ from slurm_gpumem.estimators.traced.features import NAMES, features
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.fit import folds
-from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
-from slurm_gpumem.lab.score import trace_figures as figures
-from slurm_gpumem.lab.score.accuracy import part_of, quantile
-from slurm_gpumem.lab.score.trace_figures import Traced
+from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
+from slurm_gpumem.lab.places import GROUND_TRUTH, MODELS, TRACE_FIGURES, TRACE_FOLDS, shown
+from slurm_gpumem.lab.score.accuracy import quantile
+from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.lab.score.trace_rows import path_of
 from slurm_gpumem.summaries.own import parse as parse_own
 
@@ -103,7 +101,7 @@ def _process_error(found: Traced, row: Row) -> float:
 
 
 def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
-    """Spread and stakes; the stakes from runs whose architecture the spread never saw."""
+    """Spread and policy; the policy from runs whose architecture the spread never saw."""
     import numpy as np
 
     from slurm_gpumem.lab.fit.correction import export_trees, fit_trees, held, price_for
@@ -151,15 +149,15 @@ def _target(found: Traced, row: Row) -> float:
     return log((real / MIB - moved) / total)
 
 
-def fit_all(rows: Sequence[Tuple[Traced, Row]], out: Path) -> None:
+def fit_all(rows: Sequence[Tuple[Traced, Row]]) -> None:
     """Write the model of all runs, and one without each fold."""
     whole = fit(rows)
     parts = [fit([r for r in rows if folds.fold_of(r[0].model) != n]) for n in range(folds.FOLDS)]
     for content in (whole, *parts):
         from_json(content, "the new fit", NAMES)
-    (out / learned.FILE).write_text(json.dumps(whole, separators=(",", ":")) + "\n")
+    (MODELS / learned.FILE).write_text(json.dumps(whole, separators=(",", ":")) + "\n")
     packed = gzip.compress(json.dumps(parts, separators=(",", ":")).encode(), mtime=0)
-    (out / learned.FOLDS_FILE).write_bytes(packed)
+    TRACE_FOLDS.write_bytes(packed)
 
 
 # -- Command -------------------------------------------------------------------------------------
@@ -169,7 +167,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Score, and write and fit if asked to."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.score.trace_score", description=__doc__)
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder of traces; else the kept figures")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="measured runs (models/ground-truth)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help=f"measured runs ({shown(GROUND_TRUTH)})")
     parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
     parser.add_argument("--worst", type=int, default=15, metavar="N")
     parser.add_argument("--write", action="store_true")
@@ -179,23 +177,23 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _run(asked: argparse.Namespace) -> int:
     rows = {row["key"]: row for row in load_ground_truth_rows(asked.data) if _good(row)}
-    kept = figures.load_figures()
+    kept = load_figures()
     if asked.cache:
-        with ProcessPoolExecutor() as pool:
-            replayed = pool.map(partial(traced, asked.cache), rows.values(), chunksize=8)
-            found = [item for item in replayed if item is not None]
+        from joblib import Parallel, delayed
+
+        replayed = Parallel(n_jobs=-1)(delayed(traced)(asked.cache, row) for row in rows.values())
+        found = [item for item in replayed if item is not None]
     else:
         found = list(kept.values())
     pairs = [(item, rows[item.key]) for item in found if item.key in rows]
-    models = data_path("models", "gpus.toml").parent
     if asked.write:
         merged = {**kept, **{item.key: item for item in found}}
         lines = [json.dumps(asdict(merged[key]), separators=(",", ":")) for key in sorted(merged)]
-        (models / figures.FILE).write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+        TRACE_FIGURES.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     if asked.fit and asked.data:
-        raise UsageError("--fit is for models/ground-truth: nothing is fitted on other runs")
+        raise UsageError(f"--fit is for {shown(GROUND_TRUTH)}: nothing is fitted on other runs")
     if asked.fit:
-        fit_all(pairs, models)
+        fit_all(pairs)
     wanted = [pair for pair in pairs if asked.part in ("all", part_of(pair[1]["model"]))]
     print("\n".join(report(wanted, asked.worst)) if wanted else "no traced runs")
     return 0

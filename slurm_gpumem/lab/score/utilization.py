@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, GpumemError
 from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.lab.fit.folds import fold_of
 from slurm_gpumem.lab.ground_truth import TOOLS
+from slurm_gpumem.lab.places import UTILIZATION_FOLDS
 from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, METRICS, TABLE, class_of, dataset_of
 from slurm_gpumem.lab.traced_work import TracedWork
 from slurm_gpumem.lab.utilization_runs import Solo
@@ -22,7 +22,6 @@ from slurm_gpumem.utilization.model import TARGETS, UtilizationModel, from_json
 from slurm_gpumem.utilization.predict import SUMMARY, TRACE, Prediction, predict_targets
 from slurm_gpumem.utilization.work import step_work
 
-FOLDS_FILE = "utilization-folds.json.gz"
 GENERATED = "synthetic"
 
 
@@ -54,7 +53,7 @@ class Line(NamedTuple):
 
 
 class Classes(NamedTuple):
-    """The documents' three classes of a metric."""
+    """The three published classes of a metric."""
 
     jobs: int
     accuracy: float
@@ -63,9 +62,8 @@ class Classes(NamedTuple):
     busy: int
 
 
-def load_folds(folder: Optional[Path] = None) -> List[UtilizationModel]:
+def load_folds(path: Path = UTILIZATION_FOLDS) -> List[UtilizationModel]:
     """One model a fold, each fitted without the models of that fold."""
-    path = data_path("models", FOLDS_FILE) if folder is None else folder / FOLDS_FILE
     try:
         content: List[Any] = json.loads(gzip.decompress(path.read_bytes()))
     except (OSError, ValueError) as error:
@@ -143,7 +141,7 @@ def errors(items: Sequence[Judged], target: str) -> Line:
 
 
 def classes(items: Sequence[Judged], metric: str) -> Classes:
-    """How often the documents' class is right, and how many of the busy jobs are found."""
+    """How often the published class is right, and how many of the busy jobs are found."""
     right = busy = found = 0
     for item in items:
         dataset = dataset_of(item.run.family)
@@ -164,7 +162,7 @@ def is_real(run: Solo) -> bool:
 
 
 def table_lines(items: Sequence[Judged], groups: Mapping[str, Sequence[Judged]]) -> List[str]:
-    """Errors by target and group, and the documents' classes, as text."""
+    """Errors by target and group, and the published classes, as text."""
     width = max((len(name) for name in groups), default=5)
     lines = [f"{'jobs':<{width}}      n  target          mean  median     P90  inside   repeat"]
     for name, members in groups.items():
@@ -184,7 +182,7 @@ def table_lines(items: Sequence[Judged], groups: Mapping[str, Sequence[Judged]])
 
 
 def class_lines(items: Sequence[Judged]) -> List[str]:
-    """Accuracy and recall of the busy class by the documents' data sets, beside the published ones."""
+    """Accuracy and recall of the busy class by the published data sets, beside what was published."""
     lines = ["class  data set        n  busy  accuracy  recall   published accuracy, recall"]
     for metric, short in METRICS.items():
         by_set: Dict[str, List[Judged]] = {}

@@ -6,12 +6,11 @@ import gzip
 import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UsageError
+from slurm_gpumem.lab.places import GPUUTILNET, SETS, TRACE_KERNELS, shown
 from slurm_gpumem.lab.score import sets as set_accuracy
 from slurm_gpumem.lab.score.gpuutilnet_table import (
     BUSY,
-    GPUUTILNET_FILE,
     METRICS,
     TABLE,
     class_of,
@@ -26,10 +25,10 @@ from slurm_gpumem.lab.score.utilization import (
     load_folds,
     table_lines,
 )
-from slurm_gpumem.lab.traced_work import FILE as TRACED_FILE
+from slurm_gpumem.lab.shared_speeds import load_from
 from slurm_gpumem.lab.traced_work import load_traced
 from slurm_gpumem.lab.utilization_runs import Solo, load_sets, load_solo, load_texts
-from slurm_gpumem.utilization.interference import JobLoad, load_from
+from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.model import UtilizationModel
 
 _LEGEND = """\
@@ -53,7 +52,7 @@ def utilization_lines() -> List[str]:
         f"utilization, {len(items)} jobs of {len({i.run.model for i in items})} models, each alone on the GPU"
     ]
     lines += ["", *table_lines(items, {name: members for name, members in groups.items() if members})]
-    lines += ["", "documents' classes, real models, from a summary", *class_lines(real)]
+    lines += ["", "published classes, real models, from a summary", *class_lines(real)]
     lines += ["", *trace_lines(runs, folds)]
     lines += ["", *gpuutilnet_lines(runs)]
     lines += ["", *set_lines(runs, items)]
@@ -64,7 +63,7 @@ def trace_lines(runs: Sequence[Solo], folds: Sequence[UtilizationModel]) -> List
     """The same tables from a trace, of the jobs that were traced."""
     items = judge_traced(runs, load_traced(runs), folds)
     if not items:
-        return [f"from a trace: nothing to judge by (models/{TRACED_FILE})"]
+        return [f"from a trace: nothing to judge by ({shown(TRACE_KERNELS)})"]
     real = [item for item in items if is_real(item.run)]
     groups = {"all": items, "real models": real}
     return [
@@ -72,7 +71,7 @@ def trace_lines(runs: Sequence[Solo], folds: Sequence[UtilizationModel]) -> List
         "",
         *table_lines(items, groups),
         "",
-        "documents' classes, real models, from a trace",
+        "published classes, real models, from a trace",
         *class_lines(real),
     ]
 
@@ -81,7 +80,7 @@ def set_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:
     """How good speeds in sets are from measured and from predicted metrics, and by the simple rule."""
     sets = load_sets()
     if not sets:
-        return ["interference: no measured sets (models/utilization)"]
+        return [f"interference: no measured sets ({shown(SETS)})"]
     left_out = set_accuracy.load_left_out()
     predicted: Dict[str, JobLoad] = {item.run.key: load_from(item.values) for item in items}
 
@@ -98,12 +97,11 @@ def set_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:
 
 
 def gpuutilnet_lines(runs: Sequence[Solo]) -> List[str]:
-    """The documents' classifiers on the same jobs, beside what was published of them."""
-    path = data_path("models", GPUUTILNET_FILE)
+    """The published classifiers on the same jobs, beside their published figures."""
     try:
-        answers: Any = json.loads(gzip.decompress(path.read_bytes()))["answers"]
+        answers: Any = json.loads(gzip.decompress(GPUUTILNET.read_bytes()))["answers"]
     except (OSError, ValueError, KeyError):
-        return [f"GPUUtilNet: no answers in {path.name} (make gpuutilnet)"]
+        return [f"GPUUtilNet: no answers in {shown(GPUUTILNET)} (make gpuutilnet)"]
     lines = [
         "GPUUtilNet trained on our jobs (accuracy, recall of the busy class)",
         "class  data set        n  busy   stratified folds   models kept out   kept out, real   published",

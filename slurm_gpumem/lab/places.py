@@ -1,0 +1,41 @@
+"""Where the laboratory's files are: it runs in a checkout only, so these are paths of the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_LAB = Path(__file__).resolve().parent
+
+# What to measure: written by hand, and by `collect.survey` and `probe.shapes`.
+CATALOGUE = _LAB / "catalogue"
+PLANS = _LAB / "plans"
+FOOTPRINTS = _LAB / "footprints.json"
+
+# The fits at the top of this folder are shipped; estimates read them.
+MODELS = _LAB.parents[1] / "models"
+
+# What the fits are made from and judged by stays in the repository.
+DATA = MODELS / "lab"
+GROUND_TRUTH = DATA / "ground-truth"
+OPERATORS = GROUND_TRUTH / "operators.jsonl.xz"
+SETS = DATA / "utilization"
+GPUUTILNET = SETS / "gpuutilnet.json.gz"
+PREDICTIONS = DATA / "predictions"
+TRACE_FIGURES = DATA / "traces" / "figures.jsonl.gz"
+TRACE_KERNELS = DATA / "traces" / "kernels.jsonl.xz"
+CORRECTION_FOLDS = DATA / "folds" / "correction.json.gz"
+TRACE_FOLDS = DATA / "folds" / "trace-correction.json.gz"
+UTILIZATION_FOLDS = DATA / "folds" / "utilization.json.gz"
+INTERFERENCE_FOLDS = DATA / "folds" / "interference.json"
+
+
+def shown(path: Path) -> str:
+    """A path of the repository as people read it: models/lab/ground-truth."""
+    return str(path.relative_to(MODELS.parent))
+
+
+def under(folder: Path, path: Path) -> Path:
+    """The place in `folder` of a file of models/; its own folder is made."""
+    placed = folder / path.relative_to(MODELS)
+    placed.parent.mkdir(parents=True, exist_ok=True)
+    return placed

@@ -1,0 +1,24 @@
+"""How fast jobs run in a set, for fits and scores: from metrics of each job alone."""
+
+from __future__ import annotations
+
+from typing import List, Mapping, Sequence
+
+from slurm_gpumem.utilization.interference import JobLoad, pressure, stretch
+
+
+def load_from(values: Mapping[str, float]) -> JobLoad:
+    """A measured job by the names of its metrics."""
+    return JobLoad(values["sm_active"], values["sm_occupancy"], values["dram_active"], values["step_seconds"])
+
+
+def speeds(jobs: Sequence[JobLoad], known: Mapping[str, float]) -> List[float]:
+    """The share of its speed alone that each job keeps in this set."""
+    pressures = [pressure(job, known) for job in jobs]
+    total = sum(pressures)
+    return [1 / stretch(job, total - own, known) for job, own in zip(jobs, pressures)]
+
+
+def simple_speed(jobs: Sequence[JobLoad]) -> float:
+    """The rule that needs no fit, one speed for all: min(1, 1 / sum of activities)."""
+    return min(1.0, 1 / max(sum(job.active for job in jobs), 1e-9))

@@ -1,0 +1,131 @@
+"""Product and laboratory apart: no product module imports the lab, and the product reads only what ships."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+from pathlib import Path
+from typing import Dict, Iterator, Optional, Tuple
+
+import pytest
+
+import slurm_gpumem
+
+PACKAGE = Path(slurm_gpumem.__file__).parent
+LAB = "slurm_gpumem.lab"
+PRODUCT = sorted(p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] != "lab")
+NAMES_THE_LAB = {"cli/accuracy.py"}
+"""It imports the lab by name, and says what to clone where there is none."""
+ASKS_WHERE_IT_IS = {
+    "calibration/context.py": "the package's root, for a child's import path",
+    "data.py": "the files that ship",
+    "devcluster/cluster.py": "modules of its own, copied for jobs",
+    "devcluster/demo.py": "docs/examples: the demo runs in a checkout, and says so elsewhere",
+    "devcluster/tree.py": "a module of its own, copied into a tree",
+    "report/html/page.py": "its assets, which ship",
+    "tracing/child/blame.py": "the package's root, to tell its frames from the user's",
+    "tracing/child/load.py": "files of the user's modules",
+    "tracing/child/sandbox.py": "the package's root, for a child's import path",
+}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def _mentions(tree: ast.AST) -> Iterator[str]:
+    """Modules that are imported, anywhere in the file, and strings that could name one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " not in node.value:
+            yield node.value
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=_name)
+def test_no_product_module_imports_the_lab(path: Path) -> None:
+    named = [name for name in _mentions(ast.parse(path.read_text())) if name.startswith(LAB)]
+    assert not named or _name(path) in NAMES_THE_LAB
+
+
+def _shipped() -> Dict[str, Path]:
+    """Data files of the wheel by their path in the package."""
+    config = configparser.ConfigParser()
+    config.read(PACKAGE.parent / "setup.cfg")
+    patterns = config["options.package_data"]["slurm_gpumem"].split()
+    return {_name(path): path for pattern in patterns for path in PACKAGE.glob(pattern)}
+
+
+def _data_files(tree: ast.Module) -> Iterator[Tuple[str, Optional[str]]]:
+    """(folder, name) of every data_path call; the name is None where it is computed."""
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "data_path":
+            folder, name = node.args
+            assert isinstance(folder, ast.Constant)
+            if isinstance(name, ast.Constant):
+                yield folder.value, name.value
+            else:
+                yield folder.value, constants.get(name.id) if isinstance(name, ast.Name) else None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PRODUCT if "data_path(" in path.read_text() and path.name != "data.py"],
+    ids=_name,
+)
+def test_the_product_reads_only_files_that_ship(path: Path) -> None:
+    shipped = _shipped()
+    for folder, name in _data_files(ast.parse(path.read_text())):
+        if name is None:
+            # Every file of these folders ships.
+            assert folder in ("lua", "prolog")
+        else:
+            assert f"{folder}/{name}" in shipped
+
+
+def test_every_file_of_lua_and_prolog_ships() -> None:
+    files = {_name(path) for folder in ("lua", "prolog") for path in (PACKAGE / folder).iterdir()}
+    assert files <= set(_shipped())
+
+
+def test_only_these_modules_look_for_files_around_them() -> None:
+    asking = {_name(path) for path in PRODUCT if "__file__" in path.read_text()}
+    assert asking == set(ASKS_WHERE_IT_IS)
+
+
+def test_the_top_of_models_ships_and_nothing_below_it() -> None:
+    top = {_name(path) for path in (PACKAGE / "models").iterdir() if path.is_file() and path.suffix != ".md"}
+    assert top == {name for name in _shipped() if name.startswith("models/")}
+    assert sum(path.stat().st_size for path in _shipped().values()) < 5_000_000
+
+
+def _imported(tree: ast.AST) -> Iterator[Tuple[str, str]]:
+    """(module, name) of everything that is imported from the package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("slurm_gpumem."):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def test_no_function_of_the_product_is_there_for_the_lab_alone() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in PRODUCT}
+    used = {pair for tree in trees.values() for pair in _imported(tree)}
+    attributes = {
+        node.attr for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    }
+    for path in (PACKAGE / "lab").rglob("*.py"):
+        for module, name in set(_imported(ast.parse(path.read_text()))) - used:
+            tree = trees.get(
+                PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py"), ast.Module([], [])
+            )
+            defined = [node for node in tree.body if getattr(node, "name", "") == name]
+            at_home = any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+            assert not defined or at_home or name in attributes, f"only the lab uses {module}.{name}"
