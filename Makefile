@@ -22,10 +22,7 @@ APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core
 	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium
 DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
 TORCH := torch==2.13.0
-RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
-RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
 
-# Tool options are here because pyproject.toml holds only what pip needs.
 .PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test apt clean
 
 apt:
@@ -90,15 +87,15 @@ bench-recovery: setup-test
 	$(BIN)/python tests/bench/recovery.py
 
 lint: setup-test
-	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .
-	$(BIN)/ruff format $(RUFF_OPTIONS) --check .
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	@for file in lua/*.lua tests/lua/*.lua; do luac5.1 -p "$$file" || exit 1; done
 	shellcheck .ci/run $$(git ls-files '*.sh')
 
 format: setup-test
-	$(BIN)/ruff format $(RUFF_OPTIONS) .
-	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' --fix .
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
 
 accuracy: $(BIN)/gpumem
 	@$(BIN)/gpumem accuracy
