@@ -9,6 +9,7 @@ import pytest
 
 from slurm_gpumem.lab.gpumemnet.rows import LONGEST, layer_type, net_rows
 from slurm_gpumem.lab.ground_truth import GroundTruth, load_ground_truth
+from tests.support.needs import needs_torch
 
 LEARNS = """
 import torch
@@ -34,6 +35,7 @@ for kind in ("mlp", "transformer"):
 """
 
 
+@needs_torch
 def test_both_ensembles_learn_a_simple_rule() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEARNS],

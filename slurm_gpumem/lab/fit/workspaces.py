@@ -35,7 +35,7 @@ from slurm_gpumem.estimators.workspaces.convolutions import (
     from_columns,
 )
 from slurm_gpumem.estimators.workspaces.measured_calls import to_file
-from slurm_gpumem.lab.command import exit_code
+from slurm_gpumem.lab.command import exit_code, require
 from slurm_gpumem.lab.fit.calls_to_keep import to_keep
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.trace_types import CALLS
@@ -228,6 +228,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _run(only_check: bool) -> int:
+    require("numpy", "sklearn")
     cases = load_calls(data_path("models", "ground-truth") / "operators.jsonl.xz")
     if only_check:
         print("\n".join(check(cases)))
