@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import tarfile
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Tuple
 
 import pytest
 
@@ -48,19 +48,25 @@ def peak(name: str, **job: object) -> int:
     return estimate(summary, TrainingJob(**{"batch_size": 32, **job}), H200).peak_mib  # type: ignore[arg-type]
 
 
+@cache
+def traced_step(name: str, optimizer: str) -> Tuple[int, int]:
+    """Batch size and peak of a real training step, traced once for all texts of the model."""
+    torch = pytest.importorskip("torch")
+    from tests.estimators.meta_trace import peak_of_training
+    from tests.estimators.structural_models import MODELS
+
+    build, shape = MODELS[name]
+    return shape[0], peak_of_training(build, lambda: torch.empty(shape), optimizer)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "sgd-momentum"])
 @pytest.mark.parametrize("columns", ["full", "plain"])
 @pytest.mark.parametrize("name", ["small-cnn", "residual", "inverted", "unet", "mlp", "gated"])
 def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
     name: str, columns: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
-    from tests.estimators.meta_trace import peak_of_training
-    from tests.estimators.structural_models import MODELS
-
-    build, shape = MODELS[name]
-    traced = peak_of_training(build, lambda: torch.empty(shape), optimizer)
-    job = TrainingJob(batch_size=shape[0], optimizer=optimizer)
+    batch, traced = traced_step(name, optimizer)
+    job = TrainingJob(batch_size=batch, optimizer=optimizer)
     # A meta device has neither cuBLAS nor cuDNN, and its sums share nothing: no workspaces on either side.
     monkeypatch.setattr(layers, "convolution_bytes", lambda told, rows: (0, 0, 0))
     monkeypatch.setattr(layers, "sum_bytes", lambda inputs, outputs: 0)
@@ -82,14 +88,13 @@ def test_parts_add_up_to_the_peak_and_the_floor_leaves_out_fragmentation() -> No
     assert result.request_mib > result.peak_mib
 
 
-def test_every_real_summary_of_every_format_gets_an_estimate() -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_real_summary_of_every_format_gets_an_estimate(precision: str) -> None:
+    job = TrainingJob(batch_size=8, precision=precision, optimizer="sgd-momentum")
     for name, text in real_summaries().items():
-        summary = read_summary(text)
-        for precision in PRECISIONS:
-            job = TrainingJob(batch_size=8, precision=precision, optimizer="sgd-momentum")
-            result = estimate(summary, job, H200)
-            assert sum(result.parts.values()) == result.peak_mib, name
-            assert 500 < result.peak_mib < 200_000, name
+        result = estimate(read_summary(text), job, H200)
+        assert sum(result.parts.values()) == result.peak_mib, name
+        assert 500 < result.peak_mib < 200_000, name
 
 
 @pytest.mark.parametrize(
