@@ -1,5 +1,7 @@
 # make demo    install what is needed and show real Slurm daemons sharing GPUs
+# make check   the tests that need neither Slurm's daemons nor torch (about a minute)
 # make test    install what is needed and run all tests
+# make test-python   the same tests as make check on every Python found, from 3.9 on, and with torch on the newest
 # make test-slurm-versions   run the Slurm tests on newer Slurm versions in separate trees (as root)
 # make test-recovery   the long forms of the recovery tests (as root)
 # make bench-accounting   time gpumem report on a million job records (minutes, 4 GB of disk)
@@ -20,13 +22,21 @@ VENV := .venv
 BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
 	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium
+CHECK_PACKAGES := slurm-client lua5.1 lua5.3 lua5.4 python3-venv chromium
 DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
 TORCH := torch==2.13.0
-RUFF_OPTIONS := --config 'line-length=110' --config 'target-version="py39"'
-RUFF_RULES := --select E,F,W,I,B,UP,SIM,RUF,C4,PT,D1,BLE --ignore UP006,UP007,UP035,UP045,RUF001,RUF002,RUF003,D102,D105,D107,SIM105
+TORCH_PYTHONS := 3.10 3.11 3.12 3.13 3.14 3.15
+# Every version from the oldest supported on; those that are not on the PATH are listed and left out.
+PYTHONS := 3.9 $(TORCH_PYTHONS)
+# Most tests with daemons wait, so two workers pay off on one core as well.
+WORKERS := $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 6 ? 6 : n)))
+PYTEST := $(BIN)/python -m pytest
+IN_PARALLEL := -n $(WORKERS) --dist loadfile
 
-# Tool options are here because pyproject.toml holds only what pip needs.
-.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet test test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
+# Tests start hundreds of Pythons: compiled files are kept for the next one.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -41,9 +51,12 @@ $(BIN)/gpumem: setup.cfg pyproject.toml
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e .
 	@touch $@
 
-$(VENV)/.test-ready: $(BIN)/gpumem setup.cfg
-	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+$(VENV)/.check-ready: $(BIN)/gpumem
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test]'
+	@touch $@
+
+$(VENV)/.test-ready: $(VENV)/.check-ready
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
 	@touch $@
 
 $(VENV)/.train-ready: $(VENV)/.test-ready
@@ -59,8 +72,17 @@ setup: apt $(BIN)/gpumem
 setup-test: apt $(VENV)/.test-ready
 setup-train: setup-test $(VENV)/.train-ready
 
+check: APT_PACKAGES := $(CHECK_PACKAGES)
+check: apt $(VENV)/.check-ready
+	$(PYTEST) $(IN_PARALLEL) --without-torch -m 'not slurm and not timing'
+
+# Tests with a bound on time come first, with nothing beside them.
 test: setup-test lint
-	$(BIN)/python -m pytest
+	$(PYTEST) -m timing $$(grep -rl 'pytest\.mark\.timing' tests --include='test_*.py')
+	$(PYTEST) $(IN_PARALLEL) -m 'not timing'
+
+test-python:
+	@tests/test-python.sh '$(PYTHONS)' '$(TORCH_PYTHONS)' '$(TORCH)' $(IN_PARALLEL) -m 'not slurm and not timing'
 
 # Debian suites with newer Slurm versions: 24.11 and 26.05. Needs root; the trees are kept in .cache.
 SLURM_SUITES := trixie sid
@@ -71,12 +93,12 @@ test-slurm-versions: setup-test
 	@for suite in $(SLURM_SUITES); do \
 	  tree=$(CURDIR)/.cache/slurm-trees/$$suite; \
 	  echo "Slurm of Debian $$suite"; tests/slurm-tree.sh $$suite $$tree && \
-	  GPUMEM_TEST_LONG=1 GPUMEM_TEST_SLURM_ROOT=$$tree $(BIN)/python -m pytest -m slurm || exit 1; \
+	  GPUMEM_TEST_LONG=1 GPUMEM_TEST_SLURM_ROOT=$$tree $(PYTEST) -m slurm || exit 1; \
 	done
 
 # Kills the hook at every step and runs a hundred jobs at once: too slow for every day.
 test-recovery: setup-test
-	GPUMEM_TEST_LONG=1 $(BIN)/python -m pytest tests/recovery
+	GPUMEM_TEST_LONG=1 $(PYTEST) tests/recovery
 
 # A million job records: minutes, and 4 GB of disk.
 bench-accounting: setup-test
@@ -95,15 +117,15 @@ bench-recovery: setup-test
 	$(BIN)/python tests/bench/recovery.py
 
 lint: setup-test
-	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' .
-	$(BIN)/ruff format $(RUFF_OPTIONS) --check .
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	@for file in lua/*.lua tests/lua/*.lua; do luac5.1 -p "$$file" || exit 1; done
 	shellcheck .ci/run $$(git ls-files '*.sh')
 
 format: setup-test
-	$(BIN)/ruff format $(RUFF_OPTIONS) .
-	$(BIN)/ruff check $(RUFF_OPTIONS) $(RUFF_RULES) --config 'lint.per-file-ignores={"tests/**"=["D1"]}' --fix .
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
 
 accuracy: $(BIN)/gpumem
 	@$(BIN)/gpumem accuracy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Callable, Iterator, List
@@ -19,6 +20,25 @@ settings.register_profile("gpumem", deadline=None)
 settings.load_profile("gpumem")
 
 ClusterFactory = Callable[..., Cluster]
+CLUSTER_FIXTURES = {"cluster", "make_cluster", "make_module_cluster"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without-torch", action="store_true", help="skip what needs torch, as where it is not installed"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--without-torch"):
+        # importorskip finds no module where None stands; nothing else takes torch's seconds to import.
+        sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
+    for item in items:
+        if CLUSTER_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slurm")
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Callable
 
 from slurm_gpumem.errors import GpumemError
+
+
+def require(*libraries: str) -> None:
+    """Raise ModuleNotFoundError for a missing library now, not after minutes of reading data."""
+    for name in libraries:
+        importlib.import_module(name)
 
 
 def exit_code(body: Callable[[], int]) -> int:

@@ -16,6 +16,7 @@ from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.accounting import AccountingConfig
 from tests.accounting.job_records import NOON, record, write
+from tests.support.no_slurm import without_slurm
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it gathers everybody's records")
 NOBODY = pwd.getpwnam("nobody")
@@ -100,7 +101,7 @@ def test_the_command_collects_indexes_and_remembers(
     )
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(root / "gpumem.toml"))
     monkeypatch.setenv("GPUMEM_REMEMBERED", str(root / "remembered.json"))
-    monkeypatch.setenv("SLURM_CONF", str(root / "no-slurm.conf"))
+    without_slurm(root, monkeypatch)
     for number in range(1, 4):
         write(root / "spool", record(number, uid=NOBODY.pw_uid, user="nobody"))
     assert main(["collect", "--older", "0s"]) == 0

@@ -37,6 +37,7 @@ def test_a_file_that_is_no_summary_is_refused(bare_desk: Any, content: bytes, me
     refused(bare_desk.call("job.sh", "--model", "odd.txt", "--batch-size", "8"), rf"odd\.txt: .*({message})")
 
 
+@pytest.mark.timing
 def test_a_summary_of_100_mb_is_refused_without_reading_it_all(bare_desk: Any) -> None:
     with open(bare_desk.folder / "huge.txt", "wb") as file:
         file.truncate(100 * 1000 * 1000)
@@ -159,6 +160,7 @@ def test_without_slurm_on_the_path_it_says_so(bare_desk: Any) -> None:
     refused(bare_desk.call("job.sh", env={"PATH": "/dev/null"}), "sbatch: ")
 
 
+@pytest.mark.timing
 @pytest.mark.slurm
 def test_a_controller_that_is_down_is_told_within_a_few_seconds(make_cluster: Any, desk_at: Any) -> None:
     desk = desk_at(make_cluster())

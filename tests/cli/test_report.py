@@ -20,6 +20,7 @@ from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.report.times import parse_time
 from tests.accounting.job_records import record, write
+from tests.support.no_slurm import without_slurm
 
 Report = Callable[..., Tuple[int, str, str]]
 CODE = "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"
@@ -54,7 +55,7 @@ def configure(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(root / "gpumem.toml"))
     monkeypatch.setenv("GPUMEM_INDEX", str(root / "index"))
     monkeypatch.setenv("GPUMEM_REMEMBERED", str(root / "remembered.json"))
-    monkeypatch.setenv("SLURM_CONF", str(root / "no-slurm.conf"))
+    without_slurm(root, monkeypatch)
     (root / "spool").mkdir()
 
 

@@ -16,6 +16,7 @@ from slurm_gpumem.accounting.types import Filters
 from slurm_gpumem.cli.gpumem import main as gpumem
 from slurm_gpumem.report.html.write import in_words
 from tests.bench.make_records import records
+from tests.support.no_slurm import without_slurm
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "gpumem.toml").write_text(f'[node]\nspool = "{folder}"\n')
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(tmp_path / "gpumem.toml"))
     monkeypatch.setenv("GPUMEM_INDEX", str(tmp_path / "index"))
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "none"))
+    without_slurm(tmp_path, monkeypatch)
     return folder
 
 

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.processes import Process
 
@@ -50,6 +52,7 @@ def test_a_stranger_with_the_same_pid_is_left_alone(tmp_path: Path) -> None:
     processes.stop([process])
 
 
+@pytest.mark.timing
 def test_what_ignores_term_is_killed_after_the_patience(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
     assert child.stdout is not None

@@ -216,6 +216,7 @@ def test_any_stream_gives_the_figures_of_the_slow_twin(script: List[Tuple[int, O
     assert fast.stats().allocated == 0
 
 
+@pytest.mark.timing
 def test_a_stream_of_5000_events_takes_at_most_a_hundred_plain_loops_over_it() -> None:
     # A ratio, not milliseconds: the machine that runs this is shared.
     events: List[Event] = []

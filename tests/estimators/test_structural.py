@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import tarfile
-import time
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Tuple
 
 import pytest
 
@@ -23,6 +22,7 @@ from slurm_gpumem.estimators.structural.replay import StepPlan, replay
 from slurm_gpumem.estimators.tape import Tape
 from slurm_gpumem.estimators.types import PARTS, PRECISIONS, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
+from tests.support.timing import best_cpu_s, slowness
 
 DATA = Path(__file__).parent / "data" / "structural"
 ARCHIVE = Path(__file__).parent.parent / "summaries" / "fixtures" / "summaries.tar.xz"
@@ -48,19 +48,25 @@ def peak(name: str, **job: object) -> int:
     return estimate(summary, TrainingJob(**{"batch_size": 32, **job}), H200).peak_mib  # type: ignore[arg-type]
 
 
+@cache
+def traced_step(name: str, optimizer: str) -> Tuple[int, int]:
+    """Batch size and peak of a real training step, traced once for all texts of the model."""
+    torch = pytest.importorskip("torch")
+    from tests.estimators.meta_trace import peak_of_training
+    from tests.estimators.structural_models import MODELS
+
+    build, shape = MODELS[name]
+    return shape[0], peak_of_training(build, lambda: torch.empty(shape), optimizer)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "sgd-momentum"])
 @pytest.mark.parametrize("columns", ["full", "plain"])
 @pytest.mark.parametrize("name", ["small-cnn", "residual", "inverted", "unet", "mlp", "gated"])
 def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
     name: str, columns: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
-    from tests.estimators.meta_trace import peak_of_training
-    from tests.estimators.structural_models import MODELS
-
-    build, shape = MODELS[name]
-    traced = peak_of_training(build, lambda: torch.empty(shape), optimizer)
-    job = TrainingJob(batch_size=shape[0], optimizer=optimizer)
+    batch, traced = traced_step(name, optimizer)
+    job = TrainingJob(batch_size=batch, optimizer=optimizer)
     # A meta device has neither cuBLAS nor cuDNN, and its sums share nothing: no workspaces on either side.
     monkeypatch.setattr(layers, "convolution_bytes", lambda told, rows: (0, 0, 0))
     monkeypatch.setattr(layers, "sum_bytes", lambda inputs, outputs: 0)
@@ -82,14 +88,13 @@ def test_parts_add_up_to_the_peak_and_the_floor_leaves_out_fragmentation() -> No
     assert result.request_mib > result.peak_mib
 
 
-def test_every_real_summary_of_every_format_gets_an_estimate() -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_real_summary_of_every_format_gets_an_estimate(precision: str) -> None:
+    job = TrainingJob(batch_size=8, precision=precision, optimizer="sgd-momentum")
     for name, text in real_summaries().items():
-        summary = read_summary(text)
-        for precision in PRECISIONS:
-            job = TrainingJob(batch_size=8, precision=precision, optimizer="sgd-momentum")
-            result = estimate(summary, job, H200)
-            assert sum(result.parts.values()) == result.peak_mib, name
-            assert 500 < result.peak_mib < 200_000, name
+        result = estimate(read_summary(text), job, H200)
+        assert sum(result.parts.values()) == result.peak_mib, name
+        assert 500 < result.peak_mib < 200_000, name
 
 
 @pytest.mark.parametrize(
@@ -219,17 +224,12 @@ def test_the_worked_example_of_the_documentation_is_what_the_commands_print() ->
         assert line.rstrip() in page, line
 
 
+@pytest.mark.timing
 def test_an_estimate_takes_milliseconds() -> None:
-    # The bound leaves room for a busy machine; docs/estimation.md has the measured figures.
+    # docs/estimation.md has the measured figures.
     summary = read_summary(real_summaries()["torchinfo-1.8.0-full-resnet50.txt"])
-    best = min(_timed(summary) for _ in range(7))
-    assert best < 0.030
-
-
-def _timed(summary: object) -> float:
-    start = time.process_time()
-    estimate(summary, TrainingJob(batch_size=128), H200)  # type: ignore[arg-type]
-    return time.process_time() - start
+    best = best_cpu_s(lambda: estimate(summary, TrainingJob(batch_size=128), H200), 7)
+    assert best < 0.030 * slowness()
 
 
 def test_unknown_rows_are_estimated_not_refused() -> None:

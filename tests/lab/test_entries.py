@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="planning weighs models with torch")
+
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.lab.collect import entries
 from slurm_gpumem.lab.collect.entries import load_catalogue

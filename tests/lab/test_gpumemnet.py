@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from slurm_gpumem.lab.gpumemnet.rows import LONGEST, layer_type, net_rows
-from slurm_gpumem.lab.ground_truth import GroundTruth, load_ground_truth
+from slurm_gpumem.lab.ground_truth import GroundTruth
+from tests.support.needs import needs_torch
 
 LEARNS = """
 import torch
@@ -34,6 +36,7 @@ for kind in ("mlp", "transformer"):
 """
 
 
+@needs_torch
 def test_both_ensembles_learn_a_simple_rule() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEARNS],
@@ -60,9 +63,8 @@ def test_layers_have_types(kind: str, found: str) -> None:
     assert layer_type(kind) == found
 
 
-def test_every_run_has_a_family_features_and_a_bounded_sequence() -> None:
-    truth = load_ground_truth()
-    rows = net_rows(GroundTruth(truth.runs[::60], truth.texts, truth.left_out))
+def test_every_run_has_a_family_features_and_a_bounded_sequence(ground_truth: GroundTruth) -> None:
+    rows = net_rows(replace(ground_truth, runs=ground_truth.runs[::60]))
     assert {row.family for row in rows} == {"mlp", "cnn", "transformer"}
     for row in rows:
         assert len(row.features) == 11

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.lab.ground_truth import GroundTruth, load_ground_truth
+from slurm_gpumem.lab.ground_truth import GroundTruth
 from slurm_gpumem.lab.score.accuracy import score_stored
 from slurm_gpumem.lab.score.predictions import Predictions, load_predictions, save_predictions
 
@@ -27,18 +28,16 @@ def test_a_file_that_is_none_is_told_by_name(tmp_path: Path, content: bytes) -> 
         load_predictions(tmp_path)
 
 
-def test_the_package_s_predictions_are_of_measured_runs() -> None:
-    truth = load_ground_truth()
-    keys = {run.key for run in truth.runs}
+def test_the_package_s_predictions_are_of_measured_runs(ground_truth: GroundTruth) -> None:
+    keys = {run.key for run in ground_truth.runs}
     for name, predictions in load_predictions().items():
         assert len(keys & set(predictions.rows)) > len(keys) / 2, name
         assert all(0 < peak <= request for peak, request in predictions.rows.values()), name
         assert predictions.card["how"], name
 
 
-def test_they_are_scored_on_the_runs_they_know() -> None:
-    truth = load_ground_truth()
-    few = GroundTruth(truth.runs[:3], truth.texts, truth.left_out)
+def test_they_are_scored_on_the_runs_they_know(ground_truth: GroundTruth) -> None:
+    few = replace(ground_truth, runs=ground_truth.runs[:3])
     known = few.runs[1]
     scores = score_stored(few, Predictions("net", {known.key: (5000, 8192)}, {}))
     assert [(s.run.key, s.peak_mib, s.request_mib, s.estimator) for s in scores] == [

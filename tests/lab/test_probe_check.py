@@ -9,7 +9,9 @@ from typing import Any, Dict, List
 
 import pytest
 
-pytest.importorskip("torch", reason="tracing needs torch")
+from tests.support.needs import needs_torch
+
+pytestmark = needs_torch
 
 CHECK = """
 import json

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="planning weighs models with torch")
+
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.lab.collect.sample import Job, load_jobs
 from slurm_gpumem.lab.places import PLANS

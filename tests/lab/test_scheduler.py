@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import List
 
+import pytest
+
+pytest.importorskip("torch", reason="planning weighs models with torch")
+
 from slurm_gpumem.lab.collect.entries import Entry
 from slurm_gpumem.lab.collect.sample import Job
 from slurm_gpumem.lab.collect.scheduler import PATIENCE, Scheduler

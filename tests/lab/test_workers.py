@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.needs import needs_torch
+
 _WORKER = """
 import json, time
 from slurm_gpumem.lab.collect.workers import Worker, end_all
@@ -66,6 +68,7 @@ def test_a_worker_answers_order_after_order_and_its_end_is_told() -> None:
     assert mute == {"error": "time limit: no answer"}
 
 
+@needs_torch
 def test_a_trainer_measures_first_and_then_trains_as_long_as_it_is_told() -> None:
     row, ends, rate = _printed(_TRAINER)
     assert row["steps"] == 5

@@ -105,8 +105,11 @@ def _read(text: str) -> Played:
     return played
 
 
+_ESCAPES = {byte: f"\\{byte:03d}" for byte in range(256) if not 32 <= byte < 127 or chr(byte) in '"\\'}
+
+
 def to_lua(value: Any) -> str:
-    """A Lua literal of plain Python data; strings byte by byte, so that any of them survives."""
+    """A Lua literal of plain Python data; of strings every byte survives."""
     if value is None:
         return "nil"
     if isinstance(value, bool):
@@ -114,8 +117,7 @@ def to_lua(value: Any) -> str:
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, str):
-        plain = all(c.isalnum() or c in " _.,:;=/+-#!@$%&*()<>?|~^[]{}`'" for c in value) and value.isascii()
-        return f'"{value}"' if plain else '"' + "".join(f"\\{b:03d}" for b in value.encode()) + '"'
+        return '"' + value.encode().decode("latin-1").translate(_ESCAPES) + '"'
     if isinstance(value, dict):
         return "{" + ",".join(f"[{to_lua(k)}]={to_lua(v)}" for k, v in value.items()) + "}"
     return "{" + ",".join(to_lua(item) for item in value) + "}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Optional
 
@@ -13,6 +12,7 @@ from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
 from slurm_gpumem.recovery.patterns import PATTERNS
 from slurm_gpumem.recovery.tail import read_tail
 from slurm_gpumem.recovery.verdict import Measured, verdict_on
+from tests.support.timing import best_cpu_s, slowness
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*/*.txt"))
 FULL = Measured(peak_mib=11_900, limit_mib=12_288, samples=60, fresh=True)
@@ -59,12 +59,11 @@ def test_every_pattern_has_a_sample_of_its_name() -> None:
     assert missing == []
 
 
+@pytest.mark.timing
 def test_a_full_tail_is_judged_in_a_tenth_of_a_second(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(
         "2025-01-01 12:00:00 a line of no interest with CUDA error words, out of luck 2\n" * 20_000
     )
     text = read_tail(str(path))
-    began = time.process_time()
-    judge_log(text)
-    assert time.process_time() - began < 0.5
+    assert best_cpu_s(lambda: judge_log(text), 3) < 0.1 * slowness()

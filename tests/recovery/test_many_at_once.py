@@ -30,6 +30,7 @@ def large(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         yield site
 
 
+@pytest.mark.timing
 def test_all_come_back_and_squeue_answers_within_half_a_second(large: Site) -> None:
     go = large.root / "go"
     os.mkfifo(go)

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from typing import Callable
 
 import pytest
 
 from slurm_gpumem.summaries.detect import parse
 from tests.summaries.saved_summaries import one
+from tests.support.timing import best_cpu_s, slowness
 
 LIMIT_S = 0.020
 LINES = 2000
-# Seconds that a million rounds of an empty loop take on the machine for which the limit is meant.
-REFERENCE_LOOP_S = 0.025
-
-
-def best(body: Callable[[], object], times: int) -> float:
-    taken = []
-    for _ in range(times):
-        start = time.process_time()
-        body()
-        taken.append(time.process_time() - start)
-    return min(taken)
-
-
-def loop() -> None:
-    for _ in range(1_000_000):
-        pass
 
 
 def grown(stem: str) -> str:
@@ -40,6 +23,7 @@ def grown(stem: str) -> str:
     return "\n".join([*head, *(rows * (LINES // len(rows) + 1))[: LINES - 18], *tail])
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "stem",
     [
@@ -54,9 +38,7 @@ def grown(stem: str) -> str:
 def test_2000_lines_take_20_ms(stem: str) -> None:
     text = grown(stem)
     assert len(text.split("\n")) == LINES
-    # A slow machine gets more time in proportion, and a busy one half as much again for its cold caches.
-    slowness = 1.5 * max(1.0, best(loop, 3) / REFERENCE_LOOP_S)
-    assert best(lambda: parse(text, origin="long"), 8) < LIMIT_S * slowness
+    assert best_cpu_s(lambda: parse(text, origin="long"), 8) < LIMIT_S * slowness()
 
 
 def test_only_the_needed_parser_is_loaded() -> None:

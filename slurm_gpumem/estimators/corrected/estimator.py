@@ -24,6 +24,8 @@ from slurm_gpumem.estimators.corrected.relatives import (
 from slurm_gpumem.estimators.corrected.trees import Correction, load
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import estimate_with
+from slurm_gpumem.estimators.structural.replay import Replay
+from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -55,6 +57,12 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 @lru_cache(maxsize=1)
 def _packaged() -> Correction:
     return load(data_path("models", FILE))
+
+
+@lru_cache(maxsize=32)
+def _structural(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Estimate, Walk, Replay]:
+    """The structural estimate; the batch sizes of a curve share few powers of two, each replayed once."""
+    return estimate_with(summary, job, gpu)
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ class _AtBatchSizes:
 
     def at(self, batch: int) -> _Point:
         summary, correction = self._summary, self._correction
-        plain, walk, result = estimate_with(summary, replace(self._job, batch_size=batch), self._gpu)
+        plain, walk, result = _structural(summary, replace(self._job, batch_size=batch), self._gpu)
         total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
         values = features(summary, walk, result, total)
         if self._near is None:

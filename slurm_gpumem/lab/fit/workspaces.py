@@ -32,7 +32,7 @@ from slurm_gpumem.estimators.workspaces.convolutions import (
     features,
     from_columns,
 )
-from slurm_gpumem.lab.command import exit_code
+from slurm_gpumem.lab.command import exit_code, require
 from slurm_gpumem.lab.fit.calls_to_keep import to_keep
 from slurm_gpumem.lab.fit.workspace_files import Column, measured_bytes, to_bytes
 from slurm_gpumem.lab.places import MODELS, OPERATORS
@@ -227,6 +227,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _run(only_check: bool) -> int:
+    require("numpy", "sklearn")
     cases = load_calls(OPERATORS)
     if only_check:
         print("\n".join(check(cases)))

@@ -9,7 +9,9 @@ from typing import Any, Dict
 
 import pytest
 
-pytest.importorskip("torch")
+from tests.support.needs import needs_torch
+
+pytestmark = needs_torch
 
 # In a process of its own: tracing registers operators, and pytest's process stays without torch.
 SCRIPT = """

@@ -18,8 +18,9 @@ from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.child.sandbox import Limits, Traced, trace_in_child
 from slurm_gpumem.tracing.child.spec import TraceRequest, parse_input, parse_target
+from tests.support.needs import needs_torch
 
-pytest.importorskip("torch")
+pytestmark = needs_torch
 
 CODE = """
 import os, subprocess, sys, time, urllib.request
