@@ -149,7 +149,11 @@ def test_root_is_told_of_a_folder_that_other_users_cannot_enter(state: Path) -> 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
 def test_another_user_may_use_roots_cluster_but_not_stop_it(cluster: Cluster, state: Path) -> None:
     package = state / "package"
-    shutil.copytree(Path(slurm_gpumem.__file__).parent, package / "slurm_gpumem")
+    shutil.copytree(
+        Path(slurm_gpumem.__file__).parent,
+        package / "slurm_gpumem",
+        ignore=shutil.ignore_patterns("lab"),
+    )
     theirs = str(cluster.layout.root)
     assert run_gpumem("env", "--state", theirs, user="nobody", package=package).returncode == 0
     done = run_gpumem("down", "--state", theirs, user="nobody", package=package)
@@ -164,7 +168,11 @@ def test_an_ordinary_user_can_have_a_cluster(state: Path) -> None:
     package = state / "package"
     home = state / "home" / "cluster"
     home.mkdir(parents=True)
-    shutil.copytree(Path(slurm_gpumem.__file__).parent, package / "slurm_gpumem")
+    shutil.copytree(
+        Path(slurm_gpumem.__file__).parent,
+        package / "slurm_gpumem",
+        ignore=shutil.ignore_patterns("lab"),
+    )
     home.parent.chmod(0o700)  # as many machines make them
     for folder in (home, home.parent):
         shutil.chown(folder, "nobody")

@@ -80,13 +80,10 @@ class Machine:
             folder.mkdir(parents=True, exist_ok=True)
         self.state.chmod(0o755)
         self.work.chmod(0o1777)
-        ignore = shutil.ignore_patterns("__pycache__")
+        ignore = shutil.ignore_patterns("__pycache__", "lab")
         version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
         site = self.state / "venv" / "lib" / version / "site-packages"
         shutil.copytree(REPOSITORY / "slurm_gpumem", site / "slurm_gpumem", ignore=ignore, dirs_exist_ok=True)
-        for name in ("lua", "models", "prolog"):
-            if (REPOSITORY / name).is_dir():
-                shutil.copytree(REPOSITORY / name, site / name, ignore=ignore, dirs_exist_ok=True)
         (self.state / "venv" / "bin").mkdir(exist_ok=True)
         interpreter = Path(os.path.realpath(sys.executable))
         if not self.venv_python.exists():
