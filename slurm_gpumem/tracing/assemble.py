@@ -68,7 +68,7 @@ def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Tr
         if event < 0:
             events.append(numbers[~event] - allocated)
             continue
-        site = _site(seen.blocks[event], sizes.get(event), calls.get(event))
+        site = site_of(seen.blocks[event], sizes.get(event), calls.get(event))
         events.append(sites.setdefault(site, len(sites)))
         numbers[event] = allocated
         allocated += 1
@@ -86,7 +86,8 @@ def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Tr
     )
 
 
-def _site(block: Block, size: Optional[Polynomial], call: Optional[Call]) -> Site:
+def site_of(block: Block, size: Optional[Polynomial], call: Optional[Call]) -> Site:
+    """The place that a block was allocated at; its own size and call where none are given."""
     category = block.category or ("optimizer" if block.phase == "optimizer" else "activations")
     if size is None:
         size = (block.nbytes,) if block.nbytes else ()

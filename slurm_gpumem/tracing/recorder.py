@@ -97,19 +97,19 @@ class Recorder(TorchDispatchMode):
         shape = tuple(tensor.shape) if tensor.numel() * itemsize == nbytes else ()
         module = module or self.places.now()
         number = self._add(Block(shape, itemsize, nbytes, operator, module, self.phase, category))
-        live, events = self._live, self.events
+        self._live[key] = (number, weakref.ref(storage, lambda _: self._gone(key)))
 
-        def gone(_: Any) -> None:
-            live.pop(key, None)
-            events.append(~number)
-
-        live[key] = (number, weakref.ref(storage, gone))
+    def _gone(self, key: int) -> None:
+        """The storage of a block was released."""
+        number = self._live.pop(key)[0]
+        if number >= 0:
+            self.events.append(~number)
 
     def skip(self, tensor: Tensor) -> None:
         """This tensor is not on the GPU."""
         storage = tensor.untyped_storage()
-        live, key = self._live, storage._cdata
-        live[key] = (-1, weakref.ref(storage, lambda _: live.pop(key, None)))
+        key = storage._cdata
+        self._live[key] = (-1, weakref.ref(storage, lambda _: self._gone(key)))
 
     def workspace(self, nbytes: int, operator: str, call: Optional[Call] = None) -> None:
         """Note a block that exists only while an operator runs."""

@@ -1,0 +1,185 @@
+"""In the user's process, right after torch was imported: make "cuda" the traced device and watch training.
+
+What is installed here stays until the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.tracing import optimizers
+from slurm_gpumem.tracing.autocast import autocast_on_meta
+from slurm_gpumem.tracing.child.blame import from_stack, own_words, user_line
+from slurm_gpumem.tracing.constants import known_constants
+from slurm_gpumem.tracing.script import replaced
+from slurm_gpumem.tracing.script.forward import Onward
+from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.tracing.script.script_places import ScriptPlaces
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
+from slurm_gpumem.tracing.script.steps import Steps
+from slurm_gpumem.tracing.script.summary import summary_of
+from slurm_gpumem.tracing.script.world import CudaWorld, install_answers
+from slurm_gpumem.tracing.substitutes import cuda_substitutes
+from slurm_gpumem.tracing.values import Guess
+
+_kept = ExitStack()
+"""Contexts that are never left."""
+
+
+def install() -> None:
+    """Called once, when torch has been imported."""
+    env = os.environ
+    report = Report(env["GPUMEM_TRACE_DIR"])
+    tracer = Tracer(
+        report,
+        GpuFacts.from_json(env.get("GPUMEM_TRACE_GPU", "")),
+        float(env.get("GPUMEM_TRACE_DEADLINE", "inf")),
+        float(env.get("GPUMEM_TRACE_ONWARD", "8")),
+        truth=env.get("GPUMEM_TRACE_TRUTH", "1") == "1",
+    )
+    tracer.install()
+
+
+class Tracer:
+    """Everything that is at work in the traced process."""
+
+    def __init__(self, report: Report, gpu: GpuFacts, deadline: float, onward_s: float, *, truth: bool) -> None:
+        self._report = report
+        self._gpu = gpu
+        self._owner = os.getpid()
+        self._finished = False
+        self._claimed = False
+        self._failure = ""
+        self.world = CudaWorld()
+        autocast = _kept.enter_context(autocast_on_meta())
+        self.places = ScriptPlaces(self._called)
+        self.recorder = ScriptRecorder(self.places, autocast, Guess(truth=truth))
+        self.steps = Steps(self.recorder, deadline, onward_s, self.finish)
+        self.steps.started = self._claim
+        self.onward = Onward(self.recorder, self.places, lambda: self.steps.fast_forward)
+        self.steps.after_backward = lambda: self.onward.after_backward(self.steps.optimizers)
+        self.steps.skipped = self._skipped
+        self.recorder.every_few = self.steps.check_time
+
+    def install(self) -> None:
+        """Put all of it into force."""
+        torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1") or 1)))
+        recorder = self.recorder
+        recorder.enter("setup", 0)
+        _kept.enter_context(optimizers.foreach_on_meta())
+        _kept.enter_context(cuda_substitutes(recorder))
+        _kept.enter_context(known_constants())
+        _kept.enter_context(self.places)
+        install_answers(self.world, self._gpu, lambda: recorder.live_bytes)
+        replaced.install(self)
+        self.steps.install()
+        self.onward.install()
+        self._in_every_thread()
+        self.world.__enter__()
+        recorder.__enter__()
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self._at_exit)
+        self._hook_exceptions()
+        threading.Thread(target=self._heartbeat, daemon=True).start()
+        self._report.say(torch=str(torch.__version__), python=sys.executable, argv=sys.argv[:40])
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+        self._report.say(note=text)
+
+    def finish(self) -> None:
+        """Enough was seen: write the summary and wait for the end, so that nothing after it runs."""
+        if self._finished or os.getpid() != self._owner:
+            return
+        self._finished = True
+        self.recorder.off = True
+        with torch._C.DisableTorchFunction():
+            summary, facts = summary_of(self)
+        self._report.put_summary(to_json(summary))
+        if self._failure:
+            facts["failure"] = self._failure
+        self._report.say(done=facts)
+        while True:
+            time.sleep(3600)
+
+    # -- What happens around it --------------------------------------------------------------------
+
+    def _called(self, root: Any, args: Any) -> None:
+        self.steps.called(root, args)
+
+    def _skipped(self) -> bool:
+        was, self.onward.skipping = self.onward.skipping, False
+        return was
+
+    def _claim(self) -> bool:
+        self._claimed = self._report.claim()
+        if self._claimed:
+            self._report.say(training=True)
+        else:
+            self.recorder.off = True
+        return self._claimed
+
+    def _forked(self) -> None:
+        self.recorder.off = True
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._owner or self._finished:
+            return
+        if self._claimed:
+            self.finish()
+        else:
+            models = [type(root.module).__name__ for root in self.places.roots.values()]
+            self._report.say(ended=True, models=models, guessed=self.recorder.guess.used)
+
+    def _hook_exceptions(self) -> None:
+        real = sys.excepthook
+
+        def hook(kind: Any, error: Any, trace: Any) -> None:
+            self._failure = f"{own_words(error)}\n{user_line(error)}"
+            if self._claimed and self.steps.fast_forward:
+                self._failure = ""  # it came from what was skipped: what was seen until then holds
+                self.finish()
+            if os.getpid() == self._owner:
+                self._report.say(failed=self._failure, guessed=self.recorder.guess.used, kind=kind.__name__)
+            real(kind, error, trace)
+
+        sys.excepthook = hook
+
+    def _in_every_thread(self) -> None:
+        """Modes belong to a thread; loaders and prefetchers start their own."""
+        tracer = self
+        real = threading.Thread.run
+
+        def run(self: threading.Thread) -> None:
+            if isinstance(self, threading._Timer if hasattr(threading, "_Timer") else ()):  # type: ignore[attr-defined]
+                return real(self)
+            with tracer.world, tracer.recorder:
+                return real(self)
+
+        threading.Thread.run = run  # type: ignore[method-assign]
+
+    def _heartbeat(self) -> None:
+        """Where the script is, once a second, until training is seen; then how far it is."""
+        while not self._finished:
+            time.sleep(1.0)
+            if self._claimed:
+                # No look at frames any more: they would keep the script's tensors alive.
+                self._report.say(cycles=self.recorder.cycles)
+            else:
+                self._report.say(at=_line_of_main_thread())
+
+
+def _line_of_main_thread() -> str:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "" if frame is None else from_stack(traceback.extract_stack(frame))

@@ -1,0 +1,69 @@
+"""Why a traced command gave no answer, for people: what happened, in which line, and what to do."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, List, Sequence
+
+
+def explain(command: Sequence[str], state: Any, seconds: float) -> str:
+    """One message."""
+    label = shlex.join(command)
+    label = label if len(label) <= 60 else label[:56] + " ..."
+    lines: List[str]
+    if state.stopped == "time":
+        lines = _too_long(label, state, seconds)
+    elif state.stopped:
+        lines = [
+            f"{label}: stopped, it takes {state.stopped.partition(': ')[2]} of host memory.",
+            _at(state),
+            "Allow more with --memory-limit 32G, or trace where there is more memory.",
+        ]
+    elif state.failed:
+        lines = [f"{label}: the script failed before its first optimizer step.", *state.failed.split("\n"), _hint(state)]
+    elif not state.torch_processes:
+        lines = [
+            f"{label}: ended with code {state.exit_code}; none of its Python processes imported torch.",
+            _last_line(state),
+            "Is PyTorch in this environment? Python started with -I, -E or -S cannot be traced.",
+        ]
+    else:
+        models = f" It called {', '.join(dict.fromkeys(state.models))}." if state.models else ""
+        lines = [
+            f"{label}: ended with code {state.exit_code} without a step of an optimizer.{models}",
+            _last_line(state),
+            "Only training is traced; name the command that trains.",
+        ]
+    return "\n".join(line for line in lines if line)
+
+
+def _too_long(label: str, state: Any, seconds: float) -> List[str]:
+    where = "in its training loop" if state.training else "before its first optimizer step"
+    return [
+        f"{label}: stopped after {seconds:.0f} s, {where}.",
+        _at(state),
+        "Does it prepare data on the way? Do that once before, or allow more with --time-limit 600.",
+    ]
+
+
+def _at(state: Any) -> str:
+    return f"It was in {state.at}" if state.at else ""
+
+
+def _last_line(state: Any) -> str:
+    lines = [line.strip() for line in state.output.splitlines() if line.strip()]
+    return f"Its last line: {lines[-1][:200]}" if lines else ""
+
+
+def _hint(state: Any) -> str:
+    text = state.failed
+    if state.kind == "FileNotFoundError" or "No such file" in text:
+        return "Prepare its data first: a trace reads real files."
+    if state.kind == "ModuleNotFoundError":
+        return "Run it in the environment that the job uses: activate it before, or name its python."
+    if state.kind == "EOFError":
+        return "It asks for input; nobody answers while it is traced."
+    if any(word in text for word in ("Offline", "offline", "ConnectionError", "Connection refused", "getaddrinfo",
+                                     "name resolution", "unreachable")):  # fmt: skip
+        return "Network access is disabled while tracing: download data and models before."
+    return ""

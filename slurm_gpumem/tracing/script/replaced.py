@@ -1,0 +1,197 @@
+"""Functions of PyTorch that a script calls and that must act otherwise while it is traced."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterator, List
+
+import torch
+from torch import nn
+
+_LEAST_BATCHES = 3
+_LARGE = 1 << 18
+"""Elements of a weight from which its random numbers are left out: nobody looks at them."""
+_INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
+          "kaiming_normal_", "orthogonal_", "sparse_", "eye_", "dirac_")  # fmt: skip
+
+
+def install(tracer: Any) -> None:
+    """Replace them, for the rest of the process's life."""
+    _keep_parameters()
+    _no_workers()
+    _short_epochs(tracer)
+    _no_compiling(tracer)
+    _no_large_numbers()
+    _checkpoints(tracer)
+    _loading()
+    _distributed(tracer)
+
+
+def _keep_parameters() -> None:
+    """A parameter that moves to the GPU stays the same object, as it does with CUDA."""
+    future = getattr(torch, "__future__", None)
+    if future is not None and hasattr(future, "set_swap_module_params_on_conversion"):
+        future.set_swap_module_params_on_conversion(True)
+
+
+def _no_workers() -> None:
+    """Batches are loaded in the process itself; epochs end early when training has nothing new to show."""
+    from torch.utils.data import DataLoader
+
+    real: Callable[..., None] = DataLoader.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) > 5:
+            args = (*args[:5], 0, *args[6:])
+        for name, value in (("num_workers", 0), ("pin_memory", False), ("persistent_workers", False)):
+            if name in kwargs:
+                kwargs[name] = value
+        for name in ("prefetch_factor", "multiprocessing_context", "pin_memory_device", "timeout"):
+            kwargs.pop(name, None)
+        real(self, *args, **kwargs)
+
+    DataLoader.__init__ = init  # type: ignore[method-assign]
+
+
+def _short_epochs(tracer: Any) -> None:
+    """An epoch ends when training has nothing new to show, so that what comes after it is seen."""
+    from torch.utils.data import dataloader
+
+    kind = dataloader._BaseDataLoaderIter
+    real = kind.__next__
+
+    def following(self: Any) -> Any:
+        given = getattr(self, "_gpumem_given", 0)
+        if given >= _LEAST_BATCHES and tracer.steps.fast_forward:
+            raise StopIteration
+        self._gpumem_given = given + 1
+        return real(self)
+
+    kind.__next__ = following  # type: ignore[method-assign]
+
+
+def _no_compiling(tracer: Any) -> None:
+    """`torch.compile` is traced eagerly."""
+
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        tracer.note("torch.compile is traced as eager PyTorch; a compiled model usually needs less")
+        if model is None:
+            return lambda function: function
+        return model
+
+    torch.compile = compile
+    nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
+
+
+def _no_large_numbers() -> None:
+    """Random numbers of large weights on the CPU are left out: they cost seconds and decide nothing."""
+
+    def lazily(real: Callable[..., Any]) -> Callable[..., Any]:
+        def init(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            return tensor if tensor.numel() >= _LARGE else real(tensor, *args, **kwargs)
+
+        return init
+
+    for name in _INITS:
+        if hasattr(nn.init, name):
+            setattr(nn.init, name, lazily(getattr(nn.init, name)))
+
+
+def _checkpoints(tracer: Any) -> None:
+    real = torch.save
+
+    def save(*args: Any, **kwargs: Any) -> Any:
+        tracer.steps.saw("checkpoint")
+        return real(*args, **kwargs)
+
+    torch.save = save
+    import torch.utils.checkpoint as checkpointing
+
+    recomputed = checkpointing.checkpoint
+
+    def checkpoint(*args: Any, **kwargs: Any) -> Any:
+        tracer.steps.checkpointing = True
+        return recomputed(*args, **kwargs)
+
+    checkpointing.checkpoint = checkpoint
+
+
+def _loading() -> None:
+    """What was saved on a GPU is loaded to the CPU and goes on to "cuda" from there."""
+    real = torch.load
+    from slurm_gpumem.tracing.script.world import META, is_cuda
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        place = args[1] if len(args) > 1 else kwargs.get("map_location")
+        wants = is_cuda(place)
+        if len(args) > 1:
+            args = (args[0], "cpu", *args[2:])
+        else:
+            kwargs["map_location"] = "cpu"
+        found = real(*args, **kwargs)
+        return _moved(found, META) if wants else found
+
+    torch.load = load
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return type(value)((key, _moved(item, device)) for key, item in value.items())
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_moved(item, device) for item in value)
+    return value
+
+
+def _distributed(tracer: Any) -> None:
+    """A process group of one that talks to nobody."""
+    try:
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError:
+        return
+    if not dist.is_available():
+        return
+    real = dist.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            real("fake", rank=0, world_size=1, store=FakeStore())
+
+    dist.init_process_group = init_process_group
+    from torch.nn import parallel
+
+    class DistributedDataParallel(nn.Module):
+        """The model itself; its buckets are one more copy of the gradients."""
+
+        def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            super().__init__()
+            self.module = module
+            self._buckets: List[torch.Tensor] = []
+            if not kwargs.get("gradient_as_bucket_view"):
+                trained = [p for p in module.parameters() if p.requires_grad]
+                self._buckets = [torch.empty_like(p, requires_grad=False) for p in trained]
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return self.module(*args, **kwargs)
+
+        def no_sync(self) -> Any:
+            from contextlib import nullcontext
+
+            return nullcontext()
+
+        def __iter__(self) -> Iterator[Any]:
+            raise TypeError("'DistributedDataParallel' object is not iterable")
+
+    class DataParallel(DistributedDataParallel):
+        """On one GPU it is the model itself."""
+
+        def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            super().__init__(module, gradient_as_bucket_view=True)
+
+    parallel.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
+    parallel.DataParallel = DataParallel  # type: ignore[misc,assignment]
+    nn.DataParallel = DataParallel  # type: ignore[misc,assignment]
+    import torch.nn.parallel.distributed as module
+
+    module.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]

@@ -1,0 +1,70 @@
+"""What a traced process tells the command that started it: lines of JSON in a folder that both see."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List
+
+MESSAGES, SUMMARY, CLAIM = "messages.jsonl", "summary.json", "claimed"
+
+
+class Report:
+    """The traced process's side."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def say(self, **message: Any) -> None:
+        """Append one message; whole lines, whoever else writes."""
+        line = json.dumps({"pid": os.getpid(), **message}) + "\n"
+        handle = os.open(os.path.join(self._folder, MESSAGES), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    def claim(self) -> bool:
+        """Be the traced process; False where another one is already."""
+        try:
+            handle = os.open(os.path.join(self._folder, CLAIM), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return False
+        os.write(handle, str(os.getpid()).encode())
+        os.close(handle)
+        return True
+
+    def put_summary(self, text: str) -> None:
+        """The result, whole or not at all."""
+        path = os.path.join(self._folder, SUMMARY)
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(path + ".new", path)
+
+
+class Messages:
+    """The command's side: reads what is new."""
+
+    def __init__(self, folder: str) -> None:
+        self._path = os.path.join(folder, MESSAGES)
+        self._at = 0
+
+    def new(self) -> List[Dict[str, Any]]:
+        """Messages since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._at)
+                data = file.read(1 << 20)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        found = []
+        for line in whole.splitlines():
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue  # the script wrote into our folder
+            if isinstance(message, dict):
+                found.append(message)
+        return found

@@ -1,0 +1,313 @@
+"""Run a training command under the tracer, from outside: limits, progress, and one answer.
+
+Whatever the command does (exit, crash, fork, wait, run on), it ends in time with a summary or with a
+`TraceError` that says what to do, and no process of it is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.errors import TargetError
+from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.messages import explain
+from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages
+
+_HERE = Path(__file__).resolve().parent
+_PACKAGE_ROOT = str(_HERE.parents[2])
+_POLL_S = 0.1
+_TAIL_LINES = 40
+_SCRATCH_MIB = 4096
+"""What the command may write into its private copy."""
+_FINISH_S = 3.0
+"""Before the limit, the traced process ends by itself if it has seen training."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long and how large the command may run."""
+
+    seconds: float = 120.0
+    onward_s: float = 6.0
+    """How long training goes on after its first steps, in search of evaluation and checkpoints."""
+    memory_mib: Optional[int] = None
+    """Of host memory, all its processes together; None: most of what is free."""
+
+
+@dataclass(frozen=True)
+class TracedScript:
+    """The answer."""
+
+    summary: bytes
+    facts: Dict[str, Any]
+    """Steps, phases, what was seen and not."""
+    notes: Tuple[str, ...]
+    changed: Tuple[str, ...]
+    """Files that the command wrote or removed, in its private copy only."""
+    private: Dict[str, str]
+    """How files and network were kept from it: "overlay", "landlock" or "python"; "namespace" or "python"."""
+    seconds: float
+
+
+@dataclass
+class State:
+    """What is known of the running command."""
+
+    at: str = ""
+    torch_processes: int = 0
+    training: bool = False
+    cycles: int = 0
+    done: Optional[Dict[str, Any]] = None
+    failed: str = ""
+    kind: str = ""
+    guessed: bool = False
+    models: List[str] = field(default_factory=list)
+    notes: List[str] = field(default_factory=list)
+    exit_code: Optional[int] = None
+    stopped: str = ""
+    output: str = ""
+
+
+def trace_command(
+    command: Sequence[str],
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    *,
+    gpu: GpuFacts = GpuFacts(),  # noqa: B008 - frozen
+    extra_path: Sequence[str] = (),
+    environment: Optional[Dict[str, str]] = None,
+    progress: Callable[[State, float], None] = lambda state, seconds: None,
+) -> TracedScript:
+    """Trace the command; TargetError says what went wrong."""
+    started = time.monotonic()
+    state, traced = _once(command, limits, gpu, extra_path, environment, progress, truth=True)
+    if traced is None and state.guessed and not state.stopped:
+        # A value that nobody knows was taken to be true, and the script did not like it.
+        again, traced = _once(command, limits, gpu, extra_path, environment, progress, truth=False)
+        state = again if traced is not None else state
+    if traced is None:
+        raise TargetError(explain(command, state, limits.seconds))
+    summary, changed, private = traced
+    return TracedScript(
+        summary=summary,
+        facts=dict(state.done or {}),
+        notes=tuple(dict.fromkeys(state.notes)),
+        changed=changed,
+        private=private,
+        seconds=time.monotonic() - started,
+    )
+
+
+_Answer = Tuple[bytes, Tuple[str, ...], Dict[str, str]]
+
+
+def _once(
+    command: Sequence[str],
+    limits: Limits,
+    gpu: GpuFacts,
+    extra_path: Sequence[str],
+    environment: Optional[Dict[str, str]],
+    progress: Callable[[State, float], None],
+    *,
+    truth: bool,
+) -> Tuple[State, Optional[_Answer]]:
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="gpumem-trace-"))
+    state = State()
+    try:
+        with tempfile.TemporaryFile() as output:
+            env = _environment(dict(os.environ if environment is None else environment), folder, gpu, limits, extra_path)
+            env["GPUMEM_TRACE_TRUTH"] = "1" if truth else "0"
+            starter = [sys.executable, "-I", str(_HERE / "private.py"), folder, str(_SCRATCH_MIB), "--"]
+            child = subprocess.Popen(
+                [*starter, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+                preexec_fn=lambda: os.nice(5),  # noqa: PLW1509 - one thread
+            )
+            try:
+                _watch(child, folder, state, limits, progress)
+            finally:
+                _end(child)
+            state.output = _tail(output)
+        summary = Path(folder, SUMMARY)
+        if state.done is None or not summary.exists():
+            return state, None
+        changed = _read_json(folder, "changed.json", [])
+        private = _read_json(folder, "private.json", {})
+        return state, (summary.read_bytes(), tuple(changed), dict(private))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _watch(
+    child: subprocess.Popen[bytes],
+    folder: str,
+    state: State,
+    limits: Limits,
+    progress: Callable[[State, float], None],
+) -> None:
+    messages = Messages(folder)
+    started = time.monotonic()
+    most = limits.memory_mib or _most_of_free_mib()
+    while True:
+        state.exit_code = child.poll()
+        for message in messages.new():
+            _take(message, state)
+        if state.done is not None or state.exit_code is not None:
+            return
+        now = time.monotonic()
+        progress(state, now - started)
+        if now - started > limits.seconds:
+            state.stopped = "time"
+            return
+        if _tree_mib(child.pid) > most:
+            state.stopped = f"memory: more than {most} MiB"
+            return
+        time.sleep(_POLL_S)
+
+
+def _take(message: Dict[str, Any], state: State) -> None:
+    if "torch" in message:
+        state.torch_processes += 1
+    if "at" in message:
+        state.at = str(message["at"]) or state.at
+    if "cycles" in message:
+        state.cycles = int(message["cycles"])
+    if "training" in message:
+        state.training = True
+    if "note" in message:
+        state.notes.append(str(message["note"]))
+    if "models" in message:
+        state.models += [str(name) for name in message["models"]]
+    if "failed" in message and not state.done:
+        state.failed = str(message["failed"])
+        state.kind = str(message.get("kind", ""))
+    state.guessed = state.guessed or message.get("guessed") is True
+    if isinstance(message.get("done"), dict):
+        state.done = message["done"]
+
+
+def _environment(
+    env: Dict[str, str], folder: str, gpu: GpuFacts, limits: Limits, extra_path: Sequence[str]
+) -> Dict[str, str]:
+    """The user's environment, with the tracer in front, no network and no GPU."""
+    closed = "http://127.0.0.1:9"  # the discard port: what has a proxy fails at once
+    injected = str(_HERE / "injected")
+    path = env.get("PYTHONPATH", "")
+    env.update(
+        {
+            "GPUMEM_TRACING": "1",
+            "GPUMEM_TRACE_DIR": folder,
+            "GPUMEM_TRACE_PACKAGE": _PACKAGE_ROOT,
+            "GPUMEM_TRACE_GPU": gpu.to_json(),
+            "GPUMEM_TRACE_DEADLINE": str(time.monotonic() + limits.seconds - _FINISH_S),
+            "GPUMEM_TRACE_ONWARD": str(limits.onward_s),
+            "PYTHONPATH": f"{injected}{os.pathsep}{path}" if path else injected,
+            "PATH": os.pathsep.join([*extra_path, env.get("PATH", os.defpath)]),
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "WANDB_MODE": "disabled",
+            "COMET_MODE": "disabled",
+            "MLFLOW_TRACKING_URI": "file:///tmp/gpumem-mlruns",
+            "http_proxy": closed,
+            "https_proxy": closed,
+            "HTTP_PROXY": closed,
+            "HTTPS_PROXY": closed,
+            "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", "2"),
+            "MPLBACKEND": "Agg",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+            "BITSANDBYTES_NOWELCOME": "1",
+        }
+    )
+    return env
+
+
+# -- Processes -----------------------------------------------------------------------------------
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the command and everything that it started."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            pass
+    # Without a process namespace there may be others; all of them bear the folder's name.
+    for pid in [*_descendants(child.pid), child.pid]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    child.wait()
+
+
+def _descendants(pid: int) -> List[int]:
+    found: List[int] = []
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        try:
+            tasks = os.listdir(f"/proc/{one}/task")
+            for task in tasks:
+                children = Path(f"/proc/{one}/task/{task}/children").read_text().split()
+                found += [int(child) for child in children]
+                waiting += [int(child) for child in children]
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def _tree_mib(pid: int) -> int:
+    pages = 0
+    for one in [pid, *_descendants(pid)]:
+        try:
+            pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def _most_of_free_mib() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    except (OSError, ValueError, StopIteration):
+        return 1 << 40
+    return max(1024, free // 1024 * 3 // 4)
+
+
+def _tail(output: Any) -> str:
+    output.seek(0, os.SEEK_END)
+    output.seek(max(0, output.tell() - 16384))
+    text = output.read().decode(errors="replace")
+    lines = ["".join(c if c.isprintable() else "?" for c in line) for line in text.splitlines()]
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _read_json(folder: str, name: str, default: Any) -> Any:
+    try:
+        return json.loads(Path(folder, name).read_text())
+    except (OSError, ValueError):
+        return default

@@ -1,0 +1,167 @@
+"""The recorder of a whole script: as a step's recorder, for as long as the script runs.
+
+Training repeats itself. A cycle (from one step of the first optimizer to its next) that does what the one
+before it did is dropped, so that a thousand steps take as much room as three.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.autocast import Autocast
+from slurm_gpumem.tracing.recorder import Block, Recorder
+from slurm_gpumem.tracing.script.operators import HANDLERS
+from slurm_gpumem.tracing.script.script_places import ScriptPlaces
+from slurm_gpumem.tracing.values import Guess, follow
+
+_FEW = 512
+KEPT_CYCLES = 3
+"""The first ones stay whatever they do: the first step makes states, the second is the first usual one."""
+
+
+class ScriptRecorder(Recorder):
+    """Notes allocations of everything that the process does on "cuda"."""
+
+    def __init__(self, places: ScriptPlaces, autocast: Autocast, guess: Guess) -> None:
+        super().__init__(places, autocast, guess, "meta")  # type: ignore[arg-type]
+        self.off = False
+        """In forked processes nothing is noted."""
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self.cycles = 0
+        self.dropped = 0
+        self.grown_bytes = 0
+        """What repeated cycles left behind beyond what the ones before them did."""
+        self._start = (0, 0)
+        """First event and first block of the cycle at work."""
+        self._live_at_start = 0
+        self._last: Optional[List[Tuple[Any, ...]]] = None
+        self._silent = 0
+        self._calls = 0
+        self.every_few: Callable[[], None] = lambda: None
+        """Called every few hundred operators."""
+
+    @contextmanager
+    def unnoted(self) -> Iterator[None]:
+        """Inside, new tensors are not noted."""
+        self._silent += 1
+        try:
+            yield
+        finally:
+            self._silent -= 1
+
+    def note(self, tensor: Tensor, operator: str = "", category: str = "", module: str = "") -> None:
+        """Note a tensor's storage if it is new."""
+        if not self._silent:
+            super().note(tensor, operator, category, module)
+
+    # -- Allocations -----------------------------------------------------------------------------
+
+    def _add(self, block: Block) -> int:
+        number = super()._add(block)
+        self.live_bytes += block.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return number
+
+    def _gone(self, key: int) -> None:
+        number = self._live[key][0]
+        super()._gone(key)
+        if number >= 0:
+            self.live_bytes -= self.blocks[number].nbytes
+
+    def workspace(self, nbytes: int, operator: str, call: Any = None) -> None:
+        """Note a block that exists only while an operator runs."""
+        super().workspace(nbytes, operator, call)
+        self.live_bytes -= nbytes if nbytes or call else 0
+
+    def drop(self, number: int) -> None:
+        """The block that `take` gave goes."""
+        super().drop(number)
+        self.live_bytes -= self.blocks[number].nbytes
+
+    # -- Cycles ----------------------------------------------------------------------------------
+
+    def end_cycle(self) -> bool:
+        """The first optimizer has stepped; whether the cycle was like the one before it, and dropped."""
+        self.cycles += 1
+        first_event, first_block = self._start
+        signature = self._signature(first_event, first_block)
+        same = self._last == signature and self.cycles > KEPT_CYCLES
+        if same:
+            self._forget(first_event, first_block)
+            self.grown_bytes += max(0, self.live_bytes - self._live_at_start)
+        self._last = signature
+        self._start = (len(self.events), len(self.blocks))
+        self._live_at_start = self.live_bytes
+        return same
+
+    def _signature(self, first_event: int, first_block: int) -> List[Tuple[Any, ...]]:
+        """The cycle's events, releases counted from where they happen."""
+        count = first_block
+        found: List[Tuple[Any, ...]] = []
+        for event in self.events[first_event:]:
+            if event >= 0:
+                block = self.blocks[event]
+                found.append((block.operator, block.nbytes, block.call))
+                count += 1
+            else:
+                found.append((~event - count,))
+        return found
+
+    def _forget(self, first_event: int, first_block: int) -> None:
+        """Take the last cycle out; what it left alive takes the place of what the one before it left."""
+        made = len(self.blocks) - first_block
+        for key, (number, reference) in list(self._live.items()):
+            if number >= first_block:
+                self._live[key] = (number - made, reference)
+        del self.events[first_event:], self.blocks[first_block:]
+        while self.phases and self.phases[-1][0] >= first_event:
+            self.phases.pop()
+        self.kernels.by_step.pop(self.step, None)
+        self.dropped += 1
+
+    # -- Operators -------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operator and note what it allocates."""
+        kwargs = kwargs or {}
+        if self.off:
+            return func(*args, **kwargs)
+        self._calls += 1
+        if self._calls % _FEW == 0:
+            self.every_few()
+        with torch._C.DisableTorchFunction():
+            handler = HANDLERS.get(func)
+            if handler is not None:
+                result = handler(self, func, args, kwargs)
+                self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
+                follow(func, args, kwargs, result)
+                self.note_result(result, func._schema.name)
+                return result
+            try:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            except (RuntimeError, NotImplementedError, TypeError) as error:
+                moved = _scalars_on_meta(args, kwargs)
+                if moved is None or "meta" not in str(error):
+                    raise
+                return super().__torch_dispatch__(func, types, *moved)
+
+
+def _scalars_on_meta(args: Any, kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Dict[str, Any]]]:
+    """The arguments with single numbers of the CPU on the meta device, where CUDA takes them; None without."""
+    found: List[bool] = []
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type == "cpu" and value.dim() == 0:
+            found.append(True)
+            return value.to("meta")
+        if isinstance(value, (list, tuple)):
+            return type(value)(moved(item) for item in value)
+        return value
+
+    changed = moved(tuple(args)), {name: moved(value) for name, value in kwargs.items()}
+    return changed if found else None

@@ -1,0 +1,146 @@
+"""Where a script stands: phases as they happen, optimizer steps, and when enough has been seen."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, List, Optional, Set
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from slurm_gpumem.tracing.loop import mark, states_of
+from slurm_gpumem.tracing.script.script_places import Root
+from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
+
+ENOUGH_STEPS = 3
+CALM_CYCLES = 3
+"""Cycles alike after which nothing new is expected of training itself."""
+
+
+class Steps:
+    """Follows the training loop from outside."""
+
+    def __init__(self, recorder: ScriptRecorder, deadline: float, onward_s: float, done: Callable[[], None]) -> None:
+        self._recorder = recorder
+        self._deadline = deadline
+        self._onward_s = onward_s
+        self._done = done
+        self.started: Optional[Callable[[], bool]] = None
+        """Called at the first optimizer step; False: another process is the traced one."""
+        self.counts: Dict[int, int] = {}
+        self.optimizers: List[Any] = []
+        self.phases_seen: Set[str] = set()
+        self.backwards = 0
+        self.accumulation = 1
+        self._calm = 0
+        self._enough_since: Optional[float] = None
+        self._eval_cycle: Optional[int] = None
+        self.autocast: Optional[torch.dtype] = None
+        self.checkpointing = False
+        self.after_backward: Callable[[], None] = lambda: None
+        self.skipped: Callable[[], bool] = lambda: False
+        """Whether the cycle that ends skipped its models; asking begins the next one."""
+
+    def install(self) -> None:
+        """Hook into autograd and all optimizers."""
+        real: Any = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            before = self._recorder.phase
+            self._enter("backward")
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self.backwards += 1
+                self.after_backward()
+                self._enter("forward" if before == "backward" else before)
+
+        torch.autograd.backward = backward
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    @property
+    def fast_forward(self) -> bool:
+        """Whether training has nothing new to show: loaders may end their epoch."""
+        return self._calm >= CALM_CYCLES
+
+    def check_time(self) -> None:
+        """Called now and then: stop where the time is over and something was seen."""
+        if self.counts and time.monotonic() > self._deadline:
+            self._done()
+
+    def called(self, root: Root, args: Any) -> None:
+        """A model is called by the script itself."""
+        recorder = self._recorder
+        training = torch.is_grad_enabled() and root.module.training
+        if recorder.phase in ("setup", "forward", "evaluate", "optimizer"):
+            self._enter("forward" if training else "evaluate")
+        if training:
+            recorder.places.reset()
+            if recorder.half() is not None:
+                self.autocast = recorder.half()
+        elif self.counts:
+            self._eval_cycle = recorder.cycles
+        mark(recorder, list(root.module.parameters()), "weights")
+        mark(recorder, list(root.module.buffers()), "buffers")
+        mark(recorder, [value for value in _flat(args) if isinstance(value, torch.Tensor)], "inputs")
+
+    def saw(self, phase: str) -> None:
+        """Something besides training happened: a checkpoint was written."""
+        self.phases_seen.add(phase)
+
+    def _enter(self, phase: str) -> None:
+        self.phases_seen.add(phase)
+        recorder = self._recorder
+        if recorder.phase != phase or recorder.step == 0:
+            recorder.enter(phase, max(1, recorder.cycles + 1))
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self.counts and self.started is not None and not self.started():
+            return
+        recorder = self._recorder
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        mark(recorder, parameters, "weights")
+        mark(recorder, [p.grad for p in parameters if p.grad is not None], "gradients")
+        self._enter("optimizer")
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder = self._recorder
+        mark(recorder, states_of(optimizer), "optimizer")
+        key = id(optimizer)
+        if key not in self.counts:
+            self.optimizers.append(optimizer)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        if key == id(self.optimizers[0]):
+            self.accumulation = max(1, self.backwards)
+            self.backwards = 0
+            alike = recorder.end_cycle()
+            self._calm = self._calm + 1 if alike or self.skipped() else 0
+        recorder.enter("forward", recorder.cycles + 1)
+        if self._is_enough():
+            self._done()
+
+    def _is_enough(self) -> bool:
+        now = time.monotonic()
+        if now > self._deadline:
+            return True
+        if min(self.counts.values()) < ENOUGH_STEPS:
+            return False
+        if self._enough_since is None:
+            self._enough_since = now
+        evaluated = self._eval_cycle is not None and self._recorder.cycles > self._eval_cycle + 1
+        return (evaluated and self._calm >= 1) or now - self._enough_since > self._onward_s
+
+
+def _flat(value: Any) -> List[Any]:
+    found: List[Any] = []
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (list, tuple)):
+            waiting.extend(item)
+        elif isinstance(item, dict):
+            waiting.extend(item.values())
+        else:
+            found.append(item)
+    return found

@@ -1,0 +1,103 @@
+"""From what a script's recorder saw to a summary with a trace."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import torch
+
+from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing import optimizers
+from slurm_gpumem.tracing.assemble import site_of
+from slurm_gpumem.tracing.kernels import assembled
+
+
+def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
+    """The summary, and facts about how it came to be."""
+    recorder, steps, places = tracer.recorder, tracer.steps, tracer.places
+    root = places.main_root()
+    job = _job(tracer, root)
+    trace = _trace(recorder, job)
+    module = None if root is None else root.module
+    parameters = [] if module is None else list({id(p): p for p in module.parameters()}.values())
+    summary = ModelSummary(
+        format="gpumem",
+        layers=places.layers(),
+        name="script" if module is None else type(module).__name__,
+        batch=job.batch,
+        input_shapes=() if root is None or not root.inputs else root.inputs,
+        total_params=sum(p.numel() for p in parameters),
+        trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
+        trace=trace,
+    )
+    facts = {
+        "steps": sum(steps.counts.values()),
+        "cycles": recorder.cycles,
+        "optimizers": [type(one).__name__ for one in steps.optimizers],
+        "phases": sorted(steps.phases_seen),
+        "events": len(recorder.events),
+        "dropped": recorder.dropped,
+        "peak_bytes": recorder.peak_bytes,
+        "grown_bytes": recorder.grown_bytes,
+        "guessed": recorder.guess.used,
+    }
+    return summary, facts
+
+
+def _job(tracer: Any, root: Any) -> TracedJob:
+    steps = tracer.steps
+    optimizer = steps.optimizers[0] if steps.optimizers else None
+    half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    weights = next((p.dtype for p in root.module.parameters()), torch.float32) if root is not None else None
+    if steps.autocast is not None:
+        precision = f"amp-{half.get(steps.autocast, 'bf16')}"
+    elif weights == torch.bfloat16:
+        precision = "bf16"
+    else:
+        precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    return TracedJob(
+        batch=_batch(root),
+        optimizer="" if optimizer is None else optimizers.name_of(optimizer, optimizer),
+        precision=precision,
+        grad_accumulation=steps.accumulation,
+        checkpointing=steps.checkpointing,
+        evaluate="evaluate" in steps.phases_seen,
+        loss="script",
+        torch=str(torch.__version__),
+    )
+
+
+def _batch(root: Any) -> int:
+    """The first dimension of the model's first input."""
+    for shape in (root.inputs or ()) if root is not None else ():
+        if shape:
+            return max(1, int(shape[0]))
+    return 1
+
+
+def _trace(recorder: Any, job: TracedJob) -> Trace:
+    sites: Dict[Site, int] = {}
+    events: List[int] = []
+    allocated = 0
+    for event in recorder.events:
+        if event < 0:
+            events.append(~event - allocated)
+        else:
+            site = site_of(recorder.blocks[event], None, None)
+            events.append(sites.setdefault(site, len(sites)))
+            allocated += 1
+    last = max(recorder.kernels.by_step, default=0)
+    kernels = {last: recorder.kernels.by_step[last]} if last else {}
+    return Trace(
+        job=job,
+        way="meta",
+        sites=tuple(sites),
+        events=tuple(events),
+        phases=tuple(Phase(*phase) for phase in recorder.phases if phase[0] < len(recorder.events)),
+        scalable=False,
+        uses_conv=recorder.uses_conv,
+        uses_matmul=recorder.uses_matmul,
+        remarks=tuple(recorder.remarks),
+        kernels=assembled(kernels, [job.batch] * last),
+    )

@@ -1,0 +1,284 @@
+"""A node with one GPU, as the user's code sees it: "cuda" is there, and is the traced device.
+
+Unlike in a child that only builds a model, the whole script runs here, libraries included. So everybody is
+told that there is a GPU, tensors on the meta device say that they are on "cuda:0", and what asks a GPU for
+facts is answered for the GPU type that the trace is for.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.values import give, small
+
+META = torch.device("meta")
+CUDA = torch.device("cuda", 0)
+
+
+class CudaWorld(TorchFunctionMode):
+    """Sends what is asked onto "cuda" to the meta device, and lets meta tensors say that they are on "cuda"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_is_cuda = False
+        self._special = _special_functions()
+        self._constructors = set(_device_constructors())
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        special = self._special.get(func)
+        if special is not None:
+            return special(func, args, kwargs)
+        if "device" in kwargs:
+            if is_cuda(kwargs["device"]):
+                kwargs = {**kwargs, "device": META}
+        elif self.default_is_cuda and func in self._constructors:
+            kwargs = {**kwargs, "device": META}
+        if any(is_cuda(arg) for arg in args):
+            args = tuple(META if is_cuda(arg) else arg for arg in args)
+        return func(*args, **kwargs)
+
+
+def is_cuda(device: Any) -> bool:
+    """Whether a value names a CUDA device."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return isinstance(device, str) and (device == "cuda" or device.startswith("cuda:"))
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with no torch function mode at work: inside, meta tensors say that they are on "meta"."""
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return function(*args, **kwargs)
+
+    return inner
+
+
+# -- Tensors -------------------------------------------------------------------------------------
+
+
+def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]]:
+    tensor: Any = torch.Tensor
+    return {
+        tensor.device.__get__: _device,
+        tensor.is_cuda.__get__: lambda func, args, kwargs: _on_meta(args[0]),
+        tensor.is_meta.__get__: lambda func, args, kwargs: False,
+        tensor.get_device: lambda func, args, kwargs: 0 if _on_meta(args[0]) else -1,
+        tensor.cuda: _cuda,
+        tensor.pin_memory: lambda func, args, kwargs: args[0],
+        tensor.is_pinned: lambda func, args, kwargs: False,
+        tensor.record_stream: lambda func, args, kwargs: None,
+        tensor.tolist: _tolist,
+        tensor.__format__: _format,
+        tensor.type: _type,
+        torch.device: lambda func, args, kwargs: func(*args, **kwargs),
+        **dict.fromkeys((torch.isnan, tensor.isnan, torch.isinf, tensor.isinf), _fine(False)),
+        **dict.fromkeys((torch.isfinite, tensor.isfinite), _fine(True)),
+    }
+
+
+@plain
+def _on_meta(tensor: Any) -> bool:
+    return bool(tensor.device.type == "meta")
+
+
+def _device(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    found = func(*args, **kwargs)
+    return CUDA if found.type == "meta" else found
+
+
+def _cuda(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    options = {name: kwargs[name] for name in ("memory_format",) if name in kwargs}
+    return args[0].to(META, **options)
+
+
+def _tolist(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    return func(args[0].to("cpu") if _on_meta(args[0]) else args[0])
+
+
+def _format(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    tensor, spec = args
+    if _on_meta(tensor) and spec:
+        tensor = tensor.detach().to("cpu")
+        return format(tensor.item() if tensor.dim() == 0 else str(tensor), spec if tensor.dim() == 0 else "")
+    return func(*args, **kwargs)
+
+
+def _fine(value: bool) -> Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]:
+    """`isnan`, `isinf`, `isfinite`: training goes well."""
+
+    def answer(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+        found = func(*args, **kwargs)
+        if _on_meta(found) and small(found):
+            give(found, torch.full(found.shape, value))
+        return found
+
+    return answer
+
+
+def _type(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    named = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if isinstance(named, str) and named.startswith("torch.cuda."):
+        dtype = getattr(torch, named.rsplit(".", 1)[1].replace("Tensor", "").lower())
+        return args[0].to(device=META, dtype=dtype)
+    return func(*args, **kwargs)
+
+
+# -- torch.cuda and torch.accelerator -------------------------------------------------------------
+
+
+def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> Iterator[Tuple[Any, str, Any]]:
+    """(owner, name, replacement) of the functions that ask for a GPU or command one."""
+    properties = types.SimpleNamespace(
+        name=gpu.name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.sms,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        warp_size=32,
+        max_threads_per_multi_processor=2048,
+        gcnArchName="",
+        uuid="",
+    )
+
+    def free_and_total(*args: Any, **kwargs: Any) -> Tuple[int, int]:
+        return gpu.memory_bytes - allocated(), gpu.memory_bytes
+
+    values: Dict[str, Any] = {
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_name": gpu.name,
+        "get_device_capability": gpu.capability,
+        "get_device_properties": properties,
+        "get_arch_list": [f"sm_{gpu.capability[0]}{gpu.capability[1]}"],
+        "is_bf16_supported": gpu.capability[0] >= 8,
+        "is_current_stream_capturing": False,
+        "memory_summary": "",
+        "memory_stats": {},
+        "memory_snapshot": [],
+        "list_gpu_processes": "",
+        "utilization": 0,
+        "temperature": 0,
+        "power_draw": 0,
+        "get_rng_state_all": [],
+        **dict.fromkeys(
+            (
+                "set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats",
+                "reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats",
+                "set_per_process_memory_fraction", "init", "_lazy_init", "set_rng_state", "set_rng_state_all",
+                "set_stream", "manual_seed", "manual_seed_all", "seed", "seed_all",
+            )
+        ),
+    }  # fmt: skip
+    for name, value in values.items():
+        yield torch.cuda, name, _answering(value)
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved",
+                 "memory_cached", "max_memory_cached"):  # fmt: skip
+        yield torch.cuda, name, lambda *args, **kwargs: allocated()
+    yield torch.cuda, "mem_get_info", free_and_total
+    yield torch.cuda, "get_rng_state", lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8)
+    for name in ("Stream", "Event", "stream", "device", "device_of", "CUDAGraph", "graph", "ExternalStream"):
+        yield torch.cuda, name, Nothing
+    for name in ("current_stream", "default_stream"):
+        yield torch.cuda, name, _answering(Nothing())
+    yield torch.version, "cuda", "12.6"
+    yield torch.backends.cuda, "is_built", _answering(True)
+    yield torch, "set_default_device", _default_device(world)
+    yield torch, "get_default_device", lambda: CUDA if world.default_is_cuda else torch.device("cpu")
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is not None:
+        facts = {
+            "is_available": True,
+            "device_count": 1,
+            "current_accelerator": torch.device("cuda"),
+            "current_device_index": 0,
+            "current_device_idx": 0,
+            **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize", "empty_cache", "set_stream",
+                             "reset_peak_memory_stats")),
+        }  # fmt: skip
+        for name, value in facts.items():
+            yield accelerator, name, _answering(value)
+        for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+            yield accelerator, name, lambda *args, **kwargs: allocated()
+        yield accelerator, "current_stream", _answering(Nothing())
+    nvtx = sys.modules.get("torch.cuda.nvtx")
+    for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
+        if nvtx is not None:
+            yield nvtx, name, _answering(None)
+
+
+def install_answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> None:
+    """Put them in place, for the rest of the process's life."""
+    for owner, name, value in answers(world, gpu, allocated):
+        if hasattr(owner, name):
+            setattr(owner, name, value)
+    # Modules that took the function itself at import time.
+    for module, names in _TAKEN.items():
+        holder = sys.modules.get(module)
+        for name in names:
+            if holder is not None and hasattr(holder, name):
+                setattr(holder, name, getattr(torch.cuda, name, getattr(holder, name)))
+
+
+_TAKEN: Dict[str, List[str]] = {"torch.cuda.memory": ["mem_get_info", "memory_stats", "memory_allocated"]}
+
+
+def _answering(value: Any) -> Callable[..., Any]:
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    return answer
+
+
+def _default_device(world: CudaWorld) -> Callable[[Any], None]:
+    def set_default_device(device: Any) -> None:
+        world.default_is_cuda = is_cuda(device)
+
+    return set_default_device
+
+
+class Nothing:
+    """A stream, an event, a device context, a graph: there, and without effect."""
+
+    cuda_stream = 0
+    device = CUDA
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> Nothing:
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        pass
+
+    def __call__(self, function: Any) -> Any:
+        return function
+
+    def elapsed_time(self, *args: Any) -> float:
+        """Milliseconds between two events: something that can be divided by."""
+        return 1.0
+
+    def query(self) -> bool:
+        """Whether the work before it is done."""
+        return True
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _answering(None)
