@@ -7,7 +7,7 @@ they would be. What goes wrong in this mode ends the trace with what was seen un
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,10 @@ class Onward:
         self._calm = calm
         self._answers: Dict[Any, Tuple[List[Any], Any]] = {}
         self._counts: Dict[Any, int] = {}
+        self.wants_gradients = False
+        """Whether something besides the optimizer reads gradients: a scaler, a step by hand."""
+        self._alive_in_forward = False
+        """Whether gradients of the step before are alive when a model is called, as in evaluation then."""
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
 
@@ -83,15 +87,31 @@ class Onward:
 
     # -- Gradients ---------------------------------------------------------------------------------
 
+    def before_call(self, trains: bool, optimizers: List[Any]) -> None:
+        """A model is called by the script: gradients are there where they would be."""
+        if trains and not self.skipping:
+            self._alive_in_forward = any(p.grad is not None for p in self._parameters(optimizers))
+        elif not trains and self.skipping and self._alive_in_forward:
+            self._make_gradients(optimizers)
+
     def after_backward(self, optimizers: List[Any]) -> None:
-        """Gradients are alive after a backward pass, also after one that found nothing to do."""
-        if not self.skipping:
-            return
+        """After a backward pass that found nothing to do."""
+        if self.skipping and (self.wants_gradients or not optimizers):
+            self._make_gradients(optimizers)
+
+    def _make_gradients(self, optimizers: List[Any]) -> None:
+        for parameter in self._parameters(optimizers):
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+
+    def _parameters(self, optimizers: List[Any]) -> Iterator[Any]:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is None and parameter.requires_grad:
-                        parameter.grad = torch.empty_like(parameter)
+                yield from group["params"]
+        if not optimizers:
+            for root in self._places.roots.values():
+                if root.trained:
+                    yield from root.module.parameters()
 
 
 def _leaf(value: Any) -> Any:

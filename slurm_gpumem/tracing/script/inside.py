@@ -54,13 +54,15 @@ def install() -> None:
 class Tracer:
     """Everything that is at work in the traced process."""
 
-    def __init__(self, report: Report, gpu: GpuFacts, deadline: float, onward_s: float, *, truth: bool) -> None:
+    def __init__(
+        self, report: Report, gpu: GpuFacts, deadline: float, onward_s: float, *, truth: bool
+    ) -> None:
         self._report = report
         self._gpu = gpu
         self._owner = os.getpid()
         self._finished = False
         self._claimed = False
-        self._failure = ""
+        self._failure = self._onward_failure = ""
         self.world = CudaWorld()
         autocast = _kept.enter_context(autocast_on_meta())
         self.places = ScriptPlaces(self._called)
@@ -107,8 +109,9 @@ class Tracer:
         with torch._C.DisableTorchFunction():
             summary, facts = summary_of(self)
         self._report.put_summary(to_json(summary))
-        if self._failure:
-            facts["failure"] = self._failure
+        for name, text in (("failure", self._failure), ("onward_failure", self._onward_failure)):
+            if text:
+                facts[name] = text
         self._report.say(done=facts)
         while True:
             time.sleep(3600)
@@ -116,6 +119,8 @@ class Tracer:
     # -- What happens around it --------------------------------------------------------------------
 
     def _called(self, root: Any, args: Any) -> None:
+        trains = torch.is_grad_enabled() and root.module.training
+        self.onward.before_call(trains, self.steps.optimizers)
         self.steps.called(root, args)
 
     def _skipped(self) -> bool:
@@ -148,10 +153,12 @@ class Tracer:
         def hook(kind: Any, error: Any, trace: Any) -> None:
             self._failure = f"{own_words(error)}\n{user_line(error)}"
             if self._claimed and self.steps.fast_forward:
-                self._failure = ""  # it came from what was skipped: what was seen until then holds
+                self._onward_failure, self._failure = self._failure, ""  # what was seen until then holds
                 self.finish()
             if os.getpid() == self._owner:
                 self._report.say(failed=self._failure, guessed=self.recorder.guess.used, kind=kind.__name__)
+            if os.environ.get("GPUMEM_TRACE_DEBUG"):
+                self._report.say(note="".join(traceback.format_exception(kind, error, trace)[-8:]))
             real(kind, error, trace)
 
         sys.excepthook = hook

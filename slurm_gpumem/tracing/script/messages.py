@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from typing import Any, List, Sequence
 
@@ -20,7 +21,11 @@ def explain(command: Sequence[str], state: Any, seconds: float) -> str:
             "Allow more with --memory-limit 32G, or trace where there is more memory.",
         ]
     elif state.failed:
-        lines = [f"{label}: the script failed before its first optimizer step.", *state.failed.split("\n"), _hint(state)]
+        lines = [
+            f"{label}: the script failed before its first optimizer step.",
+            *state.failed.split("\n"),
+            _hint(state),
+        ]
     elif not state.torch_processes:
         lines = [
             f"{label}: ended with code {state.exit_code}; none of its Python processes imported torch.",
@@ -34,6 +39,8 @@ def explain(command: Sequence[str], state: Any, seconds: float) -> str:
             _last_line(state),
             "Only training is traced; name the command that trains.",
         ]
+    if os.environ.get("GPUMEM_TRACE_DEBUG") and state.notes:
+        lines.append(state.notes[-1])
     return "\n".join(line for line in lines if line)
 
 

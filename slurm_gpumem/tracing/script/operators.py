@@ -46,7 +46,12 @@ def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if all(tensor.device.type != "meta" for tensor in tensors):
         return func(*args, **kwargs)
     if all(tensor.device.type != "meta" or value_of(tensor) is not None for tensor in tensors):
-        return func(*[numbers_of(arg) if isinstance(arg, Tensor) and arg.device.type == "meta" else arg for arg in args])
+        return func(
+            *[
+                numbers_of(arg) if isinstance(arg, Tensor) and arg.device.type == "meta" else arg
+                for arg in args
+            ]
+        )
     recorder.guess.used = True
     return recorder.guess.truth
 

@@ -73,7 +73,7 @@ class _Cover:
         self._kinds = dict(_mounts())
         # Folders of other owners that everybody may write to cannot be copied up: they get covers of their own.
         for point in ("/var/tmp", os.getcwd(), *map(os.environ.get, ("HOME", "TMPDIR", "SCRATCH"))):
-            if point and os.path.isdir(point):
+            if point and os.path.isdir(point) and os.stat(point).st_uid != os.geteuid():
                 self._kinds.setdefault(os.path.realpath(point), "")
         self._number = 0
         self.root = os.path.join(base, "root")
@@ -86,7 +86,10 @@ class _Cover:
             _mount(path, target, "", _BIND | _REC)
         elif any(point != path and _below(point, path) for point in self._kinds):
             for entry in self._entries(path):
-                self._entry(os.path.join(path, entry.name), entry)
+                try:
+                    self._entry(os.path.join(path, entry.name), entry)
+                except FileNotFoundError:
+                    continue  # removed by somebody in between
         else:
             self._overlay(path, target)
 

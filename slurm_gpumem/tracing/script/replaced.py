@@ -24,6 +24,7 @@ def install(tracer: Any) -> None:
     _checkpoints(tracer)
     _loading()
     _distributed(tracer)
+    _scaler(tracer)
 
 
 def _keep_parameters() -> None:
@@ -31,6 +32,26 @@ def _keep_parameters() -> None:
     future = getattr(torch, "__future__", None)
     if future is not None and hasattr(future, "set_swap_module_params_on_conversion"):
         future.set_swap_module_params_on_conversion(True)
+        _else_by_new_ones(future)
+
+
+def _else_by_new_ones(future: Any) -> None:
+    """Parameters that cannot be swapped (weights computed from others) become new ones."""
+    real: Callable[..., Any] = nn.Module._apply
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "swap" not in str(error):
+                raise
+        future.set_swap_module_params_on_conversion(False)
+        try:
+            return real(self, *args, **kwargs)
+        finally:
+            future.set_swap_module_params_on_conversion(True)
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
 
 
 def _no_workers() -> None:
@@ -82,6 +103,18 @@ def _no_compiling(tracer: Any) -> None:
     nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
 
 
+def _scaler(tracer: Any) -> None:
+    """A gradient scaler wants gradients at every step."""
+    kind = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
+    real: Callable[..., Any] = kind.scale
+
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer.onward.wants_gradients = tracer.onward.wants_gradients or self.is_enabled()
+        return real(self, *args, **kwargs)
+
+    kind.scale = scale  # type: ignore[method-assign]
+
+
 def _no_large_numbers() -> None:
     """Random numbers of large weights on the CPU are left out: they cost seconds and decide nothing."""
 
@@ -116,25 +149,27 @@ def _checkpoints(tracer: Any) -> None:
 
 
 def _loading() -> None:
-    """What was saved on a GPU is loaded to the CPU and goes on to "cuda" from there."""
+    """What was saved on a GPU, or is asked onto one, is loaded to the CPU and goes on to "cuda" from there."""
     real = torch.load
     from slurm_gpumem.tracing.script.world import META, is_cuda
 
     def load(*args: Any, **kwargs: Any) -> Any:
-        place = args[1] if len(args) > 1 else kwargs.get("map_location")
-        wants = is_cuda(place)
-        if len(args) > 1:
-            args = (args[0], "cpu", *args[2:])
-        else:
-            kwargs["map_location"] = "cpu"
-        found = real(*args, **kwargs)
-        return _moved(found, META) if wants else found
+        asked = args[1] if len(args) > 1 else kwargs.pop("map_location", None)
+        on_gpu: List[bool] = [is_cuda(asked)]
+
+        def place(storage: Any, location: str) -> Any:
+            on_gpu.append(asked is None and location.startswith(("cuda", "meta")))
+            return storage
+
+        kept = asked if asked is not None and not is_cuda(asked) else place
+        found = real(args[0], kept, *args[2:], **kwargs)
+        return _moved(found, META) if any(on_gpu) else found
 
     torch.load = load
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, nn.Module)):
         return value.to(device)
     if isinstance(value, dict):
         return type(value)((key, _moved(item, device)) for key, item in value.items())

@@ -85,14 +85,16 @@ def trace_command(
     gpu: GpuFacts = GpuFacts(),  # noqa: B008 - frozen
     extra_path: Sequence[str] = (),
     environment: Optional[Dict[str, str]] = None,
+    folder: Optional[str] = None,
     progress: Callable[[State, float], None] = lambda state, seconds: None,
 ) -> TracedScript:
     """Trace the command; TargetError says what went wrong."""
     started = time.monotonic()
-    state, traced = _once(command, limits, gpu, extra_path, environment, progress, truth=True)
+    asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress)
+    state, traced = _once(asked, truth=True)
     if traced is None and state.guessed and not state.stopped:
         # A value that nobody knows was taken to be true, and the script did not like it.
-        again, traced = _once(command, limits, gpu, extra_path, environment, progress, truth=False)
+        again, traced = _once(asked, truth=False)
         state = again if traced is not None else state
     if traced is None:
         raise TargetError(explain(command, state, limits.seconds))
@@ -110,25 +112,30 @@ def trace_command(
 _Answer = Tuple[bytes, Tuple[str, ...], Dict[str, str]]
 
 
-def _once(
-    command: Sequence[str],
-    limits: Limits,
-    gpu: GpuFacts,
-    extra_path: Sequence[str],
-    environment: Optional[Dict[str, str]],
-    progress: Callable[[State, float], None],
-    *,
-    truth: bool,
-) -> Tuple[State, Optional[_Answer]]:
+@dataclass(frozen=True)
+class _Asked:
+    """What `trace_command` was called with."""
+
+    command: Sequence[str]
+    limits: Limits
+    gpu: GpuFacts
+    extra_path: Sequence[str]
+    environment: Optional[Dict[str, str]]
+    folder: Optional[str]
+    progress: Callable[[State, float], None]
+
+
+def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[_Answer]]:
     folder = os.path.realpath(tempfile.mkdtemp(prefix="gpumem-trace-"))
     state = State()
     try:
         with tempfile.TemporaryFile() as output:
-            env = _environment(dict(os.environ if environment is None else environment), folder, gpu, limits, extra_path)
+            env = _environment(asked, folder)
             env["GPUMEM_TRACE_TRUTH"] = "1" if truth else "0"
             starter = [sys.executable, "-I", str(_HERE / "private.py"), folder, str(_SCRATCH_MIB), "--"]
             child = subprocess.Popen(
-                [*starter, *command],
+                [*starter, *asked.command],
+                cwd=asked.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -137,7 +144,7 @@ def _once(
                 preexec_fn=lambda: os.nice(5),  # noqa: PLW1509 - one thread
             )
             try:
-                _watch(child, folder, state, limits, progress)
+                _watch(child, folder, state, asked.limits, asked.progress)
             finally:
                 _end(child)
             state.output = _tail(output)
@@ -199,10 +206,9 @@ def _take(message: Dict[str, Any], state: State) -> None:
         state.done = message["done"]
 
 
-def _environment(
-    env: Dict[str, str], folder: str, gpu: GpuFacts, limits: Limits, extra_path: Sequence[str]
-) -> Dict[str, str]:
+def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
     """The user's environment, with the tracer in front, no network and no GPU."""
+    env = dict(os.environ if asked.environment is None else asked.environment)
     closed = "http://127.0.0.1:9"  # the discard port: what has a proxy fails at once
     injected = str(_HERE / "injected")
     path = env.get("PYTHONPATH", "")
@@ -211,11 +217,11 @@ def _environment(
             "GPUMEM_TRACING": "1",
             "GPUMEM_TRACE_DIR": folder,
             "GPUMEM_TRACE_PACKAGE": _PACKAGE_ROOT,
-            "GPUMEM_TRACE_GPU": gpu.to_json(),
-            "GPUMEM_TRACE_DEADLINE": str(time.monotonic() + limits.seconds - _FINISH_S),
-            "GPUMEM_TRACE_ONWARD": str(limits.onward_s),
+            "GPUMEM_TRACE_GPU": asked.gpu.to_json(),
+            "GPUMEM_TRACE_DEADLINE": str(time.monotonic() + asked.limits.seconds - _FINISH_S),
+            "GPUMEM_TRACE_ONWARD": str(asked.limits.onward_s),
             "PYTHONPATH": f"{injected}{os.pathsep}{path}" if path else injected,
-            "PATH": os.pathsep.join([*extra_path, env.get("PATH", os.defpath)]),
+            "PATH": os.pathsep.join([*asked.extra_path, env.get("PATH", os.defpath)]),
             "CUDA_VISIBLE_DEVICES": "",
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",

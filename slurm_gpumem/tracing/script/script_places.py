@@ -69,4 +69,3 @@ class ScriptPlaces(Places):
         """The largest model that was trained; the largest at all where none was."""
         trained: List[Root] = [root for root in self.roots.values() if root.trained]
         return max(trained or list(self.roots.values()), key=lambda root: root.parameters, default=None)
-

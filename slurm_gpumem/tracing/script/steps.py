@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any, Callable, Dict, List, Optional, Set
 
 import torch
@@ -20,7 +21,9 @@ CALM_CYCLES = 3
 class Steps:
     """Follows the training loop from outside."""
 
-    def __init__(self, recorder: ScriptRecorder, deadline: float, onward_s: float, done: Callable[[], None]) -> None:
+    def __init__(
+        self, recorder: ScriptRecorder, deadline: float, onward_s: float, done: Callable[[], None]
+    ) -> None:
         self._recorder = recorder
         self._deadline = deadline
         self._onward_s = onward_s
@@ -29,6 +32,8 @@ class Steps:
         """Called at the first optimizer step; False: another process is the traced one."""
         self.counts: Dict[int, int] = {}
         self.optimizers: List[Any] = []
+        self.made: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that the script has made; without one, it changes its weights by hand."""
         self.phases_seen: Set[str] = set()
         self.backwards = 0
         self.accumulation = 1
@@ -54,8 +59,17 @@ class Steps:
                 self.backwards += 1
                 self.after_backward()
                 self._enter("forward" if before == "backward" else before)
+                if not self.made:
+                    self._by_hand()
 
         torch.autograd.backward = backward
+        begin: Any = torch.optim.Optimizer.__init__
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.made.add(optimizer)
+            begin(optimizer, *args, **kwargs)
+
+        torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -120,12 +134,23 @@ class Steps:
         if self._is_enough():
             self._done()
 
+    def _by_hand(self) -> None:
+        """A backward pass of a script without optimizers is a step."""
+        if not self.counts and self.started is not None and not self.started():
+            return
+        self.counts[0] = self.counts.get(0, 0) + 1
+        self.backwards = 0
+        alike = self._recorder.end_cycle()
+        self._calm = self._calm + 1 if alike or self.skipped() else 0
+        if self._is_enough():
+            self._done()
+
     def _is_enough(self) -> bool:
         now = time.monotonic()
         if now > self._deadline:
             return True
-        if min(self.counts.values()) < ENOUGH_STEPS:
-            return False
+        if min(self.counts.values()) < ENOUGH_STEPS or len(self.made) > len(self.counts):
+            return False  # an optimizer that has not stepped yet may come later
         if self._enough_since is None:
             self._enough_since = now
         evaluated = self._eval_cycle is not None and self._recorder.cycles > self._eval_cycle + 1

@@ -130,9 +130,42 @@ def _fine(value: bool) -> Callable[[Any, Tuple[Any, ...], Dict[str, Any]], Any]:
 def _type(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     named = args[1] if len(args) > 1 else kwargs.get("dtype")
     if isinstance(named, str) and named.startswith("torch.cuda."):
-        dtype = getattr(torch, named.rsplit(".", 1)[1].replace("Tensor", "").lower())
-        return args[0].to(device=META, dtype=dtype)
+        named = LEGACY.get(named.rsplit(".", 1)[1], named)
+    if isinstance(named, LegacyType):
+        return args[0].to(device=META, dtype=named.dtype)
     return func(*args, **kwargs)
+
+
+class LegacyType:
+    """`torch.cuda.FloatTensor` and its kin: makes tensors on "cuda", from sizes or from numbers."""
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.__name__, self.dtype = name, dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
+            given = args[0]
+            if isinstance(given, torch.Tensor):
+                return given.to(device=META, dtype=self.dtype)
+            return torch.tensor(given, dtype=self.dtype).to(META)
+        return torch.empty(*args, dtype=self.dtype, device=META)
+
+
+LEGACY = {
+    f"{name}Tensor": LegacyType(f"{name}Tensor", dtype)
+    for name, dtype in (
+        ("Float", torch.float32),
+        ("Double", torch.float64),
+        ("Half", torch.float16),
+        ("BFloat16", torch.bfloat16),
+        ("Long", torch.int64),
+        ("Int", torch.int32),
+        ("Short", torch.int16),
+        ("Byte", torch.uint8),
+        ("Char", torch.int8),
+        ("Bool", torch.bool),
+    )
+}
 
 
 # -- torch.cuda and torch.accelerator -------------------------------------------------------------
@@ -196,8 +229,11 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
         yield torch.cuda, name, Nothing
     for name in ("current_stream", "default_stream"):
         yield torch.cuda, name, _answering(Nothing())
-    yield torch.version, "cuda", "12.6"
+    if torch.version.cuda is None:
+        yield torch.version, "cuda", "12.6"
     yield torch.backends.cuda, "is_built", _answering(True)
+    for name, kind in LEGACY.items():
+        yield torch.cuda, name, kind
     yield torch, "set_default_device", _default_device(world)
     yield torch, "get_default_device", lambda: CUDA if world.default_is_cuda else torch.device("cpu")
     accelerator = getattr(torch, "accelerator", None)

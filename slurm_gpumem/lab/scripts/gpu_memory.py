@@ -1,0 +1,37 @@
+"""A process tree's memory on the GPU, as NVML counts it."""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, List
+
+
+@lru_cache(maxsize=1)
+def _handle() -> Any:
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    return nvml, nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+def process_peaks(pid: int) -> int:
+    """Bytes that the tree of `pid` has now: those of its largest process."""
+    nvml, gpu = _handle()
+    mine = {pid, *_descendants(pid)}
+    running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    return max((int(one.usedGpuMemory or 0) for one in running if one.pid in mine), default=0)
+
+
+def _descendants(pid: int) -> List[int]:
+    found: List[int] = []
+    waiting = [pid]
+    while waiting:
+        one = waiting.pop()
+        try:
+            children = [int(word) for word in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+        except (OSError, ValueError):
+            continue  # ended in between
+        found += children
+        waiting += children
+    return found

@@ -1,0 +1,124 @@
+"""Beside a script that is traced or measured: data sets that need no download, and its memory on the GPU."""
+
+import atexit
+import importlib.util
+import json
+import os
+import sys
+import types
+
+
+class _After:
+    """Calls a function when a module has been imported."""
+
+    def __init__(self, actions):
+        self.actions = actions
+        self.looking = set()
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.actions or name in self.looking:
+            return None
+        self.looking.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking.discard(name)
+        if spec is None or spec.loader is None:
+            return spec
+        real = spec.loader.exec_module
+
+        def execute(module):
+            real(module)
+            action = self.actions.pop(name, None)
+            if action is not None:
+                action(module)
+
+        spec.loader.exec_module = execute
+        return spec
+
+
+def _cifar(module):
+    """CIFAR-10 and CIFAR-100 without their files."""
+    import numpy
+
+    def init(self, root, train=True, transform=None, target_transform=None, download=False):
+        super(module.cifar.CIFAR10, self).__init__(
+            root, transform=transform, target_transform=target_transform
+        )
+        self.train = train
+        count = 1280 if train else 320
+        self.data = numpy.random.RandomState(0).randint(0, 256, (count, 32, 32, 3)).astype("uint8")
+        self.targets = [index % 10 for index in range(count)]
+        self.classes = [str(number) for number in range(10)]
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+
+    module.cifar.CIFAR10.__init__ = init
+
+
+def _measure(torch):
+    """Write the peak of what PyTorch reserved and allocated, again and again until the end."""
+    path = os.environ["GPUMEM_SCRIPTS_MEASURE"]
+
+    def write():
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            line = {
+                "pid": os.getpid(),
+                "reserved": torch.cuda.max_memory_reserved(),
+                "allocated": torch.cuda.max_memory_allocated(),
+            }
+            with open(f"{path}.{os.getpid()}", "w") as file:
+                json.dump(line, file)
+
+    import threading
+    import time
+
+    def again():
+        while True:
+            time.sleep(0.5)
+            write()
+
+    threading.Thread(target=again, daemon=True).start()
+    atexit.register(write)
+
+
+def _no_wandb():
+    """A wandb that does nothing, where it is not installed."""
+    if importlib.util.find_spec("wandb") is not None:
+        return
+    module = types.ModuleType("wandb")
+
+    class Anything:
+        def __getattr__(self, name):
+            return Anything()
+
+        def __call__(self, *args, **kwargs):
+            return Anything()
+
+    for name in ("init", "log", "Image", "Histogram", "finish", "watch", "config"):
+        setattr(module, name, Anything())
+    sys.modules["wandb"] = module
+
+
+def _no_tensorboard():
+    """A SummaryWriter that writes nothing, where tensorboard is not installed."""
+    if importlib.util.find_spec("tensorboard") is not None:
+        return
+    module = types.ModuleType("torch.utils.tensorboard")
+
+    class SummaryWriter:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        def __getattr__(self, name):
+            return lambda *args, **kwargs: None
+
+    module.SummaryWriter = SummaryWriter
+    sys.modules["torch.utils.tensorboard"] = module
+
+
+_actions = {"torchvision.datasets": _cifar}
+if os.environ.get("GPUMEM_SCRIPTS_MEASURE"):
+    _actions["torch"] = _measure
+sys.meta_path.insert(0, _After(_actions))
+_no_tensorboard()
+_no_wandb()

@@ -1,0 +1,148 @@
+"""Synthetic data in the forms that scripts expect: files that are there, with random content."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import random
+import struct
+from pathlib import Path
+from typing import Callable, Dict
+
+
+def mnist(folder: Path, train: int = 1280, test: int = 320) -> None:
+    """torchvision's MNIST, as it lies after a download: FOLDER/MNIST/raw."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", train), ("t10k", test)):
+        random.seed(count)
+        pixels = random.randbytes(count * 28 * 28)
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, count, 28, 28) + pixels)
+        labels = bytes(index % 10 for index in range(count))
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
+
+
+def fashion(folder: Path) -> None:
+    """The same for FashionMNIST."""
+    mnist(folder)
+    (folder / "MNIST").rename(folder / "FashionMNIST")
+
+
+def words(path: Path, lines: int = 3000, kinds: int = 4000) -> None:
+    """Lines of ten to thirty words."""
+    random.seed(lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "\n".join(
+            " ".join(f"w{random.randrange(kinds)}" for _ in range(random.randrange(10, 30)))
+            for _ in range(lines)
+        )
+    )
+
+
+def wikitext(folder: Path) -> None:
+    """train.txt, valid.txt and test.txt."""
+    for name, lines in (("train", 4000), ("valid", 400), ("test", 400)):
+        words(folder / f"{name}.txt", lines)
+
+
+def letters(path: Path, count: int = 300_000) -> None:
+    """Random characters of an alphabet of 96, the blank and the end of a line among them."""
+    random.seed(count)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    alphabet = "\n" + "".join(map(chr, range(32, 127)))
+    path.write_text("".join(random.choices(alphabet, k=count)))
+
+
+def tokens(folder: Path) -> None:
+    """nanoGPT's train.bin, val.bin and meta.pkl."""
+    random.seed(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("train", "val"):
+        (folder / f"{name}.bin").write_bytes(
+            b"".join(struct.pack("<H", random.randrange(65)) for _ in range(200_000))
+        )
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
+
+
+def enwik8(path: Path) -> None:
+    """A gzip of random bytes, as long as the scripts read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random.seed(8)
+    data = bytes(random.choices(range(32, 127), k=1_000_000)) * 96
+    path.write_bytes(gzip.compress(data, 1))
+
+
+def images(folder: Path, count: int = 48, size: int = 256) -> None:
+    """JPEG files of random colours (needs Pillow)."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    random.seed(count)
+    for index in range(count):
+        small = Image.frombytes("RGB", (16, 16), random.randbytes(16 * 16 * 3))
+        small.resize((size, size)).save(folder / f"{index:04}.jpg")
+
+
+def image_classes(folder: Path) -> None:
+    """Two classes of images, for ImageFolder: FOLDER/train/a, FOLDER/val/a, ..."""
+    for part in ("train", "val"):
+        for kind in ("a", "b"):
+            images(folder / part / kind, 24)
+
+
+def pairs(folder: Path) -> None:
+    """Images side by side, for pix2pix: FOLDER/train, FOLDER/val, FOLDER/test."""
+    from PIL import Image
+
+    for part in ("train", "val", "test"):
+        images(folder / part, 12)
+        for path in (folder / part).iterdir():
+            one = Image.open(path)
+            both = Image.new("RGB", (512, 256))
+            both.paste(one, (0, 0))
+            both.paste(one, (256, 0))
+            both.save(path)
+
+
+def two_domains(folder: Path) -> None:
+    """Unpaired images, for CycleGAN: FOLDER/train/A, FOLDER/train/B, FOLDER/test/A, FOLDER/test/B."""
+    for part in ("train", "test"):
+        for domain in ("A", "B"):
+            images(folder / part / domain, 12)
+
+
+def flat_images(folder: Path) -> None:
+    """One folder of images."""
+    images(folder)
+
+
+def masks(folder: Path) -> None:
+    """A black and white GIF for each image of `images`."""
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(48):
+        Image.new("L", (256, 256), 255 * (index % 2)).save(folder / f"{index:04}_mask.gif")
+
+
+def celeba(folder: Path) -> None:
+    """One folder of images of faces' size."""
+    images(folder, 64, 178)
+
+
+RECIPES: Dict[str, Callable[[Path], None]] = {
+    "mnist": mnist,
+    "fashion": fashion,
+    "words": words,
+    "wikitext": wikitext,
+    "letters": letters,
+    "tokens": tokens,
+    "enwik8": enwik8,
+    "image-classes": image_classes,
+    "pairs": pairs,
+    "two-domains": two_domains,
+    "images": flat_images,
+    "masks": masks,
+    "celeba": celeba,
+}

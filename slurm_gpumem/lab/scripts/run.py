@@ -1,0 +1,199 @@
+"""Trace and run every script of the list; one row each, written as it comes.
+
+    python -m slurm_gpumem.lab.scripts.run --repositories DIR --out rows.jsonl [--only TEXT] [--no-gpu]
+
+Each script works in a copy of its repository. On a GPU it runs until it ends or `--seconds` are over; its
+memory is the largest that NVML showed for its processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.lab.scripts.recipes import RECIPES
+from slurm_gpumem.toml_file import load_toml
+from slurm_gpumem.tracing.script.run import Limits, trace_command
+
+_HERE = Path(__file__).resolve().parent
+_LIST = _HERE / "scripts.toml"
+_POLL_S = 0.02
+
+
+class Script(NamedTuple):
+    """One entry of the list."""
+
+    name: str
+    repository: str
+    commit: str
+    folder: str
+    command: str
+    data: Dict[str, str]
+    environment: Dict[str, str]
+
+
+def load_scripts(path: Path = _LIST) -> List[Script]:
+    """The list."""
+    return [
+        Script(
+            row["name"],
+            row["repository"],
+            row["commit"],
+            row["folder"],
+            row["command"],
+            row.get("data", {}),
+            row.get("environment", {}),
+        )
+        for row in load_toml(path)["script"]
+    ]
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.scripts.run", description=__doc__)
+    parser.add_argument("--repositories", type=Path, required=True, help="clones as OWNER+NAME")
+    parser.add_argument("--out", type=Path, required=True, help="rows are appended here")
+    parser.add_argument("--only", default="", help="scripts whose name contains this")
+    parser.add_argument("--python", default=sys.executable, help="the environment's python")
+    parser.add_argument("--no-gpu", action="store_true", help="trace only")
+    parser.add_argument("--no-trace", action="store_true", help="run only")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each run on the GPU")
+    parser.add_argument("--trace-seconds", type=float, default=120.0)
+    parser.add_argument("--jobs", type=int, default=4, help="scripts at a time")
+    args = parser.parse_args(argv)
+    scripts = [one for one in load_scripts() if args.only in one.name]
+    lock = Lock()
+
+    def work(script: Script) -> None:
+        row = _row(script, args)
+        with lock, open(args.out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(_line(row), flush=True)
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(work, scripts))
+    return 0
+
+
+def _row(script: Script, args: argparse.Namespace) -> Dict[str, Any]:
+    row: Dict[str, Any] = {"name": script.name, "repository": script.repository, "commit": script.commit}
+    with tempfile.TemporaryDirectory(prefix="gpumem-script-") as scratch:
+        source = args.repositories / script.repository.replace("/", "+")
+        work = Path(scratch, "work")
+        shutil.copytree(source, work, ignore=shutil.ignore_patterns(".git"), symlinks=True)
+        folder = work / script.folder
+        for where, recipe in script.data.items():
+            RECIPES[recipe]((folder / where).resolve())
+        env = _environment(script, folder, args.python)
+        command = [args.python if word == "python" else word for word in shlex.split(script.command)]
+        if not args.no_trace:
+            row.update(_traced(command, folder, env, args.trace_seconds))
+        if not args.no_gpu:
+            row.update(_measured(command, folder, env, args.seconds, Path(scratch, "measured")))
+    return row
+
+
+def _environment(script: Script, folder: Path, python: str) -> Dict[str, str]:
+    own = {name: str((folder / value).resolve()) for name, value in script.environment.items()}
+    path = os.pathsep.join([str(_HERE / "injected"), *filter(None, [own.pop("PYTHONPATH", "")])])
+    return {
+        **os.environ,
+        **own,
+        "PYTHONPATH": os.pathsep.join(filter(None, [path, os.environ.get("PYTHONPATH", "")])),
+        "PATH": os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", "")]),
+        "WANDB_MODE": "disabled",
+        "MPLBACKEND": "Agg",
+        "GPUMEM_TRACE_DEBUG": "1",
+    }
+
+
+def _traced(command: List[str], folder: Path, env: Dict[str, str], seconds: float) -> Dict[str, Any]:
+    started = time.monotonic()
+    try:
+        found = trace_command(command, Limits(seconds=seconds), environment=env, folder=str(folder))
+    except GpumemError as error:
+        return {"trace_error": str(error), "trace_seconds": round(time.monotonic() - started, 1)}
+    return {
+        "summary": found.summary.decode(),
+        "trace_seconds": round(found.seconds, 1),
+        "trace_facts": found.facts,
+        "trace_notes": list(found.notes),
+    }
+
+
+def _measured(
+    command: List[str], folder: Path, env: Dict[str, str], seconds: float, report: Path
+) -> Dict[str, Any]:
+    from slurm_gpumem.lab.scripts.gpu_memory import process_peaks
+
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**env, "GPUMEM_SCRIPTS_MEASURE": str(report)},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        started = time.monotonic()
+        peak = 0
+        while child.poll() is None and time.monotonic() - started < seconds:
+            peak = max(peak, process_peaks(child.pid))
+            time.sleep(_POLL_S)
+        ended = child.poll()
+        if ended is None:
+            os.killpg(child.pid, 15)
+            try:
+                child.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, 9)
+                child.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - 3000))
+        text = output.read().decode(errors="replace")
+    rows = [_json(path) for path in report.parent.glob(report.name + ".*")]
+    largest = max(rows, key=lambda row: int(row.get("reserved", 0)), default={})
+    return {
+        "process_bytes": peak,
+        "reserved_bytes": largest.get("reserved", 0),
+        "allocated_bytes": largest.get("allocated", 0),
+        "run_seconds": round(time.monotonic() - started, 1),
+        "run_code": ended,
+        "run_tail": text[-600:] if ended not in (0, None) else "",
+    }
+
+
+def _json(path: Path) -> Dict[str, Any]:
+    try:
+        found: Dict[str, Any] = json.loads(path.read_text())
+    except ValueError:
+        return {}  # cut off in the middle of a line
+    return found
+
+
+def _line(row: Dict[str, Any]) -> str:
+    words = [f"{row['name']:<28}"]
+    if "summary" in row:
+        words.append(f"traced in {row['trace_seconds']:>5} s, {row['trace_facts'].get('phases')}")
+    elif "trace_error" in row:
+        words.append("NOT TRACED: " + row["trace_error"].replace("\n", " | ")[:200])
+    if "process_bytes" in row:
+        words.append(f"measured {row['process_bytes'] >> 20} MiB, code {row['run_code']}")
+        words += [row["run_tail"][-150:].replace("\n", " | ")] if row["run_tail"] else []
+    return " ".join(words)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,74 @@
+"""Score traced scripts against their runs on the GPU: `python -m slurm_gpumem.lab.scripts.score rows.jsonl [--gpu h200]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any, Dict, List, Optional, Sequence
+
+from slurm_gpumem import estimate
+from slurm_gpumem.units import ceil_div
+
+_MIB = 1 << 20
+_ON_THE_CPU = 64 << 20
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.scripts.score", description=__doc__)
+    parser.add_argument("rows", type=Path, nargs="+")
+    parser.add_argument("--gpu", default="h200")
+    args = parser.parse_args(argv)
+    rows = [json.loads(line) for path in args.rows for line in path.read_text().splitlines()]
+    print("\n".join(lines(rows, args.gpu)))
+    return 0
+
+
+def lines(rows: Sequence[Dict[str, Any]], gpu: str) -> List[str]:
+    """The table and its sums."""
+    found = ["script                          need  traced  error  request  reserved error    s  phases seen"]
+    errors: List[float] = []
+    needs: List[int] = []
+    requests: List[int] = []
+    failed: List[str] = []
+    seconds: List[float] = []
+    for row in sorted(rows, key=lambda row: str(row["name"])):
+        if row.get("process_bytes", 0) < _ON_THE_CPU:
+            continue  # failed by itself, or never used the GPU
+        if "summary" not in row:
+            failed.append(str(row["name"]))
+            continue
+        made = estimate(row["summary"], gpu=gpu)
+        need = round(row["process_bytes"] / _MIB)
+        reserved = round(row["reserved_bytes"] / _MIB)
+        traced = made.peak_mib - made.parts["context"]
+        errors.append(made.peak_mib / need - 1)
+        needs.append(need)
+        requests.append(made.request_mib)
+        seconds.append(float(row["trace_seconds"]))
+        phases = [name for name in row["trace_facts"]["phases"] if name in ("evaluate", "checkpoint")]
+        found.append(
+            f"{row['name']:<29}{need:>7}{made.peak_mib:>8}{100 * errors[-1]:>+6.1f}%{made.request_mib:>8}"
+            f"{reserved:>9}{100 * (traced / max(1, reserved) - 1):>+6.1f}%{seconds[-1]:>6.1f}  {' '.join(phases)}"
+        )
+    if not needs:
+        return [*found, "no script was both traced and run"]
+    sizes = sorted(abs(error) for error in errors)
+    below = sum(request < need for request, need in zip(requests, needs))
+    wide = [request / need for request, need in zip(requests, needs)]
+    exact = sum(ceil_div(r, 1024) == ceil_div(n, 1024) for r, n in zip(requests, needs))
+    found += [
+        f"{len(needs)} scripts: median {100 * median(sizes):.1f} %, P90 {100 * sizes[int(0.9 * len(sizes))]:.1f} %; "
+        f"request below need {below} ({100 * below / len(needs):.1f} %); "
+        f"sum of requests / sum of needs {sum(requests) / sum(needs):.2f}; "
+        f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}",
+        f"not traced: {len(failed)} of {len(failed) + len(needs)} ({', '.join(failed) or 'none'}); "
+        f"time to trace: median {median(seconds):.1f} s",
+    ]
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
