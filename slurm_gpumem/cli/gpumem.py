@@ -11,6 +11,7 @@ from slurm_gpumem.cli.run import run_command
 COMMANDS = {
     "devcluster": ("slurm_gpumem.cli.devcluster", "a real Slurm with stand-in GPUs on this machine"),
     "estimate": ("slurm_gpumem.cli.estimate", "estimate a job's GPU memory from its model summary"),
+    "trace": ("slurm_gpumem.cli.trace", "run a training command as it is, without a GPU, and trace it"),
     "summarize": ("slurm_gpumem.cli.summarize", "trace a model's code, without a GPU, into a summary"),
     "fit": ("slurm_gpumem.cli.fit", "does it fit this GPU, and up to which batch size?"),
     "why": ("slurm_gpumem.cli.why", "the peak explained: over time, by tensor, and what would lower it"),

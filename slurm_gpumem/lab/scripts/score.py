@@ -1,4 +1,7 @@
-"""Score traced scripts against their runs on the GPU: `python -m slurm_gpumem.lab.scripts.score rows.jsonl [--gpu h200]`."""
+"""Score traced scripts against their runs on the GPU.
+
+python -m slurm_gpumem.lab.scripts.score rows.jsonl [--gpu h200]
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
 
 from slurm_gpumem import estimate
-from slurm_gpumem.units import ceil_div
+from slurm_gpumem.units import MIB, ceil_div
 
-_MIB = 1 << 20
 _ON_THE_CPU = 64 << 20
 
 
@@ -41,8 +43,8 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str) -> List[str]:
             failed.append(str(row["name"]))
             continue
         made = estimate(row["summary"], gpu=gpu)
-        need = round(row["process_bytes"] / _MIB)
-        reserved = round(row["reserved_bytes"] / _MIB)
+        need = round(row["process_bytes"] / MIB)
+        reserved = round(row["reserved_bytes"] / MIB)
         traced = made.peak_mib - made.parts["context"]
         errors.append(made.peak_mib / need - 1)
         needs.append(need)
@@ -51,7 +53,8 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str) -> List[str]:
         phases = [name for name in row["trace_facts"]["phases"] if name in ("evaluate", "checkpoint")]
         found.append(
             f"{row['name']:<29}{need:>7}{made.peak_mib:>8}{100 * errors[-1]:>+6.1f}%{made.request_mib:>8}"
-            f"{reserved:>9}{100 * (traced / max(1, reserved) - 1):>+6.1f}%{seconds[-1]:>6.1f}  {' '.join(phases)}"
+            f"{reserved:>9}{100 * (traced / max(1, reserved) - 1):>+6.1f}%{seconds[-1]:>6.1f}  "
+            + " ".join(phases)
         )
     if not needs:
         return [*found, "no script was both traced and run"]
@@ -60,7 +63,8 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str) -> List[str]:
     wide = [request / need for request, need in zip(requests, needs)]
     exact = sum(ceil_div(r, 1024) == ceil_div(n, 1024) for r, n in zip(requests, needs))
     found += [
-        f"{len(needs)} scripts: median {100 * median(sizes):.1f} %, P90 {100 * sizes[int(0.9 * len(sizes))]:.1f} %; "
+        f"{len(needs)} scripts: median {100 * median(sizes):.1f} %, "
+        f"P90 {100 * sizes[int(0.9 * len(sizes))]:.1f} %; "
         f"request below need {below} ({100 * below / len(needs):.1f} %); "
         f"sum of requests / sum of needs {sum(requests) / sum(needs):.2f}; "
         f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}",

@@ -52,7 +52,7 @@ class Onward:
                 return real(module, *args, **kwargs)
             return self._root(real, module, args, kwargs)
 
-        nn.Module.__call__ = call  # type: ignore[method-assign,assignment]
+        nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def _root(self, real: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
         key = self._key(module, args, kwargs)

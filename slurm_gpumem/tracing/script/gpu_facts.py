@@ -1,4 +1,4 @@
-"""What a script may ask of the GPU that it is traced for; crosses from the command into the traced process."""
+"""What a script may ask of the GPU that it is traced for, as the traced process gets it."""
 
 from __future__ import annotations
 

@@ -169,8 +169,6 @@ class Tracer:
         real = threading.Thread.run
 
         def run(self: threading.Thread) -> None:
-            if isinstance(self, threading._Timer if hasattr(threading, "_Timer") else ()):  # type: ignore[attr-defined]
-                return real(self)
             with tracer.world, tracer.recorder:
                 return real(self)
 

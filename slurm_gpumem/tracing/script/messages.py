@@ -6,6 +6,9 @@ import os
 import shlex
 from typing import Any, List, Sequence
 
+_OFFLINE = ("Offline", "offline", "ConnectionError", "Connection refused", "getaddrinfo", "name resolution",
+            "unreachable")  # fmt: skip
+
 
 def explain(command: Sequence[str], state: Any, seconds: float) -> str:
     """One message."""
@@ -70,7 +73,6 @@ def _hint(state: Any) -> str:
         return "Run it in the environment that the job uses: activate it before, or name its python."
     if state.kind == "EOFError":
         return "It asks for input; nobody answers while it is traced."
-    if any(word in text for word in ("Offline", "offline", "ConnectionError", "Connection refused", "getaddrinfo",
-                                     "name resolution", "unreachable")):  # fmt: skip
+    if any(word in text for word in _OFFLINE):
         return "Network access is disabled while tracing: download data and models before."
     return ""

@@ -1,4 +1,4 @@
-"""Operators that a whole script calls and a single traced step does not: copies to the CPU, the gradient scaler.
+"""Operators that a whole script calls and a traced step does not: copies to the CPU, the gradient scaler.
 
 A script computes on the CPU too, and carries results there: what is not known is made up, so that it goes on.
 """
@@ -56,7 +56,7 @@ def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return recorder.guess.truth
 
 
-def _unscale(recorder: Any, func: Any, args: Any, kwargs: Any) -> None:
+def _unscale(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """GradScaler divides the gradients in place and looks for infinities, of which there are none."""
     if args[0] and args[0][0].device.type != "meta":
         return func(*args, **kwargs)

@@ -1,4 +1,6 @@
-"""Run a command in a private copy of the machine's files, without network: `python -I private.py REPORT -- COMMAND`.
+"""Run a command in a private copy of the machine's files, without network.
+
+    python -I private.py REPORT MEGABYTES -- COMMAND
 
 Standard library only, and started as a program of its own. In a user namespace of its own (no privilege
 needed where the kernel allows it) every file system is covered by an overlay whose upper layer is a small
@@ -20,8 +22,10 @@ from typing import Dict, List, NoReturn, Tuple
 
 _NEWNS, _NEWUSER, _NEWPID, _NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 _BIND, _REC, _PRIVATE, _RDONLY, _REMOUNT = 4096, 16384, 1 << 18, 1, 32
-_KERNELS = {"proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "securityfs", "debugfs", "tracefs",
-            "bpf", "pstore", "configfs", "fusectl", "hugetlbfs", "autofs", "binfmt_misc", "rpc_pipefs", "efivarfs"}  # fmt: skip
+_KERNELS = {
+    "proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "securityfs", "debugfs", "tracefs",
+    "bpf", "pstore", "configfs", "fusectl", "hugetlbfs", "autofs", "binfmt_misc", "rpc_pipefs", "efivarfs",
+}  # fmt: skip
 _KEPT = ("/proc", "/sys", "/dev")
 _MOST_CHANGED = 300
 
@@ -71,7 +75,7 @@ class _Cover:
     def __init__(self, base: str, report: str) -> None:
         self._base, self._report = base, report
         self._kinds = dict(_mounts())
-        # Folders of other owners that everybody may write to cannot be copied up: they get covers of their own.
+        # Folders that everybody may write to and others own cannot be copied up: they get their own covers.
         for point in ("/var/tmp", os.getcwd(), *map(os.environ.get, ("HOME", "TMPDIR", "SCRATCH"))):
             if point and os.path.isdir(point) and os.stat(point).st_uid != os.geteuid():
                 self._kinds.setdefault(os.path.realpath(point), "")
@@ -242,7 +246,9 @@ def main(arguments: List[str]) -> int:
 def _changed(base: str) -> List[str]:
     """Paths that the command wrote or removed in its private copy, the first few hundred."""
     found: List[str] = []
-    for line in open("/proc/self/mountinfo", encoding="utf-8", errors="replace"):
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+        mounts = file.readlines()
+    for line in mounts:
         fields = line.split()
         options = dict(word.partition("=")[::2] for word in line.rsplit(" ", 1)[1].strip().split(","))
         upper = options.get("upperdir", "")

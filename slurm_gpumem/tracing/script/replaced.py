@@ -7,6 +7,8 @@ from typing import Any, Callable, Iterator, List
 import torch
 from torch import nn
 
+from slurm_gpumem.tracing.script.imports import AfterImport
+
 _LEAST_BATCHES = 3
 _LARGE = 1 << 18
 """Elements of a weight from which its random numbers are left out: nobody looks at them."""
@@ -25,6 +27,17 @@ def install(tracer: Any) -> None:
     _loading()
     _distributed(tracer)
     _scaler(tracer)
+    AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
+
+
+def _no_graphs(module: Any) -> None:
+    """TensorBoard's picture of a model traces it by torch.jit, which cannot be done here: it is called."""
+
+    def add_graph(self: Any, model: Any, input_to_model: Any = None, *args: Any, **kwargs: Any) -> None:
+        if input_to_model is not None:
+            model(*input_to_model) if isinstance(input_to_model, (tuple, list)) else model(input_to_model)
+
+    module.SummaryWriter.add_graph = add_graph
 
 
 def _keep_parameters() -> None:
@@ -149,7 +162,7 @@ def _checkpoints(tracer: Any) -> None:
 
 
 def _loading() -> None:
-    """What was saved on a GPU, or is asked onto one, is loaded to the CPU and goes on to "cuda" from there."""
+    """What was saved on a GPU, or is asked onto one, is loaded to the CPU and moved to "cuda" from there."""
     real = torch.load
     from slurm_gpumem.tracing.script.world import META, is_cuda
 

@@ -141,7 +141,7 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[_Answer]]:
                 stderr=subprocess.STDOUT,
                 env=env,
                 start_new_session=True,
-                preexec_fn=lambda: os.nice(5),  # noqa: PLW1509 - one thread
+                preexec_fn=lambda: os.nice(5),
             )
             try:
                 _watch(child, folder, state, asked.limits, asked.progress)

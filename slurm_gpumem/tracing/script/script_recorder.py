@@ -27,7 +27,7 @@ class ScriptRecorder(Recorder):
     """Notes allocations of everything that the process does on "cuda"."""
 
     def __init__(self, places: ScriptPlaces, autocast: Autocast, guess: Guess) -> None:
-        super().__init__(places, autocast, guess, "meta")  # type: ignore[arg-type]
+        super().__init__(places, autocast, guess, "meta")
         self.off = False
         """In forked processes nothing is noted."""
         self.live_bytes = 0
@@ -152,7 +152,7 @@ class ScriptRecorder(Recorder):
 
 
 def _scalars_on_meta(args: Any, kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Dict[str, Any]]]:
-    """The arguments with single numbers of the CPU on the meta device, where CUDA takes them; None without."""
+    """The arguments with single numbers of the CPU on the meta device, as CUDA takes them; None without."""
     found: List[bool] = []
 
     def moved(value: Any) -> Any:

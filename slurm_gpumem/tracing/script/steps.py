@@ -69,7 +69,7 @@ class Steps:
             self.made.add(optimizer)
             begin(optimizer, *args, **kwargs)
 
-        torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
+        torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign,assignment]
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 

@@ -30,6 +30,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         total_params=sum(p.numel() for p in parameters),
         trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
         trace=trace,
+        warnings=_warnings(recorder),
     )
     facts = {
         "steps": sum(steps.counts.values()),
@@ -43,6 +44,15 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "guessed": recorder.guess.used,
     }
     return summary, facts
+
+
+def _warnings(recorder: Any) -> Tuple[str, ...]:
+    if recorder.uses_conv and torch.backends.cudnn.benchmark:
+        return (
+            "the script sets cudnn.benchmark: cuDNN then tries algorithms with workspaces of gigabytes. "
+            "They are not in this estimate; ask for more, or leave it off",
+        )
+    return ()
 
 
 def _job(tracer: Any, root: Any) -> TracedJob:

@@ -23,7 +23,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class CudaWorld(TorchFunctionMode):
-    """Sends what is asked onto "cuda" to the meta device, and lets meta tensors say that they are on "cuda"."""
+    """Sends what is asked onto "cuda" to the meta device; meta tensors say that they are on "cuda"."""
 
     def __init__(self) -> None:
         super().__init__()

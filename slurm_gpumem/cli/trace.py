@@ -1,0 +1,142 @@
+"""`gpumem trace -- COMMAND`: run an unmodified training command without a GPU, and note its allocations."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+from slurm_gpumem.cli.options import seconds
+from slurm_gpumem.config.load import load_config
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.files import check_target, save
+from slurm_gpumem.report.script_trace import progress_text, trace_lines
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.terminal.progress import StatusLine
+from slurm_gpumem.terminal.say import say
+from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from slurm_gpumem.units import MIB, parse_mib
+
+SCHEMA = "gpumem-trace/1"
+
+
+def main(argv: List[str]) -> int:
+    """Entry point of the subcommand."""
+    own, command = _split(argv)
+    args = _parser().parse_args(own)
+    if not command:
+        raise UsageError("which command? Write it behind --: gpumem trace -- python train.py --batch-size 64")
+    output = None if args.output is None else check_target(args.output, "summary.json")
+    config = load_config()
+    name = args.gpu or (config.job["gpu"].value if "gpu" in config.job else DEFAULT_GPU)
+    gpu = find_gpu(name)
+    limits = Limits(
+        seconds=args.time_limit,
+        onward_s=args.onward,
+        memory_mib=parse_mib(args.memory_limit) if args.memory_limit else None,
+    )
+    with StatusLine() as line:
+        traced = trace_command(
+            command, limits, gpu=_facts(gpu), progress=lambda state, now: line(progress_text(state, now))
+        )
+    # Read as the cluster will: the process ran somebody's code, and nothing of it is believed unseen.
+    summary = read_summary(traced.summary.decode(errors="replace"))
+    estimate = registry.run("auto", summary, training_job(summary, StatedTraining()), gpu)
+    if output is not None:
+        save(output, traced.summary)
+    if args.json:
+        print(json.dumps(_as_json(command, summary, traced, estimate, output)))
+    else:
+        print(
+            "\n".join(trace_lines(shlex.join(command), summary, traced, estimate, config.sharing.shard_mib))
+        )
+        if output is not None:
+            print(f"written: {output}")
+    for text in dict.fromkeys((*traced.notes, *estimate.warnings)):
+        say(f"note: {text}")
+    return 0
+
+
+def _split(argv: List[str]) -> Tuple[List[str], List[str]]:
+    """Our options, and the command behind "--"."""
+    if "--" not in argv:
+        return argv, []
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
+def _facts(gpu: Gpu) -> GpuFacts:
+    """What the script hears when it asks for the GPU."""
+    usual = GpuFacts()
+    major, _, minor = gpu.compute_capability.partition(".")
+    known = major.isdigit() and minor.isdigit()
+    return GpuFacts(
+        name=f"NVIDIA {gpu.name.upper()}",
+        memory_bytes=gpu.memory_mib * MIB,
+        capability=(int(major), int(minor)) if known else usual.capability,
+        sms=gpu.sms or usual.sms,
+    )
+
+
+def _as_json(
+    command: List[str],
+    summary: ModelSummary,
+    traced: TracedScript,
+    estimate: Estimate,
+    output: Optional[Path],
+) -> Dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "output": None if output is None else str(output),
+        "model": summary.name,
+        "params": summary.total_params,
+        "batch_size": summary.batch,
+        "peak_mib": estimate.peak_mib,
+        "request_mib": estimate.request_mib,
+        "parts": dict(estimate.parts),
+        "gpu": estimate.gpu,
+        "seconds": round(traced.seconds, 1),
+        "facts": traced.facts,
+        "changed": list(traced.changed),
+        "private": traced.private,
+        "notes": list(traced.notes),
+        "warnings": list(estimate.warnings),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpumem trace",
+        usage="gpumem trace [options] -- COMMAND ...",
+        description="Run a training command as it is, without a GPU: data is read for real, what goes to\n"
+        '"cuda" becomes shapes. It ends when training and evaluation have been seen; none of your files\n'
+        "is changed, and there is no network.",
+        epilog="examples:\n"
+        "  gpumem trace -- python train.py --batch-size 64\n"
+        "  gpumem trace -o summary.json --gpu a100 -- torchrun --nproc-per-node=1 train.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the summary, for gpusbatch --model")
+    parser.add_argument("--gpu", metavar="TYPE", help=f"the GPU it would run on (default: {DEFAULT_GPU})")
+    parser.add_argument(
+        "--time-limit", type=seconds, default=120.0, metavar="S", help="seconds in all (default: 120)"
+    )
+    parser.add_argument(
+        "--onward",
+        type=seconds,
+        default=Limits.onward_s,
+        metavar="S",
+        help=f"seconds to go on in search of evaluation (default: {Limits.onward_s:g})",
+    )
+    parser.add_argument("--memory-limit", metavar="SIZE", help="host memory of all its processes, like 16G")
+    parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
+    return parser

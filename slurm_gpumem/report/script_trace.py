@@ -1,0 +1,62 @@
+"""What `gpumem trace` tells people: what was traced, what was seen and not, and what the command changed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, List, Sequence
+
+from slurm_gpumem.estimators.training_job import describe_job
+from slurm_gpumem.estimators.types import Estimate
+from slurm_gpumem.report.estimate import describe_model
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.text import clipped, count
+from slurm_gpumem.units import ceil_div
+
+_PHASES = {"evaluate": "evaluation", "checkpoint": "writing a checkpoint"}
+_WIDTH = 100
+_SHOWN = 3
+
+
+def trace_lines(
+    command: str, summary: ModelSummary, traced: Any, estimate: Estimate, shard_mib: int
+) -> List[str]:
+    """The answer, in a few lines."""
+    facts = traced.facts
+    seen = ["training", *(name for phase, name in _PHASES.items() if phase in facts["phases"])]
+    missing = [name for phase, name in _PHASES.items() if phase not in facts["phases"]]
+    steps = f"{count(int(facts['steps']), 'optimizer step')} in {traced.seconds:.1f} s"
+    shards = ceil_div(estimate.request_mib, shard_mib)
+    lines = [
+        clipped(f"{command}: {describe_model(summary)}, {describe_job(estimate.job)}", _WIDTH),
+        f"  seen: {', '.join(seen)} ({steps})" + (f"; not seen: {', '.join(missing)}" if missing else ""),
+        f"  peak {estimate.peak_mib:,} MiB on {estimate.gpu} -> request {estimate.request_mib:,} MiB = "
+        f"{count(shards, 'shard')}",
+        f"  {_changed_text(traced.changed, traced.private)}",
+    ]
+    if facts.get("failure"):
+        lines.append("  it failed later: " + clipped(str(facts["failure"]).replace("\n", "; "), _WIDTH - 20))
+    if facts.get("grown_bytes", 0) >= 1 << 20:
+        lines.append(
+            f"  memory grows by {facts['grown_bytes'] >> 20:,} MiB over these steps: something is kept"
+        )
+    return lines
+
+
+def _changed_text(changed: Sequence[str], private: Any) -> str:
+    how = private.get("files", "")
+    if how == "landlock":
+        return "your files are unchanged: writing outside a scratch directory was refused"
+    if how != "overlay":
+        return "your files were not protected: this host allows neither namespaces nor Landlock"
+    if not changed:
+        return "it wrote no files"
+    names = ", ".join(os.path.basename(path) for path in changed[:_SHOWN])
+    more = " ..." if len(changed) > _SHOWN else ""
+    return f"your files are unchanged: {count(len(changed), 'file')} went to a private copy ({names}{more})"
+
+
+def progress_text(state: Any, seconds: float) -> str:
+    """One line while it runs."""
+    if state.training:
+        return f"tracing: {count(state.cycles, 'step')}, {seconds:.0f} s"
+    return clipped(f"tracing: {state.at or 'starting'}, {seconds:.0f} s", _WIDTH)

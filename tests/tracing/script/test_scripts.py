@@ -1,0 +1,167 @@
+"""Whole training scripts, traced as they are: each runs in processes of its own, with real files.
+
+All of them are started when the first is asked for, a few at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Dict, Iterator, List
+
+import pytest
+
+from slurm_gpumem.errors import TargetError
+from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from tests.support.needs import needs_torch
+
+pytestmark = needs_torch
+
+HEAD = """
+import os, torch, torch.nn as nn, torch.nn.functional as F
+assert os.environ["GPUMEM_TRACING"] == "1"
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def net(): return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10))
+def data(n): return torch.randn(n, 256), torch.randint(0, 10, (n,))
+"""
+SCRIPTS: Dict[str, str] = {
+    "evaluates-late": """
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for step in range(400):
+    x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    if step % 50 == 49:
+        model.eval()
+        with torch.no_grad():
+            out = model(torch.randn(65536, 256, device=device))
+            print(f"{out.mean():.3f}", out.argmax(1).tolist()[:3])
+        model.train()
+        torch.save(model.state_dict(), "last.ckpt"); os.rename("log.txt", "old.txt") if step == 49 else None
+""",
+    "trains-only": """
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for step in range(400):
+    x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
+    "scaler": """
+import argparse; parser = argparse.ArgumentParser(); parser.add_argument("--rows", type=int)
+rows = parser.parse_args().rows
+model = net().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cuda")
+dataset = torch.utils.data.TensorDataset(*data(640))
+loader = torch.utils.data.DataLoader(dataset, rows, num_workers=2, pin_memory=True)
+for epoch in range(5):
+    for x, y in loader:
+        with torch.autocast("cuda", torch.float16):
+            loss = F.cross_entropy(model(x.cuda(non_blocking=True)), y.cuda()) / 2
+        scaler.scale(loss).backward()
+        if torch.isnan(loss): raise SystemExit("not a number")
+        scaler.unscale_(optimizer); nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+""",
+    "by-hand": """
+model = net().to(torch.accelerator.current_accelerator())
+T = torch.cuda.FloatTensor
+for step in range(50):
+    loss = model(torch.randn(32, 256).type(T)).pow(2).mean(); model.zero_grad(); loss.backward()
+    with torch.no_grad():
+        for p in model.parameters(): p.data.add_(p.grad, alpha=-0.1)
+""",
+    "never-trains": "model = net().to(device); print(model(torch.randn(4, 256).to(device)).shape)",
+    "asks": "input('go on? ')",
+    "no-data": "open('data/train.bin').read()",
+    "ends-itself": "import os; os._exit(7)",
+    "hangs": "import time; time.sleep(600)",
+    "network": "import urllib.request; urllib.request.urlopen('http://192.0.2.1/data', timeout=5)",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[TracedScript]]]:
+    folder = tmp_path_factory.mktemp("scripts")
+    with ThreadPoolExecutor(2) as pool:
+        found = {}
+        for name, text in SCRIPTS.items():
+            work = folder / name
+            work.mkdir()
+            (work / "train.py").write_text(HEAD + text)
+            (work / "last.ckpt").write_bytes(b"weights of last week")
+            (work / "log.txt").write_text("kept\n")
+            found[name] = pool.submit(_trace, work, name)
+        yield found
+
+
+def _trace(work: Path, name: str) -> TracedScript:
+    seconds = 12.0 if name == "hangs" else 300.0
+    more: List[str] = ["--rows", "64"] if name == "scaler" else []
+    command = [sys.executable, "train.py", *more]
+    return trace_command(command, Limits(seconds=seconds, onward_s=60.0), folder=str(work))
+
+
+def _error(run: Future[TracedScript]) -> str:
+    with pytest.raises(TargetError) as caught:
+        run.result()
+    return str(caught.value)
+
+
+def test_a_validation_after_fifty_steps_is_seen_and_counts(runs: Dict[str, Future[TracedScript]]) -> None:
+    late, plain = runs["evaluates-late"].result().facts, runs["trains-only"].result().facts
+    assert {"evaluate", "checkpoint"} <= set(late["phases"])
+    # 65,536 rows of 1,024 numbers and the 256 that they are made of.
+    assert late["peak_bytes"] > 65536 * (1024 + 256) * 4 > plain["peak_bytes"]
+
+
+def test_thousands_of_steps_take_the_room_of_a_few(runs: Dict[str, Future[TracedScript]]) -> None:
+    facts = runs["trains-only"].result().facts
+    assert facts["cycles"] > 100
+    assert facts["events"] < 1000
+    assert facts["grown_bytes"] == 0
+
+
+def test_an_optimizer_made_before_the_model_moved_has_its_parameters(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    # Weights, gradients and two states of Adam, all on the GPU.
+    weights = 4 * (256 * 1024 + 1024 + 1024 * 10 + 10)
+    assert runs["trains-only"].result().facts["peak_bytes"] > 4 * weights
+
+
+def test_files_of_the_user_are_byte_identical_after_a_trace(
+    runs: Dict[str, Future[TracedScript]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    traced = runs["evaluates-late"].result()
+    work = next(tmp_path_factory.getbasetemp().glob("scripts*/evaluates-late"))
+    assert traced.private["files"] in ("overlay", "landlock")
+    assert (work / "last.ckpt").read_bytes() == b"weights of last week"
+    assert (work / "log.txt").read_text() == "kept\n"
+    assert not (work / "old.txt").exists()
+
+
+def test_a_gradient_scaler_loaders_and_arguments_are_served(runs: Dict[str, Future[TracedScript]]) -> None:
+    facts = runs["scaler"].result().facts
+    assert facts["optimizers"] == ["SGD"]
+    assert facts["steps"] >= 3
+
+
+def test_weights_changed_by_hand_are_training_too(runs: Dict[str, Future[TracedScript]]) -> None:
+    assert runs["by-hand"].result().facts["cycles"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("never-trains", ["without a step of an optimizer", "Sequential", "Only training is traced"]),
+        ("asks", ["EOFError", "train.py, line", "nobody answers"]),
+        ("no-data", ["FileNotFoundError", "Prepare its data first"]),
+        ("ends-itself", ["code 7"]),
+        ("hangs", ["stopped after 12 s", "time.sleep", "--time-limit"]),
+        ("network", ["Network access is disabled"]),
+    ],
+)
+def test_what_cannot_be_traced_says_where_and_what_to_do(
+    runs: Dict[str, Future[TracedScript]], name: str, words: List[str]
+) -> None:
+    message = _error(runs[name])
+    assert [word for word in words if word not in message] == []
