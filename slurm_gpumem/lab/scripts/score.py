@@ -12,20 +12,28 @@ from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
 
 from slurm_gpumem import estimate
+from slurm_gpumem.lab.ground_truth import open_text
+from slurm_gpumem.lab.places import MODELS
 from slurm_gpumem.units import MIB, ceil_div
 
 _ON_THE_CPU = 64 << 20
+ROWS = MODELS / "lab" / "scripts" / "rows.jsonl.gz"
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.scripts.score", description=__doc__)
-    parser.add_argument("rows", type=Path, nargs="+")
+    parser.add_argument("rows", type=Path, nargs="*", default=[ROWS], help="default: the committed ones")
     parser.add_argument("--gpu", default="h200")
     args = parser.parse_args(argv)
-    rows = [json.loads(line) for path in args.rows for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for path in args.rows for line in _lines(path)]
     print("\n".join(lines(rows, args.gpu)))
     return 0
+
+
+def _lines(path: Path) -> List[str]:
+    with open_text(path) as file:
+        return file.read().splitlines()
 
 
 def lines(rows: Sequence[Dict[str, Any]], gpu: str) -> List[str]:
