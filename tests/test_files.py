@@ -14,10 +14,13 @@ import pytest
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.files import (
     LockTimeoutError,
+    RefusedFileError,
     check_target,
     lock_for_life,
     locked,
     read_json,
+    read_plain,
+    replaced,
     save,
     write_atomic,
     write_json,
@@ -79,6 +82,76 @@ def test_a_place_that_cannot_be_written_is_known_before_the_work(tmp_path: Path)
         check_target(f"{tmp_path}/missing/page.html", "page.html")
     assert check_target("/dev/null", "page.html") == Path("/dev/null")
     assert check_target(f"{tmp_path}/page.html", "page.html") == tmp_path / "page.html"
+
+
+def test_without_a_mode_the_umask_decides_who_reads_it(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "own", b"\xff", mode=None)
+        write_atomic(tmp_path / "public", "text", mode=0o644)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "public").stat().st_mode) == 0o644
+    assert (tmp_path / "own").read_bytes() == b"\xff"
+
+
+def test_a_draft_takes_the_files_place_only_if_all_went_well(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with replaced(path, mode=0o600) as draft:
+        draft.write_text("first")
+        assert not path.exists()
+
+    def interrupted() -> None:
+        with replaced(path) as draft:
+            draft.write_text("second")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("first", 0o600)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_plain_file_of_an_expected_owner_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 3000)
+    found = read_plain(tmp_path / "a", most_bytes=3000, owners=(os.geteuid(),))
+    assert found == (b"x" * 3000, os.geteuid())
+    (tmp_path / "a").write_bytes(b"")
+    assert read_plain(str(tmp_path / "a"), most_bytes=3000).data == b""
+
+
+@pytest.mark.parametrize(
+    ("lay", "why"),
+    [
+        (lambda path: os.mkfifo(path), "no plain file"),
+        (lambda path: path.mkdir(), "no plain file"),
+        (lambda path: path.symlink_to("/etc/hostname"), "symbolic links"),
+        (lambda path: path.write_bytes(b"x" * 1025), "larger than"),
+        (lambda path: None, "No such file"),
+    ],
+)
+def test_what_is_no_plain_small_file_is_refused_with_a_reason_and_never_waited_for(
+    tmp_path: Path, lay: Callable[[Path], object], why: str
+) -> None:
+    lay(tmp_path / "a")
+    with pytest.raises(OSError, match=why):
+        read_plain(tmp_path / "a", most_bytes=1024)
+
+
+def test_a_file_of_another_owner_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("planted")
+    with pytest.raises(RefusedFileError, match=f"belongs to user {os.geteuid()}"):
+        read_plain(tmp_path / "a", most_bytes=1024, owners=(os.geteuid() + 1,))
+
+
+def test_no_handle_stays_open_after_a_refusal(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(RefusedFileError):
+            read_plain(tmp_path / "a", most_bytes=1024)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_that_is_no_json_reads_as_none(tmp_path: Path) -> None:

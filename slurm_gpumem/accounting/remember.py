@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-import time
 from pathlib import Path
 from typing import Dict, List, Optional
 
 from slurm_gpumem.accounting.reading import recipe_of, rest_of
+from slurm_gpumem.formats.remembered import own_file, write_runs
 
-SCHEMA = "gpumem-remembered/1"
 _LATEST = 10
 """Peaks kept of each; more add nothing."""
 _LEAST_SAMPLES = 3
@@ -40,25 +38,8 @@ def write_peaks(connection: sqlite3.Connection, uid: int, path: Path) -> bool:
     runs = peaks_of(connection, uid)
     if not runs and not path.exists():
         return False
-    text = json.dumps({"schema": SCHEMA, "made_at": round(time.time()), "runs": runs}, separators=(",", ":"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
+    write_runs(path, runs)
     return True
-
-
-def own_file() -> Path:
-    """Where this user's peaks are remembered."""
-    named = os.environ.get("GPUMEM_REMEMBERED")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(named) if named else Path(cache) / "gpumem" / "remembered.json"
 
 
 def remember_own(connection: sqlite3.Connection) -> Optional[str]:

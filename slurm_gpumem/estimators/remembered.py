@@ -7,11 +7,10 @@ and the GPU type are. Peaks are read from a small file that the accounting write
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from math import ceil
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Dict, List, Mapping, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
@@ -22,12 +21,10 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import format_mib
 
 NAME = "remembered"
-SCHEMA = "gpumem-remembered/1"
 ENOUGH_RUNS = 3
 """From this number of runs on gpusbatch trusts them without being asked."""
 _LEAST_RESERVE = 0.02
 """Above the largest peak: the allocator may still grow when a run is longer than those before."""
-_MAX_BYTES = 16 << 20
 _GPU_NAME = re.compile(r"rtx[ _-]?(?:pro[ _-]?|a)?[0-9]{4}|(?:mi|[a-z]{1,2})[0-9]{1,4}[a-z]{0,2}")
 
 
@@ -44,10 +41,12 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def recall(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[int, ...]:
     """Measured peaks of the same job, the latest first."""
+    from slurm_gpumem.formats.remembered import read_runs
+
     key = " ".join((summary.fingerprint, str(job.batch_size), job.optimizer, job.precision, variant(job)))
     found: List[int] = []
     for path in remembered_files():
-        by_gpu = _read(path).get(key)
+        by_gpu = read_runs(path).get(key)
         if isinstance(by_gpu, dict):
             peaks = [
                 peak
@@ -109,34 +108,16 @@ def plain_gpu(name: str) -> str:
 
 def remembered_files() -> List[str]:
     """The user's own file, and the one that the site's collector keeps for them."""
-    named = os.environ.get("GPUMEM_REMEMBERED")
-    if named:
-        return [named]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    files = [os.path.join(cache, "gpumem", "remembered.json")]
-    # A wrong file is said where the configuration is loaded; it must not keep anybody from estimating.
+    from slurm_gpumem.formats import remembered
+
+    files = [str(remembered.own_file())]
+    if os.environ.get("GPUMEM_REMEMBERED"):
+        return files
+    # A wrong file is reported where the configuration is loaded; it must not keep anybody from estimating.
     folder = read_file(site_config_path(), (ACCOUNTING,)).table(ACCOUNTING).get("dir")
     if folder:
-        files.append(os.path.join(folder, str(os.geteuid()), "remembered.json"))
+        files.append(os.path.join(folder, str(os.geteuid()), remembered.NAME))
     return files
-
-
-def _read(path: str) -> Mapping[str, Any]:
-    """The file's runs; a file that is missing or broken remembers nothing, which is no error."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        table = json.loads(data) if len(data) <= _MAX_BYTES else None
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if (
-        not isinstance(table, dict)
-        or table.get("schema") != SCHEMA
-        or not isinstance(table.get("runs"), dict)
-    ):
-        return {}
-    runs: Mapping[str, Any] = table["runs"]
-    return runs
 
 
 def _scaled(parts: Mapping[str, int], peak: int) -> Dict[str, int]:

@@ -14,6 +14,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry, remembered
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import PARTS, TrainingJob
+from slurm_gpumem.formats.remembered import SCHEMA
 from slurm_gpumem.summaries.reader import read_summary
 from tests.accounting.job_records import NOON, opened, record, write
 
@@ -94,7 +95,7 @@ def test_a_broken_file_remembers_nothing(own_file: Path, text: str) -> None:
 def test_peaks_that_are_no_sizes_are_not_believed(own_file: Path) -> None:
     key = f"{SUMMARY.fingerprint} 128 adam fp32 "
     runs = {key: {"a100": [9000, -1, "9", None, 1e99, True]}}
-    own_file.write_text(json.dumps({"schema": remembered.SCHEMA, "runs": runs}))
+    own_file.write_text(json.dumps({"schema": SCHEMA, "runs": runs}))
     assert remembered.recall(SUMMARY, JOB, GPU) == (9000,)
 
 
