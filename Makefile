@@ -74,7 +74,7 @@ setup-train: setup-test $(VENV)/.train-ready
 
 check: APT_PACKAGES := $(CHECK_PACKAGES)
 check: apt $(VENV)/.check-ready
-	$(PYTEST) $(IN_PARALLEL) --without-torch -m 'not slurm and not timing'
+	$(PYTEST) $(IN_PARALLEL) --without-torch -rfE -m 'not slurm and not timing'
 
 # Tests with a bound on time come first, with nothing beside them.
 test: setup-test lint
