@@ -158,15 +158,15 @@ end
 
 --- The script's memory line with the job's batch size in `at`; or nil and the error.
 function M.wish(job, directives)
-  local anew = "; regenerate it with gpumem estimate --directive"
+  local again = "; regenerate it with gpumem estimate --directive"
   local line, why = M.parse(directives["memory-line"])
   if not line then
-    return nil, "its memory-line is damaged: " .. why .. anew
+    return nil, "its memory-line is damaged: " .. why .. again
   end
   for _, key in ipairs({ "optimizer", "precision" }) do
     local said = lower(sub(directives[key] or line[key], 1, 40)):gsub("_", "-")
     if said ~= line[key] then
-      return nil, "its memory-line was made for " .. key .. " " .. line[key] .. ", not " .. said .. anew
+      return nil, "its memory-line was made for " .. key .. " " .. line[key] .. ", not " .. said .. again
     end
   end
   line.at, why = batch_of(job, directives, line)

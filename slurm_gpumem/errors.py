@@ -7,7 +7,7 @@ no traceback reaches a user.
 from __future__ import annotations
 
 _ALL_SHOWN, _SHOWN = 12, 6
-"""So many names are listed whole; of more than that, only so many that are near."""
+"""Up to the first number all names are listed; of more than that, the second number of near ones."""
 
 
 class GpumemError(Exception):

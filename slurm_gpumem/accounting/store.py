@@ -20,7 +20,7 @@ from slurm_gpumem.accounting.types import (
     Freshness,
     JobDetail,
     JobRow,
-    Summary,
+    JobTotals,
     Waster,
 )
 from slurm_gpumem.config.accounting import AccountingConfig, load_accounting_config
@@ -97,11 +97,11 @@ class Store:
         runs, missing = read_runs(places)
         return JobDetail(row, runs, missing)
 
-    def summary(self, filters: Filters = ALL) -> Summary:
+    def summary(self, filters: Filters = ALL) -> JobTotals:
         """Sums over all jobs."""
         return self._sums.summary(filters)
 
-    def summary_by(self, group: str, filters: Filters = ALL) -> List[Summary]:
+    def summary_by(self, group: str, filters: Filters = ALL) -> List[JobTotals]:
         """Sums for every user, account, model, gpu, partition or day; the largest first, days in order."""
         if group not in GROUPS:
             raise UnknownNameError("group", group, list(GROUPS))

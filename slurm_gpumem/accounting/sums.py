@@ -7,7 +7,7 @@ import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting import facts
-from slurm_gpumem.accounting.types import Filters, Summary, Waster
+from slurm_gpumem.accounting.types import Filters, JobTotals, Waster
 
 _SUMS = tuple(name for name, _ in facts.FACTS)
 _WORST = len(_SUMS)
@@ -28,12 +28,12 @@ class Sums:
         self._texts = texts
         self._taken: Dict[Tuple[str, Filters, int], Dict[int, List[Any]]] = {}
 
-    def summary(self, filters: Filters) -> Summary:
+    def summary(self, filters: Filters) -> JobTotals:
         """Sums over all jobs of the filters."""
         found = self._by(None, filters)
-        return found[0] if found else Summary("")
+        return found[0] if found else JobTotals("")
 
-    def summary_by(self, group: str, filters: Filters) -> List[Summary]:
+    def summary_by(self, group: str, filters: Filters) -> List[JobTotals]:
         """Sums for every value of a dimension, the most GPU time first; days in order."""
         found = self._by(group, filters)
         found.sort(
@@ -58,7 +58,7 @@ class Sums:
         found = [waster for waster in found if waster.wasted_mib_s > 0]
         return tuple(sorted(found, key=lambda waster: -waster.wasted_mib_s)[:limit])
 
-    def _by(self, group: Optional[str], filters: Filters) -> List[Summary]:
+    def _by(self, group: Optional[str], filters: Filters) -> List[JobTotals]:
         errors = self._errors(group, filters)
         found = []
         for key, sums in self._sums(group, filters).items():
@@ -67,7 +67,7 @@ class Sums:
             }
             values["peak_mib_s"] = values["granted_mib_s"] - values.pop("wasted_mib_s")
             median, p95 = percentiles(errors.get(key, ()), (0.5, 0.95))
-            found.append(Summary(self._name(group, key), median_error=median, p95_error=p95, **values))
+            found.append(JobTotals(self._name(group, key), median_error=median, p95_error=p95, **values))
         return found
 
     def _sums(self, group: Optional[str], filters: Filters) -> Dict[int, List[Any]]:

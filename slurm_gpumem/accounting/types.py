@@ -230,7 +230,7 @@ ALL = Filters()
 
 
 @dataclass(frozen=True)
-class Summary:
+class JobTotals:
     """Sums over the jobs of one group, or of all."""
 
     group: str

@@ -125,7 +125,7 @@ def batch_limits(
     shards: Optional[int],
     shard_mib: int,
 ) -> BatchLimits:
-    """The largest batch of each GPU, or of so many shards of it; the search begins at the job's batch."""
+    """The largest batch of each GPU, or of a number of its shards; the search begins at the job's batch."""
     limits = []
     curves = []
     for gpu in gpus:

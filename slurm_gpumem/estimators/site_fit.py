@@ -23,7 +23,7 @@ _FARTHEST = 3.0
 _GPU_RUNS, _GPU_MODELS = 20, 4
 _MODEL_RUNS = 3
 _LOWERING_USERS = 2
-"""So many users must have run a model before it may ask for less: a comment can claim any estimate."""
+"""Users who must have run a model before it may ask for less: a comment can claim any estimate."""
 _MOST_LOWERING = 0.3
 _UNMET = 5.0
 """A job that its request did not hold costs as much as this many times its need kept in vain."""

@@ -48,7 +48,7 @@ def line_of(key: str, trace: Trace, job: TrainingJob, params: int) -> str:
 
 
 def write_traced(lines: Iterable[str], path: Path) -> None:
-    """Write the file anew, in order of keys."""
+    """Write the file again, in order of keys."""
     path.write_bytes(lzma.compress("".join(sorted(lines)).encode(), preset=9))
 
 

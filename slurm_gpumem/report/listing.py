@@ -8,7 +8,7 @@ import sys
 from itertools import chain, islice
 from typing import Any, Iterable, Iterator, List, Mapping, Sequence, TextIO
 
-from slurm_gpumem.accounting.types import JobRow, Summary
+from slurm_gpumem.accounting.types import JobRow, JobTotals
 from slurm_gpumem.report.cells import cell, parsable
 from slurm_gpumem.report.fields import Column, as_json, note
 from slurm_gpumem.text import count, fitted, printable
@@ -88,7 +88,7 @@ def _flat(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def footer(summary: Summary) -> str:
+def footer(summary: JobTotals) -> str:
     """The list in one line."""
     if not summary.jobs:
         return "no jobs"

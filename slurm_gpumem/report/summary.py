@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
-from slurm_gpumem.accounting.types import Summary, Waster
+from slurm_gpumem.accounting.types import JobTotals, Waster
 from slurm_gpumem.report.cells import cell, parsable
 from slurm_gpumem.text import count, fitted, printable
 from slurm_gpumem.units import duration, energy, gpu_hours, hours, percent
@@ -17,7 +17,7 @@ _LABEL, _NAME = 20, 20
 _MIB_S_PER_GIB_H = 1024 * 3600
 
 
-def summary_lines(total: Summary, wasters: Sequence[Waster], about: str) -> List[str]:
+def summary_lines(total: JobTotals, wasters: Sequence[Waster], about: str) -> List[str]:
     """The whole in about a dozen lines."""
     if not total.jobs:
         return [f"no jobs {about}".rstrip()]
@@ -44,35 +44,37 @@ def summary_lines(total: Summary, wasters: Sequence[Waster], about: str) -> List
     return lines
 
 
-def group_lines(group: str, groups: Sequence[Summary], *, header: bool) -> List[str]:
+def group_lines(group: str, groups: Sequence[JobTotals], *, header: bool) -> List[str]:
     """One line a user, model … with the figures that tell groups apart."""
     rows = [_cells(group, one) for one in groups]
-    names = [name for name, _ in _cells(group, Summary(""))]
+    names = [name for name, _ in _cells(group, JobTotals(""))]
     widths = [max([len(name), *(len(row[at][1]) for row in rows)]) for at, name in enumerate(names)]
     widths[0] = min(widths[0], 2 * _NAME)
     lines = [_table_line(names, widths)] if header else []
     return lines + [_table_line([text for _, text in row], widths) for row in rows]
 
 
-def group_parsable(group: str, groups: Sequence[Summary], *, header: bool) -> List[str]:
+def group_parsable(group: str, groups: Sequence[JobTotals], *, header: bool) -> List[str]:
     """The same with "|" between."""
-    lines = ["|".join(name for name, _ in _cells(group, Summary("")))] if header else []
+    lines = ["|".join(name for name, _ in _cells(group, JobTotals("")))] if header else []
     return lines + ["|".join(parsable(text) for _, text in _cells(group, one)) for one in groups]
 
 
-def write_summary_csv(group: Optional[str], groups: Sequence[Summary], file: TextIO, *, header: bool) -> None:
+def write_summary_csv(
+    group: Optional[str], groups: Sequence[JobTotals], file: TextIO, *, header: bool
+) -> None:
     """Every figure of every group, for a spreadsheet."""
     writer = csv.writer(file, lineterminator="\n")
     if header:
-        writer.writerow([group or "group", *list(summary_json(Summary("")))[1:]])
+        writer.writerow([group or "group", *list(summary_json(JobTotals("")))[1:]])
     for one in groups:
         writer.writerow([cell(value) for value in summary_json(one).values()])
 
 
 def write_summary_json(
-    total: Summary,
+    total: JobTotals,
     group: Optional[str],
-    groups: Sequence[Summary],
+    groups: Sequence[JobTotals],
     wasters: Sequence[Waster],
     file: TextIO,
     about: Dict[str, Any],
@@ -86,7 +88,7 @@ def write_summary_json(
     file.write(json.dumps(table) + "\n")
 
 
-def summary_json(one: Summary) -> Dict[str, Any]:
+def summary_json(one: JobTotals) -> Dict[str, Any]:
     """A summary's figures, the computed ones among them."""
     values: Dict[str, Any] = {
         key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(one).items()
@@ -105,7 +107,7 @@ def _row(label: str, text: str) -> List[str]:
     return [f"{label:<{_LABEL}}{text}"] if text else []
 
 
-def _accuracy(one: Summary) -> str:
+def _accuracy(one: JobTotals) -> str:
     if not one.estimated:
         return ""
     return (
@@ -115,7 +117,7 @@ def _accuracy(one: Summary) -> str:
     )
 
 
-def _time(one: Summary) -> str:
+def _time(one: JobTotals) -> str:
     if not one.gpu_s:
         return ""
     if not one.shared:
@@ -126,7 +128,7 @@ def _time(one: Summary) -> str:
     return f"{used} instead of {alone} exclusive ({percent(saved)} saved), {jobs}"
 
 
-def _would(one: Summary) -> str:
+def _would(one: JobTotals) -> str:
     """For a site that only observes."""
     if not one.would_of_s:
         return ""
@@ -138,7 +140,7 @@ def _would(one: Summary) -> str:
     )
 
 
-def _ooms(one: Summary) -> str:
+def _ooms(one: JobTotals) -> str:
     avoided = f"{one.oom_avoided:,} avoided by the reserve" if one.oom_avoided else ""
     if not one.ooms:
         return "; ".join(filter(None, ("none", avoided)))
@@ -149,11 +151,11 @@ def _ooms(one: Summary) -> str:
     )
 
 
-def _unused(one: Summary) -> str:
+def _unused(one: JobTotals) -> str:
     return "" if one.unused is None else f"{percent(one.unused)} of it never used"
 
 
-def _activity(one: Summary) -> str:
+def _activity(one: JobTotals) -> str:
     if not one.sm_used_s:
         return ""
     now, before = one.sm_s / one.sm_used_s, one.sm_s / one.sm_gpu_s
@@ -162,7 +164,7 @@ def _activity(one: Summary) -> str:
     return f"{percent(now)} of the GPUs that were taken; exclusive GPUs would have shown {percent(before)}"
 
 
-def _energy(one: Summary) -> str:
+def _energy(one: JobTotals) -> str:
     return (
         f"{energy(one.energy_j / one.energy_jobs)} a job, {energy(one.energy_j)} in all"
         if one.energy_jobs
@@ -183,7 +185,7 @@ def _waster_lines(wasters: Sequence[Waster]) -> List[str]:
     return lines
 
 
-def _cells(group: str, one: Summary) -> List[Tuple[str, str]]:
+def _cells(group: str, one: JobTotals) -> List[Tuple[str, str]]:
     per_job = one.energy_j / one.energy_jobs if one.energy_jobs else None
     activity = one.sm_s / one.sm_used_s if one.sm_used_s else None
     return [

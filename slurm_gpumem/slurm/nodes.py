@@ -27,7 +27,7 @@ Record = Mapping[str, str]
 
 
 class GpuNodes(NamedTuple):
-    """Nodes that are alike: so many GPUs of one type each, in the same partitions."""
+    """Nodes that are alike: the same number of GPUs of one type each, in the same partitions."""
 
     partitions: Tuple[str, ...]
     gpu_type: Optional[str]

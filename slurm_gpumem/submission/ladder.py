@@ -52,7 +52,7 @@ def next_request(
             return Next(gres_word(held.gres, held.gpu_type, wanted), wanted, False)
     if gpu_keeps_off_shards or not largest:
         return Next(gres_word("gpu", _type_for(held, kinds), 1), 0, True)
-    # Without a type it cannot be given one now; the most that any GPU has is a whole one all the same.
+    # Without a type it cannot be given one now; the most that any GPU has is a whole one anyway.
     return Next(gres_word(held.gres, held.gpu_type, largest), largest, True)
 
 

@@ -18,7 +18,7 @@ from slurm_gpumem.accounting.types import (
     GpuStay,
     JobDetail,
     JobRow,
-    Summary,
+    JobTotals,
     Waster,
 )
 from slurm_gpumem.report.html.types import PageSource
@@ -209,12 +209,12 @@ def detail(row: JobRow) -> JobDetail:
     return JobDetail(row, (run,))
 
 
-def summary(rows: Sequence[JobRow], group: str = "") -> Summary:
+def summary(rows: Sequence[JobRow], group: str = "") -> JobTotals:
     """The sums of the rows."""
     errors = sorted(abs(row.error) for row in rows if row.error is not None)
     measured = [row for row in rows if row.error is not None]
     granted = [row for row in rows if row.granted_mib and row.peak_mib and row.run_s]
-    return Summary(
+    return JobTotals(
         group,
         jobs=len(rows),
         estimated=len(errors),
@@ -240,7 +240,7 @@ def summary(rows: Sequence[JobRow], group: str = "") -> Summary:
     )
 
 
-def by(rows: Sequence[JobRow], key: Callable[[JobRow], str]) -> List[Summary]:
+def by(rows: Sequence[JobRow], key: Callable[[JobRow], str]) -> List[JobTotals]:
     """A summary of each group, the largest first."""
     groups: Dict[str, List[JobRow]] = {}
     for row in rows:

@@ -41,7 +41,7 @@ _ERROR = 0.05
 _HELD = {"roundness": 0.7, "own": 0.15, "sensitivity": 1.0, "pressure": 0.3}
 _HELD_TRAIT = 0.6
 _WORST = 2.0
-"""The slowest job of a set counts as much as so many others: it is the one that the bound is about."""
+"""The slowest job of a set counts as much as this number of others: it is the one that the bound is about."""
 
 
 def fit_mode(sets: Sequence[SharedSet], start: Mapping[str, float] = START) -> Known:

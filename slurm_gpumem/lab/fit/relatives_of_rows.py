@@ -13,7 +13,7 @@ from slurm_gpumem.lab.fit.correction_rows import Row
 from slurm_gpumem.lab.fit.relatives_file import make, run_of, to_json
 
 LONELY_IN = 3
-"""One family in so many is taught as if no other of its members had been measured: such jobs will come."""
+"""One family in three is fitted as if no other of its members had been measured: such jobs will come."""
 
 
 def relatives_of(found: Sequence[Row]) -> Relatives:

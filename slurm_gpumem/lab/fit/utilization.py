@@ -208,7 +208,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help=f"folder of measured jobs ({shown(GROUND_TRUTH)})")
     parser.add_argument("--out", type=Path, help="folder to write into instead of models")
-    parser.add_argument("--card", action="store_true", help="fit nothing; write the fitted files' card anew")
+    parser.add_argument("--card", action="store_true", help="fit nothing; write the fitted files' card again")
     args = parser.parse_args(argv)
     folder = args.data or GROUND_TRUTH
     out = args.out or MODELS

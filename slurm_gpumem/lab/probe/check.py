@@ -155,7 +155,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("operators", type=Path, metavar="OPERATORS")
     parser.add_argument("--kind", default="", help="only cases of this kind")
     parser.add_argument("--match", default="", metavar="TEXT", help="only cases with this text")
-    parser.add_argument("--worst", type=int, default=20, metavar="N", help="show so many cases (20)")
+    parser.add_argument("--worst", type=int, default=20, metavar="N", help="number of cases to show (20)")
     options = parser.parse_args(argv)
     return exit_code(lambda: _run(options))
 

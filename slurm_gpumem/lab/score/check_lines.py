@@ -87,7 +87,7 @@ def report(found: Sequence[Checked]) -> List[str]:
 def main(argv: Sequence[str]) -> int:
     """Entry point of the command."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.score.check_lines", description=__doc__)
-    parser.add_argument("--sample", type=int, metavar="N", help="so many texts instead of all")
+    parser.add_argument("--sample", type=int, metavar="N", help="number of texts to take instead of all")
     parser.add_argument("--estimator", default="auto", metavar="NAME")
     args = parser.parse_args(argv)
     draw = random.Random(SEED)

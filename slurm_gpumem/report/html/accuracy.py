@@ -16,7 +16,7 @@ from slurm_gpumem.text import clipped
 MOST_POINTS = 2_000
 MOST_OUTSTANDING = 200
 CELLS_PER_OCTAVE = 6
-"""So many cells for each doubling of memory, on both axes."""
+"""Cells for each doubling of memory, on both axes."""
 BIN = 0.05
 LOW, HIGH = -0.5, 1.0
 """Errors beyond these are counted at the ends."""

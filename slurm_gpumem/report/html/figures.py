@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Tuple
 
-from slurm_gpumem.accounting.types import Summary
+from slurm_gpumem.accounting.types import JobTotals
 from slurm_gpumem.report.html.types import Gathered, PageSource
 from slurm_gpumem.text import clipped, count
 from slurm_gpumem.units import energy, hours, percent
 
 
-def tiles(total: Summary) -> List[Tuple[str, str, str]]:
+def tiles(total: JobTotals) -> List[Tuple[str, str, str]]:
     """The figures that a meeting asks for first: (title, figure, what it says)."""
     found: List[Tuple[str, str, str]] = []
     if total.shared and total.gpu_s and total.used_s:

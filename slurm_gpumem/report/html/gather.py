@@ -13,7 +13,7 @@ from slurm_gpumem.report.html.usage import BeforeAfter, Occupancy
 
 MOST_LISTED = 1_000
 MOST_NOTABLE = 100
-"""So many of each kind are listed besides the latest: out of memory, most unused memory, largest error."""
+"""Jobs of each kind listed besides the latest: out of memory, most unused memory, largest error."""
 MOST_GPUS_ON_TIMELINE = 12
 
 

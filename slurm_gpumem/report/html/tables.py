@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Generic, List, NamedTuple, Sequence, TypeVar, Union
 
-from slurm_gpumem.accounting.types import JobRow, Summary
+from slurm_gpumem.accounting.types import JobRow, JobTotals
 from slurm_gpumem.text import clipped
 from slurm_gpumem.units import duration, energy, hours, minute, percent, short_mib
 
@@ -162,14 +162,14 @@ def _note(row: JobRow) -> str:
     return f"{row.attempts} runs" if row.attempts > 1 else ""
 
 
-def group_table(name: str, head: str, groups: Sequence[Summary]) -> Table:
+def group_table(name: str, head: str, groups: Sequence[JobTotals]) -> Table:
     """One line per user, model …"""
     shown = groups[:MOST_GROUPS]
     note = f"the {len(shown):,} largest of {len(groups):,}" if len(shown) < len(groups) else ""
     return _table(name, f"By {head if head == 'GPU' else head.lower()}", _group_columns(head), shown, note)
 
 
-def _group_columns(head: str) -> List[Column[Summary]]:
+def _group_columns(head: str) -> List[Column[JobTotals]]:
     return [
         _named(head, lambda one: one.group or "(none)"),
         Column("Jobs", lambda one: f"{one.jobs:,}", lambda one: one.jobs),
@@ -233,9 +233,9 @@ def _group_columns(head: str) -> List[Column[Summary]]:
     ]
 
 
-def _sm(one: Summary) -> Union[float, None]:
+def _sm(one: JobTotals) -> Union[float, None]:
     return one.sm_s / one.sm_gpu_s if one.sm_gpu_s else None
 
 
-def _energy(one: Summary) -> Union[float, None]:
+def _energy(one: JobTotals) -> Union[float, None]:
     return one.energy_j / one.energy_jobs if one.energy_jobs else None

@@ -15,7 +15,7 @@ from slurm_gpumem.text import clipped
 
 MOST_GPUS_KEPT = 48
 COLOURED_USERS = 8
-"""So many users have a colour of their own; the others share one."""
+"""Users that have a colour of their own; the others share one."""
 
 
 def timeline(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.accounting.types import Freshness, JobDetail, JobRow, Summary, Waster
+from slurm_gpumem.accounting.types import Freshness, JobDetail, JobRow, JobTotals, Waster
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,11 @@ class PageSource:
 
     rows: Iterable[JobRow]
     """Oldest end first, running jobs last; read once."""
-    total: Summary
-    by_user: Sequence[Summary] = ()
-    by_model: Sequence[Summary] = ()
-    by_gpu: Sequence[Summary] = ()
-    by_day: Sequence[Summary] = ()
+    total: JobTotals
+    by_user: Sequence[JobTotals] = ()
+    by_model: Sequence[JobTotals] = ()
+    by_gpu: Sequence[JobTotals] = ()
+    by_day: Sequence[JobTotals] = ()
     wasters: Sequence[Waster] = ()
     freshness: Optional[Freshness] = None
     detail: Optional[Callable[[JobRow], JobDetail]] = None

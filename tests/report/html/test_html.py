@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_gpumem.accounting.types import WHOLE, Device, Freshness, Summary
+from slurm_gpumem.accounting.types import WHOLE, Device, Freshness, JobTotals
 from slurm_gpumem.report.html.accuracy import MOST_OUTSTANDING, MOST_POINTS, Scatter
 from slurm_gpumem.report.html.gather import MOST_LISTED
 from slurm_gpumem.report.html.page import page
@@ -141,7 +141,7 @@ def test_any_name_survives_as_text(name: str) -> None:
 
 
 def test_without_any_job_there_is_a_page_too() -> None:
-    text = page(PageSource(rows=[], total=Summary("")))
+    text = page(PageSource(rows=[], total=JobTotals("")))
     assert "0 jobs" in text
     assert _data(text)["timeline"] is None
 
