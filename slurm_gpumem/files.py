@@ -19,7 +19,7 @@ from slurm_gpumem.units import MIB
 _ACL_VERSION = 2
 _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 _NO_ID = 0xFFFFFFFF
-_READ, _READ_WRITE = 4, 6
+_ENTER, _READ, _READ_WRITE = 1, 4, 6
 _OPEN_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -228,14 +228,20 @@ def _try_lock(handle: int) -> bool:
 # -- Who may read ----------------------------------------------------------------------------------
 
 
-def allow_readers(target: Union[int, Path], uids: Iterable[int] = (), gids: Iterable[int] = ()) -> None:
-    """Let these users and groups read a file besides its owner, nobody else; OSError without access lists."""
+def allow_readers(
+    target: Union[int, Path], uids: Iterable[int] = (), gids: Iterable[int] = (), *, folder: bool = False
+) -> None:
+    """Let these users and groups read a file besides its owner, nobody else; OSError without access lists.
 
-    entries = [(_USER_OBJ, _READ_WRITE, _NO_ID)]
-    entries += [(_USER, _READ, uid) for uid in sorted(set(uids))]
+    A `folder` may also be entered by them.
+    """
+    enter = _ENTER if folder else 0
+    read = _READ | enter
+    entries = [(_USER_OBJ, _READ_WRITE | enter, _NO_ID)]
+    entries += [(_USER, read, uid) for uid in sorted(set(uids))]
     entries += [(_GROUP_OBJ, 0, _NO_ID)]
-    entries += [(_GROUP, _READ, gid) for gid in sorted(set(gids))]
-    entries += [(_MASK, _READ, _NO_ID), (_OTHER, 0, _NO_ID)]
+    entries += [(_GROUP, read, gid) for gid in sorted(set(gids))]
+    entries += [(_MASK, read, _NO_ID), (_OTHER, 0, _NO_ID)]
     packed = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     os.setxattr(target, "system.posix_acl_access", packed)
 

@@ -15,6 +15,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.accounting.gather import read_record_file
 from slurm_gpumem.accounting.reading import BadRecordError, parse_record, run_from
+from slurm_gpumem.files import allow_readers
 
 _RECORD_NAME = re.compile(r"[0-9]{1,12}\.[0-9]{1,6}\..+\.json")
 _BATCH = 2000
@@ -87,13 +88,14 @@ def _append(book: Path, lines: Sequence[bytes], uid: int) -> None:
     folder = book.parent
     if not folder.is_dir():
         folder.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            # The user may look into it and nobody else may.
-            os.chmod(folder, 0o500)
-            os.chown(folder, uid, -1)
+    if os.geteuid() == 0:
+        _keep_roots(folder, uid)
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(book, flags, 0o644)
+    handle = os.open(book, flags, 0o600)
     try:
+        if os.geteuid() == 0:
+            os.fchown(handle, 0, 0)
+            _let_read(handle, uid)
         size = os.fstat(handle).st_size
         # A writer that died in the middle of a line: end it, so that ours stands alone.
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
@@ -103,6 +105,28 @@ def _append(book: Path, lines: Sequence[bytes], uid: int) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _keep_roots(folder: Path, uid: int) -> None:
+    """The folder is root's, so that nobody can plant records in it; its user may read it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchown(handle, 0, 0)
+        os.fchmod(handle, 0o700)
+        _let_read(handle, uid, folder=True)
+    finally:
+        os.close(handle)
+
+
+def _let_read(handle: int, uid: int, *, folder: bool = False) -> None:
+    if uid == 0:
+        return
+    try:
+        allow_readers(handle, [uid], folder=folder)
+    except OSError:
+        # No access lists on this file system: the user's own group reads it.
+        os.fchown(handle, -1, _group_of(uid))
+        os.fchmod(handle, 0o750 if folder else 0o640)
 
 
 def _as_user(uid: int, book: Path, lines: Sequence[bytes]) -> None:

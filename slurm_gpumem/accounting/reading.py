@@ -168,14 +168,22 @@ def run_from(table: Mapping[str, Any], owner_uid: Optional[int] = None, *, shard
     if owner_uid is not None and owner_uid != uid:
         raise BadRecordError("of one user's job, written by another user")
     try:
-        return _run(table, job_id, restarts, uid, node, start, shard_mib)
+        return _run(table, job_id, restarts, uid, node, start, shard_mib, foreign=owner_uid is not None)
     except TypeError:
         # A list or a table where a name belongs: no gpumem has written that.
         raise BadRecordError("with values of the wrong type") from None
 
 
 def _run(
-    table: Mapping[str, Any], job_id: int, restarts: int, uid: int, node: str, start: float, shard_mib: int
+    table: Mapping[str, Any],
+    job_id: int,
+    restarts: int,
+    uid: int,
+    node: str,
+    start: float,
+    shard_mib: int,
+    *,
+    foreign: bool,
 ) -> Run:
     get, claim = table.get, table.get("claimed")
     claimed = claim.get if type(claim) is dict else _NOTHING.get
@@ -220,7 +228,7 @@ def _run(
         restarts,
         _text(node),
         uid,
-        _text(get("user")) or str(uid),
+        known_user(uid) or (str(uid) if foreign else _text(get("user")) or str(uid)),
         _text(get("partition")),
         _text(claimed("model")),
         recipe,
@@ -249,6 +257,17 @@ def _run(
         _SEPARATOR.join(rest),
         devices,
     )
+
+
+@lru_cache(maxsize=4096)
+def known_user(uid: int) -> str:
+    """The name that the system has for a number, "" without one: a record could claim any name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
 
 
 def shared_part(request_mib: int, gpu_mib: int, shard_mib: int) -> float:

@@ -33,12 +33,12 @@ def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[str, Dict[str, Li
     return found
 
 
-def write_peaks(connection: sqlite3.Connection, uid: int, path: Path) -> bool:
+def write_peaks(connection: sqlite3.Connection, uid: int, path: Path, *, mode: int = 0o600) -> bool:
     """Rewrite a user's file, whole or not at all; False when nothing is remembered and nothing was."""
     runs = peaks_of(connection, uid)
     if not runs and not path.exists():
         return False
-    write_runs(path, runs)
+    write_runs(path, runs, mode=mode)
     return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional
@@ -62,8 +61,7 @@ def _remember(index: Store, uid: int, store: Path) -> List[str]:
     if folder.is_dir():
         try:
             path = folder / "remembered.json"
-            if remember.write_peaks(index.connection, uid, path):
-                os.chmod(path, 0o644)
+            remember.write_peaks(index.connection, uid, path, mode=0o644)
         except OSError as error:
             return [f"{folder}: {error.strerror}; what user {uid} ran is not remembered there"]
     return []

@@ -181,8 +181,8 @@ RECOVERY = Section(
         Key(
             "nice",
             whole_number("a whole number", -2_147_483_645, 2_147_483_645),
-            -1000,
-            "given to a job that comes back; 0 leaves its priority",
+            0,
+            "given to a job that comes back; 0 leaves its priority: a faked end must not jump the queue",
         ),
         Key(
             "priority",

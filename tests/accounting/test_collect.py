@@ -56,6 +56,39 @@ def test_old_records_become_books_that_their_users_can_read(state_folder: Path) 
 
 
 @needs_root
+def test_a_user_cannot_plant_records_in_the_store(state_folder: Path) -> None:
+    spool, store = state_folder / "spool", state_folder / "store"
+    store.mkdir(mode=0o755)
+    write(spool, {**record(1, uid=NOBODY.pw_uid), "start": NOON - 10**7, "end": NOON - 10**7 + 60})
+    collect(spool, store, older_s=3600)
+    folder = store / str(NOBODY.pw_uid)
+    (book,) = folder.glob("*.jsonl")
+    assert (folder.stat().st_uid, book.stat().st_uid) == (0, 0)
+    os.seteuid(NOBODY.pw_uid)
+    try:
+        assert book.read_bytes()
+        with pytest.raises(PermissionError):
+            (folder / "2026-12.jsonl").write_text("forged")
+        with pytest.raises(PermissionError), book.open("ab"):
+            pass
+        with pytest.raises(PermissionError):
+            os.chmod(folder, 0o777)
+        with pytest.raises(PermissionError):
+            book.unlink()
+    finally:
+        os.seteuid(0)
+
+
+@needs_root
+def test_a_folder_that_was_given_to_its_user_becomes_roots_again(state_folder: Path) -> None:
+    folder = state_folder / "store" / str(NOBODY.pw_uid)
+    folder.mkdir(parents=True)
+    os.chown(folder, NOBODY.pw_uid, -1)
+    append(folder / "2026-11.jsonl", [b"{}\n"], NOBODY.pw_uid)
+    assert folder.stat().st_uid == 0
+
+
+@needs_root
 def test_where_root_may_not_write_the_records_user_does(
     state_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,7 +86,8 @@ class Site:
             "idle_exit_s": 2,
         }
         slurm_env = {"SLURM_CONF": str(self.cluster.layout.slurm_conf)}
-        tables = {"node": node, "node.slurm_env": slurm_env, "recovery": recovery}
+        # All steps of a requeue are played, the one for sites that give priority too.
+        tables = {"node": node, "node.slurm_env": slurm_env, "recovery": {"nice": -1000, **recovery}}
         lines = [
             line
             for name, table in tables.items()

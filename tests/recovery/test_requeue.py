@@ -72,10 +72,16 @@ def recover(slurm: OneJob, site: Site = NEW, config: Optional[RecoveryConfig] = 
     return Requeue(Controller(slurm.client), chosen, site, time.monotonic() + 1).recover("7")
 
 
+def test_nobody_jumps_the_queue_unless_the_site_says_so() -> None:
+    slurm = OneJob(ENDED)
+    assert recover(slurm).requeued
+    assert slurm.done == ["hold", "change", "release"]
+
+
 @pytest.mark.parametrize(("site", "request_"), [(NEW, "gpu:1"), (OLD, "shard:40")])
 def test_hold_change_release_and_only_then_the_priority(site: Site, request_: str) -> None:
     slurm = OneJob(ENDED)
-    assert recover(slurm, site).requeued
+    assert recover(slurm, site, RecoveryConfig(nice=-1000)).requeued
     assert slurm.done == ["hold", "change", "release", "nice"]
     assert slurm.now is not None
     assert slurm.now.request == request_
