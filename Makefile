@@ -2,6 +2,7 @@
 # make check   the tests that need neither Slurm's daemons nor torch (about a minute)
 # make test    install what is needed and run all tests
 # make test-python   the same tests as make check on every Python found, from 3.9 on, and with torch on the newest
+# make docs-check   run every command that README and docs show and print the differences; WRITE=1 updates the pages
 # make test-slurm-versions   run the Slurm tests on newer Slurm versions in separate trees (as root)
 # make test-recovery   the long forms of the recovery tests (as root)
 # make bench-accounting   time gpumem report on a million job records (minutes, 4 GB of disk)
@@ -36,7 +37,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
+.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -83,6 +84,9 @@ test: setup-test lint
 
 test-python:
 	@tests/test-python.sh '$(PYTHONS)' '$(TORCH_PYTHONS)' '$(TORCH)' $(IN_PARALLEL) -m 'not slurm and not timing'
+
+docs-check: setup-test
+	$(BIN)/python -m tests.docs.check $(if $(WRITE),--write) $(if $(SLOW),--slow)
 
 # Debian suites with newer Slurm versions: 24.11 and 26.05. Needs root; the trees are kept in .cache.
 SLURM_SUITES := trixie sid

@@ -1,0 +1,166 @@
+"""Run a page's commands as a reader would: in one shell, in a folder with the examples, on a cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
+
+from slurm_gpumem.devcluster import demo_report
+from slurm_gpumem.devcluster.cluster import Cluster, up
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
+from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
+from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.render import lua_table
+from slurm_gpumem.slurm.client import parse_version
+from tests.docs.pages import Before, File, Part, Screen, Step, skipped
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 600
+_END = "\x1e"
+_SLURM = re.compile(
+    r"\b(gpusbatch|sbatch|srun|scontrol|squeue|gpumem (?:report|doctor|setup|collect|node|learn))\b"
+)
+
+
+def to_run(parts: Sequence[Part], *, slow: bool) -> List[Part]:
+    """The parts, with the reason in those screens that cannot be run here."""
+    return [_judged(part, slow) if isinstance(part, Screen) else part for part in parts]
+
+
+def _judged(screen: Screen, slow: bool) -> Screen:
+    missing = [name for name in screen.needs if importlib.util.find_spec(name) is None]
+    if screen.not_run:
+        return screen
+    if missing:
+        return skipped(screen, f"{', '.join(missing)} is not installed")
+    return skipped(screen, "slow") if screen.slow and not slow else screen
+
+
+def needs_slurm(parts: Sequence[Part]) -> bool:
+    return any(_SLURM.search(command) for command in _commands(parts))
+
+
+def _commands(parts: Sequence[Part]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, Before):
+            yield part.command
+        elif isinstance(part, Screen) and not part.not_run:
+            yield from (step.command for step in part.steps)
+
+
+def run_page(parts: Sequence[Part]) -> List[Tuple[Step, List[str]]]:
+    """What each command of a page prints now, on its standard output and its standard error together."""
+    steps = [step for part in parts if isinstance(part, Screen) and not part.not_run for step in part.steps]
+    if not steps:
+        return []
+    with _desk(needs_slurm(parts)) as (folder, env):
+        script = folder.parent / "page.sh"
+        script.write_text(_script(parts), encoding="utf-8")
+        done = subprocess.run(
+            ["bash", str(script)],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    printed = done.stdout.decode(errors="replace").split(_END)
+    # What hidden commands print is between a second pair of marks, at the odd places.
+    outputs = printed[1::2]
+    assert len(outputs) == len(steps), printed[-1]
+    return [(step, output.split("\n")) for step, output in zip(steps, outputs)]
+
+
+def _script(parts: Sequence[Part]) -> str:
+    mark = "printf '\\036'"
+    lines = ["exec 2>&1"]
+    for part in parts:
+        if isinstance(part, File):
+            lines += [f"printf %s {shlex.quote(part.text)} > {shlex.quote(part.name)}"]
+        elif isinstance(part, Before):
+            lines += [part.command]
+        elif not part.not_run:
+            for step in part.steps:
+                lines += [mark, step.command, mark]
+    return "\n".join([*lines, ""])
+
+
+@contextmanager
+def _desk(with_slurm: bool) -> Iterator[Tuple[Path, Dict[str, str]]]:
+    """A reader's folder with the examples, also under the name that they have in the repository."""
+    root = Path(tempfile.mkdtemp(prefix="gpumem-docs-"))
+    root.chmod(0o755)
+    folder = root / "home"
+    shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
+    shutil.copytree(ROOT / "docs" / "examples", folder, dirs_exist_ok=True)
+    (folder / "models").symlink_to(ROOT / "models")
+    try:
+        if with_slurm:
+            with _cluster(root) as cluster:
+                yield folder, _environment(folder, {**cluster.env, **demo_report.report_environment(root)})
+        else:
+            yield folder, _environment(folder, {})
+    finally:
+        shutil.rmtree(root)
+
+
+def _environment(home: Path, more: Mapping[str, str]) -> Dict[str, str]:
+    theirs = ("SLURM", "SBATCH", "GPUMEM")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
+    env.update(more, HOME=str(home), XDG_CACHE_HOME=str(home / ".cache"), LC_ALL="C.UTF-8", COLUMNS="80")
+    # For commands that readers do not see.
+    env["REPOSITORY"] = str(ROOT)
+    return {**env, "PATH": os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])}
+
+
+@contextmanager
+def _cluster(root: Path) -> Iterator[Cluster]:
+    state = root / "cluster"
+    hooks = demo_report.install_hooks(root, Layout(state).ledger)
+    nodes = default_nodes(2)
+    cluster = up(
+        ClusterSpec(nodes=nodes, state=state, extra_conf=hooks, job_submit_lua=_plugin(root / "lua", nodes))
+    )
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+        demo_report.await_samplers(root)
+
+
+def _plugin(folder: Path, nodes: Sequence[NodeSpec]) -> str:
+    """The job_submit plug-in with the table of this site; pages that do not mention it do not notice it."""
+    shutil.copytree(ROOT / "lua", folder)
+    groups = tuple(
+        NodeGroup(
+            node.name,
+            (GpuGroup(node.gpu_type, node.gpus, node.gpu_memory_mib),),
+            ("gpu", "whole"),
+            node.cpus,
+            node.memory_mib,
+        )
+        for node in nodes
+    )
+    # sinfo --version would want a configuration.
+    version = subprocess.run(["slurmctld", "-V"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    plan = SitePlan(
+        groups,
+        reserve_mib=0,
+        partitions=("gpu", "whole"),
+        default_partition="gpu",
+        version=parse_version(version),
+    )
+    (folder / "gpumem_site.lua").write_text(lua_table(plan))
+    return str(folder / "job_submit.lua")
