@@ -36,7 +36,7 @@ def alternatives(estimate: Estimate, gpu: Gpu, again: Estimating, shard_mib: int
     fewer = shards * 4 // 5
     batch = largest_batch(job, again, fewer * shard_mib) if fewer else None
     return Alternatives(
-        half_batch=half,
+        half_batch=_if_smaller(half, estimate),
         amp=_if_smaller(amp, estimate),
         checkpointing=_if_smaller(checkpointing, estimate),
         fewer_shards=fewer if batch else None,
