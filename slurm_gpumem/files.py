@@ -1,4 +1,4 @@
-"""Files that two processes may touch at once: atomic writes, locks with a deadline, one extra reader."""
+"""Files that several processes or users may touch: atomic writes, careful reads, locks, access lists."""
 
 from __future__ import annotations
 
@@ -6,59 +6,150 @@ import errno
 import fcntl
 import json
 import os
-import struct
+import stat
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any, Collection, Iterable, Iterator, NamedTuple, Optional, Tuple, Union
+
+from slurm_gpumem.units import MIB
 
 _ACL_VERSION = 2
-_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 _NO_ID = 0xFFFFFFFF
 _READ, _READ_WRITE = 4, 6
+_OPEN_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class LockTimeoutError(OSError):
     """Somebody else held the lock for longer than we may wait."""
 
 
+class RefusedFileError(OSError):
+    """A file that is not what it should be; `strerror` says why in a few words."""
+
+
+class PlainFile(NamedTuple):
+    """What was read, and whose file it is."""
+
+    data: bytes
+    owner_uid: int
+
+
+# -- Writing ---------------------------------------------------------------------------------------
+
+
 def write_atomic(
     path: Path,
-    text: str,
+    content: Union[str, bytes],
     *,
-    mode: int = 0o644,
+    mode: Optional[int] = 0o644,
     reader_uid: Optional[int] = None,
     reader_gid: Optional[int] = None,
     durable: bool = False,
 ) -> None:
-    """Replace the file in one step: a reader sees the old or the new text, never a part.
+    """Replace the file in one step: a reader sees the old or the new content, never a part.
 
-    `reader_uid` may read it though it stays root's: by an access list, or where the file system
-    has none, by the group `reader_gid`.
+    Without `mode` the umask decides who may read it. `reader_uid` may read it though it stays ours: by an
+    access list, or where the file system has none, by the group `reader_gid`.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _draft(path, mode, durable) as (handle, _):
+        _write_all(handle, content.encode() if isinstance(content, str) else content)
+        if reader_uid is not None and reader_uid != os.geteuid():
+            _allow_reader(handle, reader_uid, reader_gid)
+
+
+@contextmanager
+def replaced(path: Path, *, mode: Optional[int] = None, durable: bool = False) -> Iterator[Path]:
+    """A draft to write by other means, which takes the file's place if nothing is raised."""
+    with _draft(path, mode, durable) as (_, draft):
+        yield draft
+
+
+@contextmanager
+def _draft(path: Path, mode: Optional[int], durable: bool) -> Iterator[Tuple[int, Path]]:
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     # What lies there by that name is a killed writer's, or a trap: never written into, only removed.
-    remove(temporary)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    remove(draft)
+    handle = os.open(draft, _OPEN_DRAFT, 0o666 if mode is None else 0o600)
     try:
         try:
-            _write_all(handle, text.encode())
-            os.fchmod(handle, mode)
-            if reader_uid is not None and reader_uid != os.geteuid():
-                _allow_reader(handle, reader_uid, reader_gid)
+            if mode is not None:
+                os.fchmod(handle, mode)
+            yield handle, draft
             if durable:
                 os.fsync(handle)
         finally:
             os.close(handle)
-        os.replace(temporary, path)
-    except OSError:
-        remove(temporary)
+        os.replace(draft, path)
+    except BaseException:
+        remove(draft)
         raise
 
 
 def write_json(path: Path, value: Any, **options: Any) -> None:
     """`write_atomic` for JSON: one line, so that a person can still read it with `jq`."""
     write_atomic(path, json.dumps(value, separators=(",", ":"), sort_keys=True) + "\n", **options)
+
+
+def remove(path: Path) -> bool:
+    """Unlink it; False when there was none."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+# -- Reading ---------------------------------------------------------------------------------------
+
+
+def read_plain(
+    path: Union[str, Path], *, most_bytes: int, owners: Optional[Collection[int]] = None
+) -> PlainFile:
+    """Read a file that anybody may have put there: follows no link, waits for nobody, reads no more than asked.
+
+    RefusedFileError when it is no plain file, belongs to none of `owners`, or is larger than `most_bytes`.
+    """
+    return read_opened(open_plain(path), most_bytes=most_bytes, owners=owners)
+
+
+def open_plain(path: Union[str, Path]) -> int:
+    """The first half of `read_plain`, for who opens many files before reading them; a FIFO opens, too."""
+    return os.open(path, _OPEN_PLAIN)
+
+
+def read_opened(handle: int, *, most_bytes: int, owners: Optional[Collection[int]] = None) -> PlainFile:
+    """The second half of `read_plain`; closes the handle."""
+    try:
+        about = check_plain(handle, owners)
+        data = os.read(handle, min(about.st_size, most_bytes) + 1)
+        while len(data) < about.st_size and len(data) <= most_bytes:
+            more = os.read(handle, most_bytes + 1 - len(data))
+            if not more:
+                break
+            data += more
+    finally:
+        os.close(handle)
+    if len(data) > most_bytes:
+        raise RefusedFileError(errno.EFBIG, f"larger than {most_bytes / MIB:g} MiB")
+    return PlainFile(data, about.st_uid)
+
+
+def check_plain(handle: int, owners: Optional[Collection[int]] = None) -> os.stat_result:
+    """What the system knows of an open file; RefusedFileError unless it is a plain file of one of `owners`."""
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        raise RefusedFileError(errno.EINVAL, "no plain file")
+    if owners is not None and about.st_uid not in owners:
+        raise RefusedFileError(errno.EPERM, f"belongs to user {about.st_uid}")
+    return about
 
 
 def read_json(path: Path) -> Any:
@@ -70,13 +161,7 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def remove(path: Path) -> bool:
-    """Unlink it; False when there was none."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
-    return True
+# -- Locks -----------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -111,22 +196,35 @@ def _try_lock(handle: int) -> bool:
     return True
 
 
-def _write_all(handle: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(handle, data) :]
+# -- Who may read ----------------------------------------------------------------------------------
+
+
+def allow_readers(target: Union[int, Path], uids: Iterable[int] = (), gids: Iterable[int] = ()) -> None:
+    """Let these users and groups read a file besides its owner, and nobody else; OSError without access lists."""
+    import struct
+
+    entries = [(_USER_OBJ, _READ_WRITE, _NO_ID)]
+    entries += [(_USER, _READ, uid) for uid in sorted(set(uids))]
+    entries += [(_GROUP_OBJ, 0, _NO_ID)]
+    entries += [(_GROUP, _READ, gid) for gid in sorted(set(gids))]
+    entries += [(_MASK, _READ, _NO_ID), (_OTHER, 0, _NO_ID)]
+    packed = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(target, "system.posix_acl_access", packed)
+
+
+def primary_group(uid: int) -> Optional[int]:
+    """The user's primary group; None when nobody has that number."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return None
 
 
 def _allow_reader(handle: int, uid: int, gid: Optional[int]) -> None:
-    entries = [
-        (_USER_OBJ, _READ_WRITE, _NO_ID),
-        (_USER, _READ, uid),
-        (_GROUP_OBJ, _READ, _NO_ID),
-        (_MASK, _READ, _NO_ID),
-        (_OTHER, 0, _NO_ID),
-    ]
-    acl = struct.pack("<I", _ACL_VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
-        os.setxattr(handle, "system.posix_acl_access", acl)
+        allow_readers(handle, [uid])
     except OSError:
         # No access lists on this file system (NFSv4, some overlays): the user's own group reads it.
         if gid is not None:

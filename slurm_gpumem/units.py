@@ -6,6 +6,8 @@ import re
 
 from slurm_gpumem.errors import UsageError
 
+MIB, GIB = 1 << 20, 1 << 30
+"""Bytes."""
 _FACTOR_MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 # [0-9], not \d: a size is ASCII, and int() of other digits would surprise.
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)

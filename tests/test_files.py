@@ -13,9 +13,12 @@ import pytest
 
 from slurm_gpumem.files import (
     LockTimeoutError,
+    RefusedFileError,
     lock_for_life,
     locked,
     read_json,
+    read_plain,
+    replaced,
     write_atomic,
     write_json,
 )
@@ -48,6 +51,71 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
     with pytest.raises(OSError, match=r"No such file"):
         write_atomic(tmp_path / "missing" / "a", "new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_without_a_mode_the_umask_decides_who_reads_it(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "own", b"\xff", mode=None)
+        write_atomic(tmp_path / "public", "text", mode=0o644)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "public").stat().st_mode) == 0o644
+    assert (tmp_path / "own").read_bytes() == b"\xff"
+
+
+def test_a_draft_takes_the_files_place_only_if_all_went_well(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with replaced(path, mode=0o600) as draft:
+        draft.write_text("first")
+        assert not path.exists()
+    with pytest.raises(KeyboardInterrupt), replaced(path) as draft:
+        draft.write_text("second")
+        raise KeyboardInterrupt
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("first", 0o600)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_plain_file_of_an_expected_owner_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 3000)
+    found = read_plain(tmp_path / "a", most_bytes=3000, owners=(os.geteuid(),))
+    assert found == (b"x" * 3000, os.geteuid())
+    (tmp_path / "a").write_bytes(b"")
+    assert read_plain(str(tmp_path / "a"), most_bytes=3000).data == b""
+
+
+@pytest.mark.parametrize(
+    ("lay", "why"),
+    [
+        (lambda path: os.mkfifo(path), "no plain file"),
+        (lambda path: path.mkdir(), "no plain file"),
+        (lambda path: path.symlink_to("/etc/hostname"), "symbolic links"),
+        (lambda path: path.write_bytes(b"x" * 1025), "larger than"),
+        (lambda path: None, "No such file"),
+    ],
+)
+def test_what_is_no_plain_small_file_is_refused_with_a_reason_and_never_waited_for(
+    tmp_path: Path, lay: Callable[[Path], object], why: str
+) -> None:
+    lay(tmp_path / "a")
+    with pytest.raises(OSError, match=why):
+        read_plain(tmp_path / "a", most_bytes=1024)
+
+
+def test_a_file_of_another_owner_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("planted")
+    with pytest.raises(RefusedFileError, match=f"belongs to user {os.geteuid()}"):
+        read_plain(tmp_path / "a", most_bytes=1024, owners=(os.geteuid() + 1,))
+
+
+def test_no_handle_stays_open_after_a_refusal(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(RefusedFileError):
+            read_plain(tmp_path / "a", most_bytes=1024)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_that_is_no_json_reads_as_none(tmp_path: Path) -> None:

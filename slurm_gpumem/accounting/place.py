@@ -15,6 +15,7 @@ from typing import Callable, Optional
 from slurm_gpumem.accounting import schema
 from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.errors import AccountingError
+from slurm_gpumem.files import replaced
 
 NAME = "index.sqlite"
 
@@ -61,23 +62,19 @@ def _existing(path: Path, source: str) -> Optional[sqlite3.Connection]:
 
 
 def _make(path: Path, source: str, fill: Callable[[sqlite3.Connection], object]) -> sqlite3.Connection:
-    new = path.with_name(f".{NAME}.{os.getpid()}")
     try:
-        new.unlink(missing_ok=True)
-        connection = schema.create(new)
-        try:
-            connection.execute("INSERT INTO meta VALUES ('folders', ?)", (source,))
-            fill(connection)
-        finally:
-            connection.close()
-        os.replace(new, path)
+        with replaced(path, mode=0o600) as draft:
+            connection = schema.create(draft)
+            try:
+                connection.execute("INSERT INTO meta VALUES ('folders', ?)", (source,))
+                fill(connection)
+            finally:
+                connection.close()
     except (OSError, sqlite3.Error) as error:
         raise AccountingError(
             f"{path}: cannot make the index: {error}\nIt needs a local disk with about 450 bytes a record; "
             "accounting.index in gpumem.toml, or GPUMEM_INDEX, names another folder."
         ) from None
-    finally:
-        new.unlink(missing_ok=True)
     return schema.connect(path)
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import struct
 from pathlib import Path
 from typing import Iterable, List, Tuple
 
-_VERSION = 2
-_USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
-_READ, _READ_WRITE, _NO_ID = 4, 6, 0xFFFFFFFF
+from slurm_gpumem.files import allow_readers
 
 
 def allow(path: Path, users: Iterable[str], groups: Iterable[str]) -> Tuple[str, ...]:
@@ -31,11 +28,5 @@ def allow(path: Path, users: Iterable[str], groups: Iterable[str]) -> Tuple[str,
     if not uids and not gids:
         os.chmod(path, 0o600)
         return tuple(unknown)
-    entries = [(_USER_OBJ, _READ_WRITE, _NO_ID)]
-    entries += [(_USER, _READ, uid) for uid in sorted(set(uids) - {0})]
-    entries += [(_GROUP_OBJ, 0, _NO_ID)]
-    entries += [(_GROUP, _READ, gid) for gid in sorted(set(gids))]
-    entries += [(_MASK, _READ, _NO_ID), (_OTHER, 0, _NO_ID)]
-    packed = struct.pack("<I", _VERSION) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-    os.setxattr(path, "system.posix_acl_access", packed)
+    allow_readers(path, set(uids) - {0}, gids)
     return tuple(unknown)

@@ -107,7 +107,7 @@ def create(path: Path) -> sqlite3.Connection:
 
     Nothing is saved from a crash in the middle: whoever finds no index makes one anew.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     connection = sqlite3.connect(path, isolation_level=None)
     for setting in (
         "page_size = 8192",

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
@@ -19,6 +18,7 @@ from typing import Any, Dict, List, Mapping, Tuple
 import slurm_gpumem
 from slurm_gpumem.errors import CalibrationError
 from slurm_gpumem.estimators.gpus import closest_gpu, gpu_table
+from slurm_gpumem.files import replaced
 
 _PROBE = "slurm_gpumem.calibration.context_probe"
 _TIMEOUT_S = 120
@@ -128,15 +128,9 @@ def put_entry(path: Path, calibration: Calibration) -> None:
     text = path.read_text() if path.exists() else ""
     kept = _without_section(text, calibration.name).rstrip("\n")
     new = (f"{kept}\n\n" if kept else "") + calibration.as_toml()
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        file.write(new)
-    os.chmod(file.name, 0o644)
-    try:
-        gpu_table(Path(file.name))
-    except Exception:
-        os.unlink(file.name)
-        raise
-    os.replace(file.name, path)
+    with replaced(path, mode=0o644) as draft:
+        draft.write_text(new)
+        gpu_table(draft)
 
 
 def _without_section(text: str, name: str) -> str:

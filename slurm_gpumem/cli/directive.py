@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
+from pathlib import Path
 from typing import Optional, Sequence
 
 from slurm_gpumem.cli.run import say
@@ -13,6 +13,7 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.make_line import SPAN, make_line
 from slurm_gpumem.estimators.memory_line import MemoryLine
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.files import write_atomic
 from slurm_gpumem.slurm.directives import MARK, MEMORY_LINE, Directive, read_directives
 from slurm_gpumem.slurm.script import BatchScript, check_script, read_script
 from slurm_gpumem.summaries.types import ModelSummary
@@ -102,19 +103,9 @@ def _has_line(text: str) -> bool:
 def _replace(script: BatchScript) -> None:
     """Write the script whole, by a rename, with the mode it had; a link stays one."""
     assert script.path is not None
-    path = os.path.realpath(script.path)
-    folder = os.path.dirname(path)
+    path = Path(os.path.realpath(script.path))
     try:
-        mode = os.stat(path).st_mode & 0o7777
-        handle, draft = tempfile.mkstemp(prefix=".gpumem-", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(script.data)
-            os.chmod(draft, mode)
-            os.replace(draft, path)
-        except OSError:
-            os.unlink(draft)
-            raise
+        write_atomic(path, script.data, mode=path.stat().st_mode & 0o7777)
     except OSError as error:
         raise UsageError(
             f"{script.name}: the memory line cannot be written: {error.strerror}.\n"

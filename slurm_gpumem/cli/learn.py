@@ -6,8 +6,8 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
+from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from slurm_gpumem.cli.run import say
@@ -26,6 +26,7 @@ from slurm_gpumem.estimators.site_fit import (
     usable,
 )
 from slurm_gpumem.estimators.site_layer import SiteLayer, layer_json, layer_path, load_layer
+from slurm_gpumem.files import replaced
 from slurm_gpumem.site.learn_runs import Found, read_runs
 
 SCHEMA = "gpumem-learn/1"
@@ -158,22 +159,12 @@ def _progress(count: int) -> None:
 def _write(path: str, layer: SiteLayer) -> Optional[str]:
     """Write the layer whole; the one before stays beside it under the next free number."""
     kept = None
-    folder = os.path.dirname(os.path.abspath(path))
     try:
-        handle, draft = tempfile.mkstemp(prefix=".gpumem-", dir=folder)
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(layer_json(layer))
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(draft, 0o644)
+        with replaced(Path(path), mode=0o644, durable=True) as draft:
+            draft.write_text(layer_json(layer))
             if os.path.exists(path):
                 kept = next(name for n in range(1, 10_000) if not os.path.exists(name := f"{path}.{n}"))
                 os.link(path, kept)
-            os.replace(draft, path)
-        except OSError:
-            os.unlink(draft)
-            raise
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be written: {error.strerror}. Run it as root, or name another file with --output"

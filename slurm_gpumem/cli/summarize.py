@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -14,6 +13,7 @@ from slurm_gpumem.cli.run import say
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace_code, trace_request
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.files import write_atomic
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
@@ -65,17 +65,7 @@ def tell_notes(traced: Traced) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_atomic(path, data, mode=None)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 

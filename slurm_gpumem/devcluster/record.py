@@ -15,6 +15,7 @@ from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process, alive
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec
 from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.files import write_atomic
 
 _SCHEMA = 1
 
@@ -61,10 +62,7 @@ def save(layout: Layout, record: Record) -> None:
         "spec": spec,
         "processes": [dataclasses.asdict(process) for process in record.processes],
     }
-    temporary = layout.record.with_suffix(".new")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    temporary.chmod(0o644)
-    os.replace(temporary, layout.record)
+    write_atomic(layout.record, json.dumps(content, indent=1) + "\n")
 
 
 def load(layout: Layout) -> Optional[Record]:

@@ -217,7 +217,9 @@ def _read_cache(path: str) -> Tuple[Optional[Cluster], float]:
 
 
 def _write_cache(path: str, cluster: Cluster) -> None:
-    import json
+    from pathlib import Path
+
+    from slurm_gpumem.files import write_json
 
     kept = {
         "schema": _SCHEMA,
@@ -226,12 +228,9 @@ def _write_cache(path: str, cluster: Cluster) -> None:
         **cluster._asdict(),
         "gpu_nodes": [group._asdict() for group in cluster.gpu_nodes],
     }
-    part = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(part, "w", encoding="utf-8") as file:
-            json.dump(kept, file)
-        os.replace(part, path)
+        write_json(Path(path), kept, mode=None)
     except OSError:
         # A home that cannot be written (read-only, over quota) costs the cache, not the job.
         return

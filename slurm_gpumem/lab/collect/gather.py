@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.files import write_atomic
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.ground_truth import open_text
 
@@ -140,8 +141,7 @@ def _write(path: Path, text: str) -> bool:
         data = gzip.compress(data, 9, mtime=0)
     elif path.suffix == ".xz":
         data = lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)
-    path.with_name(f"{path.name}.new").write_bytes(data)
-    path.with_name(f"{path.name}.new").replace(path)
+    write_atomic(path, data, mode=None)
     return True
 
 

@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
+from slurm_gpumem.files import write_atomic
 from slurm_gpumem.lab.children import Children
 from slurm_gpumem.lab.collect.build import build_model, import_sources
 from slurm_gpumem.lab.collect.entries import Entry
@@ -115,10 +116,7 @@ def _trace_into(path: Path, row: Row) -> Dict[str, Any]:
     seconds, cpu = time.monotonic() - started, time.process_time() - cpu
     kept = {"key": row["key"], "seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2)}
     text = json.dumps(kept) + "\n" + to_json(summary)
-    temporary = path.with_suffix(".part")
-    with gzip.open(temporary, "wt", compresslevel=6) as file:
-        file.write(text)
-    temporary.rename(path)
+    write_atomic(path, gzip.compress(text.encode(), 6), mode=None)
     return kept
 
 

@@ -95,8 +95,6 @@ def _write(path: Path, text: str, *, private: bool) -> None:
             # A pipe or a device is written to, never replaced.
             path.write_text(text, encoding="utf-8")
             return
-        mask = os.umask(0o077)
-        os.umask(mask)
-        write_atomic(path, text, mode=0o600 if private else 0o666 & ~mask)
+        write_atomic(path, text, mode=0o600 if private else None)
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
