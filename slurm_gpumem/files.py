@@ -113,7 +113,7 @@ def _write_all(handle: int, data: bytes) -> None:
 def read_plain(
     path: Union[str, Path], *, most_bytes: int, owners: Optional[Collection[int]] = None
 ) -> PlainFile:
-    """Read a file that anybody may have put there: follows no link, waits for nobody, reads no more than asked.
+    """Read a file that anybody may have put there: follow no link, wait for nobody, read no more than asked.
 
     RefusedFileError when it is no plain file, belongs to none of `owners`, or is larger than `most_bytes`.
     """
@@ -143,7 +143,7 @@ def read_opened(handle: int, *, most_bytes: int, owners: Optional[Collection[int
 
 
 def check_plain(handle: int, owners: Optional[Collection[int]] = None) -> os.stat_result:
-    """What the system knows of an open file; RefusedFileError unless it is a plain file of one of `owners`."""
+    """The status of an open file; RefusedFileError unless it is a plain file of one of `owners`."""
     about = os.fstat(handle)
     if not stat.S_ISREG(about.st_mode):
         raise RefusedFileError(errno.EINVAL, "no plain file")
@@ -200,7 +200,7 @@ def _try_lock(handle: int) -> bool:
 
 
 def allow_readers(target: Union[int, Path], uids: Iterable[int] = (), gids: Iterable[int] = ()) -> None:
-    """Let these users and groups read a file besides its owner, and nobody else; OSError without access lists."""
+    """Let only these users and groups read a file besides its owner; OSError without access lists."""
     import struct
 
     entries = [(_USER_OBJ, _READ_WRITE, _NO_ID)]

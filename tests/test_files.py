@@ -70,11 +70,15 @@ def test_a_draft_takes_the_files_place_only_if_all_went_well(tmp_path: Path) -> 
     with replaced(path, mode=0o600) as draft:
         draft.write_text("first")
         assert not path.exists()
-    with pytest.raises(KeyboardInterrupt), replaced(path) as draft:
-        draft.write_text("second")
-        raise KeyboardInterrupt
+    with pytest.raises(OSError, match="full"), replaced(path) as draft:
+        _write_on_a_full_disk(draft)
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("first", 0o600)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def _write_on_a_full_disk(path: Path) -> None:
+    path.write_text("a part")
+    raise OSError(28, "disk full")
 
 
 def test_a_plain_file_of_an_expected_owner_is_read_whole(tmp_path: Path) -> None:

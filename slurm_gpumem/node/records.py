@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
 
 from slurm_gpumem.files import read_json, write_json
+from slurm_gpumem.formats.comment import record_fields
 from slurm_gpumem.node.jobs import NodeJob
 
 SCHEMA = "gpumem-job/1"
@@ -37,9 +38,9 @@ def open_record(job: NodeJob, node: str) -> Dict[str, Any]:
         "uid": job.uid,
         "mode": job.mode,
         "gpus": list(job.gpus),
-        "claimed": dict(job.claim) if job.claim else None,
-        "estimate_mib": job.claimed("est"),
-        "request_mib": job.claimed("req"),
+        "claimed": record_fields(job.claim) if job.claim else None,
+        "estimate_mib": job.claimed.estimate_mib,
+        "request_mib": job.claimed.request_mib,
         "shards": None,
         "shards_verified": False,
         "limit_mib": None,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
-from slurm_gpumem.formats.comment import NEIGHBOUR, OOM
+from slurm_gpumem.formats.comment import NEIGHBOUR, OOM, CommentRecord
 from slurm_gpumem.recovery.controller import Job, Site, held_by, replaced
-from slurm_gpumem.recovery.words import WHOLE, Words
+from slurm_gpumem.recovery.words import Words
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
 from slurm_gpumem.submission.ladder import next_request
 from slurm_gpumem.units import ceil_div
@@ -21,8 +21,8 @@ class Plan(NamedTuple):
 
     request: Optional[str]
     """The value of Gres=."""
-    changes: Mapping[str, object]
-    """What its record says from now on."""
+    record: CommentRecord
+    """Its record from now on."""
     reason: str
 
 
@@ -41,7 +41,7 @@ def why_not(job: Job, words: Words, config: RecoveryConfig, site: Site) -> Optio
         return Refusal(f"its exit code is {job.status}")
     if not config.enabled:
         return Refusal("the site does not requeue (recovery.enabled)")
-    if record.get("oom", config.on_oom) != "requeue":
+    if (record.on_oom or config.on_oom) != "requeue":
         return Refusal("its owner does not want it to be requeued (on-oom)")
     if job.het:
         return Refusal("the parts of a heterogeneous job can only be requeued together")
@@ -58,16 +58,19 @@ def plan_run(
     job: Job, words: Words, config: RecoveryConfig, site: Site, units: Mapping[Optional[str], int], run: int
 ) -> Union[Plan, Refusal]:
     """The next run of a job that may have one; `run` is its number, as Slurm counts restarts."""
-    assert words.end is not None
-    if words.end.saw == NEIGHBOUR:
-        if words.number("again"):
+    record, end = words.record, words.end
+    assert record is not None
+    assert end is not None
+    if end.saw == NEIGHBOUR:
+        if record.again:
             return Refusal("a neighbour's fault ended it before; it was run again once")
-        return Plan(None, {"again": 1, "why": NEIGHBOUR, "run": run}, "a neighbour's fault ended it")
+        again = record._replace(again=1, why=NEIGHBOUR, run=run)
+        return Plan(None, again, "a neighbour's fault ended it")
     held = held_by(job.request)
     if held is None:
         return Refusal(f"its request {job.request!r} is not for one part of a GPU")
-    need = words.end.need_mib
-    retries = words.number("retry")
+    need = end.need_mib
+    retries = record.retry or 0
     following = next_request(
         config.ladder,
         retries,
@@ -78,17 +81,17 @@ def plan_run(
     )
     if following is None:
         return Refusal("it ran out of GPU memory at the ladder's last step")
-    changes: Dict[str, object] = {
-        "shards": following.units,
-        "retry": retries + 1,
-        "was": held.units,
-        "why": OOM,
-        "run": run,
-        **({"need": need} if need else {}),
-        **({WHOLE: "yes"} if following.whole else {}),
-    }
+    larger = record._replace(
+        shards=following.units,
+        retry=retries + 1,
+        was=held.units,
+        why=OOM,
+        run=run,
+        need_mib=need or record.need_mib,
+        whole="yes" if following.whole else record.whole,
+    )
     what = "a whole GPU" if following.whole else f"{following.units} {held.gres}s"
-    return Plan(replaced(job.request, following.gres), changes, f"out of GPU memory at {_held(held)}: {what}")
+    return Plan(replaced(job.request, following.gres), larger, f"out of GPU memory at {_held(held)}: {what}")
 
 
 def _held(held: Tuple[str, Optional[str], int]) -> str:

@@ -15,7 +15,7 @@ from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.recovery.controller import Controller, Job, Site, held_by
 from slurm_gpumem.recovery.plan import Plan, Refusal, plan_run, why_not
-from slurm_gpumem.recovery.words import Words, read_words, with_retry
+from slurm_gpumem.recovery.words import Words, read_words, with_record
 from slurm_gpumem.slurm.client import SlurmUnreachableError
 
 _T = TypeVar("_T")
@@ -80,7 +80,7 @@ class Requeue:
         units = {} if held is None or held.gres == "gpu" else self._units_per_gpu(job.partitions, held.gres)
         run = job.restarts if job.held else job.restarts + 1
         answer = plan_run(job, words, self._config, self._site, units, run)
-        if isinstance(answer, Plan) and with_retry(words, answer.changes) is None:
+        if isinstance(answer, Plan) and with_record(words, answer.record) is None:
             return Refusal("its comment has no room for what must be noted")
         return answer
 
@@ -95,14 +95,14 @@ class Requeue:
         return (
             words.record is not None
             and words.end is None
-            and words.number("run") == job.restarts
+            and words.record.run == job.restarts
             and job.restarts > 0
             and (job.held or job.waiting)
         )
 
     def _change(self, job: Job, words: Words, plan: Plan) -> Optional[str]:
         """Request and comment at once, then see whether they are there; why not, else None."""
-        comment = with_retry(words, plan.changes) or ""
+        comment = with_record(words, plan.record) or ""
         fields = {} if plan.request is None else {"Gres": plan.request}
         refused = self._try(lambda: self._slurm.update(job.name, **fields, Comment=comment))
         now = self._patiently(lambda: self._slurm.job(job.name))

@@ -96,7 +96,7 @@ def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: 
 
 def _consent(slurm: Controller, job: Job, words: Words, end: End, config: RecoveryConfig) -> Dict[str, str]:
     """Where the site's JobRequeue=0 stands against what the owner agreed to, lift it: later nobody can."""
-    agreed = (words.record or {}).get("oom", config.on_oom) == "requeue"
+    agreed = words.record is not None and (words.record.on_oom or config.on_oom) == "requeue"
     if job.may_requeue or not agreed or end.saw not in (OOM, NEIGHBOUR) or slurm.site().requeues:
         return {}
     return {"Requeue": "1"}

@@ -7,13 +7,14 @@ job is requeued for it, it becomes part of the record: `retry=1,was=13,why=oom`.
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 from slurm_gpumem.formats.comment import (
     END_PREFIX,
     HOST,
     NEIGHBOUR,
     PREFIX,
+    CommentRecord,
     End,
     append_record,
     format_end,
@@ -23,7 +24,6 @@ from slurm_gpumem.formats.comment import (
 )
 from slurm_gpumem.submission.ladder import Step
 
-WHOLE = "whole"
 RUN_ENDED = "gpumem: this run ended"
 """How our line at the end of a run begins; what stands after it in a log is the next run's."""
 
@@ -33,18 +33,8 @@ class Words(NamedTuple):
 
     own: str
     """What the user wrote."""
-    record: Optional[Dict[str, str]]
+    record: Optional[CommentRecord]
     end: Optional[End]
-
-    def number(self, key: str) -> int:
-        """A number of the record; 0 when it has none."""
-        return _number((self.record or {}).get(key, "")) or 0
-
-    @property
-    def runs_whole(self) -> bool:
-        """Whether the job has a GPU to itself already, by our own record."""
-        record = self.record or {}
-        return record.get("shards") == "0" or WHOLE in record
 
 
 def read_words(comment: str) -> Words:
@@ -58,9 +48,8 @@ def with_end(words: Words, end: End) -> Optional[str]:
     return _joined(words.own, words.record, format_end(end))
 
 
-def with_retry(words: Words, changes: Mapping[str, object]) -> Optional[str]:
+def with_record(words: Words, record: CommentRecord) -> Optional[str]:
     """The comment of the requeued job: the end that was seen has become part of the record."""
-    record = {**(words.record or {}), **{key: str(value) for key, value in changes.items()}}
     return _joined(words.own, record, "")
 
 
@@ -70,14 +59,15 @@ def advice(end: End, words: Words, ladder: Sequence[Step], *, enabled: bool, def
         return (
             f"{RUN_ENDED} out of host memory, not GPU memory; it is not run again. Ask for more with --mem."
         )
-    agreed = enabled and (words.record or {}).get("oom", default) == "requeue"
+    record = words.record or CommentRecord()
+    agreed = enabled and (record.on_oom or default) == "requeue"
     if end.saw == NEIGHBOUR:
-        again = agreed and not words.number("again")
+        again = agreed and not record.again
         what = "if it failed, Slurm runs it again as it was" if again else "it is not run again"
         return f"{RUN_ENDED} by a fault in another job on this GPU; {what}."
     what = f"{RUN_ENDED} out of GPU memory ({end.by})"
-    taken = words.number("retry")
-    if words.runs_whole:
+    taken = record.retry or 0
+    if record.runs_whole:
         return f"{what} on a whole GPU; there is no larger one to try, so it is not run again."
     if taken >= len(ladder):
         return f"{what} at the last step of this site's recovery; it is not run again."
@@ -88,10 +78,6 @@ def advice(end: End, words: Words, ladder: Sequence[Step], *, enabled: bool, def
     return f"{what}; if it failed, Slurm runs it again with {more}."
 
 
-def _joined(own: str, record: Optional[Mapping[str, str]], end: str) -> Optional[str]:
-    ours = " ".join(word for word in (format_record(dict(record)) if record else "", end) if word)
+def _joined(own: str, record: Optional[CommentRecord], end: str) -> Optional[str]:
+    ours = " ".join(word for word in ("" if record is None else format_record(record), end) if word)
     return append_record(own or None, ours) if ours else own
-
-
-def _number(text: str) -> Optional[int]:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.estimators.types import PARTS
-from slurm_gpumem.formats.comment import append_record, format_record
+from slurm_gpumem.formats.comment import PART_NAMES, CommentRecord, append_record, format_record, join_sizes
 from slurm_gpumem.slurm.gpu_options import ENVIRONMENT, REPLACED, GpuWish, Wishes
 from slurm_gpumem.slurm.options import CommandLine, OptionTable
 from slurm_gpumem.slurm.script import BatchScript
@@ -66,7 +65,7 @@ def build_submission(
         added.append("--open-mode=append")
     if decision.need:
         record = record_of(decision, settings, wishes)
-        told = {**record, **described(decision, settings), **({"mode": "observe"} if change_nothing else {})}
+        told = described(record, decision, settings)._replace(mode="observe" if change_nothing else "")
         written = wishes.get("comment")
         # Where the user's comment leaves little room, the job's description goes first.
         comment = append_record(written, format_record(told)) or append_record(written, format_record(record))
@@ -96,44 +95,44 @@ def build_submission(
     return Submission(tuple(words), unset, changed, at, copied, tuple(notes))
 
 
-def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> Dict[str, Union[str, int, None]]:
+def record_of(decision: Decision, settings: JobSettings, wishes: Wishes) -> CommentRecord:
     """What the plug-in and the hooks read in the job's comment; shards=0: the job is not to be shared."""
     estimate, request, need = decision.estimate, decision.request, decision.need
     used = estimate.utilization if estimate else None
     requeue = settings.on_oom == "requeue" and not wishes.any_of("no-requeue")
-    return {
-        "est": estimate.peak_mib if estimate else None,
-        "req": need.request_mib if need else None,
-        "by": estimate.estimator if estimate else "mem",
-        "via": "line" if decision.by_line else None,
-        "base": "+".join(map(str, estimate.base)) if estimate and estimate.base else None,
-        "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
-        "batch": estimate.job.batch_size if estimate else None,
-        "shards": request.units if request and not request.whole_gpu else 0,
-        "sm": round(used.sm_active) if used else None,
-        "dram": round(used.dram_active) if used else None,
-        "slow": f"{decision.activity.limit:g}" if decision.activity else None,
-        "oom": "requeue" if requeue else "fail",
-        "tell": "end" if settings.end_line else None,
-    }
+    return CommentRecord(
+        estimate_mib=estimate.peak_mib if estimate else None,
+        request_mib=need.request_mib if need else None,
+        estimator=estimate.estimator if estimate else "mem",
+        via="line" if decision.by_line else "",
+        base=join_sizes(estimate.base) if estimate and estimate.base else "",
+        gpu=(estimate.gpu if estimate else request.gpu_type if request else None) or "",
+        batch=estimate.job.batch_size if estimate else None,
+        shards=request.units if request and not request.whole_gpu else 0,
+        sm=round(used.sm_active) if used else None,
+        dram=round(used.dram_active) if used else None,
+        slow=f"{decision.activity.limit:g}" if decision.activity else "",
+        on_oom="requeue" if requeue else "fail",
+        tell="end" if settings.end_line else "",
+    )
 
 
-def described(decision: Decision, settings: JobSettings) -> Dict[str, Union[str, int, None]]:
-    """What reports tell of the job besides, and what its peak is remembered by."""
+def described(record: CommentRecord, decision: Decision, settings: JobSettings) -> CommentRecord:
+    """The record with what reports tell of the job besides, and what its peak is remembered by."""
     estimate, summary = decision.estimate, decision.summary
     if estimate is None:
-        return {}
+        return record
     from slurm_gpumem.estimators.remembered import variant
 
     name = os.path.splitext(os.path.basename(settings.model or ""))[0] or (summary.name if summary else "")
-    return {
-        "model": name[:_NAME_BYTES],
-        "fp": decision.fingerprint,
-        "opt": estimate.job.optimizer,
-        "prec": estimate.job.precision,
-        "more": variant(estimate.job),
-        "parts": "+".join(map(str, estimate.parts.values())) if tuple(estimate.parts) == PARTS else None,
-    }
+    return record._replace(
+        model=name[:_NAME_BYTES],
+        fingerprint=decision.fingerprint or "",
+        optimizer=estimate.job.optimizer,
+        precision=estimate.job.precision,
+        variant=variant(estimate.job),
+        parts=join_sizes(estimate.parts.values()) if tuple(estimate.parts) == PART_NAMES else "",
+    )
 
 
 def run_submission(submission: Submission) -> int:

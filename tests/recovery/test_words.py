@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.formats.comment import End, parse_record
-from slurm_gpumem.recovery.words import advice, read_words, with_end, with_retry
+from slurm_gpumem.formats.comment import CommentRecord, End, parse_record
+from slurm_gpumem.recovery.words import advice, read_words, with_end, with_record
 from slurm_gpumem.submission.ladder import parse_ladder
 
 RECORD = "gpumem/1:est=11000,req=12288,by=structural,shards=12,oom=requeue"
@@ -21,11 +21,21 @@ def test_the_users_words_and_the_record_stay() -> None:
 
 def test_what_was_seen_becomes_part_of_the_record() -> None:
     words = read_words(f"{RECORD} gpumem-end/1:run=0,saw=oom,by=torch")
-    comment = with_retry(words, {"shards": 40, "retry": 1, "was": 12, "why": "oom", "run": 1})
+    assert words.record is not None
+    comment = with_record(words, words.record._replace(shards=40, retry=1, was=12, why="oom", run=1))
     assert comment is not None
     assert read_words(comment).end is None
-    assert (parse_record(comment) or {})["shards"] == "40"
-    assert (parse_record(comment) or {})["est"] == "11000"
+    assert parse_record(comment) == CommentRecord(
+        estimate_mib=11000,
+        request_mib=12288,
+        estimator="structural",
+        shards=40,
+        on_oom="requeue",
+        retry=1,
+        was=12,
+        why="oom",
+        run=1,
+    )
 
 
 def test_a_comment_that_is_full_is_left_alone() -> None:
@@ -42,7 +52,7 @@ def test_a_word_that_is_none_says_nothing(word: str) -> None:
 @given(st.text(max_size=300))
 def test_any_comment_can_be_read(comment: str) -> None:
     words = read_words(comment)
-    assert words.number("retry") >= 0
+    assert words.record is None or (words.record.retry or 0) >= 0
 
 
 @pytest.mark.parametrize(
