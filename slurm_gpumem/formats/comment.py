@@ -8,7 +8,7 @@ twin); the plug-in, the hooks, recovery and the accounting read it. The job's ow
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.formats.values import MOST_ITEMS, MOST_TEXT, clean, clean_name
 
@@ -23,7 +23,7 @@ MAX_COMMENT_BYTES = 1024
 PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
 """The parts of an estimate, in the order of the numbers in `parts=`."""
 
-_KEY = re.compile(r"[a-z-]+")
+_KEY = re.compile(r"[a-z-]{1,64}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _SIZES = re.compile(r"[0-9]{1,8}(?:\+[0-9]{1,8})*", re.ASCII)
 
@@ -114,43 +114,41 @@ class End(NamedTuple):
     """What it would have needed at least, where that is known."""
 
 
-def record_from(fields: Mapping[str, Any]) -> CommentRecord:
-    """The record of its keys and words; what is no such word or number is left out."""
-    values: List[Any] = [*_NOTHING]
-    for key, value in fields.items():
-        if type(value) is not str:
-            continue
-        plain = value.isascii() and len(value) <= MOST_TEXT and value.isprintable()
-        if key in _WORDS:
-            values[_WORDS[key]] = value if plain else clean(value)[:MOST_TEXT]
-        elif key in _NUMBERS:
-            values[_NUMBERS[key]] = int(value) if plain and len(value) < 10 and value.isdigit() else None
-        elif _KEY.fullmatch(key) and len(key) <= MOST_TEXT and len(values[-1]) < MOST_ITEMS:
-            values[-1] += ((key, value if plain else clean(value)[:MOST_TEXT]),)
-    return CommentRecord._make(values)
-
-
-def record_fields(record: CommentRecord) -> Dict[str, str]:
-    """The keys and words of a record, empty ones left out; what the comment has no room for becomes "-"."""
-    words = {}
+def format_record(record: CommentRecord) -> str:
+    """The record's one word; empty values are left out, and what the format has no room for becomes "-"."""
+    pairs = []
     for key, value in (*zip(_KEYS, record), *record.other):
         text = "" if value is None else _UNSAFE.sub("-", str(value)).strip("-")
         if text:
-            words[key] = text
-    return words
-
-
-def format_record(record: CommentRecord) -> str:
-    """The record's one word."""
-    return PREFIX + ",".join(f"{key}={text}" for key, text in record_fields(record).items())
+            pairs.append(f"{key}={text}")
+    return PREFIX + ",".join(pairs)
 
 
 def parse_record(comment: str) -> Optional[CommentRecord]:
-    """The last record in a comment; None when it has none."""
+    """The last record in a comment; None when it has none. What is no such word or number is left out."""
     for word in reversed(comment.split()):
         if word.startswith(PREFIX):
-            return record_from(_pairs(word[len(PREFIX) :]))
+            return parse_word(word)
     return None
+
+
+def parse_word(word: str) -> Optional[CommentRecord]:
+    """The record of its one word, for who has nothing else; the accounting reads a million of them."""
+    if not word.startswith(PREFIX):
+        return None
+    values: List[Any] = [*_NOTHING]
+    plain = word.isascii() and word.isprintable()
+    for pair in word[len(PREFIX) :].split(","):
+        key, _, value = pair.partition("=")
+        if not plain or len(value) > MOST_TEXT:
+            value = clean(value)[:MOST_TEXT]
+        if key in _WORDS:
+            values[_WORDS[key]] = value
+        elif key in _NUMBERS:
+            values[_NUMBERS[key]] = _number(value)
+        elif value and _KEY.fullmatch(key) and len(values[-1]) < MOST_ITEMS:
+            values[-1] += ((key, value),)
+    return CommentRecord._make(values)
 
 
 def append_record(comment: Optional[str], record: str) -> Optional[str]:
@@ -183,16 +181,12 @@ def format_end(end: End) -> str:
 def parse_end(comment: str) -> Optional[End]:
     """The last word on a run's end in a comment; None when there is none, or it makes no sense."""
     word = next((word for word in reversed(comment.split()) if word.startswith(END_PREFIX)), "")
-    fields = _pairs(word[len(END_PREFIX) :])
+    pairs = (field.partition("=") for field in word[len(END_PREFIX) :].split(","))
+    fields = {key: value for key, _, value in pairs}
     run = _number(fields.get("run", ""))
     if run is None or fields.get("saw") not in (OOM, NEIGHBOUR, HOST):
         return None
     return End(run, fields["saw"], clean_name(fields.get("by", "")), _number(fields.get("need", "")))
-
-
-def _pairs(text: str) -> Dict[str, str]:
-    pairs = (field.partition("=") for field in text.split(","))
-    return {key: value for key, equals, value in pairs if equals}
 
 
 def _number(text: str) -> Optional[int]:

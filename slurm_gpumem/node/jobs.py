@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Tuple
 
-from slurm_gpumem.files import read_json, remove, write_atomic, write_json
-from slurm_gpumem.formats.comment import CommentRecord, record_fields, record_from
+from slurm_gpumem.files import read_json, remove, write_json
+from slurm_gpumem.formats.comment import CommentRecord, format_record, parse_word
 
 _JOB_ID = re.compile(r"[0-9]{1,10}")
 _SLUID = re.compile(r"[A-Za-z0-9]{4,32}")
@@ -96,6 +96,10 @@ class RunFolder:
     def pipe(self, uuid: str, uid: int) -> Path:
         return self.mps / uuid / str(uid) / "pipe"
 
+    def fault_note(self, uuid: str, uid: int) -> Path:
+        """The first epilog that sees a user's MPS server faulted leaves it for the others."""
+        return self.mps / uuid / str(uid) / "fault.json"
+
     def log(self, uuid: str, uid: int) -> Path:
         return self.mps / uuid / str(uid) / "log"
 
@@ -120,13 +124,8 @@ def valid_sluid(text: str) -> str:
 
 def put(folder: RunFolder, job: NodeJob) -> None:
     """The job is here from now on."""
-    table = {**vars(job), "claim": None if job.claim is None else record_fields(job.claim)}
+    table = {**vars(job), "claim": None if job.claim is None else format_record(job.claim)}
     write_json(folder.jobs / f"{job.job_id}.json", table, mode=0o600)
-
-
-def put_task_file(folder: RunFolder, job_id: int, text: str) -> None:
-    """Tell the task prolog; written last, so that it never points at a daemon that is not there."""
-    write_atomic(folder.task_file(job_id), text, mode=0o644)
 
 
 def drop(folder: RunFolder, job_id: int) -> None:
@@ -164,7 +163,7 @@ def _job_from(table: Any) -> Optional[NodeJob]:
     if not isinstance(table, dict):
         return None
     try:
-        claim = None if table["claim"] is None else record_from(table["claim"])
+        claim = None if table["claim"] is None else parse_word(table["claim"])
         return NodeJob(
             **{**table, "claim": claim, "gpus": tuple(table["gpus"]), "notes": tuple(table["notes"])}
         )

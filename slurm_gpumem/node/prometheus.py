@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
+from slurm_gpumem.formats.job_record import GpuFigures
+from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob
 from slurm_gpumem.node.tally import RATIO_BOUNDS, Tally
+from slurm_gpumem.units import MIB
 
-_MIB = 1_048_576
 _LONGEST_LABEL = 64
 
 Number = Union[int, float]
@@ -70,25 +72,15 @@ METRICS: Dict[str, Metric] = {
     )
 }
 
-_OF_GPU = {
-    "memory_total_mib": ("gpumem_gpu_memory_total_bytes", _MIB),
-    "memory_used_mib": ("gpumem_gpu_memory_used_bytes", _MIB),
-    "other_mib": ("gpumem_gpu_other_memory_bytes", _MIB),
-    "mps_clients": ("gpumem_gpu_mps_clients", 1),
+_OF_SAMPLE = {
+    "memory_total_mib": ("gpumem_gpu_memory_total_bytes", MIB),
+    "memory_used_mib": ("gpumem_gpu_memory_used_bytes", MIB),
     "sm_active": ("gpumem_gpu_sm_active_ratio", 1),
     "dram_active": ("gpumem_gpu_dram_active_ratio", 1),
     "utilization": ("gpumem_gpu_utilization_ratio", 1),
     "power_w": ("gpumem_gpu_power_watts", 1),
 }
-_OF_JOB = {
-    "limit_mib": ("gpumem_job_memory_limit_bytes", _MIB),
-    "estimate_mib": ("gpumem_job_estimate_bytes", _MIB),
-    "request_mib": ("gpumem_job_request_bytes", _MIB),
-    "shards": ("gpumem_job_shards", 1),
-    "processes": ("gpumem_job_processes", 1),
-    "restarts": ("gpumem_job_restarts", 1),
-    "energy_j": ("gpumem_job_energy_joules", 1),
-}
+"""Fields of GpuSample."""
 
 
 class Families:
@@ -97,9 +89,11 @@ class Families:
     def __init__(self) -> None:
         self._samples: Dict[str, List[Sample]] = {name: [] for name in METRICS}
 
-    def add(self, name: str, labels: Labels, value: Any, scale: int = 1, suffix: str = "") -> None:
+    def add(
+        self, name: str, labels: Labels, value: Optional[Number], scale: int = 1, suffix: str = ""
+    ) -> None:
         """One sample, when there is a value."""
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if value is not None and math.isfinite(value):
             self._samples[name].append((suffix, labels, value * scale))
 
     def lines(self) -> Iterator[str]:
@@ -113,47 +107,48 @@ class Families:
                     yield f"{name}{suffix}{_written(labels)} {_number(value)}"
 
 
-def render(live: Mapping[str, Any], tally: Tally, *, running: bool, users: bool = True) -> str:
+def render(live: Live, tally: Tally, *, running: bool, users: bool = True) -> str:
     """The whole file, from what the sampler saw last and what it has counted; `users`: name them."""
     families = Families()
-    node = (("node", str(live.get("node") or "")),)
+    node = (("node", live.node),)
     families.add("gpumem_sampler_running", node, int(running))
-    if live.get("source"):
-        families.add("gpumem_sampler_info", (*node, ("source", str(live["source"]))), 1)
-    families.add("gpumem_sampler_last_look_timestamp_seconds", node, live.get("at"))
-    jobs: Mapping[str, Any] = live.get("jobs") or {}
-    for uuid, gpu in sorted((live.get("gpus") or {}).items(), key=lambda item: (_order(item[1]), item[0])):
-        _add_gpu(families, node, uuid, gpu, jobs)
-    for job_id, job in sorted(jobs.items(), key=lambda item: (len(item[0]), item[0])):
-        _add_job(families, (*node, ("jobid", job_id)), job, live, users)
+    if live.source:
+        families.add("gpumem_sampler_info", (*node, ("source", live.source)), 1)
+    families.add("gpumem_sampler_last_look_timestamp_seconds", node, live.at)
+    for uuid, gpu in sorted(live.gpus.items(), key=lambda item: (_order(item[1]), item[0])):
+        _add_gpu(families, node, uuid, gpu, live.jobs)
+    for job_id, job in sorted(live.jobs.items()):
+        _add_job(families, (*node, ("jobid", str(job_id))), job, live, users)
     _add_tally(families, node, tally)
     return "\n".join(families.lines()) + "\n"
 
 
-def _add_gpu(
-    families: Families, node: Labels, uuid: str, gpu: Mapping[str, Any], jobs: Mapping[str, Any]
-) -> None:
+def _add_gpu(families: Families, node: Labels, uuid: str, gpu: LiveGpu, jobs: Mapping[int, LiveJob]) -> None:
     labels = (*node, ("gpu", _gpu_name(gpu)), ("uuid", uuid))
-    families.add("gpumem_gpu_info", (*labels, ("name", str(gpu.get("name") or ""))), 1)
-    for key, (name, scale) in _OF_GPU.items():
-        families.add(name, labels, gpu.get(key), scale)
-    families.add("gpumem_gpu_jobs", labels, sum(uuid in job.get("gpus", ()) for job in jobs.values()))
+    families.add("gpumem_gpu_info", (*labels, ("name", gpu.name)), 1)
+    for field, (name, scale) in _OF_SAMPLE.items():
+        families.add(name, labels, getattr(gpu.sample, field), scale)
+    families.add("gpumem_gpu_other_memory_bytes", labels, gpu.other_mib, MIB)
+    families.add("gpumem_gpu_mps_clients", labels, gpu.mps_clients)
+    families.add("gpumem_gpu_jobs", labels, sum(uuid in job.gpus for job in jobs.values()))
 
 
-def _add_job(
-    families: Families, labels: Labels, job: Mapping[str, Any], live: Mapping[str, Any], users: bool
-) -> None:
-    user = (("user", str(job.get("user") or "")),) if users else ()
-    families.add("gpumem_job_info", (*labels, *user, ("mode", str(job.get("mode") or ""))), 1)
-    for key, (name, scale) in _OF_JOB.items():
-        families.add(name, labels, job.get(key), scale)
-    for uuid in job.get("gpus", ()):
-        gpu = (live.get("gpus") or {}).get(uuid) or {}
-        where = (*labels, ("gpu", _gpu_name(gpu)), ("uuid", uuid))
-        sums = (job.get("gpu") or {}).get(uuid) or {}
-        families.add("gpumem_job_memory_bytes", where, (job.get("now_mib") or {}).get(uuid), _MIB)
-        families.add("gpumem_job_memory_peak_bytes", where, sums.get("peak_mib"), _MIB)
-        families.add("gpumem_job_sm_active_ratio", where, sums.get("sm_active_share"))
+def _add_job(families: Families, labels: Labels, job: LiveJob, live: Live, users: bool) -> None:
+    user = (("user", job.user),) if users else ()
+    families.add("gpumem_job_info", (*labels, *user, ("mode", job.mode)), 1)
+    families.add("gpumem_job_memory_limit_bytes", labels, job.measured.limit_mib, MIB)
+    families.add("gpumem_job_estimate_bytes", labels, job.estimate_mib, MIB)
+    families.add("gpumem_job_request_bytes", labels, job.request_mib, MIB)
+    families.add("gpumem_job_shards", labels, job.measured.shards)
+    families.add("gpumem_job_processes", labels, job.processes)
+    families.add("gpumem_job_restarts", labels, job.restarts)
+    families.add("gpumem_job_energy_joules", labels, job.measured.energy_j)
+    for uuid in job.gpus:
+        where = (*labels, ("gpu", _gpu_name(live.gpus.get(uuid, LiveGpu()))), ("uuid", uuid))
+        figures = job.measured.gpu.get(uuid, GpuFigures())
+        families.add("gpumem_job_memory_bytes", where, job.now_mib.get(uuid), MIB)
+        families.add("gpumem_job_memory_peak_bytes", where, figures.peak_mib, MIB)
+        families.add("gpumem_job_sm_active_ratio", where, figures.sm_active_share)
 
 
 def _add_tally(families: Families, node: Labels, tally: Tally) -> None:
@@ -172,13 +167,12 @@ def _add_tally(families: Families, node: Labels, tally: Tally) -> None:
     families.add(ratio, node, below, suffix="_count")
 
 
-def _gpu_name(gpu: Mapping[str, Any]) -> str:
-    return "" if gpu.get("number") is None else str(gpu["number"])
+def _gpu_name(gpu: LiveGpu) -> str:
+    return "" if gpu.number is None else str(gpu.number)
 
 
-def _order(gpu: Mapping[str, Any]) -> int:
-    number: Optional[int] = gpu.get("number")
-    return -1 if number is None else number
+def _order(gpu: LiveGpu) -> int:
+    return -1 if gpu.number is None else gpu.number
 
 
 def _written(labels: Labels) -> str:

@@ -15,10 +15,9 @@ from typing import Dict, Mapping, Optional
 from slurm_gpumem.config.node import load_node_config, run_dir, site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.files import read_json
 from slurm_gpumem.formats.comment import NEIGHBOUR, OOM, End
+from slurm_gpumem.formats.job_record import BadRecordError, read_job_record, record_name
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.records import record_path
 from slurm_gpumem.recovery.controller import Controller, Job, job_name
 from slurm_gpumem.recovery.neighbours import company_at_fault
 from slurm_gpumem.recovery.patterns import Kind
@@ -82,16 +81,17 @@ def _look(slurm: Controller, name: str) -> Sighting:
 
 def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: int) -> Measured:
     """What the node's record says of this run so far; a user may read that of their own job."""
-    path = record_path(config.spool, job_id, run, env.get("SLURMD_NODENAME", ""))
-    record = read_json(path)
-    if not isinstance(record, dict):
+    path = config.spool / record_name(job_id, run, env.get("SLURMD_NODENAME", ""))
+    try:
+        measured = read_job_record(path).measured
+    except (OSError, BadRecordError):
         return Measured()
-    limit = record.get("limit_mib")
+    limit = measured.limit_mib
     shards = env.get("SLURM_SHARDS_ON_NODE", "")
     if limit is None and shards.isdigit():
         limit = int(shards) * config.shard_mib
     fresh = time.time() - path.stat().st_mtime < _FRESH_S
-    return Measured(record.get("peak_mib"), limit, record.get("samples") or 0, fresh)
+    return Measured(measured.peak_mib, limit, measured.samples, fresh)
 
 
 def _consent(slurm: Controller, job: Job, words: Words, end: End, config: RecoveryConfig) -> Dict[str, str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple, Optional, Sequence
 
 from slurm_gpumem.formats.comment import HOST, NEIGHBOUR, OOM
+from slurm_gpumem.node.records import NEAR
 from slurm_gpumem.recovery.patterns import Kind
 from slurm_gpumem.recovery.sighting import Sighting
 
-_NEAR = 0.9
-"""A peak at this part of the limit makes an ambiguous error one of memory."""
 _FAR = 0.5
 """Less than this part of the limit, with what was asked for on top: then memory was not what it lacked."""
 _NOTHING = 0.1
@@ -51,7 +50,7 @@ def weigh(seen: Sighting, measured: Measured, company: Sequence[int] = ()) -> Op
     if seen.kind is Kind.NEIGHBOUR or (seen.kind is Kind.FAULT and company):
         return NEIGHBOUR
     if seen.kind is Kind.MAYBE:
-        near = measured.part is not None and measured.part >= _NEAR
+        near = measured.part is not None and measured.part >= NEAR
         return OOM if near else None
     if seen.kind is not Kind.OOM:
         return None

@@ -14,7 +14,7 @@ from slurm_gpumem.accounting import sacct
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.client import SlurmMissingError
 from tests.accounting.job_records import NOON, opened, record, write
-from tests.accounting.test_reading import JSON
+from tests.formats.any_json import JSON
 
 
 def old_job(**changes: Any) -> Dict[str, Any]:

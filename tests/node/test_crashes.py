@@ -18,7 +18,7 @@ import pytest
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node import jobs, roster
 from slurm_gpumem.node.sampler import Sampler
-from slurm_gpumem.node.sources.base import choose_source
+from slurm_gpumem.node.sources.choose import choose_source
 from tests.node.conftest import OTHER_USER, USER, Node, needs_root, samplers_of, until
 
 pytestmark = needs_root

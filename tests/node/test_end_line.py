@@ -11,25 +11,25 @@ import pytest
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.notes import UsageNote, write_usage_note
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.end_line import line
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import USER, needs_root
 from tests.node.test_sampler import Desk
 
-NOTE: Dict[str, Any] = {
-    "schema": "gpumem-usage/1",
-    "job_id": 7,
-    "samples": 60,
-    "peak_mib": 11_878.4,
-    "limit_mib": 13_312,
-    "estimate_mib": 12_186,
-    "shards": 13,
-    "shard_mib": 1024,
-    "sm_active_share": 0.34,
-    "energy_j": 151_200.0,
-    "met": [8, 9],
-}
+NOTE = UsageNote(
+    job_id=7,
+    samples=60,
+    peak_mib=11_878.4,
+    limit_mib=13_312,
+    estimate_mib=12_186,
+    shards=13,
+    shard_mib=1024,
+    sm_active_share=0.34,
+    energy_j=151_200.0,
+    met=(8, 9),
+)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ NOTE: Dict[str, Any] = {
             "with 8, 9",
         ),
         (
-            {"met": [], "energy_j": None, "sm_active_share": None, "estimate_mib": None, "peak_mib": 3000.0},
+            {"met": (), "energy_j": None, "sm_active_share": None, "estimate_mib": None, "peak_mib": 3000.0},
             "gpumem: job 7 used 2.9 of 13.0 GiB of GPU memory, alone on its GPU; 3 shards would have done",
         ),
-        ({"met": list(range(10, 17))}, "with 10, 11, 12, 13, 14 and 2 more"),
+        ({"met": tuple(range(10, 17))}, "with 10, 11, 12, 13, 14 and 2 more"),
         ({"peak_mib": 13_000.0}, "; close to its limit, ask for more"),
         ({"peak_mib": 13_400.0}, "; more than it was given"),
         ({"peak_mib": 900.0}, "; 1 shard would have done"),
@@ -55,7 +55,7 @@ NOTE: Dict[str, Any] = {
     ],
 )
 def test_the_line_says_what_was_used_and_what_would_have_done(changes: Dict[str, Any], said: str) -> None:
-    text = line(7, {**NOTE, **changes})
+    text = line(NOTE._replace(**changes))
     assert said in text
     assert text.isascii()
     assert "\n" not in text
@@ -116,7 +116,7 @@ class Ended:
         self.root = root
         self.folder = RunFolder(root / "run")
         self.folder.make()
-        self.folder.usage_file(7).write_text(json.dumps(NOTE))
+        write_usage_note(self.folder.usage_file(7), NOTE, os.geteuid())
         (root / "bin").mkdir()
         (root / "out").mkdir()
         (root / "out").chmod(0o777)

@@ -187,7 +187,9 @@ def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_conse
         # credential still known to slurmd, which then leaves the Prolog out: so the first two runs only.
         records = [site.record(always, run) for run in range(2)]
         assert [(record["verdict"], record["exit_code"]) for record in records] == [("oom", 1)] * 2
-        assert (records[1]["claimed"]["was"], records[1]["claimed"]["why"]) == ("12", "oom")
+        claim = parse_record(records[1]["claim"])
+        assert claim is not None
+        assert (claim.was, claim.why) == (12, "oom")
         assert site.runs(refusing) == 1
         taken = re.findall(rf" job {always}: requeued: .* \(([0-9.]+) s\)", site.log())
         print(f"own time of a requeue: {', '.join(taken)} s")

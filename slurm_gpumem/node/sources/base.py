@@ -1,30 +1,14 @@
-"""Where measurements come from: one protocol, and the choice of the best source this node has.
+"""Where measurements come from: one protocol.
 
 A value that a source does not have is None, never 0.
 """
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from typing import Dict, Optional, Protocol, Sequence, Tuple
 
-from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.node.gpus import Gpu
-
-
-@dataclass(frozen=True)
-class GpuSample:
-    """One look at one GPU. Activities are parts of 1 since the look before."""
-
-    memory_used_mib: Optional[float] = None
-    memory_total_mib: Optional[float] = None
-    sm_active: Optional[float] = None
-    sm_occupancy: Optional[float] = None
-    dram_active: Optional[float] = None
-    utilization: Optional[float] = None
-    """Part of the time in which any kernel ran at all."""
-    power_w: Optional[float] = None
+from slurm_gpumem.formats.live import GpuSample
 
 
 @dataclass(frozen=True)
@@ -84,30 +68,3 @@ class NoSource:
 
     def close(self) -> None:
         return None
-
-
-def choose_source(config: NodeConfig, node: str, gpus: Sequence[Gpu]) -> MetricSource:
-    """The configured source, or the best of DCGM, GPM and NVML that answers; NoSource when none does."""
-    if config.ledger is not None or config.source == "standin":
-        from slurm_gpumem.node.sources.standin import StandinSource
-
-        return StandinSource(config.ledger, node)
-    from slurm_gpumem.node.nvml import Nvml, NvmlError
-    from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
-
-    try:
-        nvml = Nvml()
-        indexes = {uuid: index for index, uuid in nvml.devices()}
-        base = NvmlSource(nvml, list(indexes))
-    except (OSError, NvmlError):
-        return NoSource()
-    if config.source in ("auto", "dcgm") and shutil.which("dcgmi"):
-        from slurm_gpumem.node.sources.dcgm import DcgmSource
-
-        dcgm = DcgmSource(base, indexes, config.interval_s)
-        if dcgm.answers():
-            return dcgm
-        dcgm.stop()
-    if config.source in ("auto", "gpm") and any(nvml.gpm_supported(uuid) for uuid in indexes):
-        return GpmSource(base)
-    return base

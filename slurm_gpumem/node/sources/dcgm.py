@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from dataclasses import replace
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_gpumem.node.sources.base import GpuProcess, GpuSample
-from slurm_gpumem.node.sources.nvml import NvmlSource
+from slurm_gpumem.formats.live import GpuSample
+from slurm_gpumem.node.sources.nvml import NvmlSource, OverNvml
 
 FIELDS = {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active"}
 """DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
@@ -43,13 +42,13 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
     return sum(known) / len(known) if known else None
 
 
-class DcgmSource:
+class DcgmSource(OverNvml):
     """NVML with DCGM's activity values laid over it."""
 
     name = "dcgm"
 
     def __init__(self, base: NvmlSource, indexes: Mapping[str, int], interval_s: float) -> None:
-        self._base = base
+        super().__init__(base)
         self._indexes = indexes
         self._command = [
             "dcgmi", "dmon", "-e", ",".join(map(str, FIELDS)), "-d", str(max(100, int(interval_s * 1000))),
@@ -83,23 +82,11 @@ class DcgmSource:
             name: None if latest.get(name) is None else _mean([row.get(name) for row in rows])
             for name in FIELDS.values()
         }
-        return replace(self._base.sample(uuid), **values)
-
-    def energy_j(self, uuid: str) -> Optional[float]:
-        return self._base.energy_j(uuid)
-
-    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
-        return self._base.processes(uuid)
-
-    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
-        return self._base.xids()
-
-    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
-        return self._base.finished(uuid)
+        return self._base.sample(uuid)._replace(**values)
 
     def close(self) -> None:
         self.stop()
-        self._base.close()
+        super().close()
 
     def stop(self) -> None:
         """End dcgmi."""
