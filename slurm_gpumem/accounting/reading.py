@@ -14,6 +14,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.verdicts import ran_out_of_memory
 
 SCHEMA_PREFIX = "gpumem-job/"
@@ -26,9 +27,6 @@ _QUARTER_S = 900
 _SEPARATOR = "\x1f"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _SHORT_NAME = re.compile(r"\b(RTX (?:PRO |A)?[0-9]{4}|(?:GTX |TITAN |MI|[A-Z]{1,2})[0-9]{1,4}[A-Z]{0,2})\b")
-PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
-"""Order of the numbers in a record's `parts=`."""
-
 
 _DECODE = json.JSONDecoder().raw_decode
 """What json.loads calls in the end; a first index calls it a million times."""
@@ -284,8 +282,7 @@ def short_gpu_name(name: str) -> str:
 
 def split_parts(text: str) -> Dict[str, int]:
     """The estimate's parts of the index's text for them; empty when there are none."""
-    numbers = text.split("+") if text else []
-    return dict(zip(PART_NAMES, map(int, numbers))) if len(numbers) == len(PART_NAMES) else {}
+    return CommentRecord(parts=text).part_sizes
 
 
 def _gpus(

@@ -30,7 +30,7 @@ class EndNotes:
         """Bring the files up to date."""
         for job_id, job in jobs.items():
             table = tables.get(str(job_id))
-            if table is None or not self._config.wants_end_line(job.claim):
+            if table is None or not self._config.wants_end_line(job.claimed.tell == "end"):
                 continue
             latest = (table["peak_mib"], len(table["met"]), table["limit_mib"])
             if latest != self._written.get(job_id) or now - self._at[job_id] >= _EVERY_S:

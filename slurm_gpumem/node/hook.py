@@ -188,7 +188,7 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         lines.append(f"claim_mib {claim}")
     if job.claim is not None:
         lines.append("record yes")
-    if config.wants_end_line(job.claim):
+    if config.wants_end_line(job.claimed.tell == "end"):
         lines.append("end_line yes")
     lines += [
         f"gpu {gpu.number} {gpu.uuid} {folder.pipe(gpu.uuid, job.uid)} {gpu.memory_mib or 0}" for gpu in gpus
@@ -198,7 +198,7 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
 
 def claimed_mib(config: NodeConfig, job: NodeJob) -> Optional[int]:
     """What the job's record claims to have been given, in whole shards."""
-    shards, request = job.claimed("shards"), job.claimed("req")
+    shards, request = job.claimed.shards, job.claimed.request_mib
     if shards is None and request is not None:
         shards = -(-request // config.shard_mib)
     return None if not shards else config.job_mib(shards)

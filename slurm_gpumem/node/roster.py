@@ -154,7 +154,7 @@ class Roster:
         usage, known = self.usage[job.job_id], self._slurm.get(job.job_id)
         if known is not None:
             usage.verified, usage.shards = True, known.shards
-            claimed = job.claimed("shards")
+            claimed = job.claimed.shards
             if claimed is not None and known.shards is not None and claimed != known.shards:
                 usage.notes.add(f"its comment claims {claimed} shards, Slurm gave {known.shards}")
         elif not usage.verified and usage.shards is None:

@@ -274,8 +274,8 @@ class Sampler:
                     "user": job.user,
                     "mode": job.mode,
                     "gpus": job.gpus,
-                    "estimate_mib": job.claimed("est"),
-                    "request_mib": job.claimed("req"),
+                    "estimate_mib": job.claimed.estimate_mib,
+                    "request_mib": job.claimed.request_mib,
                     **self.roster.usage[job_id].as_json(),
                 }
                 for job_id, job in here.items()

@@ -103,7 +103,7 @@ def _consent(
     slurm: Controller, job: Job, comment: JobComment, end: End, config: RecoveryConfig
 ) -> Dict[str, str]:
     """Where the site's JobRequeue=0 stands against what the owner agreed to, lift it: later nobody can."""
-    agreed = (comment.record or {}).get("oom", config.on_oom) == "requeue"
+    agreed = comment.record is not None and (comment.record.on_oom or config.on_oom) == "requeue"
     if job.may_requeue or not agreed or VERDICTS[end.saw].next_run == NO_RUN or slurm.site().requeues:
         return {}
     return {"Requeue": "1"}

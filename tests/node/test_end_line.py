@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.end_line import line
 from slurm_gpumem.node.jobs import RunFolder
@@ -61,17 +62,16 @@ def test_the_line_says_what_was_used_and_what_would_have_done(changes: Dict[str,
 
 
 @pytest.mark.parametrize(
-    ("setting", "claim", "wanted"),
+    ("setting", "asked", "wanted"),
     [
-        ("off", {"tell": "end"}, False),
-        ("ask", {"tell": "end"}, True),
-        ("ask", {"tell": "never"}, False),
-        ("ask", None, False),
-        ("all", None, True),
+        ("off", True, False),
+        ("ask", True, True),
+        ("ask", False, False),
+        ("all", False, True),
     ],
 )
-def test_the_site_and_the_job_decide_together(setting: str, claim: Any, wanted: bool) -> None:
-    assert NodeConfig(end_line=setting).wants_end_line(claim) == wanted
+def test_the_site_and_the_job_decide_together(setting: str, asked: bool, wanted: bool) -> None:
+    assert NodeConfig(end_line=setting).wants_end_line(asked) == wanted
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def make_desk(state_folder: Path) -> Iterator[Callable[..., Desk]]:
 
 def test_only_a_job_that_wants_it_gets_a_file_and_not_at_every_look(make_desk: Callable[..., Desk]) -> None:
     desk = make_desk()
-    desk.job(1, claim={"tell": "end", "est": "900"})
+    desk.job(1, claim=CommentRecord(tell="end", estimate_mib=900))
     desk.job(2)
     first = desk.process(1)
     desk.hold({first: 500.0, desk.process(2): 100.0})

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main as gpumem
+from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.metrics import METRICS
 from slurm_gpumem.node.prometheus import render
@@ -144,7 +145,7 @@ def test_a_site_can_leave_the_users_out() -> None:
 def test_the_sampler_writes_the_file_whole_and_seldom(make_desk: Callable[..., Desk], tmp_path: Path) -> None:
     file = tmp_path / "gpumem.prom"
     desk = make_desk(prometheus_file=file)
-    desk.job(1, claim={"est": "900", "req": "1024"})
+    desk.job(1, claim=CommentRecord(estimate_mib=900, request_mib=1024))
     desk.hold({desk.process(1): 1000.0}, mps=True)
     desk.live()
     families = parse(file.read_text())
@@ -186,7 +187,7 @@ def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(
         prometheus_file=file,
     )
     for job_id in (1, 2):
-        desk.job(job_id, claim={"est": "1200", "req": "1024", "shards": "1"})
+        desk.job(job_id, claim=CommentRecord(estimate_mib=1200, request_mib=1024, shards=1))
     desk.hold({desk.process(1): 1000.0})
     desk.live()
     _end(desk, 1, "1:0")

@@ -8,6 +8,7 @@ from typing import Any, List, Optional
 import pytest
 
 from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import records
 from slurm_gpumem.node.faults import FaultLog, Loss
 from slurm_gpumem.node.jobs import NodeJob
@@ -17,7 +18,7 @@ from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 from tests.node.conftest import REPOSITORY
 
 JOB = NodeJob(
-    7, 65534, "nobody", ("GPU-aa",), "mps", 100.0, claim={"est": "7000", "req": "8192", "shards": "x"}
+    7, 65534, "nobody", ("GPU-aa",), "mps", 100.0, claim=CommentRecord(estimate_mib=7000, request_mib=8192)
 )
 
 

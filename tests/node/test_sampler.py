@@ -11,6 +11,7 @@ import pytest
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -91,7 +92,7 @@ class Desk:
         return Sampler(self.folder, self.config, "n1", self.source, GPUS)
 
     def job(
-        self, job_id: int, *, mode: str = "timeslice", gpu: int = 0, claim: Optional[Dict[str, str]] = None
+        self, job_id: int, *, mode: str = "timeslice", gpu: int = 0, claim: Optional[CommentRecord] = None
     ) -> None:
         jobs.put(
             self.folder,
@@ -169,7 +170,7 @@ def test_a_gpu_off_the_bus_does_not_stop_the_others(desk: Desk) -> None:
 
 def test_slurms_count_of_shards_overrules_the_comment(make_desk) -> None:  # type: ignore[no-untyped-def]
     desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING gres:shard:4")
-    desk.job(1, claim={"shards": "40", "req": "40960"})
+    desk.job(1, claim=CommentRecord(shards=40, request_mib=40960))
     first = desk.live()["1"]
     assert (first["shards"], first["shards_verified"]) == (40, False)
     until(lambda: desk.live()["1"]["shards_verified"])
@@ -354,8 +355,8 @@ def test_the_sampler_inherits_only_what_it_needs_and_nothing_empty() -> None:
 
 
 def test_the_screen_shows_who_shares_what(desk: Desk) -> None:
-    desk.job(11, claim={"shards": "8"})
-    desk.job(12, claim={"shards": "20"})
+    desk.job(11, claim=CommentRecord(shards=8))
+    desk.job(12, claim=CommentRecord(shards=20))
     desk.hold({desk.process(11): 9 * 1024.0, desk.process(12): 18 * 1024.0})
     desk.live()
     lines = render(read_status(desk.folder, desk.config))

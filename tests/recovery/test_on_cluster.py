@@ -77,10 +77,10 @@ def test_a_job_that_runs_out_once_comes_back_on_a_whole_gpu_and_finishes(
 def test_the_failed_estimate_is_marked_in_the_record(module_site: Site, lives: Dict[str, str]) -> None:
     shown = module_site.ended(lives["once"], "COMPLETED")
     assert shown["Comment"].startswith("mine ")
-    record = parse_record(shown["Comment"]) or {}
-    assert {key: record.get(key) for key in ("est", "req", "retry", "was", "why", "whole")} == {
-        "est": "11000", "req": "12288", "retry": "1", "was": "12", "why": "oom", "whole": "yes",
-    }  # fmt: skip
+    record = parse_record(shown["Comment"])
+    assert record is not None
+    assert (record.estimate_mib, record.request_mib) == (11000, 12288)
+    assert (record.retry, record.was, record.why, record.whole) == (1, 12, "oom", "yes")
 
 
 def test_a_type_in_the_request_stays(module_site: Site, lives: Dict[str, str]) -> None:
