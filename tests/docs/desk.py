@@ -120,6 +120,8 @@ def _environment(home: Path, more: Mapping[str, str]) -> Dict[str, str]:
     theirs = ("SLURM", "SBATCH", "GPUMEM")
     env = {key: value for key, value in os.environ.items() if not key.startswith(theirs)}
     env.update(more, HOME=str(home), XDG_CACHE_HOME=str(home / ".cache"), LC_ALL="C.UTF-8", COLUMNS="80")
+    # Output and messages in the order in which a terminal shows them.
+    env["PYTHONUNBUFFERED"] = "1"
     # For commands that readers do not see.
     env["REPOSITORY"] = str(ROOT)
     return {**env, "PATH": os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])}
