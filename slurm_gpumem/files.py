@@ -181,6 +181,14 @@ def check_plain(handle: int, owners: Optional[Collection[int]] = None) -> os.sta
     return about
 
 
+def read_json_of(path: Union[str, Path], *, owners: Collection[int], most_bytes: int) -> Any:
+    """The value of a file that `read_plain` takes; None when there is none, or no JSON."""
+    try:
+        return json.loads(read_plain(path, most_bytes=most_bytes, owners=owners).data)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
 def read_json(path: Path) -> Any:
     """The file's value; None when it is missing or no JSON."""
     try:

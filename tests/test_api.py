@@ -13,7 +13,7 @@ import pytest
 import slurm_gpumem
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.estimators.types import PARTS
+from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.own import to_json
 from tests.estimators.explain.small_trace import small_summary
 
@@ -40,7 +40,7 @@ def test_a_path_and_the_text_itself_give_the_same_estimate(tmp_path: Path) -> No
 def test_an_estimate_has_what_the_contract_names() -> None:
     e = estimate(SUMMARY, batch_size=128)
     assert type(e.parts) is dict
-    assert set(e.parts) == set(PARTS)
+    assert set(e.parts) == set(PART_NAMES)
     assert sum(e.parts.values()) == e.peak_mib
     assert e.floor_mib <= e.peak_mib <= e.request_mib
     assert all(isinstance(size, int) for size in (e.peak_mib, e.request_mib, e.floor_mib, *e.parts.values()))

@@ -155,7 +155,7 @@ def test_an_executor_of_its_own_gets_the_options_to_add(site: Job) -> None:
     assert site.gres(int(job_id)) == decision.gres
     record = parse_record(decision.options["comment"])
     assert record is not None
-    assert (record["est"], record["model"]) == (str(decision.peak_mib), "resnet50")
+    assert (record.estimate_mib, record.model) == (decision.peak_mib, "resnet50")
 
 
 @pytest.mark.slurm
@@ -168,7 +168,7 @@ def test_a_summary_may_be_a_text_or_one_that_was_just_made(site: Job) -> None:
     assert decision.peak_mib == estimate(traced, gpu="a100-40gb").peak_mib
     record = parse_record(decision.options["comment"])
     assert record is not None
-    assert record["model"] == "MyNet"
+    assert record.model == "MyNet"
 
 
 @pytest.mark.slurm

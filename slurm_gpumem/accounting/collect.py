@@ -8,17 +8,16 @@ Where root may not write (a network file system that squashes root) the record's
 from __future__ import annotations
 
 import os
-import re
 import time
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.accounting.gather import read_record_file
-from slurm_gpumem.accounting.reading import BadRecordError, parse_record, run_from
-from slurm_gpumem.files import allow_readers
+from slurm_gpumem.accounting.record_files import RECORD_NAME, read_record_file
+from slurm_gpumem.files import RefusedFileError, allow_readers, primary_group
+from slurm_gpumem.formats.job_record import BadRecordError, parse_job_record
 
-_RECORD_NAME = re.compile(r"[0-9]{1,12}\.[0-9]{1,6}\..+\.json")
 _BATCH = 2000
+_NOGROUP = 65534
 
 
 class Collected(NamedTuple):
@@ -57,17 +56,17 @@ def collect(spool: Path, store: Path, *, older_s: float) -> Collected:
     pending = 0
     for path in _record_files(spool):
         try:
-            data, owner = read_record_file(str(path))
-            run = run_from(parse_record(data), owner)
-        except BadRecordError:
+            data, writer = read_record_file(str(path))
+            record = parse_job_record(data, writer)
+        except (BadRecordError, RefusedFileError):
             bad += 1
             continue
         except OSError:
             continue
-        if run.end is None or run.end > late:
+        if record.end is None or record.end > late:
             kept += 1
             continue
-        waiting.setdefault(run.uid, []).append((path, data.strip().replace(b"\n", b" ") + b"\n"))
+        waiting.setdefault(record.uid, []).append((path, data.strip().replace(b"\n", b" ") + b"\n"))
         pending += 1
         if pending >= _BATCH:
             records, pending = records + flush(), 0
@@ -125,7 +124,7 @@ def _let_read(handle: int, uid: int, *, folder: bool = False) -> None:
         allow_readers(handle, [uid], folder=folder)
     except OSError:
         # No access lists on this file system: the user's own group reads it.
-        os.fchown(handle, -1, _group_of(uid))
+        os.fchown(handle, -1, primary_group(uid) or _NOGROUP)
         os.fchmod(handle, 0o750 if folder else 0o640)
 
 
@@ -136,7 +135,7 @@ def _as_user(uid: int, book: Path, lines: Sequence[bytes]) -> None:
         code = 1
         try:
             os.setgroups([])
-            os.setgid(_group_of(uid))
+            os.setgid(primary_group(uid) or _NOGROUP)
             os.setuid(uid)
             _append(book, lines, uid)
             code = 0
@@ -150,15 +149,6 @@ def _as_user(uid: int, book: Path, lines: Sequence[bytes]) -> None:
         raise PermissionError(code, f"neither root nor its user may write there ({why})", str(book))
 
 
-def _group_of(uid: int) -> int:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_gid
-    except KeyError:
-        return 65534
-
-
 def _record_files(spool: Path) -> List[Path]:
     """Records in the spool, and in the folders of nodes whose spools were pulled here."""
     found: List[Path] = []
@@ -166,5 +156,5 @@ def _record_files(spool: Path) -> List[Path]:
         [spool, *(path for path in sorted(spool.iterdir()) if path.is_dir())] if spool.is_dir() else ()
     ):
         with os.scandir(folder) as entries:
-            found += [Path(entry.path) for entry in entries if _RECORD_NAME.fullmatch(entry.name)]
+            found += [Path(entry.path) for entry in entries if RECORD_NAME.fullmatch(entry.name)]
     return found

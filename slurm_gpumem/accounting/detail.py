@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Sequence, Tuple
 
-from slurm_gpumem.accounting.gather import read_record_file
-from slurm_gpumem.accounting.reading import BadRecordError, parse_record, rest_of, run_from
-from slurm_gpumem.accounting.types import Attempt, Curve, Device, GpuStay
-
-_MOST_POINTS = 1000
+from slurm_gpumem.accounting.record_files import complete_lines, open_book, read_record_file
+from slurm_gpumem.accounting.types import Attempt, Device, GpuStay
+from slurm_gpumem.formats.curve import parse_curve
+from slurm_gpumem.formats.job_record import (
+    BadRecordError,
+    GpuFigures,
+    JobRecord,
+    parse_job_record,
+    record_name,
+)
 
 
 def read_runs(places: Sequence[Tuple[str, int, int, str]]) -> Tuple[Tuple[Attempt, ...], Tuple[str, ...]]:
@@ -20,92 +25,71 @@ def read_runs(places: Sequence[Tuple[str, int, int, str]]) -> Tuple[Tuple[Attemp
     for folder, job_id, restarts, node in places:
         record = _find(folder, job_id, restarts, node)
         if record is None:
-            missing.append(f"{folder}/{job_id}.{restarts}.{node}.json")
+            missing.append(f"{folder}/{record_name(job_id, restarts, node)}")
         else:
             runs.append(attempt_of(record))
     return tuple(runs), tuple(missing)
 
 
-def attempt_of(record: Mapping[str, Any]) -> Attempt:
+def attempt_of(record: JobRecord) -> Attempt:
     """One run as its record describes it."""
-    run = run_from(record)
-    rest = rest_of(run.rest)
-    tables = record.get("gpu")
-    tables = tables if isinstance(tables, dict) else {}
+    measured = record.measured
     return Attempt(
-        restarts=run.restarts,
-        node=run.node,
-        start=run.start,
-        end=run.end,
-        state=run.own_state,
-        exit_code=int(rest.exit_code) if rest.exit_code else None,
-        signal=int(rest.signal) if rest.signal else None,
-        mode=rest.mode,
-        shards=run.shards,
-        limit_mib=run.limit_mib,
-        peak_mib=run.own_peak_mib,
-        oom=bool(run.oom),
-        verdict=rest.verdict,
-        hints=tuple(rest.hints.split()),
-        notes=tuple(rest.notes.split("\n")) if rest.notes else (),
-        stays=tuple(
-            _stay(Device(run.node, uuid, number, name, mib), run.start, run.end, tables.get(uuid))
-            for uuid, number, name, mib in run.devices
-        ),
+        restarts=record.restarts,
+        node=record.node,
+        start=record.start,
+        end=record.end,
+        state=record.known_state,
+        exit_code=record.exit_code,
+        signal=record.signal,
+        mode=record.mode,
+        shards=measured.shards,
+        limit_mib=measured.limit_mib,
+        peak_mib=_rounded(measured.peak_mib),
+        oom=record.out_of_memory,
+        verdict=record.verdict,
+        hints=record.hints,
+        notes=record.notes,
+        stays=tuple(_stay(record, uuid, measured.gpu.get(uuid, GpuFigures())) for uuid in record.gpus),
     )
 
 
-def curve_of(table: Any) -> Optional[Curve]:
-    """The curve of a record's GPU: {"at", "step_s", "mib": "120 4300 …", "sm": "0 71 …"}; "-" is unknown."""
-    if not isinstance(table, dict):
-        return None
-    at, step = _number(table.get("at")), _number(table.get("step_s"))
-    memory, sm = _numbers(table.get("mib")), _numbers(table.get("sm"))
-    if at is None or not step or not memory:
-        return None
-    shares = [None if value is None else min(1.0, value / 100) for value in sm]
-    shares = (shares + [None] * len(memory))[: len(memory)]
-    return Curve(at, step, tuple(memory), tuple(shares))
-
-
-def _stay(device: Device, start: float, end: Optional[float], table: Any) -> GpuStay:
-    values: Dict[str, Any] = table if isinstance(table, dict) else {}
-    peak, mean = _number(values.get("peak_mib")), _number(values.get("mean_mib"))
+def _stay(record: JobRecord, uuid: str, figures: GpuFigures) -> GpuStay:
     return GpuStay(
-        device=device,
-        start=start,
-        end=end,
-        peak_mib=None if peak is None else round(peak),
-        mean_mib=None if mean is None else round(mean),
-        energy_j=_number(values.get("energy_j")),
-        sm_share=_number(values.get("sm_active_share")),
-        gpu_sm=_number(values.get("gpu_sm_active")),
-        gpu_dram=_number(values.get("gpu_dram_active")),
-        gpu_utilization=_number(values.get("gpu_utilization")),
-        gpu_power_w=_number(values.get("gpu_power_w")),
-        curve=curve_of(values.get("curve")),
+        device=Device(record.node, uuid, figures.number, figures.name, _rounded(figures.memory_mib)),
+        start=record.start,
+        end=record.end,
+        peak_mib=_rounded(figures.peak_mib),
+        mean_mib=_rounded(figures.mean_mib),
+        energy_j=figures.energy_j,
+        sm_share=figures.sm_active_share,
+        gpu_sm=figures.gpu_sm_active,
+        gpu_dram=figures.gpu_dram_active,
+        gpu_utilization=figures.gpu_utilization,
+        gpu_power_w=figures.gpu_power_w,
+        curve=parse_curve(figures.curve),
     )
 
 
-def _find(folder: str, job_id: int, restarts: int, node: str) -> Optional[Dict[str, Any]]:
+def _find(folder: str, job_id: int, restarts: int, node: str) -> Optional[JobRecord]:
     """The record of a run: a file of its own, or a line of one of the folder's books."""
     try:
-        data, _ = read_record_file(f"{folder}/{job_id}.{restarts}.{node}.json")
-        return parse_record(data)
+        return parse_job_record(*read_record_file(f"{folder}/{record_name(job_id, restarts, node)}"))
     except (OSError, BadRecordError):
         pass
     found = None
-    for line in _lines_about(folder, job_id):
+    for line, writer in _lines_about(folder, job_id):
         try:
-            record = parse_record(line)
+            record = parse_job_record(line, writer)
         except BadRecordError:
             continue
-        if (record.get("job_id"), record.get("restarts"), record.get("node")) == (job_id, restarts, node):
+        if (record.job_id, record.restarts, record.node) == (job_id, restarts, node):
             found = record  # the last word counts
     return found
 
 
-def _lines_about(folder: str, job_id: int) -> Iterator[bytes]:
+def _lines_about(folder: str, job_id: int) -> Iterator[Tuple[bytes, Optional[int]]]:
+    """Lines of the folder's books that may be the job's, and who wrote them."""
     about = re.compile(rb'"job_id": ?%d[,}]' % job_id)
     try:
         books = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))
@@ -113,18 +97,12 @@ def _lines_about(folder: str, job_id: int) -> Iterator[bytes]:
         return
     for name in books:
         try:
-            with open(f"{folder}/{name}", "rb") as file:
-                yield from (line for line in file if about.search(line))
+            book = open_book(f"{folder}/{name}")
         except OSError:
             continue
+        with book.file:
+            yield from ((line, book.writer) for line in complete_lines(book.file) if about.search(line))
 
 
-def _number(value: Any) -> Optional[float]:
-    return value if type(value) in (int, float) and 0 <= value < 1e15 else None
-
-
-def _numbers(text: Any) -> List[Optional[int]]:
-    if not isinstance(text, str) or len(text) > 10 * _MOST_POINTS:
-        return []
-    words = text.split()[:_MOST_POINTS]
-    return [int(word) if word.isascii() and word.isdigit() and len(word) < 10 else None for word in words]
+def _rounded(mib: Optional[float]) -> Optional[int]:
+    return None if mib is None else round(mib)

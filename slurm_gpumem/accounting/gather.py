@@ -1,27 +1,23 @@
-"""Bring the index up to date with the records in the store's folders.
-
-A folder holds single records, `JOB.RESTART.NODE.json`, as nodes write them, and books, `*.jsonl`, which the
-collector makes of them: one record a line, only ever appended to.
-"""
+"""Bring the index up to date with the records in the store's folders."""
 
 from __future__ import annotations
 
 import gc
 import os
 import sqlite3
-import stat
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.accounting.index import IndexWriter, PlacedRun
-from slurm_gpumem.accounting.reading import MAX_BYTES, BadRecordError, Run, parse_record, run_from
+from slurm_gpumem.accounting.record_files import as_written, complete_lines, open_book
+from slurm_gpumem.accounting.rows import Run, run_from
 from slurm_gpumem.accounting.scan import FolderChanges, Scanner
+from slurm_gpumem.files import open_plain, read_opened
+from slurm_gpumem.formats.job_record import MAX_BYTES, BadRecordError, parse_job_record
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Progress = Callable[[int, int], None]
 """(done, in all): called now and then."""
@@ -225,26 +221,10 @@ def load_files(folder: str, names: Sequence[str], shard_mib: int) -> List[Loaded
     return loaded
 
 
-def read_record_file(path: str) -> Tuple[bytes, Optional[int]]:
-    """A file's bytes, and its owner unless that is root or ourselves; never follows or waits for anything."""
-    return _read(os.open(path, _FLAGS))
-
-
-def _read(handle: int) -> Tuple[bytes, Optional[int]]:
-    try:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            raise BadRecordError("no plain file")
-        data = os.read(handle, min(about.st_size, MAX_BYTES) + 1)
-    finally:
-        os.close(handle)
-    return data, None if about.st_uid in (0, os.geteuid()) else about.st_uid
-
-
 def _open(path: str) -> Union[int, str]:
     """An open file that the disk has been asked for; or why there is none."""
     try:
-        handle = os.open(path, _FLAGS)
+        handle = open_plain(path)
     except (FileNotFoundError, PermissionError):
         return ""
     except OSError as error:
@@ -258,8 +238,8 @@ def _open(path: str) -> Union[int, str]:
 
 def _load(handle: int, shard_mib: int) -> Loaded:
     try:
-        data, owner = _read(handle)
-        return run_from(parse_record(data), owner, shard_mib=shard_mib)
+        data, writer = as_written(read_opened(handle, most_bytes=MAX_BYTES))
+        return run_from(parse_job_record(data, writer), shard_mib=shard_mib)
     except BadRecordError as error:
         return str(error)
     except OSError as error:
@@ -281,23 +261,17 @@ def _unread(db: sqlite3.Connection, path: str) -> int:
 def _read_book(db: sqlite3.Connection, intake: _Intake, folder: int, path: str, shard_mib: int) -> None:
     """The lines behind those that were read before; a last line without its end is left for the next time."""
     try:
-        handle = os.open(path, _FLAGS)
+        file, about, writer = open_book(path)
     except OSError:
         return
-    with open(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
-            return
-        owner = None if about.st_uid in (0, os.geteuid()) else about.st_uid
+    with file:
         known = db.execute("SELECT inode, read FROM book WHERE path = ?", (path,)).fetchone()
         read = known[1] if known and known[0] == about.st_ino and known[1] <= about.st_size else 0
         file.seek(read)
         batch: List[Loaded] = []
-        for line in iter(lambda: file.readline(MAX_BYTES + 2), b""):
-            if not line.endswith(b"\n") and len(line) <= MAX_BYTES:
-                break
+        for line in complete_lines(file):
             read += len(line)
-            batch.append(_run_of_line(line, owner, shard_mib))
+            batch.append(_run_of_line(line, writer, shard_mib))
             if len(batch) >= _BATCH:
                 intake.take_lines(folder, path, batch)
                 batch = []
@@ -305,8 +279,8 @@ def _read_book(db: sqlite3.Connection, intake: _Intake, folder: int, path: str, 
     db.execute("INSERT OR REPLACE INTO book VALUES (?, ?, ?, ?)", (path, about.st_ino, read, about.st_mtime))
 
 
-def _run_of_line(line: bytes, owner: Optional[int], shard_mib: int) -> Loaded:
+def _run_of_line(line: bytes, writer: Optional[int], shard_mib: int) -> Loaded:
     try:
-        return run_from(parse_record(line), owner, shard_mib=shard_mib)
+        return run_from(parse_job_record(line, writer), shard_mib=shard_mib)
     except BadRecordError as error:
         return str(error)

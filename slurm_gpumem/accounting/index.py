@@ -11,7 +11,7 @@ from array import array
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.accounting import facts, schema
-from slurm_gpumem.accounting.reading import Run, rest_of
+from slurm_gpumem.accounting.rows import Run, rest_of
 from slurm_gpumem.accounting.sweep import busy_periods, split_evenly
 from slurm_gpumem.formats.verdicts import OOM
 

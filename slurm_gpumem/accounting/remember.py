@@ -7,13 +7,11 @@ import sqlite3
 from pathlib import Path
 from typing import Dict, List, Optional
 
-from slurm_gpumem.accounting.reading import recipe_of, rest_of
+from slurm_gpumem.accounting.rows import LEAST_SAMPLES, recipe_of, rest_of
 from slurm_gpumem.formats.remembered import own_file, write_runs
 
 _LATEST = 10
 """Peaks kept of each; more add nothing."""
-_LEAST_SAMPLES = 3
-"""A run that was looked at less often may have had its peak unseen."""
 
 
 def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[str, Dict[str, List[int]]]:
@@ -26,7 +24,7 @@ def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[str, Dict[str, Li
     )
     for text, gpu, peak, rest in rows:
         recipe, samples = recipe_of(text), rest_of(rest).samples
-        if recipe.fingerprint and recipe.batch and samples.isdigit() and int(samples) >= _LEAST_SAMPLES:
+        if recipe.fingerprint and recipe.batch and samples.isdigit() and int(samples) >= LEAST_SAMPLES:
             peaks = found.setdefault(" ".join(recipe), {}).setdefault(gpu, [])
             if len(peaks) < _LATEST:
                 peaks.append(peak)

@@ -7,12 +7,13 @@ any more; a scan that took long is not repeated soon.
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-_RECORD_NAME = re.compile(r"([0-9]{1,12})\.([0-9]{1,6})\.(.+)\.json")
+from slurm_gpumem.accounting.record_files import RECORD_NAME
+from slurm_gpumem.formats.job_record import record_name
+
 _GRAIN_NS = 2_000_000_000
 """A folder's time may stand still for changes within the clock's own grain."""
 _BOOK_QUIET_S = 40 * 86_400.0
@@ -89,7 +90,7 @@ class Scanner:
             "WHERE settled = 0 AND folder = ?",
             (folder,),
         )
-        return [f"{job_id}.{restarts}.{node}.json" for job_id, restarts, node in rows]
+        return [record_name(job_id, restarts, node) for job_id, restarts, node in rows]
 
     def _open_books(self, path: str) -> List[str]:
         since = time.time() - _BOOK_QUIET_S
@@ -106,7 +107,7 @@ class Scanner:
             self._nodes = dict(self._db.execute("SELECT text, id FROM word"))
         found = []
         for name in names:
-            match = _RECORD_NAME.fullmatch(name)
+            match = RECORD_NAME.fullmatch(name)
             if match is None or name in besides:
                 continue
             job_id, restarts, node = int(match[1]), int(match[2]), match[3]

@@ -13,7 +13,7 @@ import sqlite3
 from pathlib import Path
 from typing import Tuple
 
-from slurm_gpumem.accounting.reading import Run
+from slurm_gpumem.accounting.rows import Run
 
 VERSION = 2
 """Of the tables; an index of another version is rebuilt."""

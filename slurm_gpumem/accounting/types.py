@@ -10,24 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Optional, Tuple
 
+from slurm_gpumem.formats.curve import Curve as Curve
+
 SHARED, WHOLE, OBSERVED = "shared", "whole", "observed"
 """How a job held its GPUs: part of one; all of it; all of it, at a site that only observes yet."""
 
+JUDGED_STATES = ("COMPLETED", "TIMEOUT")
+"""How a job ends that ran long enough to show what it needs; others may have ended before their peak."""
+
 GROUPS = ("user", "account", "model", "gpu", "partition", "day")
 """What a summary can be taken by."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What one job did on one GPU over time, in steps of equal length; at most some dozens of them."""
-
-    start: float
-    """Unix time of the first step's begin."""
-    step_s: float
-    memory_mib: Tuple[Optional[int], ...]
-    """The most that the job held within each step."""
-    sm_active: Tuple[Optional[float], ...]
-    """The job's part of the GPU's SM activity, mean of each step; as long as `memory_mib`."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +164,7 @@ class JobRow:
     @property
     def judged(self) -> bool:
         """Whether it ran long enough to show its peak; a cancelled or failed job may not have."""
-        return self.state in ("COMPLETED", "TIMEOUT") and bool(self.peak_mib)
+        return self.state in JUDGED_STATES and bool(self.peak_mib)
 
     @property
     def error(self) -> Optional[float]:

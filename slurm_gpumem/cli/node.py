@@ -41,13 +41,14 @@ def main(argv: List[str]) -> int:
 
 def _metrics(folder: RunFolder, config: NodeConfig, output: Optional[Path]) -> int:
     from slurm_gpumem.files import write_atomic
+    from slurm_gpumem.formats.live import Live
     from slurm_gpumem.node.exporter import node_metrics
     from slurm_gpumem.node.status import read_status
 
     # A node where no shared job has run yet has metrics too: a timer may ask before the first one.
-    live = read_status(folder, config).live if folder.root.is_dir() else {}
+    live = read_status(folder, config).live if folder.root.is_dir() else Live()
     node = os.uname().nodename.partition(".")[0]
-    text = node_metrics(folder, config, {"node": node, **live})
+    text = node_metrics(folder, config, live._replace(node=live.node or node))
     if output is None:
         sys.stdout.write(text)
         return 0

@@ -82,8 +82,10 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
     if args.json:
         import json
 
+        from slurm_gpumem.report.listing import SCHEMA
+
         jobs = [shown.detail_json(detail, shard_mib) for detail in details]
-        print(json.dumps({"schema": "gpumem-report/1", **_about(store, args), "jobs": jobs}))
+        print(json.dumps({"schema": SCHEMA, **_about(store, args), "jobs": jobs}))
     else:
         unicode = speaks_unicode()
         print(

@@ -52,9 +52,8 @@ class NodeConfig(NamedTuple):
                 return mode
         return self.mode
 
-    def wants_end_line(self, claim: Optional[Mapping[str, str]]) -> bool:
-        """Whether a job with this record gets one."""
-        asked = claim is not None and claim.get("tell") == "end"
+    def wants_end_line(self, asked: bool) -> bool:
+        """Whether a job gets one that did, or did not, ask for it."""
         return self.end_line == "all" or (self.end_line == "ask" and asked)
 
     def job_mib(self, shards: int) -> int:

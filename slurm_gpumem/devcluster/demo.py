@@ -189,12 +189,11 @@ def gpu_rows(
 
 def _outcome(cluster: Cluster, job: DemoJob, places: Sequence[Placement]) -> Outcome:
     ended = jobs.wait_for_job(cluster, job.job_id, timeout_s=_PATIENCE_S)
-    record = parse_record(ended.get("Comment", "")) or {}
-    estimated = record.get("est", "")
+    record = parse_record(ended.get("Comment", ""))
     return Outcome(
         job,
         ended["JobState"],
-        int(estimated) if estimated.isdecimal() else None,
+        record.estimate_mib if record else None,
         sum(place.units for place in places) * MIB_PER_SHARD,
         ledger.job_peaks(cluster.layout.ledger).get(job.job_id),
     )

@@ -11,6 +11,7 @@ from typing import Dict, Iterable, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.formats.job_record import BadRecordError, read_job_record
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.service import sampler_runs
 
@@ -78,7 +79,7 @@ def await_samplers(folder: Path) -> None:
 def _closed(records: Path, job_id: str) -> bool:
     for path in records.glob(f"{job_id}.*.json"):
         try:
-            return json.loads(path.read_text(encoding="utf-8")).get("end") is not None
-        except (OSError, ValueError):
+            return read_job_record(path).end is not None
+        except (OSError, BadRecordError):
             return False
     return False

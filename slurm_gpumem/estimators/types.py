@@ -17,7 +17,6 @@ OPTIMIZERS = tuple(OPTIMIZER_RULES)
 PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
 LOSSES = ("cross-entropy", "mse", "none")
 INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
-PARTS = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ class Estimate:
     floor_mib: int
     """Allocated plus context: under this it cannot run."""
     parts: Mapping[str, int]
-    """MiB by PARTS; sums to peak_mib."""
+    """MiB by the parts' names (formats.comment.PART_NAMES); sums to peak_mib."""
     estimator: str
     gpu: str
     job: TrainingJob

@@ -1,14 +1,16 @@
 """The record in a job's comment: what was estimated and asked, in one word.
 
 `gpumem/1:est=12045,req=13312,by=structural,gpu=a100,batch=128,oom=requeue`, appended to what
-the user wrote there. The job_submit plug-in, the hooks and the report read it.
+the user wrote there. gpusbatch and the job_submit plug-in write it (lua/gpumem_read.lua is this reader's
+twin); the plug-in, the hooks, recovery and the accounting read it. The job's owner can write anything there.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Dict, Mapping, NamedTuple, Optional, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
+from slurm_gpumem.formats.values import MOST_ITEMS, MOST_TEXT, clean, clean_name
 from slurm_gpumem.formats.verdicts import VERDICTS
 
 PREFIX = "gpumem/1:"
@@ -16,10 +18,85 @@ END_PREFIX = "gpumem-end/1:"
 """What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210`."""
 MAX_COMMENT_BYTES = 1024
 """slurmctld refuses a job whose comment is longer."""
+PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
+"""The parts of an estimate, in the order of the numbers in `parts=`."""
 
-_KEY = re.compile(r"[a-z-]+")
-_NUMBER = re.compile(r"[0-9]{1,9}")
+_KEY = re.compile(r"[a-z-]{1,64}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
+_SIZES = re.compile(r"[0-9]{1,8}(?:\+[0-9]{1,8})*", re.ASCII)
+
+
+class CommentRecord(NamedTuple):
+    """What a job's comment says of it; a number is None and a word empty where it says nothing usable."""
+
+    estimate_mib: Optional[int] = None
+    request_mib: Optional[int] = None
+    estimator: str = ""
+    """"corrected", "remembered", …; "mem" where the user gave the size."""
+    via: str = ""
+    """"line" where a #GPUMEM memory line was evaluated."""
+    base: str = ""
+    """Peak and request before a site's learned layer: "12045+16012"."""
+    gpu: str = ""
+    batch: Optional[int] = None
+    shards: Optional[int] = None
+    """0: the job is not to be shared."""
+    sm: Optional[int] = None
+    dram: Optional[int] = None
+    """Predicted activity, in percent."""
+    slow: str = ""
+    """The slowdown that the site allows."""
+    on_oom: str = ""
+    """"requeue" or "fail"."""
+    tell: str = ""
+    """"end": the job wants a line on what it used at the end of its output."""
+    model: str = ""
+    fingerprint: str = ""
+    optimizer: str = ""
+    precision: str = ""
+    variant: str = ""
+    """The rarer settings in one word; empty where all are at their defaults."""
+    parts: str = ""
+    """The estimate's parts in MiB, in the order of PART_NAMES: "97+97+195+9948+310+495+758"."""
+    mode: str = ""
+    """"observe" where the site only observes."""
+    retry: Optional[int] = None
+    """Steps of the recovery ladder that were taken."""
+    was: Optional[int] = None
+    """Shards of the run before."""
+    again: Optional[int] = None
+    """1 when it was run again after a neighbour's fault."""
+    why: str = ""
+    """Why this run was started: the name of a verdict."""
+    run: Optional[int] = None
+    """The run that the request is for, as Slurm counts restarts."""
+    need_mib: Optional[int] = None
+    whole: str = ""
+    """"yes" when recovery gave it a whole GPU."""
+    other: Tuple[Tuple[str, str], ...] = ()
+    """Keys that another version knows; they are kept."""
+
+    @property
+    def runs_whole(self) -> bool:
+        """Whether the job has a GPU to itself."""
+        return self.shards == 0 or bool(self.whole)
+
+    @property
+    def part_sizes(self) -> Dict[str, int]:
+        """MiB by the part's name; empty where the parts are not known."""
+        sizes = sizes_of(self.parts)
+        return dict(zip(PART_NAMES, sizes)) if len(sizes) == len(PART_NAMES) else {}
+
+
+_KEYS = (
+    "est", "req", "by", "via", "base", "gpu", "batch", "shards", "sm", "dram", "slow", "oom", "tell",
+    "model", "fp", "opt", "prec", "more", "parts", "mode", "retry", "was", "again", "why", "run", "need",
+    "whole",
+)  # fmt: skip
+"""The comment's words for the fields of CommentRecord, in their order."""
+_NOTHING = CommentRecord()
+_NUMBERS = {key: place for place, key in enumerate(_KEYS) if _NOTHING[place] is None}
+_WORDS = {key: place for place, key in enumerate(_KEYS) if _NOTHING[place] == ""}
 
 
 class End(NamedTuple):
@@ -35,16 +112,41 @@ class End(NamedTuple):
     """What it would have needed at least, where that is known."""
 
 
-def format_record(values: Mapping[str, Union[str, int, None]]) -> str:
-    """The record's one word; values lose what the format has no room for, empty ones are left out."""
-    fields = []
-    for key, value in values.items():
-        if not _KEY.fullmatch(key):
-            raise ValueError(f"not a record key: {key!r}")
+def format_record(record: CommentRecord) -> str:
+    """The record's one word; empty values are left out, and what the format has no room for becomes "-"."""
+    pairs = []
+    for key, value in (*zip(_KEYS, record), *record.other):
         text = "" if value is None else _UNSAFE.sub("-", str(value)).strip("-")
         if text:
-            fields.append(f"{key}={text}")
-    return PREFIX + ",".join(fields)
+            pairs.append(f"{key}={text}")
+    return PREFIX + ",".join(pairs)
+
+
+def parse_record(comment: str) -> Optional[CommentRecord]:
+    """The last record in a comment; None when it has none. What is no such word or number is left out."""
+    for word in reversed(comment.split()):
+        if word.startswith(PREFIX):
+            return parse_word(word)
+    return None
+
+
+def parse_word(word: str) -> Optional[CommentRecord]:
+    """The record of its one word, for who has nothing else; the accounting reads a million of them."""
+    if not word.startswith(PREFIX):
+        return None
+    values: List[Any] = [*_NOTHING]
+    plain = word.isascii() and word.isprintable()
+    for pair in word[len(PREFIX) :].split(","):
+        key, _, value = pair.partition("=")
+        if not plain or len(value) > MOST_TEXT:
+            value = clean(value)[:MOST_TEXT]
+        if key in _WORDS:
+            values[_WORDS[key]] = value
+        elif key in _NUMBERS:
+            values[_NUMBERS[key]] = _number(value)
+        elif value and _KEY.fullmatch(key) and len(values[-1]) < MOST_ITEMS:
+            values[-1] += ((key, value),)
+    return CommentRecord._make(values)
 
 
 def append_record(comment: Optional[str], record: str) -> Optional[str]:
@@ -53,13 +155,14 @@ def append_record(comment: Optional[str], record: str) -> Optional[str]:
     return joined if len(joined.encode("utf-8", "surrogateescape")) <= MAX_COMMENT_BYTES else None
 
 
-def parse_record(comment: str) -> Optional[Dict[str, str]]:
-    """The fields of the last record in a comment; None when it has none."""
-    for word in reversed(comment.split()):
-        if word.startswith(PREFIX):
-            pairs = (field.partition("=") for field in word[len(PREFIX) :].split(","))
-            return {key: value for key, equals, value in pairs if equals and _KEY.fullmatch(key)}
-    return None
+def join_sizes(sizes: Iterable[int]) -> str:
+    """Several numbers in one word: "12045+16012"."""
+    return "+".join(map(str, sizes))
+
+
+def sizes_of(text: str) -> Tuple[int, ...]:
+    """The numbers of "12045+16012"; none where it is no such text."""
+    return tuple(map(int, text.split("+"))) if _SIZES.fullmatch(text) else ()
 
 
 def format_end(end: End) -> str:
@@ -67,10 +170,10 @@ def format_end(end: End) -> str:
     fields: Dict[str, Union[str, int, None]] = {
         "run": end.run,
         "saw": end.saw,
-        "by": end.by,
+        "by": _UNSAFE.sub("-", end.by).strip("-"),
         "need": end.need_mib,
     }
-    return END_PREFIX + format_record(fields)[len(PREFIX) :]
+    return END_PREFIX + ",".join(f"{key}={value}" for key, value in fields.items() if value not in ("", None))
 
 
 def parse_end(comment: str) -> Optional[End]:
@@ -78,7 +181,11 @@ def parse_end(comment: str) -> Optional[End]:
     word = next((word for word in reversed(comment.split()) if word.startswith(END_PREFIX)), "")
     pairs = (field.partition("=") for field in word[len(END_PREFIX) :].split(","))
     fields = {key: value for key, _, value in pairs}
-    run, need = fields.get("run", ""), fields.get("need", "")
-    if not _NUMBER.fullmatch(run) or fields.get("saw") not in VERDICTS:
+    run = _number(fields.get("run", ""))
+    if run is None or fields.get("saw") not in VERDICTS:
         return None
-    return End(int(run), fields["saw"], fields.get("by", ""), int(need) if _NUMBER.fullmatch(need) else None)
+    return End(run, fields["saw"], clean_name(fields.get("by", "")), _number(fields.get("need", "")))
+
+
+def _number(text: str) -> Optional[int]:
+    return int(text) if len(text) < 10 and text.isascii() and text.isdigit() else None

@@ -5,7 +5,9 @@ Steps begin short; when there are too many, each two become one and a step is tw
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional
+from typing import List, Optional
+
+from slurm_gpumem.formats.curve import Curve, format_curve, parse_curve
 
 MOST_STEPS = 60
 _FIRST_STEP_S = 1.0
@@ -36,19 +38,21 @@ class UsageCurve:
             self._activity[at] += share * seconds / steps
             self._seconds[at] += seconds / steps
 
-    def as_json(self) -> Dict[str, Any]:
-        """Numbers in one text, "-" where nothing is known: quick to skip for who reads a million."""
-        return {
-            "at": round(self.start, 1),
-            "step_s": self.step_s,
-            "mib": " ".join(["-" if value is None else str(round(value)) for value in self._memory]),
-            "sm": " ".join(
-                [
-                    str(round(total / seconds * 100)) if seconds > 0 else "-"
-                    for total, seconds in zip(self._activity, self._seconds)
-                ]
-            ),
-        }
+    def text(self) -> str:
+        """For the record."""
+        return format_curve(
+            Curve(
+                self.start,
+                self.step_s,
+                tuple([None if value is None else round(value) for value in self._memory]),
+                tuple(
+                    [
+                        total / seconds if seconds > 0 else None
+                        for total, seconds in zip(self._activity, self._seconds)
+                    ]
+                ),
+            )
+        )
 
     def _step(self, now: float) -> int:
         at = int((now - self.start) / self.step_s)
@@ -75,21 +79,15 @@ class UsageCurve:
         self.step_s *= 2
 
 
-def curve_from(table: Any) -> Optional[UsageCurve]:
+def curve_from(text: str) -> Optional[UsageCurve]:
     """Take up a curve that a sampler before us had begun; None when it is none."""
-    if not isinstance(table, Mapping):
+    before = parse_curve(text)
+    if before is None:
         return None
-    try:
-        curve = UsageCurve(float(table["at"]), float(table["step_s"]))
-        if not curve.step_s > 0:
-            return None
-        memory, activity = str(table["mib"]).split(), str(table["sm"]).split()
-        for at, word in enumerate(memory[:MOST_STEPS]):
-            curve._step(curve.start + (at + 0.5) * curve.step_s)
-            curve._memory[at] = None if word == "-" else float(word)
-        for at, word in enumerate(activity[: len(memory)]):
-            if word != "-":
-                curve._activity[at], curve._seconds[at] = float(word) / 100 * curve.step_s, curve.step_s
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
-        return None
+    curve = UsageCurve(before.start, before.step_s)
+    for at, (mib, share) in enumerate(zip(before.memory_mib[:MOST_STEPS], before.sm_active)):
+        curve._step(curve.start + (at + 0.5) * curve.step_s)
+        curve._memory[at] = mib
+        if share is not None:
+            curve._activity[at], curve._seconds[at] = share * curve.step_s, curve.step_s
     return curve

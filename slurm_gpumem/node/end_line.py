@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from typing import Any, Mapping, Optional
+from typing import Optional, Sequence
 
 from slurm_gpumem.config.node import load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.files import read_json
-from slurm_gpumem.node.end_note import SCHEMA
+from slurm_gpumem.formats.notes import UsageNote, read_usage_note
 from slurm_gpumem.node.jobs import RunFolder, valid_job_id
 from slurm_gpumem.slurm import queue
 from slurm_gpumem.slurm.client import Commands, SlurmClient
@@ -33,51 +32,49 @@ def main() -> int:
     job_id = valid_job_id(os.environ.get("SLURM_JOB_ID", ""))
     if job_id is None:
         return 0
-    note = read_json(RunFolder(run_dir()).usage_file(job_id))
-    known = note if isinstance(note, dict) and note.get("schema") == SCHEMA else {}
+    note = read_usage_note(RunFolder(run_dir()).usage_file(job_id), job_id)
     config = load_node_config(site_config_path())
     slurm = Commands(config.slurm_env, config.slurm_bin)
     output = stdout_of(queue.job_name(os.environ), slurm)
-    append(f"{line(job_id, known)}\n".encode("ascii", "replace"), output)
+    append(f"{line(note)}\n".encode("ascii", "replace"), output)
     return 0
 
 
-def line(job_id: int, note: Mapping[str, Any]) -> str:
+def line(note: UsageNote) -> str:
     """The line; plain ASCII, since nobody knows the output's encoding."""
-    peak, limit = note.get("peak_mib"), note.get("limit_mib")
-    if peak is None or not note.get("samples"):
+    job_id, peak, limit = note.job_id, note.peak_mib, note.limit_mib
+    if peak is None or not note.samples:
         return f"gpumem: job {job_id}: its GPU memory was not measured on this node"
     granted = f" of {_gib(limit)}" if limit else ""
     if peak <= 0:
         return f"gpumem: job {job_id} used no GPU memory{f' of its {_gib(limit)} GiB' if limit else ''}"
     words = [f"gpumem: job {job_id} used {_gib(peak)}{granted} GiB of GPU memory{_estimated(note, peak)}"]
-    if note.get("sm_active_share") is not None:
-        words.append(f"SM {note['sm_active_share'] * 100:.0f} %")
-    if note.get("energy_j"):
-        words.append(f"{note['energy_j'] / 3600:.3g} Wh")
-    words.append(_companions(note.get("met") or ()))
+    if note.sm_active_share is not None:
+        words.append(f"SM {note.sm_active_share * 100:.0f} %")
+    if note.energy_j:
+        words.append(f"{note.energy_j / 3600:.3g} Wh")
+    words.append(_companions(note.met))
     return ", ".join(words) + _advice(note, peak)
 
 
-def _estimated(note: Mapping[str, Any], peak: float) -> str:
-    estimate = note.get("estimate_mib")
+def _estimated(note: UsageNote, peak: float) -> str:
+    estimate = note.estimate_mib
     return "" if not estimate else f" (estimated {_gib(estimate)}, {round((estimate / peak - 1) * 100):+d} %)"
 
 
-def _companions(jobs: Any) -> str:
+def _companions(jobs: Sequence[int]) -> str:
     if not jobs:
         return "alone on its GPU"
     more = f" and {len(jobs) - _MOST_COMPANIONS} more" if len(jobs) > _MOST_COMPANIONS else ""
     return f"with {', '.join(map(str, jobs[:_MOST_COMPANIONS]))}{more}"
 
 
-def _advice(note: Mapping[str, Any], peak: float) -> str:
-    shards, shard_mib, limit = note.get("shards"), note.get("shard_mib"), note.get("limit_mib")
-    if limit and peak >= _CLOSE * limit:
-        return "; close to its limit, ask for more" if peak <= limit else "; more than it was given"
-    if shards and shard_mib:
-        enough = -int(-peak // shard_mib)
-        if enough < shards:
+def _advice(note: UsageNote, peak: float) -> str:
+    if note.limit_mib and peak >= _CLOSE * note.limit_mib:
+        return "; close to its limit, ask for more" if peak <= note.limit_mib else "; more than it was given"
+    if note.shards and note.shard_mib:
+        enough = -int(-peak // note.shard_mib)
+        if enough < note.shards:
             return f"; {count(enough, 'shard')} would have done"
     return ""
 

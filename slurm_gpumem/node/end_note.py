@@ -1,20 +1,20 @@
-"""What a job has used so far, in a file that its own user may read; the task epilog makes a line of it.
+"""Leaves a note on what a job has used so far, for its own user: the task epilog makes a line of it.
 
 Written only for jobs that want that line, when there is a new peak or company, and else every half minute.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.files import remove, write_json
+from slurm_gpumem.files import remove
+from slurm_gpumem.formats.live import LiveJob
+from slurm_gpumem.formats.notes import UsageNote, write_usage_note
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
-from slurm_gpumem.node.records import group_of
 
-SCHEMA = "gpumem-usage/1"
 _EVERY_S = 30.0
-_KEYS = ("peak_mib", "mean_mib", "energy_j", "met", "samples", "shards", "limit_mib", "estimate_mib")
+_Latest = Tuple[Optional[float], int, Optional[int]]
 
 
 class EndNotes:
@@ -23,18 +23,18 @@ class EndNotes:
     def __init__(self, folder: RunFolder, config: NodeConfig) -> None:
         self._folder = folder
         self._config = config
-        self._written: Dict[int, Tuple[Any, ...]] = {}
+        self._written: Dict[int, _Latest] = {}
         self._at: Dict[int, float] = {}
 
-    def write(self, jobs: Mapping[int, NodeJob], tables: Mapping[str, Mapping[str, Any]], now: float) -> None:
+    def write(self, jobs: Mapping[int, NodeJob], seen: Mapping[int, LiveJob], now: float) -> None:
         """Bring the files up to date."""
         for job_id, job in jobs.items():
-            table = tables.get(str(job_id))
-            if table is None or not self._config.wants_end_line(job.claim):
+            live = seen.get(job_id)
+            if live is None or not self._config.wants_end_line(job.claimed.tell == "end"):
                 continue
-            latest = (table["peak_mib"], len(table["met"]), table["limit_mib"])
+            latest = (live.measured.peak_mib, len(live.measured.met), live.measured.limit_mib)
             if latest != self._written.get(job_id) or now - self._at[job_id] >= _EVERY_S:
-                self._write(job, table)
+                write_usage_note(self._folder.usage_file(job_id), self._note(job, live), job.uid)
                 self._written[job_id], self._at[job_id] = latest, now
 
     def forget(self, job_id: int) -> None:
@@ -43,20 +43,18 @@ class EndNotes:
             remove(self._folder.usage_file(job_id))
             del self._at[job_id]
 
-    def _write(self, job: NodeJob, table: Mapping[str, Any]) -> None:
-        sm = [gpu.get("sm_active_share") for gpu in table["gpu"].values()]
-        known = [share for share in sm if share is not None]
-        note = {
-            "schema": SCHEMA,
-            "job_id": job.job_id,
-            "shard_mib": self._config.shard_mib,
-            "sm_active_share": round(sum(known) / len(known), 4) if known else None,
-            **{key: table.get(key) for key in _KEYS},
-        }
-        write_json(
-            self._folder.usage_file(job.job_id),
-            note,
-            mode=0o640,
-            reader_uid=job.uid,
-            reader_gid=group_of(job.uid),
+    def _note(self, job: NodeJob, live: LiveJob) -> UsageNote:
+        measured = live.measured
+        shares = [gpu.sm_active_share for gpu in measured.gpu.values() if gpu.sm_active_share is not None]
+        return UsageNote(
+            job.job_id,
+            shard_mib=self._config.shard_mib,
+            shards=measured.shards,
+            limit_mib=measured.limit_mib,
+            estimate_mib=live.estimate_mib,
+            peak_mib=measured.peak_mib,
+            energy_j=measured.energy_j,
+            sm_active_share=round(sum(shares) / len(shares), 4) if shares else None,
+            met=measured.met,
+            samples=measured.samples,
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
-
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.files import read_json, write_atomic
+from slurm_gpumem.files import write_atomic
+from slurm_gpumem.formats.job_record import JobRecord
+from slurm_gpumem.formats.live import Live
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.prometheus import render
-from slurm_gpumem.node.records import record_path
+from slurm_gpumem.node.records import find_record
 from slurm_gpumem.node.service import sampler_runs
 from slurm_gpumem.node.tally import load_tally
 
@@ -25,16 +25,16 @@ class Exporter:
 
     def ended(self, job_id: int, restarts: int) -> None:
         """Count a run whose record is closed."""
-        record = read_json(record_path(self._config.spool, job_id, restarts, self._node))
-        if isinstance(record, dict) and record.get("end") is not None:
+        record = find_record(self._config.spool, job_id, restarts, self._node)
+        if record is not None and record.end is not None:
             self.count(record)
 
-    def count(self, record: Mapping[str, Any]) -> None:
+    def count(self, record: JobRecord) -> None:
         """Count a run by its record."""
         self._tally.add(record)
         self._tally.save(self._folder.counters)
 
-    def write(self, live: Mapping[str, Any], now: float) -> None:
+    def write(self, live: Live, now: float) -> None:
         """The file, when the site wants one and it is due."""
         if (
             self._config.prometheus_file is not None
@@ -46,16 +46,16 @@ class Exporter:
     def close(self) -> None:
         """The sampler ends: its jobs' and GPUs' series end with it, the counts stay."""
         if self._config.prometheus_file is not None:
-            self._write({"node": self._node}, running=False)
+            self._write(Live(node=self._node), running=False)
 
-    def _write(self, live: Mapping[str, Any], *, running: bool) -> None:
+    def _write(self, live: Live, *, running: bool) -> None:
         if self._config.prometheus_file is not None:
             text = render(live, self._tally, running=running, users=self._config.prometheus_users)
             write_atomic(self._config.prometheus_file, text, mode=0o644)
 
 
-def node_metrics(folder: RunFolder, config: NodeConfig, live: Mapping[str, Any]) -> str:
+def node_metrics(folder: RunFolder, config: NodeConfig, live: Live) -> str:
     """The same text at once, for whoever asks; what a sampler that was killed left behind is not shown."""
     running = sampler_runs(folder)
-    shown = live if running else {"node": live.get("node")}
+    shown = live if running else Live(node=live.node)
     return render(shown, load_tally(folder.counters), running=running, users=config.prometheus_users)

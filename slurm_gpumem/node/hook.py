@@ -12,12 +12,16 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.files import locked, read_json, write_json
+from slurm_gpumem.files import locked
 from slurm_gpumem.formats.comment import parse_end, parse_record
+from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, write_job_record
+from slurm_gpumem.formats.live import read_live
+from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
+from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -27,7 +31,6 @@ from slurm_gpumem.node.mps import MpsError, MpsService
 _LOCK_TIMEOUT_S = 10.0
 """Less than the time limit of the shell hooks."""
 _NO_LIMIT_MIB = 1 << 20
-_FAULT_NOTE_S = 30.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,7 +63,7 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     if job.mode == "mps":
         job = _with_mps(folder, config, job)
         jobs.put(folder, job)
-    jobs.put_task_file(folder, job.job_id, task_file(folder, config, job, gpus))
+    write_task_file(folder.task_file(job.job_id), task_file(folder, config, job, gpus))
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
     start_sampler(folder, node)
@@ -80,20 +83,19 @@ def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         job,
         env.get("SLURMD_NODENAME", ""),
         env.get("SLURM_JOB_EXIT_CODE2", ""),
-        end.saw if end is not None and end.run == job.restarts else None,
+        end.saw if end is not None and end.run == job.restarts else "",
     )
 
 
 def finish(
-    folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, status: str, verdict: Optional[str] = None
+    folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, status: str, verdict: str = ""
 ) -> None:
     """What ends a job's stay: the epilog's work, and the sampler's for an epilog that was killed."""
-    record = records.open_record(job, node)
-    record["verdict"] = verdict
-    live = read_json(folder.live)
-    usage = live.get("jobs", {}).get(str(job.job_id)) if isinstance(live, dict) else None
-    if isinstance(usage, dict) and usage.get("restarts") == job.restarts:
-        records.merge_usage(record, usage)
+    record = records.open_record(job, node)._replace(verdict=verdict)
+    live = read_live(folder.live)
+    seen = live.jobs.get(job.job_id) if live is not None else None
+    if seen is not None and seen.restarts == job.restarts:
+        record = records.with_measurement(record, seen.measured, seen.notes)
     if job.mode == "mps" and status != "0:0":
         try:
             with _gpu_locks(folder, job.gpus):
@@ -102,18 +104,18 @@ def finish(
             log(folder.root, f"job {job.job_id}: whether its MPS server had faulted is not known: {error}")
             events = []
         for event in events:
-            records.add_event(record, event)
+            record = records.with_event(record, event)
     earlier = records.earlier_runs(config.spool, job.job_id, job.restarts)
-    records.close_record(record, end=round(time.time(), 3), status=status, earlier=earlier)
+    closed = records.closed_record(record, end=round(time.time(), 3), status=status, earlier=earlier)
     try:
-        _write_record(folder, config, record)
+        _write_record(folder, config, closed)
     finally:
         with _gpu_locks(folder, job.gpus):
             jobs.drop(folder, job.job_id)
             sweep(folder, config, job.gpus)
 
 
-def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[Dict[str, Any]]:
+def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[FaultEvent]:
     """Had the user's MPS server faulted when this job failed? Then its other clients there failed with it.
 
     The first of them to end sees the server's own word; it leaves a note for the others, since the
@@ -122,19 +124,16 @@ def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[D
     found = []
     service = MpsService(folder, config.mps_control)
     for uuid in job.gpus:
-        path = folder.pipe(uuid, job.uid).with_name("fault.json")
-        note, now = read_json(path), time.time()
-        if not isinstance(note, dict) or now - note["at"] > _FAULT_NOTE_S:
+        path, now = folder.fault_note(uuid, job.uid), time.time()
+        note = read_fault_note(path, now)
+        if note is None:
             if not service.faulted(uuid, job.uid):
                 continue
-            note = {
-                "at": round(now, 1),
-                "jobs": [other.job_id for other in jobs.users_of(folder, uuid, job.uid)],
-            }
-            # For the user's other jobs there, too: their task epilogs read it.
-            write_json(path, note, mode=0o644)
-        others = sorted({*note["jobs"]} - {job.job_id})
-        found.append({"kind": "mps-fault", "gpu": uuid, "at": note["at"], "with": others})
+            hit = tuple(other.job_id for other in jobs.users_of(folder, uuid, job.uid))
+            note = FaultNote(round(now, 1), hit)
+            write_fault_note(path, note)
+        others = tuple(sorted({*note.jobs} - {job.job_id}))
+        found.append(FaultEvent("mps-fault", uuid, note.at, others))
     return found
 
 
@@ -173,32 +172,28 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]
     )
 
 
-def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
-    """What task_prolog.sh reads: words separated by blanks, all of them checked or our own."""
-    claim = claimed_mib(config, job)
-    lines = [
-        f"mode {job.mode}",
-        f"shard_mib {config.shard_mib}",
-        f"headroom_mib {config.headroom_mib}",
-        f"limits {'yes' if config.limits else 'no'}",
-        f"limit_key {config.limit_key}",
-        f"threads {'yes' if config.thread_percentage else 'no'}",
-    ]
-    if claim is not None:
-        lines.append(f"claim_mib {claim}")
-    if job.claim is not None:
-        lines.append("record yes")
-    if config.wants_end_line(job.claim):
-        lines.append("end_line yes")
-    lines += [
-        f"gpu {gpu.number} {gpu.uuid} {folder.pipe(gpu.uuid, job.uid)} {gpu.memory_mib or 0}" for gpu in gpus
-    ]
-    return "\n".join(lines) + "\n"
+def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> TaskFile:
+    """What task_prolog.sh reads."""
+    return TaskFile(
+        mode=job.mode,
+        shard_mib=config.shard_mib,
+        headroom_mib=config.headroom_mib,
+        limits=config.limits,
+        limit_key=config.limit_key,
+        threads=config.thread_percentage,
+        claim_mib=claimed_mib(config, job),
+        record=job.claim is not None,
+        end_line=config.wants_end_line(job.claimed.tell == "end"),
+        gpus=tuple(
+            TaskGpu(gpu.number, gpu.uuid, str(folder.pipe(gpu.uuid, job.uid)), gpu.memory_mib or 0)
+            for gpu in gpus
+        ),
+    )
 
 
 def claimed_mib(config: NodeConfig, job: NodeJob) -> Optional[int]:
     """What the job's record claims to have been given, in whole shards."""
-    shards, request = job.claimed("shards"), job.claimed("req")
+    shards, request = job.claimed.shards, job.claimed.request_mib
     if shards is None and request is not None:
         shards = -(-request // config.shard_mib)
     return None if not shards else config.job_mib(shards)
@@ -254,12 +249,12 @@ def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> contextlib.ExitStack:
     return stack
 
 
-def _write_record(folder: RunFolder, config: NodeConfig, record: Dict[str, Any]) -> None:
+def _write_record(folder: RunFolder, config: NodeConfig, record: JobRecord) -> None:
     try:
         with locked(folder.records_lock, _LOCK_TIMEOUT_S):
-            records.write_record(config.spool, record, durable=record["end"] is not None)
+            write_job_record(config.spool, record, durable=record.end is not None)
     except OSError as error:
-        log(folder.root, f"record of job {record['job_id']}: {error}")
+        log(folder.root, f"record of job {record.job_id}: {error}")
 
 
 def names_in(folder: Path) -> List[str]:

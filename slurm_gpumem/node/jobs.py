@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Optional, Tuple
 
-from slurm_gpumem.files import read_json, remove, write_atomic, write_json
+from slurm_gpumem.files import read_json, remove, write_json
+from slurm_gpumem.formats.comment import CommentRecord, format_record, parse_word
 
 _JOB_ID = re.compile(r"[0-9]{1,10}")
 _SLUID = re.compile(r"[A-Za-z0-9]{4,32}")
@@ -35,14 +36,14 @@ class NodeJob:
     cluster: str = ""
     partition: str = ""
     sluid: str = ""
-    claim: Optional[Mapping[str, str]] = None
+    claim: Optional[CommentRecord] = None
     """The record of the job's comment; its owner could have written anything there."""
     notes: Tuple[str, ...] = ()
 
-    def claimed(self, key: str) -> Optional[int]:
-        """A number of the claim, when it is one."""
-        text = (self.claim or {}).get(key, "")
-        return int(text) if text.isdigit() and len(text) < 10 else None
+    @property
+    def claimed(self) -> CommentRecord:
+        """The claim, or one that says nothing."""
+        return self.claim or CommentRecord()
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,10 @@ class RunFolder:
     def pipe(self, uuid: str, uid: int) -> Path:
         return self.mps / uuid / str(uid) / "pipe"
 
+    def fault_note(self, uuid: str, uid: int) -> Path:
+        """The first epilog that sees a user's MPS server faulted leaves it for the others."""
+        return self.mps / uuid / str(uid) / "fault.json"
+
     def log(self, uuid: str, uid: int) -> Path:
         return self.mps / uuid / str(uid) / "log"
 
@@ -119,12 +124,8 @@ def valid_sluid(text: str) -> str:
 
 def put(folder: RunFolder, job: NodeJob) -> None:
     """The job is here from now on."""
-    write_json(folder.jobs / f"{job.job_id}.json", asdict(job), mode=0o600)
-
-
-def put_task_file(folder: RunFolder, job_id: int, text: str) -> None:
-    """What the task prolog reads; written last, so that it never points at a daemon that is not there."""
-    write_atomic(folder.task_file(job_id), text, mode=0o644)
+    table = {**vars(job), "claim": None if job.claim is None else format_record(job.claim)}
+    write_json(folder.jobs / f"{job.job_id}.json", table, mode=0o600)
 
 
 def drop(folder: RunFolder, job_id: int) -> None:
@@ -162,6 +163,9 @@ def _job_from(table: Any) -> Optional[NodeJob]:
     if not isinstance(table, dict):
         return None
     try:
-        return NodeJob(**{**table, "gpus": tuple(table["gpus"]), "notes": tuple(table.get("notes", ()))})
-    except (KeyError, TypeError):
+        claim = None if table["claim"] is None else parse_word(table["claim"])
+        return NodeJob(
+            **{**table, "claim": claim, "gpus": tuple(table["gpus"]), "notes": tuple(table["notes"])}
+        )
+    except (AttributeError, KeyError, TypeError):
         return None

@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, Optional
 
-from slurm_gpumem.node.sources.base import GpuSample, MetricSource, SourceError
+from slurm_gpumem.formats.live import GpuSample
+from slurm_gpumem.node.sources.base import MetricSource, SourceError
 
 COUNTER_EVERY_S = 60.0
 

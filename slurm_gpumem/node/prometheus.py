@@ -6,8 +6,10 @@ What is not known is left out, never 0.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
 
+from slurm_gpumem.formats.job_record import GpuFigures
+from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob
 from slurm_gpumem.node.metrics import BY_SOURCE, GPU, JOB, JOB_ON_GPU, METRICS, TALLY
 from slurm_gpumem.node.tally import RATIO_BOUNDS, Tally
 from slurm_gpumem.text import printable
@@ -48,43 +50,37 @@ class Families:
                     yield f"{name}{suffix}{_written(labels)} {_number(value)}"
 
 
-def render(live: Mapping[str, Any], tally: Tally, *, running: bool, users: bool = True) -> str:
+def render(live: Live, tally: Tally, *, running: bool, users: bool = True) -> str:
     """The whole file, from what the sampler saw last and what it has counted; `users`: name them."""
     families = Families()
-    node = (("node", str(live.get("node") or "")),)
+    node = (("node", live.node),)
     families.add("gpumem_sampler_running", node, int(running))
-    if live.get("source"):
-        families.add("gpumem_sampler_info", (*node, ("source", str(live["source"]))), 1)
-    families.add("gpumem_sampler_last_look_timestamp_seconds", node, live.get("at"))
-    jobs: Mapping[str, Any] = live.get("jobs") or {}
-    for uuid, gpu in sorted((live.get("gpus") or {}).items(), key=lambda item: (_order(item[1]), item[0])):
-        _add_gpu(families, node, uuid, gpu, jobs)
-    for job_id, job in sorted(jobs.items(), key=lambda item: (len(item[0]), item[0])):
-        _add_job(families, (*node, ("jobid", job_id)), job, live, users)
+    if live.source:
+        families.add("gpumem_sampler_info", (*node, ("source", live.source)), 1)
+    families.add("gpumem_sampler_last_look_timestamp_seconds", node, live.at)
+    for uuid, gpu in sorted(live.gpus.items(), key=lambda item: (_order(item[1]), item[0])):
+        _add_gpu(families, node, uuid, gpu, live.jobs)
+    for job_id, job in sorted(live.jobs.items()):
+        _add_job(families, (*node, ("jobid", str(job_id))), job, live, users)
     _add_tally(families, node, tally)
     return "\n".join(families.lines()) + "\n"
 
 
-def _add_gpu(
-    families: Families, node: Labels, uuid: str, gpu: Mapping[str, Any], jobs: Mapping[str, Any]
-) -> None:
+def _add_gpu(families: Families, node: Labels, uuid: str, gpu: LiveGpu, jobs: Mapping[int, LiveJob]) -> None:
     labels = (*node, ("gpu", _gpu_name(gpu)), ("uuid", uuid))
-    families.add("gpumem_gpu_info", (*labels, ("name", str(gpu.get("name") or ""))), 1)
-    families.add_all(GPU, labels, gpu)
-    families.add("gpumem_gpu_jobs", labels, sum(uuid in job.get("gpus", ()) for job in jobs.values()))
+    families.add("gpumem_gpu_info", (*labels, ("name", gpu.name)), 1)
+    families.add_all(GPU, labels, {**gpu._asdict(), **gpu.sample._asdict()})
+    families.add("gpumem_gpu_jobs", labels, sum(uuid in job.gpus for job in jobs.values()))
 
 
-def _add_job(
-    families: Families, labels: Labels, job: Mapping[str, Any], live: Mapping[str, Any], users: bool
-) -> None:
-    user = (("user", str(job.get("user") or "")),) if users else ()
-    families.add("gpumem_job_info", (*labels, *user, ("mode", str(job.get("mode") or ""))), 1)
-    families.add_all(JOB, labels, job)
-    for uuid in job.get("gpus", ()):
-        gpu = (live.get("gpus") or {}).get(uuid) or {}
-        where = (*labels, ("gpu", _gpu_name(gpu)), ("uuid", uuid))
-        families.add("gpumem_job_memory_bytes", where, (job.get("now_mib") or {}).get(uuid), MIB)
-        families.add_all(JOB_ON_GPU, where, (job.get("gpu") or {}).get(uuid) or {})
+def _add_job(families: Families, labels: Labels, job: LiveJob, live: Live, users: bool) -> None:
+    user = (("user", job.user),) if users else ()
+    families.add("gpumem_job_info", (*labels, *user, ("mode", job.mode)), 1)
+    families.add_all(JOB, labels, {**job._asdict(), **job.measured._asdict()})
+    for uuid in job.gpus:
+        where = (*labels, ("gpu", _gpu_name(live.gpus.get(uuid, LiveGpu()))), ("uuid", uuid))
+        families.add("gpumem_job_memory_bytes", where, job.now_mib.get(uuid), MIB)
+        families.add_all(JOB_ON_GPU, where, job.measured.gpu.get(uuid, GpuFigures())._asdict())
 
 
 def _add_tally(families: Families, node: Labels, tally: Tally) -> None:
@@ -101,13 +97,12 @@ def _add_tally(families: Families, node: Labels, tally: Tally) -> None:
     families.add(ratio, node, below, suffix="_count")
 
 
-def _gpu_name(gpu: Mapping[str, Any]) -> str:
-    return "" if gpu.get("number") is None else str(gpu["number"])
+def _gpu_name(gpu: LiveGpu) -> str:
+    return "" if gpu.number is None else str(gpu.number)
 
 
-def _order(gpu: Mapping[str, Any]) -> int:
-    number: Optional[int] = gpu.get("number")
-    return -1 if number is None else number
+def _order(gpu: LiveGpu) -> int:
+    return -1 if gpu.number is None else gpu.number
 
 
 def _written(labels: Labels) -> str:

@@ -1,127 +1,103 @@
-"""The job record: one small JSON file per job run and node, which recovery and reports read.
+"""What hooks and sampler put into a job's record, and what a failed run's record suggests.
 
-The format is in docs/admin/node.md. `schema` grows with every change that a reader could notice.
+The format and its reader are in formats/job_record.py; the meaning of each key is in docs/admin/node.md.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Set
+from typing import Iterable, Iterator, List, Optional, Set, Tuple
 
-from slurm_gpumem.files import read_json, write_json
+from slurm_gpumem.formats.job_record import (
+    BadRecordError,
+    FaultEvent,
+    JobRecord,
+    Measurement,
+    read_job_record,
+    record_name,
+    write_job_record,
+)
 from slurm_gpumem.formats.verdicts import GPU_FAULT, NEAR_LIMIT, NEIGHBOUR_FAULT, OWN_FAULT, REPEATED_FAULT
 from slurm_gpumem.node.jobs import NodeJob
 
-SCHEMA = "gpumem-job/1"
-_NEAR = 0.9
-"""A peak within this part of the limit makes an out-of-memory error likely."""
+NEAR = 0.9
+"""A peak at this part of the limit makes an out-of-memory error likely."""
 _PROGRAMS_XIDS = (13, 31, 43, 45)
 """Driver errors that programs cause; others are the GPU's, its memory's or the bus's."""
 
 
-def record_path(spool: Path, job_id: int, restarts: int, node: str) -> Path:
-    """Where the record of one run of a job on one node is."""
-    return spool / f"{job_id}.{restarts}.{node}.json"
+def open_record(job: NodeJob, node: str) -> JobRecord:
+    """The record as the prolog knows it."""
+    return JobRecord(
+        job_id=job.job_id,
+        restarts=job.restarts,
+        uid=job.uid,
+        node=node,
+        start=job.started,
+        cluster=job.cluster,
+        partition=job.partition,
+        user=job.user,
+        mode=job.mode,
+        gpus=job.gpus,
+        claim=job.claim,
+        notes=job.notes,
+    )
 
 
-def open_record(job: NodeJob, node: str) -> Dict[str, Any]:
-    """The record as the prolog knows it; what nobody has measured yet is null."""
-    return {
-        "schema": SCHEMA,
-        "job_id": job.job_id,
-        "restarts": job.restarts,
-        "cluster": job.cluster,
-        "partition": job.partition,
-        "node": node,
-        "user": job.user,
-        "uid": job.uid,
-        "mode": job.mode,
-        "gpus": list(job.gpus),
-        "claimed": dict(job.claim) if job.claim else None,
-        "estimate_mib": job.claimed("est"),
-        "request_mib": job.claimed("req"),
-        "shards": None,
-        "shards_verified": False,
-        "limit_mib": None,
-        "start": job.started,
-        "end": None,
-        "exit_code": None,
-        "signal": None,
-        "state": None,
-        "peak_mib": None,
-        "mean_mib": None,
-        "gpu": {},
-        "energy_j": None,
-        "met": [],
-        "samples": 0,
-        "events": [],
-        "hints": [],
-        "verdict": None,
-        "notes": list(job.notes),
-    }
+def with_measurement(record: JobRecord, measured: Measurement, notes: Iterable[str]) -> JobRecord:
+    """The record with what the sampler measured and noted."""
+    return record._replace(measured=measured, notes=tuple(sorted({*record.notes, *notes})))
 
 
-def merge_usage(record: Dict[str, Any], usage: Mapping[str, Any]) -> None:
-    """Put what the sampler measured into the record."""
-    for key in (
-        "shards", "shards_verified", "limit_mib", "peak_mib", "mean_mib", "gpu", "energy_j", "met",
-        "samples", "events",
-    ):  # fmt: skip
-        if key in usage:
-            record[key] = usage[key]
-    record["notes"] = sorted({*record["notes"], *usage.get("notes", ())})
-
-
-def close_record(
-    record: Dict[str, Any], *, end: float, status: str, earlier: Iterable[Mapping[str, Any]] = ()
-) -> None:
-    """End it with the job's exit code ("1:0", as SLURM_JOB_EXIT_CODE2 writes it) and what that suggests."""
+def closed_record(
+    record: JobRecord, *, end: float, status: str, earlier: Iterable[JobRecord] = ()
+) -> JobRecord:
+    """The record's end: the exit code ("1:0", as SLURM_JOB_EXIT_CODE2 writes it) and what that suggests."""
     code, _, signal = status.partition(":")
-    record["end"] = end
-    record["exit_code"] = int(code) if code.isdigit() else None
-    record["signal"] = int(signal) if signal.isdigit() else None
-    record["hints"] = hints(record, earlier)
+    ended = record._replace(
+        end=end,
+        exit_code=int(code) if code.isdigit() else None,
+        signal=int(signal) if signal.isdigit() else None,
+    )
+    return ended._replace(hints=hints(ended, earlier))
 
 
-def add_event(record: Dict[str, Any], event: Mapping[str, Any]) -> None:
-    """Put an event in, in place of an earlier telling of the same one."""
-    same = ("kind", "gpu", "at")
-    kept = [old for old in record["events"] if any(old.get(key) != event.get(key) for key in same)]
-    record["events"] = [*kept, dict(event)]
+def with_event(record: JobRecord, event: FaultEvent) -> JobRecord:
+    """The record with an event, in place of an earlier report of the same one."""
+    kept = [old for old in record.measured.events if not old.same_as(event)]
+    return record._replace(measured=record.measured._replace(events=(*kept, event)))
 
 
-def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: Mapping[str, Any]) -> None:
+def amend_record(spool: Path, job_id: int, restarts: int, node: str, event: FaultEvent) -> None:
     """An event that became known after the epilog; does nothing where there is no record."""
-    record = read_json(record_path(spool, job_id, restarts, node))
-    if isinstance(record, dict) and record.get("schema") == SCHEMA:
-        add_event(record, event)
-        record["hints"] = hints(record, earlier_runs(spool, job_id, restarts))
-        write_record(spool, record, durable=True)
+    record = find_record(spool, job_id, restarts, node)
+    if record is not None:
+        amended = with_event(record, event)
+        suggested = hints(amended, earlier_runs(spool, job_id, restarts))
+        write_job_record(spool, amended._replace(hints=suggested), durable=True)
 
 
 def amend_state(spool: Path, job_id: int, restarts: int, node: str, state: str) -> None:
-    """How Slurm says that the job ended; an Epilog learns less. Does nothing where there is no record."""
-    record = read_json(record_path(spool, job_id, restarts, node))
-    if isinstance(record, dict) and record.get("schema") == SCHEMA and record.get("end") is not None:
-        record["state"] = state
-        write_record(spool, record, durable=True)
+    """How Slurm says that the job ended; an epilog learns less. Does nothing where there is no record."""
+    record = find_record(spool, job_id, restarts, node)
+    if record is not None and record.end is not None:
+        write_job_record(spool, record._replace(state=state), durable=True)
 
 
-def hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]] = ()) -> List[str]:
+def hints(record: JobRecord, earlier: Iterable[JobRecord] = ()) -> Tuple[str, ...]:
     """What the measurements say about a failed job; whoever decides also reads the job's own output.
 
     `earlier` are the records of the job's runs before this one; they are only looked at after a fault.
     """
-    failed = bool(record["exit_code"] or record["signal"])
-    if not failed:
-        return []
-    peak, limit = record["peak_mib"], record["limit_mib"]
-    near = peak is not None and limit is not None and peak >= _NEAR * limit
-    return [*([NEAR_LIMIT] if near else []), *_fault_hints(record, earlier)]
+    if not record.failed:
+        return ()
+    peak, limit = record.measured.peak_mib, record.measured.limit_mib
+    near = peak is not None and limit is not None and peak >= NEAR * limit
+    return (*([NEAR_LIMIT] if near else []), *_fault_hints(record, earlier))
 
 
-def _fault_hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]) -> List[str]:
+def _fault_hints(record: JobRecord, earlier: Iterable[JobRecord]) -> List[str]:
     """Whose fault? A client's fault takes its user's other clients with it, all with the same error.
 
     Neither MPS nor the driver says whose it was: the pid in the kernel's Xid line is some client's of that
@@ -131,7 +107,7 @@ def _fault_hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]
     faults = _faults(record)
     if not faults:
         return []
-    if any(event.get("xid", _PROGRAMS_XIDS[0]) not in _PROGRAMS_XIDS for event in faults):
+    if any(event.xid is not None and event.xid not in _PROGRAMS_XIDS for event in faults):
         return [GPU_FAULT]
     company = _company(faults)
     if not company:
@@ -142,37 +118,28 @@ def _fault_hints(record: Mapping[str, Any], earlier: Iterable[Mapping[str, Any]]
     return [NEIGHBOUR_FAULT, REPEATED_FAULT] if set.intersection(company, *before) else [OWN_FAULT]
 
 
-def _faults(record: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    return [event for event in record["events"] if event.get("kind") in ("mps-fault", "xid")]
+def _faults(record: JobRecord) -> List[FaultEvent]:
+    return [event for event in record.measured.events if event.kind in ("mps-fault", "xid")]
 
 
-def _company(faults: Iterable[Mapping[str, Any]]) -> Set[int]:
-    return {job_id for event in faults for job_id in event.get("with", ())}
+def _company(faults: Iterable[FaultEvent]) -> Set[int]:
+    return {job_id for event in faults for job_id in event.others}
 
 
-def earlier_runs(spool: Path, job_id: int, restarts: int) -> Iterator[Dict[str, Any]]:
+def find_record(spool: Path, job_id: int, restarts: int, node: str) -> Optional[JobRecord]:
+    """The record of one run of a job on one node; None when there is none."""
+    return _read(spool / record_name(job_id, restarts, node))
+
+
+def earlier_runs(spool: Path, job_id: int, restarts: int) -> Iterator[JobRecord]:
     """The job's runs before this one, on any node that writes into this spool."""
     if restarts:
         for record in read_records(spool, job_id):
-            if record["restarts"] < restarts:
+            if record.restarts < restarts:
                 yield record
 
 
-def write_record(spool: Path, record: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Write it whole, root's, readable by the job's own user."""
-    spool.mkdir(mode=0o755, parents=True, exist_ok=True)
-    path = record_path(spool, record["job_id"], record["restarts"], record["node"])
-    write_json(
-        path,
-        record,
-        mode=0o640,
-        reader_uid=record["uid"],
-        reader_gid=group_of(record["uid"]),
-        durable=durable,
-    )
-
-
-def read_records(spool: Path, job_id: Optional[int] = None) -> Iterator[Dict[str, Any]]:
+def read_records(spool: Path, job_id: Optional[int] = None) -> Iterator[JobRecord]:
     """The records that this user may read, oldest job first; files that are no records are passed over."""
     try:
         names = [name for name in os.listdir(spool) if name.endswith(".json") and name[0].isdigit()]
@@ -180,17 +147,13 @@ def read_records(spool: Path, job_id: Optional[int] = None) -> Iterator[Dict[str
         return
     prefix = "" if job_id is None else f"{job_id}."
     for name in sorted(names, key=lambda name: (int(name.split(".")[0]), name)):
-        if name.startswith(prefix):
-            record = read_json(spool / name)
-            if isinstance(record, dict) and str(record.get("schema", "")).startswith("gpumem-job/"):
-                yield record
+        record = _read(spool / name) if name.startswith(prefix) else None
+        if record is not None:
+            yield record
 
 
-def group_of(uid: int) -> Optional[int]:
-    """The user's primary group; None when nobody has that number."""
-    import pwd
-
+def _read(path: Path) -> Optional[JobRecord]:
     try:
-        return pwd.getpwuid(uid).pw_gid
-    except KeyError:
+        return read_job_record(path)
+    except (OSError, BadRecordError):
         return None

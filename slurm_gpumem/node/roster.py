@@ -9,6 +9,7 @@ from typing import Dict, Mapping, Optional, Protocol, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import locked
+from slurm_gpumem.formats.job_record import JobRecord, write_job_record
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -135,9 +136,7 @@ class Roster:
             with locked(self._folder.records_lock, 1.0):
                 for job in jobs.all_jobs(self._folder):
                     if job.job_id in self.usage:
-                        record = records.open_record(job, self._node)
-                        records.merge_usage(record, self.usage[job.job_id].as_json())
-                        records.write_record(self._config.spool, record)
+                        write_job_record(self._config.spool, self._record(job, self.usage[job.job_id]))
         except OSError as error:
             self._problems.report("records", str(error))
         else:
@@ -150,11 +149,15 @@ class Roster:
             self._count(job_id, restarts)
         self.truth.close()
 
+    def _record(self, job: NodeJob, usage: JobUsage) -> JobRecord:
+        opened = records.open_record(job, self._node)
+        return records.with_measurement(opened, usage.measured(), usage.notes)
+
     def _set_limit(self, job: NodeJob) -> None:
         usage, known = self.usage[job.job_id], self._slurm.get(job.job_id)
         if known is not None:
             usage.verified, usage.shards = True, known.shards
-            claimed = job.claimed("shards")
+            claimed = job.claimed.shards
             if claimed is not None and known.shards is not None and claimed != known.shards:
                 usage.notes.add(f"its comment claims {claimed} shards, Slurm gave {known.shards}")
         elif not usage.verified and usage.shards is None:
@@ -189,10 +192,9 @@ class Roster:
         """Slurm has said twice that the job is not here any more: its epilog never ran to its end."""
         log(self._folder.root, f"job {job.job_id} is gone but was not finished: done now")
         if self.adopted.pop(job.job_id, None) is not None:
-            record = records.open_record(job, self._node)
-            records.merge_usage(record, self.usage.pop(job.job_id).as_json())
-            records.close_record(record, end=round(time.time(), 3), status="")
-            self._problems.attempt(lambda: records.write_record(self._config.spool, record, durable=True))
+            still_open = self._record(job, self.usage.pop(job.job_id))
+            record = records.closed_record(still_open, end=round(time.time(), 3), status="")
+            self._problems.attempt(lambda: write_job_record(self._config.spool, record, durable=True))
             self._problems.attempt(lambda: self._exporter.count(record))
             return
         self._listener.finishing()

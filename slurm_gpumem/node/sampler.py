@@ -12,15 +12,17 @@ import os
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.files import lock_for_life, locked, read_json, write_json
+from slurm_gpumem.files import lock_for_life, locked
+from slurm_gpumem.formats.job_record import FaultEvent
+from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_live
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
-from slurm_gpumem.node.faults import FaultLog, Loss
+from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
@@ -31,9 +33,8 @@ from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.roster import Roster
 from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
-from slurm_gpumem.node.usage import GpuUsage, usage_from
+from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 
-LIVE_SCHEMA = "gpumem-live/1"
 _ACCOUNTING_EVERY = 5
 _ELSEWHERE_EVERY = 5
 _LIVE_EVERY_S = 2.0
@@ -78,7 +79,7 @@ class Sampler:
             here = self.roster.refresh()
         sluids = {job.sluid: job.job_id for job in here.values() if job.sluid}
         uids = {job.job_id: job.uid for job in here.values()}
-        gpus: Dict[str, Any] = {}
+        gpus: Dict[str, LiveGpu] = {}
         seen: List[int] = []
         self._unfenced = {}
         wanted = {uuid for job in here.values() for uuid in job.gpus}
@@ -157,7 +158,7 @@ class Sampler:
         reading: Optional[Reading],
         by_job: Mapping[Optional[int], List[GpuProcess]],
         seconds: float,
-    ) -> Dict[str, Any]:
+    ) -> LiveGpu:
         active = [job_id for job_id in by_job if job_id is not None]
         here = {**self.roster.adopted, **here}
         gpu, wall = self.gpus.get(uuid), time.time()
@@ -187,13 +188,13 @@ class Sampler:
                 self._had[job_id, uuid] = bool(mine)
         others = [process.mib for process in by_job.get(None, ()) if process.mib is not None]
         clients = [process.mps for found in by_job.values() for process in found]
-        return {
-            "number": gpu.number if gpu else None,
-            "name": gpu.name if gpu else "",
-            "other_mib": round(sum(others), 1),
-            **({} if None in clients else {"mps_clients": sum(map(bool, clients))}),
-            **{key: value for key, value in vars(self._meter.last(uuid)).items() if value is not None},
-        }
+        return LiveGpu(
+            number=gpu.number if gpu else None,
+            name=gpu.name if gpu else "",
+            other_mib=round(sum(others), 1),
+            mps_clients=None if None in clients else sum(map(bool, clients)),
+            sample=self._meter.last(uuid),
+        )
 
     def _take_driver_peaks(self, uuid: str, by_job: Mapping[Optional[int], List[GpuProcess]]) -> None:
         """What the driver's own accounting saw between our looks, where the site enabled it.
@@ -228,15 +229,15 @@ class Sampler:
         for uuid, xid in self.source.xids():
             log(self.folder.root, f"Xid {xid} on {uuid}")
             if uuid is not None:
-                self._faults.fault(uuid, time.time(), {"kind": "xid", "xid": xid})
+                self._faults.fault(Fault(uuid, time.time(), "xid", xid))
         for loss, event in self._faults.events(time.time()):
             log(self.folder.root, f"job {loss.job_id} lost its GPU processes: {event}")
             usage = self.roster.usage.get(loss.job_id)
             if usage is not None:
-                usage.events = [old for old in usage.events if old.get("at") != event["at"]] + [event]
+                usage.events = [old for old in usage.events if old.at != event.at] + [event]
             self.problems.attempt(lambda: self._amend(loss, event))  # noqa: B023 - called at once
 
-    def _amend(self, loss: Loss, event: Mapping[str, Any]) -> None:
+    def _amend(self, loss: Loss, event: FaultEvent) -> None:
         with locked(self.folder.records_lock, 1.0):
             records.amend_record(self.config.spool, loss.job_id, loss.restarts, self.node, event)
 
@@ -260,42 +261,45 @@ class Sampler:
                 if action == "cancel":
                     self.roster.truth.cancel(job_id)
 
-    def _write_live(self, gpus: Mapping[str, Any]) -> Mapping[str, Any]:
-        here = self.roster.all_here()
-        table: Dict[str, Any] = {
-            "schema": LIVE_SCHEMA,
-            "node": self.node,
-            "at": round(time.time(), 3),
-            "interval_s": self.config.interval_s,
-            "source": self.source.name,
-            "gpus": gpus,
-            "jobs": {
-                str(job_id): {
-                    "user": job.user,
-                    "mode": job.mode,
-                    "gpus": job.gpus,
-                    "estimate_mib": job.claimed("est"),
-                    "request_mib": job.claimed("req"),
-                    **self.roster.usage[job_id].as_json(),
-                }
-                for job_id, job in here.items()
+    def _write_live(self, gpus: Mapping[str, LiveGpu]) -> Live:
+        live = Live(
+            node=self.node,
+            at=round(time.time(), 3),
+            interval_s=self.config.interval_s,
+            source=self.source.name,
+            gpus=gpus,
+            jobs={
+                job_id: _live_job(job, self.roster.usage[job_id])
+                for job_id, job in self.roster.all_here().items()
             },
-        }
-        self.problems.attempt(lambda: write_json(self.folder.live, table, mode=0o600))
-        self.problems.attempt(
-            lambda: self._end_notes.write(self.roster.announced, table["jobs"], self._looked)
         )
-        return table
+        self.problems.attempt(lambda: write_live(self.folder.live, live))
+        self.problems.attempt(lambda: self._end_notes.write(self.roster.announced, live.jobs, self._looked))
+        return live
 
     def _take_up(self) -> None:
         """Go on where a sampler that was killed stopped."""
-        live = read_json(self.folder.live)
-        if not isinstance(live, dict) or live.get("schema") != LIVE_SCHEMA:
-            return
-        present = {job.job_id: job.restarts for job in jobs.all_jobs(self.folder)}
-        for text, table in live.get("jobs", {}).items():
-            if text.isdigit() and present.get(int(text)) == table.get("restarts"):
-                self.roster.usage[int(text)] = usage_from(table)
+        live = read_live(self.folder.live)
+        if live is not None:
+            present = {job.job_id: job.restarts for job in jobs.all_jobs(self.folder)}
+            for job_id, job in live.jobs.items():
+                if present.get(job_id) == job.restarts:
+                    self.roster.usage[job_id] = usage_from(job)
+
+
+def _live_job(job: NodeJob, usage: JobUsage) -> LiveJob:
+    return LiveJob(
+        user=job.user,
+        mode=job.mode,
+        gpus=job.gpus,
+        estimate_mib=job.claimed.estimate_mib,
+        request_mib=job.claimed.request_mib,
+        restarts=usage.restarts,
+        now_mib=usage.now_mib(),
+        processes=usage.processes(),
+        notes=tuple(sorted(usage.notes)),
+        measured=usage.measured(),
+    )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.files import read_json
+from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, live_table, read_live
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
@@ -25,7 +25,7 @@ _BAR = 44
 class NodeStatus:
     """A node at one moment."""
 
-    live: Mapping[str, Any]
+    live: Live
     daemons: Mapping[Tuple[str, int], int]
     """(UUID, uid) → processes of that user's MPS there."""
     sampler: bool
@@ -47,20 +47,18 @@ def read_status(folder: RunFolder, config: NodeConfig) -> NodeStatus:
         raise UsageError(
             f"{folder.live}: only root sees all jobs of a node; try sudo, or squeue for your own"
         ) from None
-    live = read_json(folder.live)
-    live = live if isinstance(live, dict) else {"gpus": {}, "jobs": {}}
+    live = read_live(folder.live) or Live()
     daemons: Dict[Tuple[str, int], int] = {}
     for daemon in MpsService(folder, config.mps_control).daemons():
         key = (daemon.uuid, daemon.uid)
         daemons[key] = daemons.get(key, 0) + 1
-    pending = tuple(
-        job.job_id for job in jobs.all_jobs(folder) if str(job.job_id) not in live.get("jobs", {})
-    )
+    pending = tuple(job.job_id for job in jobs.all_jobs(folder) if job.job_id not in live.jobs)
     return NodeStatus(live, daemons, sampler_runs(folder), pending)
 
 
 def as_json(status: NodeStatus) -> Dict[str, Any]:
     """The same for programs."""
+    table = live_table(status.live)
     return {
         "schema": SCHEMA,
         "sampler": status.sampler,
@@ -68,61 +66,61 @@ def as_json(status: NodeStatus) -> Dict[str, Any]:
             {"gpu": uuid, "uid": uid, "processes": count} for (uuid, uid), count in status.daemons.items()
         ],
         "pending": list(status.pending),
-        **{key: status.live.get(key) for key in ("node", "at", "source", "gpus", "jobs")},
+        **{key: table[key] for key in ("node", "at", "source", "gpus", "jobs")},
     }
 
 
 def render(status: NodeStatus, *, utf8: bool = True) -> List[str]:
     """The screen, line by line, at most 100 wide."""
     live, now = status.live, time.time()
-    age = now - live["at"] if "at" in live else None
     state = "sampling" if status.sampler else "no sampler runs"
-    seen = "nothing measured yet" if age is None else f"source {live.get('source')}, {age:.0f} s ago"
+    seen = "nothing measured yet" if live.at is None else f"source {live.source}, {now - live.at:.0f} s ago"
     dash = "·" if utf8 else "-"
-    lines = [f"{live.get('node', '?')}  {state} {dash} {seen}"]
-    for uuid, gpu in sorted(live.get("gpus", {}).items(), key=lambda item: item[1].get("number") or 0):
-        ordered = sorted(live.get("jobs", {}).items(), key=lambda item: int(item[0]))
-        here = {text: job for text, job in ordered if uuid in job["gpus"]}
+    lines = [f"{live.node or '?'}  {state} {dash} {seen}"]
+    for uuid, gpu in sorted(live.gpus.items(), key=lambda item: item[1].number or 0):
+        here = {job_id: job for job_id, job in sorted(live.jobs.items()) if uuid in job.gpus}
         lines += ["", _gpu_line(uuid, gpu, here, utf8), *_job_lines(uuid, here, utf8)]
         lines += _mps_lines(uuid, status)
-    if not live.get("gpus"):
+    if not live.gpus:
         lines += ["", "no shared job is on this node"]
     if status.pending:
         lines += ["", "not measured yet: " + ", ".join(map(str, status.pending))]
     return [printable(line)[:100] for line in lines]
 
 
-def _gpu_line(uuid: str, gpu: Mapping[str, Any], here: Mapping[str, Any], utf8: bool) -> str:
-    total, used = gpu.get("memory_total_mib"), gpu.get("memory_used_mib")
+def _gpu_line(uuid: str, gpu: LiveGpu, here: Mapping[int, LiveJob], utf8: bool) -> str:
+    sample = gpu.sample
+    total = sample.memory_total_mib
     fills = _FILLS if utf8 else _ASCII_FILLS
     bar = ""
     for number, job in enumerate(here.values()):
-        mib = job["now_mib"].get(uuid)
+        mib = job.now_mib.get(uuid)
         bar += fills[number % len(fills)] * (max(1, round(mib / total * _BAR)) if mib and total else 0)
     edge = ("▕", "▏") if utf8 else ("|", "|")
     activity = "".join(
-        f"  {name} {gpu[key] * 100:.0f}%"
-        for name, key in (("SM", "sm_active"), ("DRAM", "dram_active"))
-        if key in gpu
+        f"  {name} {value * 100:.0f}%"
+        for name, value in (("SM", sample.sm_active), ("DRAM", sample.dram_active))
+        if value is not None
     )
-    if not activity and "utilization" in gpu:
-        activity = f"  busy {gpu['utilization'] * 100:.0f}%"
-    power = f"  {gpu['power_w']:.0f} W" if "power_w" in gpu else ""
-    name = "?" if gpu.get("number") is None else str(gpu["number"])
-    return f"gpu{name} {edge[0]}{bar[:_BAR]:<{_BAR}}{edge[1]} {_gib(used)}/{_gib(total)} GiB{activity}{power}"
+    if not activity and sample.utilization is not None:
+        activity = f"  busy {sample.utilization * 100:.0f}%"
+    power = "" if sample.power_w is None else f"  {sample.power_w:.0f} W"
+    name = "?" if gpu.number is None else str(gpu.number)
+    sizes = f"{_gib(sample.memory_used_mib)}/{_gib(total)} GiB"
+    return f"gpu{name} {edge[0]}{bar[:_BAR]:<{_BAR}}{edge[1]} {sizes}{activity}{power}"
 
 
-def _job_lines(uuid: str, here: Mapping[str, Any], utf8: bool) -> List[str]:
+def _job_lines(uuid: str, here: Mapping[int, LiveJob], utf8: bool) -> List[str]:
     fills = _FILLS if utf8 else _ASCII_FILLS
     lines = []
-    for number, (text, job) in enumerate(here.items()):
-        now, peak, limit = job["now_mib"].get(uuid), job.get("peak_mib"), job.get("limit_mib")
-        word = "" if job.get("shards_verified") or limit is None else " claimed"
+    for number, (job_id, job) in enumerate(here.items()):
+        now, peak, limit = job.now_mib.get(uuid), job.measured.peak_mib, job.measured.limit_mib
+        word = "" if job.measured.shards_verified or limit is None else " claimed"
         over = "  OVER ITS SHARDS" if now is not None and limit is not None and now > limit else ""
-        outside = "  OUTSIDE MPS" if any("outside MPS" in note for note in job.get("notes", ())) else ""
+        outside = "  OUTSIDE MPS" if any("outside MPS" in note for note in job.notes) else ""
         sizes = f"now {_gib(now):>6}  peak {_gib(peak):>6}  of {_gib(limit):>6} GiB{word}"
         mark = fills[number % len(fills)]
-        lines.append(f"  {mark} {text:>8} {job['user'][:10]:<10} {sizes}  {job['mode']}{over}{outside}")
+        lines.append(f"  {mark} {job_id:>8} {job.user[:10]:<10} {sizes}  {job.mode}{over}{outside}")
     return lines
 
 

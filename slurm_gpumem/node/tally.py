@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Dict, List
 
 from slurm_gpumem.files import read_json, write_json
 from slurm_gpumem.formats import verdicts
+from slurm_gpumem.formats.job_record import JobRecord
 
 SCHEMA = "gpumem-counters/1"
 RATIO_BOUNDS = (0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0)
 """Upper bounds of the buckets of estimate ÷ peak; up to 1 the estimate was too low."""
-_LONGEST_STATE = 24
 
 
 @dataclass
@@ -34,15 +34,15 @@ class Tally:
     """Estimate ÷ peak, each bucket by itself; the last one is for all above."""
     ratio_sum: float = 0.0
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: JobRecord) -> None:
         """Count one run that has ended, by its record."""
-        state = _state(record)
+        state = record.known_state.lower()
         self.ended[state] = self.ended.get(state, 0) + 1
-        self.out_of_memory += ran_out_of_memory(record)
-        self.restarted += bool(record.get("restarts"))
-        self.faults += not verdicts.FAULTS.isdisjoint(record.get("hints") or ())
-        self.energy_j += _number(record.get("energy_j")) or 0.0
-        estimate, peak = _number(record.get("estimate_mib")), _number(record.get("peak_mib"))
+        self.out_of_memory += record.out_of_memory
+        self.restarted += record.restarts > 0
+        self.faults += not verdicts.FAULTS.isdisjoint(record.hints)
+        self.energy_j += record.measured.energy_j or 0.0
+        estimate, peak = record.claimed.estimate_mib, record.measured.peak_mib
         if estimate and peak:
             ratio = estimate / peak
             place = next((n for n, bound in enumerate(RATIO_BOUNDS) if ratio <= bound), len(RATIO_BOUNDS))
@@ -64,23 +64,3 @@ def load_tally(path: Path) -> Tally:
         return tally if len(tally.ratios) == len(RATIO_BOUNDS) + 1 else Tally()
     except TypeError:
         return Tally()
-
-
-def ran_out_of_memory(record: Mapping[str, Any]) -> bool:
-    """What was made of its end, where somebody judged; else whether it failed close to its limit."""
-    verdict = record.get("verdict")
-    return verdicts.ran_out_of_memory(verdict if isinstance(verdict, str) else "", record.get("hints") or ())
-
-
-def _state(record: Mapping[str, Any]) -> str:
-    """Slurm's word, or what the exit code says where Slurm said nothing: a label, so of few values."""
-    state = record.get("state")
-    if isinstance(state, str) and state.replace("_", "").isalpha() and state.isascii():
-        return state.lower()[:_LONGEST_STATE]
-    if record.get("exit_code") is None and record.get("signal") is None:
-        return "unknown"
-    return "failed" if record.get("exit_code") or record.get("signal") else "completed"
-
-
-def _number(value: Any) -> Optional[float]:
-    return None if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)

@@ -10,8 +10,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Set
 
+from slurm_gpumem.formats.job_record import FaultEvent, GpuFigures, Measurement
+from slurm_gpumem.formats.live import GpuSample, LiveJob
 from slurm_gpumem.node.curve import UsageCurve, curve_from
-from slurm_gpumem.node.sources.base import MEASURES, GpuSample
+from slurm_gpumem.node.sources.base import MEASURES
 
 _MEANS = tuple(measure.field for measure in MEASURES if measure.mean)
 
@@ -83,20 +85,20 @@ class GpuUsage:
             if energy_j is not None:
                 self.energy_j = (self.energy_j or 0.0) + energy_j / sharers
 
-    def as_json(self) -> Dict[str, Any]:
-        """For the record; None is "not measured"."""
-        table: Dict[str, Any] = {
-            "number": self.number,
-            "name": self.name,
-            "memory_mib": _rounded(self.memory_mib),
-            "peak_mib": _rounded(self.peak_mib),
-            "mean_mib": self.memory.value(1),
-            "energy_j": _rounded(self.energy_j),
-            "sm_active_share": self.share.value(4),
-        }
-        table.update({f"gpu_{name}": mean.value(4) for name, mean in self.whole.items()})
-        table["curve"] = self.curve.as_json() if self.curve else None
-        return table
+    def figures(self) -> GpuFigures:
+        """For the record."""
+        means: Dict[str, Any] = {f"gpu_{name}": mean.value(4) for name, mean in self.whole.items()}
+        return GpuFigures(
+            number=self.number,
+            name=self.name,
+            memory_mib=_rounded(self.memory_mib),
+            peak_mib=_rounded(self.peak_mib),
+            mean_mib=self.memory.value(1),
+            energy_j=_rounded(self.energy_j),
+            sm_active_share=self.share.value(4),
+            curve=self.curve.text() if self.curve else "",
+            **means,
+        )
 
 
 @dataclass
@@ -110,7 +112,7 @@ class JobUsage:
     samples: int = 0
     gpus: Dict[str, GpuUsage] = field(default_factory=dict)
     companions: Set[int] = field(default_factory=set)
-    events: List[Dict[str, Any]] = field(default_factory=list)
+    events: List[FaultEvent] = field(default_factory=list)
     notes: Set[str] = field(default_factory=set)
 
     def peak_mib(self) -> Optional[float]:
@@ -126,40 +128,44 @@ class JobUsage:
         gpu = self.gpus.setdefault(uuid, GpuUsage())
         gpu.peak_mib = max(mib, gpu.peak_mib or 0.0)
 
-    def as_json(self) -> Dict[str, Any]:
-        """The sampler's part of the record, and the live view's."""
+    def now_mib(self) -> Mapping[str, Optional[float]]:
+        """What it held at the last look, by GPU."""
+        return {uuid: _rounded(gpu.now_mib) for uuid, gpu in self.gpus.items()}
+
+    def measured(self) -> Measurement:
+        """The sampler's part of the record."""
         energies = [gpu.energy_j for gpu in self.gpus.values() if gpu.energy_j is not None]
         means = [mean for gpu in self.gpus.values() if (mean := gpu.memory.value(1)) is not None]
-        return {
-            "restarts": self.restarts,
-            "shards": self.shards,
-            "shards_verified": self.verified,
-            "limit_mib": self.limit_mib,
-            "peak_mib": _rounded(self.peak_mib()),
-            "mean_mib": max(means, default=None),
-            "energy_j": _rounded(sum(energies)) if energies else None,
-            "gpu": {uuid: gpu.as_json() for uuid, gpu in self.gpus.items()},
-            "now_mib": {uuid: _rounded(gpu.now_mib) for uuid, gpu in self.gpus.items()},
-            "processes": self.processes(),
-            "met": sorted(self.companions),
-            "samples": self.samples,
-            "events": self.events,
-            "notes": sorted(self.notes),
-        }
+        return Measurement(
+            shards=self.shards,
+            shards_verified=self.verified,
+            limit_mib=self.limit_mib,
+            peak_mib=_rounded(self.peak_mib()),
+            mean_mib=max(means, default=None),
+            energy_j=_rounded(sum(energies)) if energies else None,
+            gpu={uuid: gpu.figures() for uuid, gpu in self.gpus.items()},
+            met=tuple(sorted(self.companions)),
+            samples=self.samples,
+            events=tuple(self.events),
+        )
 
 
-def usage_from(table: Mapping[str, Any]) -> JobUsage:
+def usage_from(live: LiveJob) -> JobUsage:
     """Continue from what an earlier sampler measured: peaks, notes and events are kept, means start again."""
-    usage = JobUsage(restarts=int(table.get("restarts", 0)))
-    usage.shards, usage.verified = table.get("shards"), bool(table.get("shards_verified"))
-    usage.limit_mib = table.get("limit_mib")
-    usage.companions = set(table.get("met", ()))
-    usage.events = list(table.get("events", ()))
-    usage.notes = {*table.get("notes", ()), "sampler was restarted; means are of its last run"}
-    for uuid, values in table.get("gpu", {}).items():
-        gpu = GpuUsage(peak_mib=values.get("peak_mib"), energy_j=values.get("energy_j"))
-        gpu.curve = curve_from(values.get("curve"))
-        usage.gpus[uuid] = gpu
+    before = live.measured
+    usage = JobUsage(
+        restarts=live.restarts,
+        shards=before.shards,
+        verified=before.shards_verified,
+        limit_mib=before.limit_mib,
+        companions=set(before.met),
+        events=list(before.events),
+        notes={*live.notes, "sampler was restarted; means are of its last run"},
+    )
+    for uuid, figures in before.gpu.items():
+        usage.gpus[uuid] = GpuUsage(
+            peak_mib=figures.peak_mib, energy_j=figures.energy_j, curve=curve_from(figures.curve)
+        )
     return usage
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Optional, Sequence
 
 from slurm_gpumem.config.ladder import Step
-from slurm_gpumem.formats.comment import End
+from slurm_gpumem.formats.comment import CommentRecord, End
 from slurm_gpumem.formats.verdicts import NO_RUN, SAME_REQUEST, VERDICTS
 from slurm_gpumem.recovery.job_comment import JobComment
 
@@ -21,13 +21,14 @@ def end_message(
     what = f"{RUN_ENDED} {verdict.ended}"
     if verdict.next_run == NO_RUN:
         return f"{what}; it is not run again. {verdict.advice}".rstrip()
-    agreed = enabled and (comment.record or {}).get("oom", default) == "requeue"
+    record = comment.record or CommentRecord()
+    agreed = enabled and (record.on_oom or default) == "requeue"
     if verdict.next_run == SAME_REQUEST:
-        again = agreed and not comment.number("again")
+        again = agreed and not record.again
         return f"{what}; {'if it failed, Slurm runs it again as it was' if again else 'it is not run again'}."
     what = f"{what} ({end.by})"
-    taken = comment.number("retry")
-    if comment.runs_whole:
+    taken = record.retry or 0
+    if record.runs_whole:
         return f"{what} on a whole GPU; there is no larger one to try, so it is not run again."
     if taken >= len(ladder):
         return f"{what} at the last step of this site's recovery; it is not run again."

@@ -7,11 +7,12 @@ job is requeued for it, it becomes part of the record: `retry=1,was=13,why=oom`.
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from slurm_gpumem.formats.comment import (
     END_PREFIX,
     PREFIX,
+    CommentRecord,
     End,
     append_record,
     format_end,
@@ -20,27 +21,14 @@ from slurm_gpumem.formats.comment import (
     parse_record,
 )
 
-WHOLE = "whole"
-
 
 class JobComment(NamedTuple):
     """The parts of a comment."""
 
     own: str
     """What the user wrote."""
-    record: Optional[Dict[str, str]]
+    record: Optional[CommentRecord]
     end: Optional[End]
-
-    def number(self, key: str) -> int:
-        """A number of the record; 0 when it has none."""
-        text = (self.record or {}).get(key, "")
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
-
-    @property
-    def runs_whole(self) -> bool:
-        """Whether the job has a GPU to itself already, by our own record."""
-        record = self.record or {}
-        return record.get("shards") == "0" or WHOLE in record
 
 
 def parse_comment(text: str) -> JobComment:
@@ -54,12 +42,11 @@ def with_end(comment: JobComment, end: End) -> Optional[str]:
     return _joined(comment.own, comment.record, format_end(end))
 
 
-def with_retry(comment: JobComment, changes: Mapping[str, object]) -> Optional[str]:
+def with_record(comment: JobComment, record: CommentRecord) -> Optional[str]:
     """The comment of the requeued job: the end has become part of the record."""
-    record = {**(comment.record or {}), **{key: str(value) for key, value in changes.items()}}
     return _joined(comment.own, record, "")
 
 
-def _joined(own: str, record: Optional[Mapping[str, str]], end: str) -> Optional[str]:
-    ours = " ".join(word for word in (format_record(dict(record)) if record else "", end) if word)
+def _joined(own: str, record: Optional[CommentRecord], end: str) -> Optional[str]:
+    ours = " ".join(word for word in ("" if record is None else format_record(record), end) if word)
     return append_record(own or None, ours) if ours else own

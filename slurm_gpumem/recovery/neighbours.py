@@ -9,69 +9,36 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterator, List
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.files import read_json
+from slurm_gpumem.formats.notes import read_fault_note
+from slurm_gpumem.formats.task_file import read_task_gpus
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
-
-_NOTE_S = 30.0
-"""How long the note of the first of several victims holds for the others."""
-
-
-class MpsClient(NamedTuple):
-    """A job's connection to one MPS daemon."""
-
-    uuid: str
-    pipe: Path
 
 
 def jobs_hit_too(folder: RunFolder, config: NodeConfig, job_id: int, uid: int) -> List[int]:
     """The user's other jobs that a fault of its MPS server has hit too; none when there was no fault."""
     others = set()
     service = MpsService(folder, config.mps_control)
-    for client in clients_of(folder, job_id):
-        note = _note(client)
+    for gpu in read_task_gpus(folder.task_file(job_id)):
+        note = read_fault_note(folder.fault_note(gpu.uuid, uid), time.time())
         if note is not None:
-            others |= set(note)
-        elif service.faulted(client.uuid, uid):
-            others |= set(_neighbours(folder, client))
+            others |= set(note.jobs)
+        elif service.faulted(gpu.uuid, uid):
+            others |= set(_at_daemon(folder, gpu.pipe))
     return sorted(others - {job_id})
 
 
-def clients_of(folder: RunFolder, job_id: int) -> Tuple[MpsClient, ...]:
-    """The daemons that the task prolog pointed a job at, from the file that it reads too."""
-    return tuple(_read_task_file(folder.task_file(job_id)))
-
-
-def _read_task_file(path: Path) -> Iterator[MpsClient]:
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for words in map(str.split, lines):
-        if len(words) == 5 and words[0] == "gpu":
-            yield MpsClient(words[2], Path(words[3]))
-
-
-def _neighbours(folder: RunFolder, client: MpsClient) -> Iterator[int]:
+def _at_daemon(folder: RunFolder, pipe: str) -> Iterator[int]:
+    """The jobs that the task prolog pointed at an MPS daemon, by the files that it reads too."""
     try:
         names = os.listdir(folder.jobs)
     except OSError:
         return
     for name in names:
         number, _, kind = name.partition(".")
-        if kind == "task" and number.isdigit() and client in clients_of(folder, int(number)):
+        is_task = kind == "task" and number.isdigit()
+        if is_task and any(gpu.pipe == pipe for gpu in read_task_gpus(folder.jobs / name)):
             yield int(number)
-
-
-def _note(client: MpsClient) -> Optional[List[int]]:
-    """The jobs that the first victim's epilog found at the faulted server, when that was just now."""
-    note = read_json(client.pipe.with_name("fault.json"))
-    if not isinstance(note, dict) or not isinstance(note.get("jobs"), list):
-        return None
-    at = note.get("at")
-    recent = isinstance(at, (int, float)) and time.time() - at <= _NOTE_S
-    return [job for job in note["jobs"] if isinstance(job, int)] if recent else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
+from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.verdicts import NO_RUN, SAME_REQUEST, VERDICTS
-from slurm_gpumem.recovery.job_comment import WHOLE, JobComment
+from slurm_gpumem.recovery.job_comment import JobComment
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
@@ -23,8 +24,8 @@ class Plan(NamedTuple):
 
     request: Optional[str]
     """The value of Gres=."""
-    changes: Mapping[str, object]
-    """What its record says from now on."""
+    record: CommentRecord
+    """Its record from now on."""
     reason: str
 
 
@@ -43,7 +44,7 @@ def why_not(job: Job, comment: JobComment, config: RecoveryConfig, site: Site) -
         return Refusal(f"its exit code is {job.status}")
     if not config.enabled:
         return Refusal("the site does not requeue (recovery.enabled)")
-    if record.get("oom", config.on_oom) != "requeue":
+    if (record.on_oom or config.on_oom) != "requeue":
         return Refusal("its owner does not want it to be requeued (on-oom)")
     if job.het:
         return Refusal("the parts of a heterogeneous job can only be requeued together")
@@ -65,17 +66,20 @@ def plan_run(
     run: int,
 ) -> Union[Plan, Refusal]:
     """The next run of a job that may have one; `run` is its number, as Slurm counts restarts."""
-    assert comment.end is not None
-    verdict = VERDICTS[comment.end.saw]
+    record, end = comment.record, comment.end
+    assert record is not None
+    assert end is not None
+    verdict = VERDICTS[end.saw]
     if verdict.next_run == SAME_REQUEST:
-        if comment.number("again"):
+        if record.again:
             return Refusal(f"it ended {verdict.ended} before and was run again once")
-        return Plan(None, {"again": 1, "why": verdict.name, "run": run}, f"it ended {verdict.ended}")
+        again = record._replace(again=1, why=verdict.name, run=run)
+        return Plan(None, again, f"it ended {verdict.ended}")
     held = held_by(job.request)
     if held is None:
         return Refusal(f"its request {job.request!r} is not for one part of a GPU")
-    need = comment.end.need_mib
-    retries = comment.number("retry")
+    need = end.need_mib
+    retries = record.retry or 0
     following = next_request(
         config.ladder,
         retries,
@@ -86,17 +90,17 @@ def plan_run(
     )
     if following is None:
         return Refusal("it ran out of GPU memory at the ladder's last step")
-    changes: Dict[str, object] = {
-        "shards": following.units,
-        "retry": retries + 1,
-        "was": held.units,
-        "why": verdict.name,
-        "run": run,
-        **({"need": need} if need else {}),
-        **({WHOLE: "yes"} if following.whole else {}),
-    }
+    larger = record._replace(
+        shards=following.units,
+        retry=retries + 1,
+        was=held.units,
+        why=verdict.name,
+        run=run,
+        need_mib=need or record.need_mib,
+        whole="yes" if following.whole else record.whole,
+    )
     what = "a whole GPU" if following.whole else f"{following.units} {held.gres}s"
-    return Plan(replaced(job.request, following.gres), changes, f"{verdict.ended} at {_held(held)}: {what}")
+    return Plan(replaced(job.request, following.gres), larger, f"{verdict.ended} at {_held(held)}: {what}")
 
 
 def _held(held: Tuple[str, Optional[str], int]) -> str:

@@ -13,7 +13,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_retry
+from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_record
 from slurm_gpumem.recovery.plan import Plan, Refusal, plan_run, why_not
 from slurm_gpumem.slurm.client import SlurmUnreachableError
 from slurm_gpumem.slurm.config_show import Site
@@ -83,7 +83,7 @@ class Requeue:
         units = {} if held is None or held.gres == "gpu" else self._units_per_gpu(job.partitions, held.gres)
         run = job.restarts if job.held else job.restarts + 1
         found = plan_run(job, comment, self._config, self._site, units, run)
-        if isinstance(found, Plan) and with_retry(comment, found.changes) is None:
+        if isinstance(found, Plan) and with_record(comment, found.record) is None:
             return Refusal("its comment has no room for what must be noted")
         return found
 
@@ -98,14 +98,14 @@ class Requeue:
         return (
             comment.record is not None
             and comment.end is None
-            and comment.number("run") == job.restarts
+            and comment.record.run == job.restarts
             and job.restarts > 0
             and (job.held or job.waiting)
         )
 
     def _change(self, job: Job, comment: JobComment, plan: Plan) -> Optional[str]:
         """Request and comment at once, then see whether they are there; why not, else None."""
-        changed = with_retry(comment, plan.changes) or ""
+        changed = with_record(comment, plan.record) or ""
         fields = {} if plan.request is None else {"Gres": plan.request}
         refused = self._try(lambda: self._slurm.update(job.name, **fields, Comment=changed))
         now = self._patiently(lambda: self._slurm.job(job.name))

@@ -16,11 +16,10 @@ from slurm_gpumem.config.node import load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.files import read_json
 from slurm_gpumem.formats.comment import End
+from slurm_gpumem.formats.job_record import BadRecordError, read_job_record, record_name
 from slurm_gpumem.formats.verdicts import NO_RUN, VERDICTS
 from slurm_gpumem.node.jobs import RunFolder
-from slurm_gpumem.node.records import record_path
 from slurm_gpumem.recovery.end_message import end_message
 from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_end
 from slurm_gpumem.recovery.log_verdict import LogVerdict, judge_log
@@ -87,23 +86,24 @@ def _judge_logs(slurm: Controller, name: str) -> LogVerdict:
 
 def _measured(config: RecoveryConfig, env: Mapping[str, str], job_id: int, run: int) -> Measured:
     """What the node's record says about this run so far; a user may read that of their own job."""
-    path = record_path(config.spool, job_id, run, env.get("SLURMD_NODENAME", ""))
-    record = read_json(path)
-    if not isinstance(record, dict):
+    path = config.spool / record_name(job_id, run, env.get("SLURMD_NODENAME", ""))
+    try:
+        measured = read_job_record(path).measured
+    except (OSError, BadRecordError):
         return Measured()
-    limit = record.get("limit_mib")
+    limit = measured.limit_mib
     shards = env.get("SLURM_SHARDS_ON_NODE", "")
     if limit is None and shards.isdigit():
         limit = int(shards) * config.shard_mib
     fresh = time.time() - path.stat().st_mtime < _FRESH_S
-    return Measured(record.get("peak_mib"), limit, record.get("samples") or 0, fresh)
+    return Measured(measured.peak_mib, limit, measured.samples, fresh)
 
 
 def _consent(
     slurm: Controller, job: Job, comment: JobComment, end: End, config: RecoveryConfig
 ) -> Dict[str, str]:
     """Where the site's JobRequeue=0 stands against what the owner agreed to, lift it: later nobody can."""
-    agreed = (comment.record or {}).get("oom", config.on_oom) == "requeue"
+    agreed = comment.record is not None and (comment.record.on_oom or config.on_oom) == "requeue"
     if job.may_requeue or not agreed or VERDICTS[end.saw].next_run == NO_RUN or slurm.site().requeues:
         return {}
     return {"Requeue": "1"}

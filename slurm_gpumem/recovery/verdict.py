@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple, Optional, Sequence
 
 from slurm_gpumem.formats.verdicts import NEIGHBOUR, OOM, VERDICTS
+from slurm_gpumem.node.records import NEAR
 from slurm_gpumem.recovery.log_verdict import LogVerdict
 from slurm_gpumem.recovery.patterns import Kind
 
-_NEAR = 0.9
-"""A peak at this part of the limit makes an ambiguous error one of memory."""
 _FAR = 0.5
 """Less than this part of the limit, including what was asked for last: then memory was not what it lacked."""
 _NOTHING = 0.1
@@ -49,7 +48,7 @@ def verdict_on(log: LogVerdict, measured: Measured, hit_too: Sequence[int] = ())
     if log.kind is Kind.FAULT:
         return NEIGHBOUR if hit_too else None
     if log.kind is Kind.MAYBE:
-        near = measured.part is not None and measured.part >= _NEAR
+        near = measured.part is not None and measured.part >= NEAR
         return OOM if near else None
     if log.kind is Kind.OOM:
         return OOM if _may_have_run_out(log, measured) else None

@@ -12,7 +12,7 @@ from slurm_gpumem.report.cells import cell, parsable
 from slurm_gpumem.text import count, fitted, printable
 from slurm_gpumem.units import duration, energy, gpu_hours, hours, percent
 
-SCHEMA = "gpumem-summary/1"
+SCHEMA = "gpumem-totals/1"
 _LABEL, _NAME = 20, 20
 _MIB_S_PER_GIB_H = 1024 * 3600
 

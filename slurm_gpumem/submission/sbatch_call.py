@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.formats.comment import append_record, format_record
+from slurm_gpumem.formats.comment import PART_NAMES, CommentRecord, append_record, format_record, join_sizes
 from slurm_gpumem.slurm.gpu_options import ENVIRONMENT, REPLACED
 from slurm_gpumem.slurm.options import CommandLine, sbatch_table
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _NAME_BYTES = 40
 _TAKEN_OUT = REPLACED - {"gres"}
 """--gres on the command line overrides the script's and the environment's; nothing takes these back."""
-
-Fields = Dict[str, Union[str, int, None]]
 
 
 class PlannedCall(NamedTuple):
@@ -103,53 +101,52 @@ def _comment(plan: Plan) -> Optional[str]:
     if plan.largest is None:
         return None
     written = plan.asked.options.get("comment")
-    request = _request_fields(plan)
+    record = _request(plan)
     # Where the user's comment leaves little room, the job's description goes first.
-    whole = append_record(written, format_record({**request, **_description_fields(plan)}))
-    return whole or append_record(written, format_record(request))
+    whole = append_record(written, format_record(_described(record, plan)))
+    return whole or append_record(written, format_record(record))
 
 
-def _request_fields(plan: Plan) -> Fields:
+def _request(plan: Plan) -> CommentRecord:
     """What the plug-in and the hooks read in the job's comment; shards=0: the job is not to be shared."""
     assert plan.largest is not None
     estimate, activity, request = plan.largest.estimate, plan.largest.activity, plan.request
     settings, options = plan.asked.settings, plan.asked.options
     used = estimate.utilization if estimate else None
     requeue = settings.on_oom == "requeue" and not options.any_of("no-requeue")
-    return {
-        "est": estimate.peak_mib if estimate else None,
-        "req": plan.largest.need.request_mib,
-        "by": estimate.estimator if estimate else "mem",
-        "via": "line" if plan.workload.line else None,
-        "base": "+".join(map(str, estimate.base)) if estimate and estimate.base else None,
-        "gpu": estimate.gpu if estimate else request.gpu_type if request else None,
-        "batch": estimate.job.batch_size if estimate else None,
-        "shards": request.units if request and not request.whole_gpu else 0,
-        "sm": round(used.sm_active) if used else None,
-        "dram": round(used.dram_active) if used else None,
-        "slow": f"{activity.limit:g}" if activity else None,
-        "oom": "requeue" if requeue else "fail",
-        "tell": "end" if settings.end_line else None,
-        "mode": "observe" if plan.asked.observed else None,
-    }
+    return CommentRecord(
+        estimate_mib=estimate.peak_mib if estimate else None,
+        request_mib=plan.largest.need.request_mib,
+        estimator=estimate.estimator if estimate else "mem",
+        via="line" if plan.workload.line else "",
+        base=join_sizes(estimate.base) if estimate and estimate.base else "",
+        gpu=(estimate.gpu if estimate else request.gpu_type if request else None) or "",
+        batch=estimate.job.batch_size if estimate else None,
+        shards=request.units if request and not request.whole_gpu else 0,
+        sm=round(used.sm_active) if used else None,
+        dram=round(used.dram_active) if used else None,
+        slow=f"{activity.limit:g}" if activity else "",
+        on_oom="requeue" if requeue else "fail",
+        tell="end" if settings.end_line else "",
+        mode="observe" if plan.asked.observed else "",
+    )
 
 
-def _description_fields(plan: Plan) -> Fields:
-    """What reports show of the job besides, and what its measured peak is remembered by."""
+def _described(record: CommentRecord, plan: Plan) -> CommentRecord:
+    """The record with what reports show of the job besides, and what its measured peak is remembered by."""
     estimate = plan.largest.estimate if plan.largest else None
     if estimate is None:
-        return {}
+        return record
     from slurm_gpumem.estimators.remembered import variant
-    from slurm_gpumem.estimators.types import PARTS
 
-    return {
-        "model": plan.model_name[:_NAME_BYTES],
-        "fp": plan.workload.fingerprint,
-        "opt": estimate.job.optimizer,
-        "prec": estimate.job.precision,
-        "more": variant(estimate.job),
-        "parts": "+".join(map(str, estimate.parts.values())) if tuple(estimate.parts) == PARTS else None,
-    }
+    return record._replace(
+        model=plan.model_name[:_NAME_BYTES],
+        fingerprint=plan.workload.fingerprint or "",
+        optimizer=estimate.job.optimizer,
+        precision=estimate.job.precision,
+        variant=variant(estimate.job),
+        parts=join_sizes(estimate.parts.values()) if tuple(estimate.parts) == PART_NAMES else "",
+    )
 
 
 def _with_script(line: CommandLine, options: List[str]) -> Tuple[List[str], Optional[int]]:

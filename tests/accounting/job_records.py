@@ -35,7 +35,7 @@ def record(job_id: int = 1, **changes: Any) -> Dict[str, Any]:
     gpu = changes.pop("gpu_name", "NVIDIA A100-SXM4-40GB")
     uuids = changes.get("gpus", [UUID])
     values: Dict[str, Any] = {
-        "schema": "gpumem-job/1",
+        "schema": "gpumem-job/2",
         "job_id": job_id,
         "restarts": 0,
         "cluster": "site",
@@ -45,9 +45,7 @@ def record(job_id: int = 1, **changes: Any) -> Dict[str, Any]:
         "uid": 1001,
         "mode": "mps",
         "gpus": uuids,
-        "claimed": claim,
-        "estimate_mib": 11_900,
-        "request_mib": 13_000,
+        "claim": "gpumem/1:" + ",".join(f"{key}={value}" for key, value in claim.items()),
         "shards": 13,
         "shards_verified": True,
         "limit_mib": 13_312,
@@ -78,12 +76,7 @@ def record(job_id: int = 1, **changes: Any) -> Dict[str, Any]:
                 "energy_j": values["energy_j"],
                 "sm_active_share": 0.4,
                 "gpu_sm_active": 0.8,
-                "curve": {
-                    "at": values["start"],
-                    "step_s": 60.0,
-                    "mib": "500 9000 - 11600",
-                    "sm": "0 40 80 -",
-                },
+                "curve": f"{values['start']} 60.0;500 9000 - 11600;0 40 80 -",
             }
             for uuid in uuids
         },

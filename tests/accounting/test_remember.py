@@ -13,7 +13,8 @@ from slurm_gpumem.accounting.remember import peaks_of, remember_own
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry, remembered
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.types import PARTS, TrainingJob
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.formats.remembered import SCHEMA
 from slurm_gpumem.summaries.reader import read_summary
 from tests.accounting.job_records import NOON, opened, record, write
@@ -76,7 +77,7 @@ def test_the_estimate_is_the_measured_peak_with_a_reserve(tmp_path: Path) -> Non
     recalled(tmp_path)
     estimate = registry.run("remembered", SUMMARY, JOB, GPU)
     assert (estimate.peak_mib, estimate.request_mib, estimate.estimator) == (9300, 9600, "remembered")
-    assert (tuple(estimate.parts), sum(estimate.parts.values())) == (PARTS, 9300)
+    assert (tuple(estimate.parts), sum(estimate.parts.values())) == (PART_NAMES, 9300)
     assert all(size >= 0 for size in estimate.parts.values())
     assert estimate.assumptions == ("remembered: 2 runs on a100 took 8.8 GiB to 9.1 GiB",)
 

@@ -50,31 +50,18 @@ def _record(draw: random.Random, job_id: int, start: float) -> Dict[str, Any]:
     code = 0 if draw.random() < 0.93 else 1
     share = round(draw.random(), 4)
     oom = peak > shards * 1024
-    curve = {
-        "at": round(start, 1),
-        "step_s": round(seconds / CURVE_POINTS, 1),
-        "mib": " ".join(str(int(peak * min(1, 0.2 + point / 6))) for point in range(CURVE_POINTS)),
-        "sm": " ".join([str(int(share * 100))] * CURVE_POINTS),
-    }
+    memory = " ".join(str(int(peak * min(1, 0.2 + point / 6))) for point in range(CURVE_POINTS))
+    activity = " ".join([str(int(share * 100))] * CURVE_POINTS)
+    curve = f"{start:.1f} {seconds / CURVE_POINTS:.1f};{memory};{activity}"
+    batch = 2 ** draw.randrange(3, 9)
+    estimator = "corrected" if draw.random() < 0.8 else "remembered"
     return {
-        "claimed": {
-            "batch": str(2 ** draw.randrange(3, 9)),
-            "by": "corrected" if draw.random() < 0.8 else "remembered",
-            "est": str(estimate),
-            "fp": f"{model:016x}",
-            "gpu": "a100",
-            "model": f"model-{model}",
-            "oom": "requeue",
-            "opt": "adam",
-            "parts": f"100+100+200+{max(0, estimate - 1100)}+100+100+500",
-            "prec": "fp32",
-            "req": str(request),
-            "shards": str(shards),
-        },
+        "claim": f"gpumem/1:est={estimate},req={request},by={estimator},gpu=a100,batch={batch},"
+        f"shards={shards},oom=requeue,model=model-{model},fp={model:016x},opt=adam,prec=fp32,"
+        f"parts=100+100+200+{max(0, estimate - 1100)}+100+100+500",
         "cluster": "site",
         "end": round(start + seconds, 3),
         "energy_j": round(seconds * 120 * share, 1),
-        "estimate_mib": estimate,
         "events": [],
         "exit_code": 1 if oom else code,
         "gpu": {
@@ -105,10 +92,9 @@ def _record(draw: random.Random, job_id: int, start: float) -> Dict[str, Any]:
         "notes": [],
         "partition": "gpu" if user % 4 else "short",
         "peak_mib": round(peak, 1),
-        "request_mib": request,
         "restarts": 0,
         "samples": int(seconds),
-        "schema": "gpumem-job/1",
+        "schema": "gpumem-job/2",
         "shards": shards,
         "shards_verified": True,
         "signal": 0,
@@ -116,6 +102,7 @@ def _record(draw: random.Random, job_id: int, start: float) -> Dict[str, Any]:
         "state": None if oom else "COMPLETED" if code == 0 else "FAILED",
         "uid": 10_000 + user,
         "user": f"usr{user}",
+        "verdict": None,
     }
 
 

@@ -22,6 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
+from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -158,7 +159,7 @@ def set_up(root: Path) -> Tuple[List[subprocess.Popen[bytes]], Dict[str, str]]:
         f'prometheus_file = "{root}/gpumem.prom"\n'
     )
     for job in range(1, JOBS + 1):
-        claim = {"est": "17000", "req": "20480", "shards": "20", "by": "structural"}
+        claim = CommentRecord(estimate_mib=17000, request_mib=20480, shards=20, estimator="structural")
         gpu = (uuid_of((job - 1) % GPUS),)
         jobs.put(folder, NodeJob(job, os.getuid(), f"user{job}", gpu, "mps", time.time(), claim=claim))
     sleepers, holders = [], [[] for _ in range(GPUS)]  # type: ignore[var-annotated]

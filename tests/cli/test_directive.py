@@ -89,8 +89,9 @@ def test_gpusbatch_goes_by_the_line_when_no_model_is_named(desk: Any) -> None:
     job = desk.submit("-H", "job.sh", env={"GPUMEM_BATCH_SIZE": "32"})
     full = estimate(desk.folder / "summary.txt", batch_size=32, gpu="a100-40gb", estimator="horus")
     assert desk.gres(job) == f"shard:{ceil_div(full.request_mib, 1024)}"
-    record = parse_record(desk.comment(job)) or {}
-    assert (record["by"], record["via"], record["batch"]) == ("horus", "line", "32")
+    record = parse_record(desk.comment(job))
+    assert record is not None
+    assert (record.estimator, record.via, record.batch) == ("horus", "line", 32)
     said = desk.call("--dry-run", "job.sh").stderr
     assert "gpumem: memory line, batch 64, Adam, fp32 →" in said
     assert "the memory line's" in desk.call("--dry-run", "--explain", "job.sh").stderr

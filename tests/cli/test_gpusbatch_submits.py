@@ -10,7 +10,7 @@ import pytest
 
 from slurm_gpumem import estimate
 from slurm_gpumem.devcluster.jobs import wait_for_job
-from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.formats.comment import CommentRecord, parse_record
 from slurm_gpumem.units import ceil_div
 
 pytestmark = pytest.mark.slurm
@@ -53,28 +53,29 @@ def test_the_record_is_behind_the_users_comment(desk: Any) -> None:
     guess = expected(desk, 64)
     comment = desk.comment(job)
     assert comment.startswith("mine, 'own' gpumem/1:")
-    record = parse_record(comment) or {}
-    described = {key: record.pop(key) for key in ("model", "fp", "opt", "prec", "parts")}
-    assert (described["model"], described["opt"], described["prec"]) == ("summary", "adam", "fp32")
-    assert sum(map(int, described["parts"].split("+"))) == guess.peak_mib
-    assert record == {
-        "est": str(guess.peak_mib),
-        "req": str(guess.request_mib),
-        "by": "horus",
-        "gpu": "a100",
-        "batch": "64",
-        "shards": str(ceil_div(guess.request_mib, 1024)),
-        "sm": str(round(guess.utilization.sm_active)),
-        "dram": str(round(guess.utilization.dram_active)),
-        "oom": "fail",
-    }
+    record = parse_record(comment)
+    assert record is not None
+    assert (record.model, record.optimizer, record.precision) == ("summary", "adam", "fp32")
+    assert sum(record.part_sizes.values()) == guess.peak_mib
+    assert len(record.fingerprint) == 16
+    assert record._replace(model="", optimizer="", precision="", parts="", fingerprint="") == CommentRecord(
+        estimate_mib=guess.peak_mib,
+        request_mib=guess.request_mib,
+        estimator="horus",
+        gpu="a100",
+        batch=64,
+        shards=ceil_div(guess.request_mib, 1024),
+        sm=round(guess.utilization.sm_active),
+        dram=round(guess.utilization.dram_active),
+        on_oom="fail",
+    )
 
 
 def test_a_comment_of_the_script_is_kept_too_and_no_requeue_is_no_consent(desk: Any) -> None:
     desk.script("job.sh", "true", "#SBATCH --comment='from the script' --no-requeue\n#GPUMEM mem=4G")
     comment = desk.comment(desk.submit("-H", "job.sh"))
     assert comment.startswith("from the script gpumem/1:")
-    assert parse_record(comment) == {"req": "4096", "by": "mem", "shards": "4", "oom": "fail"}
+    assert parse_record(comment) == CommentRecord(request_mib=4096, estimator="mem", shards=4, on_oom="fail")
 
 
 def test_a_comment_that_leaves_no_room_goes_alone_and_is_told(desk: Any) -> None:
@@ -213,7 +214,7 @@ def test_a_job_that_cannot_share_keeps_its_gpus_and_hears_why(
     assert why in done.stderr
     record = parse_record(desk.comment(done.stdout.strip()))
     assert record is not None
-    assert record["shards"] == "0"
+    assert record.shards == 0
 
 
 def test_exclusive_gpu_leaves_room_for_nobody(desk: Any) -> None:
@@ -296,7 +297,7 @@ def test_a_site_that_observes_gets_the_record_and_nothing_else(desk: Any) -> Non
     assert desk.gres(job) == "gpu:1"
     record = parse_record(desk.comment(job))
     assert record is not None
-    assert (record["req"], record["shards"]) == ("10240", "0")
+    assert (record.request_mib, record.shards) == (10240, 0)
 
 
 def test_a_script_on_standard_input_is_read_once_and_submitted(desk: Any) -> None:

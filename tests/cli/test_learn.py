@@ -48,7 +48,7 @@ class Site:
         claim.update({"base": more["base"]} if "base" in more else {})
         uuid = f"GPU-{model:08x}"
         table = {
-            "schema": "gpumem-job/1",
+            "schema": "gpumem-job/2",
             "job_id": more.get("job", self._jobs),
             "restarts": more.get("restarts", 0),
             "cluster": "site",
@@ -58,9 +58,7 @@ class Site:
             "uid": more.get("uid", 1000 + self._jobs % 7),
             "mode": "mps",
             "gpus": [uuid],
-            "claimed": claim,
-            "estimate_mib": est,
-            "request_mib": req,
+            "claim": "gpumem/1:" + ",".join(f"{key}={value}" for key, value in claim.items()),
             "shards": limit // 1024,
             "limit_mib": limit,
             "start": 1000.0 + self._jobs,

@@ -80,14 +80,14 @@ def three_jobs(site: Path) -> Path:
     """The three of the first screen that a user sees."""
     spool = site / "spool"
     write(spool, hour_ago(4711, met=[4712, 4714]))
-    other = {"user": "usr2", "uid": 1002, "met": [4711], "peak_mib": 8500.0, "estimate_mib": 8294}
+    other = {"user": "usr2", "uid": 1002, "met": [4711], "peak_mib": 8500.0}
     bert = {"model": "bert", "est": "8294"}
     write(spool, hour_ago(4712, **other, claim=bert))
     oom = {"peak_mib": 10_200.0, "exit_code": 1, "state": None, "hints": ["near-limit"], "limit_mib": 10_240}
-    unet = {"estimate_mib": 9216, "request_mib": 10_000, "claim": {"model": "unet"}}
-    write(spool, hour_ago(4715, **oom, **unet, shards=10))
+    unet = {"model": "unet", "est": "9216", "req": "10000"}
+    write(spool, hour_ago(4715, **oom, claim=unet, shards=10))
     whole = {"peak_mib": 14_540.0, "shards": None, "limit_mib": None, "start": time.time() - 3500}
-    write(spool, hour_ago(4715, restarts=1, end=time.time() - 60, **whole, **unet))
+    write(spool, hour_ago(4715, restarts=1, end=time.time() - 60, **whole, claim=unet))
     return site
 
 

@@ -10,7 +10,8 @@ from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.published.counting import elements
-from slurm_gpumem.estimators.types import PARTS, TrainingJob
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.types import Layer, ModelSummary, Shows
 
 M = 2**20
@@ -53,7 +54,7 @@ def test_deepspeed_counts_sixteen_bytes_a_parameter_with_adam_and_two_more_for_m
 def test_every_estimator_keeps_the_contract(name: str) -> None:
     for batch in (1, 64):
         estimate = registry.run(name, SUMMARY, TrainingJob(batch), GPU)
-        assert set(estimate.parts) == set(PARTS)
+        assert set(estimate.parts) == set(PART_NAMES)
         assert sum(estimate.parts.values()) == estimate.peak_mib
         assert estimate.floor_mib <= estimate.peak_mib <= estimate.request_mib
         assert estimate.estimator == name

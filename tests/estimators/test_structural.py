@@ -20,7 +20,8 @@ from slurm_gpumem.estimators.structural.__main__ import main, table
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.replay import StepPlan, replay
 from slurm_gpumem.estimators.tape import Tape
-from slurm_gpumem.estimators.types import PARTS, PRECISIONS, TrainingJob
+from slurm_gpumem.estimators.types import PRECISIONS, TrainingJob
+from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.reader import read_summary
 from tests.support.timing import best_cpu_s, slowness
 
@@ -82,7 +83,7 @@ def test_the_rebuilt_step_allocates_what_a_traced_real_one_does(
 def test_parts_add_up_to_the_peak_and_the_floor_leaves_out_fragmentation() -> None:
     result = run("structural", read_summary(EXAMPLE), TrainingJob(batch_size=256), H200)
     assert result.estimator == "structural"
-    assert tuple(result.parts) == PARTS
+    assert tuple(result.parts) == PART_NAMES
     assert sum(result.parts.values()) == result.peak_mib
     assert result.floor_mib == result.peak_mib - result.parts["fragmentation"]
     assert result.request_mib > result.peak_mib

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.estimators.gpus import find_gpu
-from slurm_gpumem.estimators.types import PARTS, Estimate, TrainingJob
+from slurm_gpumem.estimators.types import Estimate, TrainingJob
 from slurm_gpumem.estimators.whatif import Estimating, alternatives, largest_batch
+from slurm_gpumem.formats.comment import PART_NAMES
 
 
 def _linear(fixed: int, per_sample: int) -> Estimating:
@@ -16,7 +17,7 @@ def _linear(fixed: int, per_sample: int) -> Estimating:
     def estimate(job: TrainingJob) -> Estimate:
         width = job.activation_bytes / 4 * (0.25 if job.checkpointing else 1)
         mib = round(fixed + per_sample * job.batch_size * width)
-        parts = dict.fromkeys(PARTS, 0)
+        parts = dict.fromkeys(PART_NAMES, 0)
         parts["activations"] = mib
         return Estimate(mib, mib, mib, parts, "linear", "h200", job)
 
@@ -64,7 +65,7 @@ def test_an_estimator_that_never_fills_the_limit_ends_the_search() -> None:
 
     def constant(job: TrainingJob) -> Estimate:
         asked.append(job.batch_size)
-        return Estimate(5, 5, 5, dict.fromkeys(PARTS, 0), "constant", "h200", job)
+        return Estimate(5, 5, 5, dict.fromkeys(PART_NAMES, 0), "constant", "h200", job)
 
     assert largest_batch(TrainingJob(1), constant, 10) is not None
     assert len(asked) < 40

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.node.sources.base import GpuSample
+from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.sources.dcgm import DcgmSource, parse_dmon
 from tests.node.conftest import until
 

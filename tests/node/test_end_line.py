@@ -10,25 +10,26 @@ from typing import Any, Callable, Dict, Iterator, List
 import pytest
 
 from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.notes import UsageNote, write_usage_note
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.end_line import line
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import USER, needs_root
 from tests.node.test_sampler import Desk
 
-NOTE: Dict[str, Any] = {
-    "schema": "gpumem-usage/1",
-    "job_id": 7,
-    "samples": 60,
-    "peak_mib": 11_878.4,
-    "limit_mib": 13_312,
-    "estimate_mib": 12_186,
-    "shards": 13,
-    "shard_mib": 1024,
-    "sm_active_share": 0.34,
-    "energy_j": 151_200.0,
-    "met": [8, 9],
-}
+NOTE = UsageNote(
+    job_id=7,
+    samples=60,
+    peak_mib=11_878.4,
+    limit_mib=13_312,
+    estimate_mib=12_186,
+    shards=13,
+    shard_mib=1024,
+    sm_active_share=0.34,
+    energy_j=151_200.0,
+    met=(8, 9),
+)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,10 @@ NOTE: Dict[str, Any] = {
             "with 8, 9",
         ),
         (
-            {"met": [], "energy_j": None, "sm_active_share": None, "estimate_mib": None, "peak_mib": 3000.0},
+            {"met": (), "energy_j": None, "sm_active_share": None, "estimate_mib": None, "peak_mib": 3000.0},
             "gpumem: job 7 used 2.9 of 13.0 GiB of GPU memory, alone on its GPU; 3 shards would have done",
         ),
-        ({"met": list(range(10, 17))}, "with 10, 11, 12, 13, 14 and 2 more"),
+        ({"met": tuple(range(10, 17))}, "with 10, 11, 12, 13, 14 and 2 more"),
         ({"peak_mib": 13_000.0}, "; close to its limit, ask for more"),
         ({"peak_mib": 13_400.0}, "; more than it was given"),
         ({"peak_mib": 900.0}, "; 1 shard would have done"),
@@ -54,24 +55,23 @@ NOTE: Dict[str, Any] = {
     ],
 )
 def test_the_line_says_what_was_used_and_what_would_have_done(changes: Dict[str, Any], said: str) -> None:
-    text = line(7, {**NOTE, **changes})
+    text = line(NOTE._replace(**changes))
     assert said in text
     assert text.isascii()
     assert "\n" not in text
 
 
 @pytest.mark.parametrize(
-    ("setting", "claim", "wanted"),
+    ("setting", "asked", "wanted"),
     [
-        ("off", {"tell": "end"}, False),
-        ("ask", {"tell": "end"}, True),
-        ("ask", {"tell": "never"}, False),
-        ("ask", None, False),
-        ("all", None, True),
+        ("off", True, False),
+        ("ask", True, True),
+        ("ask", False, False),
+        ("all", False, True),
     ],
 )
-def test_the_site_and_the_job_decide_together(setting: str, claim: Any, wanted: bool) -> None:
-    assert NodeConfig(end_line=setting).wants_end_line(claim) == wanted
+def test_the_site_and_the_job_decide_together(setting: str, asked: bool, wanted: bool) -> None:
+    assert NodeConfig(end_line=setting).wants_end_line(asked) == wanted
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def make_desk(state_folder: Path) -> Iterator[Callable[..., Desk]]:
 
 def test_only_a_job_that_wants_it_gets_a_file_and_not_at_every_look(make_desk: Callable[..., Desk]) -> None:
     desk = make_desk()
-    desk.job(1, claim={"tell": "end", "est": "900"})
+    desk.job(1, claim=CommentRecord(tell="end", estimate_mib=900))
     desk.job(2)
     first = desk.process(1)
     desk.hold({first: 500.0, desk.process(2): 100.0})
@@ -116,7 +116,7 @@ class Ended:
         self.root = root
         self.folder = RunFolder(root / "run")
         self.folder.make()
-        self.folder.usage_file(7).write_text(json.dumps(NOTE))
+        write_usage_note(self.folder.usage_file(7), NOTE, os.geteuid())
         (root / "bin").mkdir()
         (root / "out").mkdir()
         (root / "out").chmod(0o777)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from slurm_gpumem.node.sources.base import MEASURES, GpuSample
+from slurm_gpumem.formats.job_record import GpuFigures
+from slurm_gpumem.formats.live import GpuSample
+from slurm_gpumem.node.sources.base import MEASURES
 from slurm_gpumem.node.sources.dcgm import FIELDS
 from slurm_gpumem.node.usage import GpuUsage
 
 
 def test_every_value_of_a_sample_has_one_row() -> None:
-    assert [measure.field for measure in MEASURES] == [field.name for field in fields(GpuSample)]
+    assert [measure.field for measure in MEASURES] == [*GpuSample._fields]
 
 
 def test_a_record_has_the_mean_of_every_value_that_wants_one() -> None:
     usage = GpuUsage()
     values = {measure.field: 0.25 for measure in MEASURES}
     usage.add_activity(GpuSample(**values), 2.0, sharers=1, energy_j=None)
-    kept = {key[len("gpu_") :] for key, value in usage.as_json().items() if key.startswith("gpu_") and value}
-    assert kept == {measure.field for measure in MEASURES if measure.mean}
+    means = [f"gpu_{measure.field}" for measure in MEASURES if measure.mean]
+    assert [getattr(usage.figures(), mean) for mean in means] == [0.25] * len(means)
+    assert [field for field in GpuFigures._fields if field.startswith("gpu_")] == means
 
 
 def test_dcgm_is_asked_for_its_own_numbers() -> None:

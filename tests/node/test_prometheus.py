@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main as gpumem
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.job_record import JobRecord, Measurement, write_job_record
+from slurm_gpumem.formats.live import live_from, read_live
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.metrics import METRICS
 from slurm_gpumem.node.prometheus import render
@@ -83,13 +86,22 @@ def _live(user: str = "usr1", name: str = "card") -> Dict[str, Any]:
 
 def _full_tally() -> Tally:
     tally = Tally()
-    tally.add({"state": "COMPLETED", "estimate_mib": 9_000, "peak_mib": 10_000, "energy_j": 5.0})
-    tally.add({"state": "FAILED", "hints": ["near-limit"], "restarts": 1, "estimate_mib": 4, "peak_mib": 1})
+    tally.add(_ended("COMPLETED", 9_000, peak_mib=10_000, energy_j=5.0))
+    tally.add(_ended("FAILED", 4, peak_mib=1)._replace(hints=("near-limit",), restarts=1, exit_code=1))
     return tally
 
 
+def _ended(state: str = "", estimate: int = 0, **measured: Any) -> JobRecord:
+    claim = CommentRecord(estimate_mib=estimate)
+    return JobRecord(1, 0, 0, "n1", 1.0, end=2.0, state=state, claim=claim, measured=Measurement(**measured))
+
+
+def _render(live: Dict[str, Any], tally: Tally, **options: Any) -> str:
+    return render(live_from(live), tally, running=True, **options)
+
+
 def test_the_text_says_what_was_seen_in_bytes_and_parts_of_one() -> None:
-    families = parse(render(_live(), _full_tally(), running=True))
+    families = parse(_render(_live(), _full_tally()))
     assert set(families) == set(METRICS)
     job = {"node": "n1", "jobid": "4711", "gpu": "0", "uuid": UUID}
     assert families["gpumem_job_memory_bytes"].value(**job) == 9 * GIB
@@ -116,7 +128,8 @@ def test_the_file_of_a_full_node_costs_little_to_make() -> None:
         uuid = GPUS[number % 8].uuid
         places = {"gpus": [uuid], "now_mib": {uuid: 1.5}, "gpu": {uuid: {"peak_mib": 2.5}}}
         live["jobs"][str(number)] = {**job, **places}
-    best = best_cpu_s(lambda: render(live, _full_tally(), running=True), 10)
+    seen = live_from(live)
+    best = best_cpu_s(lambda: render(seen, _full_tally(), running=True), 10)
     assert best < 0.015 * slowness()  # once in 15 s
 
 
@@ -124,7 +137,7 @@ def test_what_is_not_known_is_left_out_and_never_zero() -> None:
     live = _live()
     live["gpus"][UUID] = {"number": None, "name": "", "sm_active": None}
     live["jobs"]["4711"].update(limit_mib=None, now_mib={UUID: None}, gpu={}, energy_j=float("nan"))
-    families = parse(render(live, Tally(), running=True))
+    families = parse(_render(live, Tally()))
     assert families["gpumem_gpu_info"].value(gpu="") == 1
     for name in ("gpu_sm_active_ratio", "job_memory_limit_bytes", "job_memory_bytes", "job_energy_joules"):
         assert f"gpumem_{name}" not in families
@@ -132,19 +145,23 @@ def test_what_is_not_known_is_left_out_and_never_zero() -> None:
 
 @given(user=st.text(), name=st.text(), node=st.text(max_size=20))
 def test_no_name_breaks_the_format(user: str, name: str, node: str) -> None:
-    families = parse(render({**_live(user, name), "node": node}, _full_tally(), running=True))
+    live = live_from(_live())
+    job = live.jobs[4711]._replace(user=user)
+    gpu = live.gpus[UUID]._replace(name=name)
+    hostile = live._replace(node=node, jobs={4711: job}, gpus={UUID: gpu})
+    families = parse(render(hostile, _full_tally(), running=True))
     shown = "".join(letter if letter.isprintable() else "?" for letter in user[:64])
     assert families["gpumem_job_info"].value(user=shown) == 1
 
 
 def test_a_site_can_leave_the_users_out() -> None:
-    assert "usr1" not in render(_live(), Tally(), running=True, users=False)
+    assert "usr1" not in _render(_live(), Tally(), users=False)
 
 
 def test_the_sampler_writes_the_file_whole_and_seldom(make_desk: Callable[..., Desk], tmp_path: Path) -> None:
     file = tmp_path / "gpumem.prom"
     desk = make_desk(prometheus_file=file)
-    desk.job(1, claim={"est": "900", "req": "1024"})
+    desk.job(1, claim=CommentRecord(estimate_mib=900, request_mib=1024))
     desk.hold({desk.process(1): 1000.0}, mps=True)
     desk.live()
     families = parse(file.read_text())
@@ -170,10 +187,11 @@ def test_a_folder_that_is_not_there_stops_no_measuring(make_desk: Callable[..., 
 def _end(desk: Desk, job_id: int, status: str) -> None:
     job = jobs.get(desk.folder, job_id)
     assert job is not None
-    record = records.open_record(job, "n1")
-    records.merge_usage(record, json.loads(desk.folder.live.read_text())["jobs"][str(job_id)])
-    records.close_record(record, end=time.time(), status=status)
-    records.write_record(desk.config.spool, record)
+    live = read_live(desk.folder.live)
+    assert live is not None
+    seen = live.jobs[job_id]
+    record = records.with_measurement(records.open_record(job, "n1"), seen.measured, seen.notes)
+    write_job_record(desk.config.spool, records.closed_record(record, end=time.time(), status=status))
     jobs.drop(desk.folder, job_id)
 
 
@@ -186,7 +204,7 @@ def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(
         prometheus_file=file,
     )
     for job_id in (1, 2):
-        desk.job(job_id, claim={"est": "1200", "req": "1024", "shards": "1"})
+        desk.job(job_id, claim=CommentRecord(estimate_mib=1200, request_mib=1024, shards=1))
     desk.hold({desk.process(1): 1000.0})
     desk.live()
     _end(desk, 1, "1:0")
@@ -212,18 +230,18 @@ def test_counts_that_cannot_be_read_start_anew(tmp_path: Path, text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("verdict", "hints", "said"),
     [
-        ({"verdict": "oom", "hints": []}, True),
-        ({"verdict": "error", "hints": ["near-limit"]}, False),
-        ({"hints": ["near-limit"]}, True),
-        ({"hints": ["near-limit", "neighbour-fault"]}, False),
-        ({"hints": None}, False),
+        ("oom", (), True),
+        ("host", ("near-limit",), False),
+        ("", ("near-limit",), True),
+        ("", ("near-limit", "neighbour-fault"), False),
+        ("", (), False),
     ],
 )
-def test_a_verdict_counts_before_a_hint(record: Dict[str, Any], said: bool) -> None:
+def test_a_verdict_counts_before_a_hint(verdict: str, hints: Tuple[str, ...], said: bool) -> None:
     tally = Tally()
-    tally.add(record)
+    tally.add(_ended()._replace(exit_code=1, verdict=verdict, hints=hints))
     assert tally.out_of_memory == said
 
 
@@ -257,7 +275,7 @@ def _expressions(value: Any) -> List[str]:
 
 
 def test_the_dashboard_asks_only_for_metrics_and_labels_that_the_exporter_writes() -> None:
-    text = render(_live(), _full_tally(), running=True)
+    text = _render(_live(), _full_tally())
     families = parse(text)
     samples = {name for family in families.values() for name, _ in family.samples}
     labels = {key for family in families.values() for _, have in family.samples for key, _ in have}
@@ -311,7 +329,7 @@ needs_promtool = pytest.mark.skipif(
 
 @needs_promtool
 def test_prometheus_own_tool_likes_the_text() -> None:
-    text = render(_live('a"b\\c\n'), _full_tally(), running=True)
+    text = _render(_live('a"b\\c\n'), _full_tally())
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
     )

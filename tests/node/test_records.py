@@ -8,31 +8,46 @@ from typing import Any, List, Optional
 import pytest
 
 from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.job_record import (
+    FaultEvent,
+    JobRecord,
+    Measurement,
+    job_record_table,
+    measurement_from,
+    write_job_record,
+)
+from slurm_gpumem.formats.live import GpuSample, Live, LiveJob, live_from, live_table
 from slurm_gpumem.node import records
-from slurm_gpumem.node.faults import FaultLog, Loss
+from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.policy import Watch
-from slurm_gpumem.node.sources.base import GpuSample
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 from tests.node.conftest import REPOSITORY
 
 JOB = NodeJob(
-    7, 65534, "nobody", ("GPU-aa",), "mps", 100.0, claim={"est": "7000", "req": "8192", "shards": "x"}
+    7, 65534, "nobody", ("GPU-aa",), "mps", 100.0, claim=CommentRecord(estimate_mib=7000, request_mib=8192)
 )
 
 
-def closed(status: str = "1:0", **usage: Any) -> dict[str, Any]:
-    record = records.open_record(JOB, "n1")
-    records.merge_usage(record, usage)
-    records.close_record(record, end=160.0, status=status)
-    return record
+def closed(status: str = "1:0", **measured: Any) -> JobRecord:
+    record = records.with_measurement(records.open_record(JOB, "n1"), Measurement(**measured), ())
+    return records.closed_record(record, end=160.0, status=status)
+
+
+def xid(number: int, *others: int) -> FaultEvent:
+    return FaultEvent("xid", "GPU-aa", 159.0, others, number)
+
+
+def mps_fault(*others: int) -> FaultEvent:
+    return FaultEvent("mps-fault", "GPU-aa", 159.0, others)
 
 
 def test_what_nobody_measured_is_null_not_zero() -> None:
-    record = records.open_record(JOB, "n1")
-    assert record["estimate_mib"] == 7000
-    for key in ("peak_mib", "mean_mib", "energy_j", "shards", "limit_mib", "end", "exit_code"):
-        assert record[key] is None
+    table = job_record_table(records.open_record(JOB, "n1"))
+    assert table["claim"] == "gpumem/1:est=7000,req=8192"
+    for key in ("peak_mib", "mean_mib", "energy_j", "shards", "limit_mib", "end", "exit_code", "verdict"):
+        assert table[key] is None
 
 
 @pytest.mark.parametrize(
@@ -40,7 +55,7 @@ def test_what_nobody_measured_is_null_not_zero() -> None:
 )
 def test_the_exit_code_is_slurms(status: str, code: object, signal: object) -> None:
     record = closed(status)
-    assert (record["exit_code"], record["signal"]) == (code, signal)
+    assert (record.exit_code, record.signal) == (code, signal)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +64,14 @@ def test_the_exit_code_is_slurms(status: str, code: object, signal: object) -> N
         ({"peak_mib": 8000.0, "limit_mib": 8192}, ["near-limit"]),
         ({"peak_mib": 3000.0, "limit_mib": 8192}, []),
         ({"peak_mib": None, "limit_mib": 8192}, []),
-        ({"events": [{"kind": "mps-fault", "with": [8]}]}, ["neighbour-fault"]),
-        ({"events": [{"kind": "xid", "xid": 31, "with": [8]}]}, ["neighbour-fault"]),
-        ({"events": [{"kind": "xid", "xid": 31, "with": []}]}, ["own-fault"]),
-        ({"events": [{"kind": "mps-fault", "with": []}]}, ["own-fault"]),
-        ({"events": [{"kind": "xid", "xid": 79, "with": [8]}]}, ["gpu-fault"]),
-        ({"events": [{"kind": "xid", "xid": 94, "with": []}]}, ["gpu-fault"]),
+        ({"events": (mps_fault(8),)}, ["neighbour-fault"]),
+        ({"events": (xid(31, 8),)}, ["neighbour-fault"]),
+        ({"events": (xid(31),)}, ["own-fault"]),
+        ({"events": (mps_fault(),)}, ["own-fault"]),
+        ({"events": (xid(79, 8),)}, ["gpu-fault"]),
+        ({"events": (xid(94),)}, ["gpu-fault"]),
         (
-            {"peak_mib": 8190.0, "limit_mib": 8192, "events": [{"kind": "mps-fault", "with": [8]}]},
+            {"peak_mib": 8190.0, "limit_mib": 8192, "events": (mps_fault(8),)},
             ["near-limit", "neighbour-fault"],
         ),
     ],
@@ -64,8 +79,8 @@ def test_the_exit_code_is_slurms(status: str, code: object, signal: object) -> N
 def test_hints_tell_a_neighbours_fault_from_too_little_memory(
     usage: dict[str, Any], hints: list[str]
 ) -> None:
-    assert closed("1:0", **usage)["hints"] == hints
-    assert closed("0:0", **usage)["hints"] == []
+    assert closed("1:0", **usage).hints == tuple(hints)
+    assert closed("0:0", **usage).hints == ()
 
 
 @pytest.mark.parametrize(
@@ -80,12 +95,9 @@ def test_hints_tell_a_neighbours_fault_from_too_little_memory(
 def test_a_job_that_faults_again_in_other_company_did_it_itself(
     tmp_path: Path, before: Optional[List[int]], now: List[int], hints: List[str]
 ) -> None:
-    events = [] if before is None else [{"kind": "xid", "xid": 31, "with": before}]
-    records.write_record(tmp_path, closed("1:0", events=events))
-    again = {**closed("1:0", events=[]), "restarts": 1, "node": "n2"}
-    records.write_record(tmp_path, again)
-    event = {"kind": "mps-fault", "gpu": "GPU-aa", "at": 159.0, "with": now}
-    records.amend_record(tmp_path, 7, 1, "n2", event)
+    write_job_record(tmp_path, closed("1:0", events=() if before is None else (xid(31, *before),)))
+    write_job_record(tmp_path, closed("1:0")._replace(restarts=1, node="n2"))
+    records.amend_record(tmp_path, 7, 1, "n2", mps_fault(*now))
     assert json.loads((tmp_path / "7.1.n2.json").read_text())["hints"] == hints
 
 
@@ -97,41 +109,43 @@ def test_the_kernels_pid_is_no_evidence_against_the_process_it_names() -> None:
     assert match is not None
     pids = run["illegal access"]["pids"]
     assert int(match[1]) == pids["illegal-same"] != pids["illegal-culprit"]
-    for event in run["illegal access"]["victims"]["illegal-same"]["record_events"]:
-        assert closed("1:0", events=[event])["hints"] == ["neighbour-fault"]
+    told = run["illegal access"]["victims"]["illegal-same"]["record_events"]
+    events = measurement_from({"events": told}).events
+    assert len(events) == len(told) > 0
+    for event in events:
+        assert closed("1:0", events=(event,)).hints == ("neighbour-fault",)
 
 
 def test_a_state_is_only_put_into_a_record_that_is_closed(tmp_path: Path) -> None:
-    records.write_record(tmp_path, {**closed(), "end": None})
+    write_job_record(tmp_path, closed()._replace(end=None))
     records.amend_state(tmp_path, 7, 0, "n1", "CANCELLED")
-    assert next(records.read_records(tmp_path, 7))["state"] is None
-    records.write_record(tmp_path, closed())
+    assert next(records.read_records(tmp_path, 7)).state == ""
+    write_job_record(tmp_path, closed())
     records.amend_state(tmp_path, 7, 0, "n1", "CANCELLED")
-    assert next(records.read_records(tmp_path, 7))["state"] == "CANCELLED"
+    assert next(records.read_records(tmp_path, 7)).state == "CANCELLED"
     records.amend_state(tmp_path, 99, 0, "n1", "CANCELLED")
     assert list(records.read_records(tmp_path, 99)) == []
 
 
 def test_records_are_found_by_job_and_strange_files_passed_over(tmp_path: Path) -> None:
-    records.write_record(tmp_path, closed())
+    write_job_record(tmp_path, closed())
     (tmp_path / "8.0.n1.json").write_text("{torn")
     (tmp_path / "9.0.n1.json").write_text('{"schema": "other/1"}')
     (tmp_path / ".7.0.n1.json.123.tmp").write_text("{")
-    assert [record["job_id"] for record in records.read_records(tmp_path)] == [7]
-    assert [record["job_id"] for record in records.read_records(tmp_path, 7)] == [7]
+    assert [record.job_id for record in records.read_records(tmp_path)] == [7]
+    assert [record.job_id for record in records.read_records(tmp_path, 7)] == [7]
     assert list(records.read_records(tmp_path, 70)) == []
     assert list(records.read_records(tmp_path / "missing")) == []
 
 
 def test_an_event_that_comes_late_changes_the_closed_record(tmp_path: Path) -> None:
-    records.write_record(tmp_path, closed())
-    for others in ([], [8]):
-        event = {"kind": "xid", "xid": 31, "gpu": "GPU-aa", "at": 159.0, "with": others}
-        records.amend_record(tmp_path, 7, 0, "n1", event)
+    write_job_record(tmp_path, closed())
+    for others in ((), (8,)):
+        records.amend_record(tmp_path, 7, 0, "n1", xid(31, *others))
     record = json.loads((tmp_path / "7.0.n1.json").read_text())
     assert [event["with"] for event in record["events"]] == [[8]]
     assert record["hints"] == ["neighbour-fault"]
-    records.amend_record(tmp_path, 99, 0, "n1", {"kind": "xid"})
+    records.amend_record(tmp_path, 99, 0, "n1", xid(31))
     assert not (tmp_path / "99.0.n1.json").exists()
 
 
@@ -141,18 +155,18 @@ def test_jobs_that_lose_their_processes_with_a_fault_are_told_of_each_other() ->
     log.lost(Loss(9, 2000, "GPU-aa", 50.5))
     log.lost(Loss(10, 1000, "GPU-bb", 50.5))
     assert log.events(50.6) == []
-    log.fault("GPU-aa", 51.0, {"kind": "xid", "xid": 31})
-    first = {loss.job_id: event["with"] for loss, event in log.events(51.0)}
-    assert first == {7: [], 9: []}
+    log.fault(Fault("GPU-aa", 51.0, "xid", 31))
+    first = {loss.job_id: event.others for loss, event in log.events(51.0)}
+    assert first == {7: (), 9: ()}
     log.lost(Loss(8, 1000, "GPU-aa", 52.0))
-    assert {loss.job_id: event["with"] for loss, event in log.events(52.0)} == {7: [8], 8: [7]}
+    assert {loss.job_id: event.others for loss, event in log.events(52.0)} == {7: (8,), 8: (7,)}
     assert log.events(53.0) == []
     assert log.events(500.0) == []
 
 
 def test_a_job_that_ends_long_after_a_fault_has_nothing_to_do_with_it() -> None:
     log = FaultLog()
-    log.fault("GPU-aa", 50.0, {"kind": "xid", "xid": 31})
+    log.fault(Fault("GPU-aa", 50.0, "xid", 31))
     log.lost(Loss(7, 1000, "GPU-aa", 58.0))
     assert log.events(58.0) == []
 
@@ -163,30 +177,31 @@ def test_peaks_are_per_gpu_and_energy_is_split_evenly() -> None:
         gpu_usage = usage.gpus.setdefault("GPU-aa", GpuUsage())
         gpu_usage.add_memory(mib, 1, 1.0)
         gpu_usage.add_activity(GpuSample(sm_active=0.8, power_w=300.0), 1.0, sharers=sharers, energy_j=300.0)
-    table = usage.as_json()
-    assert (table["peak_mib"], table["mean_mib"], table["energy_j"]) == (300.0, 200.0, 600.0)
-    gpu = table["gpu"]["GPU-aa"]
-    assert gpu["sm_active_share"] == pytest.approx((0.8 + 0.4 + 0.4) / 3, abs=1e-4)
-    assert gpu["gpu_sm_active"] == 0.8
-    assert gpu["gpu_dram_active"] is None
+    measured = usage.measured()
+    assert (measured.peak_mib, measured.mean_mib, measured.energy_j) == (300.0, 200.0, 600.0)
+    gpu = measured.gpu["GPU-aa"]
+    assert gpu.sm_active_share == pytest.approx((0.8 + 0.4 + 0.4) / 3, abs=1e-4)
+    assert gpu.gpu_sm_active == 0.8
+    assert gpu.gpu_dram_active is None
 
 
 def test_a_process_whose_memory_is_unknown_makes_no_peak() -> None:
     usage = JobUsage(0)
     usage.gpus.setdefault("GPU-aa", GpuUsage()).add_memory(None, 1, 1.0)
-    assert usage.as_json()["peak_mib"] is None
+    assert usage.measured().peak_mib is None
 
 
 def test_a_new_sampler_takes_up_peaks_events_and_shards() -> None:
-    usage = JobUsage(1, shards=8, verified=True, limit_mib=8192, companions={9}, events=[{"kind": "xid"}])
+    usage = JobUsage(1, shards=8, verified=True, limit_mib=8192, companions={9}, events=[xid(31, 9)])
     usage.note_peak("GPU-aa", 500.0)
-    again = usage_from(json.loads(json.dumps(usage.as_json())))
+    live = Live(jobs={7: LiveJob(restarts=1, measured=usage.measured())})
+    again = usage_from(live_from(json.loads(json.dumps(live_table(live)))).jobs[7])
     assert (again.peak_mib(), again.shards, again.verified, again.companions, again.events) == (
         500.0,
         8,
         True,
         {9},
-        [{"kind": "xid"}],
+        [xid(31, 9)],
     )
 
 

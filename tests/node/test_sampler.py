@@ -11,12 +11,15 @@ import pytest
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.job_record import write_job_record
+from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.service import sampler_environment
-from slurm_gpumem.node.sources.base import GpuProcess, GpuSample, SourceError
+from slurm_gpumem.node.sources.base import GpuProcess, SourceError
 from slurm_gpumem.node.status import as_json, read_status, render
 from tests.node.conftest import until
 from tests.support.timing import best_cpu_s, slowness
@@ -91,7 +94,7 @@ class Desk:
         return Sampler(self.folder, self.config, "n1", self.source, GPUS)
 
     def job(
-        self, job_id: int, *, mode: str = "timeslice", gpu: int = 0, claim: Optional[Dict[str, str]] = None
+        self, job_id: int, *, mode: str = "timeslice", gpu: int = 0, claim: Optional[CommentRecord] = None
     ) -> None:
         jobs.put(
             self.folder,
@@ -169,7 +172,7 @@ def test_a_gpu_off_the_bus_does_not_stop_the_others(desk: Desk) -> None:
 
 def test_slurms_count_of_shards_overrules_the_comment(make_desk) -> None:  # type: ignore[no-untyped-def]
     desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING gres:shard:4")
-    desk.job(1, claim={"shards": "40", "req": "40960"})
+    desk.job(1, claim=CommentRecord(shards=40, request_mib=40960))
     first = desk.live()["1"]
     assert (first["shards"], first["shards_verified"]) == (40, False)
     until(lambda: desk.live()["1"]["shards_verified"])
@@ -236,8 +239,8 @@ def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
     answer.write_text(f"1 {os.getuid()} RUNNING gres:shard:6\n")
     until(lambda: "5" not in desk.live())
     (record,) = records.read_records(desk.config.spool, 5)
-    assert (record["peak_mib"], record["shards"]) == (900.0, 6)
-    assert "no prolog announced it" in record["notes"][0]
+    assert (record.measured.peak_mib, record.measured.shards) == (900.0, 6)
+    assert "no prolog announced it" in record.notes[0]
 
 
 def test_an_xid_marks_the_jobs_that_lost_their_processes(desk: Desk) -> None:
@@ -258,14 +261,13 @@ def test_an_xid_after_the_epilog_still_reaches_the_record(desk: Desk) -> None:
     desk.sampler.tick()
     job = jobs.get(desk.folder, 1)
     assert job is not None
-    record = records.open_record(job, "n1")
-    records.close_record(record, end=time.time(), status="1:0")
-    records.write_record(desk.config.spool, record)
+    record = records.closed_record(records.open_record(job, "n1"), end=time.time(), status="1:0")
+    write_job_record(desk.config.spool, record)
     jobs.drop(desk.folder, 1)
     desk.source.pending = [(GPUS[0].uuid, 31)]
     desk.sampler.tick()
     (amended,) = records.read_records(desk.config.spool, 1)
-    assert amended["hints"] == ["own-fault"]
+    assert amended.hints == ("own-fault",)
 
 
 def test_the_drivers_accounting_fills_in_what_fell_between_two_looks(desk: Desk) -> None:
@@ -308,14 +310,15 @@ def test_a_job_that_ended_gets_slurms_word_on_how(make_desk) -> None:  # type: i
     desk = make_desk(squeue=f"echo 1 {os.getuid()} CANCELLED gres:shard:4")
     desk.job(1)
     desk.sampler.tick()
-    record = records.open_record(jobs.get(desk.folder, 1), "n1")  # type: ignore[arg-type]
-    records.close_record(record, end=time.time(), status="0:0")
-    records.write_record(desk.config.spool, record)
+    job = jobs.get(desk.folder, 1)
+    assert job is not None
+    record = records.closed_record(records.open_record(job, "n1"), end=time.time(), status="0:0")
+    write_job_record(desk.config.spool, record)
     jobs.drop(desk.folder, 1)
 
     def state() -> object:
         desk.sampler.tick()
-        return next(records.read_records(desk.config.spool, 1))["state"]
+        return next(records.read_records(desk.config.spool, 1)).state
 
     until(lambda: state() == "CANCELLED")
 
@@ -354,8 +357,8 @@ def test_the_sampler_inherits_only_what_it_needs_and_nothing_empty() -> None:
 
 
 def test_the_screen_shows_who_shares_what(desk: Desk) -> None:
-    desk.job(11, claim={"shards": "8"})
-    desk.job(12, claim={"shards": "20"})
+    desk.job(11, claim=CommentRecord(shards=8))
+    desk.job(12, claim=CommentRecord(shards=20))
     desk.hold({desk.process(11): 9 * 1024.0, desk.process(12): 18 * 1024.0})
     desk.live()
     lines = render(read_status(desk.folder, desk.config))

@@ -223,7 +223,7 @@ def _cpu(command: list[str], env: dict[str, str]) -> float:
 def test_the_record_is_opened_and_closed_with_the_exit_code(node: Node) -> None:
     node.hook("prolog", node.env(7))
     opened = json.loads((node.root / "spool" / "7.0.n1.json").read_text())
-    assert (opened["end"], opened["estimate_mib"], opened["request_mib"]) == (None, 7000, 8192)
+    assert (opened["end"], opened["claim"]) == (None, "gpumem/1:est=7000,req=8192")
     node.hook("epilog", {**node.env(7), "SLURM_JOB_EXIT_CODE2": "1:0"})
     closed = json.loads((node.root / "spool" / "7.0.n1.json").read_text())
     assert (closed["exit_code"], closed["signal"]) == (1, 0)

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.config.ladder import parse_ladder
-from slurm_gpumem.formats.comment import End, parse_record
+from slurm_gpumem.formats.comment import CommentRecord, End, parse_record
 from slurm_gpumem.formats.verdicts import VERDICTS
 from slurm_gpumem.recovery.end_message import RUN_ENDED, end_message
-from slurm_gpumem.recovery.job_comment import parse_comment, with_end, with_retry
+from slurm_gpumem.recovery.job_comment import parse_comment, with_end, with_record
 
 RECORD = "gpumem/1:est=11000,req=12288,by=structural,shards=12,oom=requeue"
 
@@ -23,11 +23,21 @@ def test_the_users_text_and_the_record_stay() -> None:
 
 def test_what_was_seen_becomes_part_of_the_record() -> None:
     before = parse_comment(f"{RECORD} gpumem-end/1:run=0,saw=oom,by=torch")
-    comment = with_retry(before, {"shards": 40, "retry": 1, "was": 12, "why": "oom", "run": 1})
+    assert before.record is not None
+    comment = with_record(before, before.record._replace(shards=40, retry=1, was=12, why="oom", run=1))
     assert comment is not None
     assert parse_comment(comment).end is None
-    assert (parse_record(comment) or {})["shards"] == "40"
-    assert (parse_record(comment) or {})["est"] == "11000"
+    assert parse_record(comment) == CommentRecord(
+        estimate_mib=11000,
+        request_mib=12288,
+        estimator="structural",
+        shards=40,
+        on_oom="requeue",
+        retry=1,
+        was=12,
+        why="oom",
+        run=1,
+    )
 
 
 def test_a_comment_that_is_full_is_left_alone() -> None:
@@ -44,7 +54,7 @@ def test_a_malformed_word_says_nothing(word: str) -> None:
 @given(st.text(max_size=300))
 def test_any_comment_can_be_read(text: str) -> None:
     comment = parse_comment(text)
-    assert comment.number("retry") >= 0
+    assert comment.record is None or (comment.record.retry or 0) >= 0
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def test_a_job_that_runs_out_once_comes_back_on_a_whole_gpu_and_finishes(
 def test_the_failed_estimate_is_marked_in_the_record(module_site: Site, lives: Dict[str, str]) -> None:
     shown = module_site.ended(lives["once"], "COMPLETED")
     assert shown["Comment"].startswith("mine ")
-    record = parse_record(shown["Comment"]) or {}
-    assert {key: record.get(key) for key in ("est", "req", "retry", "was", "why", "whole")} == {
-        "est": "11000", "req": "12288", "retry": "1", "was": "12", "why": "oom", "whole": "yes",
-    }  # fmt: skip
+    record = parse_record(shown["Comment"])
+    assert record is not None
+    assert (record.estimate_mib, record.request_mib) == (11000, 12288)
+    assert (record.retry, record.was, record.why, record.whole) == (1, 12, "oom", "yes")
 
 
 def test_a_type_in_the_request_stays(module_site: Site, lives: Dict[str, str]) -> None:
@@ -187,7 +187,9 @@ def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_conse
         # credential still known to slurmd, which then leaves the Prolog out: so the first two runs only.
         records = [site.record(always, run) for run in range(2)]
         assert [(record["verdict"], record["exit_code"]) for record in records] == [("oom", 1)] * 2
-        assert (records[1]["claimed"]["was"], records[1]["claimed"]["why"]) == ("12", "oom")
+        claim = parse_record(records[1]["claim"])
+        assert claim is not None
+        assert (claim.was, claim.why) == (12, "oom")
         assert site.runs(refusing) == 1
         taken = re.findall(rf" job {always}: requeued: .* \(([0-9.]+) s\)", site.log())
         print(f"own time of a requeue: {', '.join(taken)} s")

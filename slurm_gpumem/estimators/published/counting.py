@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Iterable, Mapping, Optional, Tuple
 
-from slurm_gpumem.estimators.types import PARTS, Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
 
 _MIB = 2**20
@@ -47,7 +48,7 @@ def unbounded(
         peak_mib=peak,
         request_mib=peak,
         floor_mib=peak,
-        parts={name: parts.get(name, 0) for name in PARTS},
+        parts={name: parts.get(name, 0) for name in PART_NAMES},
         estimator=estimator,
         gpu=gpu.name,
         job=job,

@@ -8,19 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, NamedTuple, Optional, Protocol, Sequence, Tuple
 
-
-@dataclass(frozen=True)
-class GpuSample:
-    """One reading of one GPU. Activities are parts of 1 since the reading before. MEASURES has a row each."""
-
-    memory_used_mib: Optional[float] = None
-    memory_total_mib: Optional[float] = None
-    sm_active: Optional[float] = None
-    sm_occupancy: Optional[float] = None
-    dram_active: Optional[float] = None
-    utilization: Optional[float] = None
-    """Part of the time in which any kernel ran at all."""
-    power_w: Optional[float] = None
+from slurm_gpumem.formats.live import GpuSample
 
 
 class Measure(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from dataclasses import replace
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_gpumem.node.sources.base import MEASURES, GpuProcess, GpuSample
-from slurm_gpumem.node.sources.nvml import NvmlSource
+from slurm_gpumem.formats.live import GpuSample
+from slurm_gpumem.node.sources.base import MEASURES
+from slurm_gpumem.node.sources.nvml import NvmlSource, OverNvml
 
 FIELDS: Mapping[int, str] = {measure.dcgm: measure.field for measure in MEASURES if measure.dcgm is not None}
 """By DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
@@ -45,7 +45,7 @@ def _mean(values: Sequence[Optional[float]]) -> Optional[float]:
     return sum(known) / len(known) if known else None
 
 
-class DcgmSource:
+class DcgmSource(OverNvml):
     """NVML with DCGM's activity values laid over it."""
 
     name = "dcgm"
@@ -57,7 +57,7 @@ class DcgmSource:
         interval_s: float,
         fields: Mapping[int, str] = FIELDS,
     ) -> None:
-        self._base = base
+        super().__init__(base)
         self._indexes = indexes
         self._fields = fields
         self._command = [
@@ -92,23 +92,11 @@ class DcgmSource:
             name: None if latest.get(name) is None else _mean([row.get(name) for row in rows])
             for name in self._fields.values()
         }
-        return replace(self._base.sample(uuid), **values)
-
-    def energy_j(self, uuid: str) -> Optional[float]:
-        return self._base.energy_j(uuid)
-
-    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
-        return self._base.processes(uuid)
-
-    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
-        return self._base.xids()
-
-    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
-        return self._base.finished(uuid)
+        return self._base.sample(uuid)._replace(**values)
 
     def close(self) -> None:
         self.stop()
-        self._base.close()
+        super().close()
 
     def stop(self) -> None:
         """End dcgmi."""

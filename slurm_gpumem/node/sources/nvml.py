@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
+from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.nvml import Nvml, NvmlError
-from slurm_gpumem.node.sources.base import MEASURES, GpuProcess, GpuSample, SourceError
+from slurm_gpumem.node.sources.base import MEASURES, GpuProcess, SourceError
 
 _CLIENTS_EVERY = 10
 _GPM_METRICS = {measure.field: measure.gpm for measure in MEASURES if measure.gpm is not None}
@@ -93,32 +94,11 @@ class NvmlSource:
         self.nvml.close()
 
 
-class GpmSource:
-    """NVML, with SM and DRAM activity from two successive GPM samples."""
-
-    name = "gpm"
+class OverNvml:
+    """NVML for all but the samples: what sources have in common that lay other values over its."""
 
     def __init__(self, base: NvmlSource) -> None:
         self._base = base
-        self._samples: Dict[str, Tuple[Any, Any]] = {}
-        """Per GPU: the sample before, and the one to fill next."""
-
-    def sample(self, uuid: str) -> GpuSample:
-        plain = self._base.sample(uuid)
-        try:
-            before, spare = self._samples.get(uuid, (None, None))
-            now = self._base.nvml.gpm_sample(uuid, spare)
-            if now is None:
-                return plain
-            self._samples[uuid] = (now, before)
-            return (
-                plain
-                if before is None
-                else replace(plain, **self._base.nvml.gpm_metrics(before, now, _GPM_METRICS))
-            )
-        except NvmlError as error:
-            self._samples.pop(uuid, None)
-            raise SourceError(str(error)) from None
 
     def energy_j(self, uuid: str) -> Optional[float]:
         return self._base.energy_j(uuid)
@@ -134,3 +114,31 @@ class GpmSource:
 
     def close(self) -> None:
         self._base.close()
+
+
+class GpmSource(OverNvml):
+    """NVML, with SM and DRAM activity from two successive GPM samples."""
+
+    name = "gpm"
+
+    def __init__(self, base: NvmlSource) -> None:
+        super().__init__(base)
+        self._samples: Dict[str, Tuple[Any, Any]] = {}
+        """Per GPU: the sample before, and the one to fill next."""
+
+    def sample(self, uuid: str) -> GpuSample:
+        plain = self._base.sample(uuid)
+        try:
+            before, spare = self._samples.get(uuid, (None, None))
+            now = self._base.nvml.gpm_sample(uuid, spare)
+            if now is None:
+                return plain
+            self._samples[uuid] = (now, before)
+            return (
+                plain
+                if before is None
+                else plain._replace(**self._base.nvml.gpm_metrics(before, now, _GPM_METRICS))
+            )
+        except NvmlError as error:
+            self._samples.pop(uuid, None)
+            raise SourceError(str(error)) from None

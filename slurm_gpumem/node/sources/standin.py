@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.files import read_json
+from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.gpus import standin_gpus
 from slurm_gpumem.node.processes import environment, start_of
-from slurm_gpumem.node.sources.base import GpuProcess, GpuSample, SourceError
+from slurm_gpumem.node.sources.base import GpuProcess, SourceError
 
 
 class StandinSource:

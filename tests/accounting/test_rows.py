@@ -7,26 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_gpumem.accounting.reading import (
-    BadRecordError,
-    parse_record,
-    recipe_of,
-    rest_of,
-    run_from,
-    short_gpu_name,
-    split_parts,
-)
+from slurm_gpumem.accounting.rows import recipe_of, rest_of, run_from, short_gpu_name, split_parts
+from slurm_gpumem.formats.job_record import BadRecordError, job_record_from, parse_job_record
 from tests.accounting.job_records import record
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=8,
-)
+from tests.formats.any_json import JSON
 
 
 def run(**changes: Any) -> Any:
-    return run_from(parse_record(json.dumps(record(**changes)).encode()))
+    return run_from(parse_job_record(json.dumps(record(**changes)).encode()))
 
 
 def test_a_record_becomes_a_row() -> None:
@@ -44,45 +32,6 @@ def test_a_record_becomes_a_row() -> None:
     assert split_parts(rest.parts)["activations"] == 9948
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"", "empty"),
-        (b'{"schema":"gpumem-job/1","job_id":1,', "torn or no JSON"),
-        (b"[" * 100_000, "torn or no JSON"),
-        (b"[]", "no job record"),
-        (b'{"schema":"other/1"}', "no job record"),
-        (b'{"schema":"gpumem-job/2"}', "of a newer gpumem"),
-        (b" " * (1 << 20) + b"{}", "larger than 1 MiB"),
-    ],
-)
-def test_what_is_no_record_is_refused_with_a_reason(data: bytes, why: str) -> None:
-    with pytest.raises(BadRecordError, match=why):
-        parse_record(data)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        {"job_id": "1"},
-        {"job_id": -1},
-        {"uid": None},
-        {"node": 3},
-        {"start": float("nan")},
-        {"restarts": True},
-    ],
-)
-def test_a_record_that_does_not_name_its_run_is_refused(broken: Any) -> None:
-    with pytest.raises(BadRecordError, match="without a usable"):
-        run(**broken)
-
-
-def test_a_user_cannot_write_records_of_another_users_jobs() -> None:
-    assert run_from(record(uid=1001), 1001).uid == 1001
-    with pytest.raises(BadRecordError, match="written by another user"):
-        run_from(record(uid=1001), 1002)
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e300, "12", True, [1]])
 def test_a_number_that_is_none_is_not_known(value: Any) -> None:
     assert run(peak_mib=value).own_peak_mib is None
@@ -91,7 +40,7 @@ def test_a_number_that_is_none_is_not_known(value: Any) -> None:
 @given(st.dictionaries(st.sampled_from(sorted(record())), JSON, max_size=6))
 def test_whatever_stands_in_a_record_it_is_a_row_or_refused(changes: Any) -> None:
     try:
-        row = run_from({**record(), **changes})
+        row = run_from(job_record_from({**record(), **changes}))
     except BadRecordError:
         return
     texts = [value for value in row if isinstance(value, str)]

@@ -1,0 +1,258 @@
+"""One row of the index for each job record: the columns that `gpumem report` searches, sums and shows."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import lru_cache
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.job_record import GpuFigures, JobRecord
+
+LEAST_SAMPLES = 3
+"""A run with fewer samples may have had its peak missed."""
+_QUARTER_S = 900
+_SEPARATOR = "\x1f"
+_SHORT_NAME = re.compile(r"\b(RTX (?:PRO |A)?[0-9]{4}|(?:GTX |TITAN |MI|[A-Z]{1,2})[0-9]{1,4}[A-Z]{0,2})\b")
+_NO_CLAIM, _NO_FIGURES = CommentRecord(), GpuFigures()
+
+_Device = Tuple[str, Optional[int], str, Optional[int]]
+"""UUID, number on the node, name, MiB."""
+
+
+class Recipe(NamedTuple):
+    """What a training run is made of, besides the GPU: runs of the same recipe need the same memory."""
+
+    fingerprint: str
+    batch: str
+    optimizer: str
+    precision: str
+    variant: str
+    """A hash of the rarer settings; empty where all are at their defaults."""
+
+
+class Rest(NamedTuple):
+    """What nobody searches or sums by; one text in the index."""
+
+    parts: str
+    mode: str
+    verdict: str
+    hints: str
+    notes: str
+    met: str
+    exit_code: str
+    signal: str
+    samples: str
+    gpu_sm: str
+    mean_mib: str
+    why: str
+    """Of a run that recovery started: why the run before it ended."""
+
+
+class Run(NamedTuple):
+    """One run of a job on one node: the columns that come from its record, in the table's order."""
+
+    cluster: str
+    job_id: int
+    restarts: int
+    node: str
+    uid: int
+    user: str
+    partition: str
+    model: str
+    recipe: str
+    """A Recipe, joined."""
+    estimator: str
+    gpu: str
+    gpu_mib: Optional[int]
+    sharing: str
+    shards: Optional[int]
+    limit_mib: Optional[int]
+    estimate_mib: Optional[int]
+    request_mib: Optional[int]
+    own_peak_mib: Optional[int]
+    start: float
+    end: Optional[float]
+    own_state: str
+    oom: int
+    sm_share: Optional[float]
+    energy_j: Optional[float]
+    gpus: int
+    month: int
+    """The local month of its start, counted from the year 0."""
+    day: int
+    """The local day of its start, counted from 1970."""
+    used_s: Optional[float]
+    """GPU-seconds, until it is known whom it shared them with."""
+    would_s: Optional[float]
+    """GPU-seconds of a job that was only observed, had it shared by its request."""
+    rest: str
+    """A Rest, joined."""
+    devices: Tuple[_Device, ...]
+    """The table holds their numbers in the table of devices."""
+
+
+def recipe_of(text: str) -> Recipe:
+    """A recipe from the index's text for it."""
+    return Recipe(*text.split(_SEPARATOR)) if text.count(_SEPARATOR) == 4 else Recipe("", "", "", "", "")
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """The index's text for a recipe."""
+    return _SEPARATOR.join(recipe)
+
+
+def rest_of(text: str) -> Rest:
+    """The rest from the index's text for it."""
+    return Rest(*text.split(_SEPARATOR)) if text.count(_SEPARATOR) == 11 else Rest(*[""] * 12)
+
+
+def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
+    """The row of a record.
+
+    A first index calls it a million times: hence everything taken out of the record at once, and one long
+    tuple in the columns' order.
+    """
+    (
+        job_id, restarts, uid, node, start, cluster, partition, user, mode, gpus, claim,
+        measured, end, exit_code, signal, _, hints, verdict, notes,
+    ) = record  # fmt: skip
+    shards, _, limit, peak, mean, energy, figures, met, samples, _ = measured
+    claimed = claim or _NO_CLAIM
+    request = claimed.request_mib
+    devices, sm_share, gpu_sm, gpu, gpu_mib = _gpus(gpus, figures)
+    observed = not shards and claimed.mode == "observe"
+    month, day = _month_and_day(int(start // _QUARTER_S))
+    gpu_s = None if end is None else (end - start) * (len(devices) or 1)
+    rest = (
+        claimed.parts,
+        mode,
+        verdict,
+        " ".join(hints) if hints else "",
+        "\n".join(notes) if notes else "",
+        " ".join(map(str, met)) if met else "",
+        "" if exit_code is None else str(exit_code),
+        "" if signal is None else str(signal),
+        str(samples),
+        "" if gpu_sm is None else str(gpu_sm),
+        "" if mean is None else str(round(mean)),
+        claimed.why if restarts else "",
+    )
+    return Run(
+        cluster,
+        job_id,
+        restarts,
+        node,
+        uid,
+        known_user(uid) or user or str(uid),
+        partition,
+        claimed.model,
+        _recipe_text(
+            claimed.fingerprint, claimed.batch, claimed.optimizer, claimed.precision, claimed.variant
+        ),
+        claimed.estimator,
+        gpu or claimed.gpu,
+        gpu_mib,
+        "shared" if shards else "observed" if observed else "whole",
+        shards,
+        limit,
+        claimed.estimate_mib,
+        request,
+        None if peak is None else round(peak),
+        start,
+        end,
+        record.known_state,
+        int(record.out_of_memory),
+        sm_share,
+        energy,
+        len(devices) or 1,
+        month,
+        day,
+        gpu_s,
+        gpu_s * shared_part(request, gpu_mib, shard_mib)
+        if observed and gpu_s and request and gpu_mib
+        else None,
+        _SEPARATOR.join(rest),
+        devices,
+    )
+
+
+@lru_cache(maxsize=4096)
+def known_user(uid: int) -> str:
+    """The name that the system has for a number, "" without one: a record could claim any name."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
+def shared_part(request_mib: int, gpu_mib: int, shard_mib: int) -> float:
+    """The part of a GPU that a request takes, in whole shards."""
+    return min(1.0, -(-request_mib // shard_mib) / max(1, gpu_mib // shard_mib))
+
+
+@lru_cache(maxsize=1024)
+def short_gpu_name(name: str) -> str:
+    """ "a100" of "NVIDIA A100-SXM4-40GB", "rtx 4090" of "NVIDIA GeForce RTX 4090"; "" of others."""
+    match = _SHORT_NAME.search(name)
+    return match[1].lower() if match else ""
+
+
+def split_parts(text: str) -> Dict[str, int]:
+    """The estimate's parts of the index's text for them; empty when there are none."""
+    return CommentRecord(parts=text).part_sizes
+
+
+def _gpus(
+    uuids: Tuple[str, ...], measured: Mapping[str, GpuFigures]
+) -> Tuple[Tuple[_Device, ...], Optional[float], Optional[float], str, Optional[int]]:
+    """Devices, the job's SM share and the GPUs' activity (means over GPUs), their name, least memory."""
+    devices: List[_Device] = []
+    shares: List[float] = []
+    whole: List[float] = []
+    short, least = "", None
+    for uuid in uuids:
+        figures = measured.get(uuid, _NO_FIGURES)
+        device, name = _device(uuid, figures.number, figures.name, figures.memory_mib)
+        if not devices:
+            short = name
+        devices.append(device)
+        mib = device[3]
+        if mib and (least is None or mib < least):
+            least = mib
+        share, activity = figures.sm_active_share, figures.gpu_sm_active
+        if activity is None:
+            # Without SM counters the part of time with any kernel is the next best that NVML has.
+            activity = figures.gpu_utilization
+        if share is not None:
+            shares.append(share)
+        if activity is not None:
+            whole.append(activity)
+    return (
+        tuple(devices),
+        sum(shares) / len(shares) if shares else None,
+        sum(whole) / len(whole) if whole else None,
+        short,
+        least,
+    )
+
+
+@lru_cache(maxsize=16_384)
+def _recipe_text(fingerprint: str, batch: Optional[int], *words: str) -> str:
+    return _SEPARATOR.join((fingerprint, "" if batch is None else str(batch), *words))
+
+
+@lru_cache(maxsize=16_384)
+def _device(uuid: str, number: Optional[int], name: str, mib: Optional[float]) -> Tuple[_Device, str]:
+    """A GPU as it is stored, and its short name: the same for each job that was there."""
+    return (uuid, number, name, None if mib is None else round(mib)), short_gpu_name(name)
+
+
+@lru_cache(maxsize=4096)
+def _month_and_day(quarter: int) -> Tuple[int, int]:
+    """Of a quarter of an hour: no time zone changes its offset within one."""
+    local = time.localtime(quarter * _QUARTER_S)
+    return local.tm_year * 12 + local.tm_mon - 1, (quarter * _QUARTER_S + local.tm_gmtoff) // 86_400

@@ -1,0 +1,372 @@
+"""The job record, `gpumem-job/2`: one small JSON file per job run and node (docs/admin/node.md).
+
+Hooks and sampler write it, recovery and the accounting read it. A record is root's, but what stands in it is
+not: the comment's words are the job owner's, and a store on a shared file system may hold files that users
+put there. So every value is checked for type and size, and a bad one is left out; only without the handful
+that name the run is the record refused. A first index reads a million of them: hence tuples, not dataclasses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.files import primary_group, read_plain, write_json
+from slurm_gpumem.formats.comment import CommentRecord, format_record, parse_word
+from slurm_gpumem.formats.values import (
+    MOST_AMOUNT,
+    MOST_ITEMS,
+    MOST_MIB,
+    MOST_NOTE,
+    MOST_RATIO,
+    MOST_WHOLE,
+    clean_name,
+    moment,
+    name,
+    text_list,
+    values_of,
+    whole,
+    whole_list,
+)
+from slurm_gpumem.formats.verdicts import ran_out_of_memory
+from slurm_gpumem.units import MIB
+
+SCHEMA = "gpumem-job/2"
+MAX_BYTES = MIB
+_SCHEMA_PREFIX = "gpumem-job/"
+_MOST_MET, _MOST_STATE = 64, 24
+_NO_CLAIM = CommentRecord()
+_DECODE = json.JSONDecoder().raw_decode
+"""What json.loads calls in the end."""
+
+
+class BadRecordError(ValueError):
+    """This cannot be used; says why in a few words, the same for the same kind of fault."""
+
+
+class GpuFigures(NamedTuple):
+    """One run on one GPU; None is "not measured"."""
+
+    number: Optional[int] = None
+    name: str = ""
+    memory_mib: Optional[float] = None
+    """Number, name and memory are the GPU's own."""
+    peak_mib: Optional[float] = None
+    mean_mib: Optional[float] = None
+    energy_j: Optional[float] = None
+    """The job's even part of it."""
+    sm_active_share: Optional[float] = None
+    """The job's even part of the SM activity."""
+    curve: str = ""
+    """See formats/curve.py."""
+    # Means over the whole GPU while the job was there: one for each row of MEASURES in node/sources/base.py.
+    gpu_sm_active: Optional[float] = None
+    gpu_sm_occupancy: Optional[float] = None
+    gpu_dram_active: Optional[float] = None
+    gpu_utilization: Optional[float] = None
+    gpu_power_w: Optional[float] = None
+
+
+class FaultEvent(NamedTuple):
+    """A fault of the GPU or of the user's MPS server that the job was hit by."""
+
+    kind: str
+    """"mps-fault" or "xid"."""
+    gpu: str
+    at: Optional[float]
+    others: Tuple[int, ...]
+    """Jobs of the same user that were hit at the same time."""
+    xid: Optional[int] = None
+
+    def same_as(self, other: FaultEvent) -> bool:
+        """Whether both report one fault; who else was hit may become known later."""
+        return (self.kind, self.gpu, self.at) == (other.kind, other.gpu, other.at)
+
+
+class Measurement(NamedTuple):
+    """What the sampler measured of one run on this node."""
+
+    shards: Optional[int] = None
+    """Per GPU."""
+    shards_verified: bool = False
+    """Whether that is Slurm's own count."""
+    limit_mib: Optional[int] = None
+    """What the shards stand for."""
+    peak_mib: Optional[float] = None
+    mean_mib: Optional[float] = None
+    """The largest over its GPUs: shards are per GPU."""
+    energy_j: Optional[float] = None
+    gpu: Mapping[str, GpuFigures] = {}
+    """By UUID."""
+    met: Tuple[int, ...] = ()
+    """Other jobs that it met on its GPUs."""
+    samples: int = 0
+    events: Tuple[FaultEvent, ...] = ()
+
+
+class JobRecord(NamedTuple):
+    """One run of a job on one node."""
+
+    job_id: int
+    restarts: int
+    """0 for the first run."""
+    uid: int
+    node: str
+    start: float
+    """Unix time of the prolog."""
+    cluster: str = ""
+    partition: str = ""
+    user: str = ""
+    mode: str = ""
+    """"mps" or "timeslice"."""
+    gpus: Tuple[str, ...] = ()
+    """UUIDs, in Slurm's order."""
+    claim: Optional[CommentRecord] = None
+    """The record of the job's comment: its owner's word."""
+    measured: Measurement = Measurement()
+    end: Optional[float] = None
+    """None while it runs."""
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+    state: str = ""
+    """How Slurm says that it ended; an epilog learns less."""
+    hints: Tuple[str, ...] = ()
+    """What the measurements of a failed run suggest."""
+    verdict: str = ""
+    """What the task epilog saw in the job's log: one of VERDICTS."""
+    notes: Tuple[str, ...] = ()
+    """What was out of the ordinary, in words."""
+
+    @property
+    def claimed(self) -> CommentRecord:
+        """The claim, or one that says nothing."""
+        return self.claim or _NO_CLAIM
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an exit code or by a signal."""
+        return bool(self.exit_code or self.signal)
+
+    @property
+    def known_state(self) -> str:
+        """Slurm's word, or what the exit code says where Slurm said nothing."""
+        if self.state:
+            return self.state
+        if self.end is None:
+            return "RUNNING"
+        return "FAILED" if self.failed else "COMPLETED" if self.exit_code == 0 else "UNKNOWN"
+
+    @property
+    def out_of_memory(self) -> bool:
+        """What was made of its end, where somebody judged; else whether it failed close to its limit."""
+        return ran_out_of_memory(self.verdict, self.hints if self.failed else ())
+
+
+_KEYS = (
+    "job_id", "restarts", "uid", "node", "start", "cluster", "partition", "user", "mode", "gpus", "claim",
+    "end", "exit_code", "signal", "state", "hints", "verdict", "notes",
+)  # fmt: skip
+_MEASURED_KEYS = Measurement._fields
+_MOST_MEANS = [
+    MOST_AMOUNT if field.endswith("_w") else MOST_RATIO
+    for field in GpuFigures._fields
+    if field.startswith("gpu_")
+]
+"""Watts are amounts; all other means are parts of 1."""
+_OWN, _MEASURED, _FIGURES = (itemgetter(*keys) for keys in (_KEYS, _MEASURED_KEYS, GpuFigures._fields))
+
+
+def parse_job_record(data: bytes, owner_uid: Optional[int] = None) -> JobRecord:
+    """The record in a file's bytes; BadRecordError when it is torn, too large, or another thing.
+
+    `owner_uid` is who wrote the file, when that is not root or ourselves: only the job's own user may,
+    and its name is then what the system has for the number, not what the file says.
+    """
+    if len(data) > MAX_BYTES:
+        raise BadRecordError("larger than 1 MiB")
+    try:
+        text = data.decode().lstrip()
+        table, end = _DECODE(text)
+        if text[end:].strip():
+            raise ValueError
+    except (ValueError, RecursionError):
+        raise BadRecordError("torn or no JSON" if data.strip() else "empty") from None
+    if type(table) is not dict or type(table.get("schema")) is not str:
+        raise BadRecordError("no job record")
+    if table["schema"] != SCHEMA:
+        known = table["schema"].startswith(_SCHEMA_PREFIX)
+        raise BadRecordError("of another version" if known else "no job record")
+    record = job_record_from(table)
+    if owner_uid is None:
+        return record
+    if owner_uid != record.uid:
+        raise BadRecordError("of one user's job, written by another user")
+    return record._replace(user="")
+
+
+def read_job_record(path: Path) -> JobRecord:
+    """The record in a file; OSError or BadRecordError when there is none that can be believed."""
+    data, owner = read_plain(path, most_bytes=MAX_BYTES)
+    return parse_job_record(data, None if owner in (0, os.geteuid()) else owner)
+
+
+def job_record_from(table: Mapping[str, Any]) -> JobRecord:
+    """The record of its JSON; BadRecordError when it does not name its run."""
+    (
+        job_id, restarts, uid, node, start, cluster, partition, user, mode, gpus, claim,
+        end, exit_code, signal, state, hints, verdict, notes,
+    ) = values_of(table, _OWN, _KEYS)  # fmt: skip
+    start, end = moment(start), moment(end)
+    if (
+        type(job_id) is not int
+        or type(restarts) is not int
+        or type(uid) is not int
+        or not (0 <= job_id < MOST_WHOLE and 0 <= restarts < MOST_WHOLE and 0 <= uid < MOST_WHOLE)
+        or start is None
+        or type(node) is not str
+        or not _is_node_name(node)
+    ):
+        raise BadRecordError("without a usable job_id, restarts, uid, node or start")
+    if end is not None and end < start:
+        end = start  # the clock was set back while it ran
+    return JobRecord(
+        job_id,
+        restarts,
+        uid,
+        node,
+        start,
+        clean_name(cluster) if type(cluster) is str else "",
+        clean_name(partition) if type(partition) is str else "",
+        clean_name(user) if type(user) is str else "",
+        clean_name(mode) if type(mode) is str else "",
+        tuple([clean_name(uuid) for uuid in gpus[:MOST_ITEMS] if type(uuid) is str])
+        if type(gpus) is list
+        else (),
+        parse_word(claim) if type(claim) is str else None,
+        measurement_from(table),
+        end,
+        exit_code if type(exit_code) is int and 0 <= exit_code < MOST_WHOLE else None,
+        signal if type(signal) is int and 0 <= signal < MOST_WHOLE else None,
+        _state_name(state) if type(state) is str else "",
+        text_list(hints) if hints else (),
+        clean_name(verdict) if type(verdict) is str else "",
+        text_list(notes, MOST_NOTE) if notes else (),
+    )
+
+
+def measurement_from(table: Mapping[str, Any]) -> Measurement:
+    """The sampler's part of a record's or of a live job's JSON."""
+    shards, verified, limit, peak, mean, energy, gpu, met, samples, events = values_of(
+        table, _MEASURED, _MEASURED_KEYS
+    )
+    return Measurement(
+        shards if type(shards) is int and 0 <= shards < MOST_WHOLE else None,
+        verified is True,
+        limit if type(limit) is int and 0 <= limit < MOST_WHOLE else None,
+        peak if (type(peak) is float or type(peak) is int) and 0 <= peak < MOST_MIB else None,
+        mean if (type(mean) is float or type(mean) is int) and 0 <= mean < MOST_MIB else None,
+        energy if (type(energy) is float or type(energy) is int) and 0 <= energy < MOST_AMOUNT else None,
+        {clean_name(uuid): _figures(figures) for uuid, figures in gpu.items() if type(figures) is dict}
+        if type(gpu) is dict
+        else {},
+        whole_list(met, _MOST_MET) if met else (),
+        samples if type(samples) is int and 0 <= samples < MOST_WHOLE else 0,
+        _events(events) if events else (),
+    )
+
+
+def job_record_table(record: JobRecord) -> Dict[str, Any]:
+    """The record as JSON; what nobody knows is null."""
+    table = {"schema": SCHEMA, **record._asdict(), **measurement_table(record.measured)}
+    del table["measured"]
+    return {
+        **table,
+        "claim": None if record.claim is None else format_record(record.claim),
+        "state": record.state or None,
+        "verdict": record.verdict or None,
+    }
+
+
+def measurement_table(measured: Measurement) -> Dict[str, Any]:
+    """The sampler's part as JSON."""
+    return {
+        **measured._asdict(),
+        "gpu": {
+            uuid: {**figures._asdict(), "curve": figures.curve or None}
+            for uuid, figures in measured.gpu.items()
+        },
+        "events": [_event_table(event) for event in measured.events],
+    }
+
+
+def record_name(job_id: int, restarts: int, node: str) -> str:
+    """The name of the file of one run of a job on one node."""
+    return f"{job_id}.{restarts}.{node}.json"
+
+
+def write_job_record(spool: Path, record: JobRecord, *, durable: bool = False) -> None:
+    """Write it whole, root's, readable by the job's own user."""
+    spool.mkdir(mode=0o755, parents=True, exist_ok=True)
+    write_json(
+        spool / record_name(record.job_id, record.restarts, record.node),
+        job_record_table(record),
+        mode=0o640,
+        reader_uid=record.uid,
+        reader_gid=primary_group(record.uid),
+        durable=durable,
+    )
+
+
+def _figures(table: Mapping[str, Any]) -> GpuFigures:
+    number, called, memory, peak, mean, energy, share, curve, *means = values_of(
+        table, _FIGURES, GpuFigures._fields
+    )
+    return GpuFigures(
+        number if type(number) is int and 0 <= number < MOST_WHOLE else None,
+        clean_name(called) if type(called) is str else "",
+        memory if (type(memory) is float or type(memory) is int) and 0 <= memory < MOST_MIB else None,
+        peak if (type(peak) is float or type(peak) is int) and 0 <= peak < MOST_MIB else None,
+        mean if (type(mean) is float or type(mean) is int) and 0 <= mean < MOST_MIB else None,
+        energy if (type(energy) is float or type(energy) is int) and 0 <= energy < MOST_AMOUNT else None,
+        share if (type(share) is float or type(share) is int) and 0 <= share < MOST_RATIO else None,
+        curve if type(curve) is str else "",
+        *[
+            value if (type(value) is float or type(value) is int) and 0 <= value < most else None
+            for value, most in zip(means, _MOST_MEANS)
+        ],
+    )
+
+
+def _events(value: Any) -> Tuple[FaultEvent, ...]:
+    tables = [event for event in value[:MOST_ITEMS] if type(event) is dict] if type(value) is list else ()
+    return tuple(
+        FaultEvent(
+            kind=name(event.get("kind")),
+            gpu=name(event.get("gpu")),
+            at=moment(event.get("at")),
+            others=whole_list(event.get("with"), _MOST_MET),
+            xid=whole(event.get("xid")),
+        )
+        for event in tables
+    )
+
+
+def _event_table(event: FaultEvent) -> Dict[str, Any]:
+    table: Dict[str, Any] = {"kind": event.kind, "gpu": event.gpu, "at": event.at, "with": event.others}
+    return table if event.xid is None else {**table, "xid": event.xid}
+
+
+@lru_cache(maxsize=16_384)
+def _is_node_name(text: str) -> bool:
+    """Whether it can be a part of a file's name."""
+    return text != "" and clean_name(text) == text and "/" not in text
+
+
+@lru_cache(maxsize=256)
+def _state_name(text: str) -> str:
+    """Slurm's word for a state; "" when it does not look like one."""
+    return text if len(text) <= _MOST_STATE and text.isascii() and text.replace("_", "").isalpha() else ""

@@ -1,0 +1,145 @@
+"""The live file, `gpumem-live/1`: what a node's sampler saw at its last look.
+
+The sampler writes it; `gpumem node status`, the metrics, the epilog and the next sampler read it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.files import read_json, write_json
+from slurm_gpumem.formats.job_record import Measurement, measurement_from, measurement_table
+from slurm_gpumem.formats.values import MOST_NOTE, amount, name, text_list, whole
+
+SCHEMA = "gpumem-live/1"
+
+
+class GpuSample(NamedTuple):
+    """One look at one GPU. Activities are parts of 1 since the look before; None is "not known"."""
+
+    memory_used_mib: Optional[float] = None
+    memory_total_mib: Optional[float] = None
+    sm_active: Optional[float] = None
+    sm_occupancy: Optional[float] = None
+    dram_active: Optional[float] = None
+    utilization: Optional[float] = None
+    """Part of the time in which any kernel ran at all."""
+    power_w: Optional[float] = None
+
+
+class LiveGpu(NamedTuple):
+    """One GPU at the last look."""
+
+    number: Optional[int] = None
+    name: str = ""
+    other_mib: Optional[float] = None
+    """Memory of processes that are no shared job's."""
+    mps_clients: Optional[int] = None
+    sample: GpuSample = GpuSample()
+
+
+class LiveJob(NamedTuple):
+    """One job at the last look."""
+
+    user: str = ""
+    mode: str = ""
+    gpus: Tuple[str, ...] = ()
+    """UUIDs, in Slurm's order."""
+    estimate_mib: Optional[int] = None
+    request_mib: Optional[int] = None
+    restarts: int = 0
+    now_mib: Mapping[str, Optional[float]] = {}
+    """By UUID."""
+    processes: int = 0
+    notes: Tuple[str, ...] = ()
+    measured: Measurement = Measurement()
+
+
+class Live(NamedTuple):
+    """The node at the last look."""
+
+    node: str = ""
+    at: Optional[float] = None
+    interval_s: Optional[float] = None
+    source: str = ""
+    """Where the measurements come from."""
+    gpus: Mapping[str, LiveGpu] = {}
+    jobs: Mapping[int, LiveJob] = {}
+
+
+def read_live(path: Path) -> Optional[Live]:
+    """What the file holds; None when it is missing or no live file."""
+    table = read_json(path)
+    return live_from(table) if isinstance(table, dict) and table.get("schema") == SCHEMA else None
+
+
+def write_live(path: Path, live: Live) -> None:
+    """For root alone: it names all users' jobs."""
+    write_json(path, live_table(live), mode=0o600)
+
+
+def live_from(table: Mapping[str, Any]) -> Live:
+    """The live file of its JSON; what makes no sense is left out."""
+    gpus, jobs = table.get("gpus"), table.get("jobs")
+    return Live(
+        node=name(table.get("node")),
+        at=amount(table.get("at")),
+        interval_s=amount(table.get("interval_s")),
+        source=name(table.get("source")),
+        gpus={uuid: _gpu(gpu) for uuid, gpu in _tables(gpus)},
+        jobs={int(text): _job(job) for text, job in _tables(jobs) if text.isascii() and text.isdigit()},
+    )
+
+
+def live_table(live: Live) -> Dict[str, Any]:
+    """The live file as JSON; of a GPU's sample, what is not known is left out."""
+    return {
+        "schema": SCHEMA,
+        **live._asdict(),
+        "gpus": {uuid: _gpu_table(gpu) for uuid, gpu in live.gpus.items()},
+        "jobs": {str(job_id): _job_table(job) for job_id, job in live.jobs.items()},
+    }
+
+
+def _gpu(table: Mapping[str, Any]) -> LiveGpu:
+    get = table.get
+    return LiveGpu(
+        number=whole(get("number")),
+        name=name(get("name")),
+        other_mib=amount(get("other_mib")),
+        mps_clients=whole(get("mps_clients")),
+        sample=GpuSample._make(amount(get(key)) for key in GpuSample._fields),
+    )
+
+
+def _gpu_table(gpu: LiveGpu) -> Dict[str, Any]:
+    own = {**gpu._asdict(), **gpu.sample._asdict()}
+    del own["sample"]
+    return {key: value for key, value in own.items() if value is not None}
+
+
+def _job(table: Mapping[str, Any]) -> LiveJob:
+    get, now = table.get, table.get("now_mib")
+    return LiveJob(
+        user=name(get("user")),
+        mode=name(get("mode")),
+        gpus=text_list(get("gpus")),
+        estimate_mib=whole(get("estimate_mib")),
+        request_mib=whole(get("request_mib")),
+        restarts=whole(get("restarts")) or 0,
+        now_mib={uuid: amount(mib) for uuid, mib in now.items()} if isinstance(now, dict) else {},
+        processes=whole(get("processes")) or 0,
+        notes=text_list(get("notes"), MOST_NOTE),
+        measured=measurement_from(table),
+    )
+
+
+def _job_table(job: LiveJob) -> Dict[str, Any]:
+    own = {**job._asdict(), **measurement_table(job.measured)}
+    del own["measured"]
+    return own
+
+
+def _tables(value: Any) -> Any:
+    return [item for item in value.items() if isinstance(item[1], dict)] if isinstance(value, dict) else ()

@@ -1,0 +1,78 @@
+"""The task file: what the prolog, as root, tells the job's own tasks; words separated by blanks, a line each.
+
+Written by the prolog; read by prolog/task_prolog.sh and task_epilog.sh, and here by recovery.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.files import write_atomic
+
+
+class TaskGpu(NamedTuple):
+    """One GPU of the job."""
+
+    number: int
+    uuid: str
+    pipe: str
+    """The folder of the user's MPS daemon there."""
+    memory_mib: int
+    """0 when it is not known."""
+
+
+class TaskFile(NamedTuple):
+    """How the job's tasks are to use its GPUs; every word is checked or our own."""
+
+    mode: str
+    """"mps" or "timeslice"."""
+    shard_mib: int
+    headroom_mib: int
+    limits: bool
+    limit_key: str
+    threads: bool
+    """Whether its part of the SMs is limited too."""
+    claim_mib: Optional[int]
+    """What its record claims to have been given."""
+    record: bool
+    """Whether its comment holds a record."""
+    end_line: bool
+    """Whether its output ends with a line on what it used."""
+    gpus: Tuple[TaskGpu, ...]
+
+
+def write_task_file(path: Path, task: TaskFile) -> None:
+    """Written last, so that it never points at a daemon that is not there; readable by everybody."""
+    write_atomic(path, format_task_file(task), mode=0o644)
+
+
+def format_task_file(task: TaskFile) -> str:
+    """The file's text."""
+    lines = [
+        f"mode {task.mode}",
+        f"shard_mib {task.shard_mib}",
+        f"headroom_mib {task.headroom_mib}",
+        f"limits {'yes' if task.limits else 'no'}",
+        f"limit_key {task.limit_key}",
+        f"threads {'yes' if task.threads else 'no'}",
+        *([] if task.claim_mib is None else [f"claim_mib {task.claim_mib}"]),
+        *(["record yes"] if task.record else []),
+        *(["end_line yes"] if task.end_line else []),
+        *(f"gpu {gpu.number} {gpu.uuid} {gpu.pipe} {gpu.memory_mib}" for gpu in task.gpus),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def read_task_gpus(path: Path) -> Tuple[TaskGpu, ...]:
+    """The GPUs of a task file; none when it is not there."""
+    try:
+        return tuple(_gpus(path.read_text(errors="replace")))
+    except OSError:
+        return ()
+
+
+def _gpus(text: str) -> Iterator[TaskGpu]:
+    for words in map(str.split, text.splitlines()):
+        if len(words) == 5 and words[0] == "gpu" and words[1].isdigit() and words[4].isdigit():
+            yield TaskGpu(int(words[1]), words[2], words[3], int(words[4]))
