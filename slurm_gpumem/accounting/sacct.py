@@ -13,6 +13,7 @@ from slurm_gpumem.formats.comment import parse_end
 from slurm_gpumem.formats.verdicts import OOM
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
 from slurm_gpumem.slurm.sacct import SlurmRow, ask_runs
+from slurm_gpumem.slurm.states import FINAL
 
 _BATCH = 400
 _BUDGET_S = 1.0
@@ -21,19 +22,6 @@ _ASK_AGAIN_S = 600.0
 """After an answer that was an error."""
 _GIVE_UP_AFTER_S = 3600.0
 """A job that Slurm does not know an hour after its end is not asked about again."""
-_FINAL = frozenset(
-    (
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PREEMPTED",
-        "TIMEOUT",
-    )
-)
 
 
 def join_slurm(
@@ -100,7 +88,7 @@ def _apply_one(db: sqlite3.Connection, writer: IndexWriter, job_id: int, runs: S
         # The same number may be another cluster's job, or an older one's from before the count started again.
         mine = [run for run in runs if run.cluster in ("", cluster) or not cluster]
         mine = [run for run in mine if run.user in ("", user)]
-        if mine and mine[-1].state in _FINAL:
+        if mine and mine[-1].state in FINAL:
             _put(db, writer, job_id, head, mine)
             joined = True
         elif not mine and end is not None and time.time() - end > _GIVE_UP_AFTER_S:

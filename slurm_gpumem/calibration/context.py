@@ -19,6 +19,7 @@ import slurm_gpumem
 from slurm_gpumem.errors import CalibrationError
 from slurm_gpumem.estimators.gpus import closest_gpu, gpu_table
 from slurm_gpumem.files import replaced
+from slurm_gpumem.units import MIB
 
 _PROBE = "slurm_gpumem.calibration.context_probe"
 _TIMEOUT_S = 120
@@ -158,7 +159,7 @@ def _notes(probe: Mapping[str, Any], workspaces: List[int]) -> List[str]:
         )
     else:
         notes.append("the allocator rounds as simulated")
-    sizes = ", ".join(f"{size / 2**20:.4g} MiB" for size in workspaces) or "none"
+    sizes = ", ".join(f"{size / MIB:.4g} MiB" for size in workspaces) or "none"
     notes.append(f"cuBLAS workspaces in the allocator: {sizes}")
     return notes
 

@@ -17,7 +17,8 @@ import sys
 from typing import Any, Dict, List, Tuple
 
 from slurm_gpumem.calibration.process_memory import GpuSource, OwnMemory, open_source
-from slurm_gpumem.estimators.allocator import FREE, MIB, CachingAllocator, Event
+from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event
+from slurm_gpumem.units import MIB
 
 _STEPS = 3
 # Sizes around every threshold of the allocator's rules.

@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any, Dict, NamedTuple, Optional
 
-from slurm_gpumem.estimators.allocator import MIB
+from slurm_gpumem.units import MIB
 
 _LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
 """An MPS client is only in the second list."""

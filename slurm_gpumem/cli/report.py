@@ -152,15 +152,10 @@ def _words(text: Optional[str]) -> Tuple[str, ...]:
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
-_STATES = {
-    "BF": "BOOT_FAIL", "CA": "CANCELLED", "CD": "COMPLETED", "DL": "DEADLINE", "F": "FAILED",
-    "NF": "NODE_FAIL", "OOM": "OUT_OF_MEMORY", "PR": "PREEMPTED", "R": "RUNNING", "RQ": "REQUEUED",
-    "TO": "TIMEOUT",
-}  # fmt: skip
-
-
 def _states(text: Optional[str]) -> List[str]:
-    return [_STATES.get(word.upper(), word) for word in _words(text)]
+    from slurm_gpumem.slurm.states import CODES
+
+    return [CODES.get(word.upper(), word) for word in _words(text)]
 
 
 def _jobs(text: Optional[str]) -> Tuple[int, ...]:

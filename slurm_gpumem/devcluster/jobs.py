@@ -8,18 +8,8 @@ from typing import Dict, Sequence
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.slurm.states import FINAL
 
-ENDED = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
-)
 _POLL_S = 0.05
 _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)")
 
@@ -33,7 +23,7 @@ def show_job(cluster: Cluster, job_id: str) -> Dict[str, str]:
 
 
 def wait_for_job(
-    cluster: Cluster, job_id: str, states: Sequence[str] = ENDED, timeout_s: float = 30.0
+    cluster: Cluster, job_id: str, states: Sequence[str] = FINAL, timeout_s: float = 30.0
 ) -> Dict[str, str]:
     """The job's fields once it is in one of `states`; raises DevClusterError if that takes too long."""
     deadline = time.monotonic() + timeout_s

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import Dict, Hashable, Iterable, List, Tuple
 
 from slurm_gpumem.errors import DoesNotFitError
+from slurm_gpumem.units import MIB
 
-MIB = 1 << 20
 ROUNDING = 512
 SMALL_REQUEST = 1 * MIB
 """The largest request of the small pool, and the rest a large block must exceed to be split."""

@@ -12,13 +12,14 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UnknownNameError
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.toml_file import load_toml
+from slurm_gpumem.units import MIB
 
 DEFAULT_GPU = "h200"
 SITE_GPUS = "gpumem-gpus.toml"
 
 # cuBLAS workspaces that PyTorch allocates by default, by the major compute capability.
 _LARGE_WORKSPACE_MAJORS = ("9", "10", "12")
-_LARGE_WORKSPACE = 32 * 2**20
+_LARGE_WORKSPACE = 32 * MIB
 _SMALL_WORKSPACE = 8_519_680
 
 _NUMBERS = (

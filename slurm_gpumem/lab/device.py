@@ -13,8 +13,8 @@ from typing import Any, Dict, Optional
 import torch
 
 from slurm_gpumem.calibration.nvml import NvmlGpu
-from slurm_gpumem.estimators.allocator import MIB
 from slurm_gpumem.lab.children import Children
+from slurm_gpumem.units import MIB
 
 
 def describe_device(device: str, versions: Dict[str, str]) -> Dict[str, Any]:

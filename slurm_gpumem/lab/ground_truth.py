@@ -25,10 +25,10 @@ from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.lab.places import GROUND_TRUTH, shown
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import MIB
 
 TOOLS = ("torchinfo_full", "torchinfo_deep", "torchsummary", "torchinfo", "print")
 """Who made a summary, the fullest text first (torchinfo alone hides what lies deeper than 3)."""
-_MIB = 2**20
 # What a job of the estimator can say about itself; a run with any other toggle is not comparable.
 _JOB_TOGGLES = {
     "channels_last": "channels_last",
@@ -137,9 +137,9 @@ def _run(row: Mapping[str, Any], about: Mapping[str, Any]) -> MeasuredRun:
             batch_size=row["batch"], optimizer=row["optimizer"], precision=row["precision"], **toggles
         ),
         gpu=closest_gpu(row.get("gpu") or about.get("gpu"), row.get("gpu_mib") or about.get("gpu_mib")),
-        process_mib=round(process / _MIB) if process else None,
-        reserved_mib=round(row["reserved_bytes"] / _MIB),
-        allocated_mib=round(row.get("allocated_bytes", 0) / _MIB),
+        process_mib=round(process / MIB) if process else None,
+        reserved_mib=round(row["reserved_bytes"] / MIB),
+        allocated_mib=round(row.get("allocated_bytes", 0) / MIB),
         row=row,
     )
 

@@ -12,8 +12,9 @@ import math
 from ctypes import Structure, byref, c_char, c_double, c_uint, c_ulonglong, c_void_p
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from slurm_gpumem.units import MIB
+
 LIBRARY = "libnvidia-ml.so.1"
-MIB = 1024 * 1024
 
 _SUCCESS, _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND = 0, 3, 4, 6
 _INSUFFICIENT_SIZE, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 7, 10, 13, 15

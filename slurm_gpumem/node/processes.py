@@ -8,7 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Iterable, Iterator, Optional
 
-_ENVIRON_LIMIT = 1 << 20
+from slurm_gpumem.units import MIB
+
+_ENVIRON_LIMIT = MIB
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.text import clipped, count
-from slurm_gpumem.units import ceil_div
+from slurm_gpumem.units import MIB, ceil_div
 
 _PHASES = {"evaluate": "evaluation", "checkpoint": "writing a checkpoint"}
 _WIDTH = 100
@@ -35,7 +35,7 @@ def trace_lines(
     ]
     if facts.get("failure"):
         lines.append("  it failed later: " + clipped(str(facts["failure"]).replace("\n", "; "), _WIDTH - 20))
-    if facts.get("grown_bytes", 0) >= 1 << 20:
+    if facts.get("grown_bytes", 0) >= MIB:
         lines.append(
             f"  memory grows by {facts['grown_bytes'] >> 20:,} MiB over these steps: something is kept"
         )

@@ -12,6 +12,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.gres import shares
+from slurm_gpumem.slurm.states import FINAL, WAITING
 
 JOB_NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
 REQUEUED_HELD = "job requeued in held state"
@@ -19,10 +20,6 @@ REQUEUED_HELD = "job requeued in held state"
 TIMEOUT_S = 5.0
 _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 """JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
-_FINAL = re.compile(
-    r"(?:BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PREEMPTED|REVOKED|TIMEOUT)"
-)
-_WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 _NODE_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,tres-per-node:128 "
 _JOB_COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
@@ -47,12 +44,12 @@ class SlurmJob(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether it ended for good; Slurm remembers it for a while (MinJobAge)."""
-        return _FINAL.fullmatch(self.state) is not None
+        return self.state in FINAL
 
     @property
     def is_here(self) -> bool:
         """Whether it is on its node, computing or not."""
-        return not self.is_over and self.state not in _WAITING
+        return not self.is_over and self.state not in WAITING
 
 
 class Job(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Callable, Iterator, List, NamedTuple, Optional, Sequence, Tup
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.options import Option, OptionSpec, OptionTable, read_options
+from slurm_gpumem.units import MIB
 
-MAX_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * MIB
 """sbatch's own default limit."""
 
 _MARK = "#SBATCH"
@@ -116,7 +117,7 @@ def check_script(script: BatchScript) -> None:
             "Add #!/bin/bash as its first line."
         )
     if len(script.data) > MAX_BYTES:
-        raise ScriptError(f"{script.name}: larger than {MAX_BYTES // 2**20} MiB, which is no job script.")
+        raise ScriptError(f"{script.name}: larger than {MAX_BYTES // MIB} MiB, which is no job script.")
 
 
 def _split(text: str) -> List[str]:

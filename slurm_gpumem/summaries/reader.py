@@ -12,8 +12,9 @@ from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.summaries.detect import parse
 from slurm_gpumem.summaries.refuse import HOW
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import MIB
 
-MAX_BYTES = 16 * 1024 * 1024
+MAX_BYTES = 16 * MIB
 _SAMPLE = 65536
 # Longest first: a UTF-32 mark begins like a UTF-16 one.
 _MARKS = (
@@ -54,7 +55,7 @@ def _read_text(path: Path) -> str:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise SummaryError(
-            f"{path}: larger than {MAX_BYTES // 2**20} MiB; a summary is a few hundred lines.\n{HOW}"
+            f"{path}: larger than {MAX_BYTES // MIB} MiB; a summary is a few hundred lines.\n{HOW}"
         )
     if not data.strip():
         raise SummaryError(f"{path}: is empty.\n{HOW}")

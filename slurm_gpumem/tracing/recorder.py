@@ -21,10 +21,11 @@ from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.tracing.kernels import Kernels
 from slurm_gpumem.tracing.places import Places
 from slurm_gpumem.tracing.values import FOLLOWED, READ, SIZED, Guess, follow
+from slurm_gpumem.units import MIB
 
 _HANDLERS = {**HANDLERS, **READ, **SIZED}
 Call = Union[Convolution, Reduction]
-LT_WORKSPACE = 1 << 20
+LT_WORKSPACE = MIB
 """What cuBLASLt keeps from its first product on, that of a linear layer with a bias."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import log, log1p
 from typing import List, NamedTuple
 
+from slurm_gpumem.units import MIB
 from slurm_gpumem.utilization.roofline import Times
 from slurm_gpumem.utilization.work import KINDS, StepWork
 
@@ -64,7 +65,7 @@ def features(work: StepWork, times: Times, quality: TextQuality) -> List[float]:
         log(max(kernels, 1)),
         log1p(flops / max(kernels, 1)),
         log1p(moved / max(kernels, 1)),
-        log1p(work.parameter_bytes / 2**20),
+        log1p(work.parameter_bytes / MIB),
         host.points / max(host.products, 1),
         host.casts / max(host.products, 1),
         float(quality.shapeless),

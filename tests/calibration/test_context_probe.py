@@ -13,9 +13,9 @@ from slurm_gpumem.calibration.context import calibration
 from slurm_gpumem.calibration.nvml import GpuIdentity, GpuReading
 from slurm_gpumem.calibration.process_memory import OwnMemory
 from slurm_gpumem.estimators.allocator import CachingAllocator
+from slurm_gpumem.units import MIB
 
 torch = pytest.importorskip("torch")
-MIB = 2**20
 
 
 class _Gpu:

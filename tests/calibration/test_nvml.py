@@ -10,8 +10,7 @@ import pytest
 
 from slurm_gpumem.calibration.nvml import GPM_METRICS, GpuIdentity, GpuReading, NvmlGpu
 from slurm_gpumem.calibration.process_memory import open_source
-
-MIB = 1 << 20
+from slurm_gpumem.units import MIB
 
 
 class _Error(Exception):

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_gpumem.estimators.allocator import FREE, CachingAllocator, Event, simulate
+from slurm_gpumem.units import MIB
 
 KIB = 1024
-MIB = 1024 * 1024
 
 
 # -- Cases worked by hand ------------------------------------------------------------------------

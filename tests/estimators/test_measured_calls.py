@@ -14,9 +14,9 @@ from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.estimators.workspaces.measured_calls import Measured, from_columns
 from slurm_gpumem.lab.fit.workspace_files import make_measured, measured_bytes, to_bytes
 from slurm_gpumem.summaries.trace_types import CALLS
+from slurm_gpumem.units import MIB
 from tests.estimators.test_workspaces import convolution
 
-MIB = 1 << 20
 PLAIN = convolution(channels=48, outputs=96, call="weight")
 
 

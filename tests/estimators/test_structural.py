@@ -23,13 +23,13 @@ from slurm_gpumem.estimators.tape import Tape
 from slurm_gpumem.estimators.types import PRECISIONS, TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.units import MIB
 from tests.support.timing import best_cpu_s, slowness
 
 DATA = Path(__file__).parent / "data" / "structural"
 ARCHIVE = Path(__file__).parent.parent / "summaries" / "fixtures" / "summaries.tar.xz"
 EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "examples" / "small-cnn.txt"
 H200 = find_gpu("h200")
-MIB = 1 << 20
 
 
 @lru_cache(maxsize=1)

@@ -15,10 +15,10 @@ from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.trace_types import Convolution
+from slurm_gpumem.units import MIB
 
 RULE = "=" * 100 + "\n"
 BATCH = 32
-MIB = 1 << 20
 H200 = find_gpu("h200")
 
 

@@ -8,8 +8,8 @@ from slurm_gpumem.estimators.allocator import CachingAllocator
 from slurm_gpumem.estimators.traced.replay import allocator_events, replay
 from slurm_gpumem.estimators.traced.steps import further_step
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
+from slurm_gpumem.units import MIB
 
-MIB = 1 << 20
 ACTIVATION, GRADIENT, STATE = range(3)
 
 

@@ -17,8 +17,7 @@ from slurm_gpumem.lab.fit.workspace_files import make_measured, to_bytes
 from slurm_gpumem.lab.places import OPERATORS
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution
-
-MIB = 1 << 20
+from slurm_gpumem.units import MIB
 
 
 def convolution(**changes: Any) -> Convolution:

@@ -15,8 +15,8 @@ import pytest
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.lab.ground_truth import load_ground_truth, part_of
 from slurm_gpumem.lab.score.accuracy import Score, figures, grouped, quantile, score, worst
+from slurm_gpumem.units import MIB
 
-MIB = 2**20
 TEXT = (Path(__file__).parents[1] / "estimators" / "data" / "small_cnn.txt").read_text()
 _GPUMEM = [sys.executable, "-c", "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"]
 

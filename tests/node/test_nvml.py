@@ -10,8 +10,8 @@ import pytest
 from slurm_gpumem.node.nvml import Nvml, NvmlError
 from slurm_gpumem.node.sources.base import GpuProcess, SourceError
 from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
+from slurm_gpumem.units import MIB
 
-MIB = 1 << 20
 NOT_SUPPORTED, INSUFFICIENT, TIMEOUT, LOST = 3, 7, 10, 15
 UNKNOWN = 0xFFFFFFFFFFFFFFFF
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.sacct import ask_runs, parse_runs
 from slurm_gpumem.slurm.sacctmgr import Limit, ask_coordinators, ask_limits, parse_limits
-from tests.accounting.test_reading import JSON
 from tests.accounting.test_sacct import answer, new_job, old_job
+from tests.formats.any_json import JSON
 from tests.support.fake_slurm import FakeSlurm
 
 

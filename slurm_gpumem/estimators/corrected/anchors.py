@@ -12,8 +12,8 @@ from typing import Callable, Tuple
 
 from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.stream import ACTIVATIONS
+from slurm_gpumem.units import MIB
 
-_MIB = 1 << 20
 STEPS = 16
 _GROWING = 0.35
 """Where activations are this share of a job, half its batch cannot need more."""
@@ -32,7 +32,7 @@ def anchors(batch: int) -> Anchors:
 
 def grows(result: Replay, total_mib: float) -> bool:
     """Whether so much of a job of this size scales with its batch that half the batch cannot need more."""
-    return result.at_peak[ACTIVATIONS] > _GROWING * total_mib * _MIB
+    return result.at_peak[ACTIVATIONS] > _GROWING * total_mib * MIB
 
 
 def climb(low: float, high: float, share: float, decide: Callable[[float], float]) -> float:

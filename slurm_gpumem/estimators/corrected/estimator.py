@@ -28,6 +28,7 @@ from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import MIB
 
 FILE = "correction.json"
 MEASURED_GPU = "h200"
@@ -40,7 +41,6 @@ MOST, MOST_UNUSUAL = 2.5, 5.0
 """The most that is asked for, as a multiple of the peak: for a job like the measured ones, and for others.
 
 More would hold for hardly any further job. Without shapes the peak itself is a guess: no limit there."""
-_MIB = 1 << 20
 _SLACK = 1e-9
 _UNSEEN_LAYERS = re.compile(
     r"Mamba|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
@@ -142,7 +142,7 @@ class _AtBatchSizes:
     def at(self, batch: int) -> _Point:
         summary, correction = self._summary, self._correction
         plain, walk, result = _structural(summary, replace(self._job, batch_size=batch), self._gpu)
-        total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
+        total = result.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
         values = features(summary, walk, result, total)
         if self._near is None:
             self._near = self._relatives.near(group_of(values), classes_of(summary))

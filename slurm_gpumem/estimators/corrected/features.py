@@ -14,8 +14,8 @@ from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.stream import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, WORKSPACE
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import MIB
 
-_MIB = 1 << 20
 KINDS = (
     "conv",
     "linear",
@@ -107,7 +107,7 @@ def kind_of(label: str) -> str:
 def features(summary: ModelSummary, walk: Walk, result: Replay, total_mib: float) -> List[float]:
     """The numbers by NAMES; `total_mib` is the estimate with the context of the GPU of the measurements."""
     at_peak = result.at_peak
-    total = total_mib * _MIB
+    total = total_mib * MIB
     stats = result.stats
     job = walk.job
     rows, hidden_rows, hidden_params, uncalled, without_inputs, params = 0, 0, 0, 0, 0, 1
@@ -142,7 +142,7 @@ def features(summary: ModelSummary, walk: Walk, result: Replay, total_mib: float
     ops = len(walk.tape.ops) or 1
     return [
         log(total_mib),
-        log((stats.peak_reserved + _MIB) / (stats.peak_allocated + _MIB)),
+        log((stats.peak_reserved + MIB) / (stats.peak_allocated + MIB)),
         at_peak[WEIGHTS] / total,
         at_peak[GRADIENTS] / total,
         at_peak[OPTIMIZER] / total,
@@ -167,7 +167,7 @@ def features(summary: ModelSummary, walk: Walk, result: Replay, total_mib: float
         float(job.optimizer_rule.states),
         float(job.optimizer_rule.temporaries),
         log(ops),
-        log1p(saved_total / ops / _MIB),
+        log1p(saved_total / ops / MIB),
         largest / total,
         depthwise / convs,
         conv_1d / convs,

@@ -8,8 +8,7 @@ from typing import Iterable, Mapping, Optional, Tuple
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Layer, ModelSummary, Shape
-
-_MIB = 2**20
+from slurm_gpumem.units import MIB
 
 
 def activation_elements(layers: Iterable[Layer], summary_batch: Optional[int], batch_size: int) -> int:
@@ -36,7 +35,7 @@ def leaves(summary: ModelSummary) -> Iterable[Layer]:
 
 def mib(size: float) -> int:
     """Bytes as whole MiB."""
-    return round(size / _MIB)
+    return round(size / MIB)
 
 
 def unbounded(

@@ -17,8 +17,8 @@ from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.units import MIB
 
-_MIB = 1 << 20
 _LINE = "{:>4}  {:<22} {:>14} {:>10} {:>10} {:>12}"
 
 
@@ -67,22 +67,22 @@ def table(walk: Walk, result: Replay) -> List[str]:
         known.add(op.out.store)
         saved = [store for store in (*op.saved, *op.kept) if store not in counted]
         counted.update(saved)
-        mib = sum(tape.sizes[store] for store in saved) / _MIB
+        mib = sum(tape.sizes[store] for store in saved) / MIB
         total += mib
-        makes = f"{op.out.bytes / _MIB:.2f}" if new else "in place"
-        work = f"{max(op.work) / _MIB:.2f}" if op.work else ""
+        makes = f"{op.out.bytes / MIB:.2f}" if new else "in place"
+        work = f"{max(op.work) / MIB:.2f}" if op.work else ""
         lines.append(_LINE.format(number, op.label[:22], makes, f"{mib:.2f}", work, f"{total:.2f}"))
     stats = result.stats
-    lines.append(f"parameters {sum(tape.params) / _MIB:.2f} MiB, batch {_batch(walk):.2f} MiB")
+    lines.append(f"parameters {sum(tape.params) / MIB:.2f} MiB, batch {_batch(walk):.2f} MiB")
     lines.append(
-        f"peak allocated {stats.peak_allocated / _MIB:.2f} MiB ({result.phase}), "
-        f"peak reserved {stats.peak_reserved / _MIB:.2f} MiB, {stats.events} events"
+        f"peak allocated {stats.peak_allocated / MIB:.2f} MiB ({result.phase}), "
+        f"peak reserved {stats.peak_reserved / MIB:.2f} MiB, {stats.events} events"
     )
     return lines
 
 
 def _batch(walk: Walk) -> float:
-    return sum(walk.tape.sizes[store] for store in walk.tape.inputs) / _MIB
+    return sum(walk.tape.sizes[store] for store in walk.tape.inputs) / MIB
 
 
 if __name__ == "__main__":

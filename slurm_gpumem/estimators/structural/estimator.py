@@ -16,8 +16,8 @@ from slurm_gpumem.estimators.structural.tree import build_tree
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import MIB
 
-_MIB = 1 << 20
 _MARGIN_SHOWN = 0.18
 """Every layer is in the text: torchinfo with depth=20, torchsummary.
 
@@ -120,8 +120,8 @@ def _margin(summary: ModelSummary, walk: Walk) -> float:
 
 def _parts(result: Replay, context: int) -> Dict[str, int]:
     stats = result.stats
-    parts = {name: round(result.at_peak[category] / _MIB) for name, category in _CATEGORIES}
-    parts["fragmentation"] = max(0, round(stats.peak_reserved / _MIB) - sum(parts.values()))
+    parts = {name: round(result.at_peak[category] / MIB) for name, category in _CATEGORIES}
+    parts["fragmentation"] = max(0, round(stats.peak_reserved / MIB) - sum(parts.values()))
     parts["context"] = context
     return parts
 

@@ -14,8 +14,8 @@ from slurm_gpumem.estimators.traced.replay import Timeline, replay
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.units import MIB
 
-_MIB = 1 << 20
 _PART_OF = {
     "weights": "weights",
     "buffers": "weights",
@@ -82,8 +82,8 @@ def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
     found = dict.fromkeys(("weights", "gradients", "optimizer", "activations", "workspace"), 0)
     for category, size in timeline.at_peak.items():
         found[_PART_OF[category]] += size
-    parts = {name: round(size / _MIB) for name, size in found.items()}
-    parts["fragmentation"] = max(0, round(timeline.stats.peak_reserved / _MIB) - sum(parts.values()))
+    parts = {name: round(size / MIB) for name, size in found.items()}
+    parts["fragmentation"] = max(0, round(timeline.stats.peak_reserved / MIB) - sum(parts.values()))
     parts["context"] = context
     return parts
 
@@ -97,7 +97,7 @@ def _gradient_mib(trace: Trace, timeline: Timeline) -> int:
         value = trace.events[index]
         if trace.sites[value].category == "gradients" and trace.phase_of(index).step == min(step, default=0):
             total += timeline.sizes[value]
-    return round(total / _MIB)
+    return round(total / MIB)
 
 
 def _warnings(trace: Trace, job: TrainingJob) -> Tuple[str, ...]:

@@ -8,8 +8,8 @@ from typing import List, Optional
 from slurm_gpumem.estimators.traced.replay import Timeline, reserved_with, workspaces
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.summaries.trace_types import Trace
+from slurm_gpumem.units import MIB
 
-_MIB = 1 << 20
 NAMES = (
     "log_total",
     "log_reserved_ratio",
@@ -37,13 +37,13 @@ def features(
     trace: Trace, timeline: Timeline, total_mib: float, batch: Optional[int], gpu: Optional[Gpu]
 ) -> List[float]:
     """The numbers by NAMES; `total_mib` is the estimate with the context of the GPU of the measurements."""
-    total = total_mib * _MIB
+    total = total_mib * MIB
     at_peak = timeline.at_peak
     stats = timeline.stats
     sizes = workspaces(trace, timeline)
     return [
         log(total_mib),
-        log((stats.peak_reserved + _MIB) / (stats.peak_allocated + _MIB)),
+        log((stats.peak_reserved + MIB) / (stats.peak_allocated + MIB)),
         (at_peak.get("weights", 0) + at_peak.get("buffers", 0)) / total,
         at_peak.get("optimizer", 0) / total,
         at_peak.get("activations", 0) / total,

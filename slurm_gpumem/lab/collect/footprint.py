@@ -20,6 +20,7 @@ from slurm_gpumem.lab.collect.build import build_model
 from slurm_gpumem.lab.collect.entries import Entry
 from slurm_gpumem.lab.collect.tasks import Feed, task_named
 from slurm_gpumem.lab.places import FOOTPRINTS
+from slurm_gpumem.units import MIB
 
 _IMAGES = """video image segment detect hf-image hf-segment hf-video denoise reconstruct vae upscale frames
 image-text"""
@@ -27,7 +28,6 @@ _POWER = {"volume": 3, "whisper": 0, **dict.fromkeys(_IMAGES.split(), 2)}
 """How activations grow with the size, where not in proportion."""
 _STATES = {"adam": 2, "adamw": 2, "sgd": 0, "sgd-momentum": 1}
 _RATE = {"fp32": 40e12, "tf32": 150e12, "amp-fp16": 250e12, "amp-bf16": 250e12, "bf16": 300e12}
-MIB = 1 << 20
 
 
 @dataclass(frozen=True)

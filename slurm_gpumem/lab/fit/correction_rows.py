@@ -22,8 +22,7 @@ from slurm_gpumem.lab.fit.folds import group_of
 from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-
-_MIB = 1 << 20
+from slurm_gpumem.units import MIB
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
     points: List[Point] = []
     for share, batch in anchors(run.job.batch_size):
         walk, result = simulate(summary, replace(run.job, batch_size=batch), run.gpu)
-        total = result.stats.peak_reserved / _MIB + REFERENCE_CONTEXT_MIB
+        total = result.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
         points.append(Point(share, total, tuple(features(summary, walk, result, total))))
     moved = run.gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul) - REFERENCE_CONTEXT_MIB
     model = str(run.row["model"])

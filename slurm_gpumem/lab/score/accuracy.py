@@ -19,9 +19,8 @@ from slurm_gpumem.lab.score.predictions import Predictions
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.units import ceil_div
+from slurm_gpumem.units import MIB, ceil_div
 
-_MIB = 1 << 20
 LEARNED = "corrected"
 """The estimator that was fitted on measured runs and must not be scored on those it saw."""
 
@@ -154,7 +153,7 @@ class _HeldOut:
         found = self._traces.get(run.key)
         if found is None:
             return []
-        total = found.reserved_bytes / _MIB + learned.REFERENCE_CONTEXT_MIB
+        total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
         moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
         correction = self._trace_folds[folds.fold_of(found.model)]
         request, _ = learned.request_and_remark(total, found.features, moved, correction)

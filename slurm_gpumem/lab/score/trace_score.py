@@ -32,8 +32,8 @@ from slurm_gpumem.lab.score.accuracy import quantile
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.lab.score.trace_rows import path_of
 from slurm_gpumem.summaries.own import parse as parse_own
+from slurm_gpumem.units import MIB
 
-MIB = 1 << 20
 COVERAGE = 0.9885
 """What is asked of the requests."""
 WIDER = 1.25

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.text import printable
 from slurm_gpumem.tracing.child.spec import IMPORTING_TORCH, TraceRequest
-from slurm_gpumem.units import format_mib
+from slurm_gpumem.units import MIB, format_mib
 
 _POLL_S = 0.1
 _STARTING = "starting Python"
@@ -30,7 +30,7 @@ _IMPORT_S = 300.0
 _GRACE_S = 3.0
 """Time between the child's own alarm, which knows the line it is stuck in, and ours."""
 _TAIL = 4096
-_MESSAGE_LIMIT = 1 << 20
+_MESSAGE_LIMIT = MIB
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 
 # The user's directory must not come before the standard library while our modules are imported. These are

@@ -9,8 +9,8 @@ from typing import Dict, List
 
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import Layer, ModelSummary
+from slurm_gpumem.units import MIB
 
-MIB = 1 << 20
 BATCH = 16
 _SITES: List[Site] = [
     Site((64 * MIB,), "parameter", "blocks.0.a", "weights"),
