@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Dict, List, Optional
 
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, recipe_of, rest_of
-from slurm_gpumem.formats.remembered import own_file, write_runs
+from slurm_gpumem.formats.remembered import Recipe, own_file, write_remembered
 
 _LATEST = 10
 """Peaks kept of each; more add nothing."""
 
 
-def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[str, Dict[str, List[int]]]:
+def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[Recipe, Dict[str, List[int]]]:
     """Recipe → GPU type → peaks, the latest first, of a user's finished jobs."""
-    found: Dict[str, Dict[str, List[int]]] = {}
+    found: Dict[Recipe, Dict[str, List[int]]] = {}
     rows = connection.execute(
         "SELECT recipe.text, gpu.text, peak_mib, rest FROM job JOIN word AS recipe ON recipe.id = job.recipe "
         "JOIN word AS gpu ON gpu.id = job.gpu WHERE judged = 1 AND uid = ? ORDER BY end DESC",
@@ -25,7 +25,7 @@ def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[str, Dict[str, Li
     for text, gpu, peak, rest in rows:
         recipe, samples = recipe_of(text), rest_of(rest).samples
         if recipe.fingerprint and recipe.batch and samples.isdigit() and int(samples) >= LEAST_SAMPLES:
-            peaks = found.setdefault(" ".join(recipe), {}).setdefault(gpu, [])
+            peaks = found.setdefault(recipe, {}).setdefault(gpu, [])
             if len(peaks) < _LATEST:
                 peaks.append(peak)
     return found
@@ -36,7 +36,7 @@ def write_peaks(connection: sqlite3.Connection, uid: int, path: Path, *, mode: i
     runs = peaks_of(connection, uid)
     if not runs and not path.exists():
         return False
-    write_runs(path, runs, mode=mode)
+    write_remembered(path, runs, mode=mode)
     return True
 
 

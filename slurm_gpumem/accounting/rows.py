@@ -9,6 +9,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import GpuFigures, JobRecord
+from slurm_gpumem.formats.remembered import Recipe
 
 LEAST_SAMPLES = 3
 """A run with fewer samples may have had its peak missed."""
@@ -19,17 +20,6 @@ _NO_CLAIM, _NO_FIGURES = CommentRecord(), GpuFigures()
 
 _Device = Tuple[str, Optional[int], str, Optional[int]]
 """UUID, number on the node, name, MiB."""
-
-
-class Recipe(NamedTuple):
-    """What a training run is made of, besides the GPU: runs of the same recipe need the same memory."""
-
-    fingerprint: str
-    batch: str
-    optimizer: str
-    precision: str
-    variant: str
-    """A hash of the rarer settings; empty where all are at their defaults."""
 
 
 class Rest(NamedTuple):
@@ -96,11 +86,6 @@ class Run(NamedTuple):
 def recipe_of(text: str) -> Recipe:
     """A recipe from the index's text for it."""
     return Recipe(*text.split(_SEPARATOR)) if text.count(_SEPARATOR) == 4 else Recipe("", "", "", "", "")
-
-
-def recipe_text(recipe: Recipe) -> str:
-    """The index's text for a recipe."""
-    return _SEPARATOR.join(recipe)
 
 
 def rest_of(text: str) -> Rest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import chain
 from math import ceil
 from typing import Dict, List, Mapping, Tuple
 
@@ -41,23 +42,16 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def recall(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[int, ...]:
     """Measured peaks of the same job, the latest first."""
-    from slurm_gpumem.formats.remembered import read_runs
+    from slurm_gpumem.formats.remembered import Recipe, read_remembered
 
-    key = " ".join((summary.fingerprint, str(job.batch_size), job.optimizer, job.precision, variant(job)))
-    found: List[int] = []
+    recipe = Recipe(summary.fingerprint, str(job.batch_size), job.optimizer, job.precision, variant(job))
+    found: Tuple[int, ...] = ()
     for path in remembered_files():
-        by_gpu = read_runs(path).get(key)
-        if isinstance(by_gpu, dict):
-            peaks = [
-                peak
-                for name, values in by_gpu.items()
-                if plain_gpu(name) == plain_gpu(gpu.name) and isinstance(values, list)
-                for peak in values
-                if type(peak) is int and 0 < peak < 1 << 31
-            ]
-            # Both files may tell of the same runs: the one that knows more of them is taken.
-            found = max(found, peaks, key=len)
-    return tuple(found)
+        by_gpu = read_remembered(path, recipe)
+        same = [peaks for name, peaks in by_gpu.items() if plain_gpu(name) == plain_gpu(gpu.name)]
+        # Both files may hold the same runs: the one that has more of them is taken.
+        found = max(found, tuple(chain.from_iterable(same)), key=len)
+    return found
 
 
 def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[int, ...]) -> Estimate:

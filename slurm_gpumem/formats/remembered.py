@@ -10,14 +10,29 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, Mapping, Union
+from typing import Mapping, NamedTuple, Sequence, Union
 
 from slurm_gpumem.files import read_plain, write_atomic
+from slurm_gpumem.formats.values import whole_list
 from slurm_gpumem.units import MIB
 
 SCHEMA = "gpumem-remembered/1"
 NAME = "remembered.json"
-_MOST_BYTES = 16 * MIB
+_MOST_BYTES, _MOST_PEAKS = 16 * MIB, 100
+
+PeaksByGpu = Mapping[str, Sequence[int]]
+"""GPU type → measured peaks in MiB, the latest first."""
+
+
+class Recipe(NamedTuple):
+    """What a training run is made of, besides the GPU: runs of the same recipe need the same memory."""
+
+    fingerprint: str
+    batch: str
+    optimizer: str
+    precision: str
+    variant: str
+    """A word for the rarer settings; empty where all are at their defaults."""
 
 
 def own_file() -> Path:
@@ -27,19 +42,22 @@ def own_file() -> Path:
     return Path(named) if named else Path(cache, "gpumem", NAME)
 
 
-def read_runs(path: Union[str, Path]) -> Mapping[str, Any]:
-    """Recipe → GPU type → peaks; nothing where the file is missing, broken, a trap or another user's."""
+def read_remembered(path: Union[str, Path], recipe: Recipe) -> PeaksByGpu:
+    """Peaks of runs of a recipe; none where the file is missing, broken, a trap or another user's."""
     try:
-        data = read_plain(path, most_bytes=_MOST_BYTES, owners=(os.geteuid(), 0)).data
-        table = json.loads(data)
+        table = json.loads(read_plain(path, most_bytes=_MOST_BYTES, owners=(os.geteuid(), 0)).data)
     except (OSError, ValueError, RecursionError):
         return {}
     runs = table.get("runs") if isinstance(table, dict) and table.get("schema") == SCHEMA else None
-    return runs if isinstance(runs, dict) else {}
+    by_gpu = runs.get(" ".join(recipe)) if isinstance(runs, dict) else None
+    if not isinstance(by_gpu, dict):
+        return {}
+    return {gpu: tuple(filter(None, whole_list(peaks, _MOST_PEAKS))) for gpu, peaks in by_gpu.items()}
 
 
-def write_runs(path: Path, runs: Mapping[str, Any], *, mode: int = 0o600) -> None:
+def write_remembered(path: Path, runs: Mapping[Recipe, PeaksByGpu], *, mode: int = 0o600) -> None:
     """Write a user's file, whole or not at all."""
-    table = {"schema": SCHEMA, "made_at": round(time.time()), "runs": runs}
+    by_key = {" ".join(recipe): by_gpu for recipe, by_gpu in runs.items()}
+    table = {"schema": SCHEMA, "made_at": round(time.time()), "runs": by_key}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(table, separators=(",", ":")) + "\n", mode=mode)
