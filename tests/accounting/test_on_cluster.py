@@ -14,7 +14,7 @@ from slurm_gpumem.devcluster import demo_report
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import NodeSpec
-from tests.node.conftest import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm
 MODEL = Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt"

@@ -8,6 +8,7 @@ import pytest
 
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm
 
@@ -16,12 +17,7 @@ def gpu_index(desk: Any, job: str) -> str:
     """The GPU a running job was given, as it sees it itself."""
     wait_for_job(desk.cluster, job, ["RUNNING"])
     path = desk.folder / f"gpu.{job}"
-    import time
-
-    deadline = time.monotonic() + 20
-    while not path.exists() or not path.read_text().endswith("\n"):
-        assert time.monotonic() < deadline, f"job {job} never wrote its GPU"
-        time.sleep(0.05)
+    until(lambda: path.exists() and path.read_text().endswith("\n"), but=lambda: f"job {job} wrote no GPU")
     return str(path.read_text().strip())
 
 

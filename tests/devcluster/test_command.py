@@ -17,7 +17,7 @@ from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.state import load
-from tests.devcluster.slurm_jobs import wait_until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm
 ROOT = os.environ.get("GPUMEM_TEST_SLURM_ROOT") or None
@@ -201,7 +201,7 @@ def test_an_ordinary_user_can_have_a_cluster(state: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         log = home / "job.log"
-        wait_until(lambda: log.exists() and "done: peak memory 12000 MiB" in log.read_text())
+        until(lambda: log.exists() and "done: peak memory 12000 MiB" in log.read_text())
     finally:
         down = run_gpumem("down", "--state", str(home), user="nobody", package=package)
         assert down.returncode == 0, down.stderr

@@ -16,7 +16,8 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.ledger import LedgerGpu
 from slurm_gpumem.devcluster.spec import default_nodes
-from tests.devcluster.slurm_jobs import jobs_on_gpus, submit_shared, wait_until
+from tests.support.slurm_jobs import jobs_on_gpus, submit_shared
+from tests.support.waiting import until
 
 slurm = pytest.mark.slurm
 
@@ -102,8 +103,8 @@ def test_a_job_that_outgrows_its_gpu_fails_in_slurm_as_pytorch_does(make_cluster
     cluster = make_cluster(nodes=default_nodes(1, gpus=1))
     # Both ask for less than they take: together they do not fit, though Slurm thinks they do.
     first = submit_shared(cluster, 10, "gpumem-standin --peak 25000 --steps 300 --seconds 60")
-    wait_until(lambda: jobs_on_gpus(cluster) == {"n1 gpu0": [first]})
-    wait_until(lambda: LedgerGpu(cluster.layout.ledger, "n1", 0).holders() == {first: 25000})
+    until(lambda: jobs_on_gpus(cluster) == {"n1 gpu0": [first]})
+    until(lambda: LedgerGpu(cluster.layout.ledger, "n1", 0).holders() == {first: 25000})
     log = cluster.layout.root / "second.log"
     second = submit_shared(cluster, 10, "gpumem-standin --peak 25000 --seconds 1", output=str(log))
     ended = wait_for_job(cluster, second)
@@ -116,12 +117,12 @@ def test_a_job_that_outgrows_its_gpu_fails_in_slurm_as_pytorch_does(make_cluster
 def test_a_killed_stand_in_frees_its_memory(cluster: Cluster) -> None:
     job = submit_shared(cluster, 12, "exec gpumem-standin --peak 12000 --seconds 100")
     try:
-        wait_until(lambda: [job] in jobs_on_gpus(cluster).values())
+        until(lambda: [job] in jobs_on_gpus(cluster).values())
         name = next(name for name, jobs in jobs_on_gpus(cluster).items() if jobs == [job])
         node, index = name.split(" gpu")
         gpu = LedgerGpu(cluster.layout.ledger, node, int(index))
         os.kill(gpu.pids(job)[0], signal.SIGKILL)
-        wait_until(lambda: gpu.holders() == {})
+        until(lambda: gpu.holders() == {})
         assert gpu.peaks()[job] > 0
     finally:
         cluster.run(["scancel", job])

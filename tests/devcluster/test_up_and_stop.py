@@ -17,7 +17,8 @@ from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.devcluster.state import load, locked
 from slurm_gpumem.errors import DevClusterError
-from tests.devcluster.slurm_jobs import jobs_on_gpus, submit, submit_shared, wait_until
+from tests.support.slurm_jobs import jobs_on_gpus, submit, submit_shared
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run jobs as other users")
@@ -52,7 +53,7 @@ def test_it_is_configured_as_sites_are(cluster: Cluster) -> None:
 def test_eight_shared_jobs_fill_one_gpu_after_the_other(make_cluster: Any) -> None:
     cluster = make_cluster(nodes=default_nodes(1))
     jobs = [submit_shared(cluster, 12, "gpumem-standin --peak 12000 --seconds 60") for _ in range(8)]
-    wait_until(lambda: sum(map(len, jobs_on_gpus(cluster).values())) == 8)
+    until(lambda: sum(map(len, jobs_on_gpus(cluster).values())) == 8)
     assert jobs_on_gpus(cluster) == {"n1 gpu0": jobs[:3], "n1 gpu1": jobs[3:6], "n1 gpu2": jobs[6:]}
 
 
@@ -72,10 +73,10 @@ def test_a_folder_with_other_things_in_it_is_refused(state_folder: Path) -> None
 def test_up_cleans_up_after_a_crashed_controller(make_cluster: Any) -> None:
     crashed = make_cluster(nodes=default_nodes(1))
     job = submit_shared(crashed, 12, "gpumem-standin --peak 12000 --seconds 100")
-    wait_until(lambda: jobs_on_gpus(crashed) == {"n1 gpu0": [job]})
+    until(lambda: jobs_on_gpus(crashed) == {"n1 gpu0": [job]})
     controller = next(p for p in crashed.processes() if p.program == "slurmctld")
     os.kill(controller.pid, signal.SIGKILL)
-    wait_until(lambda: not processes.alive(controller))
+    until(lambda: not processes.alive(controller))
     assert living(crashed) == ["munged", "slurmd n1"]
     before = [*[p.pid for p in crashed.processes()], *processes.descendants(steps(crashed))]
     assert len(before) > 4  # also the job's slurmstepd and what runs below it
@@ -92,13 +93,13 @@ def test_up_cleans_up_after_a_crashed_controller(make_cluster: Any) -> None:
 def test_stop_ends_the_daemons_and_the_jobs_that_still_run(make_cluster: Any) -> None:
     cluster = make_cluster(nodes=default_nodes(1))
     submit_shared(cluster, 12, "gpumem-standin --peak 12000 --seconds 100; sleep 100")
-    wait_until(lambda: bool(jobs_on_gpus(cluster)))
+    until(lambda: bool(jobs_on_gpus(cluster)))
     started = cluster.processes()
     family = processes.descendants(steps(cluster))
     assert len(family) > 1
     cluster.stop()
     assert not any(processes.alive(process) for process in started)
-    wait_until(lambda: not any(processes.start_ticks(pid) for pid in family), timeout_s=5)
+    until(lambda: not any(processes.start_ticks(pid) for pid in family), timeout_s=5)
     assert cluster.run(["scontrol", "ping"], timeout_s=20).returncode != 0
 
 
@@ -136,7 +137,7 @@ def test_gpus_of_two_sizes_share_one_partition(make_cluster: Any) -> None:
     )
     typed = submit(cluster, "--gres=shard:h100:60", command="gpumem-standin --peak 61000 --seconds 60")
     small = submit(cluster, "--gres=shard:a100:40", command="gpumem-standin --peak 40000 --seconds 60")
-    wait_until(lambda: jobs_on_gpus(cluster) == {"large gpu0": [typed], "small gpu0": [small]})
+    until(lambda: jobs_on_gpus(cluster) == {"large gpu0": [typed], "small gpu0": [small]})
 
 
 def test_a_site_with_mps_gets_its_own_count_per_gpu(make_cluster: Any) -> None:
@@ -175,7 +176,7 @@ def test_accounting_knows_what_jobs_had(make_cluster: Any) -> None:
     def recorded() -> str:
         return cluster.run(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,AllocTRES,Comment"]).stdout
 
-    wait_until(lambda: recorded().startswith("COMPLETED"))
+    until(lambda: recorded().startswith("COMPLETED"))
     assert "gres/shard=12" in recorded()
     assert "a word" in recorded()
     assert living(cluster) == ["munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd n1"]

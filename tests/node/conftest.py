@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
@@ -19,6 +18,7 @@ from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node.gpus import NodeGpu, standin_gpus
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
+from tests.node.desk import Desk
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MPS_STANDIN = Path(__file__).with_name("bin") / "nvidia-cuda-mps-control"
@@ -161,12 +161,21 @@ def samplers_of(node: Node) -> List[int]:
     return found
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-    """Poll for a true value; fails the test when none comes in time."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"did not come true within {timeout_s:g} s")
+@pytest.fixture
+def make_desk(state_folder: Path) -> Iterator[Callable[..., Desk]]:
+    """Makes a sampler's desk of given settings; its processes end with the test."""
+    desks: List[Desk] = []
+
+    def make(**options: Any) -> Desk:
+        desks.append(Desk(state_folder, **options))
+        return desks[-1]
+
+    yield make
+    for process in (process for desk in desks for process in desk.processes):
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def desk(make_desk: Callable[..., Desk]) -> Desk:
+    return make_desk()

@@ -19,7 +19,8 @@ from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node import jobs, roster
 from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.sources.choose import choose_source
-from tests.node.conftest import OTHER_USER, USER, Node, needs_root, samplers_of, until
+from tests.node.conftest import OTHER_USER, USER, Node, needs_root, samplers_of
+from tests.support.waiting import until
 
 pytestmark = needs_root
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.sources.dcgm import DcgmSource, parse_dmon
-from tests.node.conftest import until
+from tests.support.waiting import until
 
 FIELDS = {1002: "sm_active", 1003: "sm_occupancy", 1005: "dram_active"}
 """What was asked for when these were printed."""

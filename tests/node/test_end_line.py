@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict
 
 import pytest
 
@@ -16,7 +16,7 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.end_line import line
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import USER, needs_root
-from tests.node.test_sampler import Desk
+from tests.node.desk import Desk
 
 NOTE = UsageNote(
     job_id=7,
@@ -72,20 +72,6 @@ def test_the_line_says_what_was_used_and_what_would_have_done(changes: Dict[str,
 )
 def test_the_site_and_the_job_decide_together(setting: str, asked: bool, wanted: bool) -> None:
     assert NodeConfig(end_line=setting).wants_end_line(asked) == wanted
-
-
-@pytest.fixture
-def make_desk(state_folder: Path) -> Iterator[Callable[..., Desk]]:
-    desks: List[Desk] = []
-
-    def make(**options: object) -> Desk:
-        desks.append(Desk(state_folder, **options))  # type: ignore[arg-type]
-        return desks[-1]
-
-    yield make
-    for process in (process for desk in desks for process in desk.processes):
-        process.kill()
-        process.wait()
 
 
 def test_only_a_job_that_wants_it_gets_a_file_and_not_at_every_look(make_desk: Callable[..., Desk]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.mps import MpsError, MpsService
-from tests.node.conftest import OTHER_USER, USER, Node, needs_root, until
+from tests.node.conftest import OTHER_USER, USER, Node, needs_root
+from tests.support.waiting import until
 
 pytestmark = needs_root
 

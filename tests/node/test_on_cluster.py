@@ -22,7 +22,9 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import standin_uuid
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
-from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of, until
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of
+from tests.support.slurm_jobs import submit
+from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 USERS = ("nobody", "daemon")
@@ -51,19 +53,8 @@ class Site:
         user: str = USERS[0],
         comment: str = "gpumem/1:est=7000,req=8192",
     ) -> int:
-        argv = [
-            "sbatch",
-            "--parsable",
-            f"--gres=shard:{shards}",
-            "-o",
-            f"{self.root}/out/%j",
-            "--wrap",
-            command,
-        ]
-        done = self.cluster.run(
-            [*argv, *([f"--comment={comment}"] if comment else [])], user=user, cwd=Path("/"), check=True
-        )
-        return int(done.stdout)
+        options = [f"--gres=shard:{shards}", *([f"--comment={comment}"] if comment else [])]
+        return int(submit(self.cluster, *options, command=command, output=f"{self.root}/out/%j", user=user))
 
     def out(self, job_id: int) -> str:
         return (self.root / "out" / str(job_id)).read_text()

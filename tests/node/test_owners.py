@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.node.owners import Owners, job_in_cgroup
-from tests.node.conftest import USER, needs_root, until
+from tests.node.conftest import USER, needs_root
+from tests.support.waiting import until
 
 V1 = "9:name=systemd:/\n4:memory:/slurm/uid_1000/job_42/step_batch/task_0\n1:cpu:/\n"
 V1_NAMED = "4:memory:/slurm_n1/uid_1000/job_42/step_0/task_3\n"

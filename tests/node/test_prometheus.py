@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
 from hypothesis import given
@@ -21,29 +21,16 @@ from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.metrics import METRICS
 from slurm_gpumem.node.prometheus import render
 from slurm_gpumem.node.tally import Tally, load_tally
-from tests.node.conftest import REPOSITORY, until
+from tests.node.conftest import REPOSITORY
+from tests.node.desk import GPUS, Desk
 from tests.node.exposition import parse
-from tests.node.test_sampler import GPUS, Desk
 from tests.support.timing import best_cpu_s, slowness
+from tests.support.waiting import until
 
 DASHBOARD = REPOSITORY / "docs" / "admin" / "grafana-dashboard.json"
 PAGE = REPOSITORY / "docs" / "admin" / "monitoring.md"
 UUID = GPUS[0].uuid
 GIB = 1 << 30
-
-
-@pytest.fixture
-def make_desk(tmp_path: Path) -> Iterator[Callable[..., Desk]]:
-    desks: List[Desk] = []
-
-    def make(**options: object) -> Desk:
-        desks.append(Desk(tmp_path, **options))  # type: ignore[arg-type]
-        return desks[-1]
-
-    yield make
-    for process in (process for desk in desks for process in desk.processes):
-        process.kill()
-        process.wait()
 
 
 def _live(user: str = "usr1", name: str = "card") -> Dict[str, Any]:

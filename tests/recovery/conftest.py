@@ -21,6 +21,7 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, samplers_of
+from tests.support.waiting import until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
 CRED_EXPIRE_S = 5
@@ -33,14 +34,6 @@ OOM_LINE = (
     "use."
 )
 OOM = f"echo 'Traceback (most recent call last):' >&2; echo '{OOM_LINE}' >&2; exit 1"
-
-
-def until(holds: Callable[[], Any], timeout_s: float = 30.0) -> None:
-    """Poll until it holds; fails when it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"still not so after {timeout_s} s"
-        time.sleep(0.05)
 
 
 def let_go(fifo: Path) -> bool:
@@ -128,6 +121,9 @@ class Site:
     def out(self, job: str) -> str:
         return (self.root / "out" / job).read_text()
 
+    def _log_of(self, job: str) -> str:
+        return self.out(job) if (self.root / "out" / job).exists() else "(no log)"
+
     def record(self, job: str, run: int) -> Dict[str, Any]:
         """The node's record of one run."""
         until(lambda: list((self.root / "records").glob(f"{job}.{run}.*.json")), 10)
@@ -145,13 +141,12 @@ class Site:
 
     def ended(self, job: str, state: str, timeout_s: float = 120.0) -> Dict[str, str]:
         """The job's fields once it is over in that state."""
-        deadline = time.monotonic() + timeout_s
-        while (shown := self.show(job)).get("State") != state:
-            if time.monotonic() > deadline:
-                out = self.out(job) if (self.root / "out" / job).exists() else "(no log)"
-                pytest.fail(f"not {state} after {timeout_s} s: {shown}\n{out}\n{self.log()}")
-            time.sleep(0.05)
-        return shown
+        fields: Dict[str, str] = until(
+            lambda: (shown := self.show(job)).get("State") == state and shown,
+            timeout_s,
+            but=lambda: f"({state}): {self.show(job)}\n{self._log_of(job)}\n{self.log()}",
+        )
+        return fields
 
     def log(self) -> str:
         """What EpilogSlurmctld did."""

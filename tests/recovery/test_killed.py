@@ -14,7 +14,8 @@ from typing import Callable, Iterator, List, Tuple
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from tests.recovery.conftest import LONG, OOM, Site, hurried, let_go, make_site, needs_root, until
+from tests.recovery.conftest import LONG, OOM, Site, hurried, let_go, make_site, needs_root
+from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 

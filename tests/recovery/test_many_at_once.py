@@ -15,6 +15,7 @@ import pytest
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from tests.recovery.conftest import LONG, OOM, Site, hurried, let_go, make_site, needs_root
+from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
@@ -38,10 +39,7 @@ def test_all_come_back_and_squeue_answers_within_half_a_second(large: Site) -> N
     script = f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; cat {go}; {OOM}'
     array = large.submit(script, f"--array=1-{JOBS}", shards=4)
     names = [f"{array}_{task}" for task in range(1, JOBS + 1)]
-    deadline = time.monotonic() + 240
-    while not all(large.runs(name) for name in names):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    until(lambda: all(large.runs(name) for name in names), 240)
     waits: List[float] = []
     bare: List[float] = []
     deadline = time.monotonic() + 240

@@ -9,7 +9,8 @@ import pytest
 
 from slurm_gpumem.formats.comment import parse_record
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
-from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root, until
+from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
+from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 

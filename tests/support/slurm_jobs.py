@@ -1,10 +1,9 @@
-"""Submitting jobs in tests of the dev cluster."""
+"""Jobs in a dev cluster: how tests submit them and see where they are."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Dict
 
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.devcluster.cluster import Cluster
@@ -23,14 +22,6 @@ def submit_shared(cluster: Cluster, shards: int, command: str, *options: str, **
     return submit(
         cluster, f"--gres=shard:{shards}", "--cpus-per-task=2", "--mem=8G", *options, command=command, **run
     )
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Poll until `holds`; fails when it does not within `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"still not so after {timeout_s} s"
-        time.sleep(0.05)
 
 
 def jobs_on_gpus(cluster: Cluster) -> Dict[str, list[str]]:

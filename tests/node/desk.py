@@ -1,0 +1,114 @@
+"""A sampler at work on GPUs that say what the test puts in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.live import GpuSample
+from slurm_gpumem.node import jobs
+from slurm_gpumem.node.gpus import NodeGpu
+from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.sampler import Sampler
+from slurm_gpumem.node.sources.base import GpuProcess, SourceError
+from tests.support.waiting import until
+
+GPUS = [NodeGpu(number, f"GPU-0000000{number}", "card", 80_000) for number in range(8)]
+
+
+class Played:
+    """A source that says what the test puts in."""
+
+    name = "played"
+
+    def __init__(self) -> None:
+        self.found: Dict[str, Tuple[GpuProcess, ...]] = {}
+        self.broken: Dict[str, bool] = {}
+        self.pending: List[Tuple[Optional[str], int]] = []
+        self.accounts: Dict[int, Tuple[float, float, float]] = {}
+        self.samples = 0
+
+    def sample(self, uuid: str) -> GpuSample:
+        if self.broken.get(uuid):
+            raise SourceError("nvmlDeviceGetMemoryInfo: NVML error 15")
+        self.samples += 1
+        return GpuSample(2000.0, 80_000.0, sm_active=0.5, power_w=300.0)
+
+    def energy_j(self, uuid: str) -> Optional[float]:
+        return 100.0 * self.samples
+
+    def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        return self.found.get(uuid, ())
+
+    def xids(self) -> Sequence[Tuple[Optional[str], int]]:
+        told, self.pending = self.pending, []
+        return told
+
+    def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
+        return self.accounts
+
+    def close(self) -> None:
+        return None
+
+
+class Desk:
+    """A sampler at work, with processes of two jobs."""
+
+    def __init__(self, root: Path, squeue: str = "exit 1", **config: object) -> None:
+        self.folder = RunFolder(root / "run")
+        self.folder.make()
+        (root / "bin").mkdir()
+        for name, body in (
+            ("squeue", squeue),
+            ("scontrol", f'echo "$@" >>{root}/said'),
+            ("scancel", f'echo cancel "$@" >>{root}/said'),
+        ):
+            (root / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+            (root / "bin" / name).chmod(0o755)
+        values = {
+            "spool": root / "spool",
+            "slurm_bin": root / "bin",
+            "slurm_every_s": 0.05,
+            "grace_s": 0.0,
+            "mps_control": "/nonexistent",
+            **config,
+        }
+        self.config = NodeConfig(**values)  # type: ignore[arg-type]
+        self.source = Played()
+        self.processes: List[subprocess.Popen[bytes]] = []
+        self.root = root
+        self.sampler = self.new_sampler()
+
+    def new_sampler(self) -> Sampler:
+        return Sampler(self.folder, self.config, "n1", self.source, GPUS)
+
+    def job(
+        self, job_id: int, *, mode: str = "timeslice", gpu: int = 0, claim: Optional[CommentRecord] = None
+    ) -> None:
+        jobs.put(
+            self.folder,
+            NodeJob(job_id, os.getuid(), f"user{job_id}", (GPUS[gpu].uuid,), mode, time.time(), claim=claim),
+        )
+
+    def process(self, job_id: int) -> int:
+        started = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": str(job_id)})
+        self.processes.append(started)
+        until(lambda: Path(f"/proc/{started.pid}/comm").read_text() == "sleep\n")
+        return started.pid
+
+    def hold(self, sizes: Dict[int, float], *, gpu: int = 0, mps: Optional[bool] = None) -> None:
+        self.source.found[GPUS[gpu].uuid] = tuple(GpuProcess(pid, mib, mps) for pid, mib in sizes.items())
+
+    def live(self) -> Dict[str, Dict[str, object]]:
+        self.sampler._written = float("-inf")
+        self.sampler.tick()
+        return json.loads(self.folder.live.read_text())["jobs"]
+
+    def said(self) -> str:
+        return (self.root / "said").read_text() if (self.root / "said").exists() else ""

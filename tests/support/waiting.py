@@ -1,0 +1,15 @@
+"""Waiting for what other processes do."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 30.0, *, but: Callable[[], str] = str) -> Any:
+    """Poll for a true value and return it; fails the test when none comes in time, and says `but`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"did not come true within {timeout_s:g} s {but()}"
+        time.sleep(0.05)
+    return value
