@@ -1,23 +1,23 @@
-"""`gpumem learn`: refit the estimate's site layer from the site's own measured jobs."""
+"""`gpumem learn`: fit the site's own layer over text and trace estimates from its measured jobs."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from math import exp
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import NotLearnedError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.site_fit import COVERAGE, SiteRun, usable
 from slurm_gpumem.estimators.site_layer import SiteLayer, layer_path
-from slurm_gpumem.site.learn import Learned, current_layer, learn, write_layer
+from slurm_gpumem.site.learn import Learned, current_layers, learn, write_layers
 from slurm_gpumem.site.learn_runs import LearnableRuns, read_runs
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
 
-SCHEMA = "gpumem-learn/1"
+SCHEMA = "gpumem-learn/2"
 
 
 def main(argv: List[str]) -> int:
@@ -27,17 +27,19 @@ def main(argv: List[str]) -> int:
     path = args.output or layer_path()
     with StatusLine() as line:
         # Every 500 records: a line for each would take longer than reading them.
-        found = read_runs(folders, registry.DEFAULT, lambda n: line(f"{n - n % 500:,} records read"))
-    runs = usable(found.runs)
-    now = current_layer(path)
+        found = read_runs(folders, registry.LEARNT, lambda n: line(f"{n - n % 500:,} records read"))
+    runs = {estimator: usable(own) for estimator, own in found.runs.items()}
+    now = current_layers(path)
     if not args.json:
         print("\n".join(_read_lines(found, runs, folders)))
     learned = learn(found, runs, now, args.coverage)
     if args.json:
         print(json.dumps(_as_json(learned, path, dry=args.dry_run)))
     else:
-        print("\n".join(_compared(learned, now)))
-    if not learned.better:
+        for one in learned:
+            print("\n".join(_compared(one, now.get(one.layer.estimator))))
+    gained = {one.layer.estimator: one.layer for one in learned if one.better}
+    if not gained:
         raise NotLearnedError(
             "what these runs teach is not better than what is in force on models that it has not seen.\n"
             "Nothing was changed."
@@ -45,20 +47,21 @@ def main(argv: List[str]) -> int:
     if args.dry_run:
         say(f"--dry-run: {path} was not written")
         return 0
-    kept = write_layer(path, learned.layer)
-    say(f"{path} written" + (f"; the one before is {kept}" if kept else ""))
+    kept = write_layers(path, {**now, **gained}.values())
+    say(f"{path} written for {' and '.join(gained)}" + (f"; the one before is {kept}" if kept else ""))
     return 0
 
 
-def _read_lines(found: LearnableRuns, runs: List[SiteRun], folders: List[str]) -> List[str]:
-    models = len({run.fingerprint for run in runs})
-    censored = sum(run.censored for run in runs)
-    lines = [
-        f"{found.records:,} records in {', '.join(folders)}",
-        f"{len(runs):,} usable jobs of {models:,} models, {censored:,} of them cut short "
-        "(out of memory, failed or cancelled: they needed more than was seen)",
-    ]
-    strange = len(found.runs) - len(runs)
+def _read_lines(found: LearnableRuns, runs: Mapping[str, List[SiteRun]], folders: List[str]) -> List[str]:
+    lines = [f"{found.records:,} records in {', '.join(folders)}"]
+    for estimator, own in runs.items():
+        models, users = len({run.fingerprint for run in own}), len({run.user for run in own})
+        censored = sum(run.censored for run in own)
+        lines.append(
+            f"{estimator}: {len(own):,} usable jobs of {models:,} models by {users:,} users, {censored:,} "
+            "cut short (out of memory, failed or cancelled: they needed more than was seen)"
+        )
+    strange = sum(len(found.runs[estimator]) - len(own) for estimator, own in runs.items())
     left_out = {**found.left_out, **({"far from their estimate": strange} if strange else {})}
     if left_out:
         lines.append(
@@ -70,18 +73,18 @@ def _read_lines(found: LearnableRuns, runs: List[SiteRun], folders: List[str]) -
 
 def _compared(learned: Learned, now: Optional[SiteLayer]) -> List[str]:
     layer = learned.layer
-    lines = ["", f"{'':<10} {'jobs':>6}  median error  above request  kept in vain"]
+    lines = ["", f"{layer.estimator:<10} {'jobs':>6}  median error  above request  kept in vain"]
     for name, held in (("in force", learned.was), ("learned", learned.will)):
         lines.append(
             f"{name:<10} {held.runs:>6,}  {held.median_error * 100:>10.1f} %  "
             f"{held.above_request * 100:>11.1f} %  {held.in_vain * 100:>10.1f} %"
         )
+    constants = "".join(f", {value:+,.0f} MiB on {kind}" for kind, value in sorted(layer.constants.items()))
     lines += [
-        "learned: each model by a fit that has not seen it; above request: each model weighs the same",
+        "learned: each model by a fit that has not seen it; users weigh the same, the worst is left out",
         "",
-        f"peak {_percent(layer.offset)} for new models"
-        + "".join(f", {_percent(value)} on {kind}" for kind, value in sorted(layer.gpus.items()))
-        + f"; {len(layer.models):,} models with a term of their own",
+        f"peak {layer.constant:+,.0f} MiB{constants} and {_percent(layer.offset)} for new models; "
+        f"{len(layer.models):,} models with a term of their own",
         f"bound {layer.quantile:.2f} times as wide as the estimator's "
         f"({layer.known_quantile:.2f} for those models), meant to hold for {layer.coverage * 100:.3g} %",
     ]
@@ -94,15 +97,20 @@ def _percent(offset: float) -> str:
     return f"{(exp(offset) - 1) * 100:+.1f} %"
 
 
-def _as_json(learned: Learned, path: str, *, dry: bool) -> Dict[str, Any]:
+def _as_json(learned: Sequence[Learned], path: str, *, dry: bool) -> Dict[str, Any]:
     return {
         "schema": SCHEMA,
         "path": path,
-        "better": learned.better,
-        "written": learned.better and not dry,
-        "in_force": learned.was._asdict(),
-        "learned": learned.will._asdict(),
-        "layer": learned.layer._asdict(),
+        "written": any(one.better for one in learned) and not dry,
+        "estimators": {
+            one.layer.estimator: {
+                "better": one.better,
+                "in_force": one.was._asdict(),
+                "learned": one.will._asdict(),
+                "layer": one.layer._asdict(),
+            }
+            for one in learned
+        },
     }
 
 

@@ -23,6 +23,8 @@ FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
 """These answer only where the job has run before, and so stand in no comparison of estimators."""
 TRACE = "trace"
 """Taken for summaries of our own, the only ones that it reads."""
+LEARNT = (DEFAULT, TRACE)
+"""Estimators over which a site may have a layer of its own."""
 
 
 def estimator_names() -> list[str]:
@@ -46,14 +48,13 @@ def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[T
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """Estimate with the named estimator.
 
-    "auto" uses the trace if the summary has one, else the default with the site's own layer over it.
+    "auto" uses the trace if the summary has one, else the default, with the site's own layer over it.
     """
-    if name == "auto" and summary.trace is not None:
-        return run(TRACE, summary, job, gpu)
-    if name in ("auto", DEFAULT + SUFFIX):
-        return adjusted(run(DEFAULT, summary, job, gpu), lambda: summary.fingerprint)
-    chosen = name
-    module = {**ESTIMATORS, **FROM_RUNS}.get(chosen)
+    if name == "auto":
+        name = (DEFAULT if summary.trace is None else TRACE) + SUFFIX
+    if name.endswith(SUFFIX):
+        return adjusted(run(name[: -len(SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
+    module = {**ESTIMATORS, **FROM_RUNS}.get(name)
     if module is None:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
     function: Estimator = importlib.import_module(module).estimate

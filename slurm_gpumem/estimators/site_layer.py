@@ -1,12 +1,14 @@
-"""The site's own layer over the default estimate: what its measured jobs taught, applied at submission.
+"""The site's own layer over an estimate: what its measured jobs taught, applied at submission.
 
     gpumem-learned.json beside the site's gpumem.toml, written by `gpumem learn`:
-    {"format": "gpumem-learned/1", "estimator": "corrected", "offset": a, "gpus": {type: a},
-     "models": {fp: m}, "quantile": q, "known_quantile": q, "coverage": c, "card": {...}}
+    {"format": "gpumem-learned/2", "layers": [{"estimator": "corrected", "constant": MiB,
+     "constants": {type: MiB}, "offset": a, "models": {fp: m}, "quantile": q, "known_quantile": q,
+     "coverage": c, "card": {...}}, {"estimator": "trace", ...}]}
 
-The peak is multiplied by exp(a + m): a of the GPU's type or the site's own, m where the model has run here
-often enough. The request is that peak times (request / peak) ** q as the estimator gave them: its own idea of
-where it is unsure stays, only its scale is the site's.
+The peak becomes (peak + constant) * exp(a + m): the constant of the GPU's type or the site's own, m where the
+model has run here often enough. The CUDA context belongs to the environment, so most of what differs between
+sites is a constant. The request is that peak times (request / peak) ** q as the estimator gave them: its own
+idea of where it is unsure stays, only its scale is the site's.
 """
 
 from __future__ import annotations
@@ -15,31 +17,36 @@ import json
 import os
 from dataclasses import replace
 from math import ceil, exp, isfinite, log
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.estimators.remembered import plain_gpu
 from slurm_gpumem.estimators.types import Estimate
 
-FORMAT = "gpumem-learned/1"
+FORMAT = "gpumem-learned/2"
 FILE = "gpumem-learned.json"
 SUFFIX = "+site"
 """Behind the estimator's name where the layer moved its answer."""
 LEAST_WIDTH = 0.02
 """A bound nearer to the peak than this is taken as this wide: a multiple of nothing stays nothing."""
+MOST_CONSTANT = 4096.0
 MOST_OFFSET = 0.7
 MOST_QUANTILE = 8.0
+_LEAST_LEFT = 0.4
+"""A constant never takes away more than leaves this share of the estimated peak."""
 _SIZE_CAP = 4 << 20
 
 
 class SiteLayer(NamedTuple):
-    """A checked file."""
+    """What a site knows about one estimator."""
 
     estimator: str
-    offset: float
-    """log(measured / estimated) of a model that has not run here."""
-    gpus: Mapping[str, float]
+    constant: float
+    """MiB that jobs take beyond their estimate, for GPU types without a constant of their own."""
+    constants: Mapping[str, float]
     """The same by the type of the GPU, where enough ran on it."""
+    offset: float
+    """log(measured / estimated) after the constant, of a model that has not run here."""
     models: Mapping[str, float]
     """What comes on top for a model (by its fingerprint) that has run here."""
     quantile: float
@@ -51,16 +58,25 @@ class SiteLayer(NamedTuple):
 
     def move(self, peak: float, request: float, gpu: str, fingerprint: str) -> Tuple[float, float]:
         """Peak and request in MiB as the site's jobs suggest them."""
-        kind = plain_gpu(gpu)
         term = self.models.get(fingerprint)
-        moved = peak * exp(self.gpus.get(kind, self.offset) + (term or 0.0))
-        width = max(log(max(request, 1) / max(peak, 1)), LEAST_WIDTH)
+        constant = self.constants.get(plain_gpu(gpu), self.constant)
+        moved = with_constant(peak, constant) * exp(self.offset + (term or 0.0))
         quantile = self.quantile if term is None else self.known_quantile
-        return moved, moved * exp(width * quantile)
+        return moved, moved * exp(width(peak, request) * quantile)
+
+
+def with_constant(peak: float, constant: float) -> float:
+    """The peak with a constant in MiB added, or taken away within reason."""
+    return max(peak + constant, peak * _LEAST_LEFT)
+
+
+def width(peak: float, request: float) -> float:
+    """How unsure the estimator was, as a log."""
+    return max(log(max(request, 1) / max(peak, 1)), LEAST_WIDTH)
 
 
 def layer_path(environ: Optional[Mapping[str, str]] = None) -> str:
-    """Where the site's layer is: beside its gpumem.toml."""
+    """Where the site's layers are: beside its gpumem.toml."""
     return beside_site_config(FILE, environ)
 
 
@@ -73,10 +89,10 @@ def adjusted(estimate: Estimate, fingerprint_of: Callable[[], str], path: Option
     if not os.path.exists(name):
         return estimate
     try:
-        layer = load_layer(name)
+        layer = load_layers(name).get(estimate.estimator)
     except (OSError, ValueError) as error:
         return replace(estimate, warnings=(*estimate.warnings, f"{name} is not used: {error}"))
-    if layer.estimator != estimate.estimator:
+    if layer is None:
         return estimate
     fingerprint = fingerprint_of()
     peak, request = layer.move(estimate.peak_mib, estimate.request_mib, estimate.gpu, fingerprint)
@@ -86,28 +102,29 @@ def adjusted(estimate: Estimate, fingerprint_of: Callable[[], str], path: Option
 def _with(estimate: Estimate, peak: int, request: int, *, known: bool) -> Estimate:
     parts: Dict[str, int] = dict(estimate.parts)
     change = peak - estimate.peak_mib
-    for name in ("fragmentation", "activations", "workspace"):
-        step = max(change, -parts.get(name, 0))
+    # What differs between sites is mostly the context; it never falls to nothing.
+    for name, least in (("context", 1), ("fragmentation", 0), ("activations", 0), ("workspace", 0)):
         if name in parts:
+            step = max(change, min(0, least - parts[name]))
             parts[name] += step
             change -= step
     peak -= change
-    percent = (peak / estimate.peak_mib - 1) * 100
+    moved = peak - estimate.peak_mib
     source = "runs of this model here" if known else "jobs here"
     return replace(
         estimate,
         peak_mib=peak,
         request_mib=max(peak, request),
-        floor_mib=min(estimate.floor_mib, peak),
+        floor_mib=min(max(1, estimate.floor_mib + min(moved, 0)), peak),
         parts=parts,
         estimator=estimate.estimator + SUFFIX,
-        assumptions=(*estimate.assumptions, f"moved by {percent:+.0f} % as measured {source} suggest"),
+        assumptions=(*estimate.assumptions, f"moved by {moved:+,} MiB as measured {source} suggest"),
         base=(estimate.peak_mib, estimate.request_mib),
     )
 
 
-def load_layer(path: str) -> SiteLayer:
-    """Read and check a layer; ValueError says what is wrong with it."""
+def load_layers(path: str) -> Dict[str, SiteLayer]:
+    """Read and check a site's layers, by estimator; ValueError says what is wrong with the file."""
     with open(path, "rb") as file:
         text = file.read(_SIZE_CAP + 1)
     if len(text) > _SIZE_CAP:
@@ -116,28 +133,38 @@ def load_layer(path: str) -> SiteLayer:
         content = json.loads(text)
         if content["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        return SiteLayer(
-            estimator=str(content["estimator"]),
-            offset=_number(content["offset"], MOST_OFFSET),
-            gpus={str(key): _number(value, MOST_OFFSET) for key, value in content["gpus"].items()},
-            models={str(key): _number(value, MOST_OFFSET) for key, value in content["models"].items()},
-            quantile=_number(content["quantile"], MOST_QUANTILE),
-            known_quantile=_number(content["known_quantile"], MOST_QUANTILE),
-            coverage=_number(content["coverage"], 1.0),
-            card=dict(content["card"]),
-        )
+        layers = [_layer(entry) for entry in content["layers"]]
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it is damaged ({error})") from None
+    return {layer.estimator: layer for layer in layers}
 
 
-def layer_json(layer: SiteLayer) -> str:
+def _layer(entry: Mapping[str, Any]) -> SiteLayer:
+    return SiteLayer(
+        estimator=str(entry["estimator"]),
+        constant=_number(entry["constant"], MOST_CONSTANT),
+        constants={str(key): _number(value, MOST_CONSTANT) for key, value in entry["constants"].items()},
+        offset=_number(entry["offset"], MOST_OFFSET),
+        models={str(key): _number(value, MOST_OFFSET) for key, value in entry["models"].items()},
+        quantile=_number(entry["quantile"], MOST_QUANTILE),
+        known_quantile=_number(entry["known_quantile"], MOST_QUANTILE),
+        coverage=_number(entry["coverage"], 1.0),
+        card=dict(entry["card"]),
+    )
+
+
+def layers_json(layers: Iterable[SiteLayer]) -> str:
     """The file's text."""
+    return json.dumps({"format": FORMAT, "layers": [_rounded(layer) for layer in layers]}, indent=1) + "\n"
+
+
+def _rounded(layer: SiteLayer) -> Dict[str, Any]:
     numbers: Dict[str, Any] = {
         key: round(value, 6) if isinstance(value, float) else value for key, value in layer._asdict().items()
     }
-    for key in ("gpus", "models"):
+    for key in ("constants", "models"):
         numbers[key] = {name: round(value, 6) for name, value in sorted(numbers[key].items())}
-    return json.dumps({"format": FORMAT, **numbers}, indent=1) + "\n"
+    return numbers
 
 
 def _number(value: Any, most: float) -> float:

@@ -6,12 +6,11 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from slurm_gpumem.errors import ConfigError, NotLearnedError, UsageError
-from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.site_fit import LayerScore, SiteRun, better, fit, held_out, in_force, shortage
-from slurm_gpumem.estimators.site_layer import SiteLayer, layer_json, load_layer
+from slurm_gpumem.estimators.site_layer import SiteLayer, layers_json, load_layers
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.site.learn_runs import LearnableRuns
 
@@ -28,38 +27,51 @@ class Learned:
     better: bool
 
 
-def learn(found: LearnableRuns, runs: List[SiteRun], now: Optional[SiteLayer], coverage: float) -> Learned:
-    """Fit a layer on the usable runs; NotLearnedError says what is missing."""
-    missing = shortage(runs)
-    if missing:
-        raise NotLearnedError(f"{missing}.\nNothing was changed.")
-    layer = fit(runs, registry.DEFAULT, coverage)
-    was, will = in_force(runs, now), held_out(runs, registry.DEFAULT, coverage)
+def learn(
+    found: LearnableRuns, runs: Mapping[str, List[SiteRun]], now: Mapping[str, SiteLayer], coverage: float
+) -> List[Learned]:
+    """Fit a layer for each estimator that has enough usable runs; NotLearnedError says what is missing."""
+    missing = {estimator: shortage(own) for estimator, own in runs.items()}
+    if all(missing.values()):
+        lines = [f"{estimator}: {why}." for estimator, why in missing.items()]
+        raise NotLearnedError("\n".join([*lines, "Nothing was changed."]))
+    return [
+        _learn_one(estimator, found, own, now.get(estimator), coverage)
+        for estimator, own in runs.items()
+        if not missing[estimator]
+    ]
+
+
+def _learn_one(
+    estimator: str, found: LearnableRuns, runs: List[SiteRun], now: Optional[SiteLayer], coverage: float
+) -> Learned:
+    layer = fit(runs, estimator, coverage)
+    was, will = in_force(runs, now), held_out(runs, estimator, coverage)
     layer = layer._replace(card=_card(found, runs, was, will))
     return Learned(layer, was, will, better(will, was, coverage))
 
 
-def current_layer(path: str) -> Optional[SiteLayer]:
-    """The layer in force; ConfigError about one that cannot be read, which nobody would miss if replaced."""
+def current_layers(path: str) -> Dict[str, SiteLayer]:
+    """The layers in force; ConfigError about a file that cannot be read: it must not be replaced unseen."""
     if not os.path.exists(path):
-        return None
+        return {}
     try:
-        return load_layer(path)
+        return load_layers(path)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: is not used at present, and would be replaced unseen: {error}.\nMove it away first."
         ) from None
 
 
-def write_layer(path: str, layer: SiteLayer) -> Optional[str]:
-    """Write the layer whole; the one before stays beside it under the next free number, which is returned."""
+def write_layers(path: str, layers: Iterable[SiteLayer]) -> Optional[str]:
+    """Write the layers whole; the file before is kept under the next free number, which is returned."""
     kept = None
     try:
         if os.path.exists(path):
             name = next(name for n in range(1, 10_000) if not os.path.exists(name := f"{path}.{n}"))
             os.link(path, name)
             kept = name
-        write_atomic(Path(path), layer_json(layer), durable=True)
+        write_atomic(Path(path), layers_json(layers), durable=True)
     except OSError as error:
         if kept is not None:
             os.unlink(kept)
@@ -75,6 +87,7 @@ def _card(found: LearnableRuns, runs: List[SiteRun], was: LayerScore, will: Laye
         "records": found.records,
         "jobs": len(runs),
         "models": len({run.fingerprint for run in runs}),
+        "users": len({run.user for run in runs}),
         "before": {key: round(value, 4) for key, value in was._asdict().items()},
         "held_out": {key: round(value, 4) for key, value in will._asdict().items()},
     }

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import (
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+)
 
 from slurm_gpumem.accounting.record_files import complete_lines, open_book, read_record_file
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, run_from
@@ -17,18 +29,19 @@ from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, parse_job
 class LearnableRuns(NamedTuple):
     """What the records hold."""
 
-    runs: List[SiteRun]
+    runs: Mapping[str, List[SiteRun]]
+    """By estimator."""
     records: int
     left_out: Mapping[str, int]
     """Why records were not used, and how many."""
 
 
 def read_runs(
-    folders: Iterable[str], estimator: str, progress: Optional[Callable[[int], None]] = None
+    folders: Iterable[str], estimators: Sequence[str], progress: Optional[Callable[[int], None]] = None
 ) -> LearnableRuns:
-    """All jobs that `estimator` estimated and a node measured; of a job's runs the most informative one."""
+    """Jobs that one of `estimators` estimated and a node measured; of a job's runs the most informative."""
     left_out: Dict[str, int] = {}
-    by_job: Dict[Tuple[str, int], SiteRun] = {}
+    by_job: Dict[Tuple[str, str, int, str], SiteRun] = {}
     records = 0
     for data, writer in _records(folders):
         records += 1
@@ -39,25 +52,31 @@ def read_runs(
         except BadRecordError as error:
             left_out[str(error)] = left_out.get(str(error), 0) + 1
             continue
-        learned = _site_run(record, estimator)
+        claimed = record.claimed.estimator
+        estimator = claimed[: -len(SUFFIX)] if claimed.endswith(SUFFIX) else claimed
+        learned = _site_run(record, estimator, estimators)
         if isinstance(learned, str):
             left_out[learned] = left_out.get(learned, 0) + 1
             continue
-        job = (record.cluster, record.job_id)
+        # The user belongs to the key: nobody's record takes the place of another user's.
+        job = (estimator, record.cluster, record.job_id, learned.user)
         before = by_job.get(job)
         # A run that showed its whole need says more than one that only says "more than this".
         if before is None or (before.censored, -before.took_mib) > (learned.censored, -learned.took_mib):
             by_job[job] = learned
-    return LearnableRuns(list(by_job.values()), records, left_out)
+    runs: Dict[str, List[SiteRun]] = {estimator: [] for estimator in estimators}
+    for key, learned in by_job.items():
+        runs[key[0]].append(learned)
+    return LearnableRuns(runs, records, left_out)
 
 
-def _site_run(record: JobRecord, estimator: str) -> Union[SiteRun, str]:
+def _site_run(record: JobRecord, estimator: str, estimators: Sequence[str]) -> Union[SiteRun, str]:
     """The entry of a run, or why there is none."""
     claim, measured = record.claimed, record.measured
     if record.end is None:
         return "still running"
-    if claim.estimator not in (estimator, estimator + SUFFIX):
-        return f"not estimated by {estimator}"
+    if estimator not in estimators:
+        return f"not estimated by {' or '.join(estimators)}"
     peak, request = claim.estimate_mib, claim.request_mib
     if claim.estimator != estimator:
         # Peak and request before the site's layer.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_gpumem import estimate
-from slurm_gpumem.estimators.site_layer import load_layer
+from slurm_gpumem.estimators.site_layer import SiteLayer, load_layers
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
 SUMMARY = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
@@ -36,6 +36,9 @@ class Site:
         return subprocess.run(
             [GPUMEM, "learn", *argv], env=env, capture_output=True, text=True, timeout=60, check=False
         )
+
+    def layer(self, estimator: str = "corrected") -> SiteLayer:
+        return load_layers(str(self.learned))[estimator]
 
     def record(self, model: int, est: int, req: int, took: int, **more: Any) -> None:
         """One job of a model: estimated, asked for, took; `state` "OOM" for one that its limit ended."""
@@ -100,8 +103,8 @@ def test_too_little_data_is_refused_and_said(site: Site) -> None:
     site.record(1, 2000, 3000, 2500, by="mem")
     done = site.learn()
     assert done.returncode == 1
-    assert "30 finished runs of 4 models are too little" in done.stderr
-    assert "1 not estimated by corrected" in done.stdout
+    assert "corrected: 30 finished runs of 4 models by 7 users are too little" in done.stderr
+    assert "1 not estimated by corrected or trace" in done.stdout
     assert not site.learned.exists()
 
 
@@ -114,7 +117,7 @@ def test_a_site_whose_jobs_take_less_than_estimated_asks_for_less(site: Site) ->
     site.fill(400, 40, 0.8, 0.05)
     done = site.learn()
     assert done.returncode == 0, done.stderr
-    layer = load_layer(str(site.learned))
+    layer = site.layer()
     assert layer.offset == pytest.approx(-0.223, abs=0.04)
     assert layer.quantile < 0.7
     assert layer.card["held_out"]["above_request"] <= 0.03
@@ -129,9 +132,10 @@ def test_a_site_whose_jobs_run_out_of_memory_asks_for_more(site: Site) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     # Most runs above the request ended at their limit: nobody saw how much they needed.
-    assert told["in_force"]["above_request"] > 0.5
-    assert told["learned"]["above_request"] < 0.08
-    assert told["layer"]["offset"] > 0.1
+    text = told["estimators"]["corrected"]
+    assert text["in_force"]["above_request"] > 0.5
+    assert text["learned"]["above_request"] < 0.08
+    assert site.layer().move(10_000, 11_500, "a100", "")[0] > 11_000
 
 
 def test_estimates_that_are_good_already_are_left_alone(site: Site) -> None:
@@ -168,12 +172,13 @@ def test_a_dry_run_writes_nothing(site: Site) -> None:
 def test_a_retried_job_counts_once_by_the_run_that_finished(site: Site) -> None:
     site.fill(100, 10, 1.0, 0.02)
     for job in range(1000, 1100):
-        site.record(job % 10, 4000, 4096, 0, state="OOM", job=job)
-        site.record(job % 10, 4000, 4096, 5000, job=job, restarts=1, limit=40960)
+        site.record(job % 10, 4000, 4096, 0, state="OOM", job=job, uid=job)
+        site.record(job % 10, 4000, 4096, 5000, job=job, uid=job, restarts=1, limit=40960)
     done = site.learn("--json", "--dry-run")
     told = json.loads(done.stdout)
-    assert told["in_force"]["runs"] == 200
-    assert told["layer"]["card"]["records"] == 300
+    text = told["estimators"]["corrected"]
+    assert text["in_force"]["runs"] == 200
+    assert text["layer"]["card"]["records"] == 300
 
 
 def test_records_that_an_earlier_layer_moved_are_read_as_they_were_before(site: Site) -> None:
@@ -184,20 +189,96 @@ def test_records_that_an_earlier_layer_moved_are_read_as_they_were_before(site: 
         site.record(
             number % 10, round(est * 0.9), round(est), round(est * 0.9), by="corrected+site", base=base
         )
-    layer = json.loads(site.learn("--json", "--dry-run").stdout)["layer"]
+    done = site.learn("--json", "--dry-run")
+    layer = json.loads(done.stdout)["estimators"]["corrected"]["layer"]
     assert layer["offset"] == pytest.approx(-0.105, abs=0.01)
 
 
-def test_one_user_alone_cannot_lower_what_a_model_asks_for(site: Site) -> None:
+def test_a_term_for_a_model_needs_three_users(site: Site) -> None:
     site.fill(200, 20, 1.0, 0.02, margin=1.5)
-    for uid, model in ((1, 500), (2, 501)):
-        for _ in range(5):
-            site.record(model, 20_000, 30_000, 8000, uid=uid)
-    for uid in range(5):
-        site.record(502, 20_000, 30_000, 8000, uid=uid)
-    models = json.loads(site.learn("--json", "--dry-run").stdout)["layer"]["models"]
-    assert models[f"{500:016x}"] == models[f"{501:016x}"] == 0.0
+    for model, users in ((500, 1), (501, 2), (502, 5)):
+        for number in range(6):
+            site.record(model, 20_000, 30_000, 8000, uid=number % users)
+    done = site.learn("--json", "--dry-run")
+    models = json.loads(done.stdout)["estimators"]["corrected"]["layer"]["models"]
+    assert f"{500:016x}" not in models
+    assert f"{501:016x}" not in models
     assert models[f"{502:016x}"] == -0.3
+
+
+def test_five_models_of_three_users_teach_a_constant_for_texts_and_for_traces(site: Site) -> None:
+    draw = random.Random(4)
+    for by in ("corrected", "trace"):
+        for number in range(15):
+            est = draw.randint(2000, 20_000)
+            site.record(number % 5, est, round(est * 1.1), est + 900, by=by, uid=number % 3)
+    done = site.learn()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "written for corrected and trace" in done.stderr
+    for by in ("corrected", "trace"):
+        layer = site.layer(by)
+        assert (layer.constant, layer.offset, layer.models) == (900, 0, {})
+        assert layer.move(4000, 4400, "a100", "") == pytest.approx((4900, 4900 * 1.1))
+
+
+def test_each_type_of_gpu_with_enough_jobs_has_a_constant_of_its_own(site: Site) -> None:
+    for number in range(120):
+        gpu, beyond = (("NVIDIA A100-SXM4-40GB", 900), ("Tesla V100-SXM2-32GB", -200))[number % 2]
+        est = 3000 + 85 * number
+        site.record(
+            number // 2 % 12, est, round(est * 1.2), est + beyond, gpu=gpu, uid=1000 + number // 2 % 5
+        )
+    assert site.learn().returncode == 0
+    layer = site.layer()
+    assert layer.move(8000, 9000, "a100", "")[0] == pytest.approx(8900, abs=200)
+    assert layer.move(8000, 9000, "v100", "")[0] == pytest.approx(7800, abs=300)
+
+
+@pytest.mark.parametrize("forged", [(40_000, 2000), (1500, 25_000), (8000, 4000)])
+@pytest.mark.parametrize("models", ["own", "those of others"])
+def test_one_user_who_forges_600_estimates_moves_nobodys_request_by_5_percent(
+    tmp_path: Path, forged: Any, models: str
+) -> None:
+    layers = []
+    for poisoned in (False, True):
+        (tmp_path / str(poisoned)).mkdir()
+        site = Site(tmp_path / str(poisoned))
+        draw = random.Random(7)
+        for number in range(200):
+            est = draw.randint(1500, 30_000)
+            took = round((est + 900) * exp(draw.gauss(0, 0.03)))
+            site.record(number % 23, est, round(est * 1.25), took, uid=2000 + number % 5)
+        if poisoned:
+            for number in range(600):
+                model = number % 23 if models == "those of others" else 1000 + number
+                site.record(model, forged[0], round(forged[0] * 1.02), forged[1], uid=666)
+        done = site.learn()
+        assert done.returncode == 0, done.stdout + done.stderr
+        layers.append(site.layer())
+    for peak in (2000, 5000, 12_000, 40_000):
+        for fingerprint in ("new", f"{3:016x}"):
+            honest, moved = (layer.move(peak, peak * 1.2, "a100", fingerprint) for layer in layers)
+            assert moved == pytest.approx(honest, rel=0.05)
+
+
+def test_a_site_of_two_users_is_not_learnt_from(site: Site) -> None:
+    for number in range(120):
+        site.record(number % 12, 4000, 5000, 4900, uid=number % 2)
+    done = site.learn()
+    assert done.returncode == 1
+    assert "by 2 users are too little" in done.stderr
+
+
+def test_a_forged_record_does_not_take_the_place_of_another_users_run(site: Site) -> None:
+    for number in range(60):
+        est = 3000 + 200 * number
+        site.record(number % 12, est, round(est * 1.2), est + 900, uid=number % 4, job=number)
+    for number in range(60):
+        site.record(number % 12, 3000, 3100, 2_000, uid=666, job=number, restarts=9)
+    done = site.learn("--json", "--dry-run")
+    text = json.loads(done.stdout)["estimators"]["corrected"]
+    assert text["in_force"]["runs"] == 120
+    assert text["layer"]["constant"] == pytest.approx(900, abs=1)
 
 
 def test_torn_and_foreign_files_are_counted_and_passed_over(site: Site) -> None:
@@ -218,8 +299,9 @@ def test_estimates_follow_the_layer_and_a_broken_one_is_a_warning(
     assert site.learn().returncode == 0
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(site.config))
     moved = estimate(SUMMARY, batch_size=16, gpu="a100")
-    layer = load_layer(str(site.learned))
-    assert moved.peak_mib == pytest.approx(plain.peak_mib * exp(layer.offset), abs=2)
+    layer = site.layer()
+    wanted = layer.move(plain.peak_mib, plain.request_mib, "a100", "")[0]
+    assert moved.peak_mib == pytest.approx(wanted, abs=2)
     assert moved.base == (plain.peak_mib, plain.request_mib)
     assert moved.estimator == "corrected+site"
     assert sum(moved.parts.values()) == moved.peak_mib
@@ -231,5 +313,5 @@ def test_estimates_follow_the_layer_and_a_broken_one_is_a_warning(
 
 
 @pytest.mark.parametrize("argv", [("--coverage", "2"), ("--coverage", "x"), ("--nonsense",)])
-def test_wrong_options_are_told(site: Site, argv: Any) -> None:
+def test_wrong_options_are_refused(site: Site, argv: Any) -> None:
     assert site.learn(*argv).returncode == 2
