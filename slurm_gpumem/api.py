@@ -44,6 +44,8 @@ class JobOptions(TypedDict, total=False):
     channels_last: Optional[bool]
     loss: Optional[str]
     input_dtype: Optional[str]
+    torch: Optional[str]
+    module_loading: Optional[str]
     gpu: Optional[str]
     """The GPU to estimate for and run on; default: those of the partition."""
     estimator: Optional[str]
@@ -84,6 +86,8 @@ def estimate(
     channels_last: Optional[bool] = None,
     loss: Optional[str] = None,
     input_dtype: Optional[str] = None,
+    torch: Optional[str] = None,
+    module_loading: Optional[str] = None,
 ) -> Estimate:
     """Estimate the peak GPU memory of training the model of `summary`: a path, the text, or `summarize`'s.
 
@@ -99,6 +103,8 @@ def estimate(
         channels_last=channels_last,
         loss=loss,
         input_dtype=input_dtype,
+        torch=torch,
+        module_loading=module_loading,
     )
     from slurm_gpumem.utilization.predict import estimate_with_utilization
 

@@ -90,12 +90,19 @@ def test_the_product_reads_only_files_that_ship(path: Path) -> None:
         if name is None:
             # Every file of these folders ships.
             assert folder in ("lua", "prolog")
+        elif (PACKAGE / folder / name).is_dir():
+            assert any(path.startswith(f"{folder}/{name}/") for path in shipped)
         else:
             assert f"{folder}/{name}" in shipped
 
 
-def test_every_file_of_lua_and_prolog_ships() -> None:
-    files = {_name(path) for folder in ("lua", "prolog") for path in (PACKAGE / folder).iterdir()}
+def test_every_file_of_these_folders_ships() -> None:
+    files = {
+        _name(path)
+        for folder in ("lua", "prolog", "models/environments")
+        for path in (PACKAGE / folder).iterdir()
+        if path.suffix != ".md"
+    }
     assert files <= set(_shipped())
 
 
@@ -104,8 +111,10 @@ def test_only_these_modules_look_for_files_around_them() -> None:
     assert asking == set(ASKS_WHERE_IT_IS)
 
 
-def test_the_top_of_models_ships_and_nothing_below_it() -> None:
-    top = {_name(path) for path in (PACKAGE / "models").iterdir() if path.is_file() and path.suffix != ".md"}
+def test_the_top_of_models_ships_and_environments_and_nothing_else_below_it() -> None:
+    folders = (PACKAGE / "models", PACKAGE / "models" / "environments")
+    files = [path for folder in folders for path in folder.iterdir() if path.is_file()]
+    top = {_name(path) for path in files if path.suffix != ".md"}
     assert top == {name for name in _shipped() if name.startswith("models/")}
     assert sum(path.stat().st_size for path in _shipped().values()) < 5_000_000
 

@@ -14,7 +14,14 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.training_job import training_job
-from slurm_gpumem.estimators.types import INPUT_DTYPES, LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
+from slurm_gpumem.estimators.types import (
+    INPUT_DTYPES,
+    LOSSES,
+    MODULE_LOADING,
+    OPTIMIZERS,
+    PRECISIONS,
+    TrainingJob,
+)
 from slurm_gpumem.estimators.whatif import Alternatives, alternatives
 from slurm_gpumem.report.estimate import (
     SCHEMA,
@@ -141,6 +148,10 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")
     job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
     job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
+    job.add_argument("--torch", metavar="VERSION", help="the job's PyTorch, like 2.6 or 2.6.0+cu124")
+    job.add_argument(
+        "--module-loading", metavar="NAME", help=f"{', '.join(MODULE_LOADING)}: how CUDA loads modules"
+    )
     job.add_argument("--max-slowdown", metavar="X", help="how much longer a step may take beside others")
     parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
     names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
-    "grad-accumulation", "loss", "input-dtype", "max-slowdown",
+    "grad-accumulation", "loss", "input-dtype", "max-slowdown", "torch", "module-loading",
 )  # fmt: skip
 _SWITCHES_OF_THE_JOB = ("exclusive-gpu", "checkpointing", "channels-last", "end-line")
 _SWITCHES = ("dry-run", "explain", "json")
@@ -48,6 +48,7 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --optimizer NAME      adam (default), adamw, sgd, sgd-momentum, ...
   --precision NAME      fp32 (default), tf32, amp-fp16, amp-bf16, bf16
   --grad-accumulation N, --checkpointing, --channels-last, --loss NAME, --input-dtype NAME
+  --torch VERSION, --module-loading NAME  the job's PyTorch (2.6) and how CUDA loads modules (lazy, eager)
   --gpu TYPE            the GPU to estimate for and run on; default: those of the partition
   --estimator NAME      how to estimate; gpumem estimate --estimator all shows them
   --gpu-mem SIZE        ask for this much GPU memory (12G) instead of estimating

@@ -77,6 +77,7 @@ SLURM = Section(
 JOB_KEYS = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
     "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input-dtype", "end-line",
+    "torch", "module-loading",
 )  # fmt: skip
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
 

@@ -28,8 +28,6 @@ def assumptions(
     if job.optimizer_rule.note:
         assumed.append(f"{job.optimizer_rule.title}: {job.optimizer_rule.note}")
     assumed.append("PyTorch's default allocator and foreach optimizer")
-    if not gpu.measured:
-        assumed.append(f"CUDA context of {gpu.name} as of an H200 (gpumem calibrate measures it)")
     assumed += summary.remarks
     for line in estimate.assumptions if estimate else ():
         # An estimator may say a default in its own words around ours.

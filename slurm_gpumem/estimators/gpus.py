@@ -92,6 +92,8 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
         utilization_measured=gpu.utilization_measured and matched is not None and not slice_of_gpu,
         entry=matched or "",
         measured=gpu.measured and matched is not None,
+        calibrated=gpu.calibrated and matched is not None,
+        workspaces_measured=gpu.workspaces_measured and matched is not None and not slice_of_gpu,
         source=gpu.source if matched else f"GPU type not in the table: context as for {gpu.name}",
     )
 
@@ -111,7 +113,7 @@ def _entries(site_file: Optional[Path]) -> Dict[str, Entry]:
         for name, fields in load_toml(path).items():
             key = name.lower()
             _check(path, key, fields, known=key in entries)
-            entries[key] = {**entries.get(key, defaults), **fields}
+            entries[key] = {**entries.get(key, defaults), **fields, "calibrated": True}
     return entries
 
 
@@ -172,6 +174,8 @@ def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
         utilization_measured=entry.get("utilization_measured", False) is True,
         entry=name,
         measured=entry.get("measured", False) is True,
+        calibrated=entry.get("calibrated", False) is True and entry.get("measured", False) is True,
+        workspaces_measured=entry.get("workspaces_measured", False) is True,
         source=str(entry.get("source", "")),
     )
 

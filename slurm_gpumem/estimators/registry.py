@@ -58,4 +58,10 @@ def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimat
     if module is None:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
     function: Estimator = importlib.import_module(module).estimate
-    return function(summary, job, gpu)
+    if name not in LEARNT:
+        return function(summary, job, gpu)
+    from slurm_gpumem.estimators.environment import environment_of, in_environment, widened
+
+    here = in_environment(gpu, environment_of(job))
+    convolutions = summary.trace is not None and summary.trace.uses_conv
+    return widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)

@@ -8,7 +8,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import OPTIMIZERS, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 
-_NAMES = ("optimizer", "precision", "loss", "input_dtype")
+_NAMES = ("optimizer", "precision", "loss", "input_dtype", "module_loading")
 PRECISION_TITLES = {
     "fp32": "fp32",
     "tf32": "tf32",
@@ -29,6 +29,8 @@ class StatedTraining(NamedTuple):
     channels_last: Optional[bool] = None
     loss: Optional[str] = None
     input_dtype: Optional[str] = None
+    torch: Optional[str] = None
+    module_loading: Optional[str] = None
 
 
 def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1) -> TrainingJob:
@@ -75,6 +77,7 @@ def _traced(summary: ModelSummary) -> Dict[str, Any]:
         grad_accumulation=traced.grad_accumulation,
         checkpointing=traced.checkpointing,
         channels_last=traced.channels_last,
+        torch=traced.torch,
     )
     # A custom optimizer has no name here; its memory is in the trace anyway.
     if traced.optimizer in OPTIMIZERS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Mapping, Optional, Protocol, Tuple
 
@@ -17,6 +18,7 @@ OPTIMIZERS = tuple(OPTIMIZER_RULES)
 PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
 LOSSES = ("cross-entropy", "mse", "none")
 INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
+MODULE_LOADING = ("auto", "lazy", "eager")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class TrainingJob:
     """Loss over the last layer's output (LOSSES); cross-entropy keeps log-probabilities beside the logits."""
     input_dtype: str = "auto"
     """Element type of the batch (INPUT_DTYPES); auto: int64 into an embedding, else the precision's own."""
+    torch: str = ""
+    """Version of the job's PyTorch as it prints it ("2.6.0+cu124"); "" where it is not known."""
+    module_loading: str = "auto"
+    """How CUDA loads its modules (MODULE_LOADING); auto: as that version of PyTorch does by default."""
 
     def __post_init__(self) -> None:
         _at_least_one("batch size", self.batch_size)
@@ -50,6 +56,9 @@ class TrainingJob:
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("loss", self.loss, LOSSES)
         _one_of("input dtype", self.input_dtype, INPUT_DTYPES)
+        _one_of("module loading", self.module_loading, MODULE_LOADING)
+        if self.torch and not re.match(r"\d+\.\d+", self.torch):
+            raise UsageError(f"torch must be PyTorch's version, like 2.6 or 2.6.0+cu124, not {self.torch!r}")
 
     @property
     def optimizer_rule(self) -> OptimizerRule:
@@ -120,6 +129,12 @@ class Gpu:
     """The table's name for it; empty for a GPU that is in no table."""
     measured: bool = False
     """Whether the context was measured on such a GPU (or assumed from another's)."""
+    calibrated: bool = False
+    """Whether the site measured it itself."""
+    workspaces_measured: bool = False
+    """Whether cuDNN's workspaces were measured on such a GPU."""
+    context_doubt_mib: int = 0
+    """How much larger the context may be than is known here."""
     source: str = ""
 
     def context_for(self, *, conv: bool, matmul: bool) -> int:

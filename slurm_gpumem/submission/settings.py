@@ -206,6 +206,8 @@ class JobSettings:
             channels_last=self._switch("channels-last"),
             loss=self.text("loss"),
             input_dtype=self.text("input-dtype"),
+            torch=self.text("torch"),
+            module_loading=self.text("module-loading"),
         )
 
     def _layer(self, key: str) -> int:

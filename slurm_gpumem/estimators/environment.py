@@ -1,0 +1,189 @@
+"""The CUDA context of a GPU that nobody calibrated here: the nearest measured environment, and the doubt.
+
+The context belongs to the environment (CUDA, lazy or eager loading of modules, library sizes) more than to
+the GPU: an A100 has been seen with 522 and with 1,727 MiB. models/environments holds what was measured where.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.toml_file import load_toml
+
+FOLDER = "environments"
+LOADING = ("lazy", "eager")
+LEAST_CONTEXT_MIB, MOST_CONTEXT_MIB = 64, 4096
+"""What a file may claim: a stranger's number outside this is refused."""
+_CONTEXTS = ("context_bare_mib", "context_conv_mib", "context_matmul_mib", "context_mib")
+_TEXTS = ("gpu", "compute_capability", "torch", "cuda", "driver", "loading", "known", "source")
+_FIRST_LAZY_TORCH, _FIRST_LAZY_CUDA = (1, 13), (11, 7)
+"""PyTorch asks for lazy loading itself from 1.13 on (pull request 86509); CUDA has it from 11.7 on."""
+_SIZE_CAP = 4096
+WORKSPACE_DOUBT = 0.08
+"""Added to a traced request, as a share of the peak, where convolutions run on a GPU whose cuDNN choices
+nobody measured: held against public runs on A100s it brought 13 % of too small requests down to 1 to 4 %."""
+OTHER_DOUBT = 0.02
+"""The same without convolutions: tensors, allocator and attention carry over almost exactly."""
+UNMEASURED_COVERAGE = 0.95
+
+
+class Environment(NamedTuple):
+    """Where a job's Python runs, as far as it is known."""
+
+    torch: str = ""
+    cuda: str = ""
+    loading: str = ""
+    """"lazy", "eager", or "" where nobody said."""
+
+    @property
+    def module_loading(self) -> str:
+        """As set, or as the versions do it by default; "" where they are not known."""
+        if self.loading:
+            return self.loading
+        torch, cuda = _version(self.torch), _version(self.cuda)
+        if (torch and torch < _FIRST_LAZY_TORCH) or (cuda and cuda < _FIRST_LAZY_CUDA):
+            return "eager"
+        return "lazy" if torch else ""
+
+
+class Measured(NamedTuple):
+    """A file of models/environments."""
+
+    gpu: str
+    compute_capability: str
+    torch: str
+    cuda: str
+    driver: str
+    loading: str
+    known: str
+    source: str
+    contexts: Tuple[Optional[int], ...]
+    """Bare, with convolutions, with matrix products, with both."""
+
+
+def environment_of(job: TrainingJob) -> Environment:
+    """What the job says of its environment: "2.6.0+cu124" names PyTorch and CUDA."""
+    torch, _, build = job.torch.partition("+")
+    found = re.fullmatch(r"cu(\d{2})(\d)", build)
+    loading = "" if job.module_loading == "auto" else job.module_loading
+    return Environment(torch, f"{found[1]}.{found[2]}" if found else "", loading)
+
+
+def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
+    """The GPU with the context that a job in this environment has, as far as anybody knows."""
+    loading = environment.module_loading
+    if gpu.measured and (gpu.calibrated or loading != "eager"):
+        return gpu
+    known = measured_environments()
+    alike = [entry for entry in known if entry.loading == (loading or "lazy")]
+    nearest = min(alike, key=lambda entry: _distance(entry, gpu, environment))
+    bare, conv, matmul, both = _filled(nearest.contexts)
+    # Where nobody says how modules are loaded, the request holds for both ways.
+    possible = alike if loading else known
+    most = max(context for entry in possible for context in entry.contexts if context)
+    return replace(
+        gpu,
+        context_bare_mib=bare,
+        context_conv_mib=conv,
+        context_matmul_mib=matmul,
+        context_mib=both,
+        context_doubt_mib=max(0, most - both),
+        source=f"context as on {nearest.gpu} ({nearest.source})",
+    )
+
+
+def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -> Estimate:
+    """The request made wide enough for what was not measured on this GPU; the message says what that is."""
+    found: List[str] = []
+    request = estimate.request_mib + gpu.context_doubt_mib
+    if not gpu.measured:
+        context = estimate.parts["context"]
+        most = f" to {context + gpu.context_doubt_mib}" if gpu.context_doubt_mib else ""
+        found.append(
+            f"the CUDA context on {gpu.name} was not measured here: {context}{most} MiB elsewhere "
+            "(gpumem calibrate measures it)"
+        )
+    if traced and not gpu.workspaces_measured:
+        share = WORKSPACE_DOUBT if convolutions else OTHER_DOUBT
+        request += round(estimate.peak_mib * share)
+        if convolutions:
+            found.append(f"cuDNN workspaces on {gpu.name} as measured on an H200")
+    if not found and request == estimate.request_mib:
+        return estimate
+    coverage = None if estimate.coverage is None else min(estimate.coverage, UNMEASURED_COVERAGE)
+    return replace(
+        estimate, request_mib=request, coverage=coverage, assumptions=(*estimate.assumptions, *found)
+    )
+
+
+@lru_cache(maxsize=1)
+def measured_environments() -> Tuple[Measured, ...]:
+    """All that the package knows, by file name."""
+    folder = data_path("models", FOLDER)
+    return tuple(
+        read_environment(folder / name) for name in sorted(os.listdir(folder)) if name.endswith(".toml")
+    )
+
+
+def read_environment(path: Path) -> Measured:
+    """One file, checked: it may come from a stranger. ConfigError says what is wrong with it."""
+    if path.stat().st_size > _SIZE_CAP:
+        raise ConfigError(f"{path}: larger than {_SIZE_CAP} bytes")
+    fields = load_toml(path)
+    unknown = sorted(set(fields) - set(_TEXTS) - set(_CONTEXTS))
+    if unknown:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}")
+    for name in _TEXTS:
+        if not isinstance(fields.get(name), str) or not fields[name].isprintable() or len(fields[name]) > 120:
+            raise ConfigError(f"{path}: {name} must be a short text")
+    if fields["loading"] not in LOADING:
+        raise ConfigError(f'{path}: loading must be "lazy" or "eager", not {fields["loading"]!r}')
+    return Measured(
+        **{name: fields[name] for name in _TEXTS},
+        contexts=tuple(_context(path, fields, name) for name in _CONTEXTS),
+    )
+
+
+def _context(path: Path, fields: Mapping[str, Any], name: str) -> Optional[int]:
+    value = fields.get(name)
+    if value is None and name != "context_mib":
+        return None
+    if type(value) is not int or not LEAST_CONTEXT_MIB <= value <= MOST_CONTEXT_MIB:
+        raise ConfigError(
+            f"{path}: {name} must be from {LEAST_CONTEXT_MIB} to {MOST_CONTEXT_MIB} MiB, not {value!r}"
+        )
+    return value
+
+
+def _filled(contexts: Sequence[Optional[int]]) -> Tuple[int, int, int, int]:
+    """What was not measured apart differs from the whole as on the GPU that was measured best."""
+    both = contexts[3] or 0
+    whole = next(entry.contexts for entry in measured_environments() if all(entry.contexts))
+    last = whole[3] or 0
+    bare, conv, matmul = (
+        known if known is not None else max(LEAST_CONTEXT_MIB, both - last + (other or 0))
+        for known, other in zip(contexts[:3], whole[:3])
+    )
+    return bare, conv, matmul, both
+
+
+def _distance(entry: Measured, gpu: Gpu, environment: Environment) -> Tuple[int, ...]:
+    """Smaller is nearer: the GPU, its architecture, its generation, then the versions."""
+    capability, own = _version(entry.compute_capability), _version(gpu.compute_capability)
+    generation = abs(capability[0] - own[0]) * 10 + abs(capability[1] - own[1]) if own else 0
+    torch, wanted = _version(entry.torch), _version(environment.torch)
+    apart = abs(torch[0] - wanted[0]) * 100 + abs(torch[1] - wanted[1]) if torch and wanted else 0
+    return (entry.gpu != gpu.entry, generation, apart)
+
+
+def _version(text: str) -> Tuple[int, ...]:
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", text)
+    return (int(found[1]), int(found[2])) if found else ()
