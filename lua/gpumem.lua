@@ -169,7 +169,10 @@ local function wish(job, site, record, directives, request)
     return mib > 0 and shares ~= 0 and not only_estimate and mib or nil
   elseif directives and directives.mem then
     local mib = read.parse_mib(directives.mem)
-    return mib, not mib and clean("#GPUMEM mem=" .. sub(directives.mem, 1, 40)) .. " is not a size like 12G"
+    local text = sub(directives.mem, 1, 40)
+    local bare = match(text, "^[0-9.]+$") and tonumber(text)
+    local hint = bare and bare > 0 and " has no unit; did you mean " .. text .. (bare >= 512 and "M?" or "G?")
+    return mib, not mib and clean("#GPUMEM mem=" .. text .. (hint or " is not a size like 12G"))
   elseif directives and directives["memory-line"] then
     if not have_lines then
       return nil, "gpumem_line.lua is missing or broken, so its memory-line is ignored"

@@ -12,16 +12,17 @@ local MIB = { k = 1 / 1024, m = 1, g = 1024, t = 1024 * 1024 }
 
 local find, sub, match, lower = string.find, string.sub, string.match, string.lower
 
---- MiB of "12G", "1.5g", "512M" or "12GiB" (a bare number is MiB), rounded up; nil if it is not a size.
+--- MiB of "12G", "1.5g", "512M" or "12GiB", rounded up; nil if it is not a size. A bare number is none:
+-- people mean GiB as often as MiB (parse_mib in units.py has the same rule).
 function M.parse_mib(text)
-  local digits, unit = match(text, "^([0-9]+)([kmgtKMGT]?)[iI]?[bB]?$")
+  local digits, unit = match(text, "^([0-9]+)([kmgtKMGT])[iI]?[bB]?$")
   if not digits then
-    digits, unit = match(text, "^([0-9]+%.[0-9]+)([kmgtKMGT]?)[iI]?[bB]?$")
+    digits, unit = match(text, "^([0-9]+%.[0-9]+)([kmgtKMGT])[iI]?[bB]?$")
   end
   if not digits or #digits > 12 then
     return nil
   end
-  local mib = math.ceil(tonumber(digits) * MIB[unit == "" and "m" or lower(unit)])
+  local mib = math.ceil(tonumber(digits) * MIB[lower(unit)])
   return mib > 0 and mib < MAX_MIB and mib or nil
 end
 

@@ -49,8 +49,8 @@ class JobOptions(TypedDict, total=False):
     gpu: Optional[str]
     """The GPU to estimate for and run on; default: those of the partition."""
     estimator: Optional[str]
-    mem: Union[str, int, None]
-    """GPU memory instead of an estimate: "12G", or a number of MiB."""
+    mem: Optional[str]
+    """GPU memory instead of an estimate: "12G" or "512M"; a bare number is refused, as everywhere."""
     exclusive_gpu: Optional[bool]
     max_slowdown: Optional[float]
     on_oom: Optional[str]

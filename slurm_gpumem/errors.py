@@ -1,4 +1,4 @@
-"""Every error a user can meet: what was wrong, where, and how to mend it.
+"""Every error a user can meet: what was wrong, where, and how to fix it.
 
 The command line prints `str(error)` behind "gpumem: " and exits with `exit_code`;
 no traceback reaches a user.
@@ -6,8 +6,8 @@ no traceback reaches a user.
 
 from __future__ import annotations
 
-_ALL_SHOWN, _SHOWN = 12, 6
-"""Up to the first number all names are listed; of more than that, the second number of near ones."""
+_ALL_SHOWN, _SHOWN = 12, 3
+"""Up to the first number all names are listed; of near ones at most the second number."""
 
 
 class GpumemError(Exception):
@@ -29,16 +29,15 @@ class TargetError(GpumemError):
 
 
 class UnknownNameError(UsageError):
-    """A name (optimizer, GPU, estimator ...) is not known; carries the nearest one."""
+    """A name (optimizer, GPU, estimator ...) is not known; carries those that are near."""
 
     def __init__(self, what: str, given: str, known: list[str]) -> None:
-        import difflib
+        from slurm_gpumem.text import near_names
 
-        near = difflib.get_close_matches(given.lower(), known, n=_SHOWN, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        listed = "known" if not near or len(known) <= _ALL_SHOWN else f"nearest of {len(known)} known"
-        names = known if listed == "known" else near
-        super().__init__(f"unknown {what} {given!r}; {hint}{listed}: {', '.join(names)}")
+        near = near_names(given, known)[:_SHOWN]
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+        listed = f"known: {', '.join(known)}" if not near or len(known) <= _ALL_SHOWN else ""
+        super().__init__(f"unknown {what} {given!r}; {hint}{' ' if hint and listed else ''}{listed}")
 
 
 class ConfigError(GpumemError):

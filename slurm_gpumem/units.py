@@ -13,16 +13,25 @@ MIB, GIB = 1 << 20, 1 << 30
 _FACTOR_MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 # [0-9], not \d: a size is ASCII, and int() of other digits would surprise.
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SURELY_MIB = 512
+"""From this number on, nobody means GiB of one GPU."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 """By the letter that stands for them."""
 
 
-def parse_mib(text: str, *, default_unit: str = "m") -> int:
-    """MiB of "12G", "12GiB", "512M" or "1.5g"; a bare number is in `default_unit`. Rounds up."""
+def parse_mib(text: str, *, default_unit: str = "") -> int:
+    """MiB of "12G", "12GiB", "512M" or "1.5g", rounded up.
+
+    A bare number is in `default_unit`; without one it is refused, since people mean GiB as often as MiB.
+    """
     match = _SIZE.fullmatch(text.strip())
     if not match:
         raise UsageError(f"{text!r} is not a memory size; write it like 12G, 1.5G or 512M")
-    mib = float(match[1]) * _FACTOR_MIB[match[2].lower() or default_unit]
+    number, unit = float(match[1]), match[2].lower() or default_unit
+    if not unit and number:
+        meant = "M" if number >= _SURELY_MIB else "G"
+        raise UsageError(f"{text!r} has no unit; did you mean {match[1]}{meant}?")
+    mib = number * _FACTOR_MIB[unit or "m"]
     return int(-(-mib // 1))
 
 

@@ -129,7 +129,7 @@ def test_a_script_may_be_given_as_text(site: Job, tmp_path: Path) -> None:
 @pytest.mark.slurm
 def test_a_file_with_gpu_options_is_submitted_as_a_copy_without_them(site: Job, tmp_path: Path) -> None:
     (tmp_path / "gpu.sh").write_text("#!/bin/bash\n#SBATCH --gpus=1 -o /dev/null\ntrue\n")
-    done = site.submit("gpu.sh", mem=4096, sbatch={"hold": True})
+    done = site.submit("gpu.sh", mem="4096M", sbatch={"hold": True})
     assert site.gres(done.job_id) == "shard:4"
     assert "--gpus" not in (done.decision.script or "")
     assert done.decision.notes == ("the GPU options of gpu.sh are taken out of the copy that is submitted",)
@@ -241,7 +241,7 @@ def test_the_examples_of_the_documentation_run(site: Job, tmp_path: Path, code: 
         ("#!/bin/bash\ntrue", {"model": "none.txt", "batch_size": 8}, "none.txt: no such file"),
         ("#!/bin/bash\ntrue", {"model": str(RESNET), "batch_size": 0}, "batch_size: .*at least 1, not 0"),
         ("#!/bin/bash\ntrue", {"model": str(RESNET)}, "no batch size.*batch_size=128"),
-        ("#!/bin/bash\ntrue", {"model": str(RESNET), "batch_size": 8, "optimizer": "adan"}, "'adam'"),
+        ("#!/bin/bash\ntrue", {"model": str(RESNET), "batch_size": 8, "optimizer": "adma"}, "'adam'"),
         ("#!/bin/bash\ntrue", {"modle": "x"}, "unknown argument 'modle'; did you mean 'model'"),
         ("#!/bin/bash\ntrue", {"mem": "4G", "args": ["x"]}, "args need a script's path"),
         (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import List, Optional
 
 import pytest
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.text import clipped, count, fitted, printable
+from slurm_gpumem.text import clipped, count, fitted, near_names, printable
 from slurm_gpumem.units import (
     duration,
     energy,
@@ -22,7 +22,7 @@ from slurm_gpumem.units import (
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("12G", 12_288), ("1.5g", 1536), ("512", 512), ("1GiB", 1024), ("1k", 1)]
+    ("text", "mib"), [("12G", 12_288), ("1.5g", 1536), ("512M", 512), ("1GiB", 1024), ("1k", 1)]
 )
 def test_a_size_is_read_in_the_ways_people_write_it(text: str, mib: int) -> None:
     assert parse_mib(text) == mib
@@ -32,6 +32,35 @@ def test_a_size_is_read_in_the_ways_people_write_it(text: str, mib: int) -> None
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a memory size"):
         parse_mib(text)
+
+
+@pytest.mark.parametrize(("text", "meant"), [("6", "6G"), ("1.5", "1.5G"), ("12288", "12288M")])
+def test_a_bare_number_is_refused_with_the_unit_that_was_probably_meant(text: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=rf"'{text}' has no unit; did you mean {meant}\?"):
+        parse_mib(text)
+    assert parse_mib(text, default_unit="g") == round(float(text) * 1024)
+    assert parse_mib("0") == 0
+
+
+OPTIMIZERS = ["adam", "adamw", "sgd", "sgd-momentum", "rmsprop", "adagrad", "lion", "adafactor"]
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "near"),
+    [
+        ("muon", OPTIMIZERS, []),
+        ("mi300", ["rtx3090", "rtx3060", "h100", "a100", "l40s"], []),
+        ("fp16", ["fp32", "bf16"], []),
+        ("adm", OPTIMIZERS, ["adam"]),
+        ("SGD_momentun", OPTIMIZERS, ["sgd-momentum"]),
+        ("ada", OPTIMIZERS, ["adam", "adamw", "adagrad", "adafactor"]),
+        ("batchsize", ["batch-size"], ["batch-size"]),
+        ("fp23", ["fp32", "tf32"], ["fp32"]),
+        ("", OPTIMIZERS, []),
+    ],
+)
+def test_only_a_slip_is_answered_with_a_name(given: str, known: List[str], near: List[str]) -> None:
+    assert near_names(given, known) == near
 
 
 def test_a_size_to_reserve_is_never_rounded_down() -> None:

@@ -59,7 +59,7 @@ def main(argv: List[str]) -> int:
     estimator = settings.text("estimator") or "auto"
     if args.directive:
         _directive(summary, job, estimator, script)
-        for warning in (*config.warnings, *summary.warnings):
+        for warning in (*config.warnings, *settings.remarks(), *summary.warnings):
             say(f"warning: {warning}")
         return 0
     names = registry.names_for(summary) if estimator == ALL else [estimator]
@@ -83,7 +83,7 @@ def main(argv: List[str]) -> int:
         lines.append(result_line(summary, chosen, shard_mib))
     lines += fit_line(chosen, gpu)
     print("\n".join(lines))
-    for warning in (*config.warnings, *warnings_of(summary, chosen)):
+    for warning in (*config.warnings, *settings.remarks(), *warnings_of(summary, chosen)):
         say(f"warning: {warning}")
     return 0
 

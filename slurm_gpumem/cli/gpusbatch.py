@@ -150,10 +150,9 @@ def _hint_at_typo(line: CommandLine) -> None:
     first = line.script_args[0] if line.script_args else ""
     if not first.startswith("--") or line.argv[len(line.argv) - len(line.script_args) - 1] == "--":
         return
-    import difflib
+    from slurm_gpumem.text import near_names
 
-    known = [spec.name for spec in OUR_OPTIONS]
-    near = difflib.get_close_matches(first[2:].partition("=")[0], known, n=1, cutoff=0.75)
+    near = near_names(first[2:].partition("=")[0], [spec.name for spec in OUR_OPTIONS])
     if near:
         say(
             f"warning: {first} is no option; it goes to {line.script} as an argument. "

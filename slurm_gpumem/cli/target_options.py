@@ -132,7 +132,7 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
         summary = read_summary(traced.summary.decode(errors="replace"))
         # The trace holds what the options said, custom losses and optimizers included.
         job = training_job(summary, StatedTraining(batch_size=request.batch_size))
-        return Subject(summary, job, given, traced.notes)
+        return Subject(summary, job, given, (*settings.remarks(), *traced.notes))
     used = _options_for_code(args)
     if used:
         raise UsageError(
@@ -144,7 +144,7 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
         summary, stated._replace(batch_size=stated.batch_size or summary.batch or DEFAULT_BATCH)
     )
     summary, notes = in_precision(summary, job.precision)
-    return Subject(summary, job, given, notes)
+    return Subject(summary, job, given, (*settings.remarks(), *notes))
 
 
 def trace_request(

@@ -6,7 +6,7 @@ All are NamedTuples: they are defined on the submit path, where a dataclass take
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import ConfigError
 
@@ -64,13 +64,6 @@ class Section(NamedTuple):
     def names(self) -> List[str]:
         """The names of its keys."""
         return [key.name for key in self.keys]
-
-
-def nearest(name: str, known: Sequence[str], cutoff: float) -> str:
-    """The known name that was probably meant; "" when none is near."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), "")
 
 
 def one_of(*choices: str) -> Kind:

@@ -10,11 +10,12 @@ import os
 from types import MappingProxyType
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.config.kinds import SLOWDOWN, Kind, nearest
+from slurm_gpumem.config.kinds import SLOWDOWN, Kind
 from slurm_gpumem.config.paths import site_config_path, user_config_path
 from slurm_gpumem.config.read import Reading, read_file
 from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLURM
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.text import near_names
 
 _READ = (SHARING, SLURM, JOB)
 
@@ -133,7 +134,7 @@ def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
             sections[section.name] = sections[section.name]._replace(**changed)
         elif name not in known:
             # Other parts have variables of their own; only what looks like a slip is worth a line.
-            near = nearest(name, known, cutoff=0.85)
+            near = next(iter(near_names(name, known)), "")
             if near:
                 warnings.append(f"environment: {name} is not known; did you mean {near}?")
     return config._replace(**sections, warnings=tuple(warnings))

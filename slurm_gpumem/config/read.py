@@ -10,9 +10,10 @@ import os
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.config.kinds import Section, nearest
+from slurm_gpumem.config.kinds import Section
 from slurm_gpumem.config.schema import SECTIONS
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.text import near_names
 
 _TABLES = tuple(section.name for section in SECTIONS)
 
@@ -134,7 +135,7 @@ def _named(section: Section, tables: Any, file: str, problems: List[Problem]) ->
 
 
 def _unknown(file: str, section: str, name: str, known: Sequence[str]) -> Problem:
-    near = nearest(name, known, cutoff=0.6)
+    near = next(iter(near_names(name, known)), "")
     homes = [other.name for other in SECTIONS if section and name in other.names]
     if homes:
         hint = f"it belongs to [{homes[0]}]"

@@ -7,6 +7,7 @@ from typing import Any, Dict, NamedTuple, Optional
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import OPTIMIZERS, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.training_names import NOT_MODELLED, plain_name
 
 _NAMES = ("optimizer", "precision", "loss", "input_dtype", "module_loading")
 PRECISION_TITLES = {
@@ -43,7 +44,13 @@ def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1
         )
     for key in _NAMES:
         if key in values:
-            values[key] = plain_name(str(values[key]))
+            values[key] = plain_name(str(values[key]), key)
+    optimizer = values.get("optimizer")
+    if optimizer in NOT_MODELLED:
+        raise UsageError(
+            f"there is no rule for the memory of the optimizer {optimizer!r}.\nTrace the training, which "
+            "needs none (gpumem trace -- python train.py), or give the GPU memory by hand (--gpu-mem 12G)."
+        )
     return TrainingJob(gpus=gpus, **values)
 
 
@@ -59,11 +66,6 @@ def describe_job(job: TrainingJob) -> str:
     if job.channels_last:
         words.append("channels_last")
     return ", ".join(words)
-
-
-def plain_name(text: str) -> str:
-    """A name as our tables have it, however it was written: "AdamW", "sgd_momentum"."""
-    return text.lower().replace("_", "-")
 
 
 def _traced(summary: ModelSummary) -> Dict[str, Any]:

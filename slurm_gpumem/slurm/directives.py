@@ -69,7 +69,7 @@ def _words(text: str, where: str, warnings: List[str]) -> List[str]:
 
 
 def _nearest(key: str, known: List[str]) -> str:
-    import difflib
+    from slurm_gpumem.text import near_names
 
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    near = near_names(key, known)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -48,7 +48,7 @@ def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
     warnings: List[str] = []
     if workload.summary and workload.job:
         stale = asked.settings.stale_line(workload.summary.fingerprint, workload.job)
-        warnings += [stale] if stale else []
+        warnings += [*asked.settings.remarks(), *([stale] if stale else [])]
     activities, more = _activities(asked, reach, estimates)
     on = tuple(
         NeedOnGpu(gpu, _need(estimate, workload.mem_mib, activity), estimate, activity)

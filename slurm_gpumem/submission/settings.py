@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import Config, job_variables
 from slurm_gpumem.errors import UnknownNameError, UsageError
@@ -102,7 +102,7 @@ class JobSettings:
         if setting is None or self.model is not None or self.mem_mib is not None:
             return None
         from slurm_gpumem.estimators.memory_line import check_settings, parse_line
-        from slurm_gpumem.estimators.training_job import plain_name
+        from slurm_gpumem.training_names import plain_name
 
         try:
             line = parse_line(setting.value)
@@ -110,7 +110,7 @@ class JobSettings:
             raise UsageError(f"{setting.origin}: {error}") from None
         # Presets of a file are for jobs that do not state a value; the line does.
         given = {
-            key: plain_name(self.text(key) or "")
+            key: plain_name(self.text(key) or "", key)
             for key in ("optimizer", "precision")
             if self._layer(key) > FILES
         }
@@ -209,6 +209,13 @@ class JobSettings:
             torch=self.text("torch"),
             module_loading=self.text("module-loading"),
         )
+
+    def remarks(self) -> Tuple[str, ...]:
+        """What to know of how values in force are understood."""
+        from slurm_gpumem.training_names import optimizer_remark
+
+        remark = optimizer_remark(self.text("optimizer"))
+        return (remark,) if remark else ()
 
     def _layer(self, key: str) -> int:
         setting = self._settings.get(key)

@@ -13,6 +13,7 @@ from torch.optim import optimizer as optim_module
 from torch.utils import _foreach_utils
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.training_names import plain_name
 
 Given = Union[str, torch.optim.Optimizer, Callable[..., torch.optim.Optimizer], None]
 _CAPTURABLE = "_get_capturable_supported_devices"
@@ -39,7 +40,7 @@ def make_optimizer(given: Given, model: nn.Module, twin: nn.Module) -> torch.opt
         raise UsageError("the model has no trainable parameter (requires_grad); nothing to optimize")
     if callable(given):
         return given(parameters)
-    name = str(given).lower().replace("_", "-")
+    name = plain_name(str(given), "optimizer")
     if name not in _NAMED:
         raise UnknownNameError("optimizer", str(given), list(_NAMED))
     return _NAMED[name](parameters)
@@ -48,7 +49,7 @@ def make_optimizer(given: Given, model: nn.Module, twin: nn.Module) -> torch.opt
 def name_of(given: Given, optimizer: torch.optim.Optimizer) -> str:
     """Our name for an optimizer, or its class's if we have none."""
     if isinstance(given, str):
-        return given.lower().replace("_", "-")
+        return plain_name(given, "optimizer")
     kind = type(optimizer).__name__.lower()
     if kind == "sgd" and any(group.get("momentum") for group in optimizer.param_groups):
         return "sgd-momentum"

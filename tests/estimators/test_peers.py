@@ -63,7 +63,7 @@ def test_every_estimator_keeps_the_contract(name: str) -> None:
 
 def test_an_unknown_estimator_gets_the_nearest_name() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'horus'"):
-        registry.run("horse", SUMMARY, TrainingJob(1), GPU)
+        registry.run("horuss", SUMMARY, TrainingJob(1), GPU)
 
 
 def test_activations_are_rescaled_from_the_batch_of_the_summary() -> None:

@@ -110,6 +110,12 @@ def test_a_comment_at_the_end_of_a_directive_is_no_part_of_it(play: Player) -> N
         assert played.job["tres_per_node"] == "gres:shard:12", text
 
 
+@pytest.mark.parametrize(("size", "meant"), [("12", "12G"), ("1.5", "1.5G"), ("12288", "12288M")])
+def test_a_bare_number_changes_nothing_and_asks_for_its_unit(play: Player, size: str, meant: str) -> None:
+    played = play.untouched({"script": ASKS.replace("12G", size), "tres_per_node": "gres:gpu:1"})
+    assert played.user == [f"gpumem: job not changed: #GPUMEM mem={size} has no unit; did you mean {meant}?"]
+
+
 def test_a_job_of_gpusbatch_comes_out_as_it_was(play: Player) -> None:
     played = play.untouched({"script": "#!/bin/sh\n", "tres_per_node": "gres:shard:13", "comment": RECORD})
     assert played.user == []
@@ -153,7 +159,7 @@ def test_memory_is_rounded_up_to_whole_shards(play: Player) -> None:
         ("12G", 12),
         ("12.1G", 13),
         ("1M", 1),
-        ("12289", 13),
+        ("12289M", 13),
         ("'12 G'", 0),
         ('"12GiB"', 12),
     ):

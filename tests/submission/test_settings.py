@@ -70,7 +70,7 @@ def test_a_batch_size_that_is_no_number_is_refused() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "near"),
     [
-        ("optimizer", "adan", "adam"),
+        ("optimizer", "admaw", "adamw"),
         ("precision", "fp23", "fp32"),
         ("loss", "cross-entropie", "cross-entropy"),
     ],
@@ -85,6 +85,38 @@ def test_names_may_be_written_as_pytorch_writes_them() -> None:
     assert (job.optimizer, job.precision) == ("adamw", "amp-bf16")
 
 
+@pytest.mark.parametrize(
+    ("key", "given", "ours"),
+    [
+        ("precision", "bf16-mixed", "amp-bf16"),
+        ("precision", "16-mixed", "amp-fp16"),
+        ("precision", "fp16", "amp-fp16"),
+        ("precision", "bf16-true", "bf16"),
+        ("precision", "32-true", "fp32"),
+        ("optimizer", "adamw_torch", "adamw"),
+        ("optimizer", "adamw_torch_fused", "adamw"),
+        ("optimizer", "paged_adamw_8bit", "adamw"),
+    ],
+)
+def test_names_of_frameworks_stand_for_ours(key: str, given: str, ours: str) -> None:
+    assert getattr(job_of(settings(options={key: given}), 8), key) == ours
+
+
+def test_an_optimizer_that_is_estimated_as_a_larger_one_says_so() -> None:
+    assert settings(options={"optimizer": "adamw_8bit"}).remarks() == (
+        "adamw_8bit is estimated as adamw with states of full size on the GPU, which is an upper bound",
+    )
+    assert settings(options={"optimizer": "adamw_torch"}).remarks() == ()
+
+
+@pytest.mark.parametrize("name", ["muon", "adan"])
+def test_an_optimizer_without_a_rule_is_refused_and_not_taken_for_another(name: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"no rule for the memory of the optimizer '{name}'.*\n.*gpumem trace"
+    ):
+        job_of(settings(options={"optimizer": name}), 8)
+
+
 def test_memory_by_hand_replaces_an_earlier_model_and_a_later_model_replaces_it() -> None:
     by_hand = settings(directives={"model": "m.txt"}, options={"mem": "12G"})
     assert (by_hand.model, by_hand.mem_mib) == (None, 12 * 1024)
@@ -94,7 +126,11 @@ def test_memory_by_hand_replaces_an_earlier_model_and_a_later_model_replaces_it(
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("lots", "--gpu-mem: 'lots' is not a memory size"), ("0G", "--gpu-mem: GPU memory must be more")],
+    [
+        ("lots", "--gpu-mem: 'lots' is not a memory size"),
+        ("0G", "--gpu-mem: GPU memory must be more"),
+        ("6", r"--gpu-mem: '6' has no unit; did you mean 6G\?"),
+    ],
 )
 def test_memory_that_is_no_size_is_refused(value: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -21,6 +21,7 @@ from slurm_gpumem.tracing.child.spec import (
     parse_input,
     parse_target,
 )
+from slurm_gpumem.training_names import plain_name
 
 BY_CODE = "callable"
 """The name of an optimizer or a loss that is the user's own code."""
@@ -39,7 +40,7 @@ def is_code(text: str) -> bool:
 
 def name_or_code(text: str, known: Sequence[str], what: str) -> Tuple[str, Optional[Target]]:
     """One of the known names however it is written, or BY_CODE and the code."""
-    name = text.lower().replace("_", "-")
+    name = plain_name(text, what)
     if name in known:
         return name, None
     if ":" in text:
@@ -49,7 +50,7 @@ def name_or_code(text: str, known: Sequence[str], what: str) -> Tuple[str, Optio
 
 def one_of(text: str, known: Sequence[str], what: str) -> str:
     """One of the known names however it is written."""
-    name = text.lower().replace("_", "-")
+    name = plain_name(text, what)
     if name not in known:
         raise UnknownNameError(what, name, list(known))
     return name
