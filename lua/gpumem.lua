@@ -170,7 +170,7 @@ local function wish(job, site, record, directives, request)
   elseif directives and directives.mem then
     local mib = read.parse_mib(directives.mem)
     local text = sub(directives.mem, 1, 40)
-    local bare = match(text, "^[0-9.]+$") and tonumber(text)
+    local bare = #text <= 12 and match(text, "^[0-9.]+$") and tonumber(text)
     local hint = bare and bare > 0 and " has no unit; did you mean " .. text .. (bare >= 512 and "M?" or "G?")
     return mib, not mib and clean("#GPUMEM mem=" .. text .. (hint or " is not a size like 12G"))
   elseif directives and directives["memory-line"] then
@@ -394,6 +394,11 @@ function M.job_submit(job, partitions)
   end
   local fine, why = pcall(function()
     local plan = M.plan(job, partitions, site)
+    local script = type(job.script) == "string" and not read.find_record(job.comment) and job.script
+    local number, line = read.find_slip(script and sub(script, 1, MAX_SCRIPT_BYTES) or "")
+    if number and site.mode ~= "observe" then
+      slurm.log_user("%s", format("gpumem: line %d of the script is ignored; write it like this: %s", number, clean(line)))
+    end
     if not plan then
       return
     elseif site.mode == "observe" then

@@ -133,6 +133,31 @@ function M.find_directives(script)
   return found
 end
 
+--- The first comment of the head that was meant as a #GPUMEM line ("# GPUMEM mem=12G", "#gpumem mem=12G"): its
+-- number and how to write it; nil if there is none. slurm/directives.py has the same rule: "##GPUMEM" is
+-- a line that somebody switched off.
+function M.find_slip(script)
+  local at, count = 1, 0
+  if not find(lower(script), "mem", 1, true) then
+    return nil
+  end
+  while at <= #script and count < MAX_SCRIPT_LINES do
+    local line
+    line, at = next_line(script, at)
+    count = count + 1
+    local _, blanks = find(line, "^%s*")
+    if blanks < #line and sub(line, blanks + 1, blanks + 1) ~= "#" then
+      return nil
+    end
+    local rest = not find(line, "^#GPUMEM%s")
+      and match(sub(line, 1, MAX_DIRECTIVE_BYTES), "^%s*#[ \t]*[gG][pP][uU][-_]?[mM][eE][mM][ \t]*:?[ \t]*([%a-]+=.*)$")
+    if rest then
+      return count, "#GPUMEM " .. rest
+    end
+  end
+  return nil
+end
+
 local GPU_OPTIONS = {
   "^%-G", "^%-%-gres", "^%-%-gpu", "^%-%-cpus%-per%-gpu", "^%-%-mem%-per%-gpu",
   "^%-%-ntasks%-per%-gpu", "^%-%-tres%-per",

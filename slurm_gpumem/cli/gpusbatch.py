@@ -183,6 +183,7 @@ def _script(line: CommandLine, *, needed: bool) -> Optional[BatchScript]:
     if line.script is None:
         if line.missing_value:
             return None
+        _refuse_script_as_value(line)
         return BatchScript("standard input", None, sys.stdin.buffer.read())
     try:
         return read_script(line.script)
@@ -190,6 +191,21 @@ def _script(line: CommandLine, *, needed: bool) -> Optional[BatchScript]:
         if needed:
             raise
         return None
+
+
+def _refuse_script_as_value(line: CommandLine) -> None:
+    """UsageError where an option of ours took the job script for its value: nothing would come on stdin."""
+    for option in line.options:
+        if option.ours and option.value and os.path.isfile(option.value):
+            try:
+                is_script = read_script(option.value).data.startswith(b"#!")
+            except ScriptError:
+                continue
+            if is_script:
+                raise UsageError(
+                    f"--{option.name} {option.value}: this is a job script, and none is left to submit.\n"
+                    f"Give the option its value: gpusbatch --{option.name} VALUE {option.value}"
+                )
 
 
 def _say_all(lines: Iterable[str]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Dict, NamedTuple, Optional
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.types import OPTIMIZERS, TrainingJob
+from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, TrainingJob
+from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.training_names import NOT_MODELLED, plain_name
 
@@ -54,9 +55,24 @@ def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1
     return TrainingJob(gpus=gpus, **values)
 
 
-def describe_job(job: TrainingJob) -> str:
+def optimizer_title(job: TrainingJob, trace: Optional[Trace]) -> str:
+    """What changes the weights: the job's optimizer, or what a trace saw that has no rule of ours."""
+    if trace is None or trace.job.optimizer in OPTIMIZERS or job.optimizer != TrainingJob.optimizer:
+        return job.optimizer_rule.title
+    if trace.job.optimizer:
+        return trace.job.optimizer
+    trains = any(phase.name == "backward" for phase in trace.phases)
+    return "no optimizer" if trains else "inference"
+
+
+def describe_estimated(summary: ModelSummary, estimate: Estimate) -> str:
+    """The job of an estimate in one line; one of a trace is described as it was traced."""
+    return describe_job(estimate.job, summary.trace if estimate.estimator == "trace" else None)
+
+
+def describe_job(job: TrainingJob, trace: Optional[Trace] = None) -> str:
     """The job in one line: "batch 128, Adam, fp32", and what it does out of the ordinary."""
-    words = [f"batch {job.batch_size}", job.optimizer_rule.title, PRECISION_TITLES[job.precision]]
+    words = [f"batch {job.batch_size}", optimizer_title(job, trace), PRECISION_TITLES[job.precision]]
     if job.gpus > 1:
         words.append(f"{job.gpus} GPUs")
     if job.grad_accumulation > 1:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.assumptions import assumptions
-from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_job
+from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_estimated
 from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 from slurm_gpumem.estimators.whatif import Alternatives
 from slurm_gpumem.submission.activity import Activity
@@ -24,7 +24,7 @@ def result_line(summary: ModelSummary, estimate: Estimate, shard_mib: int) -> st
     shards = ceil_div(estimate.request_mib, shard_mib)
     arrow = "→" if speaks_unicode() else "->"
     return (
-        f"{summary.name or 'model'}, {describe_job(estimate.job)}, {estimate.gpu} {arrow} "
+        f"{summary.name or 'model'}, {describe_estimated(summary, estimate)}, {estimate.gpu} {arrow} "
         f"peak {format_mib(estimate.peak_mib)}, request {format_at_least(estimate.request_mib)} "
         f"= {count(shards, 'shard')}"
     )
@@ -35,7 +35,7 @@ def explain_lines(
 ) -> List[str]:
     """Where every megabyte goes, what was assumed, what would change it."""
     unicode = speaks_unicode()
-    lines = [f"{describe_model(summary)}, {describe_job(estimate.job)}, {estimate.gpu}"]
+    lines = [f"{describe_model(summary)}, {describe_estimated(summary, estimate)}, {estimate.gpu}"]
     lines += parts_lines(estimate.parts, unicode=unicode)
     width = max(len(name) for name in estimate.parts)
     shards = ceil_div(estimate.request_mib, shard_mib)
@@ -55,9 +55,10 @@ def describe_model(summary: ModelSummary) -> str:
     """The model in a few words: "resnet50 (torchsummary, 161 layers, 25.6 M parameters)"."""
     layers = sum(layer.leaf for layer in summary.layers)
     name = summary.name or "model"
-    return (
-        f"{name} ({summary.format}, {count(layers, 'layer')}, {_millions(summary.total_params)} parameters)"
-    )
+    trained = summary.trainable_params
+    part = f", {_millions(trained)} trained" if 0 < trained < summary.total_params else ""
+    total = _millions(summary.total_params)
+    return f"{name} ({summary.format}, {count(layers, 'layer')}, {total} parameters{part})"
 
 
 def comparison_lines(estimates: Sequence[Estimate], shard_mib: int) -> List[str]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.largest import BatchLimit, BatchLimits
-from slurm_gpumem.estimators.training_job import PRECISION_TITLES
+from slurm_gpumem.estimators.training_job import PRECISION_TITLES, optimizer_title
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Mark, Style, area_chart, axis_line, below, plot_width
@@ -19,7 +19,7 @@ SCHEMA = "gpumem-fit/1"
 def fit_lines(found: BatchLimits, shard_mib: int, style: Style) -> List[str]:
     """What is printed."""
     job = found.job
-    words = [job.optimizer_rule.title, PRECISION_TITLES[job.precision]]
+    words = [optimizer_title(job, found.summary.trace), PRECISION_TITLES[job.precision]]
     words += ["checkpointing"] if job.checkpointing else []
     words += ["channels_last"] if job.channels_last else []
     lines = [f"{describe_model(found.summary)}, {', '.join(words)}"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, List, Sequence
 
-from slurm_gpumem.estimators.training_job import describe_job
+from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.summaries.types import ModelSummary
@@ -27,7 +27,7 @@ def trace_lines(
     steps = f"{count(int(facts['steps']), 'optimizer step')} in {traced.seconds:.1f} s"
     shards = ceil_div(estimate.request_mib, shard_mib)
     lines = [
-        clipped(f"{command}: {describe_model(summary)}, {describe_job(estimate.job)}", _WIDTH),
+        clipped(f"{command}: {describe_model(summary)}, {describe_estimated(summary, estimate)}", _WIDTH),
         f"  seen: {', '.join(seen)} ({steps})" + (f"; not seen: {', '.join(missing)}" if missing else ""),
         f"  peak {estimate.peak_mib:,} MiB on {estimate.gpu} -> request {estimate.request_mib:,} MiB = "
         f"{count(shards, 'shard')}",

@@ -88,7 +88,7 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
 
 def _estimated(plan: Plan, estimate: Estimate) -> str:
     from slurm_gpumem.estimators.remembered import NAME
-    from slurm_gpumem.estimators.training_job import describe_job
+    from slurm_gpumem.estimators.training_job import describe_estimated, describe_job
     from slurm_gpumem.terminal.bars import speaks_unicode
 
     model = plan.asked.settings.model
@@ -97,7 +97,9 @@ def _estimated(plan: Plan, estimate: Estimate) -> str:
     measured = estimate.estimator == NAME and estimate.assumptions
     known_from = f" ({estimate.assumptions[0]})" if measured else ""
     peak = format_mib(estimate.peak_mib)
-    return f"{source}, {describe_job(estimate.job)} {arrow} peak {peak}{known_from},"
+    summary = plan.workload.summary
+    job = describe_estimated(summary, estimate) if summary else describe_job(estimate.job)
+    return f"{source}, {job} {arrow} peak {peak}{known_from},"
 
 
 def _share_lines(

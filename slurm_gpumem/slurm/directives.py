@@ -34,9 +34,10 @@ def read_directives(script: BatchScript, known_keys: Iterable[str]) -> Directive
     end = 0
     for number, line in script.head():
         end = number
-        if not _is_directive(line):
-            continue
         where = f"{script.name}, line {number}"
+        if not _is_directive(line):
+            warnings += _slip(line, where)
+            continue
         for word in _words(line[len(MARK) :], where, warnings):
             key, equals, value = word.partition("=")
             if not equals or not value:
@@ -56,6 +57,19 @@ def read_directives(script: BatchScript, known_keys: Iterable[str]) -> Directive
 
 def _is_directive(line: str) -> bool:
     return line.startswith(MARK) and not line[len(MARK) :][:1].strip()
+
+
+def _slip(line: str, where: str) -> List[str]:
+    """A warning for a comment that was meant as a #GPUMEM line: "# GPUMEM mem=12G", "#gpumem mem=12G"."""
+    if "gpu" not in line.lower():
+        return []
+    import re
+
+    # Not "##GPUMEM", with which people switch a line off (as ##SBATCH). The plug-in has the same rule.
+    meant = re.match(r"\s*#[ \t]*gpu[-_]?mem[ \t]*:?[ \t]*([a-z-]+=.*)", line, re.IGNORECASE)
+    if not meant:
+        return []
+    return [f"{where}: is ignored; write it like this: {MARK} {meant[1].strip()}"]
 
 
 def _words(text: str, where: str, warnings: List[str]) -> List[str]:

@@ -90,7 +90,8 @@ def read_asked(words: JobWords) -> Asked:
     settings = job_settings(
         config, directives.found, os.environ, words.own, script=script.path if script else None
     )
-    warnings = (*config.warnings, *directives.warnings)
+    both = settings.contradiction()
+    warnings = (*config.warnings, *directives.warnings, *((both,) if both else ()))
     if not settings.asks_for_share:
         warnings += _useless_settings(settings)
         return Asked(words, settings, config, warnings=warnings, goes_unchanged=NOTHING_ASKED)

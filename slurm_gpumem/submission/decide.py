@@ -74,7 +74,15 @@ def decide(asked: Asked) -> Plan:
     if reach.empty:
         return Plan(asked, workload, kept_because=reach.empty, warnings=reach.warnings)
     needs = estimate_needs(asked, workload, reach)
-    return choose_request(asked, workload, reach, needs)
+    return _with_remarks(choose_request(asked, workload, reach, needs))
+
+
+def _with_remarks(plan: Plan) -> Plan:
+    """The plan, and what its script says that does not go with it."""
+    from slurm_gpumem.submission.script_remarks import batch_remark, preallocation_remark
+
+    found = (batch_remark(plan.asked, plan.workload), preallocation_remark(plan.asked, plan))
+    return plan._replace(warnings=(*plan.warnings, *filter(None, found)))
 
 
 def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs) -> Plan:

@@ -217,6 +217,16 @@ class JobSettings:
         remark = optimizer_remark(self.text("optimizer"))
         return (remark,) if remark else ()
 
+    def contradiction(self) -> Optional[str]:
+        """What counts where one layer gives both a model and a size by hand; None where none does."""
+        mem, model = self._settings.get("mem"), self._settings.get("model")
+        if mem is None or model is None or mem.layer != model.layer:
+            return None
+        return (
+            f"{mem.origin}: {mem.value} of GPU memory is asked for as given by hand; the model "
+            f"({model.origin}) is not estimated. Remove one of the two"
+        )
+
     def _layer(self, key: str) -> int:
         setting = self._settings.get(key)
         return FILES if setting is None else setting.layer
@@ -244,12 +254,16 @@ class JobSettings:
         return _YES[setting.value.lower()]
 
     def _path(self, model: Setting) -> str:
-        """A #GPUMEM line's relative path counts from the working directory, else from the script's."""
-        if self._script_folder and not os.path.isabs(model.value) and not os.path.exists(model.value):
-            beside = os.path.join(self._script_folder, model.value)
+        """The path with ~ and $HOME replaced; a #GPUMEM line's relative one may be beside the script."""
+        path = model.value
+        if "\n" in path or os.path.exists(path):
+            return path
+        path = os.path.expanduser(os.path.expandvars(path))
+        if self._script_folder and not os.path.isabs(path) and not os.path.exists(path):
+            beside = os.path.join(self._script_folder, path)
             if os.path.exists(beside):
                 return beside
-        return model.value
+        return path
 
 
 def job_settings(

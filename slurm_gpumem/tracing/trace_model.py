@@ -16,6 +16,7 @@ from slurm_gpumem.tracing.assemble import assemble
 from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.batches import maker, require_size
 from slurm_gpumem.tracing.constants import known_constants
+from slurm_gpumem.tracing.described import checkpointing_seen, precision_of
 from slurm_gpumem.tracing.loop import Inputs, Plan, run
 from slurm_gpumem.tracing.meta_model import meta_twin, unwrapped
 from slurm_gpumem.tracing.own_step import Step, run_own_step
@@ -114,6 +115,7 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
         recorder = Recorder(places, autocast, guess, "cpu" if real else "meta")
         stack.enter_context(cuda_substitutes(recorder))
         stack.enter_context(known_constants())
+        checkpointed = stack.enter_context(checkpointing_seen())
         if real:
             recorder.assume("run on the CPU with a few rows: the model does not run on meta tensors")
         optimizer = asked.optimizer
@@ -133,8 +135,9 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
     job = TracedJob(
         batch=asked.size,
         optimizer="" if chosen is None else optimizers.name_of(optimizer, chosen),
-        precision=plan.precision if real else asked.precision,
+        precision=precision_of(twin, plan.precision if real else asked.precision),
         grad_accumulation=asked.accumulate,
+        checkpointing=bool(checkpointed),
         channels_last=asked.channels_last,
         evaluate=asked.evaluate,
         loss=losses.name_of(asked.loss),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import time
 from typing import Any, List
 
 import pytest
+
+from tests.cli.conftest import GPUSBATCH
 
 
 def refused(done: Any, *messages: str) -> None:
@@ -91,6 +94,23 @@ def test_a_missing_script_is_named(bare_desk: Any) -> None:
         bare_desk.call("none.sh", "--model", "summary.txt", "--batch-size", "8"),
         r"none\.sh: the job script cannot be read",
     )
+
+
+def test_an_option_that_took_the_script_for_its_value_does_not_wait_for_stdin(
+    bare_desk: Any,
+) -> None:
+    with subprocess.Popen(
+        [GPUSBATCH, "--model", "job.sh"],
+        cwd=bare_desk.folder,
+        env=bare_desk.environment(None),
+        stdin=subprocess.PIPE,  # open, and nothing ever comes
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.wait(timeout=20) == 2
+        assert child.stderr is not None
+        assert "--model job.sh: this is a job script, and none is left to submit" in child.stderr.read()
 
 
 def test_a_script_without_an_interpreter_line_is_refused(bare_desk: Any) -> None:

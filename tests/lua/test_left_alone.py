@@ -5,6 +5,7 @@ from typing import Any, Dict
 import pytest
 
 from tests.lua.played import SITE, Player
+from tests.slurm.test_directives import SLIPS
 
 HEAD = "#!/bin/bash\n#GPUMEM mem=12G\n"
 RECORD = "gpumem/1:est=12045,req=13312,by=structural,shards=13"
@@ -26,6 +27,19 @@ RECORD = "gpumem/1:est=12045,req=13312,by=structural,shards=13"
 )
 def test_a_job_that_did_not_ask_for_sharing_is_never_touched(play: Player, job: Dict[str, Any]) -> None:
     assert play.untouched(job).user == []
+
+
+@pytest.mark.parametrize("line", SLIPS)
+def test_a_comment_that_was_meant_as_a_directive_is_pointed_out(play: Player, line: str) -> None:
+    job = {"script": f"#!/bin/bash\n{line}\ntrue\n", "tres_per_node": "gres:gpu:1"}
+    said = ["gpumem: line 2 of the script is ignored; write it like this: #GPUMEM mem=12G"]
+    assert play.untouched(job).user == said
+    assert play.untouched({**job, "comment": RECORD, "tres_per_node": "gres:shard:13"}).user == []
+
+
+@pytest.mark.parametrize("line", ["##GPUMEM mem=12G", "# gpumem estimates this job", "# GPU memory: 12G"])
+def test_other_comments_draw_no_remark(play: Player, line: str) -> None:
+    assert play.untouched({"script": f"#!/bin/bash\n{line}\n", "tres_per_node": "gres:gpu:1"}).user == []
 
 
 @pytest.mark.parametrize(

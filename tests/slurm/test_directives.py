@@ -55,6 +55,22 @@ def test_what_is_not_understood_is_a_warning_with_its_line(line: str, warning: s
     assert [(d.key, d.value) for d in said.found] == [("mem", "12G")]
 
 
+SLIPS = ["# GPUMEM mem=12G", "#gpumem mem=12G", "#GPUMEM: mem=12G", "  #GPUMEM mem=12G", "#GPU_MEM mem=12G"]
+"""The plug-in is tested with the same ones."""
+
+
+@pytest.mark.parametrize("line", SLIPS)
+def test_a_comment_that_was_meant_as_a_directive_is_pointed_out(line: str) -> None:
+    said = read(f"#!/bin/sh\n{line}\ntrue\n")
+    assert said.found == ()
+    assert said.warnings == ("job.sh, line 2: is ignored; write it like this: #GPUMEM mem=12G",)
+
+
+@pytest.mark.parametrize("line", ["##GPUMEM mem=12G", "# gpumem estimates this job", "# GPU memory: 12G"])
+def test_other_comments_draw_no_warning(line: str) -> None:
+    assert read(f"#!/bin/sh\n{line}\ntrue\n") == Directives((), ())
+
+
 def test_a_longer_word_is_no_directive() -> None:
     assert read("#!/bin/sh\n#GPUMEMORY model=x\n") == Directives((), ())
 

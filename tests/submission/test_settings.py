@@ -163,3 +163,28 @@ def test_a_directives_path_is_found_beside_the_script(
     (here / "m.txt").write_text("x")
     assert settings(directives={"model": "m.txt"}, script=str(tmp_path / "job.sh")).model == "m.txt"
     assert settings(options={"model": "../x.txt"}, script=str(tmp_path / "job.sh")).model == "../x.txt"
+
+
+def test_home_is_replaced_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for written in ("~/m.txt", "$HOME/m.txt", "${HOME}/m.txt"):
+        assert settings(directives={"model": written}).model == str(tmp_path / "m.txt")
+        assert settings(options={"model": written}).model == str(tmp_path / "m.txt")
+
+
+def test_a_file_that_is_called_like_a_variable_is_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "$HOME.txt").write_text("x")
+    assert settings(directives={"model": "$HOME.txt"}).model == "$HOME.txt"
+
+
+def test_a_size_beside_a_model_says_that_the_size_counts() -> None:
+    both = settings(directives={"mem": "12G", "model": "m.txt"})
+    assert both.mem_mib == 12 * 1024
+    assert both.contradiction() == (
+        "job.sh, line 3: 12G of GPU memory is asked for as given by hand; the model (job.sh, line 3) is not "
+        "estimated. Remove one of the two"
+    )
+    assert settings(directives={"model": "m.txt"}, options={"mem": "12G"}).contradiction() is None

@@ -11,7 +11,7 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.features import features
 from slurm_gpumem.estimators.traced.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, request_and_remark
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
-from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
@@ -107,7 +107,9 @@ def _warnings(trace: Trace, job: TrainingJob) -> Tuple[str, ...]:
         found.append(f"the trace holds for batch size {traced.batch} only; trace again for another")
     if job.precision != traced.precision and {job.precision, traced.precision} != {"fp32", "tf32"}:
         found.append(f"traced with {traced.precision}, not {job.precision}; trace again for it")
-    if traced.optimizer and job.optimizer != traced.optimizer:
+    # An optimizer without a rule of ours is in the trace as it is; the job's is then the default.
+    named = traced.optimizer in OPTIMIZERS or job.optimizer != TrainingJob.optimizer
+    if traced.optimizer and named and job.optimizer != traced.optimizer:
         found.append(f"traced with {traced.optimizer}, not {job.optimizer}; trace again for it")
     for what, wanted, had in (
         ("activation checkpointing", job.checkpointing, traced.checkpointing),

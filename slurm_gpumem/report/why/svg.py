@@ -6,7 +6,7 @@ from typing import List, Sequence, Tuple
 
 from slurm_gpumem.estimators.explain.reasons import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Timeline
-from slurm_gpumem.estimators.training_job import describe_job
+from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.report.why.series import COLOURS, present, sampled
 from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, line, outline, text
 from slurm_gpumem.terminal.chart import ticks
@@ -21,7 +21,7 @@ _LETTER = 7.2
 
 def heading(reasons: PeakReasons) -> Tuple[str, str]:
     """What every picture of it has above: the model, and the job with its peak."""
-    job = f"{describe_job(reasons.estimate.job)}, {reasons.gpu.name}"
+    job = f"{describe_estimated(reasons.summary, reasons.estimate)}, {reasons.gpu.name}"
     peak = f"peak {format_mib(reasons.estimate.peak_mib)} with context and fragmentation"
     return reasons.summary.name or "model", f"{job}: {peak}"
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from slurm_gpumem.estimators.explain.reasons import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Living, Timeline
-from slurm_gpumem.estimators.training_job import describe_job
+from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width
 from slurm_gpumem.terminal.plot import resample
@@ -27,7 +27,8 @@ _PHASE_WORDS = {
 def why_lines(reasons: PeakReasons, style: Style, tensors: int) -> List[str]:
     """What is printed."""
     line, estimate = reasons.timeline, reasons.estimate
-    lines = [f"{describe_model(reasons.summary)}, {describe_job(estimate.job)}, {reasons.gpu.name}"]
+    model, job = describe_model(reasons.summary), describe_estimated(reasons.summary, estimate)
+    lines = [f"{model}, {job}, {reasons.gpu.name}"]
     allocated = format_mib(line.peak_bytes / MIB)
     lines.append(
         f"peak {format_mib(estimate.peak_mib)}: {allocated} of tensors in {_PHASE_WORDS[line.peak_phase]}, "

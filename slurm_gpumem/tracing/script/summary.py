@@ -10,6 +10,7 @@ from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.assemble import site_of
+from slurm_gpumem.tracing.described import precision_of
 from slurm_gpumem.tracing.kernels import assembled
 
 
@@ -59,13 +60,11 @@ def _job(tracer: Any, root: Any) -> TracedJob:
     steps = tracer.steps
     optimizer = steps.optimizers[0] if steps.optimizers else None
     half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-    weights = next((p.dtype for p in root.module.parameters()), torch.float32) if root is not None else None
     if steps.autocast is not None:
         precision = f"amp-{half.get(steps.autocast, 'bf16')}"
-    elif weights == torch.bfloat16:
-        precision = "bf16"
     else:
         precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+        precision = precision_of(root.module, precision) if root is not None else precision
     return TracedJob(
         batch=_batch(root),
         optimizer="" if optimizer is None else optimizers.name_of(optimizer, optimizer),

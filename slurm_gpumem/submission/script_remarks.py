@@ -1,0 +1,74 @@
+"""What a job's script says that does not go with the estimate: another batch size, preallocated memory."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, List, Optional, Tuple
+
+from slurm_gpumem.submission.asked import Asked, Workload
+
+if TYPE_CHECKING:
+    from slurm_gpumem.submission.decide import Plan
+
+_BATCH = re.compile(
+    r"(?<![\w-])(--(?:per[-_]device[-_])?(?:train[-_])?batch[-_]?size[= ]|[\w.]*batch_size=)[\"']?([0-9]+)\b"
+)
+"""As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=8."""
+_PREALLOCATES = re.compile(r"(?i)(?<![a-z])(?:jax|flax|tensorflow|keras)(?![a-z])|_tf\.py")
+_SETTLED = ("XLA_PYTHON_CLIENT", "XLA_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
+"""Variables with which a script has already said how much it takes."""
+
+
+def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
+    """A line for the job whose command names another batch size than the estimate is for."""
+    batch = workload.job.batch_size if workload.job else workload.line_batch
+    if not batch or asked.gpus.gpus > 1:
+        return None
+    found: List[Tuple[str, str, int]] = []
+    for where, line in _commands(asked):
+        found += [(where, match[0], int(match[2])) for match in _BATCH.finditer(line)]
+    if not found or any(number == batch for _, _, number in found):
+        return None
+    where, words, _ = found[0]
+    return f"{where} has {words}, but the estimate is for a batch of {batch}: make them agree"
+
+
+def preallocation_remark(asked: Asked, plan: Plan) -> Optional[str]:
+    """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
+    if not plan.shared or plan.request is None or plan.request.whole_gpu or plan.largest is None:
+        return None
+    lines = [line for _, line in _commands(asked)]
+    summary = plan.workload.summary
+    by_format = summary is not None and summary.format == "keras"
+    if not (by_format or any(_PREALLOCATES.search(line) for line in lines)):
+        return None
+    if any(name in line for line in lines for name in _SETTLED):
+        return None
+    from slurm_gpumem.estimators.gpus import closest_gpu
+
+    gpu = plan.largest.gpu
+    # A process sees the whole GPU's memory, whatever its limit is.
+    total = max(gpu.memory_mib, closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0)
+    part = max(1, (plan.reserved_mib - gpu.context_mib) * 100 // total)
+    return (
+        "JAX takes 75 % of the whole GPU's memory at its start and TensorFlow nearly all of it, more than "
+        "this share; the estimate follows PyTorch's allocator, which takes what it needs.\n"
+        f"Write into the script: export XLA_PYTHON_CLIENT_MEM_FRACTION=0.{part:02} (JAX) or "
+        "export TF_FORCE_GPU_ALLOW_GROWTH=true (TensorFlow)"
+    )
+
+
+def _commands(asked: Asked) -> List[Tuple[str, str]]:
+    """Lines that run something, and the script's arguments, with where they stand."""
+    found = []
+    script = asked.script
+    if script is not None:
+        for number, line in enumerate(script.text().split("\n"), 1):
+            if line.strip() and not line.lstrip().startswith("#"):
+                found.append((f"{script.name}, line {number}:", line))
+    if asked.words.line.script_args:
+        found.append(("the command line", " ".join(asked.words.line.script_args)))
+    wrapped = asked.options.get("wrap")
+    if wrapped:
+        found.append(("--wrap", wrapped))
+    return found

@@ -1,0 +1,102 @@
+"""Remarks on a script that does not go with its estimate."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import pytest
+
+from slurm_gpumem.config.load import Config
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
+from slurm_gpumem.slurm.options import read_command_line, sbatch_table
+from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.submission.asked import Asked, JobWords, Workload
+from slurm_gpumem.submission.decide import Plan
+from slurm_gpumem.submission.needs import NeedOnGpu
+from slurm_gpumem.submission.request import GpuRequest, Need
+from slurm_gpumem.submission.script_remarks import batch_remark, preallocation_remark
+from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.summaries.types import Layer, ModelSummary
+
+
+def asked(body: str, *argv: str) -> Asked:
+    """A job whose script runs this."""
+    line = read_command_line([*argv, "job.sh"], sbatch_table())
+    script = BatchScript("job.sh", "job.sh", f"#!/bin/bash\n# --batch-size 9\n{body}\n".encode())
+    wishes, own = merge_wishes(line.options, {}, ()), OwnOptions({})
+    words = JobWords(line, own, script)
+    return Asked(words, job_settings(Config(), (), {}, own), options=wishes, gpus=gpu_wish(wishes, script))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("python train.py --batch-size 256", "--batch-size 256"),
+        ("srun python train.py --batch_size=256 --epochs 3", "--batch_size=256"),
+        ("python run.py --per_device_train_batch_size 256", "--per_device_train_batch_size 256"),
+        ("python run.py data.batch_size=256", "data.batch_size=256"),
+    ],
+)
+def test_another_batch_size_in_the_command_is_remarked_with_its_line(body: str, words: str) -> None:
+    remark = batch_remark(asked(body), Workload(job=TrainingJob(32)))
+    assert remark == f"job.sh, line 3: has {words}, but the estimate is for a batch of 32: make them agree"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "python train.py",
+        "python train.py --batch-size 32",
+        "python train.py --batch-size $N",
+        "python a.py --batch-size 256\npython b.py --batch-size 32",
+        "python train.py --eval-batch-size 256",
+    ],
+)
+def test_no_remark_where_the_batch_agrees_or_is_not_known(body: str) -> None:
+    assert batch_remark(asked(body), Workload(job=TrainingJob(32))) is None
+
+
+def test_a_batch_divided_over_several_gpus_draws_no_remark() -> None:
+    job = asked("python train.py --batch-size 256", "--gres=gpu:8")
+    assert batch_remark(job, Workload(job=TrainingJob(32))) is None
+
+
+def remark_for(body: str, summary_format: Optional[str] = None) -> Optional[str]:
+    job, gpu = asked(body), find_gpu("a100")
+    summary = ModelSummary(summary_format, (Layer("Dense", params=8),)) if summary_format else None
+    request = GpuRequest("shard:10", 10, 40, None, False, "")
+    plan = Plan(job, Workload(summary), NeedOnGpu(gpu, Need(9000, 10240)), request)
+    return preallocation_remark(job, plan)
+
+
+@pytest.mark.parametrize(
+    ("body", "summary_format"),
+    [("python train.py", "keras"), ("python -m jax_train", None), ("python train_tf.py", None)],
+)
+def test_a_job_that_preallocates_is_offered_the_part_of_the_gpu_that_is_its_share(
+    body: str, summary_format: Optional[str]
+) -> None:
+    remark = remark_for(body, summary_format)
+    assert remark is not None
+    assert "JAX takes 75 % of the whole GPU's memory" in remark
+    # 10 GiB without the CUDA context, of 40 GiB
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION=0.23 " in remark
+    assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in remark
+
+
+@pytest.mark.parametrize(
+    ("body", "summary_format"),
+    [
+        ("python train.py", None),
+        ("python train.py", "torchinfo"),
+        ("export XLA_PYTHON_CLIENT_PREALLOCATE=false\npython train_jax.py", None),
+        ("export TF_FORCE_GPU_ALLOW_GROWTH=true\npython train.py", "keras"),
+        ("python ajaxian.py", None),
+    ],
+)
+def test_pytorch_jobs_and_those_that_have_settled_it_get_no_remark(
+    body: str, summary_format: Optional[str]
+) -> None:
+    assert remark_for(body, summary_format) is None
