@@ -12,7 +12,6 @@ from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import (
     INPUT_DTYPES,
@@ -36,6 +35,7 @@ from slurm_gpumem.report.estimate import (
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive, read_directives
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.activity import activity_of
+from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.submission.settings import job_settings
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
@@ -55,13 +55,14 @@ def main(argv: List[str]) -> int:
     shard_mib = args.shard_mib or config.sharing.shard_mib
     summary = named_summary(args.summary)
     job = training_job(summary, settings.stated_training(), gpus=args.gpus)
-    gpu = find_gpu(settings.gpu or DEFAULT_GPU)
     estimator = settings.text("estimator") or "auto"
     if args.directive:
         _directive(summary, job, estimator, script)
         for warning in (*config.warnings, *settings.remarks(), *summary.warnings):
             say(f"warning: {warning}")
         return 0
+    chosen_gpu = choose_gpu(settings.gpu, config)
+    (gpu,) = chosen_gpu.gpus
     names = registry.names_for(summary) if estimator == ALL else [estimator]
     estimates = [estimate_with_utilization(name, summary, job, gpu) for name in names]
     chosen = estimates[0]
@@ -70,6 +71,7 @@ def main(argv: List[str]) -> int:
         other = alternatives(chosen, gpu, registry.same_way(chosen, summary, gpu), shard_mib)
     if args.json:
         print(json.dumps(estimate_json(summary, gpu, estimates, other, shard_mib)))
+        _notes(chosen_gpu.notes)
         return 0
     lines: List[str] = []
     if args.explain:
@@ -83,9 +85,15 @@ def main(argv: List[str]) -> int:
         lines.append(result_line(summary, chosen, shard_mib))
     lines += fit_line(chosen, gpu)
     print("\n".join(lines))
+    _notes(chosen_gpu.notes)
     for warning in (*config.warnings, *settings.remarks(), *warnings_of(summary, chosen)):
         say(f"warning: {warning}")
     return 0
+
+
+def _notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        say(f"note: {note}")
 
 
 def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[Directive]]:
@@ -153,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         "--module-loading", metavar="NAME", help=f"{', '.join(MODULE_LOADING)}: how CUDA loads modules"
     )
     job.add_argument("--max-slowdown", metavar="X", help="how much longer a step may take beside others")
-    parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
+    parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")
     names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])
     parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")
     parser.add_argument(

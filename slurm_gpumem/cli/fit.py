@@ -4,37 +4,64 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import List
+from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import positive
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
-from slurm_gpumem.config.load import load_config
+from slurm_gpumem.config.load import Config, load_config
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.largest import batch_limits
+from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.report.fit import SCHEMA, fit_json, fit_lines
+from slurm_gpumem.submission.default_gpu import cluster_gpus
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
+from slurm_gpumem.text import count
+from slurm_gpumem.units import format_mib
 
 USUAL_GPUS = ("t4", "v100", "rtx4090", "a100", "a100-80gb", "h100", "h200")
-"""Shown when none is named: one for each size that clusters usually have."""
+"""Shown when none is named and no cluster answers: one for each size that clusters usually have."""
 
 
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
     config = load_config()
-    names = args.gpu or ([config.job["gpu"].value] if "gpu" in config.job else USUAL_GPUS)
-    gpus = [find_gpu(name) for name in names]
     shard_mib = args.shard_mib or config.sharing.shard_mib
+    named = args.gpu or ([config.job["gpu"].value] if "gpu" in config.job else [])
+    gpus, notes = _large_enough(_gpus(named, config), args.shards, shard_mib)
     subject = read_subject(args.subject, args, config)
     found = batch_limits(subject.summary, subject.job, subject.asked, gpus, args.shards, shard_mib)
     if args.json:
-        print(json.dumps(fit_json(found, shard_mib, subject.notes)))
+        print(json.dumps(fit_json(found, shard_mib, (*notes, *subject.notes))))
     else:
         print("\n".join(fit_lines(found, shard_mib, terminal_style())))
-        for text in dict.fromkeys((*subject.notes, *found.limits[0].estimate.warnings)):
+        for text in dict.fromkeys((*notes, *subject.notes, *found.limits[0].estimate.warnings)):
             say(f"note: {text}")
     return 0 if any(answer.holds(subject.asked) for answer in found.limits) else 1
+
+
+def _gpus(named: Sequence[str], config: Config) -> Sequence[Gpu]:
+    """The GPUs named, else the cluster's, else the usual ones."""
+    if named:
+        return [find_gpu(name) for name in named]
+    return cluster_gpus(config) or [find_gpu(name) for name in USUAL_GPUS]
+
+
+def _large_enough(
+    gpus: Sequence[Gpu], shards: Optional[int], shard_mib: int
+) -> Tuple[Sequence[Gpu], Sequence[str]]:
+    """The GPUs that have this many shards, and a note on the others; UsageError when none has."""
+    enough = [gpu for gpu in gpus if shards is None or shards * shard_mib <= gpu.memory_mib]
+    if not enough:
+        gpu = max(gpus, key=lambda gpu: gpu.memory_mib)
+        raise UsageError(
+            f"--shards {shards}: one {gpu.name} has {format_mib(gpu.memory_mib)}, which is "
+            f"{count(gpu.usable_mib // shard_mib, 'shard')} of {format_mib(shard_mib)}; a job runs on one GPU"
+        )
+    small = [gpu.name for gpu in gpus if gpu not in enough]
+    return enough, [f"not shown, because they have fewer shards: {', '.join(small)}"] if small else []
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,7 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("subject", metavar="SUMMARY|TARGET", help=f"a summary's file, or code: {TARGET_HELP}")
     parser.add_argument(
-        "--gpu", action="append", metavar="TYPE", help="GPU type (repeat; default: those that are usual)"
+        "--gpu",
+        action="append",
+        metavar="TYPE",
+        help="GPU type (repeat; default: the cluster's)",
     )
     parser.add_argument("--shards", type=positive, metavar="N", help="in this many shards instead of a GPU")
     parser.add_argument(

@@ -12,11 +12,11 @@ from slurm_gpumem.cli.options import seconds
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.files import check_target, save
 from slurm_gpumem.report.script_trace import progress_text, trace_lines
+from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
@@ -36,8 +36,8 @@ def main(argv: List[str]) -> int:
         raise UsageError("which command? Write it behind --: gpumem trace -- python train.py --batch-size 64")
     output = None if args.output is None else check_target(args.output, "summary.json")
     config = load_config()
-    name = args.gpu or (config.job["gpu"].value if "gpu" in config.job else DEFAULT_GPU)
-    gpu = find_gpu(name)
+    chosen = choose_gpu(args.gpu or (config.job["gpu"].value if "gpu" in config.job else None), config)
+    (gpu,) = chosen.gpus
     limits = Limits(
         seconds=args.time_limit,
         onward_s=args.onward,
@@ -60,7 +60,7 @@ def main(argv: List[str]) -> int:
         )
         if output is not None:
             print(f"written: {output}")
-    for text in dict.fromkeys((*traced.notes, *estimate.warnings)):
+    for text in dict.fromkeys((*chosen.notes, *traced.notes, *estimate.warnings)):
         say(f"note: {text}")
     return 0
 
@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the summary, for gpusbatch --model")
-    parser.add_argument("--gpu", metavar="TYPE", help=f"the GPU it would run on (default: {DEFAULT_GPU})")
+    parser.add_argument("--gpu", metavar="TYPE", help="the GPU it would run on (default: the cluster's)")
     parser.add_argument(
         "--time-limit", type=seconds, default=120.0, metavar="S", help="seconds in all (default: 120)"
     )

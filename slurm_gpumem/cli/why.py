@@ -12,9 +12,9 @@ from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, rea
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.explain.reasons import PeakReasons, peak_reasons
-from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.files import check_target, save
 from slurm_gpumem.report.why.text import SCHEMA, why_json, why_lines
+from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
 
@@ -26,8 +26,8 @@ def main(argv: List[str]) -> int:
     args = _parser().parse_args(argv)
     _check_outputs(args)
     config = load_config()
-    name = args.gpu or (config.job["gpu"].value if "gpu" in config.job else DEFAULT_GPU)
-    gpu = find_gpu(name)
+    chosen = choose_gpu(args.gpu or (config.job["gpu"].value if "gpu" in config.job else None), config)
+    (gpu,) = chosen.gpus
     subject = read_subject(args.subject, args, config)
     if subject.summary.trace is None:
         raise UsageError(
@@ -41,7 +41,7 @@ def main(argv: List[str]) -> int:
         print(json.dumps(why_json(reasons, subject.notes)))
         return 0
     print("\n".join([*why_lines(reasons, terminal_style(), args.tensors), *written]))
-    for text in dict.fromkeys((*subject.notes, *reasons.estimate.warnings)):
+    for text in dict.fromkeys((*chosen.notes, *subject.notes, *reasons.estimate.warnings)):
         say(f"note: {text}")
     return 0
 
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "subject", metavar="SUMMARY|TARGET", help=f"a summary of gpumem summarize, or code: {TARGET_HELP}"
     )
-    parser.add_argument("--gpu", metavar="TYPE", help=f"GPU type (default: {DEFAULT_GPU})")
+    parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")
     parser.add_argument(
         "--tensors", type=whole, default=TENSORS, metavar="N", help="number of tensors to list (default: 10)"
     )

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UnknownNameError
-from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.estimators.types import RESERVE_MIB, Gpu
 from slurm_gpumem.toml_file import load_toml
 from slurm_gpumem.units import MIB
 
@@ -73,6 +73,7 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
     row = matched or _nearest_memory(memory_mib, entries)
     gpu = _gpu(row, entries[row])
     slice_of_gpu = _MIG_PROFILE.search(type_name.lower()) if type_name else None
+    reserve_mib = gpu.reserve_mib if memory_mib is None else 0
     if memory_mib is None and slice_of_gpu:
         memory_mib = int(slice_of_gpu[1]) * 1024
     return Gpu(
@@ -95,6 +96,7 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
         calibrated=gpu.calibrated and matched is not None,
         workspaces_measured=gpu.workspaces_measured and matched is not None and not slice_of_gpu,
         source=gpu.source if matched else f"GPU type not in the table: context as for {gpu.name}",
+        reserve_mib=reserve_mib,
     )
 
 
@@ -177,6 +179,7 @@ def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
         calibrated=entry.get("calibrated", False) is True and entry.get("measured", False) is True,
         workspaces_measured=entry.get("workspaces_measured", False) is True,
         source=str(entry.get("source", "")),
+        reserve_mib=RESERVE_MIB,
     )
 
 

@@ -130,7 +130,9 @@ def batch_limits(
     curves = []
     for gpu in gpus:
         curve = BatchCurve(job, _estimating(summary, gpu))
-        room = gpu.memory_mib if shards is None else min(shards * shard_mib, gpu.memory_mib)
+        # Whole shards, as Slurm hands them out: what is left over beside them is nobody's.
+        whole = max(gpu.usable_mib // shard_mib * shard_mib, min(shard_mib, gpu.usable_mib))
+        room = whole if shards is None else min(shards * shard_mib, whole)
         limits.append(_limit(summary, curve, gpu, shards, room, job.batch_size))
         curves.append(curve)
     drawn: Tuple[Estimate, ...] = ()

@@ -19,6 +19,8 @@ PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")
 LOSSES = ("cross-entropy", "mse", "none")
 INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
 MODULE_LOADING = ("auto", "lazy", "eager")
+RESERVE_MIB = 1024
+"""GPU memory that is not handed out: the driver's own (616 MiB of an H200), MPS servers of 66 MiB each."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Gpu:
 
     name: str
     memory_mib: int
+    """As nvidia-smi prints it; on a cluster, what its shards stand for."""
     context_mib: int
     """CUDA context with cuDNN and cuBLAS loaded: what most training jobs take outside the allocator."""
     context_bare_mib: Optional[int] = None
@@ -136,6 +139,13 @@ class Gpu:
     context_doubt_mib: int = 0
     """How much larger the context may be than is known here."""
     source: str = ""
+    reserve_mib: int = 0
+    """Of `memory_mib`, what jobs do not get: see RESERVE_MIB. 0 where Slurm's shards leave it out already."""
+
+    @property
+    def usable_mib(self) -> int:
+        """What the processes of jobs can have of it, their contexts included."""
+        return max(1, self.memory_mib - self.reserve_mib)
 
     def context_for(self, *, conv: bool, matmul: bool) -> int:
         """MiB outside the allocator for a job with convolutions and/or matrix products."""

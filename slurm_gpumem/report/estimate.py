@@ -73,10 +73,14 @@ def comparison_lines(estimates: Sequence[Estimate], shard_mib: int) -> List[str]
 
 
 def fit_line(estimate: Estimate, gpu: Gpu) -> List[str]:
-    """A line for the job that does not fit the GPU; nothing otherwise."""
-    if estimate.peak_mib <= gpu.memory_mib:
+    """A line for the job that does not fit the GPU, or may not; nothing otherwise."""
+    if estimate.request_mib <= gpu.usable_mib:
         return []
-    return [f"does not fit: one {gpu.name} has {format_mib(gpu.memory_mib)}"]
+    total = format_mib(gpu.memory_mib)
+    usable = f", of which jobs can use {format_mib(gpu.usable_mib)}" if gpu.reserve_mib else ""
+    if estimate.peak_mib <= gpu.usable_mib:
+        return [f"may not fit: the upper bound is more than one {gpu.name} has ({total}{usable})"]
+    return [f"does not fit: one {gpu.name} has {total}{usable}"]
 
 
 def activity_line(activity: Optional[Activity]) -> List[str]:
@@ -145,6 +149,8 @@ def estimate_json(
         **_figures(chosen, shard_mib),
         "gpu": chosen.gpu,
         "gpu_memory_mib": gpu.memory_mib,
+        "gpu_usable_mib": gpu.usable_mib,
+        "fits": chosen.peak_mib <= gpu.usable_mib,
         "job": asdict(chosen.job),
         "model": {
             "name": summary.name,

@@ -107,8 +107,16 @@ def _sentences(asked: Optional[int], answer: BatchLimit, shard_mib: int) -> List
 
 def _place(answer: BatchLimit) -> str:
     if answer.shards is None:
-        return f"one {answer.gpu.name} ({format_mib(answer.gpu.memory_mib)})"
+        return f"one {answer.gpu.name} ({_usable(answer)})"
     return f"{count(answer.shards, 'shard')} of one {answer.gpu.name} ({format_mib(answer.limit_mib)})"
+
+
+def _usable(answer: BatchLimit) -> str:
+    """ "39.0 of 40.0 GiB", or the one number where all of it is to be had."""
+    total = format_mib(answer.gpu.memory_mib)
+    if answer.limit_mib == answer.gpu.memory_mib:
+        return total
+    return f"{format_mib(answer.limit_mib).replace(' GiB', '')} of {total}"
 
 
 def _curve(answer: BatchLimit, curve: Sequence[Estimate], style: Style) -> List[str]:
@@ -146,17 +154,16 @@ def _table(answers: Sequence[BatchLimit], shard_mib: int) -> List[str]:
         f"largest batch in {where}; 'at best' if the estimate is exact and nothing is kept in reserve",
         "",
     ]
-    lines.append("GPU             memory    batch  at best      peak   request shards")
+    lines.append("GPU             usable    batch  at best      peak   request shards")
     for answer in answers:
         e = answer.estimate
         batch = f"{answer.batch:,}" if answer.batch else "-"
         best = f"{answer.batch_at_best:,}" if answer.batch_at_best else "-"
-        # A job never asks for more than the whole shards of a GPU.
-        shards = min(ceil_div(e.request_mib, shard_mib), max(1, answer.gpu.memory_mib // shard_mib))
+        needed = ceil_div(e.request_mib, shard_mib) if answer.batch else "-"
         lines.append(
-            f"{answer.gpu.name:<12} {format_mib(answer.gpu.memory_mib):>9} {batch:>8} {best:>8} "
-            f"{format_mib(e.peak_mib):>9} {format_at_least(e.request_mib):>9} {shards:>6}"
+            f"{answer.gpu.name:<12} {format_mib(answer.limit_mib):>9} {batch:>8} {best:>8} "
+            f"{format_mib(e.peak_mib):>9} {format_at_least(e.request_mib):>9} {needed:>6}"
         )
     if any(answer.batch is None for answer in answers):
-        lines += ["", "-: not even one sample; its figures are shown"]
+        lines += ["", "-: does not fit, not even one sample, whose figures are shown"]
     return lines

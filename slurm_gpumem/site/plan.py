@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.slurm.client import Version
 from slurm_gpumem.units import format_mib
 
-RESERVE_MIB = 1024
-"""GPU memory that is not handed out: the driver's own, and one MPS server for each user on the GPU."""
 MPS_PER_GPU = 100
 SLASH_SEPARATOR: Version = (23, 11, 0)
 """From this version on job_submit/lua sees and wants gres/shard:12, before it gres:shard:12."""

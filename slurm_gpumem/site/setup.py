@@ -11,9 +11,10 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
 from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
-from slurm_gpumem.site.plan import RESERVE_MIB, SitePlan
+from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.slurm_conf import (
     RECOVERY_HOOK,

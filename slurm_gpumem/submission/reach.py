@@ -59,7 +59,7 @@ def find_reach(asked: Asked) -> Reach:
             reach = reach._replace(warnings=(*warnings, more))
     if gpu_type:
         groups = [group for group in groups if group.gpu_type == gpu_type]
-    kinds, gpus = _kinds(groups, asked.config.sharing, by_name)
+    kinds, gpus = gpu_kinds(groups, asked.config.sharing, by_name)
     return reach._replace(
         kinds=kinds,
         gpus=gpus,
@@ -96,7 +96,7 @@ def _slurm_type(groups: Sequence[GpuNodes], gpu: str) -> Tuple[Optional[str], bo
     return (matching[0] if len(matching) == 1 else None), bool(types) and not matching
 
 
-def _kinds(
+def gpu_kinds(
     groups: Sequence[GpuNodes], policy: SharingPolicy, gpu: Optional[str]
 ) -> Tuple[Tuple[GpuKind, ...], Tuple[Gpu, ...]]:
     """Nodes whose GPUs are alike become one kind, with the least that any of its nodes has."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 from slurm_gpumem.submission.asked import Asked, Workload
 
 if TYPE_CHECKING:
-    from slurm_gpumem.submission.decide import Plan
+    from slurm_gpumem.estimators.types import Gpu
+    from slurm_gpumem.summaries.types import ModelSummary
 
 _BATCH = re.compile(
     r"(?<![\w-])(--(?:per[-_]device[-_])?(?:train[-_])?batch[-_]?size[= ]|[\w.]*batch_size=)[\"']?([0-9]+)\b"
@@ -33,12 +34,11 @@ def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
     return f"{where} has {words}, but the estimate is for a batch of {batch}: make them agree"
 
 
-def preallocation_remark(asked: Asked, plan: Plan) -> Optional[str]:
+def preallocation_remark(
+    asked: Asked, summary: Optional[ModelSummary], gpu: Gpu, share_mib: int
+) -> Optional[str]:
     """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
-    if not plan.shared or plan.request is None or plan.request.whole_gpu or plan.largest is None:
-        return None
     lines = [line for _, line in _commands(asked)]
-    summary = plan.workload.summary
     by_format = summary is not None and summary.format == "keras"
     if not (by_format or any(_PREALLOCATES.search(line) for line in lines)):
         return None
@@ -46,10 +46,9 @@ def preallocation_remark(asked: Asked, plan: Plan) -> Optional[str]:
         return None
     from slurm_gpumem.estimators.gpus import closest_gpu
 
-    gpu = plan.largest.gpu
     # A process sees the whole GPU's memory, whatever its limit is.
     total = max(gpu.memory_mib, closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0)
-    part = max(1, (plan.reserved_mib - gpu.context_mib) * 100 // total)
+    part = max(1, (share_mib - gpu.context_mib) * 100 // total)
     return (
         "JAX takes 75 % of the whole GPU's memory at its start and TensorFlow nearly all of it, more than "
         "this share; the estimate follows PyTorch's allocator, which takes what it needs.\n"

@@ -29,7 +29,7 @@ def _gpumem(*args: str, env: Optional[Dict[str, str]] = None) -> subprocess.Comp
 
 
 def test_the_answer_is_one_line() -> None:
-    done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--estimator", "deepspeed")
+    done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--estimator", "deepspeed", "--gpu", "h200")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "small_cnn, batch 8, Adam, fp32, h200 → peak 0 MiB, request 0 MiB = 0 shards\n"
     assert done.stderr == ""
@@ -107,9 +107,9 @@ def test_defaults_come_from_the_sites_file_then_the_environment_then_options(tmp
         ([str(CNN)], "no batch size"),
         ([str(CNN), "--batch-size", "0"], "--batch-size: batch-size must be at least 1, not 0"),
         ([str(CNN), "--batch-size", "-3"], "batch-size must be at least 1, not -3"),
-        ([str(CNN), "--batch-size", "8", "--gpu", "h20000"], "unknown GPU 'h20000'; did you mean"),
+        ([str(CNN), "--batch-size", "8", "--gpu", "h2000"], "unknown GPU 'h2000'; did you mean"),
         ([str(CNN), "--batch-size", "8", "--optimizer", "adma"], "did you mean 'adam'"),
-        ([str(CNN), "--batch-size", "8", "--estimator", "horse"], "did you mean 'horus'"),
+        ([str(CNN), "--batch-size", "8", "--estimator", "horuss"], "did you mean 'horus'"),
         ([str(CNN), "--batch-size", "x"], "must be a whole number, not 'x'"),
     ],
 )

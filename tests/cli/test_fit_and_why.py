@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.summaries.own import to_json
 from tests.estimators.explain.small_trace import small_summary
 
@@ -41,7 +42,7 @@ def test_fit_answers_with_a_batch_that_fits_and_the_curve(traced: str) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("Small (gpumem, ")
-    assert lines[1].startswith("largest batch for one a100 (40.0 GiB): ")
+    assert lines[1].startswith("largest batch for one a100 (39.0 of 40.0 GiB): ")
     assert any("╌ one a100" in line for line in lines)
     assert max(len(line) for line in lines[3:]) <= 72
     assert "▲" in done.stdout
@@ -75,6 +76,48 @@ def test_fit_without_a_gpu_shows_the_usual_ones(traced: str) -> None:
     done = _gpumem("fit", traced)
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()[3:]][:3] == ["GPU", "t4", "v100"]
+
+
+def test_fit_plans_with_what_a_process_can_have_of_a_gpu_in_whole_shards(traced: str) -> None:
+    result = json.loads(_gpumem("fit", traced, "--gpu", "h100", "--json").stdout)
+    (answer,) = result["fits"]
+    assert answer["gpu_memory_mib"] == 81559
+    assert answer["limit_mib"] == 78 * 1024, "nvidia-smi's total without what the driver keeps"
+    assert answer["at"]["request_mib"] <= answer["limit_mib"]
+    assert answer["at"]["shards"] <= 78
+
+
+def test_fit_refuses_more_shards_than_one_gpu_has(traced: str) -> None:
+    done = _gpumem("fit", traced, "--gpu", "a100", "--shards", "400")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--shards 400: one a100 has 40.0 GiB, which is 39 shards of 1.0 GiB" in done.stderr
+    several = _gpumem("fit", traced, "--shards", "30")
+    assert "not shown, because they have fewer shards: t4, v100, rtx4090" in several.stderr
+    assert "\na100 " in several.stdout
+
+
+def test_estimate_says_what_does_not_fit_and_which_gpu_it_assumed() -> None:
+    large = _gpumem("estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", "512", "--gpu", "a100")
+    assert "does not fit: one a100 has 40.0 GiB, of which jobs can use 39.0 GiB" in large.stdout
+    assert "assumed" not in large.stderr
+    plain = _gpumem("estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", "8", SLURM_CONF="/nowhere")
+    assert "no cluster answers here, so a GPU of type h200 is assumed; --gpu names another" in plain.stderr
+    result = json.loads(
+        _gpumem(
+            "estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", "512", "--gpu", "a100", "--json"
+        ).stdout
+    )
+    assert (result["fits"], result["gpu_usable_mib"]) == (False, 39 * 1024)
+
+
+@pytest.mark.slurm
+def test_the_default_gpu_is_the_clusters(traced: str, cluster: Cluster, tmp_path: Path) -> None:
+    env = {**cluster.env, "XDG_CACHE_HOME": str(tmp_path)}
+    done = _gpumem("estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", "8", **env)
+    assert ", a100 → peak" in done.stdout, done.stderr
+    assert done.stderr == ""
+    shown = json.loads(_gpumem("fit", traced, "--json", **env).stdout)
+    assert [(one["gpu"], one["limit_mib"]) for one in shown["fits"]] == [("a100", 40 * 1024)]
 
 
 def test_fit_takes_ordinary_summaries_and_plain_terminals() -> None:

@@ -13,9 +13,6 @@ from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.asked import Asked, JobWords, Workload
-from slurm_gpumem.submission.decide import Plan
-from slurm_gpumem.submission.needs import NeedOnGpu
-from slurm_gpumem.submission.request import GpuRequest, Need
 from slurm_gpumem.submission.script_remarks import batch_remark, preallocation_remark
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.types import Layer, ModelSummary
@@ -64,11 +61,9 @@ def test_a_batch_divided_over_several_gpus_draws_no_remark() -> None:
 
 
 def remark_for(body: str, summary_format: Optional[str] = None) -> Optional[str]:
-    job, gpu = asked(body), find_gpu("a100")
+    job = asked(body)
     summary = ModelSummary(summary_format, (Layer("Dense", params=8),)) if summary_format else None
-    request = GpuRequest("shard:10", 10, 40, None, False, "")
-    plan = Plan(job, Workload(summary), NeedOnGpu(gpu, Need(9000, 10240)), request)
-    return preallocation_remark(job, plan)
+    return preallocation_remark(job, summary, find_gpu("a100"), 10 * 1024)
 
 
 @pytest.mark.parametrize(
