@@ -37,7 +37,9 @@ def submission_line(plan: Plan) -> str:
 def explain_submission(plan: Plan) -> List[str]:
     """Where the memory goes, what would change it, and what decided the share."""
     largest, summary, policy = plan.largest, plan.workload.summary, plan.asked.config.sharing
-    if largest is None or largest.estimate is None or summary is None:
+    if largest is None:
+        return [f"gpumem: nothing to explain: {plan.reason}"]
+    if largest.estimate is None or summary is None:
         given = "is the memory line's" if plan.workload.line else "was given by hand"
         return [f"gpumem: nothing to explain: the GPU memory {given}"]
     from dataclasses import replace

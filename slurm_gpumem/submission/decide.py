@@ -6,7 +6,8 @@ import os
 from typing import NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
-from slurm_gpumem.errors import DoesNotFitError
+from slurm_gpumem.errors import DoesNotFitError, SlurmError
+from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.submission.asked import Asked, Workload, read_workload
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
 from slurm_gpumem.submission.reach import Reach, find_reach
@@ -70,18 +71,38 @@ def decide(asked: Asked) -> Plan:
     if asked.goes_unchanged:
         return Plan(asked, kept_because=asked.goes_unchanged)
     workload = read_workload(asked)
-    reach = find_reach(asked)
+    try:
+        reach = find_reach(asked)
+    except SlurmMissingError:
+        raise  # Then sbatch is missing as well.
+    except SlurmError as error:
+        return _without_answer(asked, workload, error)
     if reach.empty:
         return Plan(asked, workload, kept_because=reach.empty, warnings=reach.warnings)
     needs = estimate_needs(asked, workload, reach)
     return _with_remarks(choose_request(asked, workload, reach, needs))
 
 
+def _without_answer(asked: Asked, workload: Workload, error: SlurmError) -> Plan:
+    """Slurm says nothing of its GPUs, which refuses no job: it goes as it asked, or with a whole GPU."""
+    done = "its share of a GPU was not decided, and nothing is recorded of it"
+    if asked.gpus.gpus or asked.gpus.shared_gres or asked.observed:
+        plan = Plan(asked, workload, kept_because="Slurm did not say which GPUs it has")
+        return plan._replace(warnings=(f"{error}.\nThe job goes to sbatch as it is: {done}",))
+    reason = "Slurm did not say which GPUs it has"
+    request = GpuRequest(gres_word("gpu", asked.gpus.gpu_type, 1), 0, 0, asked.gpus.gpu_type, True, reason)
+    warning = f"{error}.\nThe job asks for a whole GPU instead of a part: {done}"
+    return Plan(asked, workload, request=request, warnings=(warning,))
+
+
 def _with_remarks(plan: Plan) -> Plan:
     """The plan, and what its script says that does not go with it."""
     from slurm_gpumem.submission.script_remarks import batch_remark, preallocation_remark
 
-    found = (batch_remark(plan.asked, plan.workload), preallocation_remark(plan.asked, plan))
+    asked, workload, largest = plan.asked, plan.workload, plan.largest
+    found = [batch_remark(asked, workload)]
+    if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
+        found.append(preallocation_remark(asked, workload.summary, largest.gpu, plan.reserved_mib))
     return plan._replace(warnings=(*plan.warnings, *filter(None, found)))
 
 
