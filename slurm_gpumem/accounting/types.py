@@ -174,8 +174,20 @@ class JobRow:
         return self.estimate_mib / self.peak_mib - 1
 
     @property
+    def shown_error(self) -> Optional[float]:
+        """The error in whole thousandths: sums keep it so, and both must round to the same percentage."""
+        return None if self.error is None else round(self.error, 3)
+
+    @property
+    def share_known(self) -> bool:
+        """Whether its node has said how much of the GPU it has: not in the first seconds of a run."""
+        return self.end is not None or self.shards is not None or self.peak_mib is not None
+
+    @property
     def granted_mib(self) -> Optional[int]:
         """GPU memory that the job kept from others, on each of its GPUs."""
+        if not self.share_known:
+            return None
         return self.gpu_memory_mib if not self.shards else self.limit_mib
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
-from slurm_gpumem.errors import UsageError
+from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.report import fields
 from slurm_gpumem.report.times import parse_time
 from slurm_gpumem.terminal.bars import speaks_unicode
@@ -93,12 +93,26 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
         )
     missing = set(filters.jobs) - {row.job_id for row in rows}
     if missing:
-        whose = "" if store.freshness.everybody else " of yours"
-        say(
-            f"no record of job {', '.join(map(str, sorted(missing)))}{whose}; "
-            "was it submitted with gpusbatch?"
-        )
+        _say_of_missing(sorted(missing), everybody=store.freshness.everybody)
     return 1 if missing and not rows else 0
+
+
+def _say_of_missing(jobs: List[int], *, everybody: bool) -> None:
+    """Why there is nothing on a job: it has not started, or nobody wrote a record of it."""
+    from slurm_gpumem.errors import SlurmError
+    from slurm_gpumem.slurm.client import COMMANDS
+    from slurm_gpumem.slurm.queue import waiting_jobs
+
+    try:
+        waiting = waiting_jobs(COMMANDS, jobs)
+    except SlurmError:
+        waiting = {}  # Without Slurm's word the question below is as good as before.
+    for job, why in waiting.items():
+        say(f"job {job} has not started yet ({why}); there is something to report once it runs")
+    others = [str(job) for job in jobs if job not in waiting]
+    if others:
+        whose = "" if everybody else " of yours"
+        say(f"no record of job {', '.join(others)}{whose}; was it submitted with gpusbatch?")
 
 
 def _summary(store: Store, filters: Filters, args: argparse.Namespace) -> int:
@@ -140,7 +154,7 @@ def _filters(args: argparse.Namespace) -> Filters:
         accounts=_words(args.accounts),
         partitions=_words(args.partition),
         models=_words(args.model),
-        states=tuple(state.upper() for state in _states(args.state)),
+        states=tuple(_states(args.state)),
         nodes=_words(args.nodelist),
         jobs=_jobs(args.jobs),
         since=since,
@@ -155,7 +169,15 @@ def _words(text: Optional[str]) -> Tuple[str, ...]:
 def _states(text: Optional[str]) -> List[str]:
     from slurm_gpumem.slurm.states import CODES
 
-    return [CODES.get(word.upper(), word) for word in _words(text)]
+    found = []
+    for word in _words(text):
+        state = CODES.get(word.upper(), word.upper())
+        if state in ("PD", "PENDING"):
+            raise UsageError(f"-s {word}: jobs that have not started have no record yet; squeue shows them")
+        if state not in (*CODES.values(), "UNKNOWN"):
+            raise UnknownNameError("state", word, list(CODES.values()))
+        found.append(state)
+    return found
 
 
 def _jobs(text: Optional[str]) -> Tuple[int, ...]:

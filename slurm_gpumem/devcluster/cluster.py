@@ -199,7 +199,11 @@ def _write_files(
         (layout.conf / "slurmdbd.conf").write_text(config.slurmdbd_conf(layout, place))
     if spec.job_submit_lua is not None:
         _copy_lua(Path(spec.job_submit_lua), layout.conf)
-    ledger.create(layout.ledger, {node.name: [node.gpu_memory_mib] * node.gpus for node in spec.nodes})
+    ledger.create(
+        layout.ledger,
+        {node.name: [node.gpu_memory_mib] * node.gpus for node in spec.nodes},
+        {node.name: node.gpu_type or "" for node in spec.nodes},
+    )
     _install_stand_in(layout)
     for folder in (layout.conf, layout.library):
         _let_read(folder)

@@ -103,12 +103,18 @@ class LedgerGpu:
             os.close(descriptor)
 
 
-def create(folder: Path, memory_mib: Mapping[str, Sequence[int]]) -> None:
-    """Create the ledgers: for each node, the memory of each of its GPUs. Every user may write to them."""
+def create(
+    folder: Path, memory_mib: Mapping[str, Sequence[int]], types: Optional[Mapping[str, str]] = None
+) -> None:
+    """Create the ledgers: for each node, the memory of each of its GPUs, and their type where it is given.
+
+    Every user may write to them.
+    """
     for node, gpus in memory_mib.items():
         for index, capacity in enumerate(gpus):
             path = LedgerGpu(folder, node, index)._path
-            path.write_text(json.dumps({"capacity_mib": capacity, "holders": [], "peaks": {}}))
+            ledger = {"capacity_mib": capacity, "type": (types or {}).get(node, "")}
+            path.write_text(json.dumps({**ledger, "holders": [], "peaks": {}}))
             path.chmod(0o666)
 
 

@@ -99,8 +99,11 @@ def standin_gpus(ledger: Path, node: str) -> Tuple[NodeGpu, ...]:
     for path in ledger.glob(f"{node}-gpu*.json"):
         number = path.stem.rpartition("-gpu")[2]
         if number.isdigit():
-            capacity = read_json(path).get("capacity_mib")
-            found.append(NodeGpu(int(number), standin_uuid(node, int(number)), "stand-in", capacity))
+            kept = read_json(path)
+            # As a driver's names have it: "stand-in A100".
+            name = f"stand-in {str(kept.get('type', '')).upper()}".rstrip()
+            uuid = standin_uuid(node, int(number))
+            found.append(NodeGpu(int(number), uuid, name, kept.get("capacity_mib")))
     return tuple(sorted(found, key=lambda gpu: gpu.number))
 
 

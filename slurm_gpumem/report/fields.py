@@ -140,7 +140,7 @@ FIELDS: Sequence[Field] = (
         lambda row: printable(",".join(device.label for device in row.devices)),
         24,
     ),
-    _same(lambda row: row.sharing, 8, "Sharing", "sharing"),
+    _same(lambda row: row.sharing if row.share_known else "", 8, "Sharing", "sharing"),
     _count(lambda row: row.shards, "Shards", "shards", 6),
     _size(lambda row: row.estimate_mib, "Est", "estimate_mib"),
     _size(lambda row: row.request_mib, "Req", "request_mib"),
@@ -148,7 +148,12 @@ FIELDS: Sequence[Field] = (
     _size(lambda row: row.peak_mib, "Peak", "peak_mib"),
     _size(lambda row: row.mean_mib, "Mean", "mean_mib"),
     Field(
-        "Err", "error", lambda row: _rounded(row.error, 4), lambda row: percent(row.error, sign=True), 6, True
+        "Err",
+        "error",
+        lambda row: _rounded(row.error, 4),
+        lambda row: percent(row.shown_error, sign=True),
+        6,
+        True,
     ),
     _size(lambda row: row.waste_mib, "Waste", "waste_mib"),
     Field(

@@ -63,13 +63,18 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
     size = ", ".join(filter(None, (printable(row.gpu), short_mib(row.gpu_memory_mib))))
     state = row.state if row.end is None else f"{row.state} after {duration(row.run_s)}"
     second = [printable(state), f"on {printable(where)}" if where else "", f"started {moment(row.start)}"]
-    third = [
-        f"waited {duration(row.wait_s)}" if row.wait_s is not None else "",
-        f"{count(row.shards, 'shard')} ({short_mib(row.limit_mib)})"
-        if row.shards
-        else f"a whole GPU{f' ({size})' if size else ''}",
-        f"shared with {', '.join(map(str, row.companions))}" if row.companions else "alone on its GPU",
-    ]
+    third = [f"waited {duration(row.wait_s)}" if row.wait_s is not None else ""]
+    if row.shards:
+        third.append(f"{count(row.shards, 'shard')} ({short_mib(row.limit_mib)})")
+    elif row.share_known:
+        third.append(f"a whole GPU{f' ({size})' if size else ''}")
+    else:
+        asked = f", {short_mib(row.request_mib)} requested" if row.request_mib else ""
+        third.append(f"its share is not measured yet{asked}")
+    if row.companions:
+        third.append(f"shared with {', '.join(map(str, row.companions))}")
+    elif row.share_known:
+        third.append("alone on its GPU" if row.end is not None else "alone on its GPU so far")
     if row.attempts > 1:
         third.append(f"{count(row.attempts, 'run')}, {row.ooms} out of memory")
     lines = [dot.join(first), "  " + dot.join(filter(None, second)), "  " + dot.join(filter(None, third))]
@@ -151,7 +156,7 @@ def _verdict(row: JobRow) -> List[str]:
     elif row.request_mib is not None:
         said.append(f"{short_mib(row.request_mib)} asked for by hand")
     if row.peak_mib is not None:
-        error = f" (error {percent(row.error, sign=True)})" if row.error is not None else ""
+        error = f" (error {percent(row.shown_error, sign=True)})" if row.error is not None else ""
         said.append(f"{short_mib(row.peak_mib)} measured{error}")
     if row.waste_mib is not None:
         said.append(f"{short_mib(row.waste_mib)} of {short_mib(row.granted_mib)} never used")

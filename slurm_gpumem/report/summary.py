@@ -134,21 +134,16 @@ def _would(one: JobTotals) -> str:
         return ""
     saved = 1 - one.would_s / one.would_of_s
     alone, would = gpu_hours(one.would_of_s, one.would_s)
-    return (
-        f"by their requests {one.observed:,} observed jobs need {would} instead of {alone} "
-        f"({percent(saved)} less)"
-    )
+    jobs = f"{count(one.observed, 'observed job')} need{'s' if one.observed == 1 else ''}"
+    return f"by their requests {jobs} {would} instead of {alone} ({percent(saved)} less)"
 
 
 def _ooms(one: JobTotals) -> str:
     avoided = f"{one.oom_avoided:,} avoided by the reserve" if one.oom_avoided else ""
     if not one.ooms:
         return "; ".join(filter(None, ("none", avoided)))
-    return "; ".join(
-        filter(
-            None, (f"{one.ooms:,} met, {one.oom_recovered:,} jobs recovered, {one.oom_lost:,} lost", avoided)
-        )
-    )
+    met = f"{one.ooms:,} met, {count(one.oom_recovered, 'job')} recovered, {one.oom_lost:,} lost"
+    return "; ".join(filter(None, (met, avoided)))
 
 
 def _unused(one: JobTotals) -> str:

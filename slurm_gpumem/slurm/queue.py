@@ -8,7 +8,7 @@ pose as another field.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.gres import shares
@@ -109,6 +109,14 @@ def find_job(client: SlurmClient, name: str) -> Optional[Job]:
     argv = ["squeue", "-h", "-a", "-j", name, "-t", "all", "-O", _JOB_FORMAT]
     found = map(parse_job, client.run(argv, timeout_s=TIMEOUT_S).split("\n"))
     return next((job for job in found if job is not None and (job.name == name or job.het)), None)
+
+
+def waiting_jobs(client: SlurmClient, jobs: Sequence[int]) -> Dict[int, str]:
+    """Those of these jobs that are pending, with the reason."""
+    argv = ["squeue", "-h", "-a", "-t", "PENDING", "-o", "%A|%r"]
+    rows = (line.partition("|") for line in client.run(argv, timeout_s=TIMEOUT_S).split("\n"))
+    found = {int(name): reason for name, _, reason in rows if name.isdigit()}
+    return {job: found[job] for job in jobs if job in found}
 
 
 def stdout_of(client: SlurmClient, name: str, *, timeout_s: float = TIMEOUT_S) -> Optional[str]:

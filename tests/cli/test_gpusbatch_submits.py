@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from slurm_gpumem import estimate
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.formats.comment import CommentRecord, parse_record
 from slurm_gpumem.units import ceil_div
+from tests.cli.conftest import GPUSBATCH
 
 pytestmark = pytest.mark.slurm
 
@@ -385,3 +387,17 @@ def test_the_estimate_follows_the_gpu_the_user_names(desk: Any) -> None:
     assert json.loads(done.stdout)["gres"].startswith("shard:a100:")
     other = desk.call("--dry-run", "job.sh", *MODEL, "--batch-size", "8", "--gpu", "h200")
     assert "partition gpu has no h200" in other.stderr
+
+
+def test_a_report_on_a_pending_job_says_that_it_has_not_started(desk: Any) -> None:
+    job = desk.submit("-H", "--gpu-mem", "4G", "job.sh")
+    (desk.folder / "spool").mkdir()
+    site = desk.folder / "site.toml"
+    site.write_text(f'[node]\nspool = "{desk.folder}/spool"\n[accounting]\nindex = "{desk.folder}/index"\n')
+    env = {"GPUMEM_SITE_CONFIG": str(site), "GPUMEM_INDEX": str(desk.folder / "index")}
+    done = desk.call(
+        "report", "-j", f"{job},99999", command=str(Path(GPUSBATCH).with_name("gpumem")), env=env
+    )
+    assert done.returncode == 1
+    assert f"job {job} has not started yet (JobHeldUser)" in done.stderr
+    assert "no record of job 99999; was it submitted with gpusbatch?" in done.stderr

@@ -162,7 +162,7 @@ def test_the_summary_answers_the_admin(three_jobs: Path, report: Report) -> None
     for part in (
         "median error 3%",
         "GPU-hours instead of",
-        "1 met, 1 jobs recovered, 0 lost",
+        "1 met, 1 job recovered, 0 lost",
         "a job,",
         "usr1",
     ):
@@ -324,3 +324,42 @@ def test_times_are_read_as_sacct_reads_them(text: str, expected: Tuple[int, ...]
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time"):
         parse_time(text, NOW)
+
+
+def test_a_running_job_that_nobody_has_measured_yet_is_not_called_alone(site: Path, report: Report) -> None:
+    fresh = {"end": None, "state": None, "exit_code": None, "shards": None, "limit_mib": None}
+    write(site / "spool", hour_ago(7, **fresh, peak_mib=None, gpu={}, met=[], request_mib=23_000))
+    _, out, _ = report("-j", "7")
+    assert "its share is not measured yet, 22.5G requested" in out
+    assert "whole GPU" not in out
+    assert "alone" not in out
+    write(site / "spool", hour_ago(8, **{**fresh, "shards": 23, "limit_mib": 23_552}, met=[]))
+    _, out, _ = report("-j", "8")
+    assert "23 shards (23.0G)" in out
+    assert "alone on its GPU so far" in out
+
+
+@pytest.mark.parametrize(("peak", "estimate"), [(1000, 1145), (100_000, 85_460), (100_000, 114_550)])
+def test_a_row_and_the_line_below_it_round_to_the_same_percentage(
+    site: Path, report: Report, peak: int, estimate: int
+) -> None:
+    write(site / "spool", hour_ago(1, peak_mib=float(peak), estimate_mib=estimate))
+    _, out, _ = report("-o", "Err")
+    _, row, _, total = out.splitlines()
+    assert f"median error {row.strip().lstrip('+-')}," in total
+
+
+def test_a_state_that_does_not_exist_is_an_error_with_a_suggestion(three_jobs: Path, report: Report) -> None:
+    code, _, err = report("-s", "RUNING")
+    assert code == 2
+    assert "unknown state 'RUNING'; did you mean 'RUNNING'?" in err
+    code, _, err = report("-s", "PENDING")
+    assert code == 2
+    assert "squeue shows them" in err
+    assert report("-s", "cd,failed", "-n", "-o", "jobid")[0] == 0
+
+
+def test_the_gpu_is_the_one_it_ran_on_also_for_a_size_by_hand(site: Path, report: Report) -> None:
+    write(site / "spool", hour_ago(1, claim={"gpu": "h100"}, gpu_name="NVIDIA A100-SXM4-40GB"))
+    write(site / "spool", hour_ago(2, claim={"gpu": "", "by": "mem"}, gpu_name="stand-in A100"))
+    assert report("-n", "-o", "gpu")[1].split() == ["a100", "a100"]

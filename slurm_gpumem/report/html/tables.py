@@ -97,7 +97,7 @@ def job_table(rows: Sequence[JobRow], note: str) -> Table:
         ),
         Column(
             "Error",
-            lambda row: percent(row.error, sign=True),
+            lambda row: percent(row.shown_error, sign=True),
             lambda row: row.error,
             about="of the estimate; negative is too little",
         ),
