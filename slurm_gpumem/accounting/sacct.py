@@ -108,8 +108,9 @@ def _put(
         (writer.word(last.account), job_id, head),
     )
     db.execute(
-        "UPDATE job SET job_name = ?, submit = ?, wait_s = ?, slurm_state = ?, joined = 1 WHERE id = ?",
-        (last.name, first.submit, wait, writer.word(last.state), head),
+        "UPDATE job SET job_name = ?, submit = ?, wait_s = ?, slurm_state = ?, joined = 1, array_job = ?, "
+        "array_task = ? WHERE id = ?",
+        (last.name, first.submit, wait, writer.word(last.state), last.array_job, last.array_task, head),
     )
     seen = parse_end(last.comment)
     if seen is not None and seen.saw == OOM:

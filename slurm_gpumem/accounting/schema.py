@@ -15,7 +15,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.rows import Run
 
-VERSION = 2
+VERSION = 3
 """Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(
@@ -25,7 +25,7 @@ WORDS = frozenset(
 RUN_COLUMNS: Tuple[str, ...] = Run._fields
 FOLDED = ("head", "first_start", "peak_mib", "records", "attempts", "ooms", "state", "judged", "error_pm")
 """Columns computed from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged."""
-JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined")
+JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined", "array_job", "array_task")
 """Columns from Slurm's accounting."""
 FIXED_WORDS = (
     "", "shared", "whole", "observed", "COMPLETED", "TIMEOUT", "RUNNING", "FAILED", "remembered"
@@ -79,6 +79,7 @@ CREATE INDEX IF NOT EXISTS job_unsettled ON job (id) WHERE settled = 0;
 CREATE INDEX IF NOT EXISTS job_start ON job (start);
 CREATE INDEX IF NOT EXISTS job_user ON job (user, start);
 CREATE INDEX IF NOT EXISTS job_remember ON job (recipe) WHERE judged = 1;
+CREATE INDEX IF NOT EXISTS job_array ON job (array_job) WHERE array_job IS NOT NULL;
 CREATE INDEX IF NOT EXISTS job_unjoined ON job (start) WHERE {UNJOINED};
 """
 """Made after the first filling, which is quicker so."""

@@ -70,6 +70,8 @@ class Store:
         """The jobs in order of their start; with `limit`, only that number of the latest."""
         condition, values = self._sums.where(filters)
         order = "first_start, job_id"
+        if filters.jobs or filters.tasks:
+            order = "coalesce(array_job, job_id), array_task, job_id"
         sql = f"SELECT * FROM job WHERE head = 1 AND {condition} ORDER BY {order}"
         if limit is not None:
             latest = "first_start DESC, job_id DESC"
@@ -173,6 +175,8 @@ class Store:
             would_s=folded.get("would_s", row["would_s"]),
             notes=tuple(rest.notes.split("\n")) if rest.notes else (),
             hints=tuple(rest.hints.split()),
+            array_job=row["array_job"],
+            array_task=row["array_task"],
             oom_limit_mib=folded.get("oom_limit_mib", row["limit_mib"] if row["oom"] else None),
         )
 

@@ -99,7 +99,7 @@ class Sums:
 
     def _parts(self, group: str, filters: Filters) -> List[Tuple[str, Where]]:
         """Which sums can be had from the cube, and which rows make up the rest."""
-        in_cube = group != "day" and not (filters.states or filters.nodes or filters.jobs)
+        in_cube = group != "day" and not (filters.states or filters.nodes or filters.jobs or filters.tasks)
         whole = months_within(filters.since, filters.until)
         if not in_cube or whole is None:
             return [("job", self.where(filters))]
@@ -139,9 +139,13 @@ class Sums:
             parts.append(f"state IN ({self._among(filters.states, values)})")
         if filters.nodes:
             parts.append(f"node IN ({self._among(filters.nodes, values)})")
-        if filters.jobs:
-            parts.append(f"job_id IN ({', '.join('?' * len(filters.jobs))})")
-            values += filters.jobs
+        if filters.jobs or filters.tasks:
+            marks = ", ".join("?" * len(filters.jobs))
+            either = [f"job_id IN ({marks})", f"array_job IN ({marks})"] if filters.jobs else []
+            values += (*filters.jobs, *filters.jobs)
+            either += ["(array_job = ? AND array_task = ?)"] * len(filters.tasks)
+            values += (number for task in filters.tasks for number in task)
+            parts.append(f"({' OR '.join(either)})")
         if filters.since is not None:
             # The longest stay bounds how long before a job can have begun, which is what the index knows.
             longest = self._db.execute("SELECT coalesce(max(longest_s), 0) FROM device").fetchone()[0]

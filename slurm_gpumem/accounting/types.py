@@ -160,6 +160,14 @@ class JobRow:
     """What the last run's measurements suggest: "own-fault", "neighbour-fault", …"""
     oom_limit_mib: Optional[int] = None
     """What the last run that ran out of memory had been given."""
+    array_job: Optional[int] = None
+    """Of an array's task: the number of the array, and the task's in it. Slurm's accounting says so."""
+    array_task: Optional[int] = None
+
+    @property
+    def name(self) -> str:
+        """As sacct names it: "4711", "4711_3" for a task of an array."""
+        return str(self.job_id) if self.array_job is None else f"{self.array_job}_{self.array_task}"
 
     @property
     def judged(self) -> bool:
@@ -224,6 +232,9 @@ class Filters:
     states: Tuple[str, ...] = ()
     nodes: Tuple[str, ...] = ()
     jobs: Tuple[int, ...] = ()
+    """Numbers of jobs, or of arrays with all their tasks."""
+    tasks: Tuple[Tuple[int, int], ...] = ()
+    """Tasks of arrays, besides `jobs`."""
     since: Optional[float] = None
     """Jobs that ran at some moment from here …"""
     until: Optional[float] = None

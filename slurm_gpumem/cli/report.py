@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
+import re
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
@@ -57,6 +58,7 @@ def main(argv: List[str]) -> int:
 
 def _list(store: Store, filters: Filters, columns: List[fields.Column], args: argparse.Namespace) -> int:
     from slurm_gpumem.report import listing as shown
+    from slurm_gpumem.report.sweeps import Listed, folded
 
     rows = store.select(filters)
     if args.json:
@@ -67,7 +69,8 @@ def _list(store: Store, filters: Filters, columns: List[fields.Column], args: ar
         shown.out(shown.parsable_lines(rows, columns, header=not args.noheader))
     else:
         unicode = speaks_unicode()
-        shown.out(shown.table_lines(rows, columns, header=not args.noheader, unicode=unicode))
+        listed: Iterator[Listed] = rows if args.array or args.jobs else folded(rows, store.select, filters)
+        shown.out(shown.table_lines(listed, columns, header=not args.noheader, unicode=unicode))
         if not args.noheader:
             print("--\n" + shown.footer(store.summary(filters)) + _window(args))
     return 0
@@ -91,10 +94,14 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
         print(
             "\n\n".join("\n".join(shown.job_lines(detail, shard_mib, unicode=unicode)) for detail in details)
         )
-    missing = set(filters.jobs) - {row.job_id for row in rows}
+    missing = set(filters.jobs) - {row.job_id for row in rows} - {row.array_job for row in rows}
+    tasks = set(filters.tasks) - {(row.array_job, row.array_task) for row in rows}
+    if tasks:
+        names = ", ".join(f"{job}_{task}" for job, task in sorted(tasks))
+        say(f"no record of task {names}; tasks have their names here once Slurm's accounting has told them")
     if missing:
         _say_of_missing(sorted(missing), everybody=store.freshness.everybody)
-    return 1 if missing and not rows else 0
+    return 1 if (missing or tasks) and not rows else 0
 
 
 def _say_of_missing(jobs: List[int], *, everybody: bool) -> None:
@@ -149,6 +156,7 @@ def _filters(args: argparse.Namespace) -> Filters:
         raise UsageError(f"-E {args.endtime} is before -S {args.starttime}")
     if since is None and not (args.summary or args.jobs or args.all_time):
         since = (until or time.time()) - _DEFAULT_DAYS * 86_400
+    jobs = _jobs(args.jobs)
     return Filters(
         users=tuple(_user(name) for name in _words(args.user)),
         accounts=_words(args.accounts),
@@ -156,7 +164,8 @@ def _filters(args: argparse.Namespace) -> Filters:
         models=_words(args.model),
         states=tuple(_states(args.state)),
         nodes=_words(args.nodelist),
-        jobs=_jobs(args.jobs),
+        jobs=tuple(number for number, task in jobs if task is None),
+        tasks=tuple((number, task) for number, task in jobs if task is not None),
         since=since,
         until=until,
     )
@@ -180,14 +189,15 @@ def _states(text: Optional[str]) -> List[str]:
     return found
 
 
-def _jobs(text: Optional[str]) -> Tuple[int, ...]:
-    found = []
+def _jobs(text: Optional[str]) -> List[Tuple[int, Optional[int]]]:
+    """The jobs of -j: (4711, None) for a job or a whole array, (4711, 3) for a task of one."""
+    found: List[Tuple[int, Optional[int]]] = []
     for word in _words(text):
-        number = word.partition(".")[0]
-        if not (number.isascii() and number.isdigit() and len(number) < 12):
-            raise UsageError(f"-j {word!r}: a job is a number, like -j 1234 or -j 1234,1235")
-        found.append(int(number))
-    return tuple(found)
+        match = re.fullmatch(r"([0-9]{1,11})(?:_([0-9]{1,10}))?(?:\..*)?", word, re.ASCII)
+        if not match:
+            raise UsageError(f"-j {word!r}: a job is a number, like -j 1234, -j 1234,1235 or -j 1234_5")
+        found.append((int(match[1]), None if match[2] is None else int(match[2])))
+    return found
 
 
 def _user(name: str) -> str:
@@ -252,7 +262,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Times are as sacct takes them: 2026-11-15, 08:30, today, now-7days; also 7d.",
     )
     which = parser.add_argument_group("which jobs")
-    which.add_argument("-j", "--jobs", metavar="JOB", help="one job in depth (or several: 12,13)")
+    which.add_argument(
+        "-j",
+        "--jobs",
+        metavar="JOB",
+        help="one job in depth, or several: 12,13,14_3",
+    )
     which.add_argument("-u", "--user", "--uid", metavar="USER", help="of these users")
     which.add_argument("-A", "--accounts", metavar="ACCOUNT", help="of these accounts")
     which.add_argument("-r", "--partition", metavar="NAME", help="in these partitions")
@@ -276,6 +291,7 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("-l", "--long", action="store_true", help="more columns")
     how.add_argument("-e", "--helpformat", action="store_true", help="list all columns")
     how.add_argument("-P", "--parsable2", action="store_true", help='columns parted by "|", nothing cut')
+    how.add_argument("--array", action="store_true", help="every task of an array on a line of its own")
     how.add_argument("-n", "--noheader", action="store_true", help="no header, no line below")
     how.add_argument("--csv", action="store_true", help="for spreadsheets: MiB, seconds, parts of 1")
     how.add_argument("--json", action="store_true", help="for programs")

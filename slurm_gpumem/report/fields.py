@@ -44,7 +44,6 @@ def columns(text: str) -> List[Column]:
     found = []
     known = {field.name.lower(): field for field in FIELDS}
     aliases = {
-        "jobidraw": "jobid",
         "elapsedraw": "elapsed",
         "sm": "sm%",
         "nodelist": "node",
@@ -119,7 +118,8 @@ def _count(get: Callable[[JobRow], Optional[int]], name: str, key: str, width: i
 
 
 FIELDS: Sequence[Field] = (
-    Field("JobID", "job_id", lambda row: row.job_id, lambda row: str(row.job_id), 12),
+    Field("JobID", "job_id", lambda row: row.job_id, lambda row: row.name, 14),
+    Field("JobIDRaw", "job_id_raw", lambda row: row.job_id, lambda row: str(row.job_id), 12),
     _same(lambda row: row.job_name, 20, "JobName", "job_name"),
     _same(lambda row: row.user, 10, "User", "user"),
     _same(lambda row: row.account, 12, "Account", "account"),
@@ -190,6 +190,8 @@ def as_json(row: JobRow) -> Dict[str, Any]:
     values = {field.key: field.value(row) for field in FIELDS}
     return {
         **values,
+        "array_job_id": row.array_job,
+        "array_task_id": row.array_task,
         "uid": row.uid,
         "parts": dict(row.parts),
         "limit_mib": row.limit_mib,

@@ -52,7 +52,7 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
     model = row.model or "model not known"
     settings = ", ".join(text for text in made if text)
     first = [
-        f"Job {row.job_id}",
+        f"Job {row.name}",
         printable(row.user),
         printable(model) + (f" ({printable(settings)})" if settings else ""),
     ]

@@ -11,6 +11,7 @@ from typing import Any, Iterable, Iterator, List, Mapping, Sequence, TextIO
 from slurm_gpumem.accounting.types import JobRow, JobTotals
 from slurm_gpumem.report.cells import cell, parsable
 from slurm_gpumem.report.fields import Column, as_json, note
+from slurm_gpumem.report.sweeps import WIDTH, Listed, Sweep, sweep_text
 from slurm_gpumem.text import count, fitted, printable
 from slurm_gpumem.units import gpu_hours, percent
 
@@ -21,17 +22,20 @@ _LEFT_OVER = 100
 
 
 def table_lines(
-    rows: Iterable[JobRow], columns: Sequence[Column], *, header: bool, unicode: bool
+    rows: Iterable[Listed], columns: Sequence[Column], *, header: bool, unicode: bool
 ) -> Iterator[str]:
     """A table whose columns are as wide as they need to be, the last one as long as it is."""
     rows = iter(rows)
-    first = [_texts(row, columns, unicode) for row in islice(rows, _MEASURED)]
+    measured = list(islice(rows, _MEASURED))
+    first = [_texts(row, columns, unicode) for row in measured]
+    spreads = any(isinstance(row, Sweep) for row in measured)
     names = [column.field.name for column in columns]
     widths = []
     for at, column in enumerate(columns):
         longest = max([len(texts[at]) for texts in first], default=0)
         least = len(names[at]) if header else 1
-        widths.append(column.width or max(least, min(longest, column.field.width)))
+        most = max(column.field.width, WIDTH) if spreads else column.field.width
+        widths.append(column.width or max(least, min(longest, most)))
     if columns[-1].width is None:
         widths[-1] = max(widths[-1], _LEFT_OVER)
     if header:
@@ -40,7 +44,9 @@ def table_lines(
         yield _line(texts, columns, widths)
 
 
-def _texts(row: JobRow, columns: Sequence[Column], unicode: bool) -> List[str]:
+def _texts(row: Listed, columns: Sequence[Column], unicode: bool) -> List[str]:
+    if isinstance(row, Sweep):
+        return [sweep_text(column.field, row) for column in columns]
     texts = [column.field.text(row) for column in columns]
     if unicode:
         texts = [

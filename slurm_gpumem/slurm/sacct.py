@@ -7,7 +7,7 @@ A field that is missing or of another shape is not known; nothing here fails ove
 from __future__ import annotations
 
 import json
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
@@ -15,6 +15,8 @@ from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
 _TIMEOUT_S = 5.0
 _TEXT = 64
 _COMMENT = 1024
+_NO_TASK = 0xFFFFFFFE
+"""slurm.h's NO_VAL, which 22.05 writes for jobs that are no tasks."""
 
 
 class SlurmRow(NamedTuple):
@@ -33,6 +35,10 @@ class SlurmRow(NamedTuple):
     end: Optional[float]
     comment: str
     """Its owner's word."""
+    array_job: Optional[int] = None
+    """Of an array's task: the number of the array ..."""
+    array_task: Optional[int] = None
+    """... and the task's in it, from 0."""
 
 
 def ask_runs(job_ids: Sequence[int], client: SlurmClient = COMMANDS) -> List[SlurmRow]:
@@ -66,6 +72,7 @@ def _row(job: Any) -> Optional[SlurmRow]:
     association = association if isinstance(association, dict) else {}
     comment = job.get("comment")
     comment = comment.get("job") if isinstance(comment, dict) else comment
+    array_job, array_task = _array(job.get("array"))
     return SlurmRow(
         job_id=int(job_id),
         cluster=_text(job.get("cluster")) or _text(association.get("cluster")),
@@ -79,7 +86,20 @@ def _row(job: Any) -> Optional[SlurmRow]:
         start=_number(times.get("start")),
         end=_number(times.get("end")),
         comment=_text(comment, _COMMENT),
+        array_job=array_job,
+        array_task=array_task,
     )
+
+
+def _array(value: Any) -> Tuple[Optional[int], Optional[int]]:
+    """The array and the number of a task; (None, None) for a job that is none."""
+    table = value if isinstance(value, dict) else {}
+    number, task = _number(table.get("job_id")), table.get("task_id")
+    if isinstance(task, Mapping):
+        task = task.get("number") if task.get("set", True) and not task.get("infinite") else None
+    if number is None or type(task) is not int or not 0 <= task < _NO_TASK:
+        return None, None
+    return int(number), task
 
 
 def _state(value: Any) -> str:

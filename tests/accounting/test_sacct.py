@@ -55,6 +55,26 @@ def test_what_slurm_knows_is_joined(tmp_path: Path, job: Any) -> None:
         assert store.summary_by("account")[0].group == "vision"
 
 
+TASKS = [
+    ({"job_id": 1, "limits": {}, "task": None, "task_id": 3}, (1, 3)),
+    ({"job_id": 1, "task_id": {"set": True, "infinite": False, "number": 0}}, (1, 0)),
+    ({"job_id": 0, "task_id": {"set": False, "infinite": False, "number": 0}}, (None, None)),
+    ({"job_id": 1, "task_id": 4294967294}, (None, None)),
+    (None, (None, None)),
+    ("x", (None, None)),
+]
+
+
+@pytest.mark.parametrize(("array", "task"), TASKS)
+def test_a_task_of_an_array_is_known_as_one(tmp_path: Path, array: Any, task: Any) -> None:
+    write(tmp_path / "spool", record(7))
+    with opened(tmp_path) as store:
+        sacct.apply(store.connection, [7], parse_runs(answer(old_job(job_id=7, array=array))))
+        (row,) = store.select()
+        assert (row.array_job, row.array_task) == task
+        assert row.name == ("7" if task[0] is None else f"{task[0]}_{task[1]}")
+
+
 def test_what_slurm_says_does_not_change_whose_gpu_time_it_was(tmp_path: Path) -> None:
     for number in (1, 2):
         write(tmp_path / "spool", record(number))

@@ -15,10 +15,13 @@ from typing import Any, Callable, List, Tuple
 
 import pytest
 
+from slurm_gpumem.accounting import sacct
 from slurm_gpumem.accounting.readers import allow
+from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.report.times import parse_time
+from slurm_gpumem.slurm.sacct import parse_runs
 from tests.accounting.job_records import record, write
 from tests.support.no_slurm import without_slurm
 
@@ -363,3 +366,56 @@ def test_the_gpu_is_the_one_it_ran_on_also_for_a_size_by_hand(site: Path, report
     write(site / "spool", hour_ago(1, claim={"gpu": "h100"}, gpu_name="NVIDIA A100-SXM4-40GB"))
     write(site / "spool", hour_ago(2, claim={"gpu": "", "by": "mem"}, gpu_name="stand-in A100"))
     assert report("-n", "-o", "gpu")[1].split() == ["a100", "a100"]
+
+
+@pytest.fixture
+def sweep(site: Path) -> Path:
+    """An array of four tasks, whose last has the array's own number, between two other jobs."""
+    write(site / "spool", hour_ago(20))
+    for number, (job_id, peak) in enumerate([(12, 9000.0), (13, 11_600.0), (14, 10_000.0), (11, 12_800.0)]):
+        end = {"exit_code": 1, "state": "FAILED"} if number == 3 else {}
+        # In another order than their numbers, as they start on a busy cluster.
+        start = time.time() - 7000 - (13 * number) % 7
+        write(site / "spool", record(job_id, start=start, end=start + 60, peak_mib=peak, **end))
+    write(site / "spool", hour_ago(21))
+    with open_store() as store:
+        rows = [
+            {
+                "job_id": job_id,
+                "user": "usr1",
+                "cluster": "site",
+                "state": {"current": "FAILED" if job_id == 11 else "COMPLETED"},
+                "array": {"job_id": 11, "task_id": number},
+            }
+            for number, job_id in enumerate([12, 13, 14, 11])
+        ]
+        sacct.apply(store.connection, [11, 12, 13, 14], parse_runs(json.dumps({"jobs": rows})))
+    return site
+
+
+def test_a_sweep_is_one_line_with_its_spread_unless_it_is_expanded(sweep: Path, report: Report) -> None:
+    _, out, _ = report("-o", "JobID,Model,Est,Peak,Err,State,Note")
+    lines = [line.split() for line in out.splitlines()[1:-2]]
+    assert [line[0] for line in lines] == ["20", "21", "11_[0-3]"]
+    folded = ["11_[0-3]", "resnet50", "11.6G", "8.8G..12.5G", "+3%..+32%", "mixed"]
+    assert lines[2] == [*folded, "4", "tasks:", "3", "COMPLETED,", "1", "FAILED"]
+    _, out, _ = report("-n", "--array", "-o", "JobID,JobIDRaw")
+    assert {"11_0 12", "11_3 11"} < {" ".join(line.split()) for line in out.splitlines()}
+    assert "6 jobs" in report()[1]
+
+
+def test_an_arrays_number_is_all_its_tasks_in_order_and_a_task_has_its_own(
+    sweep: Path, report: Report
+) -> None:
+    assert report("-j", "11", "-n", "-o", "jobid")[1].split() == ["11_0", "11_1", "11_2", "11_3"]
+    code, out, _ = report("-j", "11")
+    assert (code, out.count("Job 11_")) == (0, 4)
+    assert report("-j", "11_1,20", "-n", "-o", "jobid")[1].split() == ["11_1", "20"]
+    code, out, _ = report("-j", "11_3")
+    assert code == 0
+    assert out.startswith("Job 11_3 ")
+    assert [job["array_task_id"] for job in json.loads(report("-j", "11_2", "--json")[1])["jobs"]] == [2]
+    code, out, err = report("-j", "11_9")
+    assert (code, out.strip()) == (1, "")
+    assert "no record of task 11_9" in err
+    assert main(["report", "-j", "11_x"]) == 2

@@ -77,7 +77,7 @@ def _named(
 def job_table(rows: Sequence[JobRow], note: str) -> Table:
     """One line per job, the latest first."""
     columns: List[Column[JobRow]] = [
-        Column("Job", lambda row: str(row.job_id), lambda row: row.job_id),
+        Column("Job", lambda row: row.name, lambda row: row.job_id),
         _named("User", lambda row: row.user),
         _named("Model", lambda row: row.model or row.job_name),
         _named("GPU", _where, "where it ran last"),
