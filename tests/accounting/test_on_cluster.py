@@ -66,3 +66,34 @@ def test_a_job_that_ran_three_times_is_remembered_and_reported_with_slurms_own_w
     said = call("gpusbatch", "--dry-run", *words)
     assert "peak 2.0 GiB (remembered: 3 runs on a100 took 2.0 GiB), asking for 2 GiB" in said.stderr
     assert "by=remembered" in said.stdout
+
+
+def test_tasks_of_an_array_are_reported_by_their_names_and_as_one_sweep(
+    make_cluster: Callable[..., Cluster], folder: Path
+) -> None:
+    state = Path(tempfile.mkdtemp(prefix="gpumem-"))
+    hooks = demo_report.install_hooks(folder, Layout(state).ledger)
+    cluster = make_cluster(state=state, nodes=(NodeSpec("n1"),), accounting=True, extra_conf=hooks)
+    env = demo_report.report_environment(folder)
+    script = folder / "job.sh"
+    peak = "$((2000 + 500 * SLURM_ARRAY_TASK_ID))"
+    script.write_text(f"#!/bin/bash\ngpumem-standin --peak {peak} --steps 3 --seconds 2\n")
+
+    def call(command: str, *argv: str) -> Any:
+        path = str(Path(sys.executable).with_name(command))
+        return cluster.run([path, *argv], env=env, cwd=folder, timeout_s=60)
+
+    words = ["--array=0-2", "--gpu", "h100", "--gpu-mem", "4G", "-o", "/dev/null", str(script)]
+    array = call("gpusbatch", "--parsable", *words).stdout.strip()
+    until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 60)
+
+    def names() -> Any:
+        shown = call("gpumem", "report", "-j", array, "-n", "-o", "JobID,Peak,GPU", "--update").stdout
+        return shown if shown.count(f"{array}_") == 3 else None
+
+    rows = [line.split() for line in until(names, 60).splitlines()]
+    # It ran on a100, whatever it was estimated for.
+    assert rows == [[f"{array}_{task}", peak, "a100"] for task, peak in enumerate(["2.0G", "2.4G", "2.9G"])]
+    listed = call("gpumem", "report", "-n", "-o", "JobID,Peak").stdout.split()
+    assert listed == [f"{array}_[0-2]", "2.0G..2.9G"]
+    assert call("gpumem", "report", "-j", f"{array}_1").stdout.startswith(f"Job {array}_1 ")
