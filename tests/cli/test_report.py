@@ -331,7 +331,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 def test_a_running_job_that_nobody_has_measured_yet_is_not_called_alone(site: Path, report: Report) -> None:
     fresh = {"end": None, "state": None, "exit_code": None, "shards": None, "limit_mib": None}
-    write(site / "spool", hour_ago(7, **fresh, peak_mib=None, gpu={}, met=[], request_mib=23_000))
+    write(site / "spool", hour_ago(7, **fresh, peak_mib=None, gpu={}, met=[], claim={"req": "23000"}))
     _, out, _ = report("-j", "7")
     assert "its share is not measured yet, 22.5G requested" in out
     assert "whole GPU" not in out
@@ -346,7 +346,7 @@ def test_a_running_job_that_nobody_has_measured_yet_is_not_called_alone(site: Pa
 def test_a_row_and_the_line_below_it_round_to_the_same_percentage(
     site: Path, report: Report, peak: int, estimate: int
 ) -> None:
-    write(site / "spool", hour_ago(1, peak_mib=float(peak), estimate_mib=estimate))
+    write(site / "spool", hour_ago(1, peak_mib=float(peak), claim={"est": str(estimate)}))
     _, out, _ = report("-o", "Err")
     _, row, _, total = out.splitlines()
     assert f"median error {row.strip().lstrip('+-')}," in total
