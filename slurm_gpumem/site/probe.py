@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import grp
 import hashlib
 import json
@@ -44,6 +45,7 @@ class Host:
         self.faults: List[Tuple[str, str]] = []
         self.unseen: List[str] = []
         self.facts: Dict[str, Any] = {}
+        self._places: Dict[str, bool] = {}
 
     def fault(self, check: str, what: str) -> None:
         if (check, what) not in self.faults:
@@ -51,32 +53,37 @@ class Host:
 
     # -- Owners and modes ------------------------------------------------------------------------
 
-    def is_safe(self, path: str) -> bool:
-        """Whether only trusted users can change what is there; says what they are not."""
-        before = len(self.faults)
-        for place in dict.fromkeys([*lineage(os.path.abspath(path)), *lineage(os.path.realpath(path))]):
-            self._check_place(place)
-        return len(self.faults) == before
+    def is_safe(self, *paths: str) -> bool:
+        """Whether only trusted users can change what is there; says what else."""
+        both = [place for path in paths for place in (os.path.abspath(path), os.path.realpath(path))]
+        places = dict.fromkeys(above for place in both for above in lineage(place))
+        unsafe = [place for place in places if not self._is_safe_place(place)]
+        return not unsafe
 
-    def _check_place(self, place: str) -> None:
+    def _is_safe_place(self, place: str) -> bool:
+        if place in self._places:
+            return self._places[place]
+        self._places[place] = False
         try:
             about = os.lstat(place)
         except FileNotFoundError:
-            return
+            return False
         except OSError as error:
             self.unseen.append(f"{place}: {error.strerror}")
-            return
+            return False
         mode, folder = stat.S_IMODE(about.st_mode), stat.S_ISDIR(about.st_mode)
         shown = f"mode {mode:04o}"
+        # In a sticky folder nobody replaces what belongs to root; a link has no mode, a device no content.
+        fixed = stat.S_ISLNK(about.st_mode) or stat.S_ISCHR(about.st_mode) or (folder and mode & stat.S_ISVTX)
         if about.st_uid not in self.trusted:
             self.fault("not-only-root", f"{place} belongs to {user_name(about.st_uid)}")
-        if stat.S_ISLNK(about.st_mode) or stat.S_ISCHR(about.st_mode) or (folder and mode & stat.S_ISVTX):
-            # In a sticky folder nobody replaces what belongs to root.
-            return
-        if mode & stat.S_IWOTH:
+        elif mode & stat.S_IWOTH and not fixed:
             self.fault("not-only-root", f"everybody can change {place} ({shown})")
-        elif mode & stat.S_IWGRP and not (folder and about.st_gid in self.trusted_gids):
+        elif mode & stat.S_IWGRP and not fixed and not (folder and about.st_gid in self.trusted_gids):
             self.fault("group-may-write", f"group {group_name(about.st_gid)} can change {place} ({shown})")
+        else:
+            self._places[place] = True
+        return self._places[place]
 
     def may(self, uid: Optional[int], how: int, path: str) -> bool:
         """Whether a user may do that with a file; True where that cannot be tried."""
@@ -174,25 +181,33 @@ class Host:
             self.fault("cannot-read", f"{key} cannot run {python} as {user_name(self._runner(key))}")
             return None
         modules = [name for name in settings.get("modules", "").split() if name != "slurm_gpumem"]
-        answer = self._run_python(python, _PACKAGE, *modules)
+        # As nobody: who may have put the package there is known only afterwards.
+        answer = self._run_python(python, _PACKAGE, *modules, uid=_NOBODY)
         if answer is None:
             return None
-        self.facts["version"], self.facts["package"] = answer["version"], answer["folder"]
+        self.facts["version"] = answer["version"]
         for name in answer["missing"]:
             self.fault(
                 "hook-older", f"{key} runs {name}, which slurm_gpumem {answer['version']} does not have"
             )
-        for folder, folders, names in os.walk(answer["folder"]):
-            for name in [*folders, *names]:
-                self._check_place(os.path.join(folder, name))
-        safe = self.is_safe(answer["folder"])
+        package = answer["folder"]
+        inside = [
+            os.path.join(top, name) for top, below, names in os.walk(package) for name in [*below, *names]
+        ]
+        # Python runs these at each start.
+        inside += glob.glob(os.path.join(os.path.dirname(package), "*.pth"))
+        safe = self.is_safe(package, *inside)
         source = os.path.join(answer["folder"], "__init__.py")
         if not self.may(self._runner(key), _READ, source):
             self.fault("cannot-read", f"{key} cannot read {source} as {user_name(self._runner(key))}")
         return python if safe else None
 
-    def _run_python(self, python: str, program: str, *args: str) -> Optional[Dict[str, Any]]:
-        done = run([python, "-I", "-c", program, *args])
+    def _run_python(
+        self, python: str, program: str, *args: str, uid: Optional[int] = None
+    ) -> Optional[Dict[str, Any]]:
+        # Where nobody may not even look, no user can have put anything.
+        other = uid if uid is not None and self.may(uid, _EXECUTE, python) else None
+        done = run([python, "-I", "-c", program, *args], uid=other)
         if done is None:
             self.fault("no-package", f"{python} did not answer within {_TIMEOUT_S:.0f} s")
             return None
@@ -258,8 +273,8 @@ class Host:
             return
         if there == path and stat.S_IMODE(os.stat(path).st_mode) & 0o002:
             # A sticky bit does not help here: a planted record is believed.
-            self.fault("not-only-root", f"everybody can change {path} (the spool)")
-        self.is_safe(path)
+            self.fault("not-only-root", f"everybody can write to {path} (the spool)")
+        self.is_safe(there)
         room = os.statvfs(there)
         if room.f_blocks and room.f_bavail / room.f_blocks < _LEAST_FREE:
             self.fault("spool-full", f"node.spool = {path}: less than 1 % of its file system is free")
@@ -363,8 +378,13 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def run(argv: List[str], env: Optional[Dict[str, str]] = None) -> Optional[subprocess.CompletedProcess[str]]:
-    """As hooks run programs, with nothing of our environment; None when it does not end or start."""
+def run(
+    argv: List[str], env: Optional[Dict[str, str]] = None, uid: Optional[int] = None
+) -> Optional[subprocess.CompletedProcess[str]]:
+    """As hooks run programs, with nothing of our environment; None when it does not end or start.
+
+    As another user where that is asked for and we are root.
+    """
     path = "/usr/sbin:/usr/bin:/sbin:/bin"
     kept = {key: value for key, value in (env or {}).items() if value}
     try:
@@ -377,8 +397,10 @@ def run(argv: List[str], env: Optional[Dict[str, str]] = None) -> Optional[subpr
             errors="replace",
             timeout=_TIMEOUT_S,
             check=False,
+            cwd="/",
+            preexec_fn=(lambda: become(uid)) if uid is not None and os.geteuid() == 0 else None,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return None
 
 

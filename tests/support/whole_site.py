@@ -112,8 +112,10 @@ class WholeSite:
         return [self.root, *(path for path in inside if path.name != "__pycache__")]
 
 
-def make_whole_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> WholeSite:
-    """Start a cluster with hooks, plug-in and settings of ours, all as the documents say."""
+def make_whole_site(
+    make: Callable[..., Cluster], *extra: str, without: Tuple[str, ...] = (), **fields: Any
+) -> WholeSite:
+    """Start a cluster with hooks, plug-in and settings of ours as the documents say, but some settings."""
     root = Path(tempfile.mkdtemp(prefix="gpumem-"))
     root.chmod(0o755)
     (root / "bin").mkdir()
@@ -131,7 +133,7 @@ def make_whole_site(make: Callable[..., Cluster], *extra: str, **fields: Any) ->
         f"TaskEpilog={hooks}/task_epilog.sh",
         f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh",
     ]
-    replaced = {line.split("=")[0] for line in extra}
+    replaced = {line.split("=")[0] for line in extra} | set(without)
     options = {
         "nodes": default_nodes(2),
         "job_submit_lua": str(REPOSITORY / "lua" / "job_submit.lua"),
