@@ -173,7 +173,8 @@ def test_what_a_job_calls_itself_cannot_steer_the_doctors_terminal(site: WholeSi
     ).stdout.strip()  # fmt: skip
     until(lambda: "RUNNING" in site.cluster.run(["squeue", "-h", "-j", job, "-o", "%T"]).stdout)
     site.cluster.run(["scontrol", "requeuehold", job], check=True)
-    until(lambda: "held" in site.cluster.run(["squeue", "-h", "-j", job, "-o", "%r"]).stdout)
+    asked = ["squeue", "-h", "-t", "PENDING", "-o", "%i %r"]
+    until(lambda: f"{job} job requeued in held state" in site.cluster.run(asked).stdout)
     drain = ["scontrol", "update", "NodeName=n1", "State=DRAIN", f"Reason=Prolog error {evil}"]
     site.cluster.run(drain, check=True)
     try:

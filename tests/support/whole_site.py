@@ -105,6 +105,11 @@ class WholeSite:
         if again:
             self.cluster.run(["scontrol", "reconfigure"], check=True)
         self.cluster.run(["scontrol", "update", "NodeName=ALL", "State=RESUME"])
+        # A resumed node does not respond until it was asked.
+        until(lambda: set(self._node_states()) == {"idle"})
+
+    def _node_states(self) -> List[str]:
+        return self.cluster.run(["sinfo", "-h", "-N", "-o", "%T"]).stdout.split()
 
     def _watched(self) -> List[Path]:
         folders = [self.hooks, self.conf, self.root / "bin", self.root / "run" / "jobs", self.package]
