@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import pwd
 import re
@@ -57,7 +58,7 @@ def look(now: Snapshot, client: Commands, ask: Ask) -> Snapshot:
     unseen: Tuple[str, ...] = ()
     devices: List[str] = []
     if ask.nodes is None:
-        there = tuple(pair for pair in _hooks(now, NODE_HOOKS) if nodes_here or os.path.exists(pair[1]))
+        there = tuple(pair for pair in _hooks(now, NODE_HOOKS) if nodes_here or glob.glob(pair[1]))
         unseen = tuple(f"{key}={path}" for key, path in _hooks(now, NODE_HOOKS) if (key, path) not in there)
         mine = (*mine, *there)
         devices = [path for name in nodes_here for path in gres.devices(name)]
@@ -66,7 +67,12 @@ def look(now: Snapshot, client: Commands, ask: Ask) -> Snapshot:
     theirs = str(here.facts.get("site_config", ""))
     if theirs and not (now.site_file and os.path.exists(theirs) and os.path.samefile(theirs, now.site_file)):
         now = replace(now, problems=(*now.problems, *read_file(theirs, SECTIONS).problems))
-    return replace(now, heartbeat=_heartbeat(now, here, client) if is_controller else None)
+    if not is_controller:
+        return now
+    try:
+        return replace(now, heartbeat=_heartbeat(now, here, client))
+    except (OSError, SlurmError) as error:
+        return replace(now, unread=(*now.unread, f"EpilogSlurmctld's sign of life: {error}"))
 
 
 def _question(
@@ -85,13 +91,13 @@ def _question(
 
 
 def _hooks(now: Snapshot, keys: Sequence[str]) -> Tuple[Tuple[str, str], ...]:
-    """Each program that slurm.conf names; newer versions number them (Prolog[0]) and allow patterns."""
+    """Each program or pattern that slurm.conf names; newer versions number them (Prolog[0])."""
     found: List[Tuple[str, str]] = []
     for key in keys:
         numbered = [name for name in now.config if re.fullmatch(rf"{key}\[[0-9]+\]", name)] or [key]
         for name in numbered:
             path = value_of(now.config, name)
-            if path and os.path.isabs(path) and not re.search(r"[*?\[]", path):
+            if path and os.path.isabs(path):
                 found.append((key, path))
     return tuple(found)
 
@@ -126,11 +132,7 @@ def _heartbeat(now: Snapshot, here: HostReport, client: Commands) -> Optional[He
     folder = str(here.facts["state_dir"])
     if not folder:
         return Heartbeat(configured=False)
-    try:
-        due = newest_end(client)
-    except SlurmError:
-        # The queue's other questions have said so already.
-        return None
+    due = newest_end(client)
     path = os.path.join(folder, HEARTBEAT)
     ran = _touched(path)
     # Slurm shows whole seconds, and a hook starts when its job has ended.
@@ -147,7 +149,7 @@ def _heartbeat(now: Snapshot, here: HostReport, client: Commands) -> Optional[He
 def _touched(path: str) -> Optional[float]:
     try:
         return os.lstat(path).st_mtime
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

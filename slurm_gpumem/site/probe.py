@@ -343,6 +343,13 @@ print(json.dumps({name: None if value is None else str(value) for name, value in
 """
 
 
+def expanded(hooks: List[List[str]]) -> Iterator[Tuple[str, str]]:
+    """Each program of each hook: Slurm takes patterns, too (/etc/slurm/prolog.d/*)."""
+    for key, path in hooks:
+        found = sorted(glob.glob(path)) if glob.has_magic(path) else []
+        yield from ((key, name) for name in found or [path])
+
+
 def lineage(path: str) -> Iterator[str]:
     """The path and all folders above it."""
     yield path
@@ -437,7 +444,7 @@ def examine(question: Dict[str, Any]) -> Dict[str, Any]:
     host = Host(question)
     for path in question["files"]:
         host.is_safe(path)
-    for key, path in question["hooks"]:
+    for key, path in expanded(question["hooks"]):
         settings = host.hook(key, path)
         if not settings:
             continue

@@ -105,6 +105,18 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "keep one",
     ),
     "uneven": (node(Gres="gpu:4,shard:150"), Severity.WARNING, "uneven-shares", "multiple"),
+    "uneven by type": (
+        node(Gres="gpu:a100:4,gpu:t4:2,shard:a100:160,shard:t4:15"),
+        Severity.WARNING,
+        "uneven-shares",
+        "multiple",
+    ),
+    "shares of a type without a GPU": (
+        node(Gres="gpu:a100:4,shard:a100:160,shard:t4:15"),
+        Severity.WARNING,
+        "uneven-shares",
+        "multiple",
+    ),
     "untyped shares on 22.05": (
         OLD(nodes=({**NODE, "Gres": "gpu:a100:4,shard:160"},)),
         Severity.WARNING,

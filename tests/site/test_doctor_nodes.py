@@ -126,6 +126,29 @@ def test_the_hook_leaves_its_sign_for_every_job_and_nothing_else(site: WholeSite
     assert (sign.stat().st_size, sign.stat().st_uid) == (0, os.geteuid())
 
 
+def test_an_ordinary_user_is_told_what_was_not_seen(site: WholeSite) -> None:
+    python = str(site.root / "python" / "bin" / "python3")
+    argv = [python, "-I", "-m", "slurm_gpumem", "doctor", "--ignore", "mixed-jobs"]
+    answer = site.cluster.run(argv, user="nobody", cwd=Path("/"))
+    assert answer.stderr == ""
+    assert answer.stdout.startswith("GPUMEM OK")
+    assert "note not-asked: EpilogSlurmctld's sign of life: [Errno 13] Permission denied" in answer.stdout
+    assert "only root can try to write there" in answer.stdout
+
+
+def test_hooks_given_as_a_pattern_are_all_checked(site: WholeSite) -> None:
+    folder = site.root / "bin" / "prolog.d"
+    folder.mkdir()
+    for name in ("10-gpumem", "20-site"):
+        shutil.copy(site.hooks / "prolog.sh", folder / name)
+    (folder / "20-site").chmod(0o777)
+    site.reconfigure(f"Prolog={site.hooks}/prolog.sh", f"Prolog={folder}/*")
+    answer = site.doctor()
+    assert said(answer, "not-only-root") == [f"everybody can change {folder}/20-site (mode 0777)"]
+    site.reconfigure(f"Prolog={folder}/*", f"Prolog={folder}/*.none")
+    assert said(site.doctor(), "hook-missing") == [f"Prolog={folder}/*.none does not exist"]
+
+
 def test_a_folder_that_cannot_be_written_does_not_stop_the_hook(site: WholeSite) -> None:
     ran = site.root / "bin" / "ran"
     after = site.root / "bin" / "after"
