@@ -82,8 +82,8 @@ FAULTS: Mapping[str, Fault] = {
     "no-commands": Fault(Severity.WARNING, "the sampler cannot do its work", "correct it in gpumem.toml"),
     "no-sampler": Fault(
         Severity.WARNING,
-        "their memory is not measured",
-        "journalctl -t gpumem says why it ended; the next shared job's Prolog starts one",
+        "the memory of shared jobs is not measured",
+        "journalctl -t gpumem says why it ended; the next shared job's Prolog, or systemctl, starts one",
     ),
     "no-device": Fault(
         Severity.CRITICAL,

@@ -13,7 +13,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site import probe
@@ -64,18 +64,16 @@ class HostReport:
     """How far its clock is ahead of ours; more than the time that asking took, or 0."""
 
 
-@dataclass(frozen=True)
-class Silent:
+class Silent(NamedTuple):
     """A node that gave no answer, and why."""
 
     name: str
     why: str
 
 
-def ask_here(question: Question, timeout_s: float) -> HostReport:
+def ask_here(question: Question, timeout_s: float = 60.0) -> Union[HostReport, Silent]:
     """The report on this host."""
-    report = _ask(["/bin/sh"], "", question, timeout_s, None)
-    return report if isinstance(report, HostReport) else HostReport("", unseen=(f"this host: {report.why}",))
+    return _ask(["/bin/sh"], "", question, timeout_s, None)
 
 
 def ask_nodes(

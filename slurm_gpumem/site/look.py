@@ -16,7 +16,7 @@ from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
 from slurm_gpumem.errors import SlurmError, UsageError
 from slurm_gpumem.site.check_hooks import NODE_HOOKS
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import HostReport, Question, ask_here, ask_nodes
+from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here, ask_nodes
 from slurm_gpumem.site.nodes import expand_names
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
@@ -62,8 +62,11 @@ def look(now: Snapshot, client: Commands, ask: Ask) -> Snapshot:
         unseen = tuple(f"{key}={path}" for key, path in _hooks(now, NODE_HOOKS) if (key, path) not in there)
         mine = (*mine, *there)
         devices = [path for name in nodes_here for path in gres.devices(name)]
-    here = ask_here(_question(now, mine, _files(now, is_controller), devices), ask.timeout_s)
-    now = replace(now, here=here, is_controller=is_controller, hooks_unseen=unseen)
+    now = replace(now, is_controller=is_controller, hooks_unseen=unseen)
+    here = ask_here(_question(now, mine, _files(now, is_controller), devices))
+    if isinstance(here, Silent):
+        return replace(now, silent=(*now.silent, here._replace(name="this host")))
+    now = replace(now, here=here)
     theirs = str(here.facts.get("site_config", ""))
     if theirs and not (now.site_file and os.path.exists(theirs) and os.path.samefile(theirs, now.site_file)):
         now = replace(now, problems=(*now.problems, *read_file(theirs, SECTIONS).problems))

@@ -29,6 +29,7 @@ RUN_AS_ROOT = ("Prolog", "Epilog")
 RUN_AS_SLURM = ("EpilogSlurmctld", "PrologSlurmctld")
 _TIMEOUT_S = 10.0
 _NOBODY = 65534
+_UNIT = "/etc/systemd/system/multi-user.target.wants/gpumem-sampler.service"
 _LEAST_FREE = 0.01
 _READ, _EXECUTE, _WRITE = os.R_OK, os.X_OK, os.W_OK
 _MODULE = re.compile(r"(?:\s-m|\brun) (slurm_gpumem[\w.]*)")
@@ -305,11 +306,16 @@ class Host:
         count = (
             len([name for name in os.listdir(jobs) if name.endswith(".json")]) if os.path.isdir(jobs) else 0
         )
-        if count == 0 or os.geteuid() != 0:
+        permanent = os.path.lexists(_UNIT)
+        if (count == 0 and not permanent) or os.geteuid() != 0:
             return
         env = {"GPUMEM_RUN_DIR": run_dir, "GPUMEM_SITE_CONFIG": settings.get("site_config", "")}
         done = run([python, "-I", "-m", "slurm_gpumem", "node", "status", "--json"], env)
-        if done is not None and done.returncode == 0 and not json.loads(done.stdout)["sampler"]:
+        if done is not None and done.returncode == 0 and json.loads(done.stdout)["sampler"]:
+            return
+        if permanent:
+            self.fault("no-sampler", f"{os.path.basename(_UNIT)} is enabled and no sampler runs")
+        else:
             self.fault("no-sampler", f"{count} shared job{'s' if count > 1 else ''} here and no sampler runs")
 
     def devices(self, paths: List[str]) -> None:

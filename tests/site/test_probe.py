@@ -10,8 +10,9 @@ from typing import List
 
 import pytest
 
+from slurm_gpumem.site import probe
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import HostReport, Question, ask_here, is_up
+from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here, is_up
 from slurm_gpumem.site.probe import parse_settings
 from tests.node.conftest import REPOSITORY, needs_root
 from tests.recovery.conftest import install_package
@@ -41,7 +42,13 @@ def asked(*paths: str) -> Question:
 
 
 def look(hooks: Path, *names: str) -> HostReport:
-    return ask_here(asked(*(str(hooks / name) for name in names)), 20)
+    return answer(asked(*(str(hooks / name) for name in names)))
+
+
+def answer(question: Question) -> HostReport:
+    report = ask_here(question)
+    assert isinstance(report, HostReport)
+    return report
 
 
 def checks(report: HostReport) -> List[str]:
@@ -89,7 +96,7 @@ def test_a_program_that_a_user_could_have_changed_is_never_run(hooks: Path, plac
         conf.write(f"python={trap}\n")
     os.chown(target.get(place, hooks), USER, USER)
     # Twice the same fault: the second hook is no safer than the first.
-    report = ask_here(asked(str(hooks / "prolog.sh"), str(hooks / "prolog.sh")), 20)
+    report = answer(asked(str(hooks / "prolog.sh"), str(hooks / "prolog.sh")))
     assert checks(report) == ["not-only-root"]
     assert not proof.exists()
 
@@ -119,9 +126,22 @@ def test_looking_leaves_nothing_behind(hooks: Path) -> None:
 def test_names_of_a_site_cannot_end_the_program_that_is_sent(state_folder: Path) -> None:
     proof = state_folder / "proof"
     evil = f"/x\nGPUMEM_PROBE\ntouch {proof}\n\"'''$(touch {proof})"
-    report = ask_here(replace(Question(), devices=(evil,)), 20)
+    report = answer(replace(Question(), devices=(evil,)))
     assert checks(report) == ["no-device"]
     assert not proof.exists()
+
+
+@needs_root
+def test_a_permanent_sampler_that_does_not_run_is_found(hooks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_UNIT", str(hooks / "hooks.conf"))
+    found = probe.examine(vars(asked(str(hooks / "prolog.sh"))))
+    assert found["faults"] == [("no-sampler", "hooks.conf is enabled and no sampler runs")]
+
+
+def test_a_host_that_cannot_be_looked_at_is_not_healthy() -> None:
+    silent = ask_here(Question(), timeout_s=0.001)
+    assert isinstance(silent, Silent)
+    assert silent.why.startswith("no answer within")
 
 
 def test_settings_are_read_and_not_run() -> None:
