@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
+from slurm_gpumem.devcluster import processes, state
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.installation import Installation, SystemSlurm
 from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.slurm.client import parse_version
 from tests.node.conftest import needs_root
-from tests.support.whole_site import GPUMEM, WholeSite, close_whole_site, make_whole_site, until
+from tests.support.waiting import until
+from tests.support.whole_site import GPUMEM, WholeSite, close_whole_site, make_whole_site
 
 pytestmark = [pytest.mark.slurm, needs_root]
 NODES = ("n1", "n2", "n3")
@@ -86,7 +89,7 @@ def test_srun_asks_every_node_and_names_the_broken_and_the_silent(
 def test_the_sites_own_command_asks_too(site: WholeSite) -> None:
     view = node_with_other_files(site, "n2")
     ask = site.root / "bin" / "ask"
-    lines = ["#!/bin/sh", "node=$1; shift", "case $node in", f'n2) exec {quoted(view)} "$@" ;;']
+    lines = ["#!/bin/sh", "node=$1; shift", "case $node in", f'n2) exec {shlex.join(view)} "$@" ;;']
     lines += [
         "n3) echo 'ssh: connect to host n3: No route to host' >&2; exit 255 ;;",
         "esac",
@@ -213,12 +216,6 @@ def test_what_a_job_calls_itself_cannot_steer_the_doctors_terminal(site: WholeSi
         assert [line for line in output.splitlines() if not line.isprintable()] == []
 
 
-def quoted(argv: Sequence[str]) -> str:
-    import shlex
-
-    return " ".join(map(shlex.quote, argv))
-
-
 def installation(site: WholeSite) -> Installation:
     root = site.cluster.spec.slurm_root
     return SystemSlurm() if root is None else TreeSlurm(root, site.cluster.layout)
@@ -259,8 +256,6 @@ def replace_slurmd(
 
 def restart_controller(site: WholeSite) -> None:
     """Stop slurmctld and start it again, as `systemctl restart` does."""
-    from slurm_gpumem.devcluster import processes, state
-
     layout = site.cluster.layout
     known = site.cluster._state
     old = known.controller()

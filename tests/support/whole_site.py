@@ -8,7 +8,6 @@ import shutil
 import stat
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -18,6 +17,7 @@ from slurm_gpumem.devcluster.spec import default_nodes
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY
 from tests.recovery.conftest import install_package
+from tests.support.waiting import until
 
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
 Saved = Dict[Path, Tuple[int, int, int, Optional[bytes]]]
@@ -174,12 +174,3 @@ def close_whole_site(site: WholeSite) -> None:
     """Remove what the cluster's own end does not."""
     site.cluster.stop()
     shutil.rmtree(site.root)
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
-    """Poll for a true value; fails the test when none comes in time."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"did not come true within {timeout_s:g} s"
-        time.sleep(0.05)
-    return value
