@@ -13,6 +13,7 @@ from slurm_gpumem.site.slurm_conf import PROLOG_TIMEOUT_S, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
 LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "gpumem_site.lua")
+LUA_PLUGIN = "job_submit_lua.so"
 NODE_HOOKS = ("Prolog", "Epilog", "TaskProlog", "TaskEpilog")
 _HOOKS_NEED_S = 20
 """A hook's Python may take 15 s, and 2 more until it is killed."""
@@ -59,12 +60,14 @@ def lua_files_are_there(now: Snapshot) -> Iterator[Finding]:
     """The plug-in is several files; without one of them, jobs pass unchanged."""
     if "lua" not in words_of(now.config, "JobSubmitPlugins"):
         return
-    plugins = value_of(now.config, "PluginDir")
-    if now.is_controller and plugins and not os.path.exists(os.path.join(plugins, "job_submit_lua.so")):
+    plugins = value_of(now.config, "PluginDir") or ""
+    folders = [folder for folder in plugins.split(":") if os.path.isdir(folder)]
+    there = any(os.path.exists(os.path.join(folder, LUA_PLUGIN)) for folder in folders)
+    if now.is_controller and folders and not there:
         yield Finding(
             Severity.CRITICAL,
             "lua-missing",
-            f"{plugins} has no job_submit_lua.so",
+            f"{plugins} has no {LUA_PLUGIN}",
             "slurmctld will not start again",
             "install Slurm's Lua plug-in, or take lua out of JobSubmitPlugins",
         )

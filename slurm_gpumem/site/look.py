@@ -14,7 +14,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
 from slurm_gpumem.errors import SlurmError, UsageError
-from slurm_gpumem.site.check_hooks import NODE_HOOKS
+from slurm_gpumem.site.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here, ask_nodes
 from slurm_gpumem.site.nodes import expand_names
@@ -113,8 +113,8 @@ def _files(now: Snapshot, is_controller: bool) -> List[str]:
     paths += [Path(now.site_file)] if now.site_file else []
     books = now.tables.get(ACCOUNTING.name, {})
     paths += [books[key] for key in ("dir", "index") if key in books]
-    plugin = value_of(now.config, "PluginDir")
-    paths += [Path(plugin) / "job_submit_lua.so"] if plugin else []
+    plugins = value_of(now.config, "PluginDir") or ""
+    paths += [Path(folder) / LUA_PLUGIN for folder in plugins.split(":") if folder]
     return [str(path) for path in dict.fromkeys(paths) if path.exists()]
 
 

@@ -295,6 +295,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "lua-missing",
         "gpumem setup",
     ),
+    "no plug-in of Slurm's": (
+        replace(config(PluginDir="/nowhere:/etc"), is_controller=True),
+        Severity.CRITICAL,
+        "lua-missing",
+        "take lua out",
+    ),
     "no TaskProlog": (
         config(Prolog="/etc/slurm/gpumem/prolog.sh", Epilog="/etc/slurm/gpumem/epilog.sh"),
         Severity.CRITICAL,
