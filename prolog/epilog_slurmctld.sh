@@ -2,10 +2,13 @@
 # Slurm's EpilogSlurmctld, as SlurmUser: requeue one of our jobs that ran out of GPU memory, with more memory.
 # This delays the end of every job of the cluster, so it exits at once for jobs that are not ours or did not fail.
 # See docs/admin/recovery.md. Slurm ignores the exit code.
-python=/usr/bin/python3 site_config=/etc/slurm/gpumem.toml recovery_log='' next_epilog_slurmctld=
+python=/usr/bin/python3 site_config=/etc/slurm/gpumem.toml recovery_log='' state_dir='' next_epilog_slurmctld=
 here=${0%/*}
 # shellcheck source=/dev/null
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
+
+# A sign of life for `gpumem doctor`: after `scontrol reconfigure` 22.05 shows this hook and never runs it.
+[ -n "$state_dir" ] && { true >"$state_dir/gpumem-epilog-slurmctld"; } 2>/dev/null
 
 recover() {
     /usr/bin/timeout -k 2 40 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \

@@ -23,6 +23,7 @@ ASKS_WHERE_IT_IS = {
     "devcluster/demo.py": "docs/examples: the demo runs in a checkout, and says so elsewhere",
     "devcluster/tree.py": "a module of its own, copied into a tree",
     "report/html/render.py": "its assets, which ship",
+    "site/probe.py": "the package of the hooks' interpreter, whose files only root may change",
     "tracing/child/blame.py": "the package's root, to tell its frames from the user's",
     "tracing/child/load.py": "files of the user's modules",
     "tracing/child/sandbox.py": "the package's root, for a child's import path",

@@ -7,6 +7,7 @@ import json
 from typing import List
 
 from slurm_gpumem.site.doctor import examine_cluster
+from slurm_gpumem.site.look import Ask
 
 
 def main(argv: List[str]) -> int:
@@ -24,7 +25,26 @@ def main(argv: List[str]) -> int:
         help="leave out a finding that the site knows and accepts, like mixed-jobs; may be repeated",
     )
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--nodes",
+        nargs="?",
+        const="",
+        metavar="LIST",
+        help="also ask these nodes (n[1-4,7]; all with shares if no LIST is given), with srun",
+    )
+    parser.add_argument(
+        "--through",
+        metavar="COMMAND",
+        help="ask them with this command instead of srun, like 'ssh -o BatchMode=yes {node}'",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=20.0, metavar="S", help="how long to wait for a node (default 20)"
+    )
     args = parser.parse_args(argv)
-    diagnosis = examine_cluster().without(args.ignore)
+    if args.through is not None and args.nodes is None:
+        parser.error("--through says how nodes are asked; add --nodes")
+    if not 1 <= args.timeout <= 600:
+        parser.error("--timeout is between 1 and 600 seconds")
+    diagnosis = examine_cluster(Ask(args.nodes, args.through, args.timeout)).without(args.ignore)
     print(json.dumps(diagnosis.as_json(), indent=2) if args.json else diagnosis.text())
     return int(diagnosis.severity)

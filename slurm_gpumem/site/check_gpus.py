@@ -9,7 +9,7 @@ from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus, fold_names
 from slurm_gpumem.site.slurm_conf import has_default_memory, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
-from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.slurm.gres import Entry, parse_gres
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, gives_whole_nodes
 
 SPREADING = (23, 11, 0)
@@ -62,6 +62,14 @@ def shares_divide_evenly(now: Snapshot) -> Iterator[Finding]:
         entries = parse_gres(node.get("Gres", ""))
         gpus = sum(count for name, _, count in entries if name == "gpu")
         untyped = sum(count for name, kind, count in entries if name in ("shard", "mps") and kind is None)
+        for kind, count, units in _typed_shares(entries):
+            if count == 0 or units % count:
+                yield _warning(
+                    "uneven-shares",
+                    f"{node['NodeName']}: {units} shares of type {kind} for {count} GPUs of that type",
+                    "Slurm cannot give each GPU the same number",
+                    "make the count a multiple of the GPUs (gpumem setup)",
+                )
         if gpus == 0 or untyped % gpus:
             yield _warning(
                 "uneven-shares",
@@ -69,6 +77,14 @@ def shares_divide_evenly(now: Snapshot) -> Iterator[Finding]:
                 "Slurm cannot give each GPU the same number",
                 "make the count a multiple of the GPUs (gpumem setup)",
             )
+
+
+def _typed_shares(entries: List[Entry]) -> Iterator[Tuple[str, int, int]]:
+    """Type, GPUs and shares of that type."""
+    for kind in sorted({kind for name, kind, _ in entries if kind and name in ("shard", "mps")}):
+        gpus = sum(count for name, other, count in entries if (name, other) == ("gpu", kind))
+        units = sum(count for name, other, count in entries if name in ("shard", "mps") and other == kind)
+        yield kind, gpus, units
 
 
 def shares_have_types(now: Snapshot) -> Iterator[Finding]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Dict, Iterator, Set, Tuple
 
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SLASH_SEPARATOR
-from slurm_gpumem.site.slurm_conf import value_of, words_of
+from slurm_gpumem.site.slurm_conf import PROLOG_TIMEOUT_S, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
+LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "gpumem_site.lua")
+LUA_PLUGIN = "job_submit_lua.so"
+NODE_HOOKS = ("Prolog", "Epilog", "TaskProlog", "TaskEpilog")
+_HOOKS_NEED_S = 20
+"""A hook's Python may take 15 s, and 2 more until it is killed."""
 _REFRESH = "gpumem setup --output DIR, copy DIR/gpumem_site.lua beside job_submit.lua, touch job_submit.lua"
 
 
@@ -22,6 +29,14 @@ def plugin_is_in_use(now: Snapshot) -> Iterator[Finding]:
             f"JobSubmitPlugins={value_of(now.config, 'JobSubmitPlugins') or '(unset)'}",
             "requests are not capped, and #GPUMEM mem= in a plain sbatch script does nothing",
             "JobSubmitPlugins=lua in slurm.conf, then restart slurmctld (gpumem setup)",
+        )
+    elif "job_submit.lua" not in now.files and now.is_controller and now.folder is not None:
+        yield Finding(
+            Severity.CRITICAL,
+            "lua-missing",
+            f"{now.folder}/job_submit.lua is not there",
+            "slurmctld will not start again",
+            "gpumem setup --output DIR writes it",
         )
     elif "job_submit.lua" not in now.files:
         yield Finding(
@@ -41,6 +56,34 @@ def plugin_is_in_use(now: Snapshot) -> Iterator[Finding]:
         )
 
 
+def lua_files_are_there(now: Snapshot) -> Iterator[Finding]:
+    """The plug-in is several files; without one of them, jobs pass unchanged."""
+    if "lua" not in words_of(now.config, "JobSubmitPlugins"):
+        return
+    plugins = value_of(now.config, "PluginDir") or ""
+    folders = [folder for folder in plugins.split(":") if os.path.isdir(folder)]
+    there = any(os.path.exists(os.path.join(folder, LUA_PLUGIN)) for folder in folders)
+    if now.is_controller and folders and not there:
+        yield Finding(
+            Severity.CRITICAL,
+            "lua-missing",
+            f"{plugins} has no {LUA_PLUGIN}",
+            "slurmctld will not start again",
+            "install Slurm's Lua plug-in, or take lua out of JobSubmitPlugins",
+        )
+    if "gpumem" not in now.files.get("job_submit.lua", "") or now.folder is None:
+        return
+    missing = [name for name in LUA_FILES if name not in now.files]
+    if missing:
+        yield Finding(
+            Severity.CRITICAL,
+            "lua-missing",
+            f"{', '.join(missing)} cannot be read in {now.folder}",
+            "the plug-in does not work, and jobs pass unchanged",
+            "install the files of gpumem setup --output DIR, touch job_submit.lua",
+        )
+
+
 def lua_loads(now: Snapshot) -> Iterator[Finding]:
     """A job_submit.lua that does not load stops slurmctld at its next start."""
     if "lua" not in words_of(now.config, "JobSubmitPlugins") or "job_submit.lua" not in now.files:
@@ -56,7 +99,8 @@ def lua_loads(now: Snapshot) -> Iterator[Finding]:
         return
     for name, why in now.lua.broken:
         fatal = name == "job_submit.lua"
-        if not fatal and "gpumem" not in now.files["job_submit.lua"]:
+        if not fatal and ("gpumem" not in now.files["job_submit.lua"] or name not in now.files):
+            # A file that is missing has its own finding.
             continue
         yield Finding(
             Severity.CRITICAL if fatal else Severity.WARNING,
@@ -127,7 +171,17 @@ def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
             "PrologFlags=Alloc in slurm.conf",
         )
     limits = [value_of(now.config, key) for key in ("PrologEpilogTimeout", "PrologTimeout", "EpilogTimeout")]
-    if all(limit in (None, "65534", "65534 sec", "INFINITE", "UNLIMITED") for limit in limits):
+    short = [limit for limit in limits if limit and re.fullmatch(r"[0-9]{1,2}( sec)?", limit)]
+    short = [limit for limit in short if int(limit.split()[0]) < _HOOKS_NEED_S]
+    if short:
+        yield Finding(
+            Severity.WARNING,
+            "prolog-timeout",
+            f"a Prolog or Epilog is killed after {short[0].split()[0]} s",
+            f"ours may take {_HOOKS_NEED_S} s on a busy node, and a killed Prolog drains its node",
+            f"PrologEpilogTimeout={PROLOG_TIMEOUT_S} in slurm.conf",
+        )
+    elif all(limit in (None, "65534", "65534 sec", "INFINITE", "UNLIMITED") for limit in limits):
         yield Finding(
             Severity.WARNING,
             "prolog-timeout",
@@ -137,11 +191,36 @@ def prolog_runs_at_allocation(now: Snapshot) -> Iterator[Finding]:
         )
 
 
+def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
+    """Prolog, TaskProlog and Epilog belong together."""
+    hosts = [*([now.here] if now.here else []), *now.reports]
+    seen = {name for host in hosts for name in host.facts.get("files", ())}
+    paths = [value_of(now.config, key) or "" for key in ("Prolog", "TaskProlog")]
+    if not any("/gpumem/" in path or os.path.basename(path) in seen for path in paths):
+        return
+    if now.tables.get("node", {}).get("mode") == "off":
+        return
+    effects = {
+        "Prolog": (Severity.CRITICAL, "no MPS is started, and no job is fenced or measured"),
+        "TaskProlog": (Severity.CRITICAL, "no job is connected to MPS: none is fenced to its share"),
+        "Epilog": (Severity.WARNING, "records stay open and MPS daemons stay behind"),
+    }
+    for key, (severity, why) in effects.items():
+        if value_of(now.config, key) is None:
+            yield Finding(
+                severity,
+                "hook-unset",
+                f"slurm.conf has no {key}, but other hooks of ours",
+                why,
+                f"{key}=.../{_file_of(key)} in slurm.conf (docs/admin/node.md)",
+            )
+
+
 def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
     """A value of gpumem.toml that is none stops gpusbatch, and hooks use the default."""
     for problem in now.problems:
         yield Finding(
-            Severity.WARNING,
+            Severity.WARNING if problem.unknown else Severity.CRITICAL,
             "site-file",
             problem.text,
             "gpusbatch stops at a wrong value and ignores an unknown key; hooks use the default",
@@ -151,13 +230,15 @@ def site_file_is_right(now: Snapshot) -> Iterator[Finding]:
 
 def everything_was_asked(now: Snapshot) -> Iterator[Finding]:
     """What could not be read is reported, not skipped."""
-    for text in now.unread:
+    hosts = [*([now.here] if now.here else []), *now.reports]
+    unseen = dict.fromkeys(text for host in hosts for text in host.unseen)
+    for text in (*now.unread, *unseen):
         yield Finding(
             Severity.NOTE,
             "not-asked",
             text,
             "what depends on it was not checked",
-            "run it as an administrator",
+            "run it as root on the controller's host",
         )
 
 
@@ -169,6 +250,10 @@ def _shares_by_partition(now: Snapshot, gres: str) -> Dict[str, Set[Tuple[str, i
             found.setdefault(name, set()).update(kinds)
     found.pop("", None)
     return found
+
+
+def _file_of(key: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", key).lower() + ".sh"
 
 
 def _kinds(kinds: Set[Tuple[str, int]]) -> str:

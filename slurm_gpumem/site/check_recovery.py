@@ -40,6 +40,40 @@ def recovery_is_whole(now: Snapshot) -> Iterator[Finding]:
         )
 
 
+def recovery_runs(now: Snapshot) -> Iterator[Finding]:
+    """Proven by the hook's own sign of life: 22.05 may show an EpilogSlurmctld and never run it."""
+    beat = now.heartbeat
+    if beat is None:
+        return
+    if not beat.configured:
+        where = value_of(now.config, "StateSaveLocation") or "/var/spool/slurmctld"
+        yield Finding(
+            Severity.WARNING,
+            "recovery-unproven",
+            "whether EpilogSlurmctld runs cannot be seen: hooks.conf has no state_dir",
+            "slurmctld may show the hook and never run it",
+            f"state_dir={where} in the controller's hooks.conf",
+        )
+    elif beat.due is not None and (beat.ran is None or beat.ran < beat.due.at):
+        yield Finding(
+            Severity.CRITICAL,
+            "recovery-not-run",
+            f"job {beat.due.name} ended and EpilogSlurmctld did not run"
+            + ("" if beat.ran is None else "; it ran for earlier ones"),
+            "a job that runs out of GPU memory stays failed",
+            "restart slurmctld (22.05 does not take a new EpilogSlurmctld from scontrol reconfigure); "
+            "else state_dir in hooks.conf must be a folder that SlurmUser may write",
+        )
+    elif beat.ran is None:
+        yield Finding(
+            Severity.NOTE,
+            "recovery-unproven",
+            "no job has ended since slurmctld started",
+            "whether EpilogSlurmctld runs was not proven",
+            "run a job (srun true) and gpumem doctor again; gpumem doctor --nodes does both",
+        )
+
+
 def no_job_is_left_held(now: Snapshot) -> Iterator[Finding]:
     """A requeue that was killed half way is finished by the next one; until then its job waits."""
     if now.left_held:

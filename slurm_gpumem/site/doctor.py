@@ -7,10 +7,18 @@ from pathlib import Path
 from typing import Callable, Iterator, Tuple
 
 from slurm_gpumem.errors import SlurmError
-from slurm_gpumem.site import check_accounting, check_gpus, check_hooks, check_recovery
+from slurm_gpumem.site import (
+    check_accounting,
+    check_gpus,
+    check_hooks,
+    check_hosts,
+    check_nodes,
+    check_recovery,
+)
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
+from slurm_gpumem.site.look import Ask, look
 from slurm_gpumem.site.snapshot import Snapshot, gather
-from slurm_gpumem.slurm.client import slurm_version
+from slurm_gpumem.slurm.client import Commands, slurm_version
 
 Check = Callable[[Snapshot], Iterator[Finding]]
 
@@ -23,18 +31,32 @@ CHECKS: Tuple[Check, ...] = (
     check_gpus.spreading_exists,
     check_gpus.shared_jobs_have_default_memory,
     check_gpus.no_exclusive_partition_shares,
+    check_nodes.nodes_are_usable,
+    check_nodes.gres_files_agree,
+    check_nodes.shares_fit_the_memory,
+    check_nodes.names_are_known,
     check_gpus.defaults_per_gpu_are_known_to_ignore_shares,
     check_accounting.shares_are_accounted,
     check_accounting.comments_are_kept,
     check_accounting.limits_have_twins,
     check_accounting.billing_has_twins,
     check_hooks.plugin_is_in_use,
+    check_hooks.lua_files_are_there,
     check_hooks.lua_loads,
     check_hooks.site_table_matches,
     check_hooks.site_files_agree,
     check_hooks.site_file_is_right,
     check_hooks.prolog_runs_at_allocation,
+    check_hooks.hooks_are_complete,
+    check_hosts.hosts_are_sound,
+    check_hosts.hooks_were_seen,
+    check_hosts.nodes_answer,
+    check_hosts.versions_are_equal,
+    check_hosts.files_are_equal,
+    check_hosts.clocks_agree,
+    check_hosts.one_site_file,
     check_recovery.recovery_is_whole,
+    check_recovery.recovery_runs,
     check_recovery.no_job_is_left_held,
     check_hooks.everything_was_asked,
 )
@@ -45,13 +67,15 @@ def examine(now: Snapshot) -> Diagnosis:
     return diagnose([finding for check in CHECKS for finding in check(now)], now.version_text)
 
 
-def examine_cluster() -> Diagnosis:
+def examine_cluster(ask: Ask) -> Diagnosis:
     """The diagnosis of the running cluster; UNKNOWN when it cannot be asked."""
+    # Unix times, to compare with files' times.
+    client = Commands({"SLURM_TIME_FORMAT": "%s"})
     try:
-        now = gather()
+        now = gather(client)
     except SlurmError as error:
         return _no_answer(error)
-    return examine(now)
+    return examine(look(now, client, ask))
 
 
 def _no_answer(error: SlurmError) -> Diagnosis:

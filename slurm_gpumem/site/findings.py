@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Collection, Dict, List, Sequence, Tuple
 
+from slurm_gpumem.text import printable
+
 SCHEMA = "gpumem-doctor/1"
 
 
@@ -90,8 +92,8 @@ class Diagnosis:
 
 
 def _plain(text: str) -> str:
-    """One line, without "|", behind which Nagios expects figures."""
-    return text.replace("|", "/").replace("\n", " ")
+    """One line without what steers a terminal, and without "|", behind which Nagios expects figures."""
+    return printable(text.replace("|", "/").replace("\n", " "))
 
 
 def diagnose(findings: Sequence[Finding], version: str) -> Diagnosis:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
+from slurm_gpumem.config.paths import SITE_VARIABLE
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
+from slurm_gpumem.site.hosts import HostReport, Silent
 from slurm_gpumem.site.lua_report import LuaReport, try_lua
 from slurm_gpumem.slurm import queue
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
@@ -29,6 +32,18 @@ FILES = (
     "gpumem.toml",
 )
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """When EpilogSlurmctld ran and when it should have."""
+
+    ran: Optional[float] = None
+    """Unix time of its last run; None when it never ran."""
+    due: Optional[queue.EndedJob] = None
+    """The job that ended last, for which it should have run; None when none has ended."""
+    configured: bool = True
+    """Whether hooks.conf has state_dir, where it leaves its sign."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +66,26 @@ class Snapshot:
     """What came of loading the Lua files; None without them or without an interpreter."""
     policy: Mapping[str, Any] = field(default_factory=dict)
     """The [sharing] table of gpumem.toml."""
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """All tables of gpumem.toml: what is given there and right."""
+    site_file: str = ""
+    """The gpumem.toml that was read; "" without one."""
     problems: Tuple[Problem, ...] = ()
     """What is wrong in gpumem.toml."""
     unread: Tuple[str, ...] = ()
     """What could not be asked, and why."""
+    here: Optional[HostReport] = None
+    """What this host has of our hooks and files; None when nobody looked."""
+    is_controller: bool = False
+    """Whether slurmctld runs on this host."""
+    hooks_unseen: Tuple[str, ...] = ()
+    """Hooks of the nodes that are not on this host, while no node was asked."""
+    reports: Tuple[HostReport, ...] = ()
+    """What the nodes answered (--nodes)."""
+    silent: Tuple[Silent, ...] = ()
+    """Nodes that gave no answer."""
+    heartbeat: Optional[Heartbeat] = None
+    """What is known of EpilogSlurmctld's last run; None where it is not ours, or not to be seen here."""
 
     @property
     def version_text(self) -> str:
@@ -80,7 +111,8 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
 
     has_database = "slurmdbd" in config.get("AccountingStorageType", "")
     folder, files = read_files(config.get("SLURM_CONF"))
-    site = read_file(str(folder / "gpumem.toml"), SECTIONS) if folder else None
+    site_file = os.environ.get(SITE_VARIABLE) or (str(folder / "gpumem.toml") if folder else "")
+    site = read_file(site_file, SECTIONS)
     return Snapshot(
         version=version_of(config),
         config=config,
@@ -92,8 +124,10 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
         files=files,
         left_held=tried("held jobs", lambda: _left_held(client)),
         lua=try_lua(folder) if folder and "job_submit.lua" in files else None,
-        policy=site.table(SHARING) if site else {},
-        problems=site.problems if site else (),
+        policy=site.table(SHARING),
+        tables=site.values,
+        site_file=site_file if os.path.exists(site_file) else "",
+        problems=site.problems,
         unread=tuple(unread),
     )
 

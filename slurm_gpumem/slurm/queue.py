@@ -96,6 +96,14 @@ class QueuedJob(NamedTuple):
     tres: str
 
 
+class EndedJob(NamedTuple):
+    """A job that ran and is over."""
+
+    name: str
+    at: float
+    """Unix time."""
+
+
 def job_name(env: Mapping[str, str]) -> Optional[str]:
     """The job of a hook's environment, as scontrol takes it; None when that is no job."""
     name = env.get("SLURM_JOB_ID", "")
@@ -142,6 +150,18 @@ def queued(client: SlurmClient) -> Tuple[QueuedJob, ...]:
     rows = (line for line in client.run(argv, timeout_s=TIMEOUT_S).splitlines() if line.strip())
     partition = _QUEUE_COLUMNS[0][1]
     return tuple(QueuedJob(line[:partition].strip(), line[partition:].strip()) for line in rows)
+
+
+def newest_end(client: SlurmClient) -> Optional[EndedJob]:
+    """The job that ended last, of those that Slurm still remembers; None without any.
+
+    The client must let Slurm print Unix times (SLURM_TIME_FORMAT=%s).
+    """
+    argv = ["squeue", "-h", "-a", "-t", "COMPLETED,FAILED,TIMEOUT,CANCELLED", "-o", "%A|%e|%N"]
+    rows = (line.split("|") for line in client.run(argv, timeout_s=TIMEOUT_S).splitlines())
+    # Without a node it was cancelled in the queue and never ran.
+    ended = [EndedJob(row[0], float(row[1])) for row in rows if len(row) == 3 and row[1].isdigit() and row[2]]
+    return max(ended, key=lambda job: job.at, default=None)
 
 
 def node_jobs_command(node: str) -> List[str]:

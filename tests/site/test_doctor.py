@@ -11,11 +11,13 @@ from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.config.read import read_tables
 from slurm_gpumem.config.schema import SECTIONS
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.site.check_hosts import FAULTS
 from slurm_gpumem.site.doctor import CHECKS, Check, examine
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
+from slurm_gpumem.site.hosts import HostReport, Silent
 from slurm_gpumem.site.lua_report import LuaReport
-from slurm_gpumem.site.snapshot import Snapshot, gather
-from slurm_gpumem.slurm.queue import QueuedJob
+from slurm_gpumem.site.snapshot import Heartbeat, Snapshot, gather
+from slurm_gpumem.slurm.queue import EndedJob, QueuedJob
 from slurm_gpumem.slurm.sacctmgr import Limit
 from tests.support.fake_slurm import FakeSlurm
 
@@ -103,6 +105,18 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "keep one",
     ),
     "uneven": (node(Gres="gpu:4,shard:150"), Severity.WARNING, "uneven-shares", "multiple"),
+    "uneven by type": (
+        node(Gres="gpu:a100:4,gpu:t4:2,shard:a100:160,shard:t4:15"),
+        Severity.WARNING,
+        "uneven-shares",
+        "multiple",
+    ),
+    "shares of a type without a GPU": (
+        node(Gres="gpu:a100:4,shard:a100:160,shard:t4:15"),
+        Severity.WARNING,
+        "uneven-shares",
+        "multiple",
+    ),
     "untyped shares on 22.05": (
         OLD(nodes=({**NODE, "Gres": "gpu:a100:4,shard:160"},)),
         Severity.WARNING,
@@ -192,7 +206,11 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "fix the file",
     ),
     "module broken": (
-        replace(HEALTHY, lua=LuaReport(broken=(("gpumem.lua", "x"),))),
+        replace(
+            HEALTHY,
+            files={**HEALTHY.files, "gpumem.lua": "x"},
+            lua=LuaReport(broken=(("gpumem.lua", "x"),)),
+        ),
         Severity.WARNING,
         "lua-broken",
         "touch job_submit.lua",
@@ -234,7 +252,133 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
     "no prolog": (config(Prolog="(null)"), Severity.NOTE, "no-prolog", "hooks"),
     "prolog flags": (config(PrologFlags="(null)"), Severity.WARNING, "prolog-flags", "PrologFlags=Alloc"),
     "prolog for ever": (config(PrologEpilogTimeout="65534"), Severity.WARNING, "prolog-timeout", "=60"),
-    "not asked": (replace(HEALTHY, unread=("limits: denied",)), Severity.NOTE, "not-asked", "administrator"),
+    "nodes down": (node(State="IDLE+DRAIN", Reason="x"), Severity.CRITICAL, "nodes-down", "State=RESUME"),
+    "gres.conf with fewer": (
+        replace(HEALTHY, files={**HEALTHY.files, "gres.conf": "Name=shard Type=a100 Count=150"}),
+        Severity.CRITICAL,
+        "gres-conf",
+        "restart slurmd",
+    ),
+    "gres.conf with more": (
+        replace(HEALTHY, files={**HEALTHY.files, "gres.conf": "NodeName=n[1-4] Name=shard Count=164"}),
+        Severity.WARNING,
+        "gres-conf",
+        "restart slurmd",
+    ),
+    "more shards than its model may have": (
+        node(Gres="gpu:a100:4,shard:a100:320"),
+        Severity.WARNING,
+        "too-many-shards",
+        "--nodes",
+    ),
+    "more shards than measured memory": (
+        replace(HEALTHY, reports=(HostReport("n1", facts={"gpus": [["NVIDIA A100", 32768]] * 4}),)),
+        Severity.CRITICAL,
+        "too-many-shards",
+        "fewer shards",
+    ),
+    "no such partition": (
+        replace(HEALTHY, policy={**HEALTHY.policy, "partition": {"gpus": {}}}),
+        Severity.WARNING,
+        "unknown-name",
+        "gpumem.toml",
+    ),
+    "Lua files not there": (
+        replace(HEALTHY, folder=Path("/etc/slurm")),
+        Severity.CRITICAL,
+        "lua-missing",
+        "gpumem setup",
+    ),
+    "no job_submit.lua": (
+        replace(HEALTHY, files={}, folder=Path("/etc/slurm"), is_controller=True),
+        Severity.CRITICAL,
+        "lua-missing",
+        "gpumem setup",
+    ),
+    "no plug-in of Slurm's": (
+        replace(config(PluginDir="/nowhere:/etc"), is_controller=True),
+        Severity.CRITICAL,
+        "lua-missing",
+        "take lua out",
+    ),
+    "no TaskProlog": (
+        config(Prolog="/etc/slurm/gpumem/prolog.sh", Epilog="/etc/slurm/gpumem/epilog.sh"),
+        Severity.CRITICAL,
+        "hook-unset",
+        "TaskProlog=",
+    ),
+    "hook not seen": (
+        replace(HEALTHY, hooks_unseen=("Prolog=/x/prolog.sh",)),
+        Severity.WARNING,
+        "hook-unseen",
+        "--nodes",
+    ),
+    "node silent": (
+        replace(
+            HEALTHY, silent=(Silent("n1", "no answer within 20 s"), Silent("n2", "no answer within 20 s"))
+        ),
+        Severity.WARNING,
+        "node-silent",
+        "--through",
+    ),
+    "versions": (
+        replace(HEALTHY, reports=(HostReport("n1", facts={"version": "0.0.1"}),)),
+        Severity.WARNING,
+        "versions-differ",
+        "same version",
+    ),
+    "files": (
+        replace(
+            HEALTHY,
+            reports=tuple(
+                HostReport(f"n{n}", facts={"files": {"gpumem.toml": "a" if n < 3 else "b"}}) for n in range(4)
+            ),
+        ),
+        Severity.WARNING,
+        "files-differ",
+        "every host",
+    ),
+    "clock": (
+        replace(HEALTHY, reports=(HostReport("n1", clock_s=-70.0),)),
+        Severity.WARNING,
+        "clock",
+        "time service",
+    ),
+    "two site files": (
+        replace(HEALTHY, site_file=__file__, here=HostReport("", facts={"site_config": "/etc/passwd"})),
+        Severity.WARNING,
+        "site-files-differ",
+        "site_config=",
+    ),
+    "EpilogSlurmctld does not run": (
+        replace(HEALTHY, heartbeat=Heartbeat(ran=90.0, due=EndedJob("7", 100.0))),
+        Severity.CRITICAL,
+        "recovery-not-run",
+        "restart slurmctld",
+    ),
+    "EpilogSlurmctld not proven": (
+        replace(HEALTHY, heartbeat=Heartbeat()),
+        Severity.NOTE,
+        "recovery-unproven",
+        "run a job",
+    ),
+    "no place for its sign": (
+        replace(HEALTHY, heartbeat=Heartbeat(configured=False)),
+        Severity.WARNING,
+        "recovery-unproven",
+        "state_dir=",
+    ),
+    "prolog too short": (config(PrologEpilogTimeout="5"), Severity.WARNING, "prolog-timeout", "=60"),
+    **{
+        f"probe: {check}": (
+            replace(HEALTHY, here=HostReport("", ((check, "/x"),))),
+            fault.severity,
+            check,
+            fault.fix,
+        )
+        for check, fault in FAULTS.items()
+    },
+    "not asked": (replace(HEALTHY, unread=("limits: denied",)), Severity.NOTE, "not-asked", "as root"),
 }
 
 
@@ -295,6 +439,25 @@ def test_no_line_holds_what_nagios_takes_for_figures() -> None:
         "warning c: a/b c; d/e",
         "    fix: f",
     ]
+
+
+def test_what_many_nodes_have_in_common_is_one_finding() -> None:
+    fault = ("no-mps", "/usr/bin/x is not there")
+    reports = tuple(HostReport(f"n{number}", (fault,)) for number in range(1, 201))
+    (finding,) = examine(replace(HEALTHY, reports=reports)).findings
+    assert finding.what == "n[1-200]: /usr/bin/x is not there"
+
+
+def test_an_a100_with_80_measured_gib_may_have_80_shards() -> None:
+    report = HostReport("n1", facts={"gpus": [["NVIDIA A100-SXM4-80GB", 81920]] * 4})
+    large = replace(node(Gres="gpu:a100:4,shard:a100:320"), reports=(report,), lua=None)
+    assert "too-many-shards" not in [finding.check for finding in examine(large).findings]
+
+
+def test_nothing_that_steers_a_terminal_is_printed() -> None:
+    finding = Finding(Severity.WARNING, "c", "a\x1b[2Jb", "c\x9bd", "e\u202ef\r")
+    text = Diagnosis((finding,), "1\x1b]0;x\x07").text()
+    assert all(line.isprintable() for line in text.split("\n"))
 
 
 def test_partitions_with_the_same_trouble_are_one_finding() -> None:
@@ -368,18 +531,19 @@ def test_everything_that_is_wrong_in_the_sites_file_is_found(tmp_path: Path) -> 
     )
     found = [f for f in examine(gather(recorded(tmp_path))).findings if f.check == "site-file"]
     assert [finding.what.partition(": ")[2] for finding in found] == [
-        "unknown key 'acounting'; did you mean 'accounting'?",
         "sharing.mode must be one of observe, opt-in, on, not 'yes'",
         "node.grace_s must be a number of seconds, at most a day, not 'x'",
+        "unknown key 'acounting'; did you mean 'accounting'?",
         "recovery: unknown key 'lader'; did you mean 'ladder'?",
     ]
-    assert {finding.severity for finding in found} == {Severity.WARNING}
+    assert [finding.severity.name for finding in found] == ["CRITICAL", "CRITICAL", "WARNING", "WARNING"]
 
 
-def test_a_file_that_is_no_toml_is_a_warning(tmp_path: Path) -> None:
+def test_a_file_that_is_no_toml_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "gpumem.toml").write_text("[sharing\n")
     (finding,) = [f for f in examine(gather(recorded(tmp_path))).findings if f.check == "site-file"]
     assert "is not valid TOML" in finding.what
+    assert finding.severity is Severity.CRITICAL
 
 
 def test_without_a_slurm_the_diagnosis_is_unknown(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

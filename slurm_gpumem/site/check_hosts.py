@@ -1,0 +1,209 @@
+"""Checks of hosts: what the probe found on this one and on the nodes, and what differs between them."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Tuple
+
+import slurm_gpumem
+from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.hosts import HostReport
+from slurm_gpumem.site.nodes import fold_names
+from slurm_gpumem.site.snapshot import Snapshot
+
+_CLOCK_S = 2.0
+_HOOKS_AGAIN = "install the hooks again (docs/admin/node.md)"
+
+
+class Fault(NamedTuple):
+    """What one of the probe's checks means."""
+
+    severity: Severity
+    why: str
+    fix: str
+
+
+FAULTS: Mapping[str, Fault] = {
+    "not-only-root": Fault(
+        Severity.CRITICAL,
+        "root or slurmctld believes or runs what is there, so whoever can change it is root",
+        "chown root:root and chmod go-w, the folders above it too",
+    ),
+    "group-may-write": Fault(
+        Severity.WARNING,
+        "root or slurmctld believes or runs what is there, so everybody in that group is root",
+        "chmod g-w",
+    ),
+    "hook-missing": Fault(
+        Severity.CRITICAL,
+        "slurmd drains a node whose Prolog or Epilog cannot be started; without its TaskProlog a job fails",
+        _HOOKS_AGAIN,
+    ),
+    "hook-not-run": Fault(
+        Severity.CRITICAL,
+        "the hook never runs; a Prolog or Epilog that cannot be started drains the node",
+        "chmod 755 it and the folders above it; install it again if its first line is broken",
+    ),
+    "next-hook": Fault(
+        Severity.CRITICAL,
+        "the site's own hook does not run, and its exit code drains the node",
+        "correct next_* in hooks.conf",
+    ),
+    "no-package": Fault(
+        Severity.CRITICAL,
+        "the hooks do nothing: no job is fenced, measured or brought back",
+        "python= in hooks.conf must name a Python 3.9 or newer that has slurm_gpumem",
+    ),
+    "hook-older": Fault(
+        Severity.CRITICAL,
+        "hook and package are of different versions, and the hook does nothing",
+        f"{_HOOKS_AGAIN}, from the version that is installed",
+    ),
+    "cannot-read": Fault(
+        Severity.CRITICAL,
+        "the hook runs with other settings than the site's, or not at all",
+        "chmod a+rX it and the folders above it",
+    ),
+    "site-file-missing": Fault(
+        Severity.WARNING, "the hooks use the defaults", "put it there, or correct site_config= in hooks.conf"
+    ),
+    "spool-unusable": Fault(
+        Severity.CRITICAL, "no job's record is kept", "correct node.spool in gpumem.toml, or make the folder"
+    ),
+    "spool-full": Fault(Severity.WARNING, "soon no job's record is kept", "gpumem collect, or more room"),
+    "no-mps": Fault(
+        Severity.CRITICAL,
+        "no job is fenced: each can take a GPU's whole memory",
+        'install it, name it in node.mps_control, or set node.mode = "timeslice"',
+    ),
+    "no-driver": Fault(
+        Severity.CRITICAL, "no job is measured or fenced", "install NVIDIA's driver (nvidia-smi must answer)"
+    ),
+    "no-commands": Fault(Severity.WARNING, "the sampler cannot do its work", "correct it in gpumem.toml"),
+    "no-sampler": Fault(
+        Severity.WARNING,
+        "the memory of shared jobs is not measured",
+        "journalctl -t gpumem says why it ended; the next shared job's Prolog, or systemctl, starts one",
+    ),
+    "no-device": Fault(
+        Severity.CRITICAL,
+        "slurmd does not start, or drains the node",
+        "correct File= in gres.conf, or load the driver",
+    ),
+}
+
+
+def hosts_are_sound(now: Snapshot) -> Iterator[Finding]:
+    """What the probe found; the same on many nodes is one finding."""
+    found: Dict[Tuple[str, str], List[str]] = {}
+    for report in _all(now):
+        for fault in report.faults:
+            found.setdefault(fault, []).append(report.name)
+    for (check, what), names in found.items():
+        known = FAULTS.get(check)
+        if known is None:
+            yield Finding(Severity.UNKNOWN, "node-silent", what, "the answer is of another version", "update")
+        else:
+            where = _where(names)
+            yield Finding(known.severity, check, f"{where}{what}", known.why, known.fix)
+
+
+def hooks_were_seen(now: Snapshot) -> Iterator[Finding]:
+    """A hook that is not on this host may be missing on the nodes as well."""
+    if now.hooks_unseen:
+        yield Finding(
+            Severity.WARNING,
+            "hook-unseen",
+            f"{', '.join(now.hooks_unseen)}: not on this host",
+            "whether the nodes have it was not checked",
+            "gpumem doctor --nodes asks them",
+        )
+
+
+def nodes_answer(now: Snapshot) -> Iterator[Finding]:
+    """A node that does not answer was not checked."""
+    reasons: Dict[str, List[str]] = {}
+    for silent in now.silent:
+        reasons.setdefault(silent.why, []).append(silent.name)
+    for why, names in reasons.items():
+        yield Finding(
+            Severity.WARNING,
+            "node-silent",
+            f"{fold_names(names)}: {why}",
+            "not checked",
+            "try again, or --through 'ssh -o BatchMode=yes {node}'",
+        )
+
+
+def versions_are_equal(now: Snapshot) -> Iterator[Finding]:
+    """Hooks, gpusbatch and reports read each other's files: one version on all hosts."""
+    mine = slurm_gpumem.__version__
+    found: Dict[str, List[str]] = {}
+    for report in _all(now):
+        found.setdefault(report.facts.get("version", mine), []).append(report.name)
+    for version, names in found.items():
+        if version != mine:
+            where = _where(names) or "this host: "
+            yield _differs("versions-differ", f"{where}the hooks run slurm_gpumem {version}, this is {mine}")
+
+
+def files_are_equal(now: Snapshot) -> Iterator[Finding]:
+    """gpumem.toml and the hooks must be the same on all nodes."""
+    texts: Dict[str, Dict[str, List[str]]] = {}
+    for report in now.reports:
+        for name, digest in report.facts.get("files", {}).items():
+            texts.setdefault(str(name), {}).setdefault(str(digest), []).append(report.name)
+    for name, kinds in sorted(texts.items()):
+        if len(kinds) > 1:
+            fewest = min(kinds.values(), key=len)
+            others = sum(map(len, kinds.values())) - len(fewest)
+            what = f"{name} on {fold_names(fewest)} differs from that on {others} other nodes"
+            yield _differs("files-differ", what)
+
+
+def clocks_agree(now: Snapshot) -> Iterator[Finding]:
+    """Records are joined with Slurm's accounting by time."""
+    for report in now.reports:
+        if abs(report.clock_s) > _CLOCK_S:
+            side = "ahead" if report.clock_s > 0 else "behind"
+            yield Finding(
+                Severity.WARNING,
+                "clock",
+                f"{report.name}: its clock is {abs(report.clock_s):.0f} s {side}",
+                "records cannot be joined with Slurm's accounting, and credentials expire early",
+                "run a time service (chrony) on every node",
+            )
+
+
+def one_site_file(now: Snapshot) -> Iterator[Finding]:
+    """The hooks and gpusbatch should read the same gpumem.toml."""
+    theirs = "" if now.here is None else str(now.here.facts.get("site_config", ""))
+    if theirs and os.path.exists(theirs) and now.site_file and not os.path.samefile(theirs, now.site_file):
+        yield Finding(
+            Severity.WARNING,
+            "site-files-differ",
+            f"the hooks read {theirs}, gpusbatch reads {now.site_file}",
+            "a change in one of them is not seen by the other",
+            "site_config= in hooks.conf must name the same file",
+        )
+
+
+def _all(now: Snapshot) -> List[HostReport]:
+    return [*([now.here] if now.here else []), *now.reports]
+
+
+def _where(names: List[str]) -> str:
+    nodes = [name for name in names if name]
+    if not nodes:
+        return ""
+    return f"{fold_names(nodes)}{' and this host' if '' in names else ''}: "
+
+
+def _differs(check: str, what: str) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        check,
+        what,
+        "jobs are treated differently, and records may not be readable",
+        "install the same version and files on every host",
+    )

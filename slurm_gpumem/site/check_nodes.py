@@ -1,0 +1,138 @@
+"""Checks of the nodes as Slurm has them: usable, with as many shares as gres.conf and their memory allow."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterator, List, Tuple
+
+from slurm_gpumem.config.schema import SHARING
+from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.estimators.gpus import find_gpu, gpu_table, site_gpu_file
+from slurm_gpumem.site.findings import Finding, Severity
+from slurm_gpumem.site.gres_file import parse_gres_conf
+from slurm_gpumem.site.hosts import is_up
+from slurm_gpumem.site.nodes import divided_gpus, fold_names
+from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.text import clipped
+
+_OUR_REASONS = re.compile(r"(?i)gres/|prolog|epilog|count reported|batch job complete failure")
+_LONGEST_REASON = 80
+
+
+def nodes_are_usable(now: Snapshot) -> Iterator[Finding]:
+    """A cluster whose shared nodes are all drained shares nothing; some reasons are ours to explain."""
+    down = [node for node in now.shared_nodes() if not is_up(node.get("State", "IDLE"))]
+    if not down:
+        return
+    reasons: Dict[str, List[str]] = {}
+    for node in down:
+        reason = re.sub(r" \[\S+@\S+\]$", "", node.get("Reason", "")) or f"state {node.get('State', '?')}"
+        reasons.setdefault(reason, []).append(node["NodeName"])
+    everything = len(down) == len(now.shared_nodes())
+    for reason, names in reasons.items():
+        ours = _OUR_REASONS.search(reason)
+        if not everything and not ours:
+            continue
+        what = f"{fold_names(names)}: {clipped(reason, _LONGEST_REASON)}"
+        yield Finding(
+            Severity.CRITICAL if everything else Severity.WARNING,
+            "nodes-down",
+            f"no node with shares is up: {what}" if everything else what,
+            "no shared job can start" if everything else "the node takes no jobs",
+            "remove the cause, then scontrol update NodeName=... State=RESUME",
+        )
+
+
+def gres_files_agree(now: Snapshot) -> Iterator[Finding]:
+    """slurmd drains a node whose gres.conf has fewer of something than slurm.conf says."""
+    text = now.files.get("gres.conf")
+    if text is None:
+        return
+    gres = parse_gres_conf(text)
+    differ: Dict[Tuple[str, int, int], List[str]] = {}
+    for node in now.shared_nodes():
+        wanted: Dict[str, int] = {}
+        for name, _, count in parse_gres(node.get("Gres", "")):
+            wanted[name] = wanted.get(name, 0) + count
+        for name, count in wanted.items():
+            have = gres.units(node["NodeName"], name)
+            if have is not None and have != count:
+                differ.setdefault((name, count, have), []).append(node["NodeName"])
+    for (name, count, have), names in differ.items():
+        fewer = have < count
+        yield Finding(
+            Severity.CRITICAL if fewer else Severity.WARNING,
+            "gres-conf",
+            f"{fold_names(names)}: {count} {name} in slurm.conf, {have} in gres.conf",
+            "slurmd's next start drains the node" if fewer else "the rest is never given to a job",
+            "make both equal (gpumem setup), then restart slurmd",
+        )
+
+
+def shares_fit_the_memory(now: Snapshot) -> Iterator[Finding]:
+    """More shares than a GPU has memory: jobs that fit by Slurm's count run out of memory."""
+    shard_mib = int(now.policy.get("shard_mib", SHARING.default("shard_mib")))
+    measured = {report.name: [int(mib) for _, mib in report.facts.get("gpus", ())] for report in now.reports}
+    found: Dict[Tuple[Severity, str], List[str]] = {}
+    for node in now.shared_nodes():
+        for kind, _, shares in divided_gpus(node, "shard"):
+            sizes = measured.get(node["NodeName"]) or _sizes(kind)
+            if not sizes or shares * shard_mib <= min(sizes):
+                continue
+            certain = node["NodeName"] in measured or shares * shard_mib > max(sizes)
+            severity = Severity.CRITICAL if certain else Severity.WARNING
+            what = f"{shares} shards of {shard_mib} MiB on one {kind or 'GPU'}, which has {min(sizes)} MiB"
+            if not certain:
+                what += f" (or {max(sizes)}, by its model)"
+            found.setdefault((severity, what), []).append(node["NodeName"])
+    for (severity, what), names in found.items():
+        yield Finding(
+            severity,
+            "too-many-shards",
+            f"{fold_names(names)}: {what}",
+            "jobs that fit by Slurm's count run out of memory together",
+            "fewer shards in Gres= and gres.conf (gpumem setup); if it has more memory, say so in "
+            "gpumem-gpus.toml, or let --nodes measure it",
+        )
+
+
+def names_are_known(now: Snapshot) -> Iterator[Finding]:
+    """Names in gpumem.toml that nothing else has: partitions and groups."""
+    partitions = {part["PartitionName"] for part in now.partitions}
+    for name in now.policy.get("partition", {}):
+        if name not in partitions:
+            yield _unknown(f"[sharing.partition.{name}]: there is no partition {name}")
+    for name in now.tables.get("accounting", {}).get("readers", ()):
+        if not _is_group(name):
+            yield _unknown(f"accounting.readers: there is no group {name}")
+
+
+def _unknown(what: str) -> Finding:
+    return Finding(
+        Severity.WARNING, "unknown-name", what, "the setting has no effect", "correct the name in gpumem.toml"
+    )
+
+
+def _sizes(kind: str) -> List[int]:
+    """MiB of the GPUs that sites call so: an "a100" may be one with 40 or 80 GB; none for an unknown type."""
+    try:
+        gpu = find_gpu(kind) if kind else None
+    except UnknownNameError:
+        return []
+    if gpu is None:
+        return []
+    if site_gpu_file().exists():
+        return [gpu.memory_mib]
+    larger = [other.memory_mib for name, other in gpu_table().items() if name.startswith(f"{gpu.name}-")]
+    return [gpu.memory_mib, *larger]
+
+
+def _is_group(name: str) -> bool:
+    import grp
+
+    try:
+        grp.getgrnam(name)
+    except KeyError:
+        return False
+    return True

@@ -1,0 +1,73 @@
+"""What gres.conf says of a node: how many of each gres, and which device files."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, NamedTuple, Optional
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.site.nodes import expand_names
+from slurm_gpumem.slurm.gres import parse_gres
+
+
+class GresLine(NamedTuple):
+    """One line of gres.conf."""
+
+    nodes: Optional[List[str]]
+    """None for all nodes."""
+    name: str
+    kind: Optional[str]
+    files: List[str]
+    units: Optional[int]
+
+
+class GresFile(NamedTuple):
+    """The lines of gres.conf, as far as they can be read."""
+
+    lines: List[GresLine]
+    complete: bool
+    """False where something is left to detection or to another file: then nothing can be counted."""
+
+    def units(self, node: str, name: str) -> Optional[int]:
+        """How many a node has; None when the file does not say."""
+        found = [line for line in self._of(node) if line.name == name]
+        counts = [line.units if line.units is not None else len(line.files) or None for line in found]
+        if not self.complete or not found or None in counts:
+            return None
+        return sum(count for count in counts if count is not None)
+
+    def devices(self, node: str) -> List[str]:
+        """The device files of a node's GPUs."""
+        return [path for line in self._of(node) if line.name == "gpu" for path in line.files]
+
+    def _of(self, node: str) -> List[GresLine]:
+        return [line for line in self.lines if line.nodes is None or node in line.nodes]
+
+
+def parse_gres_conf(text: str) -> GresFile:
+    """Read the file; a line that is none of ours is left out."""
+    lines: List[GresLine] = []
+    complete = True
+    for raw in re.sub(r"\\\n", " ", text).splitlines():
+        line = raw.partition("#")[0].strip()
+        words = line.split()
+        values: Dict[str, str] = {}
+        for word in words:
+            key, _, value = word.partition("=")
+            values[key.lower()] = value
+        detect = values.get("autodetect", "off").lower()
+        if detect not in ("off", "") or (words[:1] and words[0].lower() == "include"):
+            complete = False
+        if "name" not in values:
+            continue
+        try:
+            nodes = expand_names(values["nodename"]) if "nodename" in values else None
+            files = expand_names(values.get("file", ""))
+        except UsageError:
+            complete = False
+            continue
+        count = parse_gres(f"x:{values['count']}") if "count" in values else []
+        lines.append(
+            GresLine(nodes, values["name"], values.get("type"), files, count[0][2] if count else None)
+        )
+    return GresFile(lines, complete)

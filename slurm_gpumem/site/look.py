@@ -1,0 +1,174 @@
+"""Complete a cluster's picture by looking at its hosts: this one, the nodes if asked, the hooks' signs."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pwd
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.config.read import read_file
+from slurm_gpumem.config.schema import ACCOUNTING, SECTIONS
+from slurm_gpumem.errors import SlurmError, UsageError
+from slurm_gpumem.site.check_hooks import LUA_PLUGIN, NODE_HOOKS
+from slurm_gpumem.site.gres_file import parse_gres_conf
+from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here, ask_nodes
+from slurm_gpumem.site.nodes import expand_names
+from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
+from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
+from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.queue import newest_end
+
+CONTROLLER_HOOKS = ("EpilogSlurmctld", "PrologSlurmctld")
+HEARTBEAT = "gpumem-epilog-slurmctld"
+"""The file that prolog/epilog_slurmctld.sh touches in its state_dir."""
+_PATIENCE_S = 5.0
+"""How long after a job's end its EpilogSlurmctld may still be on its way."""
+_POLL_S = 0.1
+
+
+class Ask(NamedTuple):
+    """Whether and how the nodes are asked."""
+
+    nodes: Optional[str] = None
+    """Node names as Slurm writes them; "" for all nodes with shares; None: ask none."""
+    through: Optional[str] = None
+    """A command that runs a shell on {node}, instead of srun."""
+    timeout_s: float = 20.0
+
+
+def look(now: Snapshot, client: Commands, ask: Ask) -> Snapshot:
+    """The picture with what the hosts say."""
+    host = os.uname().nodename.partition(".")[0]
+    controllers = {_short(value) for key, value in now.config.items() if key.startswith("SlurmctldHost")}
+    is_controller = host in controllers
+    nodes_here = [n["NodeName"] for n in now.shared_nodes() if _short(n.get("NodeHostName", "")) == host]
+    gres = parse_gres_conf(now.files.get("gres.conf", ""))
+    if ask.nodes is not None:
+        wanted = _wanted(now, ask.nodes)
+        hooks = _hooks(now, NODE_HOOKS)
+        nodes = [(node, _question(now, hooks, devices=gres.devices(node["NodeName"]))) for node in wanted]
+        reports, silent = ask_nodes(nodes, ask.through, ask.timeout_s, client)
+        now = replace(now, reports=reports, silent=silent)
+    mine = _hooks(now, CONTROLLER_HOOKS) if is_controller else ()
+    unseen: Tuple[str, ...] = ()
+    devices: List[str] = []
+    if ask.nodes is None:
+        there = tuple(pair for pair in _hooks(now, NODE_HOOKS) if nodes_here or glob.glob(pair[1]))
+        unseen = tuple(f"{key}={path}" for key, path in _hooks(now, NODE_HOOKS) if (key, path) not in there)
+        mine = (*mine, *there)
+        devices = [path for name in nodes_here for path in gres.devices(name)]
+    now = replace(now, is_controller=is_controller, hooks_unseen=unseen)
+    here = ask_here(_question(now, mine, _files(now, is_controller), devices))
+    if isinstance(here, Silent):
+        return replace(now, silent=(*now.silent, here._replace(name="this host")))
+    now = replace(now, here=here)
+    theirs = str(here.facts.get("site_config", ""))
+    if theirs and not (now.site_file and os.path.exists(theirs) and os.path.samefile(theirs, now.site_file)):
+        now = replace(now, problems=(*now.problems, *read_file(theirs, SECTIONS).problems))
+    if not is_controller:
+        return now
+    try:
+        return replace(now, heartbeat=_heartbeat(now, here, client))
+    except (OSError, SlurmError) as error:
+        return replace(now, unread=(*now.unread, f"EpilogSlurmctld's sign of life: {error}"))
+
+
+def _question(
+    now: Snapshot, hooks: Tuple[Tuple[str, str], ...], files: Sequence[str] = (), devices: Sequence[str] = ()
+) -> Question:
+    users = {uid for key in ("SlurmUser", "SlurmdUser") for uid in [_uid(now, key)] if uid is not None}
+    groups = {pwd.getpwuid(uid).pw_gid for uid in users if _is_known(uid)}
+    return Question(
+        hooks=hooks,
+        files=tuple(files),
+        devices=tuple(devices),
+        trusted_uids=tuple(sorted({0, *users})),
+        trusted_gids=tuple(sorted({0, *groups})),
+        slurm_uid=_uid(now, "SlurmUser"),
+    )
+
+
+def _hooks(now: Snapshot, keys: Sequence[str]) -> Tuple[Tuple[str, str], ...]:
+    """Each program or pattern that slurm.conf names; newer versions number them (Prolog[0])."""
+    found: List[Tuple[str, str]] = []
+    for key in keys:
+        numbered = [name for name in now.config if re.fullmatch(rf"{key}\[[0-9]+\]", name)] or [key]
+        for name in numbered:
+            path = value_of(now.config, name)
+            if path and os.path.isabs(path):
+                found.append((key, path))
+    return tuple(found)
+
+
+def _files(now: Snapshot, is_controller: bool) -> List[str]:
+    """Files that slurmctld or root reads and that users must not be able to change."""
+    if now.folder is None or not is_controller:
+        return []
+    paths = [now.folder / name for name in FILES]
+    paths += [Path(now.site_file)] if now.site_file else []
+    books = now.tables.get(ACCOUNTING.name, {})
+    paths += [books[key] for key in ("dir", "index") if key in books]
+    plugins = value_of(now.config, "PluginDir") or ""
+    paths += [Path(folder) / LUA_PLUGIN for folder in plugins.split(":") if folder]
+    return [str(path) for path in dict.fromkeys(paths) if path.exists()]
+
+
+def _wanted(now: Snapshot, names: str) -> List[Dict[str, str]]:
+    if not names:
+        return [dict(node) for node in now.shared_nodes()]
+    known = {node["NodeName"]: dict(node) for node in now.nodes}
+    strange = [name for name in expand_names(names) if name not in known]
+    if strange:
+        raise UsageError(f"--nodes {names}: Slurm has no node {', '.join(strange[:4])}")
+    return [known[name] for name in expand_names(names)]
+
+
+def _heartbeat(now: Snapshot, here: HostReport, client: Commands) -> Optional[Heartbeat]:
+    hook = value_of(now.config, "EpilogSlurmctld") or ""
+    if not hook.endswith(RECOVERY_HOOK) or "state_dir" not in here.facts:
+        return None
+    folder = str(here.facts["state_dir"])
+    if not folder:
+        return Heartbeat(configured=False)
+    due = newest_end(client)
+    path = os.path.join(folder, HEARTBEAT)
+    ran = _touched(path)
+    # Slurm shows whole seconds, and a hook starts when its job has ended.
+    while due and (ran is None or ran < due.at) and time.time() < due.at + _PATIENCE_S:
+        time.sleep(_POLL_S)
+        ran = _touched(path)
+    started = value_of(now.config, "BOOT_TIME") or ""
+    if due is None and ran is not None and started.isdigit() and ran < float(started):
+        # Of an earlier slurmctld: nothing has shown that this one runs it.
+        ran = None
+    return Heartbeat(ran, due)
+
+
+def _touched(path: str) -> Optional[float]:
+    try:
+        return os.lstat(path).st_mtime
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _uid(now: Snapshot, key: str) -> Optional[int]:
+    """The number of "slurm(64030)"."""
+    match = re.search(r"\(([0-9]+)\)$", now.config.get(key, ""))
+    return int(match[1]) if match else None
+
+
+def _is_known(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _short(host: str) -> str:
+    return host.partition("(")[0].partition(".")[0]

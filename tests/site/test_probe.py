@@ -1,0 +1,179 @@
+"""The probe as the attacker sees it, and for a SlurmUser who is not root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from slurm_gpumem.site import probe
+from slurm_gpumem.site.gres_file import parse_gres_conf
+from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here, is_up
+from slurm_gpumem.site.probe import parse_settings
+from tests.node.conftest import REPOSITORY, needs_root
+from tests.recovery.conftest import install_package
+
+USER = 65534
+SLURM_USER = 1
+
+
+@pytest.fixture
+def hooks(state_folder: Path) -> Path:
+    """Hooks, a package and a gpumem.toml, all root's."""
+    folder = state_folder / "hooks"
+    shutil.copytree(REPOSITORY / "prolog", folder)
+    python = install_package(state_folder / "python")
+    toml = state_folder / "gpumem.toml"
+    toml.write_text(
+        f'[node]\nspool = "{state_folder}/spool"\nmode = "timeslice"\nledger = "{state_folder}"\n'
+    )
+    (folder / "hooks.conf").write_text(f"python={python}\nsite_config={toml}\nrun_dir={state_folder}/run\n")
+    return folder
+
+
+def asked(*paths: str) -> Question:
+    keys = {"prolog.sh": "Prolog", "epilog_slurmctld.sh": "EpilogSlurmctld", "task_epilog.sh": "TaskEpilog"}
+    uids = (0, SLURM_USER)
+    return Question(tuple((keys[Path(path).name], path) for path in paths), (), (), uids, (0, 1), SLURM_USER)
+
+
+def look(hooks: Path, *names: str) -> HostReport:
+    return answer(asked(*(str(hooks / name) for name in names)))
+
+
+def answer(question: Question) -> HostReport:
+    report = ask_here(question)
+    assert isinstance(report, HostReport)
+    return report
+
+
+def checks(report: HostReport) -> List[str]:
+    return [check for check, _ in report.faults]
+
+
+@needs_root
+def test_what_is_right_has_no_fault(hooks: Path) -> None:
+    report = look(hooks, "prolog.sh", "epilog_slurmctld.sh", "task_epilog.sh")
+    assert (report.faults, report.unseen, report.clock_s) == ((), (), 0.0)
+    assert report.facts["version"]
+
+
+@needs_root
+def test_a_slurm_user_who_cannot_read_the_settings_is_found(hooks: Path) -> None:
+    toml = hooks.parent / "gpumem.toml"
+    toml.chmod(0o640)
+    assert look(hooks, "epilog_slurmctld.sh").faults == (
+        ("cannot-read", f"EpilogSlurmctld cannot read {toml} as user daemon"),
+    )
+    assert look(hooks, "prolog.sh").faults == ()
+
+
+@needs_root
+def test_a_folder_that_the_slurm_user_cannot_enter_is_found(hooks: Path) -> None:
+    hooks.chmod(0o700)
+    assert checks(look(hooks, "epilog_slurmctld.sh")) == ["hook-not-run"]
+
+
+@needs_root
+def test_files_of_the_slurm_user_are_trusted(hooks: Path) -> None:
+    os.chown(hooks / "epilog_slurmctld.sh", SLURM_USER, SLURM_USER)
+    assert look(hooks, "epilog_slurmctld.sh").faults == ()
+
+
+@needs_root
+@pytest.mark.parametrize("place", ["interpreter", "hooks.conf", "hook", "folder"])
+def test_a_program_that_a_user_could_have_changed_is_never_run(hooks: Path, place: str) -> None:
+    proof = hooks.parent / "proof"
+    trap = hooks.parent / "trap"
+    trap.write_text(f"#!/bin/sh\nid -u >{proof}\n")
+    trap.chmod(0o755)
+    target = {"interpreter": trap, "hooks.conf": hooks / "hooks.conf", "hook": hooks / "prolog.sh"}
+    with (hooks / "hooks.conf").open("a") as conf:
+        conf.write(f"python={trap}\n")
+    os.chown(target.get(place, hooks), USER, USER)
+    # Twice the same fault: the second hook is no safer than the first.
+    report = answer(asked(str(hooks / "prolog.sh"), str(hooks / "prolog.sh")))
+    assert checks(report) == ["not-only-root"]
+    assert not proof.exists()
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["slurm_gpumem/__init__.py", "slurm_gpumem/config/node.py", "evil.pth"])
+def test_a_package_that_a_user_could_have_changed_never_runs_as_root(hooks: Path, name: str) -> None:
+    proof = hooks.parent / "proof"
+    proof.mkdir(mode=0o777)
+    proof.chmod(0o777)
+    file = hooks.parent / "python" / "packages" / name
+    line = f"import os; open('{proof}/' + str(os.getuid()), 'w').close()\n"
+    file.write_text(line + (file.read_text() if file.exists() and "future" not in file.read_text() else ""))
+    os.chown(file, USER, USER)
+    report = look(hooks, "prolog.sh")
+    assert ("not-only-root", f"{file} belongs to user nobody") in report.faults
+    assert "0" not in os.listdir(proof)
+
+
+@needs_root
+def test_looking_leaves_nothing_behind(hooks: Path) -> None:
+    before = sorted(hooks.parent.rglob("*"))
+    look(hooks, "prolog.sh", "epilog_slurmctld.sh")
+    assert [path for path in sorted(hooks.parent.rglob("*")) if "__pycache__" not in str(path)] == before
+
+
+def test_names_of_a_site_cannot_end_the_program_that_is_sent(state_folder: Path) -> None:
+    proof = state_folder / "proof"
+    evil = f"/x\nGPUMEM_PROBE\ntouch {proof}\n\"'''$(touch {proof})"
+    report = answer(replace(Question(), devices=(evil,)))
+    assert checks(report) == ["no-device"]
+    assert not proof.exists()
+
+
+@needs_root
+def test_a_permanent_sampler_that_does_not_run_is_found(hooks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_UNIT", str(hooks / "hooks.conf"))
+    found = probe.examine(vars(asked(str(hooks / "prolog.sh"))))
+    assert found["faults"] == [("no-sampler", "hooks.conf is enabled and no sampler runs")]
+
+
+def test_a_host_that_cannot_be_looked_at_is_not_healthy() -> None:
+    silent = ask_here(Question(), timeout_s=0.001)
+    assert isinstance(silent, Silent)
+    assert silent.why.startswith("no answer within")
+
+
+def test_settings_are_read_and_not_run() -> None:
+    text = "#python=/no\npython=/a/b run_dir='/r d'  # why\n[ -n \"$x\" ] && y=1\nnext_prolog=$(id)\n"
+    assert parse_settings(text) == {"python": "/a/b", "run_dir": "/r d", "next_prolog": "$(id)"}
+
+
+@pytest.mark.parametrize(
+    ("state", "up"),
+    [
+        ("IDLE", True),
+        ("MIXED+CLOUD", True),
+        ("ALLOCATED", True),
+        ("IDLE+DRAIN", False),
+        ("MIXED+DRAIN", False),
+        ("DOWN*", False),
+        ("IDLE*", False),
+        ("IDLE+DRAIN+INVALID_REG", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("UNKNOWN", False),
+    ],
+)
+def test_which_nodes_take_jobs(state: str, up: bool) -> None:
+    assert is_up(state) is up
+
+
+def test_gres_conf_is_counted_as_slurm_counts_it() -> None:
+    text = (
+        "AutoDetect=off\nNodeName=n[1-2] Name=gpu Type=a100 \\\n File=/dev/nvidia[0-3]\n"
+        "NodeName=n1 Name=shard Type=a100 Count=160 # all\nName=nic Count=2K\n"
+    )
+    gres = parse_gres_conf(text)
+    assert [gres.units("n1", name) for name in ("gpu", "shard", "nic")] == [4, 160, 2048]
+    assert (gres.units("n2", "shard"), gres.devices("n2")[-1]) == (None, "/dev/nvidia3")
+    assert parse_gres_conf(text.replace("off", "nvml")).units("n1", "shard") is None
