@@ -36,7 +36,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
     "node": {"config", "formats", "slurm"},
     "recovery": {"config", "formats", "slurm", "node", "submission"},
     "report": {"formats", "accounting", "terminal", "estimators", "summaries", "submission"},
-    "site": {"config", "formats", "slurm", "accounting", "estimators"},
+    "site": {"config", "formats", "slurm", "accounting", "estimators", "devcluster"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
     "lab": {"summaries", "tracing", "estimators", "utilization", "calibration"},
 }

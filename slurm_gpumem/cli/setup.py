@@ -6,10 +6,12 @@ import argparse
 from pathlib import Path
 from typing import List, Optional
 
+from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.nodes import context_in_table, memory_in_table
 from slurm_gpumem.site.setup import SetupOptions, propose, summary_lines, write_files
 from slurm_gpumem.site.snapshot import Snapshot, gather
+from slurm_gpumem.site.tried import Verdict, try_proposal
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.units import parse_mib
 
@@ -24,12 +26,15 @@ def main(argv: List[str]) -> int:
         shard_mib=parse_mib(args.shard),
         reserve_mib=None if args.reserve is None else parse_mib(args.reserve),
         mps_per_gpu=args.mps_per_gpu,
+        slurm_root=slurm_root_in_use(),
     )
     snapshot = None if args.offline else _running()
     proposal = propose(options, snapshot, memory_in_table, context_in_table)
     for line in summary_lines(proposal.plan):
         say(line)
     diff = proposal.diff()
+    if diff and not args.untried and not _passes(try_proposal(proposal, snapshot, options.slurm_root)):
+        return 1
     print(
         diff or "# Nothing to change: the running configuration is what this would set up.",
         end="" if diff else "\n",
@@ -42,6 +47,20 @@ def main(argv: List[str]) -> int:
     elif diff:
         say("nothing was changed; --output DIR writes the files into a fresh folder")
     return 0
+
+
+def _passes(verdict: Verdict) -> bool:
+    """Whether a configuration may be shown; says what came of its trial."""
+    for line in verdict.broken:
+        say(line)
+    if verdict.broken:
+        say("this configuration would break the cluster, so it is not printed; nothing was changed")
+        return False
+    if verdict.not_tried:
+        say(f"not tried: {verdict.not_tried}")
+        return not verdict.broken_before
+    say(verdict.said)
+    return True
 
 
 def _running() -> Optional[Snapshot]:
@@ -62,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
         help="GPUs of a node, like a100:4:40G or 'n[1-4]=a100:4:40G'; may be repeated. "
         "Without it: what the running cluster has, else what nvidia-smi shows here",
     )
-    parser.add_argument("--gres", choices=("shard", "mps"), default="shard", help="how GPUs are divided")
+    parser.add_argument(
+        "--gres", choices=("shard", "mps"), help="how GPUs are divided (default: as they are now, else shard)"
+    )
     parser.add_argument("--mode", choices=("observe", "opt-in", "on"), default="opt-in")
     parser.add_argument("--shard", default="1G", metavar="SIZE", help="GPU memory of one shard (default 1G)")
     parser.add_argument(
@@ -75,5 +96,6 @@ def _parser() -> argparse.ArgumentParser:
         "--mps-per-gpu", type=int, default=100, metavar="N", help="units of one GPU with --gres mps"
     )
     parser.add_argument("--offline", action="store_true", help="do not ask a running Slurm")
+    parser.add_argument("--untried", action="store_true", help="do not try the configuration on a copy first")
     parser.add_argument("--output", metavar="DIR", help="write the files into this fresh folder")
     return parser

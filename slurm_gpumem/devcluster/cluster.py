@@ -69,7 +69,7 @@ class Cluster:
         as_user = {} if user is None else {"user": user, "group": pwd.getpwnam(user).pw_gid}
         return subprocess.run(  # type: ignore[call-overload, no-any-return]
             list(argv),
-            env={**_without_slurm(os.environ), **self.env, **(env or {})},
+            env={**without_slurm(os.environ), **self.env, **(env or {})},
             cwd=cwd,
             input=input,
             stdin=subprocess.DEVNULL if input is None else None,
@@ -92,7 +92,7 @@ class Cluster:
     def stop(self) -> List[Process]:
         """Stop every process of this cluster; returns those that needed KILL."""
         with state.locked(self.layout):
-            killed = _stop_all(self.layout, self._state)
+            killed = stop_processes(self.layout, self._state.processes)
             self._state.processes = []
             state.save(self.layout, self._state)
         return killed
@@ -112,14 +112,14 @@ def up(spec: ClusterSpec) -> Cluster:
                     f"(slurmctld, pid {running.pid})\n"
                     f"Stop it with: gpumem devcluster down --state {layout.root}"
                 )
-            _stop_all(layout, earlier)
+            stop_processes(layout, earlier.processes)
         known = ClusterState(spec)
         state.save(layout, known)
         cluster = Cluster(layout, known)
         try:
             _start(cluster, known)
         except BaseException:
-            _stop_all(layout, known)
+            stop_processes(layout, known.processes)
             raise
     return cluster
 
@@ -144,14 +144,21 @@ def down(folder: Path) -> List[Process]:
     return Cluster(layout, known).stop()
 
 
-def _without_slurm(environ: Mapping[str, str]) -> Dict[str, str]:
+def slurm_root_in_use() -> Optional[Path]:
+    """The tree of the dev cluster that this process's environment names; None outside one."""
+    folder = os.environ.get(STATE_VARIABLE)
+    known = state.load(Layout(Path(folder))) if folder else None
+    return known.spec.slurm_root if known else None
+
+
+def without_slurm(environ: Mapping[str, str]) -> Dict[str, str]:
     """The environment without variables of another Slurm: we may be inside one of its jobs."""
     return {key: value for key, value in environ.items() if not key.startswith(_OF_SLURM)}
 
 
 def _start(cluster: Cluster, known: ClusterState) -> None:
     spec, layout = cluster.spec, cluster.layout
-    _make_folders(layout)
+    make_folders(layout)
     installation: Installation = (
         SystemSlurm() if spec.slurm_root is None else TreeSlurm(spec.slurm_root, layout)
     )
@@ -185,7 +192,7 @@ def _start(cluster: Cluster, known: ClusterState) -> None:
         if spec.accounting:
             starter.database()
         starter.controller()
-        starter.nodes(spec)
+        starter.nodes(names)
 
 
 def _write_files(
@@ -266,7 +273,7 @@ def _claim_folder(layout: Layout) -> None:
         )
 
 
-def _make_folders(layout: Layout) -> None:
+def make_folders(layout: Layout) -> None:
     """Empty directories: saved state of an earlier cluster would show its nodes idle before they are."""
     for folder in (*layout.private_folders(), *layout.public_folders()):
         shutil.rmtree(folder, ignore_errors=True)
@@ -277,11 +284,11 @@ def _make_folders(layout: Layout) -> None:
         folder.chmod(0o755)
 
 
-def _stop_all(layout: Layout, known: ClusterState) -> List[Process]:
-    """The controller first, so that it starts no more jobs; then nodes, jobs and the rest."""
+def stop_processes(layout: Layout, started: Sequence[Process]) -> List[Process]:
+    """Stop a cluster's daemons and jobs; the controller first, so that it starts no more jobs."""
     killed: List[Process] = []
     for program in _STOP_ORDER:
-        killed += processes.stop(process for process in known.processes if process.program == program)
+        killed += processes.stop(process for process in started if process.program == program)
         if program == "slurmd":
             killed += _stop_steps(layout)
     return killed

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import pwd
+import re
 import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.config import Place
 from slurm_gpumem.devcluster.installation import Installation, find_program
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
-from slurm_gpumem.devcluster.spec import ClusterSpec
 from slurm_gpumem.errors import DevClusterError
 
 _READY_S = 20.0
@@ -39,12 +40,15 @@ class Starter:
         installation: Installation,
         env: Dict[str, str],
         started: Callable[[Process], None],
+        owner: Optional[pwd.struct_passwd] = None,
     ) -> None:
+        """`owner`: whom the daemons run as, where that is not ourselves."""
         self._layout = layout
         self._place = place
         self._installation = installation
         self._env = env
         self._started = started
+        self._owner = owner
 
     def munged(self) -> None:
         """Start munged with this cluster's own key."""
@@ -52,6 +56,8 @@ class Starter:
         key = layout.munge / "key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
+        if self._owner is not None:
+            os.chown(key, self._owner.pw_uid, self._owner.pw_gid)
         argv = [
             find_program("munged"),
             "--foreground",
@@ -121,19 +127,21 @@ class Starter:
         process = self._start(self._installation.command("slurmctld", "-D"), "slurmctld")
         self._await(process, lambda: _answers_tcp(self._place.controller_port), "slurmctld.log")
 
-    def nodes(self, spec: ClusterSpec) -> None:
+    def nodes(self, names: Sequence[str]) -> None:
         """Start every slurmd and wait until Slurm reports their nodes as idle."""
         waiting = {
-            node.name: self._start(
-                self._installation.command("slurmd", "-D", "-N", node.name), "slurmd", node=node.name
-            )
-            for node in spec.nodes
+            name: self._start(self._installation.command("slurmd", "-D", "-N", name), "slurmd", node=name)
+            for name in names
         }
         deadline = time.monotonic() + _READY_S
         while True:
-            idle = self._idle_nodes()
+            states = self._node_states()
+            idle = {name for name, (state, _) in states.items() if state == "idle"}
             if idle >= set(waiting):
                 return
+            for name, (state, reason) in states.items():
+                if name in waiting and re.search("drain|inval", state):
+                    raise DevClusterError(f"node {name} is {state}: {reason}")
             for name in set(waiting) - idle:
                 self._check_alive(waiting[name], f"slurmd-{name}.log")
             if time.monotonic() > deadline:
@@ -143,10 +151,11 @@ class Starter:
                 )
             time.sleep(processes.POLL_S)
 
-    def _idle_nodes(self) -> set[str]:
+    def _node_states(self) -> Dict[str, Tuple[str, str]]:
+        """Each node's state and the reason that Slurm gives for it."""
         try:
             done = subprocess.run(
-                self._installation.command("sinfo", "-h", "-N", "-o", "%N %T"),
+                self._installation.command("sinfo", "-h", "-N", "-o", "%N %T %E"),
                 capture_output=True,
                 text=True,
                 timeout=2,
@@ -154,9 +163,9 @@ class Starter:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return set()
-        rows = (line.split() for line in done.stdout.splitlines())
-        return {row[0] for row in rows if len(row) == 2 and row[1] == "idle"}
+            return {}
+        rows = (line.split(maxsplit=2) for line in done.stdout.splitlines())
+        return {row[0]: (row[1], row[2]) for row in rows if len(row) == 3}
 
     def _start(
         self,
@@ -174,6 +183,7 @@ class Starter:
             log=self._layout.log / f"{name.replace(' ', '-')}.out",
             env={**self._env, **(extra_env or {})},
             cwd=self._layout.root,
+            owner=self._owner,
         )
         self._started(process)
         return process

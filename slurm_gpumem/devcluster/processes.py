@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 POLL_S = 0.01
 TERM_PATIENCE_S = 2.0
@@ -34,9 +35,17 @@ def boot_id() -> str:
 
 
 def start(
-    argv: Sequence[str], *, program: str, name: str, log: Path, env: Mapping[str, str], cwd: Path
+    argv: Sequence[str],
+    *,
+    program: str,
+    name: str,
+    log: Path,
+    env: Mapping[str, str],
+    cwd: Path,
+    owner: Optional[pwd.struct_passwd] = None,
 ) -> Process:
-    """Start a daemon in its own session, its output in `log`."""
+    """Start a daemon in its own session, its output in `log`, as `owner` if given (requires root)."""
+    as_owner = as_user(owner)
     with open(log, "ab") as output:
         child = subprocess.Popen(
             argv,
@@ -48,6 +57,7 @@ def start(
             start_new_session=True,
             # The users of jobs must be able to reach what daemons create, whatever our own umask.
             umask=0o022,
+            **as_owner,
         )
     # The kernel keeps a child's /proc entry until it is waited for, so this cannot miss it.
     ticks = start_ticks(child.pid)
@@ -56,6 +66,11 @@ def start(
     process = Process(program, name, child.pid, ticks or 0, boot_id())
     _wait_for_exec(process)
     return process
+
+
+def as_user(owner: Optional[pwd.struct_passwd]) -> Dict[str, Any]:
+    """The arguments of Popen that run a program as this user and with none of our groups."""
+    return {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
 
 
 def alive(process: Process) -> bool:

@@ -6,10 +6,11 @@ import re
 from typing import Iterator, List, Mapping, Tuple
 
 from slurm_gpumem.site.findings import Finding, Severity
-from slurm_gpumem.site.nodes import divided_gpus, fold_names
+from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.slurm_conf import has_default_memory, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import Entry, parse_gres
+from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, gives_whole_nodes
 
 SPREADING = (23, 11, 0)

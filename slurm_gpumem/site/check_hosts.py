@@ -8,8 +8,8 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Tuple
 import slurm_gpumem
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.hosts import HostReport
-from slurm_gpumem.site.nodes import fold_names
 from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.node_names import fold_names
 
 _CLOCK_S = 2.0
 _HOOKS_AGAIN = "install the hooks again (docs/admin/node.md)"

@@ -11,9 +11,10 @@ from slurm_gpumem.estimators.gpus import find_gpu, gpu_table, site_gpu_file
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.hosts import is_up
-from slurm_gpumem.site.nodes import divided_gpus, fold_names
+from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.text import clipped
 
 _OUR_REASONS = re.compile(r"(?i)gres/|prolog|epilog|count reported|batch job complete failure")

@@ -6,8 +6,8 @@ import re
 from typing import Dict, List, NamedTuple, Optional
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.site.nodes import expand_names
 from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.slurm.node_names import expand_names
 
 
 class GresLine(NamedTuple):

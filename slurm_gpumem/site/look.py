@@ -17,10 +17,10 @@ from slurm_gpumem.errors import SlurmError, UsageError
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN, NODE_HOOKS
 from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.hosts import HostReport, Question, Silent, ask_here, ask_nodes
-from slurm_gpumem.site.nodes import expand_names
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import FILES, Heartbeat, Snapshot
 from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.node_names import expand_names
 from slurm_gpumem.slurm.queue import newest_end
 
 CONTROLLER_HOOKS = ("EpilogSlurmctld", "PrologSlurmctld")

@@ -10,11 +10,11 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.slurm.gres import parse_gres
+from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.units import MIB, ceil_div, parse_mib
 
 _DESCRIPTION = re.compile(r"(?:([^=]+)=)?([A-Za-z0-9][A-Za-z0-9_.-]*):([0-9]+):([0-9.]+\s*[A-Za-z]*)")
 
-_MOST_NODES = 65_536
 MemoryOf = Callable[[str], Optional[int]]
 """MiB of a GPU type; None when it is not known."""
 
@@ -46,6 +46,8 @@ class GpuGroup:
     """Shards (or mps units) of one GPU that the cluster already has; 0 when it is not divided yet."""
     context: Optional[CudaContext] = None
     """None where it is not known; the plug-in then takes an H200's."""
+    files: Tuple[str, ...] = ()
+    """Their device files where gres.conf names them; else they are numbered from /dev/nvidia0 on."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,18 @@ def parse_nvidia_smi(text: str, here: str) -> Optional[NodeGroup]:
     """A node group of `NVIDIA H200, 143771` lines; the smallest memory of a type counts."""
     counts: Dict[str, int] = {}
     memory: Dict[str, int] = {}
+    before = ""
     for line in text.splitlines():
         name, _, total = line.rpartition(",")
         if name.strip() and total.strip().isdigit():
             kind = type_of(name)
+            if kind in counts and kind != before:
+                raise UsageError(
+                    f"{here} has GPUs of several types in turn, {before} between two {kind}: Slurm numbers "
+                    "GPUs type by type, so CUDA_VISIBLE_DEVICES would name other devices.\n"
+                    "Swap the cards so that GPUs of one type follow each other."
+                )
+            before = kind
             counts[kind] = counts.get(kind, 0) + 1
             memory[kind] = min(memory.get(kind, int(total)), int(total))
     groups = tuple(GpuGroup(kind, count, memory[kind]) for kind, count in counts.items())
@@ -180,66 +190,6 @@ def with_host(group: NodeGroup, nodes: Sequence[Mapping[str, str]], names: Seque
         cpus=min(_int(node, "CPUTot") for node in known),
         memory_mib=min(_int(node, "RealMemory") for node in known),
     )
-
-
-def fold_names(names: Sequence[str]) -> str:
-    """Slurm's short form of node names: n1, n2, n3, m7 are "n[1-3],m7"."""
-    stems: Dict[str, List[str]] = {}
-    for name in names:
-        match = re.fullmatch(r"(.*?)([0-9]*)", name)
-        stem, digits = (match[1], match[2]) if match else (name, "")
-        stems.setdefault(stem, []).append(digits)
-    folded = []
-    for stem, numbers in stems.items():
-        if len(numbers) == 1:
-            folded.append(stem + numbers[0])
-            continue
-        folded += [stem] * numbers.count("")
-        ranges = _ranges(sorted((n for n in numbers if n), key=lambda n: (len(n), int(n))))
-        if ranges:
-            folded.append(f"{stem}[{','.join(ranges)}]")
-    return ",".join(folded)
-
-
-def expand_names(text: str) -> List[str]:
-    """The node names of Slurm's short form: "n[1-3],m7" are n1, n2, n3, m7."""
-    if text.count("[") != text.count("]"):
-        raise UsageError(f"{text}: a bracket is open; node names are written like n[1-4,7]")
-    found: List[str] = []
-    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
-        names = [""]
-        for plain, inside in re.findall(r"([^\[]+)|\[([^\]]*)\]", item):
-            names = [name + end for name in names for end in ([plain] if plain else _numbers(inside))]
-        found += names
-    return found
-
-
-def _numbers(text: str) -> List[str]:
-    """ "1-3,07" is 1, 2, 3, 07: a range keeps the width of its first number."""
-    found = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if (
-            not first.isdigit()
-            or not (last or first).isdigit()
-            or int(last or first) - int(first) > _MOST_NODES
-        ):
-            raise UsageError(f"[{text}] is not a list of numbers like [1-4,7] in a node name")
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last or first) + 1)]
-    return found
-
-
-def _ranges(numbers: Sequence[str]) -> List[str]:
-    runs: List[List[str]] = []
-    for number in numbers:
-        follows = runs and int(number) == int(runs[-1][-1]) + 1 and len(number) == len(runs[-1][-1])
-        # n9 and n10 may stand in one range; n09 and n010 may not.
-        follows = follows or (runs and number[0] != "0" and int(number) == int(runs[-1][-1]) + 1)
-        if follows:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
 def _int(node: Mapping[str, str], key: str) -> int:

@@ -12,7 +12,7 @@ from slurm_gpumem.site.plan import SitePlan
 _RECOVERY = """\
 [recovery]  # of jobs that run out of GPU memory; docs/admin/recovery.md
 ladder = ["whole-gpu"]  # or ["+25%", "whole-gpu"]
-nice = -1000  # of a job that comes back; 0 leaves its priority
+nice = 0  # of a job that comes back; docs/admin/recovery.md before you lower it
 """
 
 
@@ -35,7 +35,7 @@ def gres_lines(plan: SitePlan, *, with_gpus: bool) -> List[str]:
         for gpus in group.gpus:
             kind = f" Type={gpus.gpu_type}" if gpus.gpu_type else ""
             if with_gpus:
-                files = _files(first, gpus.count)
+                files = ",".join(gpus.files) or _files(first, gpus.count)
                 lines.append(f"NodeName={group.nodes} Name=gpu{kind} File={files}")
             first += gpus.count
         first = 0
@@ -44,10 +44,8 @@ def gres_lines(plan: SitePlan, *, with_gpus: bool) -> List[str]:
             head = f"NodeName={group.nodes} Name={plan.gres}{kind}"
             if group.mixed:
                 # slurmd refuses several kinds of shares without the GPU that each belongs to.
-                lines += [
-                    f"{head} Count={plan.shares(gpus)} File={_files(first + index, 1)}"
-                    for index in range(gpus.count)
-                ]
+                files_of = gpus.files or [_files(first + index, 1) for index in range(gpus.count)]
+                lines += [f"{head} Count={plan.shares(gpus)} File={file}" for file in files_of]
             else:
                 lines.append(f"{head} Count={gpus.count * plan.shares(gpus)}")
             first += gpus.count

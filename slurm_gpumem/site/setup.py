@@ -13,17 +13,22 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
+from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf, same_gres
+from slurm_gpumem.site.gres_conf import edit_gres_conf, in_device_order
+from slurm_gpumem.site.hook_notes import has_lua_plugin, missing_plugin_note, recovery_notes
 from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
-from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
+from slurm_gpumem.site.render import lua_table, node_gres, toml_file
 from slurm_gpumem.site.slurm_conf import (
-    RECOVERY_HOOK,
-    edit_slurm_conf,
+    partition_memory,
     running_as_conf,
     value_of,
     wanted_settings,
+    words_of,
 )
 from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.conf_file import Where
+from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua")
 _SUBMIT = re.compile(r"^function\s+slurm_job_submit\s*\(\s*(\w+)\s*,\s*(\w+)[^)]*\)[ \t]*$", re.MULTILINE)
@@ -39,12 +44,15 @@ class SetupOptions:
     """What the admin asked `gpumem setup` for."""
 
     gpus: Tuple[str, ...] = ()
-    gres: str = "shard"
+    gres: Optional[str] = None
+    """None: what the cluster divides its GPUs by already, else shards."""
     mode: str = "opt-in"
     shard_mib: int = 1024
     reserve_mib: Optional[int] = None
     """None: RESERVE_MIB, and GPUs that are divided already stay as they are."""
     mps_per_gpu: int = 100
+    slurm_root: Optional[Path] = None
+    """Where the cluster's Slurm is, when that is not this machine's own."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Proposal:
 
     plan: SitePlan
     files: Mapping[str, str]
+    """By their names in the folder of slurm.conf; with their whole path where they are elsewhere."""
     current: Mapping[str, str]
     notes: Tuple[str, ...]
 
@@ -70,7 +79,8 @@ class Proposal:
                 tofile=name,
                 n=1,
             )
-        return "".join(parts)
+        # Bytes that are not UTF-8 stay in the files; a terminal cannot show them.
+        return "".join(parts).encode(errors="replace").decode()
 
 
 def propose(
@@ -81,9 +91,13 @@ def propose(
 ) -> Proposal:
     """The proposal for this site; `snapshot` is None where no Slurm is running."""
     running = snapshot.config if snapshot else {}
+    current = dict(snapshot.files) if snapshot else {}
+    where = snapshot.where if snapshot else Where()
+    gres = options.gres or _gres_in_use(snapshot)
+    groups = _with_contexts(_groups(options, gres, snapshot, memory_of), context_of)
     plan = SitePlan(
-        groups=_with_contexts(_groups(options, snapshot, memory_of), context_of),
-        gres=options.gres,
+        groups=in_device_order(groups, current, where),
+        gres=gres,
         mode=options.mode,
         shard_mib=options.shard_mib,
         reserve_mib=RESERVE_MIB if options.reserve_mib is None else options.reserve_mib,
@@ -101,29 +115,29 @@ def propose(
         notes.append(
             "the shares in use leave little or nothing for the driver and MPS servers; --reserve 1G does"
         )
-    current = dict(snapshot.files) if snapshot else {}
+    lua = has_lua_plugin(running, options.slurm_root) is not False or "lua" in words_of(
+        running, "JobSubmitPlugins"
+    )
     files = {
-        "slurm.conf": _slurm_conf(plan, running, current, snapshot, notes),
-        "gres.conf": _gres_conf(plan, current, snapshot),
-        "job_submit.lua": _job_submit(current.get("job_submit.lua"), notes),
-        "gpumem_site.lua": lua_table(plan),
+        **_slurm_conf(plan, running, current, snapshot, lua, notes),
+        **_gres_conf(plan, current, snapshot, notes),
         "gpumem.toml": toml_file(plan, current.get("gpumem.toml", "")),
-        **{name: data_path("lua", name).read_text() for name in LUA_FILES},
     }
-    notes += _recovery_notes(running)
+    if lua:
+        files["job_submit.lua"] = _job_submit(current.get("job_submit.lua"), running, notes)
+        files["gpumem_site.lua"] = lua_table(plan)
+        files.update({name: data_path("lua", name).read_text() for name in LUA_FILES})
+    else:
+        notes.append(missing_plugin_note(running))
+    notes += [f"{name}: copy it from DIR{name}" for name in files if Path(name).is_absolute()]
+    notes += recovery_notes(running)
     return Proposal(plan, files, current, tuple(notes))
 
 
-def _recovery_notes(running: Mapping[str, str]) -> List[str]:
-    """The lines that let a job come back after out of memory: the site's to add, with the node's hooks."""
-    hook = value_of(running, "EpilogSlurmctld")
-    if hook is not None and hook.endswith(RECOVERY_HOOK):
-        return []
-    chain = "" if hook is None else f", and next_epilog_slurmctld={hook} in hooks.conf beside it"
-    return [
-        f"for jobs to come back after out of memory: EpilogSlurmctld=/etc/slurm/gpumem/{RECOVERY_HOOK} and "
-        f"TaskEpilog=/etc/slurm/gpumem/task_epilog.sh{chain} (docs/admin/recovery.md)"
-    ]
+def _gres_in_use(snapshot: Optional[Snapshot]) -> str:
+    """ "mps" where the cluster divides its GPUs by that already: its jobs ask for it."""
+    now = " ".join(node.get("Gres", "") for node in snapshot.nodes) if snapshot else ""
+    return "mps" if "mps:" in now and "shard:" not in now else "shard"
 
 
 def write_files(proposal: Proposal, folder: Path) -> None:
@@ -135,23 +149,23 @@ def write_files(proposal: Proposal, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in proposal.files.items():
-            (folder / name).write_text(text)
+            path = folder / name.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
 
 
 def _groups(
-    options: SetupOptions, snapshot: Optional[Snapshot], memory_of: MemoryOf
+    options: SetupOptions, gres: str, snapshot: Optional[Snapshot], memory_of: MemoryOf
 ) -> Tuple[NodeGroup, ...]:
     here = socket.gethostname().partition(".")[0]
     known = snapshot.nodes if snapshot else ()
     if options.gpus:
         described = site_nodes.parse_descriptions(options.gpus, here)
-        return tuple(
-            site_nodes.with_host(group, known, site_nodes.expand_names(group.nodes)) for group in described
-        )
+        return tuple(site_nodes.with_host(group, known, expand_names(group.nodes)) for group in described)
     if any("gpu" in node.get("Gres", "") for node in known):
-        groups = site_nodes.ask_cluster(known, memory_of, options.gres, options.shard_mib)
+        groups = site_nodes.ask_cluster(known, memory_of, gres, options.shard_mib)
         if options.reserve_mib is None:
             return groups
         return tuple(
@@ -190,63 +204,93 @@ def _slurm_conf(
     running: Mapping[str, str],
     current: Dict[str, str],
     snapshot: Optional[Snapshot],
+    lua: bool,
     notes: List[str],
-) -> str:
-    settings = wanted_settings(running, plan, snapshot.partitions if snapshot else ())
-    gres = {
-        node: node_gres(plan, group) for group in plan.groups for node in site_nodes.expand_names(group.nodes)
-    }
+) -> Mapping[str, str]:
+    gres = _wanted_gres(plan)
+    known = snapshot.nodes if snapshot else ()
     other = "shard" if plan.gres == "mps" else "mps"
-    strays = [
-        node["NodeName"]
-        for node in (snapshot.nodes if snapshot else ())
-        if node["NodeName"] not in gres and f"{other}:" in node.get("Gres", "")
-    ]
-    if strays:
+    replaced = [node["NodeName"] for node in known if f"{other}:" in node.get("Gres", "")]
+    strays = [node for node in replaced if node not in gres]
+    if len(strays) < len(replaced):
+        changed = fold_names([node for node in replaced if node in gres])
         notes.append(
-            f"{site_nodes.fold_names(strays)}: has {other}; a cluster has one of the two, so name these too"
+            f"{changed}: {other} becomes {plan.gres}; jobs that ask for {other} will be refused there"
         )
+    settings = wanted_settings(running, plan, lua=lua, both=bool(strays))
+    partitions = snapshot.partitions if snapshot else ()
+    memory = partition_memory(running, settings, plan, partitions, known)
+    notes += _memory_notes(memory, plan, known)
     if snapshot and "slurm.conf" not in current:
         notes.append("slurm.conf cannot be read here: the diff is against what the controller says")
-        now = {node["NodeName"]: node.get("Gres", "") for node in snapshot.nodes if node["NodeName"] in gres}
-        current["slurm.conf"] = running_as_conf(running, list(settings), now)
-    text = current.get("slurm.conf")
-    if text is None:
-        text = "".join(f"NodeName={group.nodes} Gres={node_gres(plan, group)}\n" for group in plan.groups)
+        now = {node["NodeName"]: node.get("Gres", "") for node in known if node["NodeName"] in gres}
+        current["slurm.conf"] = running_as_conf(running, list(settings), now, list(memory))
+    if "slurm.conf" in current:
+        texts: Mapping[str, str] = current
+    else:
+        lines = [f"NodeName={group.nodes} Gres={node_gres(plan, group)}\n" for group in plan.groups]
+        texts = {"slurm.conf": "".join(lines)}
         notes.append("no Slurm is running here: the slurm.conf lines are those to add to yours")
-    edit = edit_slurm_conf(text, settings, gres)
-    notes += edit.notes
+    where = snapshot.where if snapshot else Where()
+    if snapshot:
+        notes += _restart_notes(running, settings)
+    return edit_slurm_conf(texts, Change(settings, gres, memory), where)
+
+
+def _wanted_gres(plan: SitePlan) -> Dict[str, str]:
+    return {node: node_gres(plan, group) for group in plan.groups for node in expand_names(group.nodes)}
+
+
+def _memory_notes(memory: Mapping[str, int], plan: SitePlan, nodes: Sequence[Mapping[str, str]]) -> List[str]:
+    """A default changes what jobs without --mem get: said for partitions that have nodes without GPUs too."""
+    shared = set(_wanted_gres(plan))
+    return [
+        f"partition {name} has nodes without GPUs too: a job there that names no memory gets {per_cpu} MiB "
+        "for each CPU instead of all of its node's"
+        for name, per_cpu in memory.items()
+        if any(name in n.get("Partitions", "").split(",") and n["NodeName"] not in shared for n in nodes)
+    ]
+
+
+def _restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> List[str]:
+    notes = []
     changed = [key for key in ("SelectType", "GresTypes") if key in settings]
-    if changed and snapshot:
+    if changed:
         notes.append(
             f"{' and '.join(changed)}: slurmctld and every slurmd must be restarted, not only reconfigured"
         )
-    return edit.text
+    if "SelectType" in settings:
+        before = value_of(running, "SelectType") or "(unset)"
+        given = f" with {settings['SelectTypeParameters']}" if "SelectTypeParameters" in settings else ""
+        notes.append(
+            f"{before} becomes select/cons_tres{given} on the whole cluster, because only that divides GPUs; "
+            "changing it ends running jobs: drain the cluster first"
+        )
+    return notes
 
 
-def _gres_conf(plan: SitePlan, current: Mapping[str, str], snapshot: Optional[Snapshot]) -> str:
+def _gres_conf(
+    plan: SitePlan, current: Mapping[str, str], snapshot: Optional[Snapshot], notes: List[str]
+) -> Mapping[str, str]:
     now = {node["NodeName"]: node.get("Gres", "") for node in snapshot.nodes} if snapshot else {}
-    wanted = {
-        node: node_gres(plan, group) for group in plan.groups for node in site_nodes.expand_names(group.nodes)
-    }
-    if "gres.conf" in current and all(_same_gres(now.get(node, ""), words) for node, words in wanted.items()):
-        return current["gres.conf"]
-    lines = (current.get("gres.conf") or "").splitlines()
-    kept = [line for line in lines if not re.search(r"(?i)\bName=(shard|mps)\b", line)]
-    has_gpus = any(re.search(r"(?i)\bName=gpu\b|^\s*AutoDetect=(?!off)", line) for line in kept)
-    ours = gres_lines(plan, with_gpus=not has_gpus)
-    return "\n".join([*kept, *ours, ""])
+    same = all(same_gres(now.get(node, ""), words) for node, words in _wanted_gres(plan).items())
+    if "gres.conf" in current and same:
+        return {"gres.conf": current["gres.conf"]}
+    if snapshot and "gres.conf" not in current:
+        notes.append(
+            "gres.conf is not on this host: compare File= with the nodes' own, which may have other numbers"
+        )
+    return edit_gres_conf(plan, current, snapshot.where if snapshot else Where(), now)
 
 
-def _same_gres(running: str, wanted: str) -> bool:
-    """Whether a node already has these words, whatever sockets or other gres it names besides."""
-    return set(wanted.split(",")) <= set(re.sub(r"\([^)]*\)", "", running).split(","))
-
-
-def _job_submit(text: Optional[str], notes: List[str]) -> str:
+def _job_submit(text: Optional[str], running: Mapping[str, str], notes: List[str]) -> str:
     """The site's own job_submit.lua with our lines in it, or our example where it has none."""
     if text is None:
         return data_path("lua", "job_submit.lua").read_text()
+    if running and "lua" not in words_of(running, "JobSubmitPlugins"):
+        notes.append(
+            "job_submit.lua is there and not in use now; JobSubmitPlugins=lua puts its own rules in use too"
+        )
     if "gpumem" in text:
         return text
     match = _SUBMIT.search(text)

@@ -1,29 +1,23 @@
-"""What slurm.conf must say for sharing, and the smallest edit of the file that makes it so."""
+"""What slurm.conf must say for sharing, by what is running."""
 
 from __future__ import annotations
 
-import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.site.nodes import expand_names
 from slurm_gpumem.site.plan import SitePlan
 
 PROLOG_TIMEOUT_S = 60
 RECOVERY_HOOK = "epilog_slurmctld.sh"
-_SETTING = re.compile(r"^\s*([A-Za-z]\w*)\s*=\s*(.*?)\s*$")
-
-
-class Edit(NamedTuple):
-    """An edited file and what could not be done in it."""
-
-    text: str
-    notes: Tuple[str, ...]
 
 
 def wanted_settings(
-    running: Mapping[str, str], plan: SitePlan, partitions: Sequence[Mapping[str, str]] = ()
+    running: Mapping[str, str], plan: SitePlan, *, lua: bool = True, both: bool = False
 ) -> Dict[str, str]:
-    """The settings that must change, with their new values; what is right already is left out."""
+    """The settings that must change, with their new values; what is right already is left out.
+
+    `lua`: whether slurmctld can load our plug-in.
+    `both`: whether nodes outside the plan have the other kind of shares.
+    """
     wanted: Dict[str, str] = {}
 
     def add_words(key: str, *words: str) -> None:
@@ -33,15 +27,16 @@ def wanted_settings(
             wanted[key] = ",".join([*have, *missing])
 
     add_words("GresTypes", "gpu", plan.gres)
-    # One kind of sharing per cluster: both would book the same GPU twice.
+    # One kind of sharing on a node: both would book the same GPU twice.
     other = "shard" if plan.gres == "mps" else "mps"
     types = wanted.get("GresTypes", value_of(running, "GresTypes") or "").split(",")
-    if other in types:
+    if other in types and not both:
         wanted["GresTypes"] = ",".join(word for word in types if word != other)
     if value_of(running, "SelectType") != "select/cons_tres":
         wanted["SelectType"] = "select/cons_tres"
-    if not any(word.upper().startswith("CR_") for word in words_of(running, "SelectTypeParameters")):
-        wanted["SelectTypeParameters"] = "CR_Core_Memory"
+        units = ("CR_CPU", "CR_CORE", "CR_SOCKET")
+        if not any(word.upper().startswith(units) for word in words_of(running, "SelectTypeParameters")):
+            wanted["SelectTypeParameters"] = "CR_Core_Memory"
     if "slurmdbd" in (value_of(running, "AccountingStorageType") or "slurmdbd"):
         # Slurm adds its own TRES (cpu, mem, node ...) by itself.
         have = [
@@ -53,13 +48,10 @@ def wanted_settings(
         add_words("AccountingStoreFlags", "job_comment")
     if not {"alloc", "contain"} & {word.lower() for word in words_of(running, "PrologFlags")}:
         add_words("PrologFlags", "Alloc")
-    add_words("JobSubmitPlugins", "lua")
+    if lua:
+        add_words("JobSubmitPlugins", "lua")
     if value_of(running, "PrologEpilogTimeout") in (None, "65534", "INFINITE", "infinite"):
         wanted["PrologEpilogTimeout"] = str(PROLOG_TIMEOUT_S)
-    per_cpu = _memory_per_cpu(plan)
-    everywhere = bool(partitions) and all(map(has_default_memory, partitions))
-    if per_cpu and not everywhere and not has_default_memory(running):
-        wanted["DefMemPerCPU"] = str(per_cpu)
     return wanted
 
 
@@ -82,58 +74,49 @@ def words_of(settings: Mapping[str, str], key: str) -> List[str]:
     return [word.strip() for word in (value_of(settings, key) or "").split(",") if word.strip()]
 
 
-def edit_slurm_conf(text: str, settings: Mapping[str, str], gres: Mapping[str, str]) -> Edit:
-    """The file with these settings, and with `gres` (node name → Gres=) on its NodeName lines."""
-    left = dict(settings)
-    notes: List[str] = []
-    done: List[str] = []
-    lines: List[str] = []
-    for line in text.splitlines():
-        match = _SETTING.match(line)
-        key = next((key for key in left if match and match[1].lower() == key.lower()), None)
-        if match and match[1].lower() == "nodename":
-            line = _edit_node(line, gres, done, notes)
-        elif key:
-            line = f"{key}={left.pop(key)}"
-        lines.append(line)
-    if left:
-        lines += ["", "# Sharing of GPUs", *(f"{key}={value}" for key, value in left.items())]
-    missing = [node for node in gres if node not in done]
-    if missing:
-        notes.append(
-            f"slurm.conf: no NodeName line for {', '.join(missing)}; add it with Gres={gres[missing[0]]}"
-        )
-    return Edit("\n".join([*lines, ""]), tuple(notes))
+def partition_memory(
+    running: Mapping[str, str],
+    settings: Mapping[str, str],
+    plan: SitePlan,
+    partitions: Sequence[Mapping[str, str]],
+    nodes: Sequence[Mapping[str, str]],
+) -> Dict[str, int]:
+    """DefMemPerCPU for the partitions with shared GPUs that have no default; never for the others.
+
+    All CPUs of any node of the partition times this fit that node's memory, so that whatever could
+    run without naming memory still can.
+    """
+    parameters = settings.get("SelectTypeParameters", value_of(running, "SelectTypeParameters") or "")
+    if "memory" not in parameters.lower() or has_default_memory(running):
+        return {}
+    shared = {name for group in plan.groups for name in group.partitions}
+    found: Dict[str, int] = {}
+    for partition in partitions:
+        name = partition["PartitionName"]
+        if name not in shared or has_default_memory(partition):
+            continue
+        inside = [node for node in nodes if name in node.get("Partitions", "").split(",")]
+        per_cpu = [_memory(node) // max(1, _number(node, "CPUTot")) for node in inside]
+        limits = [_number(place, "MaxMemPerCPU") for place in (running, partition)]
+        most = min([*per_cpu, *(limit for limit in limits if limit)], default=0)
+        if most:
+            found[name] = most
+    return found
 
 
-def running_as_conf(running: Mapping[str, str], keys: Sequence[str], gres: Mapping[str, str]) -> str:
+def running_as_conf(
+    running: Mapping[str, str], keys: Sequence[str], gres: Mapping[str, str], partitions: Sequence[str]
+) -> str:
     """What is running, as lines of slurm.conf: for a cluster whose file cannot be read here."""
     lines = [f"{key}={value_of(running, key)}" for key in keys if value_of(running, key)]
-    return "\n".join([*lines, *(f"NodeName={node} Gres={words}" for node, words in gres.items()), ""])
+    lines += [f"NodeName={node} Gres={words}" for node, words in gres.items()]
+    return "\n".join([*lines, *(f"PartitionName={name}" for name in partitions), ""])
 
 
-def _edit_node(line: str, gres: Mapping[str, str], done: List[str], notes: List[str]) -> str:
-    name = re.search(r"(?i)NodeName\s*=\s*(\S+)", line)
-    names = expand_names(name[1]) if name else []
-    values = {gres.get(node) for node in names}
-    done += [node for node in names if node in gres]
-    if not values - {None}:
-        return line
-    if len(values) > 1:
-        notes.append(
-            f"slurm.conf: split the line of {name[1] if name else ''}: its nodes differ in their GPUs"
-        )
-        return line
-    wanted = values.pop() or ""
-    present = re.search(r"(?i)(\sGres\s*=\s*)(\S+)", line)
-    if not present:
-        return f"{line.rstrip()} Gres={wanted}"
-    others = [
-        word for word in present[2].split(",") if word.split(":")[0].lower() not in ("gpu", "shard", "mps")
-    ]
-    return line[: present.start(2)] + ",".join([wanted, *others]) + line[present.end(2) :]
+def _memory(node: Mapping[str, str]) -> int:
+    return max(0, _number(node, "RealMemory") - _number(node, "MemSpecLimit"))
 
 
-def _memory_per_cpu(plan: SitePlan) -> int:
-    known = [group for group in plan.groups if group.cpus and group.memory_mib]
-    return min((group.memory_mib // group.cpus for group in known), default=0)
+def _number(settings: Mapping[str, str], key: str) -> int:
+    text = (value_of(settings, key) or "").partition(" ")[0]
+    return int(text) if text.isascii() and text.isdigit() else 0

@@ -17,6 +17,7 @@ from slurm_gpumem.site.hosts import HostReport, Silent
 from slurm_gpumem.site.lua_report import LuaReport, try_lua
 from slurm_gpumem.slurm import queue
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
+from slurm_gpumem.slurm.conf_file import Where, read_from_disk
 from slurm_gpumem.slurm.config_show import show_config, version_of
 from slurm_gpumem.slurm.nodes import Record, ask_nodes, ask_partitions
 from slurm_gpumem.slurm.sacctmgr import Limit, ask_limits
@@ -31,6 +32,8 @@ FILES = (
     "gpumem_site.lua",
     "gpumem.toml",
 )
+INCLUDES_FROM_CONF: Version = (23, 2, 0)
+"""Measured: relative names in included files start at their own folder on 22.05, at slurm.conf's on 24.11."""
 _T = TypeVar("_T")
 
 
@@ -59,7 +62,7 @@ class Snapshot:
     folder: Optional[Path] = None
     """Where slurm.conf and job_submit.lua are, when that is on this host."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Texts of those of FILES that can be read here."""
+    """Texts of those of FILES that can be read here, and of what slurm.conf and gres.conf include."""
     left_held: Tuple[str, ...] = ()
     """Our jobs that were requeued after out of memory and are still held."""
     lua: Optional[LuaReport] = None
@@ -88,6 +91,11 @@ class Snapshot:
     """What is known of EpilogSlurmctld's last run; None where it is not ours, or not to be seen here."""
 
     @property
+    def where(self) -> Where:
+        """How this Slurm finds included files."""
+        return Where(str(self.folder or ""), beside=self.version < INCLUDES_FROM_CONF)
+
+    @property
     def version_text(self) -> str:
         """The version as Slurm prints it: 22.05.8."""
         return f"{self.version[0]}.{self.version[1]:02d}.{self.version[2]}"
@@ -110,7 +118,7 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
             return ()
 
     has_database = "slurmdbd" in config.get("AccountingStorageType", "")
-    folder, files = read_files(config.get("SLURM_CONF"))
+    folder, files = read_files(config.get("SLURM_CONF"), version_of(config))
     site_file = os.environ.get(SITE_VARIABLE) or (str(folder / "gpumem.toml") if folder else "")
     site = read_file(site_file, SECTIONS)
     return Snapshot(
@@ -132,13 +140,18 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
     )
 
 
-def read_files(slurm_conf: Optional[str]) -> Tuple[Optional[Path], Dict[str, str]]:
+def read_files(
+    slurm_conf: Optional[str], version: Version = INCLUDES_FROM_CONF
+) -> Tuple[Optional[Path], Dict[str, str]]:
     """The folder of slurm.conf, when it is on this host, and the files in it that can be read."""
     folder = Path(slurm_conf).parent if slurm_conf else None
     if folder is None or not folder.is_dir():
         return None, {}
-    texts = {}
-    for name in FILES:
+    texts: Dict[str, str] = {}
+    where = Where(str(folder), beside=version < INCLUDES_FROM_CONF)
+    for name in ("slurm.conf", "gres.conf"):
+        texts.update(read_from_disk(name, where))
+    for name in FILES[2:]:
         try:
             texts[name] = (folder / name).read_text(errors="replace")
         except OSError:

@@ -11,13 +11,12 @@ from slurm_gpumem.errors import SlurmError, UsageError
 from slurm_gpumem.site.nodes import (
     GpuGroup,
     ask_cluster,
-    expand_names,
-    fold_names,
     parse_descriptions,
     parse_nvidia_smi,
     type_of,
     with_host,
 )
+from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 
 def test_a_description_names_nodes_type_count_and_memory() -> None:

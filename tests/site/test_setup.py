@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup import SetupOptions, propose, write_files
-from slurm_gpumem.site.slurm_conf import edit_slurm_conf, wanted_settings
+from slurm_gpumem.site.slurm_conf import partition_memory, wanted_settings
 from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.conf_file import Where
 
 A100 = NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu",), 64, 512_000)
 MIXED = NodeGroup("m1", (GpuGroup("a100", 2, 40960), GpuGroup("v100", 1, 16384)), ("gpu", "old"), 32, 128_000)
@@ -34,6 +36,7 @@ RIGHT = {
     "PrologEpilogTimeout": "120",
     "DefMemPerCPU": "4000",
 }
+NO_DEFAULT = {key: value for key, value in RIGHT.items() if key != "DefMemPerCPU"}
 
 
 def memory_of(kind: str) -> Optional[int]:
@@ -117,19 +120,42 @@ def test_a_cluster_has_shards_or_mps_never_both() -> None:
     assert wanted_settings(RIGHT, SitePlan((A100,), gres="mps"))["GresTypes"] == "gpu,mps"
     both = {**RIGHT, "GresTypes": "gpu,mps,shard"}
     assert wanted_settings(both, SitePlan((A100,)))["GresTypes"] == "gpu,shard"
-    running = snapshot()
-    nodes = tuple({**node, "Gres": "gpu:a100:4,shard:a100:160"} for node in running.nodes)
-    options = SetupOptions(gpus=("n1=a100:4:40G",), gres="mps")
-    notes = propose(options, replace(running, nodes=nodes), memory_of).notes
-    assert "n2: has shard; a cluster has one of the two, so name these too" in notes
 
 
-def test_default_memory_of_every_partition_is_default_memory_enough() -> None:
-    running = {key: value for key, value in RIGHT.items() if key != "DefMemPerCPU"}
-    some = {"PartitionName": "gpu", "DefMemPerCPU": "4000"}
-    none = {"PartitionName": "cpu", "DefMemPerNode": "UNLIMITED"}
-    assert wanted_settings(running, SitePlan((A100,)), (some,)) == {}
-    assert wanted_settings(running, SitePlan((A100,)), (some, none)) == {"DefMemPerCPU": "8000"}
+def test_nodes_outside_the_plan_keep_their_kind_of_shares() -> None:
+    running = snapshot(GresTypes="gpu,mps")
+    nodes = tuple({**node, "Gres": "gpu:a100:4,mps:a100:400"} for node in running.nodes)
+    options = SetupOptions(gpus=("n1=a100:4:40G",), gres="shard")
+    proposal = propose(options, replace(running, nodes=nodes), memory_of)
+    assert "GresTypes=gpu,mps,shard" in proposal.files["slurm.conf"]
+    assert "n1: mps becomes shard; jobs that ask for mps will be refused there" in proposal.notes
+
+
+def test_a_site_with_mps_gets_mps_unless_it_asks_for_shards() -> None:
+    running = snapshot(GresTypes="gpu,mps")
+    nodes = tuple({**node, "Gres": "gpu:a100:4,mps:a100:400"} for node in running.nodes)
+    site = replace(running, nodes=nodes)
+    assert propose(SetupOptions(), site, memory_of).plan.gres == "mps"
+    assert propose(SetupOptions(gres="shard"), site, memory_of).plan.gres == "shard"
+    assert propose(SetupOptions(), running, memory_of).plan.gres == "shard"
+
+
+def memory(*partitions: Dict[str, str], nodes: Any = (), **running: str) -> Dict[str, int]:
+    return partition_memory({**NO_DEFAULT, **running}, {}, SitePlan((A100,)), partitions, nodes)
+
+
+def test_default_memory_is_given_to_partitions_with_shared_gpus_only() -> None:
+    gpu, cpu = {"PartitionName": "gpu", "DefMemPerNode": "UNLIMITED"}, {"PartitionName": "cpu"}
+    big = {"NodeName": "n1", "Partitions": "gpu", "CPUTot": "64", "RealMemory": "512000"}
+    small = {"NodeName": "c1", "Partitions": "cpu", "CPUTot": "64", "RealMemory": "64000"}
+    assert memory(gpu, cpu, nodes=(big, small)) == {"gpu": 8000}
+    # All CPUs of its smallest node must stay possible without naming memory.
+    assert memory(gpu, cpu, nodes=(big, {**small, "Partitions": "gpu,cpu"})) == {"gpu": 1000}
+    assert memory(gpu, nodes=({**big, "MemSpecLimit": "64000"},)) == {"gpu": 7000}
+    assert memory({**gpu, "MaxMemPerCPU": "4000"}, nodes=(big,)) == {"gpu": 4000}
+    assert memory({**gpu, "DefMemPerCPU": "500"}, nodes=(big,)) == {}
+    assert memory(gpu, nodes=(big,), DefMemPerNode="1000") == {}
+    assert memory(gpu, nodes=(big,), SelectTypeParameters="CR_CORE") == {}
 
 
 def test_gpus_that_are_divided_stay_so_unless_a_reserve_is_asked_for() -> None:
@@ -154,15 +180,22 @@ def test_settings_are_added_to_and_not_replaced() -> None:
         "AccountingStorageTRES": "cpu,mem,energy,node,billing,fs/disk,vmem,pages,gres/gpu,license/matlab",
         "PrologEpilogTimeout": "65534",
     }
-    del running["DefMemPerCPU"]
     assert wanted_settings(running, SitePlan((A100,))) == {
         "GresTypes": "gpu,nvme,shard",
         "AccountingStorageTRES": "gres/gpu,license/matlab,gres/shard",
         "PrologFlags": "X11,Alloc",
         "JobSubmitPlugins": "throttle,lua",
         "PrologEpilogTimeout": "60",
-        "DefMemPerCPU": "8000",
     }
+
+
+def test_select_type_parameters_change_only_where_cons_tres_is_new() -> None:
+    linear = {**RIGHT, "SelectType": "select/linear", "SelectTypeParameters": "NONE"}
+    wanted = wanted_settings(linear, SitePlan((A100,)))
+    assert wanted == {"SelectType": "select/cons_tres", "SelectTypeParameters": "CR_Core_Memory"}
+    old = {**RIGHT, "SelectType": "select/cons_res", "SelectTypeParameters": "CR_CPU,CR_LLN"}
+    assert wanted_settings(old, SitePlan((A100,))) == {"SelectType": "select/cons_tres"}
+    assert wanted_settings({**RIGHT, "SelectTypeParameters": "NONE"}, SitePlan((A100,))) == {}
 
 
 CONF = """# our cluster
@@ -175,21 +208,41 @@ PartitionName=gpu Nodes=ALL
 """
 
 
+def edited(
+    text: str, settings: Dict[str, str], gres: Dict[str, str], partitions: Optional[Dict[str, int]] = None
+) -> str:
+    change = Change(settings, gres, partitions or {})
+    return edit_slurm_conf({"slurm.conf": text}, change, Where())["slurm.conf"]
+
+
 def test_an_edit_touches_only_what_it_must() -> None:
     words = "gpu:a100:4,shard:a100:156"
-    edit = edit_slurm_conf(CONF, {"GresTypes": "gpu,shard"}, {"n1": words, "n2": words})
-    changed = [line for line in edit.text.splitlines() if line not in CONF.splitlines()]
+    text = edited(CONF, {"GresTypes": "gpu,shard"}, {"n1": words, "n2": words}, {"gpu": 8000})
+    changed = [line for line in text.splitlines() if line not in CONF.splitlines()]
     assert changed == [
-        "GresTypes=gpu,shard",
+        "gresTypes = gpu,shard   # whole ones",
         "NodeName=n[1-2] RealMemory=512000 Gres=gpu:a100:4,shard:a100:156,nvme:1 State=UNKNOWN",
+        "PartitionName=gpu Nodes=ALL DefMemPerCPU=8000",
     ]
-    assert edit.notes == ()
 
 
-def test_nodes_of_one_line_that_differ_are_left_to_the_admin() -> None:
-    edit = edit_slurm_conf(CONF, {}, {"n1": "gpu:a100:4,shard:a100:156", "n7": "gpu:1,shard:8"})
-    assert edit.text == CONF
-    assert ["split" in edit.notes[0], "no NodeName line for n7" in edit.notes[1]] == [True, True]
+def test_a_line_whose_nodes_come_to_differ_is_split() -> None:
+    text = edited(CONF, {}, {"n1": "gpu:a100:4,shard:a100:156"})
+    changed = [line for line in text.splitlines() if line not in CONF.splitlines()]
+    assert changed == [
+        "NodeName=n1 RealMemory=512000 Gres=gpu:a100:4,shard:a100:156,nvme:1 State=UNKNOWN",
+        "NodeName=n2 RealMemory=512000 Gres=gpu:a100:4,nvme:1 State=UNKNOWN",
+    ]
+    listed = CONF.replace("RealMemory=512000", "NodeAddr=10.0.0.[1-2]")
+    with pytest.raises(UsageError, match=r"n\[1-2\].*nodeaddr is a list"):
+        edited(listed, {}, {"n1": "gpu:a100:4,shard:a100:156"})
+
+
+def test_a_node_or_partition_without_a_line_is_an_error_that_names_it() -> None:
+    with pytest.raises(UsageError, match=r"^n\[7-8\]: no NodeName= line"):
+        edited(CONF, {}, {"n7": "gpu:1,shard:8", "n8": "gpu:1,shard:8"})
+    with pytest.raises(UsageError, match=r"^big: no PartitionName= line"):
+        edited(CONF, {}, {}, {"big": 8000})
 
 
 @given(
@@ -197,9 +250,8 @@ def test_nodes_of_one_line_that_differ_are_left_to_the_admin() -> None:
     st.dictionaries(st.sampled_from(["GresTypes", "A", "Gg"]), st.sampled_from(["x", "y,z"])),
 )
 def test_editing_twice_changes_nothing_more(text: str, settings: Dict[str, str]) -> None:
-    once = edit_slurm_conf(text, settings, {}).text
-    again = edit_slurm_conf(once, settings, {}).text
-    assert once == again
+    once = edited(text, settings, {})
+    assert edited(once, settings, {}) == once
 
 
 def test_a_site_without_plugin_gets_ours_and_one_with_its_own_gets_two_changes() -> None:

@@ -1,0 +1,124 @@
+"""The smallest edit of slurm.conf and the files it includes that makes them say what sharing needs."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Set, Tuple
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.conf_file import Edit, Statement, Where, apply, read_tree
+from slurm_gpumem.slurm.conf_nodes import Line, lines_of
+from slurm_gpumem.slurm.gres import GPU_GRES
+from slurm_gpumem.slurm.node_names import fold_names
+
+_ONE_PER_NODE = ("nodeaddr", "nodehostname", "port", "bcastaddr")
+"""Lists that must be as long as the list of names."""
+
+
+class Change(NamedTuple):
+    """What slurm.conf is to say."""
+
+    settings: Mapping[str, str]
+    gres: Mapping[str, str]
+    """Node name → the GPU part of its Gres=."""
+    memory: Mapping[str, int]
+    """Partition → DefMemPerCPU."""
+
+
+def edit_slurm_conf(texts: Mapping[str, str], change: Change, where: Where) -> Dict[str, str]:
+    """The files that change, and slurm.conf itself; UsageError where a node or partition has no line."""
+    tree = read_tree("slurm.conf", texts, where)
+    edits: List[Edit] = []
+    left = dict(change.settings)
+    for statement in tree.statements:
+        for key in {pair.key.lower() for pair in statement.pairs}:
+            wanted = next((name for name in change.settings if name.lower() == key), None)
+            if wanted is not None and statement.kind not in ("nodename", "partitionname"):
+                edits += statement.set(wanted, change.settings[wanted])
+                left.pop(wanted, None)
+    nodes, node_edits = _nodes(lines_of(tree.statements, "nodename"), change.gres)
+    partitions, memory_edits = _memory(lines_of(tree.statements, "partitionname"), change.memory)
+    _all_found("NodeName", change.gres, nodes, tree.missing)
+    _all_found("PartitionName", change.memory, partitions, tree.missing)
+    changed = apply(texts, [*edits, *node_edits, *memory_edits])
+    if left:
+        text = changed["slurm.conf"]
+        end = "" if not text or text.endswith("\n") else "\n"
+        lines = [f"{key}={value}" for key, value in left.items()]
+        changed["slurm.conf"] = "\n".join([f"{text}{end}", "# Sharing of GPUs", *lines, ""])
+    return {name: text for name, text in changed.items() if name == "slurm.conf" or text != texts.get(name)}
+
+
+def merged_gres(now: str, wanted: str) -> str:
+    """A node's Gres= with this GPU part, and with whatever else it has."""
+    others = [word for word in now.split(",") if word and word.split(":")[0].lower() not in GPU_GRES]
+    return ",".join([wanted, *others])
+
+
+def same_gres(now: str, wanted: str) -> bool:
+    """Whether a Gres= already has this GPU part; the order matters only between several types."""
+    words = [
+        word for word in re.sub(r"\([^)]*\)", "", now).split(",") if word.split(":")[0].lower() in GPU_GRES
+    ]
+    needed = wanted.split(",")
+    several = len(needed) > 2
+    return words == needed if several else set(words) == set(needed)
+
+
+def _nodes(lines: Sequence[Line], gres: Mapping[str, str]) -> Tuple[Set[str], List[Edit]]:
+    found: Set[str] = set()
+    edits: List[Edit] = []
+    for line in lines:
+        now = line.attributes.get("gres", "")
+        groups: Dict[str, List[str]] = {}
+        for name in line.names:
+            found.add(name)
+            kept = name not in gres or same_gres(now, gres[name])
+            groups.setdefault(now if kept else merged_gres(now, gres[name]), []).append(name)
+        if len(groups) > 1:
+            edits.append(_split(line, groups))
+        elif set(groups) != {now}:
+            edits += line.statement.set("Gres", next(iter(groups)))
+    return found, edits
+
+
+def _split(line: Line, groups: Mapping[str, Sequence[str]]) -> Edit:
+    """One line for each kind of node, in the place of a line for all."""
+    statement = line.statement
+    listed = [key for key in _ONE_PER_NODE if re.search(r"[\[,]", statement.value(key) or "")]
+    if listed:
+        raise UsageError(
+            f"{statement.file}: the nodes of {statement.value('nodename')} will differ in Gres=, and their "
+            f"{listed[0]} is a list.\n"
+            "Split this line by hand, one for each kind of node, and run gpumem setup again."
+        )
+    parts = []
+    for gres, names in groups.items():
+        alone = Statement(statement.file, 0, 0, statement.text, tuple(range(len(statement.text))))
+        edits = alone.set("NodeName", fold_names(names))
+        edits += alone.set("Gres", gres) if gres else alone.without("gres")
+        text = apply({statement.file: statement.text}, edits)[statement.file]
+        parts.append(re.sub(r"\s+", " ", text).strip() + "\n")
+    return Edit(statement.file, statement.start, statement.end, "".join(parts))
+
+
+def _memory(lines: Sequence[Line], memory: Mapping[str, int]) -> Tuple[Set[str], List[Edit]]:
+    found: Set[str] = set()
+    edits: List[Edit] = []
+    for line in lines:
+        found.update(line.names)
+        wanted = {memory[name] for name in line.names if name in memory}
+        if wanted:
+            edits += line.statement.set("DefMemPerCPU", str(min(wanted)))
+    return found, edits
+
+
+def _all_found(key: str, wanted: Mapping[str, object], found: Set[str], missing: Sequence[str]) -> None:
+    lost = [name for name in wanted if name not in found]
+    if not lost:
+        return
+    where = f"; {', '.join(missing)} cannot be read here" if missing else ""
+    raise UsageError(
+        f"{fold_names(lost)}: no {key}= line in slurm.conf or the files that it includes{where}.\n"
+        "Run gpumem setup where they can be read, or name only the nodes that have one with --gpu."
+    )

@@ -1,0 +1,71 @@
+"""What an admin must know about programs that the site already has in Slurm's hooks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import List, Mapping, Optional
+
+from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
+
+LUA_PLUGIN = "job_submit_lua.so"
+_FOLDER = "/etc/slurm/gpumem"
+_CHAINED = {
+    "Prolog": "next_prolog",
+    "Epilog": "next_epilog",
+    "TaskProlog": "next_task_prolog",
+    "TaskEpilog": "next_task_epilog",
+    "EpilogSlurmctld": "next_epilog_slurmctld",
+}
+_OURS = re.compile(rf"{_FOLDER}/|gpumem")
+
+
+def recovery_notes(running: Mapping[str, str]) -> List[str]:
+    """The lines that let a job come back after out of memory: the site's to add, with the node's hooks."""
+    hook = value_of(running, "EpilogSlurmctld")
+    if hook is not None and hook.endswith(RECOVERY_HOOK):
+        return []
+    return [
+        f"for jobs to come back after out of memory: EpilogSlurmctld={_FOLDER}/{RECOVERY_HOOK} and "
+        f"TaskEpilog={_FOLDER}/task_epilog.sh (docs/admin/recovery.md)",
+        *(note for key in _CHAINED for note in _kept(key, running)),
+    ]
+
+
+def _kept(key: str, running: Mapping[str, str]) -> List[str]:
+    """How a hook that the site has stays in use beside ours."""
+    values = [
+        value for name, value in running.items() if re.fullmatch(rf"{key}\[[0-9]+\]", name) and value
+    ] or [value for value in [value_of(running, key)] if value]
+    values = [value for value in values if not _OURS.search(value)]
+    if not values:
+        return []
+    if len(values) == 1 and not re.search(r"[*?\[]", values[0]) and not Path(values[0]).is_dir():
+        return [f"{key}={values[0]} stays in use with {_CHAINED[key]}={values[0]} in {_FOLDER}/hooks.conf"]
+    folder = Path(values[0])
+    folder = folder if folder.is_dir() else folder.parent
+    ours = {"EpilogSlurmctld": RECOVERY_HOOK, "TaskProlog": "task_prolog.sh", "TaskEpilog": "task_epilog.sh"}
+    script = ours.get(key, f"{key.lower()}.sh")
+    return [
+        f"{key} runs several programs ({', '.join(values)}): leave it as it is, and link {_FOLDER}/{script} "
+        f"into {folder}"
+    ]
+
+
+def has_lua_plugin(running: Mapping[str, str], slurm_root: Optional[Path] = None) -> Optional[bool]:
+    """Whether slurmctld can load job_submit/lua; None where its plug-ins are not on this machine."""
+    folders = [
+        Path(f"{slurm_root or ''}{folder}") for folder in (value_of(running, "PluginDir") or "").split(":")
+    ]
+    here = [folder for folder in folders if folder.is_dir() and folder != Path()]
+    return any((folder / LUA_PLUGIN).exists() for folder in here) if here else None
+
+
+def missing_plugin_note(running: Mapping[str, str]) -> str:
+    """What to do where slurmctld cannot load Lua plug-ins."""
+    return (
+        f"{LUA_PLUGIN} is not in {value_of(running, 'PluginDir')}, and slurmctld would not start with "
+        "JobSubmitPlugins=lua; it is left out. gpusbatch asks for shares by itself; #GPUMEM lines in plain "
+        "sbatch scripts do nothing. To have them, install slurm-wlm-basic-plugins (Debian), or build Slurm "
+        "with lua-devel installed (rpm), and run gpumem setup again"
+    )

@@ -1,0 +1,172 @@
+"""A configuration is tried before it is shown: harmless copies, before and after, are asked the same."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from slurm_gpumem.devcluster import trial
+from slurm_gpumem.devcluster.sandbox import Configuration
+from slurm_gpumem.devcluster.trial import Answer, Trial
+from slurm_gpumem.errors import DevClusterError
+from slurm_gpumem.site.lua_report import try_lua
+from slurm_gpumem.site.requests import (
+    NewRequest,
+    Request,
+    kinds_of_nodes,
+    requests_for_shares,
+    requests_of_today,
+)
+from slurm_gpumem.site.setup import Proposal
+from slurm_gpumem.site.slurm_conf import value_of
+from slurm_gpumem.site.snapshot import Snapshot
+from slurm_gpumem.slurm.conf_file import read_tree
+from slurm_gpumem.slurm.node_names import expand_names, fold_names
+from slurm_gpumem.slurm.nodes import Record
+
+Answers = Dict[Request, Answer]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a trial."""
+
+    not_tried: str = ""
+    """Why there was none, and where there could be one."""
+    broken_before: bool = False
+    """Whether that is because the configuration as it is now does not start either."""
+    broken: Tuple[str, ...] = ()
+    """What would not work any more, or not at all."""
+    said: str = ""
+    """What was tried, for people."""
+
+
+def try_proposal(proposal: Proposal, now: Optional[Snapshot], slurm_root: Optional[Path] = None) -> Verdict:
+    """Start a copy of the running configuration, then one of the proposed one, and compare their answers."""
+    reason = _cannot_try(now, slurm_root)
+    if now is None or reason:
+        return Verdict(not_tried=reason)
+    broken_lua = _lua_problems(proposal.files)
+    if broken_lua:
+        return Verdict(broken=broken_lua)
+    plan = proposal.plan
+    wanted = {node: group.nodes for group in plan.groups for node in expand_names(group.nodes)}
+    names, left_out = kinds_of_nodes(now.nodes, wanted)
+    nodes = [node for node in now.nodes if node["NodeName"] in names]
+    today = requests_of_today(nodes, gone="shard" if plan.gres == "mps" else "mps")
+    shares = requests_for_shares(nodes, now.partitions, plan)
+    whole = [new.instead_of for new in shares]
+    conf = {name: text for name, text in now.files.items() if not name.endswith((".lua", ".toml"))}
+    try:
+        with trial.started(Configuration(conf, now.where), names, slurm_root) as running:
+            before = _ask(running, [*today, *whole])
+    except DevClusterError as error:
+        reason = f"a copy of the configuration as it is now does not start: {_reason(error)}"
+        return Verdict(not_tried=f"{reason}\n--untried prints the proposal anyway", broken_before=True)
+    new = {**conf, **{name: text for name, text in proposal.files.items() if _is_tried(name)}}
+    try:
+        with trial.started(Configuration(new, now.where), names, slurm_root) as running:
+            after = _ask(running, [*today, *(new.request for new in shares)])
+            wrong = _wrong_devices(running, proposal, nodes)
+    except DevClusterError as error:
+        return Verdict(broken=(f"Slurm does not start with it: {_reason(error)}",))
+    lost = [*_lost(before, after, today), *_no_shares(before, after, shares), *wrong]
+    kinds = f", {left_out} kinds of nodes left out" if left_out else ""
+    return Verdict(
+        broken=tuple(lost),
+        said=f"tried on a copy of this cluster ({fold_names(names)}, Slurm {now.version_text}{kinds}): "
+        f"{len(today)} requests answered as before, {len(shares)} for shares accepted",
+    )
+
+
+def _cannot_try(now: Optional[Snapshot], slurm_root: Optional[Path]) -> str:
+    if now is None:
+        return "no running cluster to compare with; run gpumem setup on its controller"
+    host = (value_of(now.config, "SlurmctldHost") or "the controller").partition("(")[0]
+    if "slurm.conf" not in now.files:
+        return f"slurm.conf cannot be read here; run gpumem setup on {host}, as root"
+    missing = [
+        name
+        for file in ("slurm.conf", "gres.conf")
+        if file in now.files
+        for name in read_tree(file, now.files, now.where).missing
+    ]
+    if missing:
+        return f"{', '.join(missing)} cannot be read here; run gpumem setup on {host}, as root"
+    try:
+        found = trial.installed_version(slurm_root)
+    except DevClusterError as error:
+        return f"{error}\nor run gpumem setup on {host}"
+    if found[:2] != now.version[:2]:
+        there = f"{found[0]}.{found[1]:02d}"
+        return f"slurmctld here is {there}, the cluster's is {now.version_text}; run gpumem setup on {host}"
+    return ""
+
+
+def _is_tried(name: str) -> bool:
+    return name == "gpumem_site.lua" or not name.endswith((".lua", ".toml"))
+
+
+def _ask(running: Trial, requests: Sequence[Request]) -> Answers:
+    return {request: running.test_only(request.options) for request in dict.fromkeys(requests)}
+
+
+def _lost(before: Answers, after: Answers, requests: Sequence[Request]) -> List[str]:
+    return [
+        f"works now and would not: {request}: {after[request].said}"
+        for request in requests
+        if before[request].accepted and not after[request].accepted
+    ]
+
+
+def _no_shares(before: Answers, after: Answers, requests: Sequence[NewRequest]) -> List[str]:
+    return [
+        f"would not work: {new.request}: {after[new.request].said}"
+        for new in requests
+        if before[new.instead_of].accepted and not after[new.request].accepted
+    ]
+
+
+def _wrong_devices(running: Trial, proposal: Proposal, nodes: Sequence[Record]) -> List[str]:
+    """Shares that are on other devices than gres.conf says; it can only happen with several types."""
+    groups = {name: group for group in proposal.plan.groups for name in expand_names(group.nodes)}
+    found = []
+    for node in nodes:
+        group = groups.get(node["NodeName"])
+        partition = next(filter(None, node.get("Partitions", "").split(",")), None)
+        if group is None or not group.mixed or partition is None:
+            continue
+        first = 0
+        for gpus in group.gpus:
+            right = {str(number) for number in range(first, first + gpus.count)}
+            first += gpus.count
+            gres = f"{proposal.plan.gres}:{gpus.gpu_type}:{proposal.plan.shares(gpus)}"
+            where = (f"-p{partition}", f"-w{node['NodeName']}", "-n1", "--mem=1", f"--gres={gres}")
+            given = running.devices(where) or "none"
+            if given not in right:
+                found.append(
+                    f"--gres={gres} on {node['NodeName']} got GPU {given}, not one of {gpus.gpu_type}"
+                )
+    return found
+
+
+def _lua_problems(files: Mapping[str, str]) -> Tuple[str, ...]:
+    """Why the proposed Lua files do not load; the site's own is compiled and never run."""
+    if "job_submit.lua" not in files:
+        return ()
+    with tempfile.TemporaryDirectory(prefix="gpumem-lua-") as folder:
+        for name, text in files.items():
+            if name.endswith(".lua"):
+                Path(folder, name).write_text(text, encoding="utf-8", errors="surrogateescape")
+        report = try_lua(Path(folder))
+    broken = report.broken if report else ()
+    return tuple(f"{name} does not load: {why}" for name, why in broken)
+
+
+def _reason(error: DevClusterError) -> str:
+    """The line of a daemon's log that says why, or all that is known."""
+    lines = str(error).splitlines()
+    fatal = [line.partition("fatal: ")[2] for line in lines if "fatal: " in line]
+    return f"{lines[0]} {fatal[0]}" if fatal else "\n".join(lines)
