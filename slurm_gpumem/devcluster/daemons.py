@@ -49,6 +49,7 @@ class Starter:
         self._env = env
         self._started = started
         self._owner = owner
+        self._controller: Optional[Process] = None
 
     def munged(self) -> None:
         """Start munged with this cluster's own key."""
@@ -125,6 +126,7 @@ class Starter:
     def controller(self) -> None:
         """Start slurmctld and wait until it accepts connections."""
         process = self._start(self._installation.command("slurmctld", "-D"), "slurmctld")
+        self._controller = process
         self._await(process, lambda: _answers_tcp(self._place.controller_port), "slurmctld.log")
 
     def nodes(self, names: Sequence[str]) -> None:
@@ -142,6 +144,9 @@ class Starter:
             for name, (state, reason) in states.items():
                 if name in waiting and re.search("drain|inval", state):
                     raise DevClusterError(f"node {name} is {state}: {reason}")
+            if self._controller is not None:
+                # It answers before it has read everything.
+                self._check_alive(self._controller, "slurmctld.log")
             for name in set(waiting) - idle:
                 self._check_alive(waiting[name], f"slurmd-{name}.log")
             if time.monotonic() > deadline:

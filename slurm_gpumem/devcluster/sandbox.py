@@ -23,20 +23,29 @@ from slurm_gpumem.slurm.node_names import expand_names
 
 KEPT_SETTINGS = frozenset(
     """
-    AccountingStorageTRES AccountingStoreFlags AllowSpecResourcesUsage DefCpuPerGPU DefMemPerCPU DefMemPerGPU
+    AccountingStoreFlags AllowSpecResourcesUsage DefCpuPerGPU DefMemPerCPU DefMemPerGPU
     DefMemPerNode EnforcePartLimits GresTypes JobDefaults JobSubmitPlugins Licenses MaxArraySize MaxJobCount
     MaxMemPerCPU MaxMemPerNode MaxNodeCount OverTimeLimit PluginDir PrologEpilogTimeout PrologFlags
     SchedulerParameters SchedulerType SelectType SelectTypeParameters
     """.lower().split()
 )
-"""What decides whether a request can be met, and what `gpumem setup` proposes."""
+"""What decides whether a request can be met, and what `gpumem setup` proposes.
+
+Not AccountingStorageTRES: from 24.11 on slurmctld refuses it without a database.
+"""
 _PROLOG_FLAGS = ("alloc", "nohold", "serial")
 """The others need cgroups or ports."""
+_OF_NODES = frozenset(
+    """
+    Boards CoresPerSocket CPUs Feature Features Gres MemSpecLimit Nodes Procs RealMemory Sockets
+    SocketsPerBoard ThreadsPerCore TmpDisk Weight
+    """.lower().split()
+)
 _NODE_LEAVES = ("nodeaddr", "nodehostname", "port", "bcastaddr", "state", "reason", "topology", "parameters")
 _PARTITION_LEAVES = frozenset(
     """
     AllowAccounts AllowGroups AllowQos AllocNodes DenyAccounts DenyQos QOS ReqResv RootOnly State PreemptMode
-    GraceTime PowerDownOnIdle ResumeTimeout SuspendTime SuspendTimeout Topology Alternate
+    TRESBillingWeights GraceTime PowerDownOnIdle ResumeTimeout SuspendTime SuspendTimeout Topology Alternate
     """.lower().split()
 )
 """Who may use a partition, and when: the trial's user is none of the site's, and there is no database."""
@@ -149,9 +158,11 @@ def _group_edits(statement: Statement, known: set[str]) -> List[Edit]:
 
 def _setting_edits(statement: Statement) -> List[Edit]:
     kept = [pair for pair in statement.pairs if pair.key.lower() in KEPT_SETTINGS]
+    if not statement.pairs or any(pair.key.lower() in _OF_NODES for pair in statement.pairs):
+        # Part of a node's or partition's line that stands alone: for Slurm to judge.
+        return []
     if not kept:
-        # A line without any Key=value is for Slurm to judge.
-        return [statement.removed()] if statement.pairs else []
+        return [statement.removed()]
     edits = [
         edit
         for key in {pair.key.lower() for pair in statement.pairs} - KEPT_SETTINGS

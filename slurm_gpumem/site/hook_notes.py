@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from pathlib import Path
 from typing import List, Mapping, Optional
@@ -54,11 +55,11 @@ def _kept(key: str, running: Mapping[str, str]) -> List[str]:
 
 def has_lua_plugin(running: Mapping[str, str], slurm_root: Optional[Path] = None) -> Optional[bool]:
     """Whether slurmctld can load job_submit/lua; None where its plug-ins are not on this machine."""
-    folders = [
-        Path(f"{slurm_root or ''}{folder}") for folder in (value_of(running, "PluginDir") or "").split(":")
-    ]
-    here = [folder for folder in folders if folder.is_dir() and folder != Path()]
-    return any((folder / LUA_PLUGIN).exists() for folder in here) if here else None
+    named = [folder for folder in (value_of(running, "PluginDir") or "").split(":") if folder]
+    inside = [Path(f"{slurm_root}{folder}") for folder in named] if slurm_root else []
+    here = [folder for folder in (*inside, *map(Path, named)) if folder.is_dir()]
+    # A link in a tree may only lead somewhere inside it.
+    return any(os.path.lexists(folder / LUA_PLUGIN) for folder in here[: len(named)]) if here else None
 
 
 def missing_plugin_note(running: Mapping[str, str]) -> str:

@@ -37,7 +37,8 @@ def wanted_settings(
         units = ("CR_CPU", "CR_CORE", "CR_SOCKET")
         if not any(word.upper().startswith(units) for word in words_of(running, "SelectTypeParameters")):
             wanted["SelectTypeParameters"] = "CR_Core_Memory"
-    if "slurmdbd" in (value_of(running, "AccountingStorageType") or "slurmdbd"):
+    # Without slurmdbd they would be fatal from 24.11 on, which prints (null) for "none".
+    if not running or "slurmdbd" in (value_of(running, "AccountingStorageType") or ""):
         # Slurm adds its own TRES (cpu, mem, node ...) by itself.
         have = [
             word for word in words_of(running, "AccountingStorageTRES") if "/" in word and word[:3] != "fs/"
