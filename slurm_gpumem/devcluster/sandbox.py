@@ -105,7 +105,7 @@ def devices_needed(conf: Configuration, nodes: Sequence[str]) -> int:
     """How many device files the GPUs of these nodes need."""
     known = attributes_of(lines_of(conf.slurm.statements, "nodename"))
     counts = [
-        sum(count for name, _, count in parse_gres(known[node].get("gres", "")) if name == "gpu")
+        sum(count for name, _, count in parse_gres(known.get(node, {}).get("gres", "")) if name == "gpu")
         for node in nodes
     ]
     paths = {
@@ -120,13 +120,20 @@ def devices_needed(conf: Configuration, nodes: Sequence[str]) -> int:
 
 
 def _slurm_edits(tree: Tree, nodes: set[str], place: Place) -> List[Edit]:
-    sets = {name for line in lines_of(tree.statements, "nodeset") for name in line.names}
+    sets = {
+        name
+        for line in lines_of(tree.statements, "nodeset")
+        if "feature" in line.attributes or nodes & set(expand_names(line.attributes.get("nodes", "")))
+        for name in line.names
+    }
     edits: List[Edit] = []
     for statement in tree.statements:
         if statement.kind == "nodename":
             edits += _node_edits(statement, nodes, place)
+        elif statement.kind == "nodeset" and statement.value("nodeset") not in sets:
+            edits.append(statement.removed())
         elif statement.kind in ("partitionname", "nodeset"):
-            edits += _group_edits(statement, nodes | sets | {"ALL"})
+            edits += _group_edits(statement, nodes | sets)
         else:
             edits += _setting_edits(statement)
     return edits

@@ -13,6 +13,8 @@ from slurm_gpumem.errors import UsageError
 MIB_PER_SHARD = 1024
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+UNFIT_IN_PATHS = re.compile(r"[\s#,'\"%\[\]]")
+"""What Slurm's files cannot have in a path."""
 _SOCKET_PATH_LIMIT = 107
 """The kernel's limit on the path of a unix socket."""
 _LONGEST_SOCKET = "run/munge.sock.2"
@@ -81,7 +83,7 @@ class ClusterSpec:
                 raise UsageError(f"{line!r} is not one line Key=value of slurm.conf")
         if not self.state.is_absolute():
             raise UsageError(f"state directory {str(self.state)!r} must be an absolute path")
-        if re.search(r"[\s#,'\"%\[\]]", str(self.state)):
+        if UNFIT_IN_PATHS.search(str(self.state)):
             raise UsageError(
                 f"state directory {str(self.state)!r}: Slurm's files allow no blanks, quotes, #, %, commas "
                 "or brackets in a path; choose another with --state"

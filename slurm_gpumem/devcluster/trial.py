@@ -6,7 +6,9 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,16 +19,26 @@ from slurm_gpumem.devcluster.cluster import make_folders, stop_processes, withou
 from slurm_gpumem.devcluster.config import Place
 from slurm_gpumem.devcluster.daemons import Starter
 from slurm_gpumem.devcluster.devices import make_devices
-from slurm_gpumem.devcluster.installation import SYSTEM_FOLDERS, Installation, SystemSlurm, version
+from slurm_gpumem.devcluster.installation import (
+    SYSTEM_FOLDERS,
+    Installation,
+    SystemSlurm,
+    find_program,
+    version,
+)
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.ports import PortReservation
 from slurm_gpumem.devcluster.processes import Process
 from slurm_gpumem.devcluster.sandbox import Configuration, devices_needed, sandboxed
+from slurm_gpumem.devcluster.spec import UNFIT_IN_PATHS
 from slurm_gpumem.devcluster.tree import TreeSlurm
+from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.slurm.client import Version
 
-_POWERLESS = "bin"
-"""An account that every system has and that owns nothing. Not nobody: 26.05 refuses that name."""
+_POWERLESS = ("bin", "daemon")
+"""Accounts that every system has and that own nothing. Not nobody: 26.05 refuses that name."""
+_LONGEST_FOLDER = 60
+"""The path of a socket is below it, and may have about 100 bytes."""
 _ANSWER_S = 20.0
 
 
@@ -47,14 +59,20 @@ class Trial:
 
     def test_only(self, options: Sequence[str]) -> Answer:
         """Whether a job with these options could run, by `sbatch --test-only`."""
-        done = self.run(["sbatch", "--test-only", "--output=/dev/null", *options, "--wrap", "true"])
+        try:
+            done = self.run(["sbatch", "--test-only", "--output=/dev/null", *options, "--wrap", "true"])
+        except subprocess.TimeoutExpired:
+            return Answer(False, f"no answer within {_ANSWER_S:.0f} s")
         said = [line for line in done.stderr.splitlines() if line.strip()]
         text = said[-1] if said else f"exit code {done.returncode}"
         return Answer(done.returncode == 0, text.replace("sbatch: ", "").replace("error: ", ""))
 
     def devices(self, options: Sequence[str]) -> str:
-        """CUDA_VISIBLE_DEVICES of a job with these options, which is run."""
-        done = self.run(["srun", "--quiet", *options, "printenv", "CUDA_VISIBLE_DEVICES"])
+        """CUDA_VISIBLE_DEVICES of a job with these options, which is run; "" where it does not run."""
+        try:
+            done = self.run(["srun", "--quiet", *options, "printenv", "CUDA_VISIBLE_DEVICES"])
+        except subprocess.TimeoutExpired:
+            return ""
         return done.stdout.strip()
 
     def run(self, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -78,9 +96,13 @@ class Trial:
 
 
 def installed_version(slurm_root: Optional[Path] = None) -> Version:
-    """The version of the slurmctld that a trial would start; DevClusterError where there is none."""
+    """The version of the slurmctld that a trial would start; DevClusterError where a program is missing."""
     with _folder(None) as layout:
-        return version(_prepared(slurm_root, layout), {"PATH": SYSTEM_FOLDERS})
+        installation = _prepared(slurm_root, layout)
+        for program in ("slurmctld", "slurmd", "sbatch", "srun"):
+            installation.command(program)
+        find_program("munged")
+        return version(installation, {"PATH": SYSTEM_FOLDERS})
 
 
 @contextlib.contextmanager
@@ -89,9 +111,9 @@ def started(conf: Configuration, nodes: Sequence[str], slurm_root: Optional[Path
 
     Run by root it belongs to an account that owns nothing of the site.
     """
-    owner = pwd.getpwnam(_POWERLESS) if os.geteuid() == 0 else None
+    owner = _powerless() if os.geteuid() == 0 else None
     running: List[Process] = []
-    with _folder(owner) as layout, PortReservation(1 + len(nodes)) as reserved:
+    with _ended_by_signals(), _folder(owner) as layout, PortReservation(1 + len(nodes)) as reserved:
         installation = _prepared(slurm_root, layout)
         env = {"PATH": SYSTEM_FOLDERS, "LANG": "C.UTF-8", "SLURM_CONF": str(layout.slurm_conf)}
         controller_port, *node_ports = reserved.ports
@@ -125,7 +147,7 @@ def _prepared(slurm_root: Optional[Path], layout: Layout) -> Installation:
 @contextlib.contextmanager
 def _folder(owner: Optional[pwd.struct_passwd]) -> Iterator[Layout]:
     """A fresh folder, owned by the trial's owner and gone afterwards."""
-    root = Path(tempfile.mkdtemp(prefix="gpumem-try-"))
+    root = Path(tempfile.mkdtemp(prefix="gpumem-try-", dir=_usable_folder()))
     try:
         root.chmod(0o755)
         layout = Layout(root)
@@ -136,6 +158,38 @@ def _folder(owner: Optional[pwd.struct_passwd]) -> Iterator[Layout]:
         yield layout
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _usable_folder() -> Optional[str]:
+    """Where to make a folder that another account can enter and whose path Slurm takes; None: as usual."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    enterable = all(folder.stat().st_mode & stat.S_IXOTH for folder in (usual, *usual.parents))
+    fits = len(os.fsencode(usual)) <= _LONGEST_FOLDER and not UNFIT_IN_PATHS.search(str(usual))
+    return None if enterable and fits else "/tmp"
+
+
+def _powerless() -> pwd.struct_passwd:
+    for name in _POWERLESS:
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise DevClusterError(f"no account {' or '.join(_POWERLESS)} here to run a trial without privileges")
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """A lost terminal or a TERM ends the trial in order: its daemons are in sessions of their own."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write(files: Dict[str, str], folder: Path) -> None:

@@ -159,7 +159,7 @@ def shared_jobs_have_default_memory(now: Snapshot) -> Iterator[Finding]:
             "default-memory",
             f"partition {', '.join(bare)}: no DefMemPerCPU or DefMemPerNode",
             "a shared job without --mem takes all memory of its node, and nothing else runs there",
-            f"DefMemPerCPU={_memory_per_cpu(now)} in slurm.conf (DefMemPerGPU does not count for shares)",
+            f"DefMemPerCPU={_memory_per_cpu(now)} on its PartitionName line (DefMemPerGPU ignores shares)",
         )
 
 

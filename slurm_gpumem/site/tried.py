@@ -23,6 +23,7 @@ from slurm_gpumem.site.setup import Proposal
 from slurm_gpumem.site.slurm_conf import value_of
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.conf_file import read_tree
+from slurm_gpumem.slurm.conf_nodes import attributes_of, lines_of
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 from slurm_gpumem.slurm.nodes import Record
 
@@ -53,7 +54,9 @@ def try_proposal(proposal: Proposal, now: Optional[Snapshot], slurm_root: Option
         return Verdict(broken=broken_lua)
     plan = proposal.plan
     wanted = {node: group.nodes for group in plan.groups for node in expand_names(group.nodes)}
-    names, left_out = kinds_of_nodes(now.nodes, wanted)
+    lines = lines_of(read_tree("slurm.conf", now.files, now.where).statements, "nodename")
+    configured = attributes_of(lines)
+    names, left_out = kinds_of_nodes([n for n in now.nodes if n["NodeName"] in configured], wanted)
     nodes = [node for node in now.nodes if node["NodeName"] in names]
     today = requests_of_today(nodes, gone="shard" if plan.gres == "mps" else "mps")
     shares = requests_for_shares(nodes, now.partitions, plan)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.sandbox import Configuration, sandboxed
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.slurm.conf_file import Where
+from tests.support.needs import needs_root
 from tests.support.site_files import SLURM_ROOT
 
 PROGRAMS = [
@@ -167,3 +170,22 @@ def test_a_node_that_slurm_drains_is_reported_with_the_reason() -> None:
         trial.started(conf, ["n1"], SLURM_ROOT),
     ):
         pass
+
+
+@pytest.mark.slurm
+@needs_root
+def test_an_ordinary_user_can_start_a_trial() -> None:
+    conf = {"slurm.conf": SITE}
+    program = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "from slurm_gpumem.devcluster import sandbox, trial\n"
+        "from slurm_gpumem.slurm.conf_file import Where\n"
+        "os.setgroups([]); os.setgid(1); os.setuid(1)\n"
+        f"conf = sandbox.Configuration({conf!r}, Where())\n"
+        f"root = {str(SLURM_ROOT or '')!r}\n"
+        "with trial.started(conf, ['n1'], Path(root) if root else None) as running:\n"
+        "    print(running.test_only(['-pp', '--gres=gpu:2']).accepted)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "True\n", done.stderr

@@ -276,3 +276,27 @@ def test_where_slurmctld_is_not_installed_it_says_where_to_run(
     assert "slurm.conf cannot be read here; run gpumem setup on ctl1" in (
         tried(proposal, replace(now, files={})).not_tried
     )
+
+
+def test_a_site_that_gives_whole_nodes_learns_that_this_changes() -> None:
+    head = HEAD.replace("select/cons_tres", "select/linear").replace("CR_Core_Memory", "CR_Memory")
+    now = snapshot_of({**PLAIN, "slurm.conf": PLAIN["slurm.conf"].replace(HEAD, head)}, ["n1", "c1"])
+    proposal = proposed(now)
+    assert "SelectTypeParameters=CR_Core_Memory\n" in proposal.files["slurm.conf"]
+    assert any(
+        note.startswith("select/linear becomes select/cons_tres with CR_Core_Memory on the whole cluster")
+        for note in proposal.notes
+    )
+    assert passes(tried(proposal, now))
+
+
+def test_sets_of_nodes_of_which_none_is_started_do_not_stop_a_trial() -> None:
+    conf = (
+        f"{HEAD}NodeName=n[1-8] CPUs=16 RealMemory=64000 Gres=gpu:a100:4 Feature=fast\n"
+        "NodeSet=left Nodes=n[1-4]\nNodeSet=right Nodes=n[5-8]\n"
+        "NodeSet=all Feature=fast\nNodeSet=slow Feature=slow\n"
+        "PartitionName=gpu Nodes=left,right Default=YES\nPartitionName=more Nodes=all,slow\n"
+    )
+    now = snapshot_of({"slurm.conf": conf, "gres.conf": GPUS}, ["n1", "n5"])
+    proposal = proposed(now, SetupOptions(gpus=("n[1-8]=a100:4:40G",), slurm_root=SLURM_ROOT))
+    assert passes(tried(proposal, now))

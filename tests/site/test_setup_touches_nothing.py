@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, Tuple
@@ -136,3 +138,25 @@ def test_a_configuration_that_would_break_is_not_printed_or_written(
     assert os.listdir(temporary) == []
     forced = gpumem(site, temporary, "setup", "--reserve", "2G", "--untried")
     assert (forced.returncode, "+NodeName=n1" in forced.stdout) == (0, True)
+
+
+def test_a_lost_terminal_ends_the_trial_and_its_daemons(make_cluster: Any, state_folder: Path) -> None:
+    site = make_cluster(nodes=NODES)
+    temporary = state_folder / "tmp"
+    temporary.mkdir(mode=0o755)
+    command = subprocess.Popen(
+        [str(Path(sys.executable).with_name("gpumem")), "setup", "--reserve", "2G"],
+        env={**os.environ, **site.env, "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def slurmctld() -> list[int]:
+        return [pid for folder in temporary.iterdir() for pid in processes.working_in(folder, "slurmctld")]
+
+    wait_until(lambda: bool(slurmctld()))
+    started = [processes.identify(pid) for pid in slurmctld()]
+    command.send_signal(signal.SIGHUP)
+    assert command.wait(timeout=30) == 128 + signal.SIGHUP
+    assert [process for process in started if process and processes.alive(process)] == []
+    assert list(temporary.iterdir()) == []
