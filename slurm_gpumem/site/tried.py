@@ -165,7 +165,7 @@ def _lua_problems(files: Mapping[str, str]) -> Tuple[str, ...]:
                 Path(folder, name).write_text(text, encoding="utf-8", errors="surrogateescape")
         report = try_lua(Path(folder))
     broken = report.broken if report else ()
-    return tuple(f"{name} does not load: {why}" for name, why in broken)
+    return tuple(f"{name} does not load: {why.replace(f'{folder}/', '')}" for name, why in broken)
 
 
 def _reason(error: DevClusterError) -> str:
