@@ -21,8 +21,8 @@ class Change(NamedTuple):
     settings: Mapping[str, str]
     gres: Mapping[str, str]
     """Node name → the GPU part of its Gres=."""
-    memory: Mapping[str, int]
-    """Partition → DefMemPerCPU."""
+    memory: Mapping[str, Mapping[str, int]]
+    """Partition → its DefMemPerCPU and the like."""
 
 
 def edit_slurm_conf(texts: Mapping[str, str], change: Change, where: Where) -> Dict[str, str]:
@@ -102,14 +102,17 @@ def _split(line: Line, groups: Mapping[str, Sequence[str]]) -> Edit:
     return Edit(statement.file, statement.start, statement.end, "".join(parts))
 
 
-def _memory(lines: Sequence[Line], memory: Mapping[str, int]) -> Tuple[Set[str], List[Edit]]:
+def _memory(lines: Sequence[Line], memory: Mapping[str, Mapping[str, int]]) -> Tuple[Set[str], List[Edit]]:
     found: Set[str] = set()
     edits: List[Edit] = []
     for line in lines:
         found.update(line.names)
-        wanted = {memory[name] for name in line.names if name in memory}
-        if wanted:
-            edits += line.statement.set("DefMemPerCPU", str(min(wanted)))
+        wanted = {key: value for name in line.names for key, value in memory.get(name, {}).items()}
+        # Those that the line has are changed in place; the others are put at its end, in one edit.
+        known = [key for key in wanted if line.statement.value(key) is not None]
+        edits += [edit for key in known for edit in line.statement.set(key, str(wanted[key]))]
+        added = "".join(f" {key}={value}" for key, value in wanted.items() if key not in known)
+        edits += [line.statement.appended(added)] if added else []
     return found, edits
 
 

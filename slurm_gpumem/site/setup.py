@@ -20,6 +20,7 @@ from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table, node_gres, toml_file
 from slurm_gpumem.site.slurm_conf import (
+    Memory,
     partition_memory,
     running_as_conf,
     value_of,
@@ -241,13 +242,15 @@ def _wanted_gres(plan: SitePlan) -> Dict[str, str]:
     return {node: node_gres(plan, group) for group in plan.groups for node in expand_names(group.nodes)}
 
 
-def _memory_notes(memory: Mapping[str, int], plan: SitePlan, nodes: Sequence[Mapping[str, str]]) -> List[str]:
+def _memory_notes(
+    memory: Mapping[str, Memory], plan: SitePlan, nodes: Sequence[Mapping[str, str]]
+) -> List[str]:
     """A default changes what jobs without --mem get: said for partitions that have nodes without GPUs too."""
     shared = set(_wanted_gres(plan))
     return [
-        f"partition {name} has nodes without GPUs too: a job there that names no memory gets {per_cpu} MiB "
-        "for each CPU instead of all of its node's"
-        for name, per_cpu in memory.items()
+        f"partition {name} has nodes without GPUs too: a job there that names no memory gets "
+        f"{defaults['DefMemPerCPU']} MiB for each CPU instead of all of its node's"
+        for name, defaults in memory.items()
         if any(name in n.get("Partitions", "").split(",") and n["NodeName"] not in shared for n in nodes)
     ]
 

@@ -140,22 +140,37 @@ def test_a_site_with_mps_gets_mps_unless_it_asks_for_shards() -> None:
     assert propose(SetupOptions(), running, memory_of).plan.gres == "shard"
 
 
-def memory(*partitions: Dict[str, str], nodes: Any = (), **running: str) -> Dict[str, int]:
+def memory(*partitions: Dict[str, str], nodes: Any = (), **running: str) -> Dict[str, Dict[str, int]]:
     return partition_memory({**NO_DEFAULT, **running}, {}, SitePlan((A100,)), partitions, nodes)
+
+
+def per_cpu(mib: int) -> Dict[str, Dict[str, int]]:
+    return {"gpu": {"DefMemPerCPU": mib}}
 
 
 def test_default_memory_is_given_to_partitions_with_shared_gpus_only() -> None:
     gpu, cpu = {"PartitionName": "gpu", "DefMemPerNode": "UNLIMITED"}, {"PartitionName": "cpu"}
     big = {"NodeName": "n1", "Partitions": "gpu", "CPUTot": "64", "RealMemory": "512000"}
     small = {"NodeName": "c1", "Partitions": "cpu", "CPUTot": "64", "RealMemory": "64000"}
-    assert memory(gpu, cpu, nodes=(big, small)) == {"gpu": 8000}
+    assert memory(gpu, cpu, nodes=(big, small)) == per_cpu(8000)
     # All CPUs of its smallest node must stay possible without naming memory.
-    assert memory(gpu, cpu, nodes=(big, {**small, "Partitions": "gpu,cpu"})) == {"gpu": 1000}
-    assert memory(gpu, nodes=({**big, "MemSpecLimit": "64000"},)) == {"gpu": 7000}
-    assert memory({**gpu, "MaxMemPerCPU": "4000"}, nodes=(big,)) == {"gpu": 4000}
+    assert memory(gpu, cpu, nodes=(big, {**small, "Partitions": "gpu,cpu"})) == per_cpu(1000)
+    assert memory(gpu, nodes=({**big, "MemSpecLimit": "64000"},)) == per_cpu(7000)
+    assert memory({**gpu, "MaxMemPerCPU": "4000"}, nodes=(big,)) == per_cpu(4000)
     assert memory({**gpu, "DefMemPerCPU": "500"}, nodes=(big,)) == {}
     assert memory(gpu, nodes=(big,), DefMemPerNode="1000") == {}
     assert memory(gpu, nodes=(big,), SelectTypeParameters="CR_CORE") == {}
+
+
+def test_jobs_with_whole_gpus_get_memory_by_the_gpu() -> None:
+    gpu = {"PartitionName": "gpu"}
+    node = {"Partitions": "gpu", "CPUTot": "64", "RealMemory": "512000", "Gres": "gpu:a100:4"}
+    cpu_node = {**node, "Gres": "(null)"}
+    both = {"gpu": {"DefMemPerCPU": 8000, "DefMemPerGPU": 128000}}
+    assert memory(gpu, nodes=(node, cpu_node)) == both
+    assert memory(gpu, nodes=(node,), JobDefaults="DefMemPerGPU=9000") == per_cpu(8000)
+    assert memory({**gpu, "JobDefaults": "DefMemPerGPU=9000"}, nodes=(node,)) == per_cpu(8000)
+    assert memory(gpu, nodes=(node,), MaxMemPerCPU="9000") == per_cpu(8000)
 
 
 def test_gpus_that_are_divided_stay_so_unless_a_reserve_is_asked_for() -> None:
@@ -209,7 +224,10 @@ PartitionName=gpu Nodes=ALL
 
 
 def edited(
-    text: str, settings: Dict[str, str], gres: Dict[str, str], partitions: Optional[Dict[str, int]] = None
+    text: str,
+    settings: Dict[str, str],
+    gres: Dict[str, str],
+    partitions: Optional[Dict[str, Dict[str, int]]] = None,
 ) -> str:
     change = Change(settings, gres, partitions or {})
     return edit_slurm_conf({"slurm.conf": text}, change, Where())["slurm.conf"]
@@ -217,12 +235,17 @@ def edited(
 
 def test_an_edit_touches_only_what_it_must() -> None:
     words = "gpu:a100:4,shard:a100:156"
-    text = edited(CONF, {"GresTypes": "gpu,shard"}, {"n1": words, "n2": words}, {"gpu": 8000})
+    text = edited(
+        CONF,
+        {"GresTypes": "gpu,shard"},
+        {"n1": words, "n2": words},
+        {"gpu": {"DefMemPerCPU": 8000, "DefMemPerGPU": 9000}},
+    )
     changed = [line for line in text.splitlines() if line not in CONF.splitlines()]
     assert changed == [
         "gresTypes = gpu,shard   # whole ones",
         "NodeName=n[1-2] RealMemory=512000 Gres=gpu:a100:4,shard:a100:156,nvme:1 State=UNKNOWN",
-        "PartitionName=gpu Nodes=ALL DefMemPerCPU=8000",
+        "PartitionName=gpu Nodes=ALL DefMemPerCPU=8000 DefMemPerGPU=9000",
     ]
 
 
@@ -242,7 +265,7 @@ def test_a_node_or_partition_without_a_line_is_an_error_that_names_it() -> None:
     with pytest.raises(UsageError, match=r"^n\[7-8\]: no NodeName= line"):
         edited(CONF, {}, {"n7": "gpu:1,shard:8", "n8": "gpu:1,shard:8"})
     with pytest.raises(UsageError, match=r"^big: no PartitionName= line"):
-        edited(CONF, {}, {}, {"big": 8000})
+        edited(CONF, {}, {}, {"big": {"DefMemPerCPU": 8000}})
 
 
 @given(

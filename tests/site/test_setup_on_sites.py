@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict
@@ -32,7 +33,7 @@ def test_a_plain_site_passes_and_its_cpu_partition_stays_as_it_is() -> None:
     now = snapshot_of(PLAIN, ["n1", "c1"])
     proposal = proposed(now)
     lines = proposal.files["slurm.conf"].splitlines()
-    assert "PartitionName=gpu Nodes=n1 Default=YES DefMemPerCPU=4000" in lines
+    assert "PartitionName=gpu Nodes=n1 Default=YES DefMemPerCPU=4000 DefMemPerGPU=16000" in lines
     assert "PartitionName=cpu Nodes=c1" in lines
     assert not [line for line in lines if line.startswith("DefMemPer")]
     assert passes(tried(proposal, now))
@@ -63,7 +64,7 @@ def test_a_continued_line_gets_its_gres_before_the_backslash() -> None:
     text = proposal.files["slurm.conf"]
     assert "\n  Gres=gpu:a100:4,shard:a100:156  # ours\n" in text
     assert "\n CPUs=16 RealMemory=64000 Gres=gpu:a100:4,shard:a100:156 \\\n" in text
-    assert "PartitionName=gpu Nodes=ALL DefMemPerCPU=4000 \\\n" in text
+    assert "PartitionName=gpu Nodes=ALL DefMemPerCPU=4000 DefMemPerGPU=16000 \\\n" in text
     assert passes(tried(proposal, now))
     broken = text.replace("CPUs=16 \\  # two", "CPUs=16 \\ Gres=gpu:a100:4 # two", 1)
     verdict = tried(replace(proposal, files={**proposal.files, "slurm.conf": broken}), now)
@@ -300,3 +301,17 @@ def test_sets_of_nodes_of_which_none_is_started_do_not_stop_a_trial() -> None:
     now = snapshot_of({"slurm.conf": conf, "gres.conf": GPUS}, ["n1", "n5"])
     proposal = proposed(now, SetupOptions(gpus=("n[1-8]=a100:4:40G",), slurm_root=SLURM_ROOT))
     assert passes(tried(proposal, now))
+
+
+def test_shared_jobs_get_memory_by_the_cpu_and_whole_gpus_by_the_gpu() -> None:
+    now = snapshot_of(PLAIN, ["n1", "c1"])
+    with trial.started(after(proposed(now), now), ["n1", "c1"], SLURM_ROOT) as running:
+
+        def memory(*options: str) -> str:
+            show = ["sh", "-c", "scontrol show job $SLURM_JOB_ID"]
+            done = running.run(["srun", "--quiet", *options, *show])
+            return re.findall(r"TRES=\S*?mem=(\w+)", done.stdout)[-1]
+
+        assert memory("-pgpu", "--gres=shard:3") == "4000M"
+        assert memory("-pgpu", "-n2", "-N1", "--gres=gpu:2") == "32000M"
+        assert memory("-pcpu") == memory("-pcpu", "--mem=0")
