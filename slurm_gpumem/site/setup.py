@@ -266,8 +266,12 @@ def _restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> L
         before = value_of(running, "SelectType") or "(unset)"
         given = f" with {settings['SelectTypeParameters']}" if "SelectTypeParameters" in settings else ""
         notes.append(
-            f"{before} becomes select/cons_tres{given} on the whole cluster, because only that divides GPUs; "
-            "changing it ends running jobs: drain the cluster first"
+            f"{before} becomes select/cons_tres{given} on the whole cluster, because only that divides GPUs"
+            + (
+                ""
+                if before == "select/cons_res"
+                else "; slurmctld then forgets all jobs: empty the queue first"
+            )
         )
     return notes
 

@@ -10,7 +10,7 @@ from typing import Any, Dict
 import pytest
 
 from slurm_gpumem.devcluster import installation, trial
-from slurm_gpumem.errors import UsageError
+from slurm_gpumem.errors import SlurmError, UsageError
 from slurm_gpumem.site.setup import SetupOptions
 from slurm_gpumem.site.slurm_conf import value_of
 from slurm_gpumem.site.tried import Verdict
@@ -177,6 +177,17 @@ def test_two_types_that_slurm_cannot_keep_apart_are_refused() -> None:
         proposed(snapshot_of(two_types(in_turn), ["n1"]), options)
     with pytest.raises(UsageError, match="does not say which GPU is which"):
         proposed(snapshot_of(two_types("AutoDetect=nvml\n"), ["n1"]), options)
+
+
+def test_gpus_without_a_type_stay_so_when_their_memory_is_described() -> None:
+    conf = {**PLAIN, "slurm.conf": PLAIN["slurm.conf"].replace("gpu:a100:4", "gpu:4")}
+    now = snapshot_of({**conf, "gres.conf": "NodeName=n1 Name=gpu File=/dev/nvidia[0-3]\n"}, ["n1", "c1"])
+    with pytest.raises(SlurmError, match="--gpu 'n1=gpu:4:40G'"):
+        proposed(now)
+    proposal = proposed(now, SetupOptions(gpus=("n1=gpu:4:40G",), slurm_root=SLURM_ROOT))
+    assert "Gres=gpu:4,shard:156\n" in proposal.files["slurm.conf"]
+    assert "NodeName=n1 Name=shard Count=156\n" in proposal.files["gres.conf"]
+    assert passes(tried(proposal, now))
 
 
 def test_ranges_defaults_and_other_gres_are_kept() -> None:
