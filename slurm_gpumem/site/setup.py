@@ -15,15 +15,19 @@ from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
 from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf, same_gres
 from slurm_gpumem.site.gres_conf import edit_gres_conf, in_device_order
-from slurm_gpumem.site.hook_notes import has_lua_plugin, missing_plugin_note, recovery_notes
 from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table, node_gres, toml_file
+from slurm_gpumem.site.setup_notes import (
+    has_lua_plugin,
+    memory_notes,
+    missing_plugin_note,
+    recovery_notes,
+    restart_notes,
+)
 from slurm_gpumem.site.slurm_conf import (
-    Memory,
     partition_memory,
     running_as_conf,
-    value_of,
     wanted_settings,
     words_of,
 )
@@ -221,7 +225,7 @@ def _slurm_conf(
     settings = wanted_settings(running, plan, lua=lua, both=bool(strays))
     partitions = snapshot.partitions if snapshot else ()
     memory = partition_memory(running, settings, plan, partitions, known)
-    notes += _memory_notes(memory, plan, known)
+    notes += memory_notes(memory, set(gres), known)
     if snapshot and "slurm.conf" not in current:
         notes.append("slurm.conf cannot be read here: the diff is against what the controller says")
         now = {node["NodeName"]: node.get("Gres", "") for node in known if node["NodeName"] in gres}
@@ -234,46 +238,12 @@ def _slurm_conf(
         notes.append("no Slurm is running here: the slurm.conf lines are those to add to yours")
     where = snapshot.where if snapshot else Where()
     if snapshot:
-        notes += _restart_notes(running, settings)
+        notes += restart_notes(running, settings)
     return edit_slurm_conf(texts, Change(settings, gres, memory), where)
 
 
 def _wanted_gres(plan: SitePlan) -> Dict[str, str]:
     return {node: node_gres(plan, group) for group in plan.groups for node in expand_names(group.nodes)}
-
-
-def _memory_notes(
-    memory: Mapping[str, Memory], plan: SitePlan, nodes: Sequence[Mapping[str, str]]
-) -> List[str]:
-    """A default changes what jobs without --mem get: said for partitions that have nodes without GPUs too."""
-    shared = set(_wanted_gres(plan))
-    return [
-        f"partition {name} has nodes without GPUs too: a job there that names no memory gets "
-        f"{defaults['DefMemPerCPU']} MiB for each CPU instead of all of its node's"
-        for name, defaults in memory.items()
-        if any(name in n.get("Partitions", "").split(",") and n["NodeName"] not in shared for n in nodes)
-    ]
-
-
-def _restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> List[str]:
-    notes = []
-    changed = [key for key in ("SelectType", "GresTypes") if key in settings]
-    if changed:
-        notes.append(
-            f"{' and '.join(changed)}: slurmctld and every slurmd must be restarted, not only reconfigured"
-        )
-    if "SelectType" in settings:
-        before = value_of(running, "SelectType") or "(unset)"
-        given = f" with {settings['SelectTypeParameters']}" if "SelectTypeParameters" in settings else ""
-        notes.append(
-            f"{before} becomes select/cons_tres{given} on the whole cluster, because only that divides GPUs"
-            + (
-                ""
-                if before == "select/cons_res"
-                else "; slurmctld then forgets all jobs: empty the queue first"
-            )
-        )
-    return notes
 
 
 def _gres_conf(

@@ -1,13 +1,14 @@
-"""What an admin must know about programs that the site already has in Slurm's hooks."""
+"""What an admin must know beside the diff: hooks that the site has, restarts, defaults, missing plug-ins."""
 
 from __future__ import annotations
 
 import os.path
 import re
 from pathlib import Path
-from typing import List, Mapping, Optional
+from typing import List, Mapping, Optional, Sequence, Set
 
-from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
+from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, Memory, value_of
+from slurm_gpumem.slurm.nodes import Record
 
 LUA_PLUGIN = "job_submit_lua.so"
 _FOLDER = "/etc/slurm/gpumem"
@@ -51,6 +52,38 @@ def _kept(key: str, running: Mapping[str, str]) -> List[str]:
         f"{key} runs several programs ({', '.join(values)}): leave it as it is, and link {_FOLDER}/{script} "
         f"into {folder}"
     ]
+
+
+def memory_notes(memory: Mapping[str, Memory], shared: Set[str], nodes: Sequence[Record]) -> List[str]:
+    """A default changes what jobs without --mem get: said for partitions that have nodes without GPUs too."""
+    return [
+        f"partition {name} has nodes without GPUs too: a job there that names no memory gets "
+        f"{defaults['DefMemPerCPU']} MiB for each CPU instead of all of its node's"
+        for name, defaults in memory.items()
+        if any(name in n.get("Partitions", "").split(",") and n["NodeName"] not in shared for n in nodes)
+    ]
+
+
+def restart_notes(running: Mapping[str, str], settings: Mapping[str, str]) -> List[str]:
+    """What must be restarted, and what is lost with it."""
+    notes = []
+    changed = [key for key in ("SelectType", "GresTypes") if key in settings]
+    if changed:
+        notes.append(
+            f"{' and '.join(changed)}: slurmctld and every slurmd must be restarted, not only reconfigured"
+        )
+    if "SelectType" in settings:
+        before = value_of(running, "SelectType") or "(unset)"
+        given = f" with {settings['SelectTypeParameters']}" if "SelectTypeParameters" in settings else ""
+        notes.append(
+            f"{before} becomes select/cons_tres{given} on the whole cluster, because only that divides GPUs"
+            + (
+                ""
+                if before == "select/cons_res"
+                else "; slurmctld then forgets all jobs: empty the queue first"
+            )
+        )
+    return notes
 
 
 def has_lua_plugin(running: Mapping[str, str], slurm_root: Optional[Path] = None) -> Optional[bool]:
