@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from typing import Dict, List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.conf_file import parse
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import expand_names
 
@@ -48,26 +48,18 @@ def parse_gres_conf(text: str) -> GresFile:
     """Read the file; a line that is none of ours is left out."""
     lines: List[GresLine] = []
     complete = True
-    for raw in re.sub(r"\\\n", " ", text).splitlines():
-        line = raw.partition("#")[0].strip()
-        words = line.split()
-        values: Dict[str, str] = {}
-        for word in words:
-            key, _, value = word.partition("=")
-            values[key.lower()] = value
-        detect = values.get("autodetect", "off").lower()
-        if detect not in ("off", "") or (words[:1] and words[0].lower() == "include"):
+    for statement in parse("gres.conf", text):
+        if (statement.value("autodetect") or "off").lower() != "off" or statement.include:
             complete = False
-        if "name" not in values:
+        name, listed, count = (statement.value(key) for key in ("name", "nodename", "count"))
+        if name is None:
             continue
         try:
-            nodes = expand_names(values["nodename"]) if "nodename" in values else None
-            files = expand_names(values.get("file", ""))
+            nodes = expand_names(listed) if listed is not None else None
+            files = expand_names(statement.value("file") or "")
         except UsageError:
             complete = False
             continue
-        count = parse_gres(f"x:{values['count']}") if "count" in values else []
-        lines.append(
-            GresLine(nodes, values["name"], values.get("type"), files, count[0][2] if count else None)
-        )
+        units = parse_gres(f"x:{count}") if count is not None else []
+        lines.append(GresLine(nodes, name, statement.value("type"), files, units[0][2] if units else None))
     return GresFile(lines, complete)

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import List, Mapping, Optional, Sequence, Set
 
+from slurm_gpumem.site.check_hooks import LUA_PLUGIN
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, Memory, value_of
 from slurm_gpumem.slurm.nodes import Record
 
-LUA_PLUGIN = "job_submit_lua.so"
 _FOLDER = "/etc/slurm/gpumem"
 _CHAINED = {
     "Prolog": "next_prolog",

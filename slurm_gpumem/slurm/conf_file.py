@@ -13,7 +13,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.errors import ConfigError
 
-_PAIR = re.compile(r'(?:^|(?<=\s))([A-Za-z0-9_.]+)\s*[-+*/]?=\s*(?:"([^"]*)"|(\S*))')
+_PAIR = re.compile(r'(?:^|(?<=\s))([A-Za-z0-9_.]+)\s*[-+*/]?=\s*(?:"([^"]*)"(?=\s|$)|(\S*))')
 _INCLUDE = re.compile(r"(?i)\s*include\s+(\S+)\s*")
 _DEEPEST = 16
 """Slurm itself has no limit; a file that includes itself ends here."""

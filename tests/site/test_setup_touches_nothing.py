@@ -15,7 +15,7 @@ import pytest
 from slurm_gpumem.devcluster import processes
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
-from tests.devcluster.slurm_jobs import wait_until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm
 
@@ -85,7 +85,7 @@ def test_setup_beside_a_live_cluster_touches_nothing_of_it(
         job_submit_lua=str(state_folder / "job_submit.lua"),
         extra_conf=(*(f"{key}={program}" for key in HOOKS), "SuspendTime=-1", "HealthCheckInterval=3600"),
     )
-    wait_until(lambda: "lua" in marks.read_text())
+    until(lambda: "lua" in marks.read_text())
     held = site.run(["sbatch", "-H", "--parsable", "-o", "/dev/null", "--wrap", "true"], check=True).stdout
     temporary = state_folder / "tmp"
     temporary.mkdir(mode=0o755)
@@ -108,7 +108,7 @@ def test_setup_beside_a_live_cluster_touches_nothing_of_it(
     own = {f":{port:04X}" for port in _ports(site)}
     assert {line for line in listening() if line[8:] in own} == {line for line in ports if line[8:] in own}
     said = log.read_text()[logged:]
-    assert not re.search(r"error|auth|munge|registration|trial", said, re.IGNORECASE), said
+    assert not re.search(r"auth|munge|credential|registration|trial|protocol", said, re.IGNORECASE), said
     again = site.run(["sbatch", "-H", "--parsable", "-o", "/dev/null", "--wrap", "true"], check=True).stdout
     assert int(again) == int(held) + 1
     assert list(temporary.iterdir()) == []
@@ -154,7 +154,7 @@ def test_a_lost_terminal_ends_the_trial_and_its_daemons(make_cluster: Any, state
     def slurmctld() -> list[int]:
         return [pid for folder in temporary.iterdir() for pid in processes.working_in(folder, "slurmctld")]
 
-    wait_until(lambda: bool(slurmctld()))
+    until(lambda: bool(slurmctld()))
     started = [processes.identify(pid) for pid in slurmctld()]
     command.send_signal(signal.SIGHUP)
     assert command.wait(timeout=30) == 128 + signal.SIGHUP
