@@ -37,7 +37,7 @@ def as_inputs(batch: Any, target: Any) -> Inputs:
         return Inputs((), dict(batch), target)
     if isinstance(batch, (tuple, list)):
         return Inputs(tuple(batch), {}, target)
-    return Inputs((batch,), {}, target)
+    return Inputs((batch,), {}, target, bare=True)
 
 
 def _resized(value: Any, size: int, wanted: int) -> Any:
@@ -52,13 +52,14 @@ def _resized(value: Any, size: int, wanted: int) -> Any:
         if value.device != META and value.numel() and small(twin):
             # For another size the same rows are repeated.
             rows = value if value.shape == twin.shape else _repeated(value, shape[0])
-            give(twin, rows.detach().cpu())
+            give(twin, rows.detach().cpu().clone())
         return twin
     if isinstance(value, Inputs):
         return Inputs(
             _resized(value.args, size, wanted),
             _resized(value.kwargs, size, wanted),
             _resized(value.target, size, wanted),
+            value.bare,
         )
     if isinstance(value, Mapping):
         return {key: _resized(item, size, wanted) for key, item in value.items()}

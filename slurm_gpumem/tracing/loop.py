@@ -22,6 +22,8 @@ class Inputs:
     args: Tuple[Any, ...] = ()
     kwargs: Dict[str, Any] = field(default_factory=dict)
     target: Any = None
+    bare: bool = False
+    """Whether the only argument was given alone, not in a tuple."""
 
     def tensors(self) -> List[Tensor]:
         """Every tensor in it."""

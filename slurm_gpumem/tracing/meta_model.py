@@ -9,6 +9,8 @@ from typing import Any, Dict
 import torch
 from torch import Tensor, nn
 
+from slurm_gpumem.tracing.values import give, small
+
 META = torch.device("meta")
 
 
@@ -32,6 +34,10 @@ def meta_twin(model: nn.Module) -> nn.Module:
         known[id(tensor)] = to_meta(tensor)
         if tensor.grad is not None:
             known[id(tensor.grad)] = None
+    for tensor in (*model.buffers(), *(p for p in model.parameters() if p.numel() == 1)):
+        # Numbers that code may read: depths, tables of indices, a temperature.
+        if tensor.device != META and small(tensor) and tensor.layout == torch.strided:
+            give(known[id(tensor)], tensor.detach().cpu().clone())
     for module in model.modules():
         for value in vars(module).values():
             # Weights that a hook computes before each pass (weight norm, pruning) are plain attributes.

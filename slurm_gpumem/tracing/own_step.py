@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from slurm_gpumem.tracing.assemble import Seen
+from slurm_gpumem.tracing.engine import backward_phases
 from slurm_gpumem.tracing.loop import Inputs, Plan, mark, note_model, seen_by, states_of
 from slurm_gpumem.tracing.recorder import Recorder
 
@@ -54,7 +55,7 @@ def as_given(inputs: Inputs) -> Any:
     if inputs.kwargs and not inputs.args:
         return inputs.kwargs
     values = [*inputs.args, *([] if inputs.target is None else [inputs.target])]
-    return values[0] if len(values) == 1 else tuple(values)
+    return values[0] if len(values) == 1 and inputs.bare else tuple(values)
 
 
 def loss_in(returned: Any) -> Any:
@@ -72,34 +73,34 @@ def loss_in(returned: Any) -> Any:
 def _phases(recorder: Recorder, number: int) -> Iterator[List[str]]:
     """Detect where the backward pass and the optimizer's step begin and end."""
     happened: List[str] = []
-    real_backward: Any = torch.autograd.backward
+    outer: List[str] = []
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        recorder.enter("backward", number)
         happened.append("backward")
-        try:
-            return real_backward(*args, **kwargs)
-        finally:
-            recorder.enter("forward", number)
+        return real_backward(*args, **kwargs)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         # Gradients exist by now; marked before the optimizer's own tensors appear.
         for group in optimizer.param_groups:
             mark(recorder, [p.grad for p in group["params"] if p.grad is not None], "gradients")
+        outer.append(recorder.phase)
         recorder.enter("optimizer", number)
         happened.append("optimizer")
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
         mark(recorder, states_of(optimizer), "optimizer")
+        # What comes next is not the optimizer's: rollouts, another model's turn.
+        recorder.enter(outer.pop() if outer else "forward", number)
 
     handles = [
         register_optimizer_step_pre_hook(before),
         register_optimizer_step_post_hook(after),
     ]
-    torch.autograd.backward = backward
     try:
-        yield happened
+        with backward_phases(lambda phase: recorder.enter(phase, number), lambda: recorder.phase):
+            real_backward: Any = torch.autograd.backward
+            torch.autograd.backward = backward
+            yield happened
     finally:
-        torch.autograd.backward = real_backward
         for handle in handles:
             handle.remove()

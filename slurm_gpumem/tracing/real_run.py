@@ -21,14 +21,17 @@ _MOST_BYTES = 8 << 30
 def refuses_meta(error: BaseException) -> bool:
     """Whether an error means that a meta tensor has no values, or that an operator does not support it."""
     text = str(error).lower()
-    return "meta" in text or "no data" in text
+    return any(sign in text for sign in ("meta", "no data", "fake impl"))
+
+
+def has_values(model: nn.Module) -> bool:
+    """Whether a model was built with numbers, so that it can be run."""
+    return all(tensor.device.type != "meta" for tensor in (*model.parameters(), *model.buffers()))
 
 
 def real_twin(model: nn.Module) -> nn.Module:
-    """A copy on the CPU with real values; UsageError if there is not enough memory or there are no values."""
+    """A copy on the CPU with real values; UsageError if there is not enough memory."""
     tensors = [*model.parameters(), *model.buffers()]
-    if any(tensor.device.type == "meta" for tensor in tensors):
-        raise UsageError("the model reads values and has none: build it on the CPU, not on the meta device")
     if sum(tensor.numel() * tensor.element_size() for tensor in tensors) > _MOST_BYTES:
         raise UsageError("the model does not run on meta tensors and is too large to run on the CPU")
     if isinstance(model, torch.jit.ScriptModule):
@@ -43,7 +46,7 @@ def real_maker(make: Callable[[int], Inputs]) -> Callable[[int], Inputs]:
 
 def _filled(value: Any) -> Any:
     if isinstance(value, Inputs):
-        return Inputs(_filled(value.args), _filled(value.kwargs), _filled(value.target))
+        return Inputs(_filled(value.args), _filled(value.kwargs), _filled(value.target), value.bare)
     if isinstance(value, Tensor):
         known = value if value.device.type != "meta" else value_of(value)
         if known is not None:

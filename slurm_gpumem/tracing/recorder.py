@@ -16,17 +16,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.tracing.autocast import Autocast
+from slurm_gpumem.tracing.choices import track
 from slurm_gpumem.tracing.cuda_operators import HANDLERS, MATMULS
 from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.tracing.kernels import Kernels
 from slurm_gpumem.tracing.places import Places
-from slurm_gpumem.tracing.values import FOLLOWED, READ, SIZED, Guess, follow
+from slurm_gpumem.tracing.reads import READS
+from slurm_gpumem.tracing.sized import SIZED
+from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow
 from slurm_gpumem.units import MIB
 
-_HANDLERS = {**HANDLERS, **READ, **SIZED}
+_HANDLERS = {**HANDLERS, **READ, **READS, **SIZED}
 Call = Union[Convolution, Reduction]
 LT_WORKSPACE = MIB
 """What cuBLASLt keeps from its first product on, that of a linear layer with a bias."""
+EQUAL_SHARES = (
+    "rows go to experts (or other choices) depending on data; counted as if each got the same number. "
+    "A router out of balance needs more"
+)
 
 
 @dataclass
@@ -60,6 +67,8 @@ class Recorder(TorchDispatchMode):
         self.step = 0
         self.places = places
         self.remarks: Dict[str, None] = {}
+        self.warnings: Dict[str, None] = {}
+        """What a user should know before relying on the figures."""
         self.kernels = Kernels()
         self.uses_conv = False
         self.uses_matmul = False
@@ -164,7 +173,7 @@ class Recorder(TorchDispatchMode):
 
     def block_of(self, tensor: Tensor) -> Optional[Block]:
         """The allocation that holds a tensor."""
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or is_wrapped(tensor):
             return None
         found = self._live.get(tensor.untyped_storage()._cdata)
         return None if found is None or found[0] < 0 else self.blocks[found[0]]
@@ -183,17 +192,36 @@ class Recorder(TorchDispatchMode):
         """Remember an assumption, once."""
         self.remarks.setdefault(remark)
 
+    def assume_equal_shares(self, what: str) -> None:
+        """A size that depends on which of several choices was taken; the user is warned, once."""
+        self.assume(f"the size of {what} depends on data: each choice is taken equally often")
+        self.warnings.setdefault(EQUAL_SHARES)
+
     # -- Operators -------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator and note what it allocates."""
-        handler: Optional[Callable[..., Any]] = _HANDLERS.get(func)
         kwargs = kwargs or {}
+        try:
+            return self._run(func, args, kwargs)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            moved = _scalars_on_meta(args, kwargs) if self._device == "meta" else None
+            if moved is None:
+                raise
+            try:
+                return self._run(func, *moved)
+            except (RuntimeError, NotImplementedError, TypeError):
+                raise error from None
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        handler: Optional[Callable[..., Any]] = _HANDLERS.get(func)
         result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         name = func._schema.name
         self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
         if handler is None or func in FOLLOWED:
             follow(func, args, kwargs, result)
+        if self._device == "meta":
+            track(func, args, kwargs, result)
         self.note_result(result, name)
         if name in MATMULS:
             self.cublas(name)
@@ -206,6 +234,11 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for item in result:
                 self.note_result(item, operator)
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether it is a transform's (vmap, grad, jvp): the tensor inside has the storage."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def _parts(tensor: Tensor) -> List[Tensor]:
@@ -223,3 +256,19 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         if result is not NOT_PLAIN:
             return result
     return func(*args, **kwargs)
+
+
+def _scalars_on_meta(args: Any, kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Dict[str, Any]]]:
+    """The arguments with single numbers of the CPU on the meta device, as CUDA takes them; None without."""
+    found: List[bool] = []
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.device.type == "cpu" and value.dim() == 0:
+            found.append(True)
+            return value.to("meta")
+        if isinstance(value, (list, tuple)):
+            return type(value)(moved(item) for item in value)
+        return value
+
+    changed = moved(tuple(args)), {name: moved(value) for name, value in kwargs.items()}
+    return changed if found else None

@@ -9,6 +9,7 @@ from typing import Any, Callable, List, Optional
 import torch
 from torch import nn
 
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.summaries.trace_types import TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing import losses, optimizers
@@ -21,12 +22,17 @@ from slurm_gpumem.tracing.loop import Inputs, Plan, run
 from slurm_gpumem.tracing.meta_model import meta_twin, unwrapped
 from slurm_gpumem.tracing.own_step import Step, run_own_step
 from slurm_gpumem.tracing.places import Places, shapes
-from slurm_gpumem.tracing.real_run import BATCHES, real_maker, real_twin, refuses_meta
+from slurm_gpumem.tracing.reads import formatted_tensors
+from slurm_gpumem.tracing.real_run import BATCHES, has_values, real_maker, real_twin, refuses_meta
 from slurm_gpumem.tracing.recorder import Recorder
 from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
 
 STEPS = 3
+
+
+class NoValuesError(UsageError):
+    """A model on the meta device whose code needs numbers."""
 
 
 def summarize(
@@ -77,6 +83,10 @@ def summarize(
                 return _traced(asked, "meta", Guess(truth=False))
         if not refuses_meta(error):
             raise
+        if not has_values(model):
+            raise NoValuesError(
+                f"the model reads values and has none: build it on the CPU, not on the meta device. {error}"
+            ) from error
         return _traced(asked, "real", guess)
 
 
@@ -116,6 +126,7 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
         stack.enter_context(cuda_substitutes(recorder))
         stack.enter_context(known_constants())
         checkpointed = stack.enter_context(checkpointing_seen())
+        stack.enter_context(formatted_tensors())
         if real:
             recorder.assume("run on the CPU with a few rows: the model does not run on meta tensors")
         optimizer = asked.optimizer
@@ -153,6 +164,7 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
         total_params=sum(p.numel() for p in parameters),
         trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
         trace=assemble(seen, job, way, batches),
+        warnings=tuple(recorder.warnings),
     )
 
 

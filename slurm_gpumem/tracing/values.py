@@ -21,11 +21,21 @@ class Guess:
 
     truth: bool = True
     used: bool = False
+    numbers: bool = False
+    """Whether numbers of a tensor were made up."""
+    reads: int = 0
+
+    def next_number(self) -> float:
+        """A number for one that is not known: ever less above one, as losses fall and never repeat."""
+        self.reads += 1
+        return 1 + 0.4 / (1 + self.reads / 100)
 
 
 LARGEST = {"float": 1 << 14, "other": 1 << 20}
 """Number of elements up to which values are kept, for floating-point and for other tensors."""
 _NAME = "_gpumem_value"
+MADE_UP = "_gpumem_made_up"
+"""Marks a value that follows from a made-up one."""
 _LIKE = {
     "aten::ones_like": 1,
     "aten::zeros_like": 0,
@@ -142,77 +152,28 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if tensor.device.type != "meta":
         return func(*args, **kwargs)
     number = value_of(tensor)
+    where = recorder.places.now() or "the training step"
     if number is not None:
+        if getattr(tensor, MADE_UP, False):
+            recorder.assume(f"a value that {where} compares is not known; took {number.item():.0f}")
         return number.item()
     truth = tensor.dtype == torch.bool
-    made_up = recorder.guess.truth if truth else 1.0 if tensor.is_floating_point() else 1
+    made_up: Any = recorder.guess.truth if truth else 1
+    if tensor.is_floating_point():
+        made_up = recorder.guess.next_number()
+    if getattr(tensor, "_gpumem_choices", None) is not None:
+        made_up = 0  # an index: the first choice is always there
     recorder.guess.used |= truth
-    where = recorder.places.now() or "the training step"
-    recorder.assume(f"a value that {where} reads is not known; took {int(made_up)}")
+    recorder.guess.numbers = True
+    recorder.assume(f"a value that {where} reads is not known; took {made_up:.0f}")
     return made_up
-
-
-def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Operators whose result size depends on values: exact if they are known, otherwise the largest."""
-    if args[0].device.type != "meta":
-        return func(*args, **kwargs)
-    result = compute(func, args, kwargs)
-    if result is not None:
-        return result
-    recorder.assume(f"the size of {func._schema.name[6:]}'s result depends on data; took the largest")
-    return _largest(func._schema.name, args, kwargs)
-
-
-def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """`tensor[mask]`: as many rows as the mask has True values, or all rows if unknown."""
-    data, indices = args[:2]
-    if data.device.type != "meta" or not any(i is not None and i.dtype == torch.bool for i in indices):
-        return func(*args, **kwargs)
-    plain: List[Optional[Tensor]] = []
-    for item in indices:
-        if item is None or item.dtype != torch.bool:
-            plain.append(item)
-            continue
-        known = value_of(item)
-        if known is None:
-            recorder.assume("the size of a masked selection depends on data; took the largest")
-        rows = item.numel() if known is None else int(known.sum())
-        plain += [torch.empty(rows, dtype=torch.int64, device="meta") for _ in range(item.dim())]
-    return func(data, plain, **kwargs)
-
-
-def _largest(name: str, args: Any, kwargs: Any) -> Any:
-    data = args[0]
-    count = data.numel()
-    whole = {"dtype": torch.int64, "device": data.device}
-    if name == "aten::nonzero":
-        return torch.empty((count, data.dim()), **whole)
-    if name == "aten::masked_select":
-        return data.new_empty(count)
-    if name == "aten::bincount":
-        given = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-        # Code that gives a minimum length knows the largest number: classes, nodes of a graph.
-        return torch.empty(int(given) or count, **whole)
-    if name == "aten::repeat_interleave":
-        return torch.empty(count, **whole)
-    # unique and similar: values, inverse, counts
-    return (
-        data.new_empty(count),
-        torch.empty(count, **whole),
-        torch.empty(count, **whole),
-    )
-
-
-def _overloads(*names: str) -> List[Any]:
-    found = []
-    for name in names:
-        packet = getattr(aten, name, None)
-        found += [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]
-    return [overload for overload in found if "out" not in overload._overloadname]
 
 
 READ = {aten._local_scalar_dense.default: read}
 FOLLOWED = {
+    aten._to_copy.default,
+    aten.copy_.default,
+    aten.split_with_sizes.default,
     aten.add.Tensor,
     aten.sum.dim_IntList,
     aten.index.Tensor,
@@ -224,16 +185,3 @@ FOLLOWED = {
     aten.roll.default,
 }
 """Operators that are handled elsewhere, whose values are tracked anyway."""
-_SIZED = (
-    "nonzero",
-    "masked_select",
-    "bincount",
-    "_unique2",
-    "unique_consecutive",
-    "unique_dim",
-)
-SIZED = {
-    **dict.fromkeys(_overloads(*_SIZED), sized_by_value),
-    aten.repeat_interleave.Tensor: sized_by_value,
-    aten.index.Tensor: index,
-}

@@ -174,7 +174,7 @@ class Guarded(nn.Module):
         self.linear = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.max() >= 32:
+        if (x >= 32).any():
             raise ValueError("too large")
         out: torch.Tensor = self.linear(x)
         return out
@@ -209,6 +209,12 @@ def frozen() -> Dict[str, Any]:
     }
 
 
+@torch.library.custom_op("gpumemcheck::first", mutates_args=())
+def first_number(x: torch.Tensor) -> float:
+    """Somebody's own operator, without a word on what it does with tensors that have no values."""
+    return float(x.flatten()[0])
+
+
 class Refuser(nn.Module):
     """Leaves torch on its way: no meta tensor comes through."""
 
@@ -217,7 +223,7 @@ class Refuser(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.layer(x) * float(x.detach().cpu().tolist()[0][0] < 9)
+        result: torch.Tensor = self.layer(x) * float(torch.ops.gpumemcheck.first(x) < 9)
         return result
 
 

@@ -14,15 +14,18 @@ from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.child import batches, hub
+from slurm_gpumem.tracing.child.blame import own_words, user_line
 from slurm_gpumem.tracing.child.checkpointing import checkpoint_blocks
 from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
 from slurm_gpumem.tracing.child.load import as_many_as_it_takes, call, find_callable
 from slurm_gpumem.tracing.child.pretrained import without_downloads
 from slurm_gpumem.tracing.child.spec import HUGGING_FACE, NO_OPTIMIZER, TIMM, Target, TraceRequest
 from slurm_gpumem.tracing.child.unknown import UnknownOperators, is_unknown_operator
+from slurm_gpumem.tracing.constants import known_constants
+from slurm_gpumem.tracing.known_values import KnownValues
 from slurm_gpumem.tracing.loop import Inputs
 from slurm_gpumem.tracing.losses import main_tensor
-from slurm_gpumem.tracing.trace_model import summarize
+from slurm_gpumem.tracing.trace_model import NoValuesError, summarize
 
 _META, _CPU = "meta", "cpu"
 
@@ -30,36 +33,16 @@ _META, _CPU = "meta", "cpu"
 def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any]:
     """Trace what was requested and write the summary; returns facts about the run."""
     with without_downloads(lambda note: line.say(note=note)):
-        model, device = _model(request, line)
-        trains = request.optimizer != NO_OPTIMIZER
-        if trains and not list(model.parameters()):
-            raise TargetError(f"{request.target.label}: the model has no parameters; nothing to train")
-        model.train(trains)
-        if request.checkpointing:
-            line.say(note=checkpoint_blocks(model))
-        with cuda_is_here(_META), torch.set_grad_enabled(trains):
-            make = _batches(request, model, line)
-            optimizer = _optimizer(request, model)
-            loss = _loss(request)
-            _materialize(model, make, request.batch_size)
-            step = _step(request)
-            line.enter("tracing the model")
-
-            def traced() -> ModelSummary:
-                return summarize(
-                    model,
-                    make,
-                    batch_size=request.batch_size,
-                    optimizer=optimizer,
-                    loss=loss,
-                    precision=request.precision,
-                    channels_last=request.channels_last,
-                    evaluate=request.evaluate,
-                    step=step,
-                    name=_name(request.target),
-                )
-
-            summary = _with_unknown_operators(traced, line)
+        builder = Builder(request, line)
+        model, device = builder.build()
+        try:
+            summary = _traced(request, model, line)
+        except Exception as error:
+            if device != _META or not _blames_meta(error):
+                raise
+            line.say(note=f"built on the CPU, because it reads values: {_reason(error)}")
+            model, device = builder.build_on_cpu(), _CPU
+            summary = _traced(request, model, line)
     if request.checkpointing and summary.trace is not None:
         job = replace(summary.trace.job, checkpointing=True)
         summary = replace(summary, trace=replace(summary.trace, job=job))
@@ -70,12 +53,44 @@ def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any
     return {"way": way, "built_on": device}
 
 
+def _traced(request: TraceRequest, model: nn.Module, line: Any) -> ModelSummary:
+    trains = request.optimizer != NO_OPTIMIZER
+    if trains and not list(model.parameters()):
+        raise TargetError(f"{request.target.label}: the model has no parameters; nothing to train")
+    model.train(trains)
+    if request.checkpointing:
+        line.say(note=checkpoint_blocks(model))
+    with cuda_is_here(_META), torch.set_grad_enabled(trains):
+        make = _batches(request, model, line)
+        optimizer = _optimizer(request, model)
+        loss = _loss(request)
+        _materialize(model, make, request.batch_size)
+        step = _step(request)
+        line.enter("tracing the model")
+
+        def traced() -> ModelSummary:
+            return summarize(
+                model,
+                make,
+                batch_size=request.batch_size,
+                optimizer=optimizer,
+                loss=loss,
+                precision=request.precision,
+                channels_last=request.channels_last,
+                evaluate=request.evaluate,
+                step=step,
+                name=_name(request.target),
+            )
+
+        return _with_unknown_operators(traced, line)
+
+
 def _with_unknown_operators(traced: Callable[[], ModelSummary], line: Any) -> ModelSummary:
     """Trace; if an operator has no implementation without a GPU, trace again and assume its result."""
     try:
         return traced()
-    except (RuntimeError, NotImplementedError) as error:
-        if not is_unknown_operator(error):
+    except (RuntimeError, NotImplementedError, NoValuesError) as error:
+        if not is_unknown_operator(error.__cause__ or error):
             raise
         unknown = UnknownOperators()
         with unknown:
@@ -102,39 +117,56 @@ def _materialize(model: nn.Module, make: Callable[[int], Inputs], size: int) -> 
 # -- The model -------------------------------------------------------------------------------------
 
 
-def _model(request: TraceRequest, line: Any) -> Tuple[nn.Module, str]:
-    """The model, built on meta tensors if possible, otherwise with real (uninitialized) weights."""
-    target = request.target
-    function: Any = None
-    label = target.label
-    if target.kind not in (HUGGING_FACE, TIMM):
-        line.enter(f"importing {os.path.basename(target.place)}")
-        with cuda_is_here(_CPU):
-            function, label = find_callable(target)
-    line.enter("building the model")
+class Builder:
+    """Builds the model: on meta tensors if possible, otherwise with real (uninitialized) weights."""
 
-    def build() -> Any:
-        if target.kind == TIMM:
-            return hub.build_timm(target.place, target.arguments)
-        if target.kind == HUGGING_FACE:
-            built, said = hub.build_hugging_face(target.place, target.arguments, request.head)
-            if said:
-                line.say(note=said)
-            return built
-        return call(function, label, target.arguments)
+    def __init__(self, request: TraceRequest, line: Any) -> None:
+        self._request, self._line = request, line
+        self._function: Any = None
+        target = request.target
+        self._label = target.label
+        if target.kind not in (HUGGING_FACE, TIMM):
+            line.enter(f"importing {os.path.basename(target.place)}")
+            with cuda_is_here(_CPU):
+                self._function, self._label = find_callable(target)
+        line.enter("building the model")
 
-    if isinstance(function, nn.Module):
-        return function, _CPU
-    try:
-        with torch.device(_META), cuda_is_here(_META):
-            return _checked(build(), label), _META
-    except (TargetError, SystemExit):
-        raise
-    except Exception as error:
-        if not _blames_meta(error):
+    def build(self) -> Tuple[nn.Module, str]:
+        """The model, and where it was built."""
+        if isinstance(self._function, nn.Module):
+            return self._function, _CPU
+        try:
+            with torch.device(_META), cuda_is_here(_META), known_constants(), KnownValues():
+                return self._made(), _META
+        except (TargetError, SystemExit):
             raise
-    with cuda_is_here(_CPU):
-        return _checked(build(), label), _CPU
+        except Exception as error:
+            if not _blames_meta(error):
+                raise
+            self._line.say(note=f"built on the CPU, because it reads values: {_reason(error)}")
+        return self.build_on_cpu(), _CPU
+
+    def build_on_cpu(self) -> nn.Module:
+        """The model with values."""
+        with cuda_is_here(_CPU):
+            return self._made()
+
+    def _made(self) -> nn.Module:
+        target = self._request.target
+        if target.kind == TIMM:
+            made: Any = hub.build_timm(target.place, target.arguments)
+        elif target.kind == HUGGING_FACE:
+            made, said = hub.build_hugging_face(target.place, target.arguments, self._request.head)
+            if said:
+                self._line.say(note=said)
+        else:
+            made = call(self._function, self._label, target.arguments)
+        return _checked(made, self._label)
+
+
+def _reason(error: BaseException) -> str:
+    """The line of the user's code that read, or torch's words."""
+    return user_line(error) or own_words(error)
 
 
 def _blames_meta(error: BaseException) -> bool:
@@ -183,7 +215,7 @@ def _batches(request: TraceRequest, model: nn.Module, line: Any) -> Callable[[in
         target = None
         if request.target_input is not None:
             target = batches.tensor(request.target_input, size, _META, torch.int64)
-        return Inputs(tuple(made.args), made.kwargs, target)
+        return Inputs(tuple(made.args), made.kwargs, target, bare=len(made.args) == 1)
 
     return make
 
@@ -195,7 +227,7 @@ def _from_callable(function: Any, label: str, size: int, request: TraceRequest) 
     if isinstance(made, dict):
         return Inputs((), {str(k): _on_meta(v) for k, v in made.items()})
     if isinstance(made, torch.Tensor):
-        return Inputs((_on_meta(made),))
+        return Inputs((_on_meta(made),), bare=True)
     if isinstance(made, (tuple, list)) and made:
         values = [_on_meta(one) for one in made]
         if request.step_callable is None and len(values) == 2:

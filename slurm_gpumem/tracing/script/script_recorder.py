@@ -7,16 +7,15 @@ before it did is dropped, so that a thousand steps take as much room as three.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.autocast import Autocast
 from slurm_gpumem.tracing.recorder import Block, Recorder
-from slurm_gpumem.tracing.script.operators import HANDLERS
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
-from slurm_gpumem.tracing.values import Guess, follow
+from slurm_gpumem.tracing.values import Guess
 
 _FEW = 512
 KEPT_CYCLES = 3
@@ -135,33 +134,4 @@ class ScriptRecorder(Recorder):
         if self._calls % _FEW == 0:
             self.every_few()
         with torch._C.DisableTorchFunction():
-            handler = HANDLERS.get(func)
-            if handler is not None:
-                result = handler(self, func, args, kwargs)
-                self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
-                follow(func, args, kwargs, result)
-                self.note_result(result, func._schema.name)
-                return result
-            try:
-                return super().__torch_dispatch__(func, types, args, kwargs)
-            except (RuntimeError, NotImplementedError, TypeError) as error:
-                moved = _scalars_on_meta(args, kwargs)
-                if moved is None or "meta" not in str(error):
-                    raise
-                return super().__torch_dispatch__(func, types, *moved)
-
-
-def _scalars_on_meta(args: Any, kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Dict[str, Any]]]:
-    """The arguments with single numbers of the CPU on the meta device, as CUDA takes them; None without."""
-    found: List[bool] = []
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.device.type == "cpu" and value.dim() == 0:
-            found.append(True)
-            return value.to("meta")
-        if isinstance(value, (list, tuple)):
-            return type(value)(moved(item) for item in value)
-        return value
-
-    changed = moved(tuple(args)), {name: moved(value) for name, value in kwargs.items()}
-    return changed if found else None
+            return super().__torch_dispatch__(func, types, args, kwargs)

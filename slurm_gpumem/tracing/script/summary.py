@@ -48,12 +48,14 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
 
 
 def _warnings(recorder: Any) -> Tuple[str, ...]:
+    found = tuple(recorder.warnings)
     if recorder.uses_conv and torch.backends.cudnn.benchmark:
         return (
+            *found,
             "the script sets cudnn.benchmark: cuDNN then tries algorithms with workspaces of gigabytes. "
             "They are not in this estimate; ask for more, or leave it off",
         )
-    return ()
+    return found
 
 
 def _job(tracer: Any, root: Any) -> TracedJob:

@@ -109,7 +109,7 @@ def _tolist(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
 
 def _format(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     tensor, spec = args
-    if _on_meta(tensor) and spec:
+    if _on_meta(tensor) and (spec or tensor.dim() == 0):
         tensor = tensor.detach().to("cpu")
         return format(tensor.item() if tensor.dim() == 0 else str(tensor), spec if tensor.dim() == 0 else "")
     return func(*args, **kwargs)

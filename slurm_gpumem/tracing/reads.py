@@ -1,15 +1,17 @@
-"""Operators that a whole script calls and a traced step does not: copies to the CPU, the gradient scaler.
+"""What leaves the GPU: copies to the CPU, truths, lists, f-strings, and the gradient scaler's questions.
 
-A script computes on the CPU too, and carries results there: what is not known is made up, so that it goes on.
+Meta tensors have no numbers. Known ones are given (see `values`), others are made up, so that code goes on.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List
 
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.choices import balanced, choices_of
 from slurm_gpumem.tracing.values import give, value_of
 
 aten = torch.ops.aten
@@ -17,11 +19,17 @@ Handler = Callable[[Any, Any, Any, Any], Any]
 
 
 def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
-    """A meta tensor's numbers on the CPU: the known ones, or ones (zeros for whole numbers)."""
+    """A meta tensor's numbers on the CPU: the known ones, or ones (zeros for whole numbers).
+
+    An index among several choices gets each of them equally often.
+    """
     known = value_of(tensor)
     kind = dtype or tensor.dtype
     if known is not None:
         return known.to(kind)
+    choices = choices_of(tensor)
+    if choices is not None:
+        return (torch.arange(tensor.numel()) % choices).view(tensor.shape).to(kind)
     made = torch.ones if kind.is_floating_point else torch.zeros
     return made(tensor.shape, dtype=kind)
 
@@ -30,12 +38,17 @@ def _to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     source, device = args[0], kwargs.get("device")
     if source.device.type != "meta" or device is None or device.type == "meta":
         return func(*args, **kwargs)
+    if value_of(source) is None:
+        recorder.guess.numbers = True
+        recorder.assume("values that are copied to the CPU are not known; made some up")
     return numbers_of(source, kwargs.get("dtype"))
 
 
 def _copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[:2]
-    if source.device.type == "meta" and target.device.type != "meta":
+    if target.device.type == "meta":
+        return target
+    if source.device.type == "meta":
         return func(target, numbers_of(source), *args[2:], **kwargs)
     return func(*args, **kwargs)
 
@@ -54,6 +67,16 @@ def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         )
     recorder.guess.used = True
     return recorder.guess.truth
+
+
+def _split(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Pieces whose sizes were read from the GPU: where made-up ones do not add up, equal pieces do."""
+    data, sizes = args[:2]
+    dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
+    if data.device.type == "meta" and recorder.guess.numbers and sizes and sum(sizes) != data.shape[dim]:
+        recorder.assume_equal_shares("pieces of a tensor")
+        sizes = balanced(int(data.shape[dim]), len(sizes))
+    return func(data, sizes, dim)
 
 
 def _unscale(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -78,10 +101,28 @@ def _overloads(*names: str) -> List[Any]:
     return [one for one in found if "out" not in one._overloadname]
 
 
-HANDLERS: Dict[Any, Handler] = {
+READS: Dict[Any, Handler] = {
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy,
+    aten.split_with_sizes.default: _split,
     **dict.fromkeys(_overloads("equal", "is_nonzero", "allclose"), _truth),
     **dict.fromkeys(_overloads("_amp_foreach_non_finite_check_and_unscale_"), _unscale),
     **dict.fromkeys(_overloads("_amp_update_scale_"), _update_scale),
 }
+
+
+@contextmanager
+def formatted_tensors() -> Iterator[None]:
+    """Inside, a single number on the meta device can be put into an f-string, as one on a GPU can."""
+    real: Any = Tensor.__format__
+
+    def formatted(tensor: Tensor, spec: str) -> str:
+        if tensor.device.type == "meta" and tensor.dim() == 0:
+            return format(tensor.item(), spec)
+        return str(real(tensor, spec))
+
+    setattr(Tensor, "__format__", formatted)  # noqa: B010 - mypy knows it as a method
+    try:
+        yield
+    finally:
+        setattr(Tensor, "__format__", real)  # noqa: B010

@@ -1,0 +1,230 @@
+"""What is known of tensors whose values are not: the choices of an index, the share of a mask that holds.
+
+A router sends each token to some of its experts. Which ones depends on data, how many rows all experts get
+together does not: of `topk(2)` among 8, a mask of one expert holds for a quarter of the tokens on average.
+Without this every expert would be counted with all tokens.
+"""
+
+from __future__ import annotations
+
+import operator
+from math import copysign, inf
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.values import MADE_UP, give, small, value_of
+
+aten = torch.ops.aten
+_CHOICES, _SHARE = "_gpumem_choices", "_gpumem_share"
+
+
+def choices_of(tensor: Any) -> Optional[int]:
+    """Number of values that an index may have, if known."""
+    return getattr(tensor, _CHOICES, None)
+
+
+def share_of(tensor: Any) -> Optional[float]:
+    """Share of a mask's elements that are true (of ones among zeros), if known."""
+    return getattr(tensor, _SHARE, None)
+
+
+def balanced(total: int, parts: int) -> List[int]:
+    """`total` in whole parts as equal as possible."""
+    least, more = divmod(total, max(parts, 1))
+    return [least + (number < more) for number in range(parts)]
+
+
+def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
+    """After an operator ran on meta tensors: what its result is known to be."""
+    rule = _RULES.get(func)
+    if rule is not None:
+        rule(args, kwargs, result)
+
+
+def _is_index(result: Any, choices: int) -> None:
+    if choices > 0:
+        setattr(result, _CHOICES, int(choices))
+
+
+def _is_mask(result: Any, share: Optional[float]) -> None:
+    if share is not None:
+        setattr(result, _SHARE, min(1.0, max(0.0, share)))
+
+
+# -- Rules: (arguments, keywords, result) ----------------------------------------------------------
+
+
+def _same(args: Any, kwargs: Any, result: Any) -> None:
+    """Views and copies."""
+    for name in (_CHOICES, _SHARE):
+        known = getattr(args[0], name, None)
+        if known is not None:
+            for one in result if isinstance(result, (list, tuple)) else (result,):
+                setattr(one, name, known)
+
+
+def _dim(args: Any, kwargs: Any, at: int, default: Optional[int]) -> Optional[int]:
+    dim: Optional[int] = args[at] if len(args) > at else kwargs.get("dim", default)
+    return dim
+
+
+def _position(args: Any, kwargs: Any, result: Any) -> None:
+    """`argmax` and its kin: an index along a dimension, or of the whole tensor."""
+    dim = _dim(args, kwargs, 1, None)
+    _is_index(result, args[0].numel() if dim is None else args[0].shape[dim] if args[0].dim() else 1)
+
+
+def _positions(at: int, default: int) -> Callable[[Any, Any, Any], None]:
+    """`topk`, `sort`, `max` along a dimension: values as in the input, and their indices."""
+
+    def rule(args: Any, kwargs: Any, result: Any) -> None:
+        dim = _dim(args, kwargs, at, default)
+        values, indices = result
+        _same(args, kwargs, values)
+        if args[0].dim() and isinstance(dim, int):
+            _is_index(indices, args[0].shape[dim])
+
+    return rule
+
+
+def _argsort(args: Any, kwargs: Any, result: Any) -> None:
+    if args[0].dim():
+        _is_index(result, args[0].shape[-1])
+
+
+def _drawn(args: Any, kwargs: Any, result: Any) -> None:
+    _is_index(result, args[0].shape[-1])
+
+
+def _equal(args: Any, kwargs: Any, result: Any) -> None:
+    first, second = args[:2]
+    if first is second:
+        _is_mask(result, 1.0)
+    elif not isinstance(second, Tensor) and second in (inf, -inf):
+        _is_mask(result, 0.0)
+    else:
+        choices = choices_of(first) or choices_of(second)
+        if choices is not None and value_of(result) is None:
+            _is_mask(result, 1 / choices)
+
+
+def _unequal(args: Any, kwargs: Any, result: Any) -> None:
+    _equal(args, kwargs, result)
+    share = share_of(result)
+    _is_mask(result, None if share is None else 1 - share)
+
+
+def _scattered(args: Any, kwargs: Any, result: Any) -> None:
+    """One-hot rows: ones at chosen places."""
+    if choices_of(args[2]) is not None and args[3] == 1 and result.numel():
+        _is_mask(result, args[2].numel() / result.numel())
+
+
+def _any(args: Any, kwargs: Any, result: Any) -> None:
+    share = share_of(args[0])
+    if share is None or not result.numel():
+        return
+    together = share * args[0].numel() / result.numel()
+    if together == 0 or (together >= 1 and result.dim() == 0):
+        give(result, torch.full(result.shape, together > 0, dtype=result.dtype))
+    else:
+        _is_mask(result, together)
+
+
+def _all(args: Any, kwargs: Any, result: Any) -> None:
+    share = share_of(args[0])
+    if share is not None and share in (0.0, 1.0):
+        give(result, torch.full(result.shape, share == 1.0, dtype=result.dtype))
+
+
+def _both(args: Any, kwargs: Any, result: Any) -> None:
+    one, two = share_of(args[0]), share_of(args[1])
+    if one is not None and two is not None:
+        _is_mask(result, one * two)
+
+
+def _either(args: Any, kwargs: Any, result: Any) -> None:
+    one, two = share_of(args[0]), share_of(args[1])
+    if one is not None and two is not None:
+        _is_mask(result, one + two)
+
+
+def _not(args: Any, kwargs: Any, result: Any) -> None:
+    share = share_of(args[0])
+    _is_mask(result, None if share is None else 1 - share)
+
+
+def _sum(args: Any, kwargs: Any, result: Any) -> None:
+    """How many hold: as many in each sum."""
+    share = share_of(args[0])
+    if share is not None and value_of(result) is None and small(result) and result.numel():
+        count = balanced(round(share * args[0].numel()), result.numel())
+        give(result, torch.tensor(count, dtype=result.dtype).view(result.shape))
+
+
+def _missing(args: Any, kwargs: Any, result: Any) -> None:
+    """`isnan`, `isinf`: training goes well."""
+    _is_mask(result, 0.0)
+
+
+def _compared(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any, Any], None]:
+    """Ones among zeros keep their share; a single unknown number is one, as when it is read."""
+
+    def rule(args: Any, kwargs: Any, result: Any) -> None:
+        data, limit = args[:2]
+        if isinstance(limit, complex) or value_of(result) is not None:
+            return
+        if share_of(data) is not None and compare(1, limit) and not compare(0, limit):
+            _is_mask(result, share_of(data))
+        elif data.numel() == 1 and data.is_floating_point():
+            # Its sign is the limit's: code that compares with a small negative number expects negative ones.
+            give(result, torch.full(result.shape, compare(copysign(1.0, limit), limit)))
+            setattr(result, MADE_UP, True)
+
+    return rule
+
+
+_VIEWS = (
+    "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze",
+    "select", "slice", "clone", "detach", "alias", "contiguous", "index", "index_select", "gather",
+    "_to_copy", "unbind", "split", "split_with_sizes", "repeat", "flip", "roll", "lift_fresh", "as_strided",
+)  # fmt: skip
+
+
+def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
+    found: Dict[Any, Callable[[Any, Any, Any], None]] = {}
+
+    def put(names: str, rule: Callable[[Any, Any, Any], None], *overloads: str) -> None:
+        for name in names.split():
+            packet = getattr(aten, name, None)
+            for one in overloads or (packet.overloads() if packet is not None else ()):
+                if "out" not in one and hasattr(packet, one):
+                    found[getattr(packet, one)] = rule
+
+    put(" ".join(_VIEWS), _same)
+    put("argmax argmin", _position, "default")
+    put("topk", _positions(2, -1), "default")
+    put("sort", _positions(1, -1), "default")
+    put("sort", _positions(2, -1), "stable")
+    put("max min", _positions(1, 0), "dim")
+    put("argsort", _argsort)
+    put("multinomial", _drawn, "default")
+    put("eq", _equal, "Scalar", "Tensor")
+    put("ne", _unequal, "Scalar", "Tensor")
+    for verb in ("lt", "le", "gt", "ge"):
+        put(verb, _compared(getattr(operator, verb)), "Scalar")
+    put("scatter scatter_", _scattered, "value")
+    put("any", _any)
+    put("all", _all)
+    put("logical_and bitwise_and", _both, "default", "Tensor")
+    put("mul", _both, "Tensor")
+    put("logical_or bitwise_or", _either, "default", "Tensor")
+    put("logical_not bitwise_not", _not, "default")
+    put("sum", _sum, "default", "dim_IntList")
+    put("isnan isinf", _missing, "default")
+    return found
+
+
+_RULES = _rules()

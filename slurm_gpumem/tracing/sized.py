@@ -1,0 +1,114 @@
+"""Operators whose result's size depends on values: `nonzero`, `x[mask]`, `bincount`, `unique`.
+
+Exact where the values are known. Where they are not, a mask over choices counts with its share (`choices`),
+and anything else with the largest result that it may have.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional
+
+import torch
+from torch import Tensor
+
+from slurm_gpumem.tracing.choices import balanced, choices_of, share_of
+from slurm_gpumem.tracing.values import compute, give, value_of
+
+aten = torch.ops.aten
+
+
+def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result at its size, or at the size that it has on average, or at its largest."""
+    if args[0].device.type != "meta":
+        return func(*args, **kwargs)
+    result = compute(func, args, kwargs)
+    if result is not None:
+        return result
+    name = func._schema.name[6:]
+    mask = args[1] if name == "masked_select" else args[0]
+    if name in ("nonzero", "masked_select") and share_of(mask) is not None:
+        recorder.assume_equal_shares(f"the result of {name}")
+        return _shaped(name, args, _rows(mask))
+    if name == "bincount":
+        return _counts(recorder, args, kwargs)
+    recorder.assume(f"the size of {name}'s result depends on data; took the largest")
+    return _largest(name, args)
+
+
+def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """`tensor[mask]`: as many rows as the mask has true values, its share of them, or all rows."""
+    data, indices = args[:2]
+    if data.device.type != "meta" or not any(i is not None and i.dtype == torch.bool for i in indices):
+        return func(*args, **kwargs)
+    plain: List[Optional[Tensor]] = []
+    for item in indices:
+        if item is None or item.dtype != torch.bool:
+            plain.append(item)
+            continue
+        known = value_of(item)
+        if known is not None:
+            rows = int(known.sum())
+        elif share_of(item) is not None:
+            recorder.assume_equal_shares("a masked selection")
+            rows = _rows(item)
+        else:
+            recorder.assume("the size of a masked selection depends on data; took the largest")
+            rows = item.numel()
+        plain += [torch.empty(rows, dtype=torch.int64, device="meta") for _ in range(item.dim())]
+    return func(data, plain, **kwargs)
+
+
+def _rows(mask: Tensor) -> int:
+    return round((share_of(mask) or 0.0) * mask.numel())
+
+
+def _counts(recorder: Any, args: Any, kwargs: Any) -> Tensor:
+    """How often each number occurs: equally often, where code says how many numbers there are."""
+    data = args[0]
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    given = int(args[2] if len(args) > 2 else kwargs.get("minlength", 0)) or choices_of(data) or data.numel()
+    dtype = torch.int64 if weights is None else weights.dtype
+    result = torch.empty(given, dtype=dtype, device=data.device)
+    recorder.assume_equal_shares("bincount")
+    if weights is None:
+        give(result, torch.tensor(balanced(data.numel(), given), dtype=dtype))
+    return result
+
+
+def _shaped(name: str, args: Any, count: int) -> Tensor:
+    data: Tensor = args[0]
+    if name == "nonzero":
+        return torch.empty((count, data.dim()), dtype=torch.int64, device=data.device)
+    return data.new_empty(count)
+
+
+def _largest(name: str, args: Any) -> Any:
+    data = args[0]
+    count = data.numel()
+    whole: Dict[str, Any] = {"dtype": torch.int64, "device": data.device}
+    if name in ("nonzero", "masked_select"):
+        return _shaped(name, args, count)
+    if name == "repeat_interleave":
+        return torch.empty(count, **whole)
+    # unique and similar: values, inverse, counts
+    return (
+        data.new_empty(count),
+        torch.empty(count, **whole),
+        torch.empty(count, **whole),
+    )
+
+
+def _overloads(*names: str) -> List[Any]:
+    found = []
+    for name in names:
+        packet = getattr(aten, name, None)
+        found += [getattr(packet, overload) for overload in (packet.overloads() if packet else ())]
+    return [overload for overload in found if "out" not in overload._overloadname]
+
+
+_SIZED = ("nonzero", "masked_select", "bincount", "_unique2", "unique_consecutive", "unique_dim")
+SIZED = {
+    **dict.fromkeys(_overloads(*_SIZED), sized_by_value),
+    aten.repeat_interleave.Tensor: sized_by_value,
+    aten.index.Tensor: index,
+}
