@@ -22,11 +22,18 @@ def batch_size_of(batch: Any) -> Optional[int]:
     return int(first.shape[0]) if first is not None and first.dim() else None
 
 
-def maker(batch: Any, target: Any, size: int) -> Callable[[int], Inputs]:
-    """A function that makes a batch of any size like the given one; `batch` may be such a function."""
+def maker(
+    batch: Any, target: Any, size: int, floats: Optional[torch.dtype] = None
+) -> Callable[[int], Inputs]:
+    """A function that makes a batch of any size like the given one; `batch` may be such a function.
+
+    `floats` is the type that fp32 numbers get, for a model whose weights have it.
+    """
     if callable(batch) and not isinstance(batch, Tensor):
-        return lambda wanted: as_inputs(_resized(batch(wanted), MADE, wanted), None)
-    return lambda wanted: as_inputs(_resized(batch, size, wanted), _resized(target, size, wanted))
+        return lambda wanted: as_inputs(_resized(batch(wanted), MADE, wanted, floats), None)
+    return lambda wanted: as_inputs(
+        _resized(batch, size, wanted, floats), _resized(target, size, wanted, floats)
+    )
 
 
 def as_inputs(batch: Any, target: Any) -> Inputs:
@@ -40,31 +47,32 @@ def as_inputs(batch: Any, target: Any) -> Inputs:
     return Inputs((batch,), {}, target, bare=True)
 
 
-def _resized(value: Any, size: int, wanted: int) -> Any:
+def _resized(value: Any, size: int, wanted: int, floats: Optional[torch.dtype]) -> Any:
     """The same value on meta tensors, with every first dimension of `size` changed to `wanted`."""
     if isinstance(value, Tensor):
-        if value.device == META and size == MADE:
+        dtype = floats if floats is not None and value.dtype == torch.float32 else value.dtype
+        if value.device == META and size == MADE and dtype == value.dtype:
             return value  # made for this step, already on meta tensors
         shape = list(value.shape)
         if shape and size > 0 and shape[0] % size == 0:
             shape[0] = shape[0] // size * wanted
-        twin = torch.empty(shape, dtype=value.dtype, device=META)
+        twin = torch.empty(shape, dtype=dtype, device=META)
         if value.device != META and value.numel() and small(twin):
             # For another size the same rows are repeated.
             rows = value if value.shape == twin.shape else _repeated(value, shape[0])
-            give(twin, rows.detach().cpu().clone())
+            give(twin, rows.detach().cpu().to(dtype, copy=True))
         return twin
     if isinstance(value, Inputs):
         return Inputs(
-            _resized(value.args, size, wanted),
-            _resized(value.kwargs, size, wanted),
-            _resized(value.target, size, wanted),
+            _resized(value.args, size, wanted, floats),
+            _resized(value.kwargs, size, wanted, floats),
+            _resized(value.target, size, wanted, floats),
             value.bare,
         )
     if isinstance(value, Mapping):
-        return {key: _resized(item, size, wanted) for key, item in value.items()}
+        return {key: _resized(item, size, wanted, floats) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        items = [_resized(item, size, wanted) for item in value]
+        items = [_resized(item, size, wanted, floats) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
 

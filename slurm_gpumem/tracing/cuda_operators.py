@@ -21,6 +21,11 @@ MATMULS = {
     "aten::bmm",
     "aten::baddbmm",
     "aten::addbmm",
+    "aten::mv",
+    "aten::addmv",
+    "aten::dot",
+    "aten::vdot",
+    "aten::_euclidean_dist",
     "aten::_addmm_activation",
 }
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.attention import attention
+from slurm_gpumem.tracing.cells import gru_cell, lstm_cell
 from slurm_gpumem.tracing.fast import like
 from slurm_gpumem.tracing.layouts import channels_last, cudnn_normalizes
 from slurm_gpumem.tracing.recurrent import recurrent_kernels
@@ -106,7 +107,18 @@ class _FusedRmsNorm(torch.autograd.Function):
         return into, None, like(weights[0]) if weights else None
 
 
+def _one_hot(index: Tensor, classes: int = -1) -> Tensor:
+    """CUDA writes ones into zeros."""
+    if classes < 0:
+        raise RuntimeError("one_hot without num_classes reads its input's largest number, which is not known")
+    zeros = torch.zeros((*index.shape, classes), dtype=torch.int64, device=index.device)
+    return zeros.scatter_(-1, index.unsqueeze(-1), 1)
+
+
 _REPLACED = {
+    "one_hot": _one_hot,
+    "lstm_cell": lstm_cell,
+    "gru_cell": gru_cell,
     "rms_norm": _rms_norm,
     "batch_norm": _batch_norm,
     "group_norm": _group_norm,

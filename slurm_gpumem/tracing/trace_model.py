@@ -29,6 +29,8 @@ from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
 
 STEPS = 3
+_PURE = {"bf16": torch.bfloat16}
+"""Precisions in which weights and inputs themselves have another type than fp32."""
 
 
 class NoValuesError(UsageError):
@@ -61,7 +63,7 @@ def summarize(
     size = require_size(batch, batch_size)
     asked = _Asked(
         model=model,
-        make=maker(batch, target, size),
+        make=maker(batch, target, size, _PURE.get(precision)),
         size=size,
         optimizer=optimizer,
         loss=loss,
@@ -114,8 +116,8 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
     twin = real_twin(asked.model) if real else meta_twin(asked.model)
     make = real_maker(asked.make) if real else asked.make
     batches = list(BATCHES) if real else _batches(asked.size, asked.scalable)
-    if asked.precision == "bf16":
-        twin = twin.to(torch.bfloat16)
+    if asked.precision in _PURE:
+        twin = twin.to(_PURE[asked.precision])
     if asked.channels_last:
         twin = twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with ExitStack() as stack:

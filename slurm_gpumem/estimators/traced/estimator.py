@@ -9,7 +9,7 @@ from slurm_gpumem.estimators.corrected.estimator import MEASURED_GPU
 from slurm_gpumem.estimators.corrected.trees import Correction
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.features import features
-from slurm_gpumem.estimators.traced.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, request_and_remark
+from slurm_gpumem.estimators.traced.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, request_of
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.trace_types import Trace
@@ -52,17 +52,14 @@ def estimate_trace(
         # Buckets of data-parallel training: one more copy of the gradients.
         parts["gradients"] += _gradient_mib(trace, timeline)
     peak = sum(parts.values())
-    request, found = round(peak * (1 + _MARGIN)), list(warnings)
+    request = round(peak * (1 + _MARGIN))
     if correction is not None:
         moved = context - REFERENCE_CONTEXT_MIB
         total = float(peak - moved)
         numbers = features(trace, timeline, total, job.batch_size, gpu)
         # Shards are counted as on the measured GPU; a request moves with another one's context alone.
         measured = find_gpu(MEASURED_GPU).context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
-        asked, beyond = request_and_remark(total, numbers, measured - REFERENCE_CONTEXT_MIB, correction)
-        request = asked + moved
-        if beyond:
-            found.append(f"unlike the measured models ({beyond}); the request is wider than usual")
+        request = request_of(total, numbers, measured - REFERENCE_CONTEXT_MIB, correction) + moved
     return Estimate(
         peak_mib=peak,
         request_mib=max(request, peak),
@@ -71,7 +68,7 @@ def estimate_trace(
         estimator="trace",
         gpu=gpu.name,
         job=job,
-        warnings=(*found, *_warnings(trace, job)),
+        warnings=(*warnings, *_warnings(trace, job)),
         assumptions=(_WAYS[trace.way], *trace.remarks),
         coverage=None if correction is None else correction.policies[GROUP].coverage,
     )

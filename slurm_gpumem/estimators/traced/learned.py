@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import ceil, exp
-from typing import Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.estimators.corrected.choice import FROM_TRACE, request_for
@@ -14,7 +14,6 @@ from slurm_gpumem.estimators.traced.features import NAMES
 
 FILE = "trace-correction.json"
 GROUP = "trace"
-_SLACK = 1e-9
 
 
 @lru_cache(maxsize=1)
@@ -24,19 +23,12 @@ def packaged() -> Optional[Correction]:
     return load(path, NAMES) if path.exists() else None
 
 
-def request_and_remark(
-    total_mib: float, features: Sequence[float], moved_mib: float, correction: Correction
-) -> Tuple[int, str]:
-    """MiB of request with the reference context, and what is beyond the measured range.
+def request_of(total_mib: float, features: Sequence[float], moved_mib: float, correction: Correction) -> int:
+    """MiB of request with the reference context.
 
-    `moved_mib` is what the job's own context on the measured GPU holds beyond the reference's.
+    A trace counts a model's own tensors, so models unlike the measured ones get no wider request: what the
+    spread is for (workspaces, fragmentation) is in the features. `moved_mib` is what the job's own context on
+    the measured GPU holds beyond the reference's.
     """
-    policy = correction.policies[GROUP]
     spread = exp(correction.spread.predict([*features, 0.0]))
-    beyond = [
-        name.replace("_", " ")
-        for name, value, (low, high) in zip(NAMES, features, correction.ranges)
-        if not low - _SLACK <= value <= high + _SLACK
-    ]
-    wide = spread * policy.wider if beyond else spread
-    return ceil(request_for(total_mib, moved_mib, wide, policy, FROM_TRACE)), ", ".join(beyond[:3])
+    return ceil(request_for(total_mib, moved_mib, spread, correction.policies[GROUP], FROM_TRACE))

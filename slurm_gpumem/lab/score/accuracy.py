@@ -156,7 +156,7 @@ class _HeldOut:
         total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
         moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
         correction = self._trace_folds[folds.fold_of(found.model)]
-        request, _ = learned.request_and_remark(total, found.features, moved, correction)
+        request = learned.request_of(total, found.features, moved, correction)
         return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request + moved)]
 
 

@@ -40,7 +40,7 @@ def make_batch(request: TraceRequest, model: torch.nn.Module, device: str) -> Ba
         raise TargetError(f"{request.target.label}: no input. {_suggestion(model)}")
     batch = Batch(said=said)
     for one in inputs:
-        _add(batch, one, request.batch_size, device, _default_dtype(model))
+        _add(batch, one, request.batch_size, device, _default_dtype(model, request.precision))
     return batch
 
 
@@ -58,10 +58,12 @@ def _add(batch: Batch, one: InputSpec, batch_size: int, device: str, dtype: torc
         batch.args.append(made)
 
 
-def _default_dtype(model: torch.nn.Module) -> torch.dtype:
-    """int64 for a model that starts with an embedding, otherwise floats (the tracer casts for precisions)."""
+def _default_dtype(model: torch.nn.Module, precision: str) -> torch.dtype:
+    """int64 for a model that starts with an embedding, otherwise the weights' type."""
     first = next((m for m in model.modules() if not list(m.children()) and list(m.parameters(False))), None)
-    return torch.int64 if isinstance(first, torch.nn.Embedding) else torch.float32
+    if isinstance(first, torch.nn.Embedding):
+        return torch.int64
+    return torch.bfloat16 if precision == "bf16" else torch.float32
 
 
 def _suggestion(model: torch.nn.Module) -> str:

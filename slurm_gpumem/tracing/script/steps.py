@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from slurm_gpumem.tracing.engine import entering
 from slurm_gpumem.tracing.loop import mark, states_of
 from slurm_gpumem.tracing.script.script_places import Root
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
@@ -63,6 +64,7 @@ class Steps:
                     self._by_hand()
 
         torch.autograd.backward = backward
+        torch.autograd.grad = entering(torch.autograd.grad, self._enter, lambda: self._recorder.phase)
         begin: Any = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:

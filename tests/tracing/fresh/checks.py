@@ -1,0 +1,158 @@
+"""Run in a process of its own: traces every fresh step at a tiny size; prints what came of each as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any, Dict, List
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from slurm_gpumem.tracing.trace_model import summarize
+from tests.tracing.fresh import fresh_a, fresh_b
+
+
+def every_step() -> Dict[str, Any]:
+    """Of each: how it was traced, or its error."""
+    found = {}
+    for make in (*fresh_a.ALL, *fresh_b.ALL):
+        model, batch, step = make(False)
+        try:
+            summary = summarize(model, batch, step=step, batch_size=len(batch[0]), scalable=False)
+        except Exception as error:  # noqa: BLE001 - each failure is an answer
+            found[make.__name__] = f"{type(error).__name__}: {error}"
+            continue
+        assert summary.trace is not None
+        found[make.__name__] = summary.trace.way
+    return found
+
+
+def experts() -> Dict[str, Any]:
+    """Rows that each kind of router gives to all its experts together, in products of the hidden size."""
+    found = {}
+    for make in (fresh_a.moe_where, fresh_a.moe_mask, fresh_a.moe_sort):
+        model, batch, step = make(False)
+        summary = summarize(model, batch, step=step, batch_size=4, scalable=False)
+        assert summary.trace is not None
+        # An expert's first layer makes 32 numbers a row; 32 tokens go to two of four experts, in two layers.
+        trace = summary.trace
+        hidden = [
+            trace.sites[event]
+            for event in trace.events
+            if event >= 0 and trace.sites[event].operator == "aten::addmm"
+        ]
+        rows = sum(
+            site.bytes_at(4) // (4 * 32)
+            for site in hidden
+            if "experts" in site.module and site.module.endswith(".0")
+        )
+        found[make.__name__] = {"rows": rows, "warnings": summary.warnings}
+    return found
+
+
+class Phased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+def phases() -> Dict[str, Any]:
+    """A rollout after the optimizer's step is not the optimizer's."""
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        (x,) = batch
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            kept = [torch.tanh(model(x)) for _ in range(3)]
+        del kept
+
+    trace = summarize(Phased(), (torch.randn(4, 8),), step=step).trace
+    assert trace is not None
+    after = {
+        trace.phase_of(i).name
+        for i, e in enumerate(trace.events)
+        if e >= 0 and "tanh" in trace.sites[e].operator
+    }
+    categories = {site.category for site in trace.sites if "tanh" in site.operator}
+    return {"after": sorted(after), "categories": sorted(categories), "scalable": trace.scalable}
+
+
+class Numbers(nn.Module):
+    """Numbers on the CPU beside tensors on the GPU, and tensors that name things."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("depth", torch.tensor(3))
+        self.table = {"0": 1.0, "1": 2.0, "2": 3.0, "3": 4.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(self.depth)):
+            x = x.masked_fill(x > 0, torch.tensor(-1.0))
+            x = torch.where(x > 0, torch.tensor(2.0), x).clamp(torch.tensor(-3.0), torch.tensor(3.0))
+        out: torch.Tensor = self.layer(x)
+        best = out.argmax(-1)
+        factor = self.table[f"{best[0]}"] + self.table[str(best.tolist()[0])]
+        return out * factor
+
+
+def numbers() -> Dict[str, Any]:
+    trace = summarize(Numbers(), torch.randn(4, 8)).trace
+    assert trace is not None
+    fills = [e for e in trace.events if e >= 0 and trace.sites[e].operator == "aten::masked_fill"]
+    return {"way": trace.way, "fills": len(fills)}
+
+
+def half() -> Dict[str, Any]:
+    """A pure bf16 model is fed bf16, also where a Linear comes first."""
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    sizes = {}
+    for name, options in (("loop", {}), ("step", {"step": step})):
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+        trace = summarize(model, torch.randn(16, 64), precision="bf16", **options).trace  # type: ignore[arg-type]
+        assert trace is not None
+        sizes[name] = max(s.bytes_at(16) for s in trace.sites if s.operator in ("aten::addmm", "aten::relu"))
+    return sizes
+
+
+def cells() -> Dict[str, Any]:
+    """CUDA's fused cells keep both products and their gates."""
+    kept = {}
+    for kind in (nn.LSTMCell, nn.GRUCell):
+
+        def step(model: Any, batch: Any, optimizer: Any) -> None:
+            state = model(batch)
+            loss = F.mse_loss(state[0] if isinstance(state, tuple) else state, torch.zeros_like(batch))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        trace = summarize(kind(32, 32), torch.randn(16, 32), step=step).trace
+        assert trace is not None
+        kept[kind.__name__] = sorted(
+            {s.bytes_at(16) for s in trace.sites if s.module == "" and s.category == "activations"}
+        )
+    return kept
+
+
+def main(names: List[str]) -> None:
+    warnings.simplefilter("ignore")
+    print(json.dumps({name: globals()[name]() for name in names}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

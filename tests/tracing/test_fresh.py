@@ -1,0 +1,56 @@
+"""Training steps that nobody had in mind: each is traced, and what data decides is counted plausibly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any, Dict
+
+import pytest
+
+from tests.support.needs import needs_torch
+
+pytestmark = needs_torch
+
+
+@pytest.fixture(scope="module")
+def found() -> Dict[str, Any]:
+    """All checks in one process: starting torch is most of their time."""
+    names = ("every_step", "experts", "phases", "numbers", "half", "cells")
+    command = [sys.executable, "-m", "tests.tracing.fresh.checks", *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: Dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_every_fresh_step_is_traced_on_meta_tensors(found: Dict[str, Any]) -> None:
+    assert len(found["every_step"]) >= 40
+    assert {name: way for name, way in found["every_step"].items() if way != "meta"} == {}
+
+
+@pytest.mark.parametrize("router", ["moe_where", "moe_mask", "moe_sort"])
+def test_experts_together_get_each_token_as_often_as_it_is_routed(found: Dict[str, Any], router: str) -> None:
+    steps, layers, tokens, each = 3, 2, 32, 2
+    assert found["experts"][router]["rows"] == steps * layers * tokens * each
+    assert "out of balance" in found["experts"][router]["warnings"][0]
+
+
+def test_what_follows_the_optimizers_step_is_not_the_optimizers(found: Dict[str, Any]) -> None:
+    assert found["phases"] == {"after": ["forward"], "categories": ["activations"], "scalable": True}
+
+
+def test_numbers_of_the_cpu_names_from_tensors_and_numbers_in_buffers_are_read(found: Dict[str, Any]) -> None:
+    assert found["numbers"]["way"] == "meta"
+    assert found["numbers"]["fills"] == 3 * 3, "three steps of a depth that is a buffer"
+
+
+def test_a_pure_bf16_model_is_fed_bf16(found: Dict[str, Any]) -> None:
+    assert found["half"] == {"loop": 16 * 64 * 2, "step": 16 * 64 * 2}
+
+
+def test_recurrent_cells_are_fused_as_on_cuda(found: Dict[str, Any]) -> None:
+    rows, hidden = 16, 32
+    assert 4 * rows * 4 * hidden in found["cells"]["LSTMCell"], "both products and a workspace of four gates"
+    assert 4 * rows * 5 * hidden in found["cells"]["GRUCell"], "a workspace of five numbers a hidden one"
