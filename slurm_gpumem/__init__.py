@@ -11,6 +11,7 @@ __all__ = [
     "Submitted",
     "decide",
     "estimate",
+    "save_summary",
     "submit",
     "summarize",
 ]
@@ -23,6 +24,7 @@ _HOME_OF = {
     "Submitted": "slurm_gpumem.api",
     "decide": "slurm_gpumem.api",
     "estimate": "slurm_gpumem.api",
+    "save_summary": "slurm_gpumem.summaries.own",
     "submit": "slurm_gpumem.api",
     "summarize": "slurm_gpumem.tracing.trace_model",
 }
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.errors import GpumemError
     from slurm_gpumem.estimators.types import Estimate
     from slurm_gpumem.submission.decision import Decision
+    from slurm_gpumem.summaries.own import save_summary
     from slurm_gpumem.summaries.types import ModelSummary
     from slurm_gpumem.tracing.trace_model import summarize
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, TypedDict, Union
 
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
-from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.slurm.options import OptionTable, read_command_line, sbatch_table
 from slurm_gpumem.slurm.sbatch import SbatchRefusedError, installed_options, run_sbatch
@@ -91,7 +91,8 @@ def estimate(
 ) -> Estimate:
     """Estimate the peak GPU memory of training the model of `summary`: a path, the text, or `summarize`'s.
 
-    What is not given is as the summary's trace was made, else adam, fp32 and no checkpointing.
+    What is not given is as the summary's trace was made, else adam, fp32 and no checkpointing. UsageError
+    where something is given that the trace was made without: it has to be traced again.
     """
     model = summary if isinstance(summary, ModelSummary) else read_summary(summary)
     stated = StatedTraining(
@@ -106,10 +107,14 @@ def estimate(
         torch=torch,
         module_loading=module_loading,
     )
+    from slurm_gpumem.estimators.explain.changes import in_precision
     from slurm_gpumem.utilization.predict import estimate_with_utilization
 
+    refuse_untraced(model, stated)
     job = training_job(model, stated, gpus=gpus)
-    return estimate_with_utilization(estimator, model, job, find_gpu(gpu))
+    model, notes = in_precision(model, job.precision)
+    found = estimate_with_utilization(estimator, model, job, find_gpu(gpu))
+    return replace(found, warnings=(*found.warnings, *notes)) if notes else found
 
 
 def decide(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import named_summary, own_options, positive
+from slurm_gpumem.cli.target_options import TARGET_HELP, add_code_options, explicit_training, traced_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.training_job import training_job
+from slurm_gpumem.estimators.explain.changes import in_precision
+from slurm_gpumem.estimators.training_job import refuse_untraced, training_job
 from slurm_gpumem.estimators.types import (
     INPUT_DTYPES,
     LOSSES,
@@ -36,7 +39,7 @@ from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive, read_directive
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.activity import activity_of
 from slurm_gpumem.submission.default_gpu import choose_gpu
-from slurm_gpumem.submission.settings import job_settings
+from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
@@ -53,8 +56,7 @@ def main(argv: List[str]) -> int:
     script, directives = _script(args)
     settings = job_settings(config, directives, os.environ, own_options(args), script=args.write)
     shard_mib = args.shard_mib or config.sharing.shard_mib
-    summary = named_summary(args.summary)
-    job = training_job(summary, settings.stated_training(), gpus=args.gpus)
+    summary, job, notes = _subject(args, settings)
     estimator = settings.text("estimator") or "auto"
     if args.directive:
         _directive(summary, job, estimator, script)
@@ -85,7 +87,7 @@ def main(argv: List[str]) -> int:
         lines.append(result_line(summary, chosen, shard_mib))
     lines += fit_line(chosen, gpu)
     print("\n".join(lines))
-    _notes(chosen_gpu.notes)
+    _notes((*notes, *chosen_gpu.notes))
     for warning in (*config.warnings, *settings.remarks(), *warnings_of(summary, chosen)):
         say(f"warning: {warning}")
     return 0
@@ -94,6 +96,20 @@ def main(argv: List[str]) -> int:
 def _notes(notes: Sequence[str]) -> None:
     for note in notes:
         say(f"note: {note}")
+
+
+def _subject(
+    args: argparse.Namespace, settings: JobSettings
+) -> Tuple[ModelSummary, TrainingJob, Tuple[str, ...]]:
+    """The summary of a file or of standard input, or of code that is traced; and the job."""
+    traced = traced_subject(args.summary, args, settings)
+    if traced is not None:
+        return traced.summary, replace(traced.job, gpus=args.gpus), traced.notes
+    summary = named_summary(args.summary)
+    refuse_untraced(summary, explicit_training(args))
+    job = training_job(summary, settings.stated_training(), gpus=args.gpus)
+    summary, notes = in_precision(summary, job.precision)
+    return summary, job, notes
 
 
 def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[Directive]]:
@@ -145,7 +161,11 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         epilog="Defaults of the options also come from gpumem.toml's [job] and from GPUMEM_* variables.",
     )
-    parser.add_argument("summary", help="file with the text of a model summary")
+    parser.add_argument(
+        "summary",
+        metavar="SUMMARY|TARGET",
+        help=f"file with the text of a model summary, - for standard input, or code: {TARGET_HELP}",
+    )
     job = parser.add_argument_group("the job")
     job.add_argument("--batch-size", metavar="N", help="samples per GPU (default: the summary's)")
     job.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: adam)")
@@ -177,4 +197,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--write", metavar="JOB.SH", help="with --directive: put the line into this script")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
+    add_code_options(parser)
     return parser

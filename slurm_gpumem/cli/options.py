@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from slurm_gpumem.config.schema import JOB_KEYS
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
@@ -58,7 +60,18 @@ def own_options(args: argparse.Namespace) -> OwnOptions:
     )
 
 
+def _standard_input() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("-: nothing comes on standard input; pipe a summary into it, or name its file")
+    text = sys.stdin.buffer.read().decode("utf-8", "replace")
+    if not text.strip():
+        raise UsageError("-: standard input is empty; pipe a summary into it, or name its file")
+    return text if "\n" in text else text + "\n"
+
+
 def named_summary(path: str) -> ModelSummary:
-    """The summary of a file; one that names no model is called like its file."""
+    """The summary of a file, or of standard input (-); one that names no model is called like its file."""
+    if path == "-":
+        return read_summary(_standard_input())
     summary = read_summary(path)
     return summary if summary.name else replace(summary, name=Path(path).stem)

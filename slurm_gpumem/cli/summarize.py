@@ -34,7 +34,7 @@ def main(argv: List[str]) -> int:
     settings = job_settings(load_config(), (), os.environ, own_options(args))
     request = trace_request(args.target, args, settings)
     output = _checked_output(args.output)
-    traced = trace(request, args)
+    traced = trace(request, args, again=True)
     # Read as the cluster will: the child ran somebody's code, and is believed nothing.
     summary = read_summary(traced.summary.decode(errors="replace"))
     if output is None:
@@ -47,6 +47,8 @@ def main(argv: List[str]) -> int:
         print(_line(summary, traced, output))
     for note in traced.notes:
         say(f"note: {note}")
+    for warning in summary.warnings:
+        say(f"warning: {warning}")
     return 0
 
 
@@ -65,6 +67,7 @@ def _line(summary: ModelSummary, traced: Traced, output: Path) -> str:
     return (
         f"{output}: {describe_model(summary)}, batch {summary.batch}{events}; "
         f"{len(traced.summary) / 1024:,.0f} KiB in {traced.facts.get('seconds', 0):.1f} s"
+        + (f"\nloss: {trace.job.loss}" if trace and trace.job.optimizer else "")
     )
 
 
@@ -81,7 +84,7 @@ def _as_json(summary: ModelSummary, traced: Traced, output: Optional[Path]) -> D
         "batch_size": summary.batch,
         "bytes": len(traced.summary),
         "notes": list(traced.notes),
-        **traced.facts,
+        **{name: fact for name, fact in traced.facts.items() if name != "files"},
     }
 
 

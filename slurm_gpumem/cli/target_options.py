@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, Optional, Tuple
 
 from slurm_gpumem.cli.options import named_summary, own_options, seconds
 from slurm_gpumem.config.load import Config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.explain.changes import in_precision
-from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
+from slurm_gpumem.tracing.child.kept import keep, kept_trace
 from slurm_gpumem.tracing.child.request import (
     compared_with,
     is_code,
@@ -63,6 +64,26 @@ class Subject:
 
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """Everything about the code and how it is trained."""
+    step = parser.add_argument_group("how it is trained")
+    step.add_argument("--batch-size", metavar="N", help="samples per step")
+    step.add_argument(
+        "--optimizer",
+        metavar="NAME",
+        help=f"{', '.join(OPTIMIZERS)}, none (inference), or CODE taking the parameters (default: adam)",
+    )
+    step.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
+    step.add_argument("--grad-accumulation", metavar="N", help="batches per optimizer step (default: 1)")
+    step.add_argument(
+        "--loss", metavar="NAME", help=f"{', '.join(LOSS_NAMES)}, or CODE taking output and target"
+    )
+    step.add_argument("--checkpointing", action="store_true", help="activation checkpointing of every block")
+    step.add_argument("--channels-last", action="store_true", help="model and input in channels_last")
+    step.add_argument("--input-dtype", metavar="NAME", help="type of inputs that name none: fp32, int64, ...")
+    add_code_options(parser)
+
+
+def add_code_options(parser: argparse.ArgumentParser) -> None:
     """Everything that only matters when code is traced."""
     code = parser.add_argument_group("the model's code")
     code.add_argument(
@@ -78,8 +99,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     code.add_argument(
         "--head", default="", metavar="NAME", help="head of a Hugging Face model type (causal-lm, ...)"
     )
-    data = parser.add_argument_group("what it is fed")
-    data.add_argument(
+    code.add_argument(
         "--input",
         action="append",
         default=[],
@@ -87,30 +107,16 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         help="one sample's shape: 3,224,224; with a name and a type: input_ids=128:int64; "
         "B where the batch is not first: 35,B,512 (repeat for several inputs)",
     )
-    data.add_argument("--input-dtype", metavar="NAME", help="type of inputs that name none: fp32, int64, ...")
-    data.add_argument(
+    code.add_argument(
         "--batch-callable", metavar="CODE", help="makes the batch: train.py:make_batch(batch_size)"
     )
-    step = parser.add_argument_group("how it is trained")
-    step.add_argument("--batch-size", metavar="N", help="samples per step")
-    step.add_argument(
-        "--optimizer",
-        metavar="NAME",
-        help=f"{', '.join(OPTIMIZERS)}, none (inference), or CODE taking the parameters (default: adam)",
-    )
-    step.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
-    step.add_argument(
-        "--loss", metavar="NAME", help=f"{', '.join(LOSS_NAMES)}, or CODE taking output and target"
-    )
-    step.add_argument(
+    code.add_argument(
         "--target", dest="target_shape", metavar="SHAPE", help="what the loss compares with, like --input"
     )
-    step.add_argument(
+    code.add_argument(
         "--step-callable", metavar="CODE", help="one training step: train.py:step(model, batch, optimizer)"
     )
-    step.add_argument("--checkpointing", action="store_true", help="activation checkpointing of every block")
-    step.add_argument("--channels-last", action="store_true", help="model and input in channels_last")
-    step.add_argument(
+    code.add_argument(
         "--eval", dest="evaluate", action="store_true", help="an evaluation pass after the step as well"
     )
     child = parser.add_argument_group("the process that runs it")
@@ -126,25 +132,41 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     """Read the summary, or trace the code; errors say how to name either."""
     settings = job_settings(config, (), os.environ, own_options(args))
     given = settings.text("batch-size") is not None
-    if is_code(text):
-        request = trace_request(text, args, settings, str(DEFAULT_BATCH))
-        traced = trace(request, args)
-        summary = read_summary(traced.summary.decode(errors="replace"))
-        # The trace holds what the options said, custom losses and optimizers included.
-        job = training_job(summary, StatedTraining(batch_size=request.batch_size))
-        return Subject(summary, job, given, (*settings.remarks(), *traced.notes))
-    used = _options_for_code(args)
-    if used:
-        raise UsageError(
-            f"{text}: is a summary; {', '.join(used)} would only matter for code (train.py:build_model)"
-        )
+    traced = traced_subject(text, args, settings, str(DEFAULT_BATCH))
+    if traced is not None:
+        return replace(traced, batch_given=given, notes=(*settings.remarks(), *traced.notes))
     summary = named_summary(text)
     stated = settings.stated_training()
+    refuse_untraced(summary, explicit_training(args))
     job = training_job(
         summary, stated._replace(batch_size=stated.batch_size or summary.batch or DEFAULT_BATCH)
     )
     summary, notes = in_precision(summary, job.precision)
     return Subject(summary, job, given, (*settings.remarks(), *notes))
+
+
+def explicit_training(args: argparse.Namespace) -> StatedTraining:
+    """What the command's own options state, without files and variables."""
+    return job_settings(Config(), (), {}, own_options(args)).stated_training()
+
+
+def traced_subject(
+    text: str, args: argparse.Namespace, settings: JobSettings, default_batch: Optional[str] = None
+) -> Optional[Subject]:
+    """The code that `text` names, traced; None where it names a summary."""
+    if is_code(text):
+        request = trace_request(text, args, settings, default_batch)
+        traced = trace(request, args)
+        summary = read_summary(traced.summary.decode(errors="replace"))
+        # The trace holds what the options said, custom losses and optimizers included.
+        job = training_job(summary, StatedTraining(batch_size=request.batch_size))
+        return Subject(summary, job, True, traced.notes)
+    used = _options_for_code(args)
+    if used:
+        raise UsageError(
+            f"{text}: is a summary; {', '.join(used)} would only matter for code (train.py:build_model)"
+        )
+    return None
 
 
 def trace_request(
@@ -169,6 +191,7 @@ def trace_request(
         optimizer=optimizer,
         optimizer_callable=optimizer_code,
         precision=one_of(settings.text("precision") or "fp32", PRECISIONS, "precision"),
+        grad_accumulation=_accumulation(settings, args),
         checkpointing=args.checkpointing,
         channels_last=args.channels_last,
         evaluate=args.evaluate,
@@ -176,8 +199,14 @@ def trace_request(
     )
 
 
-def trace(request: TraceRequest, args: argparse.Namespace) -> Traced:
-    """Trace it as the options say, with a line of progress where somebody is watching."""
+def trace(request: TraceRequest, args: argparse.Namespace, *, again: bool = False) -> Traced:
+    """Trace it as the options say, with a line of progress where somebody is watching.
+
+    A trace that was made before is taken, unless it is to be made `again`; another Python's is not kept.
+    """
+    kept = None if again or args.python or args.show_output else kept_trace(request)
+    if kept is not None:
+        return kept
     limits = Limits(args.time_limit, parse_mib(args.memory_limit) if args.memory_limit else None)
     with StatusLine() as line:
 
@@ -185,7 +214,18 @@ def trace(request: TraceRequest, args: argparse.Namespace) -> Traced:
             if passed_s >= 1:
                 line(f"{request.target.label}: {phase}, {passed_s:.0f} s")
 
-        return trace_code(request, limits, python=args.python, show_output=args.show_output, progress=show)
+        traced = trace_code(request, limits, python=args.python, show_output=args.show_output, progress=show)
+    if not args.python:
+        keep(request, traced)
+    return traced
+
+
+def _accumulation(settings: JobSettings, args: argparse.Namespace) -> int:
+    """Batches per optimizer step; a user's own step does its own accumulation."""
+    found = settings.stated_training().grad_accumulation or 1
+    if found > 1 and args.step_callable and args.grad_accumulation:
+        raise UsageError("--grad-accumulation: the step of --step-callable accumulates itself, or does not")
+    return 1 if args.step_callable else found
 
 
 def _batch(text: Optional[str]) -> int:

@@ -55,6 +55,40 @@ def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1
     return TrainingJob(gpus=gpus, **values)
 
 
+def refuse_untraced(summary: ModelSummary, stated: StatedTraining) -> None:
+    """UsageError for what somebody states and a trace cannot answer: it was traced otherwise."""
+    if summary.trace is None:
+        return
+    traced, wrong = summary.trace.job, []
+    if stated.batch_size not in (None, traced.batch) and not summary.trace.scalable:
+        wrong.append(f"batch size {traced.batch}, not {stated.batch_size}")
+    precision = None if stated.precision is None else plain_name(stated.precision, "precision")
+    single = ("fp32", "tf32")
+    if precision not in (None, traced.precision) and not (
+        traced.precision in single and (precision in single or str(precision).startswith("amp-"))
+    ):
+        wrong.append(f"{traced.precision}, not {precision}")
+    for key in ("optimizer", "loss"):
+        value, had = getattr(stated, key), getattr(traced, key)
+        if (
+            value is not None
+            and had not in ("", "auto")
+            and plain_name(value, key) != had.partition(" over ")[0]
+        ):
+            wrong.append(f"{key} {had}, not {plain_name(value, key)}")
+    if (stated.grad_accumulation or 1) > 1 and traced.grad_accumulation == 1:
+        wrong.append("without gradient accumulation")
+    for key, title in (("checkpointing", "activation checkpointing"), ("channels_last", "channels_last")):
+        if getattr(stated, key) not in (None, getattr(traced, key)):
+            wrong.append(f"{'with' if getattr(traced, key) else 'without'} {title}")
+    if wrong:
+        raise UsageError(
+            f"the summary was traced with {'; '.join(wrong)}.\n"
+            "Memory of another training is not in it: trace again with these options (gpumem summarize, "
+            "gpumem trace), or leave them out."
+        )
+
+
 def optimizer_title(job: TrainingJob, trace: Optional[Trace]) -> str:
     """What changes the weights: the job's optimizer, or what a trace saw that has no rule of ours."""
     if trace is None or trace.job.optimizer in OPTIMIZERS or job.optimizer != TrainingJob.optimizer:

@@ -7,10 +7,13 @@ weights and paths are not. Everything read is checked: the file may come from an
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, astuple, fields
-from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar, Union
 
 from slurm_gpumem.errors import SummaryError
+from slurm_gpumem.files import save
 from slurm_gpumem.summaries.trace_types import (
     CALL_TYPES,
     CALLS,
@@ -43,6 +46,11 @@ Kind = TypeVar("Kind", Convolution, TracedJob)
 
 
 # -- Writing -------------------------------------------------------------------------------------
+
+
+def save_summary(summary: ModelSummary, path: Union[str, os.PathLike[str]]) -> None:
+    """Write what `summarize` returned to a file that `estimate`, `gpumem` and `gpusbatch --model` read."""
+    save(Path(path), to_json(summary))
 
 
 def to_json(summary: ModelSummary) -> str:

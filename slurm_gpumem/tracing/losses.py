@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Union
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -13,22 +13,66 @@ from slurm_gpumem.errors import UnknownNameError
 Given = Union[str, Callable[[Any, Any], Tensor], None]
 
 
-def make_loss(given: Given) -> Callable[[Any, Any], Tensor]:
-    """A function of the model's output and the target."""
-    if given is None:
-        return _own
-    if callable(given):
-        return given
-    if given not in _NAMED:
-        raise UnknownNameError("loss", given, list(_NAMED))
-    return _NAMED[given]
+class Loss:
+    """A function of the model's output and the target that remembers what it computed."""
+
+    def __init__(self, given: Given) -> None:
+        if isinstance(given, str) and given not in _NAMED:
+            raise UnknownNameError("loss", given, list(_NAMED))
+        self._given = given
+        self.what = ""
+        """In words: "cross-entropy over [32, 1000]"; "" before the first call."""
+
+    def __call__(self, out: Any, target: Any) -> Tensor:
+        name, value, over = self._computed(out, target)
+        if not self.what:
+            self.what = f"{name} over {list(over.shape)}" if over is not None else name
+        return value
+
+    def _computed(self, out: Any, target: Any) -> Tuple[str, Tensor, Optional[Tensor]]:
+        given = self._given
+        if given is None:
+            own, name = own_loss(out)
+            if own is not None:
+                return name, own, None
+            given = "mse" if isinstance(target, Tensor) and target.is_floating_point() else "cross-entropy"
+        if isinstance(given, str):
+            return given, _NAMED[given](out, target), main_tensor(out)
+        name = getattr(given, "__name__", type(given).__name__)
+        return name, given(out, target), _tensor_in(out)
 
 
-def name_of(given: Given) -> str:
-    """A loss's name for the record."""
-    if given is None:
-        return "auto"
-    return given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+def own_loss(out: Any) -> Tuple[Optional[Tensor], str]:
+    """The loss among a model's outputs: called so, or single numbers that can be trained."""
+    named = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+    if isinstance(named, Tensor):
+        return named, "the model's own loss"
+    if isinstance(out, Tensor):
+        return (out, "the model's output, a single number") if out.dim() == 0 else (None, "")
+    if isinstance(out, dict):
+        losses = {k: v for k, v in out.items() if _is_single(v) and "loss" in str(k).lower()}
+        if losses:
+            total: Any = sum(losses.values())
+            return total, f"the sum of {', '.join(map(str, losses))} of the model's output"
+    values = out.values() if isinstance(out, dict) else out if isinstance(out, (tuple, list)) else ()
+    single = [value for value in values if _is_single(value)]
+    if len(single) > 1:
+        several: Any = sum(single)
+        return several, f"the sum of the {len(single)} single numbers in the model's output"
+    return (single[0], "the single number in the model's output") if single else (None, "")
+
+
+def _is_single(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point() and value.requires_grad
+    )
+
+
+def _tensor_in(out: Any) -> Optional[Tensor]:
+    try:
+        return main_tensor(out)
+    except (IndexError, TypeError, AttributeError):
+        return None  # an output without tensors: a distribution, somebody's own class
 
 
 def main_tensor(out: Any) -> Tensor:
@@ -44,16 +88,6 @@ def main_tensor(out: Any) -> Tensor:
         if isinstance(item, Tensor) and item.is_floating_point():
             return item
     return main_tensor(items[0])
-
-
-def _own(out: Any, target: Any) -> Tensor:
-    """The model's own loss, else mean squared error for a floating-point target, else cross-entropy."""
-    own = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
-    if isinstance(own, Tensor):
-        return own
-    if isinstance(target, Tensor) and target.is_floating_point():
-        return F.mse_loss(main_tensor(out), target)
-    return _cross_entropy(out, target)
 
 
 def _cross_entropy(out: Any, target: Any) -> Tensor:
@@ -82,4 +116,8 @@ def _mean(out: Any, target: Any) -> Tensor:
     return main_tensor(out).mean()
 
 
-_NAMED = {"cross-entropy": _cross_entropy, "mse": _squares, "none": _mean}
+_NAMED: Dict[str, Callable[[Any, Any], Tensor]] = {
+    "cross-entropy": _cross_entropy,
+    "mse": _squares,
+    "none": _mean,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, List, Optional
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.summaries.trace_types import TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing import losses, optimizers
+from slurm_gpumem.tracing import labels, losses, optimizers
 from slurm_gpumem.tracing.assemble import assemble
 from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.batches import maker, require_size
@@ -31,6 +31,9 @@ from slurm_gpumem.tracing.values import Guess
 STEPS = 3
 _PURE = {"bf16": torch.bfloat16}
 """Precisions in which weights and inputs themselves have another type than fp32."""
+
+
+_FAILURES = (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError)
 
 
 class NoValuesError(UsageError):
@@ -55,11 +58,15 @@ def summarize(
 ) -> ModelSummary:
     """Trace three training steps of `model` without running them.
 
-    `batch` is what the model's forward takes (a tensor, a tuple by position, a dictionary by name) or a
-    function that makes one of a given size. The model is not changed; its copy on meta tensors is traced.
-    `step` is the user's own training step, called with the copy, the batch and the optimizer.
+    `batch` is what the model's forward takes (a tensor, a tuple by position, a dictionary by name), a data
+    loader's (input, target) where forward takes one argument, or a function that makes a batch of a given
+    size. The model is not changed; its copy on meta tensors is traced. `step` is the user's own training
+    step, called with the copy, the batch and the optimizer.
     """
     model = unwrapped(model)
+    if step is None and target is None and labels.is_pair(model, batch):
+        batch, target = batch
+        batch = batch if isinstance(batch, (tuple, list, dict)) else (batch,)
     size = require_size(batch, batch_size)
     asked = _Asked(
         model=model,
@@ -75,17 +82,40 @@ def summarize(
         step=step,
         name=name or type(model).__name__,
     )
+    missing = None
+    if step is None and loss is None and target is None and optimizer is not None:
+        missing = labels.unfilled(model, asked.make(size))
+    return _summary(asked) if missing is None else _with_labels(asked, missing)
+
+
+def _with_labels(asked: _Asked, name: str) -> ModelSummary:
+    """The summary with labels, if the model computes a loss from such; otherwise without, and a warning."""
+    make = labels.filled(asked.make, name)
+    if make is not None:
+        with suppress(*_FAILURES):
+            summary = _summary(replace(asked, make=make))
+            if summary.trace is not None and " over " not in summary.trace.job.loss:
+                said = f"forward's {name} was not given: one label per token, for the model's own loss"
+                return replace(summary, warnings=(*summary.warnings, said))
+    summary = _summary(asked)
+    used = summary.trace.job.loss if summary.trace is not None else ""
+    said = f"forward takes {name}, which was not given; the loss is {used}. Give {name} for the model's own"
+    return replace(summary, warnings=(*summary.warnings, said))
+
+
+def _summary(asked: _Asked) -> ModelSummary:
+    """Traced on meta tensors, or by a small real run where the model refuses them."""
     guess = Guess()
     try:
         return _traced(asked, "meta", guess)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError) as error:
+    except _FAILURES as error:
         if guess.used:
             # It checked a condition, got True for an unknown value, and raised an error: "labels too large?"
-            with suppress(RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError):
+            with suppress(*_FAILURES):
                 return _traced(asked, "meta", Guess(truth=False))
         if not refuses_meta(error):
             raise
-        if not has_values(model):
+        if not has_values(asked.model):
             raise NoValuesError(
                 f"the model reads values and has none: build it on the CPU, not on the meta device. {error}"
             ) from error
@@ -133,10 +163,11 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
             recorder.assume("run on the CPU with a few rows: the model does not run on meta tensors")
         optimizer = asked.optimizer
         chosen = None if optimizer is None else optimizers.make_optimizer(optimizer, asked.model, twin)
+        loss = losses.Loss(asked.loss)
         plan = Plan(
             model=twin,
             make=make,
-            loss=losses.make_loss(asked.loss),
+            loss=loss,
             optimizer=chosen,
             batches=batches,
             precision="fp32" if real else asked.precision,
@@ -153,7 +184,7 @@ def _traced(asked: _Asked, way: str, guess: Guess) -> ModelSummary:
         checkpointing=bool(checkpointed),
         channels_last=asked.channels_last,
         evaluate=asked.evaluate,
-        loss=losses.name_of(asked.loss),
+        loss=loss.what or "the step's own",
         torch=str(torch.__version__),
     )
     parameters = {id(p): p for p in twin.parameters()}.values()

@@ -17,7 +17,7 @@ pytestmark = needs_torch
 @pytest.fixture(scope="module")
 def found() -> Dict[str, Any]:
     """All checks in one process: starting torch is most of their time."""
-    names = ("every_step", "experts", "phases", "numbers", "half", "cells")
+    names = ("every_step", "experts", "phases", "numbers", "half", "cells", "losses", "saved")
     command = [sys.executable, "-m", "tests.tracing.fresh.checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -54,3 +54,20 @@ def test_recurrent_cells_are_fused_as_on_cuda(found: Dict[str, Any]) -> None:
     rows, hidden = 16, 32
     assert 4 * rows * 4 * hidden in found["cells"]["LSTMCell"], "both products and a workspace of four gates"
     assert 4 * rows * 5 * hidden in found["cells"]["GRUCell"], "a workspace of five numbers a hidden one"
+
+
+def test_the_loss_is_the_models_own_or_said(found: Dict[str, Any]) -> None:
+    losses = found["losses"]
+    own = "the single number in the model's output"
+    assert losses["unfilled"] == [
+        own,
+        "forward's targets was not given: one label per token, for the model's own loss",
+    ]
+    assert losses["filled"] == [own]
+    assert losses["pair"] == ["cross-entropy over [4, 3]"]
+    assert losses["regression"] == ["mse over [4, 3]"]
+    assert "forward takes labels, which was not given" in losses["unused"][1]
+
+
+def test_a_summary_is_saved_and_estimated(found: Dict[str, Any]) -> None:
+    assert found["saved"]["live"] == found["saved"]["saved"] > 0

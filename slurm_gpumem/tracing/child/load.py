@@ -38,6 +38,15 @@ def find_callable(target: Target) -> Tuple[Any, str]:
     return _attribute(module, attribute, target.place, path), f"{target.place}:{attribute}"
 
 
+def own_files() -> List[str]:
+    """Files of the user's own code that were imported."""
+    return [os.path.abspath(str(m.__file__)) for m in list(sys.modules.values()) if _has_users_file(m)]
+
+
+def _has_users_file(module: ModuleType) -> bool:
+    return bool(getattr(module, "__file__", None)) and _is_target(module)
+
+
 def call(function: Any, label: str, arguments: Mapping[str, Any], *positional: Any) -> Any:
     """Call it with the given arguments; TargetError names those that are missing or unknown."""
     if not callable(function):

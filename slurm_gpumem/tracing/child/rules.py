@@ -9,9 +9,12 @@ import os
 import sys
 from typing import Any, Callable, List, Tuple
 
-from slurm_gpumem.tracing.child.blame import here
+from slurm_gpumem.tracing.child.blame import here, is_users
 
 _MOST_FORKS = 64
+_MOST_FILES = 1000
+_PLACES = (os.path.expanduser("~") + os.sep, os.getcwd() + os.sep)
+"""Where files are a user's: at home, and where the command runs."""
 _DEEPEST_FORK = 2
 _LOCAL = ("localhost", "127.0.0.1", "::1", "", None)
 
@@ -30,6 +33,8 @@ class Rules:
     def __init__(self) -> None:
         self.refused: List[Tuple[str, str]] = []
         """(host, line of the user's code) of every refused connection."""
+        self.opened: List[str] = []
+        """Files of the user's that were opened to be read: configurations, vocabularies."""
         self._forks = 0
         self._depth = 0
 
@@ -53,6 +58,10 @@ class Rules:
             host = arguments[0].decode() if isinstance(arguments[0], bytes) else arguments[0]
             if host not in _LOCAL:
                 self._refuse(str(host))
+        elif event == "open" and isinstance(arguments[0], str) and arguments[1] in ("r", "rb"):
+            path = os.path.abspath(arguments[0])
+            if len(self.opened) < _MOST_FILES and is_users(path) and path.startswith(_PLACES):
+                self.opened.append(path)
         elif event in ("os.fork", "os.forkpty"):
             self._forks += 1
             if self._forks > _MOST_FORKS or self._depth >= _DEEPEST_FORK:

@@ -101,6 +101,7 @@ class TraceRequest:
     optimizer: str = "adam"
     optimizer_callable: Optional[Target] = None
     precision: str = "fp32"
+    grad_accumulation: int = 1
     checkpointing: bool = False
     channels_last: bool = False
     evaluate: bool = False

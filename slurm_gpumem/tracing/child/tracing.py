@@ -17,7 +17,8 @@ from slurm_gpumem.tracing.child import batches, hub
 from slurm_gpumem.tracing.child.blame import own_words, user_line
 from slurm_gpumem.tracing.child.checkpointing import checkpoint_blocks
 from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
-from slurm_gpumem.tracing.child.load import as_many_as_it_takes, call, find_callable
+from slurm_gpumem.tracing.child.kept import files_read
+from slurm_gpumem.tracing.child.load import as_many_as_it_takes, call, find_callable, own_files
 from slurm_gpumem.tracing.child.pretrained import without_downloads
 from slurm_gpumem.tracing.child.spec import HUGGING_FACE, NO_OPTIMIZER, TIMM, Target, TraceRequest
 from slurm_gpumem.tracing.child.unknown import UnknownOperators, is_unknown_operator
@@ -50,7 +51,8 @@ def trace_target(request: TraceRequest, line: Any, result: str) -> Dict[str, Any
     with open(result, "w", encoding="utf-8") as file:
         file.write(to_json(summary))
     way = summary.trace.way if summary.trace else ""
-    return {"way": way, "built_on": device}
+    loss = summary.trace.job.loss if summary.trace else ""
+    return {"way": way, "built_on": device, "loss": loss, "files": files_read([*own_files(), *line.files])}
 
 
 def _traced(request: TraceRequest, model: nn.Module, line: Any) -> ModelSummary:
@@ -76,10 +78,11 @@ def _traced(request: TraceRequest, model: nn.Module, line: Any) -> ModelSummary:
                 optimizer=optimizer,
                 loss=loss,
                 precision=request.precision,
+                grad_accumulation=request.grad_accumulation,
                 channels_last=request.channels_last,
                 evaluate=request.evaluate,
                 step=step,
-                name=_name(request.target),
+                name=_name(request.target) or _class_of(model),
             )
 
         return _with_unknown_operators(traced, line)
@@ -180,15 +183,37 @@ def _blames_meta(error: BaseException) -> bool:
 def _checked(made: Any, label: str) -> nn.Module:
     if isinstance(made, nn.Module):
         return made
-    if isinstance(made, (tuple, list)):
-        models = [one for one in made if isinstance(one, nn.Module)]
+    parts = list(made.values()) if isinstance(made, dict) else made
+    if isinstance(parts, (tuple, list)):
+        models = [one for one in parts if isinstance(one, nn.Module)]
         if models:
-            return models[0]
+            return models[0] if len(parts) == 1 else Several(made)
     what = "nothing (None)" if made is None else f"a {type(made).__name__}"
     raise TargetError(
         f"{label} returned {what}, not a torch.nn.Module.\n"
         "Name a class of models, or a function that returns one."
     )
+
+
+class Several(nn.Module):
+    """What a builder returned beside its model is on the GPU as well: a teacher, a discriminator.
+
+    Its forward is the first model's; a user's step gets what the builder returned, in its form.
+    """
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.made = made
+        values = made.values() if isinstance(made, dict) else made
+        self.parts = nn.ModuleList(one for one in values if isinstance(one, nn.Module))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The first model's."""
+        return self.parts[0](*args, **kwargs)
+
+
+def _class_of(model: nn.Module) -> str:
+    return type(model.parts[0] if isinstance(model, Several) else model).__name__
 
 
 def _name(target: Target) -> str:
@@ -282,6 +307,7 @@ def _step(request: TraceRequest) -> Any:
         )
 
     def step(model: Any, batch: Any, optimizer: Any) -> Any:
+        model = model.made if isinstance(model, Several) else model
         return function(*as_many_as_it_takes(function, model, batch, optimizer))
 
     return step
@@ -298,19 +324,21 @@ def _loss(request: TraceRequest) -> Any:
         given = [output] if target is None else [output, target]
         return function(*as_many_as_it_takes(function, *given))
 
+    loss.__name__ = label
     return loss
 
 
-def _binary(output: Any, target: Any) -> Any:
+def bce(output: Any, target: Any) -> Any:
+    """Binary cross-entropy of every number of the output."""
     prediction = main_tensor(output)
     wanted = torch.zeros_like(prediction) if target is None else target.to(prediction.dtype)
     return torch.nn.functional.binary_cross_entropy_with_logits(prediction, wanted)
 
 
-def _sum(output: Any, target: Any) -> Any:
+def sum_of_losses(output: Any, target: Any) -> Any:
     """What detection models return during training: several losses by name."""
     values = output.values() if isinstance(output, dict) else [main_tensor(output)]
     return sum(value.sum() for value in values)
 
 
-_MORE_LOSSES = {"bce": _binary, "sum": _sum}
+_MORE_LOSSES = {"bce": bce, "sum": sum_of_losses}

@@ -37,6 +37,8 @@ class Line:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self.phase = "starting Python"
+        self.files: List[str] = []
+        """Files that the user's code has read."""
 
     def say(self, **message: Any) -> None:
         """Send one message."""
@@ -76,6 +78,7 @@ def main(arguments: Sequence[str]) -> None:
         rules.enforce(lambda: None)
         from slurm_gpumem.tracing.child.tracing import trace_target
 
+        line.files = rules.opened
         facts = trace_target(request, line, result)
         facts["seconds"] = round(time.monotonic() - started, 2)
         facts["import_seconds"] = round(imported - started, 2)

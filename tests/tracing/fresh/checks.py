@@ -149,6 +149,60 @@ def cells() -> Dict[str, Any]:
     return kept
 
 
+class Language(nn.Module):
+    """Returns its loss where it gets targets, and the last token's scores where it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(100, 16), nn.Linear(16, 100)
+
+    def forward(self, idx: torch.Tensor, targets: Any = None) -> Any:
+        x = self.tokens(idx)
+        if targets is None:
+            return self.head(x[:, [-1]]), None
+        scores = self.head(x)
+        return scores, F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+class Optional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, labels: Any = None) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x)
+        return result
+
+
+def losses() -> Dict[str, Any]:
+    """Which loss is taken for which batch, and what is said of it."""
+    tokens, rows, classes = torch.zeros(4, 8, dtype=torch.int64), torch.randn(4, 8), torch.zeros(4).long()
+    found = {}
+    for name, model, batch in (
+        ("unfilled", Language(), tokens),
+        ("filled", Language(), (tokens, tokens)),
+        ("pair", nn.Linear(8, 3), (rows, classes)),
+        ("regression", nn.Linear(8, 3), [rows, torch.randn(4, 3)]),
+        ("unused", Optional(), rows),
+    ):
+        summary = summarize(model, batch)
+        assert summary.trace is not None
+        found[name] = [summary.trace.job.loss, *summary.warnings]
+    return found
+
+
+def saved() -> Dict[str, Any]:
+    """What `summarize` returns is saved, and handed to `estimate` either way."""
+    import tempfile
+
+    from slurm_gpumem import estimate, save_summary
+
+    summary = summarize(nn.Linear(8, 3), (torch.randn(4, 8), torch.zeros(4).long()))
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        save_summary(summary, file.name)
+        return {"live": estimate(summary).peak_mib, "saved": estimate(file.name).peak_mib}
+
+
 def main(names: List[str]) -> None:
     warnings.simplefilter("ignore")
     print(json.dumps({name: globals()[name]() for name in names}))
