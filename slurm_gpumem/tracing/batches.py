@@ -10,6 +10,7 @@ from torch import Tensor
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.tracing.loop import Inputs
 from slurm_gpumem.tracing.meta_model import META
+from slurm_gpumem.tracing.sparse_products import sparse_on_meta
 from slurm_gpumem.tracing.values import give, small
 
 MADE = 0
@@ -53,6 +54,8 @@ def _resized(value: Any, size: int, wanted: int, floats: Optional[torch.dtype]) 
         dtype = floats if floats is not None and value.dtype == torch.float32 else value.dtype
         if value.device == META and size == MADE and dtype == value.dtype:
             return value  # made for this step, already on meta tensors
+        if value.layout != torch.strided:
+            return sparse_on_meta(value)  # a graph stays as it is
         shape = list(value.shape)
         if shape and size > 0 and shape[0] % size == 0:
             shape[0] = shape[0] // size * wanted

@@ -9,6 +9,7 @@ from typing import Any, Dict
 import torch
 from torch import Tensor, nn
 
+from slurm_gpumem.tracing.sparse_products import sparse_on_meta
 from slurm_gpumem.tracing.values import give, small
 
 META = torch.device("meta")
@@ -61,7 +62,7 @@ def to_meta(tensor: Tensor) -> Tensor:
     if tensor.device == META:
         return tensor
     if tensor.layout != torch.strided:
-        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=META)
+        empty = sparse_on_meta(tensor)
     else:
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
     if isinstance(tensor, nn.Parameter):

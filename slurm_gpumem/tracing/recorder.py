@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.tracing.autocast import Autocast
 from slurm_gpumem.tracing.choices import track
-from slurm_gpumem.tracing.cuda_operators import HANDLERS, MATMULS
+from slurm_gpumem.tracing.cuda_operators import HANDLERS, MATMULS, SOLVERS
 from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.tracing.kernels import Kernels
 from slurm_gpumem.tracing.places import Places
 from slurm_gpumem.tracing.reads import READS
 from slurm_gpumem.tracing.sized import SIZED
+from slurm_gpumem.tracing.sparse_products import parts_of
 from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow
 from slurm_gpumem.units import MIB
 
@@ -30,6 +31,10 @@ _HANDLERS = {**HANDLERS, **READ, **READS, **SIZED}
 Call = Union[Convolution, Reduction]
 LT_WORKSPACE = MIB
 """What cuBLASLt keeps from its first product on, that of a linear layer with a bias."""
+UNMEASURED_SOLVERS = (
+    "solves systems or decomposes matrices: what cuSOLVER holds for that (a handle, workspaces) has not been "
+    "measured and is not in this estimate; ask for more than it says"
+)
 EQUAL_SHARES = (
     "rows go to experts (or other choices) depending on data; counted as if each got the same number. "
     "A router out of balance needs more"
@@ -93,7 +98,7 @@ class Recorder(TorchDispatchMode):
         if tensor.device.type != self._device:
             return
         if tensor.layout != torch.strided:
-            for part in _parts(tensor):
+            for part in parts_of(tensor):
                 self.note(part, operator, category, module)
             return
         storage = tensor.untyped_storage()
@@ -225,6 +230,8 @@ class Recorder(TorchDispatchMode):
         self.note_result(result, name)
         if name in MATMULS:
             self.cublas(name)
+        elif name in SOLVERS:
+            self.warnings.setdefault(UNMEASURED_SOLVERS)
         return result
 
     def note_result(self, result: Any, operator: str) -> None:
@@ -239,13 +246,6 @@ class Recorder(TorchDispatchMode):
 def is_wrapped(tensor: Tensor) -> bool:
     """Whether it is a transform's (vmap, grad, jvp): the tensor inside has the storage."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
-def _parts(tensor: Tensor) -> List[Tensor]:
-    """The dense tensors that a sparse one is made of."""
-    if tensor.layout == torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
-    return []
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:

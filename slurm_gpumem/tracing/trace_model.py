@@ -113,13 +113,21 @@ def _summary(asked: _Asked) -> ModelSummary:
             # It checked a condition, got True for an unknown value, and raised an error: "labels too large?"
             with suppress(*_FAILURES):
                 return _traced(asked, "meta", Guess(truth=False))
+        if asked.scalable:
+            # Sizes in the code itself (a graph, a table by rows): it runs with this batch only.
+            with suppress(*_FAILURES):
+                return _traced(replace(asked, scalable=False), "meta", Guess())
         if not refuses_meta(error):
             raise
         if not has_values(asked.model):
             raise NoValuesError(
                 f"the model reads values and has none: build it on the CPU, not on the meta device. {error}"
             ) from error
-        return _traced(asked, "real", guess)
+        try:
+            return _traced(asked, "real", guess)
+        except _FAILURES:
+            # A few rows did not do either; what stopped the trace itself says more.
+            raise error from None
 
 
 @dataclass(frozen=True)

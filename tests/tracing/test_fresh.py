@@ -17,7 +17,18 @@ pytestmark = needs_torch
 @pytest.fixture(scope="module")
 def found() -> Dict[str, Any]:
     """All checks in one process: starting torch is most of their time."""
-    names = ("every_step", "experts", "phases", "numbers", "half", "cells", "losses", "saved")
+    names = (
+        "every_step",
+        "experts",
+        "phases",
+        "numbers",
+        "half",
+        "cells",
+        "losses",
+        "saved",
+        "odd_models",
+        "graphs",
+    )
     command = [sys.executable, "-m", "tests.tracing.fresh.checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -28,6 +39,17 @@ def found() -> Dict[str, Any]:
 def test_every_fresh_step_is_traced_on_meta_tensors(found: Dict[str, Any]) -> None:
     assert len(found["every_step"]) >= 40
     assert {name: way for name, way in found["every_step"].items() if way != "meta"} == {}
+
+
+def test_every_odd_model_is_traced_on_meta_tensors(found: Dict[str, Any]) -> None:
+    assert len(found["odd_models"]) >= 25
+    assert {name: way for name, way in found["odd_models"].items() if way != "meta"} == {}
+
+
+def test_a_sparse_graph_takes_what_its_entries_take(found: Dict[str, Any]) -> None:
+    assert found["graphs"]["buffers"] == 20 * (2 * 8 + 4)
+    assert found["graphs"]["product"] == 600 * 8 * 4
+    assert not found["graphs"]["scalable"], "another number of rows does not fit the graph"
 
 
 @pytest.mark.parametrize("router", ["moe_where", "moe_mask", "moe_sort"])

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from slurm_gpumem.tracing.trace_model import summarize
-from tests.tracing.fresh import fresh_a, fresh_b
+from tests.tracing.fresh import fresh_a, fresh_b, fresh_c
 
 
 def every_step() -> Dict[str, Any]:
@@ -28,6 +28,47 @@ def every_step() -> Dict[str, Any]:
         assert summary.trace is not None
         found[make.__name__] = summary.trace.way
     return found
+
+
+def odd_models() -> Dict[str, Any]:
+    """Of each: how it was traced, or its error."""
+    found = {}
+    for make in fresh_c.ALL:
+        model, batch, step = make()
+        how: Dict[str, Any] = {"step": step} if callable(step) else {"loss": step}
+        try:
+            summary = summarize(model, batch, **how)
+        except Exception as error:  # noqa: BLE001 - each failure is an answer
+            found[make.__name__] = f"{type(error).__name__}: {error}"
+            continue
+        assert summary.trace is not None
+        found[make.__name__] = summary.trace.way
+    return found
+
+
+def graphs() -> Dict[str, Any]:
+    """A sparse graph takes what its entries take, and its product is dense."""
+    nodes, entries = 600, 20
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+            at = torch.randint(0, nodes, (2, entries))
+            self.register_buffer("graph", torch.sparse_coo_tensor(at, torch.ones(entries), (nodes, nodes)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.spmm(self.graph, self.layer(x))
+
+    trace = summarize(Graph(), torch.randn(nodes, 8)).trace
+    assert trace is not None
+    buffers = sum(s.bytes_at(nodes) for s in trace.sites if s.category == "buffers")
+    products = [
+        s.bytes_at(nodes)
+        for s in trace.sites
+        if s.operator in ("aten::mm", "aten::_sparse_addmm", "aten::addmm")
+    ]
+    return {"buffers": buffers, "product": max(products), "scalable": trace.scalable}
 
 
 def experts() -> Dict[str, Any]:
