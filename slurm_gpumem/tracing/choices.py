@@ -17,7 +17,10 @@ from torch import Tensor
 from slurm_gpumem.tracing.values import MADE_UP, give, small, value_of
 
 aten = torch.ops.aten
-_CHOICES, _SHARE = "_gpumem_choices", "_gpumem_share"
+_CHOICES, _SHARE, _ROWS = "_gpumem_choices", "_gpumem_share", "_gpumem_rows"
+MOST = 0.2
+"""How far a share is from its mean at most."""
+_GOLDEN = 0.6180339887
 
 
 def choices_of(tensor: Any) -> Optional[int]:
@@ -30,17 +33,55 @@ def share_of(tensor: Any) -> Optional[float]:
     return getattr(tensor, _SHARE, None)
 
 
-def balanced(total: int, parts: int) -> List[int]:
-    """`total` in whole parts as equal as possible."""
-    least, more = divmod(total, max(parts, 1))
-    return [least + (number < more) for number in range(parts)]
+class Uneven:
+    """Shares that differ somewhat, as those of experts do: such blocks fit each other's places badly.
+
+    They come in pairs, one above and one below its share, so that together they are what all of them share.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._kept = 0
+
+    def keep(self) -> None:
+        """From here on `again` begins."""
+        self._kept = self._count
+
+    def again(self) -> None:
+        """The same shares as after the last `keep`."""
+        self._count = self._kept
+
+    def factor(self) -> float:
+        """The next one, from 1 - MOST to 1 + MOST."""
+        pair, odd = divmod(self._count, 2)
+        self._count += 1
+        away = MOST * (((pair + 1) * _GOLDEN) % 1)
+        return 1 - away if odd else 1 + away
+
+    def parts(self, total: int, count: int) -> List[int]:
+        """`total` in whole parts."""
+        weights = [self.factor() for _ in range(count)]
+        ends = [round(total * sum(weights[: n + 1]) / sum(weights)) for n in range(count)]
+        return [end - start for start, end in zip([0, *ends], ends)]
 
 
-def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
+def rows_of(mask: Tensor, shares: Uneven) -> int:
+    """How many elements of a mask with a known share hold; the same number each time it is asked."""
+    rows: Optional[int] = getattr(mask, _ROWS, None)
+    if rows is None:
+        share = share_of(mask) or 0.0
+        uneven = shares.factor() if 0 < share < 1 else 1.0
+        rows = min(mask.numel(), round(share * mask.numel() * uneven))
+        setattr(mask, _ROWS, rows)
+    return rows
+
+
+def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any, shares: Uneven) -> None:
     """After an operator ran on meta tensors: what its result is known to be."""
     rule = _RULES.get(func)
     if rule is not None:
         rule(args, kwargs, result)
+    elif func in _SUMS:
+        _sum(args[0], result, shares)
 
 
 def _is_index(result: Any, choices: int) -> None:
@@ -156,11 +197,11 @@ def _not(args: Any, kwargs: Any, result: Any) -> None:
     _is_mask(result, None if share is None else 1 - share)
 
 
-def _sum(args: Any, kwargs: Any, result: Any) -> None:
-    """How many hold: as many in each sum."""
-    share = share_of(args[0])
+def _sum(mask: Any, result: Any, shares: Uneven) -> None:
+    """How many hold: about as many in each sum."""
+    share = share_of(mask)
     if share is not None and value_of(result) is None and small(result) and result.numel():
-        count = balanced(round(share * args[0].numel()), result.numel())
+        count = shares.parts(round(share * mask.numel()), result.numel())
         give(result, torch.tensor(count, dtype=result.dtype).view(result.shape))
 
 
@@ -222,9 +263,9 @@ def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
     put("mul", _both, "Tensor")
     put("logical_or bitwise_or", _either, "default", "Tensor")
     put("logical_not bitwise_not", _not, "default")
-    put("sum", _sum, "default", "dim_IntList")
     put("isnan isinf", _missing, "default")
     return found
 
 
 _RULES = _rules()
+_SUMS = {aten.sum.default, aten.sum.dim_IntList}

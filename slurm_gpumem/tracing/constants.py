@@ -10,6 +10,9 @@ from torch import Tensor
 
 from slurm_gpumem.tracing.values import give
 
+_PARTS = 3
+"""Of a sparse tensor: indices, values, size."""
+
 
 @contextmanager
 def known_constants() -> Iterator[None]:
@@ -28,15 +31,25 @@ def known_constants() -> Iterator[None]:
         made = new_tensor(self, data, *args, **kwargs)
         return _remember(made, torch.tensor, data, args, {**kwargs, "dtype": made.dtype})
 
+    legacy: Any = Tensor.new
+
+    def of_parts(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.layout == torch.sparse_coo and self.device.type == "meta" and len(args) == _PARTS:
+            # SparseAdam's way to make a sparse tensor, which meta tensors do not know.
+            return torch.sparse_coo_tensor(*args, check_invariants=False)
+        return legacy(self, *args, **kwargs)
+
     for (owner, name), make in originals.items():
         setattr(owner, name, keeping(make))
     setattr(Tensor, "new_tensor", new)  # noqa: B010 - its type is not the same
+    setattr(Tensor, "new", of_parts)  # noqa: B010
     try:
         yield
     finally:
         for (owner, name), make in originals.items():
             setattr(owner, name, make)
         setattr(Tensor, "new_tensor", new_tensor)  # noqa: B010
+        setattr(Tensor, "new", legacy)  # noqa: B010
 
 
 def _remember(made: Any, make: Any, data: Any, args: Any, kwargs: Any) -> Any:

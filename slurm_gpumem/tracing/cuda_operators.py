@@ -13,6 +13,7 @@ from slurm_gpumem.tracing.cuda_scratch import SCRATCH
 from slurm_gpumem.tracing.fast import NOT_PLAIN, arithmetic, like, on_meta
 from slurm_gpumem.tracing.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
 from slurm_gpumem.tracing.reductions import SUMS
+from slurm_gpumem.tracing.solvers import SOLVERS
 from slurm_gpumem.tracing.sparse_products import SPARSE_PRODUCTS
 
 aten = torch.ops.aten
@@ -33,13 +34,6 @@ MATMULS = {
     "aten::linalg_lu_solve",
 }
 """Operators that take a handle of cuBLAS, and with the first one its workspace."""
-SOLVERS = {
-    "aten::linalg_cholesky_ex", "aten::_cholesky_solve_helper", "aten::cholesky_inverse", "aten::geqrf",
-    "aten::_linalg_solve_ex", "aten::linalg_inv_ex", "aten::linalg_lu_factor_ex", "aten::_linalg_slogdet",
-    "aten::_linalg_det", "aten::_linalg_eigh", "aten::linalg_eig", "aten::_linalg_svd", "aten::linalg_qr",
-    "aten::linalg_lstsq", "aten::linalg_ldl_factor_ex", "aten::ormqr", "aten::cholesky_solve",
-}  # fmt: skip
-"""Operators of cuSOLVER, whose handle and workspaces have not been measured."""
 
 
 def _add(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -138,6 +132,7 @@ _ZEROS = {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}
 HANDLERS: Dict[Any, Callable[..., Any]] = {
     **ATTENTION,
     **SPARSE_PRODUCTS,
+    **SOLVERS,
     **SCRATCH,
     **CONVOLUTIONS,
     **COPYING,

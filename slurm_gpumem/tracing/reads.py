@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.choices import balanced, choices_of
+from slurm_gpumem.tracing.choices import choices_of
 from slurm_gpumem.tracing.values import give, value_of
 
 aten = torch.ops.aten
@@ -70,12 +70,12 @@ def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _split(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Pieces whose sizes were read from the GPU: where made-up ones do not add up, equal pieces do."""
+    """Pieces whose sizes were read from the GPU: where made-up ones do not add up, about equal pieces do."""
     data, sizes = args[:2]
     dim = args[2] if len(args) > 2 else kwargs.get("dim", 0)
     if data.device.type == "meta" and recorder.guess.numbers and sizes and sum(sizes) != data.shape[dim]:
         recorder.assume_equal_shares("pieces of a tensor")
-        sizes = balanced(int(data.shape[dim]), len(sizes))
+        sizes = recorder.shares.parts(int(data.shape[dim]), len(sizes))
     return func(data, sizes, dim)
 
 

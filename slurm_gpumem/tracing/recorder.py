@@ -16,13 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.tracing.autocast import Autocast
-from slurm_gpumem.tracing.choices import track
-from slurm_gpumem.tracing.cuda_operators import HANDLERS, MATMULS, SOLVERS
+from slurm_gpumem.tracing.choices import Uneven, track
+from slurm_gpumem.tracing.cuda_operators import HANDLERS, MATMULS
 from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.tracing.kernels import Kernels
 from slurm_gpumem.tracing.places import Places
 from slurm_gpumem.tracing.reads import READS
 from slurm_gpumem.tracing.sized import SIZED
+from slurm_gpumem.tracing.solvers import UNMEASURED
 from slurm_gpumem.tracing.sparse_products import parts_of
 from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow
 from slurm_gpumem.units import MIB
@@ -32,11 +33,11 @@ Call = Union[Convolution, Reduction]
 LT_WORKSPACE = MIB
 """What cuBLASLt keeps from its first product on, that of a linear layer with a bias."""
 UNMEASURED_SOLVERS = (
-    "solves systems or decomposes matrices: what cuSOLVER holds for that (a handle, workspaces) has not been "
-    "measured and is not in this estimate; ask for more than it says"
+    "decomposes matrices in a way whose workspaces have not been measured and are not in this estimate; "
+    "ask for more than it says"
 )
 EQUAL_SHARES = (
-    "rows go to experts (or other choices) depending on data; counted as if each got the same number. "
+    "rows go to experts (or other choices) depending on data; counted as if each got about the same number. "
     "A router out of balance needs more"
 )
 
@@ -75,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self.warnings: Dict[str, None] = {}
         """What a user should know before relying on the figures."""
         self.kernels = Kernels()
+        self.shares = Uneven()
         self.uses_conv = False
         self.uses_matmul = False
         self._device = device
@@ -162,13 +164,16 @@ class Recorder(TorchDispatchMode):
     def cublas(self, operator: str) -> None:
         """The first matrix product of a thread allocates a workspace that stays."""
         self.uses_matmul = True
-        # The engine runs the backward pass of a CUDA device in a separate thread.
-        thread = "backward" if self.phase == "backward" else "forward"
-        if thread not in self._handles:
-            self._handles[thread] = True
+        if self.thread not in self._handles:
+            self._handles[self.thread] = True
             self._add(Block((), 1, 0, "cublas", "", self.phase, "workspace"))
         if operator == "aten::addmm":
             self.once("lt", LT_WORKSPACE, "cublaslt")
+
+    @property
+    def thread(self) -> str:
+        """The engine runs the backward pass of a CUDA device in a separate thread, with its own handles."""
+        return "backward" if self.phase == "backward" else "forward"
 
     def once(self, what: str, nbytes: int, operator: str) -> None:
         """Note a block that is allocated the first time and stays."""
@@ -199,7 +204,7 @@ class Recorder(TorchDispatchMode):
 
     def assume_equal_shares(self, what: str) -> None:
         """A size that depends on which of several choices was taken; the user is warned, once."""
-        self.assume(f"the size of {what} depends on data: each choice is taken equally often")
+        self.assume(f"the size of {what} depends on data: each choice is taken about equally often")
         self.warnings.setdefault(EQUAL_SHARES)
 
     # -- Operators -------------------------------------------------------------------------------
@@ -226,11 +231,11 @@ class Recorder(TorchDispatchMode):
         if handler is None or func in FOLLOWED:
             follow(func, args, kwargs, result)
         if self._device == "meta":
-            track(func, args, kwargs, result)
+            track(func, args, kwargs, result, self.shares)
         self.note_result(result, name)
         if name in MATMULS:
             self.cublas(name)
-        elif name in SOLVERS:
+        elif name in UNMEASURED:
             self.warnings.setdefault(UNMEASURED_SOLVERS)
         return result
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.choices import balanced, choices_of, share_of
+from slurm_gpumem.tracing.choices import choices_of, rows_of, share_of
 from slurm_gpumem.tracing.values import compute, give, value_of
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     mask = args[1] if name == "masked_select" else args[0]
     if name in ("nonzero", "masked_select") and share_of(mask) is not None:
         recorder.assume_equal_shares(f"the result of {name}")
-        return _shaped(name, args, _rows(mask))
+        return _shaped(name, args, rows_of(mask, recorder.shares))
     if name == "bincount":
         return _counts(recorder, args, kwargs)
     recorder.assume(f"the size of {name}'s result depends on data; took the largest")
@@ -50,16 +50,12 @@ def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
             rows = int(known.sum())
         elif share_of(item) is not None:
             recorder.assume_equal_shares("a masked selection")
-            rows = _rows(item)
+            rows = rows_of(item, recorder.shares)
         else:
             recorder.assume("the size of a masked selection depends on data; took the largest")
             rows = item.numel()
         plain += [torch.empty(rows, dtype=torch.int64, device="meta") for _ in range(item.dim())]
     return func(data, plain, **kwargs)
-
-
-def _rows(mask: Tensor) -> int:
-    return round((share_of(mask) or 0.0) * mask.numel())
 
 
 def _counts(recorder: Any, args: Any, kwargs: Any) -> Tensor:
@@ -71,7 +67,7 @@ def _counts(recorder: Any, args: Any, kwargs: Any) -> Tensor:
     result = torch.empty(given, dtype=dtype, device=data.device)
     recorder.assume_equal_shares("bincount")
     if weights is None:
-        give(result, torch.tensor(balanced(data.numel(), given), dtype=dtype))
+        give(result, torch.tensor(recorder.shares.parts(data.numel(), given), dtype=dtype))
     return result
 
 

@@ -49,6 +49,30 @@ def _product(shape_of: Callable[[Any], Tuple[Tensor, Tensor]]) -> Callable[..., 
     return handler
 
 
+def _copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sparse gradient that is accumulated: meta tensors would lose its entries."""
+    return sparse_on_meta(args[0]) if _sparse(args[0]) else func(*args, **kwargs)
+
+
+def _coalesced(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Entries in order, and no place twice: how many differ is not known, so all of them."""
+    if not _sparse(args[0]):
+        return func(*args, **kwargs)
+    name, count = func._schema.name, int(args[0]._nnz())
+    scratch = [recorder.take(count * _INDEX, name) for _ in range(3)]
+    result = sparse_on_meta(args[0])._coalesced_(True)
+    recorder.note(result, name)
+    for number in reversed(scratch):
+        recorder.drop(number)
+    return result
+
+
+def _masked(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A dense tensor's values at the places of a sparse one."""
+    return sparse_on_meta(args[1]) if _sparse(args[1]) else func(*args, **kwargs)
+
+
+_INDEX = 8
 _FIRST = _product(lambda args: (args[0], args[1]))
 _AFTER_BIAS = _product(lambda args: (args[1], args[2]))
 SPARSE_PRODUCTS: Dict[Any, Callable[..., Any]] = {
@@ -57,4 +81,7 @@ SPARSE_PRODUCTS: Dict[Any, Callable[..., Any]] = {
     aten._sparse_mm.default: _FIRST,
     aten.addmm.default: _AFTER_BIAS,
     aten._sparse_addmm.default: _AFTER_BIAS,
+    aten.clone.default: _copy,
+    aten._coalesce.default: _coalesced,
+    aten.sparse_mask.default: _masked,
 }

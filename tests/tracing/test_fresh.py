@@ -93,3 +93,20 @@ def test_the_loss_is_the_models_own_or_said(found: Dict[str, Any]) -> None:
 
 def test_a_summary_is_saved_and_estimated(found: Dict[str, Any]) -> None:
     assert found["saved"]["live"] == found["saved"]["saved"] > 0
+
+
+def test_first_uses_of_cublas_and_cusolver_leave_what_they_leave_on_a_gpu(found: Dict[str, Any]) -> None:
+    assert found["libraries"] == {
+        "mv": ["cublas"],
+        "dot": ["cublas"],
+        "triangular": ["cublas"],
+        "cholesky": ["cusolver"],
+        "solve": ["cublas", "cusolver"],
+        "solves": ["cublas"],
+        "product": [],
+    }
+
+
+def test_sparse_gradients_keep_their_entries_through_the_optimizer(found: Dict[str, Any]) -> None:
+    tokens, width = 30, 4
+    assert found["sparse_states"] == {"way": "meta", "masked": [8 * tokens, 4 * tokens * width]}

@@ -96,6 +96,8 @@ class ScriptRecorder(Recorder):
         self._last = signature
         self._start = (len(self.events), len(self.blocks))
         self._live_at_start = self.live_bytes
+        # Later cycles get the shares of the last one that stays in any case, so that they can be alike.
+        (self.shares.keep if self.cycles < KEPT_CYCLES else self.shares.again)()
         return same
 
     def _signature(self, first_event: int, first_block: int) -> List[Tuple[Any, ...]]:

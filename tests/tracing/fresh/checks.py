@@ -244,6 +244,60 @@ def saved() -> Dict[str, Any]:
         return {"live": estimate(summary).peak_mib, "saved": estimate(file.name).peak_mib}
 
 
+class First(nn.Module):
+    """A first use of a library: which, is said by its argument."""
+
+    def __init__(self, use: Any) -> None:
+        super().__init__()
+        self.weight, self.use = nn.Parameter(torch.randn(8, 8)), use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.use(self.weight, x)
+        return result
+
+
+def libraries() -> Dict[str, Any]:
+    """What the first use of cuBLAS and cuSOLVER leaves, by operator."""
+    uses = {
+        "mv": lambda w, x: w @ x[0],
+        "dot": lambda w, x: w[0] @ x[0],
+        "triangular": lambda w, x: torch.linalg.solve_triangular(w, x.t(), upper=False),
+        "cholesky": lambda w, x: torch.linalg.cholesky(w * x[0]),
+        "solve": lambda w, x: torch.linalg.solve(w, x.t()),
+        "solves": lambda w, x: torch.linalg.solve(w.expand(4, 8, 8), x[:, :, None]),
+        "product": lambda w, x: w * x[0],
+    }
+    found = {}
+    for name, use in uses.items():
+        trace = summarize(First(use), torch.randn(4, 8), optimizer=None, loss="none", scalable=False).trace
+        assert trace is not None
+        found[name] = sorted(s.operator for s in trace.sites if s.operator in ("cublas", "cusolver"))
+    return found
+
+
+def sparse_states() -> Dict[str, Any]:
+    """SparseAdam's entries of one step: as many as there are tokens."""
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+
+    model = nn.EmbeddingBag(50, 4, sparse=True, mode="sum")
+    trace = summarize(
+        model,
+        torch.zeros(3, 10, dtype=torch.int64),
+        step=step,
+        optimizer=lambda parameters: torch.optim.SparseAdam(parameters),
+        scalable=False,
+    ).trace
+    assert trace is not None
+    return {
+        "way": trace.way,
+        "masked": sorted({s.bytes_at(3) for s in trace.sites if "sparse_mask" in s.operator}),
+    }
+
+
 def main(names: List[str]) -> None:
     warnings.simplefilter("ignore")
     print(json.dumps({name: globals()[name]() for name in names}))
