@@ -28,6 +28,8 @@ def found() -> Dict[str, Any]:
         "saved",
         "odd_models",
         "graphs",
+        "libraries",
+        "sparse_states",
     )
     command = [sys.executable, "-m", "tests.tracing.fresh.checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
