@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.layouts import size_of
+from slurm_gpumem.units import MIB
 
 aten = torch.ops.aten
-HANDLE = 96 << 20
-_MIB = 1 << 20
+HANDLE = 96 * MIB
 _LARGE = 1024
 """Sides from which the eigenvalues of a matrix are found by the method that needs much memory."""
 
@@ -53,7 +53,7 @@ def _singular_values(data: Tensor) -> int:
 
 
 def _rotations(data: Tensor) -> int:
-    return 2 * _MIB + 4096 * _side(data) if _batches(data) == 1 else size_of(data) // 2
+    return 2 * MIB + 4096 * _side(data) if _batches(data) == 1 else size_of(data) // 2
 
 
 def _solver(at: int, extra: Callable[[Tensor], int], factors: bool) -> Callable[..., Any]:
