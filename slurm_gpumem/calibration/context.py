@@ -32,6 +32,8 @@ class Calibration:
     name: str
     fields: Tuple[Tuple[str, object], ...]
     notes: Tuple[str, ...]
+    environment: Tuple[Tuple[str, str], ...] = ()
+    """The versions behind it: gpu, torch, cuda, driver, loading."""
 
     def as_toml(self) -> str:
         """The entry as a section of gpumem-gpus.toml."""
@@ -82,6 +84,10 @@ def calibration(
         name=(name or gpu.entry or _slug(conv_then_matmul["gpu"])).lower(),
         fields=tuple(fields),
         notes=tuple(_notes(matmul_only, workspaces)),
+        environment=(
+            ("gpu", gpu.entry or _slug(conv_then_matmul["gpu"])),
+            *((key, str(conv_then_matmul[key])) for key in ("torch", "cuda", "driver", "loading")),
+        ),
     )
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import List
 
 from slurm_gpumem.calibration.context import calibrate, put_entry
-from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.calibration.share import shared_environment
+from slurm_gpumem.calibration.workspaces import with_workspaces
+from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.gpus import site_gpu_file
 from slurm_gpumem.terminal.say import say
 
@@ -17,14 +19,19 @@ from slurm_gpumem.terminal.say import say
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    result = calibrate(args.python, args.name, time.strftime("%Y-%m-%d"))
+    python = _python_of(args.environment) if args.environment else args.python
+    result = calibrate(python, args.name, time.strftime("%Y-%m-%d"))
+    result = with_workspaces(result, python)
     if args.utilization:
         from slurm_gpumem.calibration.utilization import with_reference_set
 
-        result = with_reference_set(result, args.python)
+        result = with_reference_set(result, python)
     print(result.as_toml(), end="")
     for note in result.notes:
         say(note)
+    if args.share:
+        args.share.write_text(shared_environment(result))
+        say(f"{args.share}: this environment without names, for models/environments of the project")
     if args.print:
         return 0
     path: Path = args.output or site_gpu_file()
@@ -37,6 +44,13 @@ def main(argv: List[str]) -> int:
         ) from None
     say(f"written to {path}; estimates use it from now on")
     return 0
+
+
+def _python_of(environment: Path) -> str:
+    python = environment.expanduser() / "bin" / "python"
+    if not python.exists():
+        raise UsageError(f"{environment}: has no bin/python; name a virtual or conda environment's folder")
+    return str(python)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,6 +70,18 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also train a short reference set, so that predicted utilization counts as measured here "
         "(half a minute; the GPU must be idle)",
+    )
+    parser.add_argument(
+        "--environment",
+        type=Path,
+        metavar="DIR",
+        help="virtual or conda environment that jobs use, instead of --python",
+    )
+    parser.add_argument(
+        "--share",
+        type=Path,
+        metavar="FILE",
+        help="also write GPU, versions and context to this file, without any name",
     )
     parser.add_argument("--print", action="store_true", help="print the entry, write nothing")
     parser.add_argument(

@@ -87,8 +87,8 @@ def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
     nearest = min(alike, key=lambda entry: _distance(entry, gpu, environment))
     bare, conv, matmul, both = _filled(nearest.contexts)
     # Where nobody says how modules are loaded, the request holds for both ways.
-    possible = alike if loading else known
-    most = max(context for entry in possible for context in entry.contexts if context)
+    ways = (loading,) if loading else LOADING
+    most = max(_most(gpu, [entry for entry in known if entry.loading == way]) for way in ways)
     return replace(
         gpu,
         context_bare_mib=bare,
@@ -98,6 +98,14 @@ def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
         context_doubt_mib=max(0, most - both),
         source=f"context as on {nearest.gpu} ({nearest.source})",
     )
+
+
+def _most(gpu: Gpu, entries: Sequence[Measured]) -> int:
+    """The largest context seen on such a GPU, else on its generation, else anywhere."""
+    own = [entry for entry in entries if entry.gpu == gpu.entry]
+    major = gpu.compute_capability.split(".")[0]
+    near = own or [entry for entry in entries if entry.compute_capability.split(".")[0] == major] or entries
+    return max(entry.contexts[3] or 0 for entry in near)
 
 
 def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -> Estimate:

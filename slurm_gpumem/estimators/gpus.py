@@ -95,6 +95,7 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
         measured=gpu.measured and matched is not None,
         calibrated=gpu.calibrated and matched is not None,
         workspaces_measured=gpu.workspaces_measured and matched is not None and not slice_of_gpu,
+        workspace_scale=gpu.workspace_scale if matched else (),
         source=gpu.source if matched else f"GPU type not in the table: context as for {gpu.name}",
         reserve_mib=reserve_mib,
     )
@@ -141,6 +142,12 @@ def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
         raise ConfigError(
             f"{path}: [{name}] tflops must be three numbers (fp32, TF32, half precision), not {rates!r}"
         )
+    scales = fields.get("workspace_scale", [1.0] * 3)
+    if not isinstance(scales, list) or len(scales) != 3 or not all(_is_scale(scale) for scale in scales):
+        raise ConfigError(
+            f"{path}: [{name}] workspace_scale must be three numbers from 0.1 to 10 (fp32, fp16, bf16), "
+            f"not {scales!r}"
+        )
     aliases = fields.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
         raise ConfigError(f"{path}: [{name}] aliases must be a list of names, not {aliases!r}")
@@ -152,6 +159,10 @@ def _check(path: Path, name: str, fields: object, *, known: bool) -> None:
 
 def _is_rate(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
+def _is_scale(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.1 <= value <= 10
 
 
 def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
@@ -178,6 +189,7 @@ def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
         measured=entry.get("measured", False) is True,
         calibrated=entry.get("calibrated", False) is True and entry.get("measured", False) is True,
         workspaces_measured=entry.get("workspaces_measured", False) is True,
+        workspace_scale=tuple(entry.get("workspace_scale", ())),
         source=str(entry.get("source", "")),
         reserve_mib=RESERVE_MIB,
     )

@@ -136,6 +136,8 @@ class Gpu:
     """Whether the site measured it itself."""
     workspaces_measured: bool = False
     """Whether cuDNN's workspaces were measured on such a GPU."""
+    workspace_scale: Tuple[float, ...] = ()
+    """What they take there as a multiple of the table's: fp32, fp16, bf16; empty where they are as in it."""
     context_doubt_mib: int = 0
     """How much larger the context may be than is known here."""
     source: str = ""

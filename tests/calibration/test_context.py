@@ -34,6 +34,7 @@ def _probe(**changes: Any) -> Dict[str, Any]:
         "torch": "2.11.0",
         "cuda": "13.0",
         "cudnn": "91900",
+        "loading": "",
         "alloc_conf": "",
     }
     return {**probe, **changes}

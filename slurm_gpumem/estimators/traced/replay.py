@@ -106,7 +106,14 @@ def site_sizes(
     at = trace.job.batch if batch is None else batch
     cublas = DEFAULT_CUBLAS if gpu is None else gpu.cublas_workspace_bytes
     sms = DEFAULT_SMS if gpu is None or gpu.sms is None else gpu.sms
-    return tuple(_size(site, at, cublas, sms, workspace) for site in trace.sites)
+    sizes = tuple(_size(site, at, cublas, sms, workspace) for site in trace.sites)
+    if gpu is None or not gpu.workspace_scale:
+        return sizes
+    scale = dict(zip(("fp32", "fp16", "bf16"), gpu.workspace_scale))
+    return tuple(
+        size if site.convolution is None else round(size * scale.get(site.convolution.dtype, 1.0))
+        for site, size in zip(trace.sites, sizes)
+    )
 
 
 def _events(values: Sequence[int], sizes: Sequence[int], block: int = 0) -> List[Event]:
