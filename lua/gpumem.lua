@@ -243,6 +243,9 @@ local function hint(site, record, directives, request, gpus)
   elseif directives and directives.model then
     return { message = "gpumem: sbatch does not read the #GPUMEM model of this script;"
       .. " submit it with gpusbatch, or add the line that gpumem estimate --directive prints" }
+  elseif directives and directives.trace and lower(directives.trace) ~= "no" then
+    return { message = "gpumem: sbatch traces nothing, so #GPUMEM trace has no effect;"
+      .. " submit this script with gpusbatch" }
   end
   for _, gpu in ipairs(gpus) do
     largest = math.max(largest, gpu.shares)

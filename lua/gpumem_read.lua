@@ -126,6 +126,8 @@ function M.find_directives(script)
         local key, value = match(word, "^([%w-]+)=(.*)$")
         if key then
           found[key] = value
+        elseif word == "trace" then
+          found.trace = "yes"
         end
       end
     end

@@ -56,6 +56,14 @@ class JobOptions(TypedDict, total=False):
     on_oom: Optional[str]
     """"requeue" or "fail"."""
     end_line: Optional[bool]
+    trace: Optional[bool]
+    """Run the script here without a GPU first, and ask for what it would allocate."""
+    trace_or: Optional[str]
+    """Where that is not possible: "stop" (an error, the default) or "whole-gpu"."""
+    trace_tasks: Union[str, int, None]
+    """Of an array: "first", "last", "ends", "each" or tasks like "3,7"."""
+    trace_limit: Optional[int]
+    """Seconds for one trace."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +191,14 @@ def _decide(
             model if isinstance(model, ModelSummary) else None,
         )
     )
+    notes: Tuple[str, ...] = ()
+    if asked.trace:
+        from slurm_gpumem.jobtrace.before_submission import with_trace
+
+        asked, _, notes = with_trace(asked, lambda state, seconds: None)
     plan = decide_plan(asked)
     planned = build_call(plan)
+    planned = planned._replace(notes=(*notes, *planned.notes))
     return decision_of(plan, planned), planned
 
 

@@ -11,7 +11,7 @@ from typing import List, Optional, Sequence, Tuple
 from slurm_gpumem.cli.options import named_summary, own_options, positive
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_code_options, explicit_training, traced_subject
 from slurm_gpumem.config.load import load_config
-from slurm_gpumem.config.schema import JOB_KEYS
+from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.explain.changes import in_precision
@@ -119,7 +119,7 @@ def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[D
     from slurm_gpumem.submission.script_line import open_script
 
     script = open_script(args.write)
-    directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE))
+    directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE), JOB_SWITCHES)
     for warning in directives.warnings:
         say(f"warning: {warning}")
     return script, [one for one in directives.found if one.key not in (MEMORY_LINE, "model", "mem")]

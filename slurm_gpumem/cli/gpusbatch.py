@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, Optional
 
 from slurm_gpumem.cli.run import run_command
+from slurm_gpumem.config.schema import JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.options import (
     NO_VALUE,
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
-    "grad-accumulation", "loss", "input-dtype", "max-slowdown", "torch", "module-loading",
+    "grad-accumulation", "loss", "input-dtype", "max-slowdown", "torch", "module-loading", "trace-or",
+    "trace-tasks", "trace-limit",
 )  # fmt: skip
-_SWITCHES_OF_THE_JOB = ("exclusive-gpu", "checkpointing", "channels-last", "end-line")
 _SWITCHES = ("dry-run", "explain", "json")
+_NO_TRACE = "no-trace"
 OUR_OPTIONS = (
     *(OptionSpec(name, "", REQUIRED, True) for name in _ABOUT_THE_JOB),
-    *(OptionSpec(name, "", NO_VALUE, True) for name in (*_SWITCHES_OF_THE_JOB, *_SWITCHES)),
+    *(OptionSpec(name, "", NO_VALUE, True) for name in (*JOB_SWITCHES, _NO_TRACE, *_SWITCHES)),
 )
 
 USAGE = """\
@@ -43,6 +45,11 @@ usage: gpusbatch [options] job.sh [options] [--] [arguments of job.sh]
 Submits job.sh with sbatch, asking for as much of a GPU as its training needs.
 Everything that is not listed here goes to sbatch (sbatch --help).
 
+  --trace               run job.sh here without a GPU first, and ask for what it would allocate
+  --trace-or WHAT       where that is not possible: stop (default) or whole-gpu
+  --trace-tasks WHICH   of an array: first, last, ends, each, or tasks like 3,7; the largest counts
+  --trace-limit S       seconds for one trace; default: the site's (120)
+  --no-trace            not even where the site traces by default
   --model FILE          the model's summary (torchinfo, torchsummary, print(model), ...)
   --batch-size N        samples per step; default: the summary's
   --optimizer NAME      adam (default), adamw, sgd, sgd-momentum, ...
@@ -93,14 +100,32 @@ def _gpusbatch(argv: List[str]) -> int:
     asked = read_asked(JobWords(line, OwnOptions(given), script, installed_options))
     for name in ("explain", "json"):
         if asked.goes_unchanged == NOTHING_ASKED and getattr(switches, name):
-            raise UsageError(f"--{name} has nothing to show: add --model summary.txt or --gpu-mem 12G")
+            raise UsageError(f"--{name} has nothing to show: add --trace, --model FILE or --gpu-mem 12G")
     # Before anything else can fail: a warning is often the reason.
     _say_all(f"warning: {warning}" for warning in asked.warnings)
+    if asked.trace:
+        asked = _traced(asked, switches)
     if asked.goes_unchanged == NOTHING_ASKED:
         from slurm_gpumem.submission.sbatch_call import unchanged_call
 
         return _hand_over(unchanged_call(asked.words), switches)
     return _submit(asked, switches)
+
+
+def _traced(asked: Asked, switches: Switches) -> Asked:
+    """Trace the script first; what is asked then has a model."""
+    from slurm_gpumem.jobtrace.before_submission import with_trace
+    from slurm_gpumem.report.script_trace import progress_text, trace_lines
+    from slurm_gpumem.terminal.progress import StatusLine
+
+    with StatusLine() as line:
+        after = with_trace(asked, lambda state, now: line(progress_text(state, now)))
+    if after.trace is not None and switches.explain:
+        run, shard_mib = after.trace, asked.config.sharing.shard_mib
+        lines = trace_lines(run.run.name, run.summary, run.traced, run.estimate, shard_mib)
+        print("\n".join(lines), file=sys.stderr)
+    _say_all(f"note: {note}" for note in after.notes)
+    return after.asked
 
 
 def _submit(asked: Asked, switches: Switches) -> int:
@@ -172,6 +197,8 @@ def _own_options(line: CommandLine) -> Dict[str, str]:
         if not takes_value and option.value is not None:
             raise UsageError(f"--{option.name} takes no value (not {option.value!r})")
         given["mem" if option.name == "gpu-mem" else option.name] = option.value or "yes"
+    if given.pop(_NO_TRACE, None):
+        given["trace"] = "no"
     return given
 
 

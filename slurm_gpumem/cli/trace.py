@@ -13,17 +13,17 @@ from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
-from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.files import check_target, save
+from slurm_gpumem.jobtrace.batch_script import facts_of
 from slurm_gpumem.report.script_trace import progress_text, trace_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
-from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
-from slurm_gpumem.units import MIB, parse_mib
+from slurm_gpumem.units import parse_mib
 
 SCHEMA = "gpumem-trace/1"
 
@@ -45,7 +45,7 @@ def main(argv: List[str]) -> int:
     )
     with StatusLine() as line:
         traced = trace_command(
-            command, limits, gpu=_facts(gpu), progress=lambda state, now: line(progress_text(state, now))
+            command, limits, gpu=facts_of(gpu), progress=lambda state, now: line(progress_text(state, now))
         )
     # Read as the cluster will: the process ran somebody's code, and nothing of it is believed unseen.
     summary = read_summary(traced.summary.decode(errors="replace"))
@@ -60,7 +60,9 @@ def main(argv: List[str]) -> int:
         )
         if output is not None:
             print(f"written: {output}")
-    for text in dict.fromkeys((*chosen.notes, *traced.notes, *estimate.warnings)):
+    ranks = f"it starts {traced.ranks} processes that train together; one of them was traced"
+    several = (ranks,) if traced.ranks > 1 else ()
+    for text in dict.fromkeys((*chosen.notes, *several, *traced.notes, *estimate.warnings)):
         say(f"note: {text}")
     return 0
 
@@ -71,19 +73,6 @@ def _split(argv: List[str]) -> Tuple[List[str], List[str]]:
         return argv, []
     at = argv.index("--")
     return argv[:at], argv[at + 1 :]
-
-
-def _facts(gpu: Gpu) -> GpuFacts:
-    """What the script hears when it asks for the GPU."""
-    usual = GpuFacts()
-    major, _, minor = gpu.compute_capability.partition(".")
-    known = major.isdigit() and minor.isdigit()
-    return GpuFacts(
-        name=f"NVIDIA {gpu.name.upper()}",
-        memory_bytes=gpu.memory_mib * MIB,
-        capability=(int(major), int(minor)) if known else usual.capability,
-        sms=gpu.sms or usual.sms,
-    )
 
 
 def _as_json(

@@ -13,11 +13,11 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 from slurm_gpumem.config.kinds import SLOWDOWN, Kind
 from slurm_gpumem.config.paths import site_config_path, user_config_path
 from slurm_gpumem.config.read import Reading, read_file
-from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLURM
+from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLURM, TRACE
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.text import near_names
 
-_READ = (SHARING, SLURM, JOB)
+_READ = (SHARING, SLURM, JOB, TRACE)
 
 
 class SharingPolicy(NamedTuple):
@@ -59,6 +59,17 @@ class SlurmSettings(NamedTuple):
     cache_s: int = SLURM.default("cache_s")
 
 
+class TraceSettings(NamedTuple):
+    """The `[trace]` table: where scripts are traced, and what a traced script may take."""
+
+    default: bool = TRACE.default("default")
+    where: str = TRACE.default("where")
+    time_limit_s: float = TRACE.default("time_limit_s")
+    memory_mib: int = TRACE.default("memory_mib")
+    cpus: int = TRACE.default("cpus")
+    partition: Optional[str] = TRACE.default("partition")
+
+
 class JobDefault(NamedTuple):
     """One value of a [job] table and where it stood."""
 
@@ -71,6 +82,7 @@ class Config(NamedTuple):
 
     sharing: SharingPolicy = SharingPolicy()
     slurm: SlurmSettings = SlurmSettings()
+    trace: TraceSettings = TraceSettings()
     job: Mapping[str, JobDefault] = MappingProxyType({})
     warnings: Tuple[str, ...] = ()
 
@@ -111,6 +123,7 @@ def _merged(config: Config, reading: Reading) -> Config:
     return config._replace(
         sharing=config.sharing._replace(**sharing, partitions=partitions),
         slurm=config.slurm._replace(**reading.table(SLURM)),
+        trace=config.trace._replace(**reading.table(TRACE)),
         job={**config.job, **job},
     )
 

@@ -77,9 +77,11 @@ SLURM = Section(
 JOB_KEYS = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
     "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input-dtype", "end-line",
-    "torch", "module-loading",
+    "torch", "module-loading", "trace", "trace-or", "trace-tasks", "trace-limit",
 )  # fmt: skip
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
+JOB_SWITCHES = ("exclusive-gpu", "checkpointing", "channels-last", "end-line", "trace")
+"""Those of them that are yes or no; on a #GPUMEM line the bare word means yes."""
 
 JOB = Section(
     "job",
@@ -87,7 +89,29 @@ JOB = Section(
     tuple(
         Key(name, WORD, None, f"default of #GPUMEM {name}= and --{name}")
         for name in JOB_KEYS
-        if name not in ("model", "mem", "exclusive-gpu")
+        if name not in ("model", "mem", "exclusive-gpu", "trace")
+    ),
+)
+
+TRACE = Section(
+    "trace",
+    (
+        Key(
+            "default",
+            SWITCH,
+            False,
+            "gpusbatch traces every job that asks for one GPU and says nothing of its memory",
+        ),
+        Key(
+            "where",
+            one_of("login", "job", "off"),
+            "login",
+            'where gpusbatch --trace runs the script: on the "login" node, in a short CPU-only "job", or not',
+        ),
+        Key("time_limit_s", SECONDS, 120, "for one trace; a job may ask for less or more (trace-limit)"),
+        Key("memory_mib", AT_LEAST_ONE, 16384, "host memory that a traced script may take"),
+        Key("cpus", AT_LEAST_ONE, 2, "CPUs that it may use"),
+        Key("partition", TEXT, None, 'of the trace jobs (where = "job"); unset: the default partition'),
     ),
 )
 
@@ -203,4 +227,4 @@ ACCOUNTING = Section(
     ),
 )
 
-SECTIONS = (SHARING, SLURM, JOB, NODE, RECOVERY, ACCOUNTING)
+SECTIONS = (SHARING, SLURM, JOB, TRACE, NODE, RECOVERY, ACCOUNTING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, List, NamedTuple, Tuple
+from typing import Iterable, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.slurm.script import BatchScript
 
@@ -26,8 +26,13 @@ class Directives(NamedTuple):
     warnings: Tuple[str, ...]
 
 
-def read_directives(script: BatchScript, known_keys: Iterable[str]) -> Directives:
-    """All #GPUMEM directives of the script's head; what is not understood becomes a warning."""
+def read_directives(
+    script: BatchScript, known_keys: Iterable[str], switches: Sequence[str] = ()
+) -> Directives:
+    """All #GPUMEM directives of the script's head; what is not understood becomes a warning.
+
+    The bare name of a switch means that it is on.
+    """
     known = list(known_keys)
     found: List[Directive] = []
     warnings: List[str] = []
@@ -40,7 +45,9 @@ def read_directives(script: BatchScript, known_keys: Iterable[str]) -> Directive
             continue
         for word in _words(line[len(MARK) :], where, warnings):
             key, equals, value = word.partition("=")
-            if not equals or not value:
+            if word in switches:
+                found.append(Directive(key, "yes", number))
+            elif not equals or not value:
                 warnings.append(f"{where}: {word!r} is not key=value; ignored")
             elif key not in known:
                 warnings.append(f"{where}: unknown key {key!r}{_nearest(key, known)}; ignored")

@@ -33,6 +33,22 @@ _NO_VALUE = """
     usage use-min-nodes verbose:v version:V wait:W
 """
 _SAME_AS = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
+_OF_SRUN = (
+    (
+        REQUIRED,
+        """accel-bind bcast bcast-exclude cpu-bind epilog het-group jobid mpi msg-timeout pack-group prolog
+        relative:r slurmd-debug task-epilog task-prolog threads:T treewidth wait:W""",
+    ),
+    (OPTIONAL, "compress immediate:I kill-on-bad-exit:K pty send-libs x11"),
+    (
+        NO_VALUE,
+        """disable-status:X exact external-launcher interactive label:l multi-prog no-allocate:Z overlap
+        preserve-env:E quit-on-interrupt unbuffered:u whole""",
+    ),
+)
+_OF_SBATCH = ((REQUIRED, _REQUIRED), (OPTIONAL, _OPTIONAL), (NO_VALUE, _NO_VALUE))
+"""Most are srun's and salloc's, too; what those take otherwise stands in their own lists."""
+_OF_SALLOC = ((OPTIONAL, "immediate:I kill-command:K x11"), (NO_VALUE, "bell no-bell no-shell"))
 
 
 class OptionSpec(NamedTuple):
@@ -110,12 +126,25 @@ class OptionTable:
 
 def sbatch_table(ours: Sequence[OptionSpec] = ()) -> OptionTable:
     """sbatch's options and ours."""
-    specs = [
+    return OptionTable([*_specs(_OF_SBATCH), *ours])
+
+
+def srun_table(ours: Sequence[OptionSpec] = ()) -> OptionTable:
+    """srun's options and ours."""
+    return OptionTable([*_specs(_OF_SBATCH), *_specs(_OF_SRUN), *ours])
+
+
+def salloc_table(ours: Sequence[OptionSpec] = ()) -> OptionTable:
+    """salloc's options and ours."""
+    return OptionTable([*_specs(_OF_SBATCH), *_specs(_OF_SALLOC), *ours])
+
+
+def _specs(kinds: Sequence[Tuple[str, str]]) -> List[OptionSpec]:
+    return [
         OptionSpec(name, short, kind)
-        for kind, text in ((REQUIRED, _REQUIRED), (OPTIONAL, _OPTIONAL), (NO_VALUE, _NO_VALUE))
+        for kind, text in kinds
         for name, _, short in (word.partition(":") for word in text.split())
     ]
-    return OptionTable([*specs, *ours])
 
 
 def options_from_help(text: str) -> List[OptionSpec]:

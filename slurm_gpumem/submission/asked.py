@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import Config, load_config
-from slurm_gpumem.config.schema import JOB_KEYS
-from slurm_gpumem.errors import UsageError
+from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
+from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directives, read_directives
 from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import CommandLine, OptionSpec, sbatch_table
@@ -47,6 +47,8 @@ class Asked(NamedTuple):
     gpus: GpuWish = GpuWish()
     """What those say of GPUs."""
     warnings: Tuple[str, ...] = ()
+    trace: bool = False
+    """Whether its script is to be traced before anything is decided."""
     goes_unchanged: str = ""
     """Why the job goes to sbatch as it is; empty when its share of a GPU is to be decided."""
 
@@ -81,34 +83,44 @@ class Workload(NamedTuple):
 def read_asked(words: JobWords) -> Asked:
     """Put together what a job asks for; UsageError when its parts do not make sense together."""
     script = words.script
-    directives = read_directives(script, (*JOB_KEYS, MEMORY_LINE)) if script else Directives((), ())
-    by_environment = any(os.environ.get(name) for name in ("GPUMEM_MODEL", "GPUMEM_MEM"))
-    if not (words.own.values or directives.found or by_environment):
+    directives = (
+        read_directives(script, (*JOB_KEYS, MEMORY_LINE), JOB_SWITCHES) if script else Directives((), ())
+    )
+    by_environment = any(os.environ.get(name) for name in ("GPUMEM_MODEL", "GPUMEM_MEM", "GPUMEM_TRACE"))
+    nothing_said = not (words.own.values or directives.found or by_environment)
+    try:
+        config = load_config()
+    except ConfigError as error:
+        if not nothing_said:
+            raise
+        # A wrong file keeps nobody from sbatch.
+        config = Config(warnings=(str(error),))
+    if nothing_said and not config.trace.default:
         # Nothing is for us: this is sbatch, whatever a configuration file presets.
-        return Asked(words, JobSettings({}), warnings=directives.warnings, goes_unchanged=NOTHING_ASKED)
-    config = load_config()
+        warnings = (*config.warnings, *directives.warnings)
+        return Asked(words, JobSettings({}), config, warnings=warnings, goes_unchanged=NOTHING_ASKED)
     settings = job_settings(
         config, directives.found, os.environ, words.own, script=script.path if script else None
     )
     both = settings.contradiction()
     warnings = (*config.warnings, *directives.warnings, *((both,) if both else ()))
-    if not settings.asks_for_share:
+    asks = settings.asks_for_share
+    if not asks and not (config.trace.default and not settings.says_trace):
         warnings += _useless_settings(settings)
         return Asked(words, settings, config, warnings=warnings, goes_unchanged=NOTHING_ASKED)
     if script is not None:
         check_script(script)
     in_script = script.options(sbatch_table(), words.more_options) if script else ()
     options = merge_wishes(words.line.options, os.environ, in_script)
+    gpus = gpu_wish(options, script)
     several = words.line.het_job or (script is not None and script.het_job)
-    return Asked(
-        words,
-        settings,
-        config,
-        options,
-        gpu_wish(options, script),
-        warnings,
-        goes_unchanged=HETEROGENEOUS if several else "",
-    )
+    asked = Asked(words, settings, config, options, gpus, warnings)
+    if several:
+        return asked._replace(goes_unchanged=HETEROGENEOUS)
+    if not asks and (gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres):
+        # The site traces by default, but there is nothing that a trace could make smaller.
+        return asked._replace(goes_unchanged=NOTHING_ASKED)
+    return asked._replace(trace=settings.trace or not asks)
 
 
 def read_workload(asked: Asked) -> Workload:
@@ -135,11 +147,12 @@ def read_workload(asked: Asked) -> Workload:
 def _useless_settings(settings: JobSettings) -> Tuple[str, ...]:
     """Options about a model that is missing are an error, #GPUMEM lines a warning."""
     spelled = settings.spelled
-    given = settings.given_by(OPTIONS)
+    given = [key for key in settings.given_by(OPTIONS) if key != "trace"]
     if given:
         raise UsageError(
             f"{spelled(given[0])} says something about a model, but there is none.\n"
-            f"Add {spelled('model')} summary.txt, or {spelled('mem')} 12G to ask for GPU memory by hand."
+            f"Add {spelled('model')} summary.txt, {spelled('trace')} to have the script traced, or "
+            f"{spelled('mem')} 12G to ask for GPU memory by hand."
         )
     if settings.given_by(DIRECTIVES):
         return ("#GPUMEM lines without model=, memory-line= or mem= ask for nothing; going as sbatch does",)

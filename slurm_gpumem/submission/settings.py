@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.estimators.types import TrainingJob
 
 _ON_OOM = ("requeue", "fail")
+_TRACE_OR = ("stop", "whole-gpu")
 _YES = {
     "yes": True,
     "true": True,
@@ -93,7 +94,42 @@ class JobSettings:
     @property
     def asks_for_share(self) -> bool:
         """Whether anything here asks for part of a GPU, or for one that nobody shares."""
-        return bool(self.model or self.mem_mib or self.memory_line or self.exclusive_gpu)
+        return bool(self.trace or self.model or self.mem_mib or self.memory_line or self.exclusive_gpu)
+
+    @property
+    def trace(self) -> bool:
+        """Whether its script is to be traced first; a model or `mem` of a later layer makes that needless."""
+        if not self._switch("trace"):
+            return False
+        setting = self._settings["trace"]
+        for other in (self._settings.get("model"), self._settings.get("mem")):
+            if other is not None and other.layer == setting.layer:
+                raise UsageError(
+                    f"{setting.origin} and {other.origin} both say what the job needs: choose one of them"
+                )
+            if other is not None and other.layer > setting.layer:
+                return False
+        return True
+
+    @property
+    def says_trace(self) -> bool:
+        """Whether anything says if the script is to be traced."""
+        return "trace" in self._settings
+
+    @property
+    def trace_or(self) -> str:
+        """What to do where the script cannot be traced: "stop" or "whole-gpu"."""
+        setting = self._settings.get("trace-or")
+        if setting is None:
+            return _TRACE_OR[0]
+        if setting.value not in _TRACE_OR:
+            raise UnknownNameError(f"trace-or ({setting.origin})", setting.value, list(_TRACE_OR))
+        return setting.value
+
+    @property
+    def trace_limit_s(self) -> Optional[int]:
+        """How long one trace may take, where the job says."""
+        return self._number("trace-limit")
 
     @property
     def memory_line(self) -> Optional[MemoryLine]:

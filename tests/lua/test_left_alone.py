@@ -122,6 +122,16 @@ def test_a_model_line_submitted_with_plain_sbatch_gets_a_hint_only(play: Player)
     assert play.untouched({**job, "comment": RECORD.replace(",shards=13", "")}).user == []
 
 
+@pytest.mark.parametrize("line", ["trace", "trace=yes", "trace trace-or=whole-gpu"])
+def test_a_trace_line_submitted_with_plain_sbatch_gets_a_hint_and_starts_nothing(
+    play: Player, line: str
+) -> None:
+    job = {"script": f"#!/bin/bash\n#GPUMEM {line}\ntrue\n", "tres_per_node": "gres:gpu:1"}
+    said = play.untouched(job).user
+    assert len(said) == 1
+    assert "sbatch traces nothing" in said[0]
+
+
 def test_own_shards_above_one_gpu_get_a_hint_only(play: Player) -> None:
     played = play.untouched({"tres_per_node": "gres:shard:41"})
     assert played.user == ["gpumem: --gres=shard:41 will wait forever: one GPU here has 40 shards"]

@@ -100,6 +100,11 @@ class Tracer:
         """Something that the user should know."""
         self._report.say(note=text)
 
+    def asked_ranks(self, ranks: int) -> None:
+        """The script asks for a process group; it gets one of a single process."""
+        if ranks > 1:
+            self._report.say(ranks=ranks)
+
     def finish(self) -> None:
         """Enough was seen: write the summary and wait for the end, so that nothing after it runs."""
         if self._finished or os.getpid() != self._owner:
@@ -112,6 +117,7 @@ class Tracer:
         for name, text in (("failure", self._failure), ("onward_failure", self._onward_failure)):
             if text:
                 facts[name] = text
+        sys.gpumem_files_read.write()  # type: ignore[attr-defined]
         self._report.say(done=facts)
         while True:
             time.sleep(3600)

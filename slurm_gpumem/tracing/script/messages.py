@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
-import shlex
-from typing import Any, List, Sequence
+from typing import Any, List, NamedTuple
 
 _OFFLINE = ("Offline", "offline", "ConnectionError", "Connection refused", "getaddrinfo", "name resolution",
             "unreachable")  # fmt: skip
 
 
-def explain(command: Sequence[str], state: Any, seconds: float) -> str:
+class Advice(NamedTuple):
+    """How whoever called allows a command more."""
+
+    time: str = "--time-limit 600"
+    memory: str = "--memory-limit 32G"
+
+
+def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     """One message."""
-    label = shlex.join(command)
     label = label if len(label) <= 60 else label[:56] + " ..."
     lines: List[str]
     if state.stopped == "time":
-        lines = _too_long(label, state, seconds)
+        lines = _too_long(label, state, seconds, advice.time)
+    elif state.stopped == "processes":
+        lines = [f"{label}: stopped, it starts more and more processes.", _at(state)]
     elif state.stopped:
         lines = [
             f"{label}: stopped, it takes {state.stopped.partition(': ')[2]} of host memory.",
             _at(state),
-            "Allow more with --memory-limit 32G, or trace where there is more memory.",
+            f"Allow more with {advice.memory}, or trace where there is more memory.",
         ]
     elif state.failed:
         lines = [
@@ -47,12 +54,12 @@ def explain(command: Sequence[str], state: Any, seconds: float) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _too_long(label: str, state: Any, seconds: float) -> List[str]:
+def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
     where = "in its training loop" if state.training else "before its first optimizer step"
     return [
         f"{label}: stopped after {seconds:.0f} s, {where}.",
         _at(state),
-        "Does it prepare data on the way? Do that once before, or allow more with --time-limit 600.",
+        f"Does it prepare data on the way? Do that once before, or allow more with {allow}.",
     ]
 
 

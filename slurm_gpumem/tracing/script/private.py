@@ -28,6 +28,8 @@ _KERNELS = {
 }  # fmt: skip
 _KEPT = ("/proc", "/sys", "/dev")
 _MOST_CHANGED = 300
+_PDEATHSIG, _SUBREAPER = 1, 36
+"""prctl: end with the process that started us; orphans of the command become our children."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -223,14 +225,15 @@ def main(arguments: List[str]) -> int:
         except OSError as error:
             why += f"; {error}"
         _write(report, "private.json", {"files": files, "network": "python", "why": why})
-        _become(command)
+        return _with_all_descendants(command)
     here = os.getcwd()
     root = _private_world(report, megabytes)
     _write(report, "private.json", {"files": "overlay", "network": "namespace", "why": ""})
+    _libc.prctl(_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     # The first child in a process namespace is its init: when it ends, so does everything in it.
     child = os.fork()
     if child == 0:
-        _libc.prctl(1, int(signal.SIGKILL), 0, 0, 0)
+        _libc.prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         os.chroot(root)
         os.chdir(here)
         _mount("proc", "/proc", "proc", 0)
@@ -239,6 +242,65 @@ def main(arguments: List[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     _, status = os.waitpid(child, 0)
     _write(report, "changed.json", _changed(os.path.join(report, "private")))
+    return _shell_code(status)
+
+
+def _with_all_descendants(command: List[str]) -> int:
+    """Run the command without a process namespace, and end with it whatever it has started."""
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    child = os.fork()
+    if child == 0:
+        _become(command)
+
+    def end(*_: object) -> None:
+        _end_descendants()
+        os._exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            _end_descendants()
+            return _shell_code(status)
+
+
+def _end_descendants() -> None:
+    """Again and again, since what starts others may be faster than one look."""
+    while True:
+        found = _descendants(os.getpid())
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        try:
+            while os.waitpid(-1, 0 if found else os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+
+
+def _descendants(parent: int) -> List[int]:
+    children: Dict[int, List[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    above = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            children.setdefault(above, []).append(int(name))
+    found, waiting = [], [parent]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _shell_code(status: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable, Iterator, List
 
 import torch
@@ -203,6 +204,8 @@ def _distributed(tracer: Any) -> None:
     real = dist.init_process_group
 
     def init_process_group(*args: Any, **kwargs: Any) -> None:
+        wanted = args[3] if len(args) > 3 else kwargs.get("world_size", -1)
+        tracer.asked_ranks(wanted if wanted > 0 else int(os.environ.get("WORLD_SIZE") or 1))
         if not dist.is_initialized():
             real("fake", rank=0, world_size=1, store=FakeStore())
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Set, Tuple
 
 MESSAGES, SUMMARY, CLAIM = "messages.jsonl", "summary.json", "claimed"
+FILES = "files-"
+"""Begins the names of what each process of the command read (`injected/sitecustomize.py`)."""
 
 
 class Report:
@@ -68,3 +70,20 @@ class Messages:
             if isinstance(message, dict):
                 found.append(message)
         return found
+
+
+def files_read(folder: str) -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    """Files that the command's Python processes read, and the folders of installed packages."""
+    files: Set[str] = set()
+    packages: Set[str] = set()
+    for name in os.listdir(folder):
+        if not name.startswith(FILES):
+            continue
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                told = json.load(file)
+            files.update(str(path) for path in told["files"])
+            packages.update(str(path) for path in told["packages"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # the script wrote into our folder
+    return tuple(sorted(files)), tuple(sorted(packages))

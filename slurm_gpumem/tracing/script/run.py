@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.script.messages import explain
-from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages
+from slurm_gpumem.tracing.script.messages import Advice, explain
+from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read
 
 _HERE = Path(__file__).resolve().parent
 _PACKAGE_ROOT = str(_HERE.parents[2])
@@ -29,6 +31,7 @@ _POLL_S = 0.1
 _TAIL_LINES = 40
 _SCRATCH_MIB = 4096
 """What the command may write into its private copy."""
+_THREADS_EACH = 4
 _FINISH_S = 3.0
 """Before the limit, the traced process ends by itself if it has seen training."""
 
@@ -42,6 +45,10 @@ class Limits:
     """How long training goes on after its first steps, in search of evaluation and checkpoints."""
     memory_mib: Optional[int] = None
     """Of host memory, all its processes together; None: most of what is free."""
+    processes: int = 512
+    """At once."""
+    cpus: Optional[int] = None
+    """That it may use; None: all."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,12 @@ class TracedScript:
     private: Dict[str, str]
     """How files and network were kept from it: "overlay", "landlock" or "python"; "namespace" or "python"."""
     seconds: float
+    ranks: int = 1
+    """Processes that train together, where the command started or asked for several."""
+    files: Tuple[str, ...] = ()
+    """Files that its Python processes imported or read, besides those of installed packages ..."""
+    packages: Tuple[str, ...] = ()
+    """... and the folders of those."""
 
 
 @dataclass
@@ -76,6 +89,7 @@ class State:
     exit_code: Optional[int] = None
     stopped: str = ""
     output: str = ""
+    ranks: int = 1
 
 
 def trace_command(
@@ -87,8 +101,10 @@ def trace_command(
     environment: Optional[Dict[str, str]] = None,
     folder: Optional[str] = None,
     progress: Callable[[State, float], None] = lambda state, seconds: None,
+    name: str = "",
+    advice: Advice = Advice(),  # noqa: B008 - frozen
 ) -> TracedScript:
-    """Trace the command; TargetError says what went wrong."""
+    """Trace the command, which messages call `name`; TargetError says what went wrong."""
     started = time.monotonic()
     asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress)
     state, traced = _once(asked, truth=True)
@@ -97,19 +113,14 @@ def trace_command(
         again, traced = _once(asked, truth=False)
         state = again if traced is not None else state
     if traced is None:
-        raise TargetError(explain(command, state, limits.seconds))
-    summary, changed, private = traced
-    return TracedScript(
-        summary=summary,
+        raise TargetError(explain(name or shlex.join(command), state, limits.seconds, advice))
+    return replace(
+        traced,
         facts=dict(state.done or {}),
         notes=tuple(dict.fromkeys(state.notes)),
-        changed=changed,
-        private=private,
         seconds=time.monotonic() - started,
+        ranks=state.ranks,
     )
-
-
-_Answer = Tuple[bytes, Tuple[str, ...], Dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,8 @@ class _Asked:
     progress: Callable[[State, float], None]
 
 
-def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[_Answer]]:
+def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]:
+    """Run it once; the answer lacks what the state knows."""
     folder = os.path.realpath(tempfile.mkdtemp(prefix="gpumem-trace-"))
     state = State()
     try:
@@ -141,7 +153,7 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[_Answer]]:
                 stderr=subprocess.STDOUT,
                 env=env,
                 start_new_session=True,
-                preexec_fn=lambda: os.nice(5),
+                preexec_fn=lambda: _bounded(asked.limits),
             )
             try:
                 _watch(child, folder, state, asked.limits, asked.progress)
@@ -153,7 +165,10 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[_Answer]]:
             return state, None
         changed = _read_json(folder, "changed.json", [])
         private = _read_json(folder, "private.json", {})
-        return state, (summary.read_bytes(), tuple(changed), dict(private))
+        files, packages = files_read(folder)
+        return state, TracedScript(
+            summary.read_bytes(), {}, (), tuple(changed), dict(private), 0.0, 1, files, packages
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -179,8 +194,12 @@ def _watch(
         if now - started > limits.seconds:
             state.stopped = "time"
             return
-        if _tree_mib(child.pid) > most:
+        tree = [child.pid, *_descendants(child.pid)]
+        if _sum_mib(tree) > most:
             state.stopped = f"memory: more than {most} MiB"
+            return
+        if len(tree) > limits.processes:
+            state.stopped = "processes"
             return
         time.sleep(_POLL_S)
 
@@ -201,6 +220,8 @@ def _take(message: Dict[str, Any], state: State) -> None:
     if "failed" in message and not state.done:
         state.failed = str(message["failed"])
         state.kind = str(message.get("kind", ""))
+    if type(message.get("ranks")) is int:
+        state.ranks = max(state.ranks, message["ranks"])
     state.guessed = state.guessed or message.get("guessed") is True
     if isinstance(message.get("done"), dict):
         state.done = message["done"]
@@ -248,6 +269,29 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
 # -- Processes -----------------------------------------------------------------------------------
 
 
+def _bounded(limits: Limits) -> None:
+    """In the child, before it starts: it may not crowd out others on this machine."""
+    os.nice(5)
+    cpus = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cpus[: limits.cpus or len(cpus)])
+    # The kernel counts all processes and threads of the user: what there is already must not count.
+    most = limits.processes * _THREADS_EACH + _threads_of_user()
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _threads_of_user() -> int:
+    found, uid = 0, os.geteuid()
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+                found += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    return found
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the command and everything that it started."""
     if child.poll() is None:
@@ -285,9 +329,9 @@ def _descendants(pid: int) -> List[int]:
     return found
 
 
-def _tree_mib(pid: int) -> int:
+def _sum_mib(pids: Sequence[int]) -> int:
     pages = 0
-    for one in [pid, *_descendants(pid)]:
+    for one in pids:
         try:
             pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
         except (OSError, ValueError, IndexError):

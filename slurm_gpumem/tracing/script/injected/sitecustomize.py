@@ -8,6 +8,7 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_MOST_FILES = 5000
 
 
 def _other_sitecustomize():
@@ -63,6 +64,40 @@ def _install():
     install()
 
 
+class _FilesRead:
+    """Which files this process reads: a later trace is not needed while they are the same."""
+
+    def __init__(self):
+        self.opened = set()
+
+    def hear(self, event, args):
+        if event != "open" or type(args[0]) is not str or args[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        if len(self.opened) < _MOST_FILES and not args[0].startswith(("/proc/", "/sys/", "/dev/")):
+            self.opened.add(os.path.abspath(args[0]))
+
+    def write(self):
+        import json
+
+        installed = {
+            path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")
+        }
+        modules = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        found = {os.path.abspath(path) for path in modules if type(path) is str} | self.opened
+        ours = os.path.join(os.environ["GPUMEM_TRACE_PACKAGE"], "slurm_gpumem")
+        skipped = (ours, os.environ["GPUMEM_TRACE_DIR"])
+        known = tuple(path + os.sep for path in (*installed, os.path.dirname(os.__file__), *skipped))
+        own = [path for path in found if not path.startswith(known) and "__pycache__" not in path]
+        path = os.path.join(os.environ["GPUMEM_TRACE_DIR"], f"files-{os.getpid()}.json")
+        with open(path, "w") as file:
+            json.dump({"files": sorted({*own, sys.executable}), "packages": sorted(installed)}, file)
+
+
 if os.environ.get("GPUMEM_TRACE_DIR"):
+    import atexit
+
     sys.meta_path.insert(0, _AfterTorch())
+    files_read = sys.gpumem_files_read = _FilesRead()
+    sys.addaudithook(files_read.hear)
+    atexit.register(files_read.write)
 _other_sitecustomize()

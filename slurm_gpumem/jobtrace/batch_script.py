@@ -1,0 +1,90 @@
+"""Run a batch script as Slurm would start it, under the tracer."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.errors import TargetError
+from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.jobtrace import stand_ins
+from slurm_gpumem.slurm.gpu_options import Wishes
+from slurm_gpumem.slurm.job_environment import ArrayTask, job_environment, working_directory
+from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.messages import Advice
+from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
+from slurm_gpumem.units import MIB
+
+ADVICE = Advice(time="--trace-limit 600", memory="a higher trace.memory_mib in gpumem.toml")
+Progress = Callable[[State, float], None]
+
+
+class ScriptRun(NamedTuple):
+    """One run of a batch script: what it is, and what it sees."""
+
+    name: str
+    """For messages."""
+    data: bytes
+    args: Tuple[str, ...]
+    environment: Dict[str, str]
+    """The job's, without our stand-ins."""
+    folder: str
+    gpu: GpuFacts
+
+
+def script_run(
+    name: str,
+    data: bytes,
+    args: Tuple[str, ...],
+    options: Wishes,
+    gpu: Gpu,
+    task: Optional[ArrayTask] = None,
+) -> ScriptRun:
+    """The run of a script with these options for sbatch, on this GPU."""
+    environment = job_environment(options, os.environ, os.path.basename(name), task)
+    return ScriptRun(name, data, args, environment, working_directory(options), facts_of(gpu))
+
+
+def trace_script(run: ScriptRun, limits: Limits, progress: Progress) -> TracedScript:
+    """Trace it; TargetError says why it cannot be."""
+    with tempfile.TemporaryDirectory(prefix="gpumem-job-") as folder:
+        # Slurm starts a copy, too: $0 is not the script's own path there either.
+        script = Path(folder, "slurm_script")
+        script.write_bytes(run.data)
+        script.chmod(0o700)
+        traced = trace_command(
+            [*_interpreter(run.data), str(script), *run.args],
+            limits,
+            gpu=run.gpu,
+            environment=stand_ins.install(Path(folder), run.environment),
+            folder=run.folder,
+            progress=progress,
+            name=run.name,
+            advice=ADVICE,
+        )
+    if traced.ranks > 1:
+        raise TargetError(
+            f"{run.name}: it starts {traced.ranks} processes that train together; a trace follows one.\n"
+            "Ask for as many GPUs, or give the memory of all of them together with --gpu-mem."
+        )
+    return traced
+
+
+def facts_of(gpu: Gpu) -> GpuFacts:
+    """What a script hears when it asks for the GPU."""
+    usual = GpuFacts()
+    major, _, minor = gpu.compute_capability.partition(".")
+    known = major.isdigit() and minor.isdigit()
+    return GpuFacts(
+        name=f"NVIDIA {gpu.name.upper()}",
+        memory_bytes=gpu.memory_mib * MIB,
+        capability=(int(major), int(minor)) if known else usual.capability,
+        sms=gpu.sms or usual.sms,
+    )
+
+
+def _interpreter(data: bytes) -> List[str]:
+    """The words of its first line, split as the kernel does."""
+    return os.fsdecode(data.split(b"\n", 1)[0][2:].strip()).split(None, 1)

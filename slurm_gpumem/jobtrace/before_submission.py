@@ -1,0 +1,203 @@
+"""What `gpusbatch --trace` does before it decides: trace the script, then go on as with a model's summary."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.errors import TargetError, UsageError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.jobtrace import cache
+from slurm_gpumem.jobtrace.batch_script import Progress, ScriptRun, script_run, trace_script
+from slurm_gpumem.slurm.arrays import array_tasks
+from slurm_gpumem.slurm.job_environment import ArrayTask
+from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.submission.asked import Asked, read_asked
+from slurm_gpumem.submission.reach import find_reach
+from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing.script.run import Limits, TracedScript
+
+_MOST_TASKS = 64
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced script, read and estimated."""
+
+    run: ScriptRun
+    traced: TracedScript
+    summary: ModelSummary
+    estimate: Estimate
+    cached: bool
+
+
+class AfterTrace(NamedTuple):
+    """What is asked now, and what its user should know."""
+
+    asked: Asked
+    trace: Optional[Trace] = None
+    notes: Tuple[str, ...] = ()
+
+
+def with_trace(asked: Asked, progress: Progress) -> AfterTrace:
+    """Trace the job's script; what is asked then has its model. TargetError when it cannot be traced."""
+    if os.geteuid() == 0:
+        raise UsageError(
+            "a trace runs the script on this machine; that is refused for root.\n"
+            "Submit as the user whose job it is, or give the memory with --gpu-mem."
+        )
+    if asked.config.trace.where == "off":
+        raise UsageError("this site traces no scripts (trace.where in gpumem.toml); use --model or --gpu-mem")
+    untraced = why_not_traced(asked)
+    if untraced:
+        return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {untraced}"))
+    reach = find_reach(asked)
+    if reach.empty or reach.whole_nodes:
+        why = reach.empty or f"partition {reach.whole_nodes} gives whole nodes"
+        return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {why}"))
+    gpu = max(reach.gpus, key=lambda gpu: gpu.memory_mib)
+    try:
+        trace, notes = largest_trace(asked, gpu, progress)
+    except TargetError as error:
+        return _instead(asked, error)
+    return AfterTrace(with_summary(asked, trace), trace, notes)
+
+
+def why_not_traced(asked: Asked) -> str:
+    """Why a trace would change nothing for this job; "" where it would."""
+    if asked.gpus.keep_whole:
+        return f"{asked.gpus.keep_whole}, so its GPU options stay"
+    if asked.gpus.shared_gres:
+        return f"its own --gres={asked.gpus.shared_gres} stays"
+    return ""
+
+
+def largest_trace(asked: Asked, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tuple[str, ...]]:
+    """The trace of the job, of an array the one that needs most; and notes."""
+    name, data = job_script(asked)
+    tasks, chosen, notes = _tasks(asked, data)
+    found: List[Trace] = []
+    for task in chosen:
+        run = script_run(name, data, asked.words.line.script_args, asked.options, gpu, task)
+        found.append(one_trace(run, _limits(asked), gpu, progress))
+    if len(found) > 1:
+        notes.append(_of_tasks(chosen, found, tasks))
+    largest = max(found, key=lambda trace: trace.estimate.request_mib)
+    for trace in found:
+        notes += [*trace.traced.notes]
+    if largest.traced.facts.get("grown_bytes", 0) >= 1 << 20:
+        grown = largest.traced.facts["grown_bytes"] >> 20
+        notes.append(f"its memory grows by {grown:,} MiB over the traced steps: something is kept")
+    return largest, tuple(dict.fromkeys(notes))
+
+
+def one_trace(run: ScriptRun, limits: Limits, gpu: Gpu, progress: Progress) -> Trace:
+    """A run's trace: kept from earlier, else made now and kept."""
+    traced = cache.known(run)
+    cached = traced is not None
+    if traced is None:
+        started = time.time()
+        traced = trace_script(run, limits, progress)
+        problem = cache.keep(run, traced, started)
+        if problem:
+            traced = replace(traced, notes=(*traced.notes, problem))
+    # Read as the cluster will: the process ran somebody's code, and nothing of it is believed unseen.
+    summary = read_summary(traced.summary.decode(errors="replace"))
+    estimate = registry.run("auto", summary, training_job(summary, StatedTraining()), gpu)
+    return Trace(run, traced, summary, estimate, cached)
+
+
+def with_summary(asked: Asked, trace: Trace) -> Asked:
+    """What is asked with the traced summary as the job's model."""
+    how = "traced before" if trace.cached else f"traced in {trace.traced.seconds:.0f} s"
+    words = asked.words
+    values = {key: value for key, value in words.own.values.items() if key != "trace"}
+    values["model"] = f"{os.path.basename(trace.run.name)} ({how}): {trace.summary.name or 'model'}"
+    return read_asked(words._replace(own=OwnOptions(values, words.own.spelled), summary=trace.summary))
+
+
+def whole_gpu_instead(asked: Asked) -> Asked:
+    """What is asked where the script cannot be traced and its user wants a whole GPU then."""
+    words = asked.words
+    spelled: Callable[[str], str] = words.own.spelled
+    values = {**words.own.values, "trace": "no", "exclusive-gpu": "yes"}
+    own = OwnOptions(values, lambda key: spelled("trace-or" if key == "exclusive-gpu" else key))
+    return read_asked(words._replace(own=own))
+
+
+def _instead(asked: Asked, error: TargetError) -> AfterTrace:
+    spelled = asked.settings.spelled("trace-or")
+    if asked.settings.trace_or != "whole-gpu":
+        raise TargetError(f"{error}\nNothing was submitted. Use {spelled} whole-gpu to submit it anyway.")
+    return AfterTrace(whole_gpu_instead(asked), notes=(f"not traced: {error}",))
+
+
+def job_script(asked: Asked) -> Tuple[str, bytes]:
+    """The script's name and text; with --wrap the text that sbatch makes of it."""
+    script: Optional[BatchScript] = asked.script
+    if script is not None:
+        return script.name, script.data
+    wrapped = asked.options.get("wrap") or ""
+    return "--wrap", f"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{wrapped}\n".encode(
+        "utf-8", "surrogateescape"
+    )
+
+
+def _limits(asked: Asked) -> Limits:
+    site = asked.config.trace
+    return Limits(
+        seconds=asked.settings.trace_limit_s or site.time_limit_s, memory_mib=site.memory_mib, cpus=site.cpus
+    )
+
+
+def _tasks(asked: Asked, data: bytes) -> Tuple[Sequence[int], List[Optional[ArrayTask]], List[str]]:
+    """All tasks of an array, those to trace, and what to say of the choice."""
+    array = asked.options.get("array")
+    choice = asked.settings.text("trace-tasks")
+    if not array:
+        if choice:
+            raise UsageError(
+                f"{asked.settings.spelled('trace-tasks')} {choice}: the job is no array (--array)"
+            )
+        return (), [None], []
+    tasks = array_tasks(array)
+    notes = []
+    if choice is None:
+        # Without the task's number in the script all tasks are most likely alike.
+        choice = "ends" if b"ARRAY_TASK_ID" in data and len(tasks) > 1 else "first"
+        others = len(tasks) - (2 if choice == "ends" else 1)
+        if others:
+            which = f"tasks {tasks[0]} and {tasks[-1]} are" if choice == "ends" else f"task {tasks[0]} is"
+            notes = [f"{which} traced for all {len(tasks)}; --trace-tasks each (or 3,7) traces others"]
+    ends = {"first": tasks[:1], "last": tasks[-1:], "ends": (tasks[0], tasks[-1]), "each": tasks}
+    chosen = tuple(dict.fromkeys(ends.get(choice) or _listed(asked, choice, tasks)))
+    if len(chosen) > _MOST_TASKS:
+        raise UsageError(f"--trace-tasks {choice} means {len(chosen)} traces; choose at most {_MOST_TASKS}")
+    return tasks, [ArrayTask(task, tasks) for task in chosen], notes
+
+
+def _listed(asked: Asked, choice: str, tasks: Sequence[int]) -> Tuple[int, ...]:
+    spelled = asked.settings.spelled("trace-tasks")
+    try:
+        listed = array_tasks(choice)
+    except UsageError:
+        raise UsageError(
+            f"{spelled} must be first, last, ends, each or tasks like 3,7; not {choice!r}"
+        ) from None
+    missing = [task for task in listed if task not in set(tasks)]
+    if missing:
+        raise UsageError(f"{spelled} {choice}: the array has no task {missing[0]}")
+    return listed
+
+
+def _of_tasks(chosen: Sequence[Optional[ArrayTask]], found: Sequence[Trace], tasks: Sequence[int]) -> str:
+    sizes = [(trace.estimate.request_mib, task.task) for task, trace in zip(chosen, found) if task]
+    most, least = max(sizes), min(sizes)
+    needs = f"task {most[1]} needs most ({most[0]:,} MiB), task {least[1]} least ({least[0]:,} MiB)"
+    return f"of {len(found)} traced tasks, {needs}"

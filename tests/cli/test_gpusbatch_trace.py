@@ -1,0 +1,304 @@
+"""`gpusbatch --trace job.sh`: the script as it is, traced without a GPU, then submitted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional
+
+import pytest
+
+from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.jobs import show_job
+from slurm_gpumem.formats.comment import parse_record
+from tests.support.needs import needs_torch
+from tests.support.other_user import as_user, own, user_id, user_python
+
+pytestmark = needs_torch
+
+GPUSBATCH = "import sys; from slurm_gpumem.cli.gpusbatch import main; sys.exit(main())"
+HEAD = "#!/bin/bash\n#SBATCH --gres=gpu:1 -c 3\n"
+TRAIN = """
+import argparse, os, sys, torch, torch.nn as nn
+parser = argparse.ArgumentParser(); parser.add_argument("--width", type=int, default=256)
+width = parser.parse_args().width
+model = nn.Sequential(nn.Linear(width, 4096), nn.ReLU(), nn.Linear(4096, 10)).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(6):
+    loss = model(torch.randn(64, width, device="cuda")).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    if step == 3:
+        model.eval(); model(torch.randn(64, width, device="cuda")); model.train()
+"""
+
+
+class TraceDesk:
+    """The folder of a user who is not root, with train.py, and gpusbatch at hand."""
+
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        found = user_python()
+        if found is None:
+            pytest.skip("no Python that a user other than root may start has torch")
+        self.python, self.python_env = found
+        self.folder, self.cluster = folder, cluster
+        self.write("train.py", TRAIN)
+        self.jobs: List[str] = []
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return own(path)
+
+    def job(self, body: str, head: str = HEAD, name: str = "job.sh") -> Path:
+        return self.write(name, f"{head}\n{body}\n")
+
+    def environment(self, more: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SBATCH_", "SLURM_", "GPUMEM_"))}
+        home = {"HOME": str(self.folder), "XDG_CACHE_HOME": str(self.folder / "cache"), "LC_ALL": "C.UTF-8"}
+        return {**clean, **self.cluster.env, **home, **self.python_env, "PYTHON": self.python, **(more or {})}
+
+    def start(self, *argv: str, env: Optional[Mapping[str, str]] = None, **how: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.python, "-c", GPUSBATCH, *argv],
+            cwd=self.folder,
+            env=self.environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **as_user(),
+            **how,
+        )
+
+    def call(self, *argv: str, env: Optional[Mapping[str, str]] = None) -> subprocess.CompletedProcess[str]:
+        process = self.start(*argv, env=env)
+        out, err = process.communicate(timeout=200)
+        words = out.split()
+        if process.returncode == 0 and words and words[-1].isdigit():
+            self.jobs.append(words[-1])
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+    def shown(self, job: str) -> Dict[str, str]:
+        return show_job(self.cluster, job)
+
+    def queue(self) -> List[str]:
+        return self.cluster.run(["squeue", "-h", "-u", str(user_id()), "-o", "%i"], check=True).stdout.split()
+
+    def left(self) -> List[str]:
+        """Processes of the user that still run."""
+        found = subprocess.run(
+            ["pgrep", "-u", str(user_id()), "-f", str(self.folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return found.stdout.split()
+
+    def nothing_runs(self) -> bool:
+        end = time.monotonic() + 10
+        while self.left() and time.monotonic() < end:
+            time.sleep(0.05)
+        return not self.left()
+
+
+@pytest.fixture
+def desk(cluster: Cluster) -> Iterator[TraceDesk]:
+    folder = own(Path(tempfile.mkdtemp(prefix="gpumem-")))
+    found = TraceDesk(folder, cluster)
+    yield found
+    if found.jobs:
+        cluster.run(["scancel", *found.jobs])
+    shutil.rmtree(folder)
+
+
+def test_an_unmodified_script_is_traced_and_asks_for_what_it_needs(desk: TraceDesk) -> None:
+    desk.job("$PYTHON train.py\necho after > after.txt")
+    done = desk.call("--trace", "--hold", "job.sh")
+    assert done.returncode == 0, done.stderr
+    assert "job.sh (traced in" in done.stderr
+    assert "Sequential, batch 64, Adam, fp32" in done.stderr
+    job = done.stdout.split()[-1]
+    assert "shard:" in desk.shown(job)["TresPerNode"]
+    record = parse_record(desk.shown(job)["Comment"])
+    assert record is not None
+    assert (record["model"], record["batch"], record["by"]) == ("Sequential", "64", "trace")
+    assert not (desk.folder / "after.txt").exists()
+    assert desk.nothing_runs()
+
+
+def test_the_script_sees_a_jobs_world_and_nothing_of_it_acts_on_the_cluster(desk: TraceDesk) -> None:
+    other = desk.folder / "conda" / "bin"
+    other.mkdir(parents=True)
+    for name in ("srun", "sbatch", "mpirun"):
+        (other / name).write_text(f"#!/bin/sh\necho the wrong {name} >&2; exit 9\n")
+        (other / name).chmod(0o755)
+    desk.job(
+        f"""set -e
+        PATH={other}:$PATH   # as `conda activate` and `module load` do
+        test "$SLURM_CPUS_PER_TASK" = 3 -a "$SLURM_NTASKS" = 1 -a -n "$SLURM_JOB_ID"
+        test "$SLURM_SUBMIT_DIR" = "$PWD" -a "$(scontrol show hostnames "$SLURM_JOB_NODELIST")" = localhost
+        test "$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits)" -gt 30000
+        nvidia-smi -L | grep -q "NVIDIA A100"
+        sbatch --dependency=afterok:$SLURM_JOB_ID next.sh
+        echo done | mail -s ready me@example.org
+        scancel 1
+        mpirun -np 1 --bind-to none -x A=1 sh -c 'test "$OMPI_COMM_WORLD_SIZE" = 1'
+        timeout 100 srun --cpu-bind=none -c 3 -n 1 env A=1 $PYTHON train.py --width "$1"
+        """,
+        head="#!/bin/bash\n#SBATCH -c 3 --gres=gpu:1\n#GPUMEM trace",
+    )
+    done = desk.call("--dry-run", "job.sh", "512")
+    assert done.returncode == 0, done.stderr
+    for text in ("sbatch --dependency=afterok:", "mail -s ready me@example.org", "scancel 1"):
+        assert f"recorded, not run: {text}" in done.stderr
+    assert "the wrong" not in done.stderr
+    assert "shard:" in done.stdout
+    assert desk.queue() == []
+
+
+def test_a_script_submitted_again_is_not_traced_again_until_a_file_of_it_changes(desk: TraceDesk) -> None:
+    desk.write("config.json", '{"width": 256}')
+    reads = TRAIN.replace(
+        "parser.parse_args().width", "__import__('json').load(open('config.json'))['width']"
+    )
+    desk.write("train.py", reads)
+    desk.job("$PYTHON train.py")
+    first = desk.call("--trace", "--dry-run", "job.sh")
+    again = desk.call("--trace", "--dry-run", "job.sh")
+    assert "traced in" in first.stderr, first.stderr
+    assert "traced before" in again.stderr, again.stderr
+    assert again.stdout == first.stdout
+    desk.write("config.json", '{"width": 262144}')
+    changed = desk.call("--trace", "--dry-run", "job.sh")
+    assert "traced in" in changed.stderr, changed.stderr
+    assert changed.stdout != first.stdout
+    other = desk.call("--trace", "--dry-run", "job.sh", env={"LEARNING_RATE": "1"})
+    assert "traced in" in other.stderr, other.stderr
+
+
+def test_an_array_is_traced_at_its_ends_and_asks_for_the_larger(desk: TraceDesk) -> None:
+    desk.job("widths=(256 1024 262144)\n$PYTHON train.py --width ${widths[$SLURM_ARRAY_TASK_ID]}")
+    done = desk.call("--trace", "--dry-run", "--array=0-2", "job.sh")
+    assert done.returncode == 0, done.stderr
+    assert "tasks 0 and 2 are traced for all 3" in done.stderr
+    assert "task 2 needs most" in done.stderr
+    one = desk.call("--trace", "--trace-tasks", "0", "--dry-run", "--array=0-2", "job.sh")
+    assert "traced before" in one.stderr, one.stderr
+    assert one.stdout != done.stdout
+    wrong = desk.call("--trace", "--trace-tasks", "5", "--dry-run", "--array=0-2", "job.sh")
+    assert (wrong.returncode, "the array has no task 5" in wrong.stderr) == (2, True)
+
+
+BAD = {
+    "never-trains": ("import torch", "without a step of an optimizer"),
+    "asks": ("import torch; input('go on?')", "nobody answers"),
+    "no-data": ("import torch; open('data/train.bin')", "Prepare its data first"),
+    "ends-itself": ("import os, torch; os._exit(7)", "without a step of an optimizer"),
+    "changes-directory": ("import os, torch; os.chdir('/'); open('train.bin')", "Prepare its data first"),
+    "several-ranks": (
+        "import torch.distributed as d; d.init_process_group('gloo', 'env://', world_size=4, rank=0)\n"
+        + TRAIN,
+        "4 processes that train together",
+    ),
+    "forks-forever": (
+        "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(1)",
+        "more and more processes",
+    ),
+    "hangs": ("import torch, time; time.sleep(600)", "stopped after 12 s"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_traced_is_one_message_and_nothing_is_submitted_or_left(
+    desk: TraceDesk, name: str
+) -> None:
+    code, words = BAD[name]
+    desk.write("train.py", code)
+    desk.job("$PYTHON train.py\ntouch after.txt")
+    done = desk.call("--trace", "--trace-limit", "12" if name == "hangs" else "100", "job.sh")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Nothing was submitted" in done.stderr
+    assert done.stdout == ""
+    assert desk.queue() == []
+    assert not (desk.folder / "after.txt").exists()
+    assert desk.nothing_runs()
+
+
+def test_a_user_may_choose_a_whole_gpu_for_what_cannot_be_traced(desk: TraceDesk) -> None:
+    desk.job("true")
+    done = desk.call("--trace", "--trace-or", "whole-gpu", "--hold", "job.sh")
+    assert done.returncode == 0, done.stderr
+    assert "imported torch" in done.stderr
+    assert "asking for a whole GPU" in done.stderr
+    assert "as --trace-or asks" in done.stderr
+
+
+def test_ctrl_c_ends_the_trace_and_everything_in_it(desk: TraceDesk) -> None:
+    desk.job("sleep 300 & setsid sleep 300 & $PYTHON -c 'import time; time.sleep(300)'")
+    process = desk.start("--trace", "job.sh", start_new_session=True)
+    end = time.monotonic() + 30
+    while not any("sleep" in line for line in _commands(desk)) and time.monotonic() < end:
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert desk.nothing_runs()
+    assert [line for line in _commands(desk) if "sleep" in line] == []
+    assert desk.queue() == []
+
+
+def _commands(desk: TraceDesk) -> List[str]:
+    found = subprocess.run(
+        ["ps", "-u", str(user_id()), "-o", "args="], capture_output=True, text=True, check=False
+    )
+    return found.stdout.splitlines()
+
+
+def test_a_job_that_asks_for_several_gpus_is_submitted_as_it_is_and_says_so(desk: TraceDesk) -> None:
+    desk.job("$PYTHON train.py", head="#!/bin/bash\n#SBATCH --gres=gpu:2")
+    done = desk.call("--trace", "--hold", "job.sh")
+    assert done.returncode == 0, done.stderr
+    assert "not traced: it asks for 2 GPUs (--gres), so its GPU options stay" in done.stderr
+
+
+def test_options_that_contradict_each_other_are_refused(desk: TraceDesk) -> None:
+    desk.job("true")
+    done = desk.call("--trace", "--gpu-mem", "12G", "job.sh")
+    assert (done.returncode, "both say what the job needs" in done.stderr) == (2, True)
+    done = desk.call("--trace", "--trace-tasks", "each", "job.sh")
+    assert (done.returncode, "the job is no array" in done.stderr) == (2, True)
+    done = desk.call("--trace", "--trace-or", "pray", "job.sh")
+    assert (done.returncode, "unknown trace-or" in done.stderr) == (2, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it is what is refused")
+def test_root_may_not_trace(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#!/bin/bash\ntouch ran\n")
+    done = cluster.run([str(Path(sys.executable).with_name("gpusbatch")), "--trace", "job.sh"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert "refused for root" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_site_may_trace_every_job_that_asks_for_one_gpu(desk: TraceDesk) -> None:
+    site = Path(desk.cluster.env["GPUMEM_SITE_CONFIG"])
+    text = site.read_text() if site.exists() else ""
+    config = desk.write("gpumem.toml", text + "\n[trace]\ndefault = true\n")
+    env = {"GPUMEM_SITE_CONFIG": str(config)}
+    desk.job("$PYTHON train.py")
+    done = desk.call("--dry-run", "job.sh", env=env)
+    assert "traced in" in done.stderr, done.stderr
+    without = desk.call("--dry-run", "--no-trace", "job.sh", env=env)
+    assert (without.returncode, without.stderr) == (0, "")
+    desk.job("true", head="#!/bin/bash")
+    plain = desk.call("--dry-run", "job.sh", env=env)
+    assert (plain.returncode, plain.stderr) == (0, "")
