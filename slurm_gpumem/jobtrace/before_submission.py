@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError, UsageError
-from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.jobtrace import cache
 from slurm_gpumem.jobtrace.batch_script import Progress, ScriptRun, script_run, trace_script
@@ -28,13 +27,21 @@ _MOST_TASKS = 64
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced script, read and estimated."""
+    """A traced script, its summary read."""
 
     run: ScriptRun
     traced: TracedScript
     summary: ModelSummary
-    estimate: Estimate
+    gpu: Gpu
     cached: bool
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """What it needs on the GPU that it was traced for; only where several are compared or explained."""
+        from slurm_gpumem.estimators import registry
+        from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+
+        return registry.run("auto", self.summary, training_job(self.summary, StatedTraining()), self.gpu)
 
 
 class AfterTrace(NamedTuple):
@@ -88,7 +95,7 @@ def largest_trace(asked: Asked, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tu
         found.append(one_trace(run, _limits(asked), gpu, progress))
     if len(found) > 1:
         notes.append(_of_tasks(chosen, found, tasks))
-    largest = max(found, key=lambda trace: trace.estimate.request_mib)
+    largest = max(found, key=lambda trace: trace.estimate.request_mib) if len(found) > 1 else found[0]
     for trace in found:
         notes += [*trace.traced.notes]
     if largest.traced.facts.get("grown_bytes", 0) >= 1 << 20:
@@ -109,8 +116,7 @@ def one_trace(run: ScriptRun, limits: Limits, gpu: Gpu, progress: Progress) -> T
             traced = replace(traced, notes=(*traced.notes, problem))
     # Read as the cluster will: the process ran somebody's code, and nothing of it is believed unseen.
     summary = read_summary(traced.summary.decode(errors="replace"))
-    estimate = registry.run("auto", summary, training_job(summary, StatedTraining()), gpu)
-    return Trace(run, traced, summary, estimate, cached)
+    return Trace(run, traced, summary, gpu, cached)
 
 
 def with_summary(asked: Asked, trace: Trace) -> Asked:

@@ -1,7 +1,8 @@
 """Programs that take the place of Slurm's, of MPI's launchers and of nvidia-smi while a script is traced.
 
 They are found first: by the PATH, and in bash by functions of their names, since `module load` and
-`conda activate` put other folders before ours. Each of them runs `stand_in.py`.
+`conda activate` put other folders before ours. Each of them runs `stand_in.py`. Python and what starts it are
+the next of their name on the PATH, with the tracer's folder first in PYTHONPATH whatever the script made of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,20 @@ from slurm_gpumem.jobtrace.stand_in import ANSWERS
 
 _PROGRAM = str(Path(__file__).resolve().with_name("stand_in.py"))
 _FOLDER = "bin"
+_PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(9, 16)), "torchrun", "accelerate",
+            "deepspeed", "lightning", "fabric", "composer", "ipython")  # fmt: skip
+_NEXT_ON_PATH = """\
+case $PYTHONPATH in "$GPUMEM_TRACE_INJECTED"*) ;; *) PYTHONPATH=$GPUMEM_TRACE_INJECTED:$PYTHONPATH ;; esac
+export PYTHONPATH
+IFS=:
+for folder in $PATH; do
+  if [ "$folder" != {programs} ] && [ -f "$folder/{name}" ] && [ -x "$folder/{name}" ]; then
+    unset IFS
+    exec "$folder/{name}" "$@"
+  fi
+done
+echo "{name}: command not found" >&2
+exit 127"""
 
 
 def install(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
@@ -23,9 +38,9 @@ def install(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
     programs = folder / _FOLDER
     programs.mkdir()
     for name in ANSWERS:
-        path = programs / name
-        path.write_text(f'#!/bin/sh\nexec {_call(name)} "$@"\n', encoding="utf-8")
-        path.chmod(0o755)
+        _program(programs / name, f'exec {_call(name)} "$@"')
+    for name in _PYTHONS:
+        _program(programs / name, _NEXT_ON_PATH.format(name=name, programs=shlex.quote(str(programs))))
     startup = folder / "bash_env"
     startup.write_text(_bash_startup(str(programs), environ.get("BASH_ENV", "")), encoding="utf-8")
     nowhere = folder / "slurm.conf"
@@ -40,6 +55,11 @@ def install(folder: Path, environ: Dict[str, str]) -> Dict[str, str]:
     }
 
 
+def _program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
 def _call(name: str) -> str:
     return f"{shlex.quote(sys.executable)} -I {shlex.quote(_PROGRAM)} {name}"
 
@@ -50,6 +70,8 @@ def _bash_startup(programs: str, users_own: str) -> str:
     lines = [f"[ -r {shlex.quote(users_own)} ] && . {shlex.quote(users_own)}"] if users_own else []
     for name in ANSWERS:
         lines += [f'{name}() {{ {_call(name)} "$@"; }}', f"export -f {name}"]
+    for name in _PYTHONS:
+        lines += [f'{name}() {{ sh {quoted}/{name} "$@"; }}', f"export -f {name}"]
     # Before each command, since `exec srun` and `timeout 1h srun` look for programs, not for functions.
     keep = f"case $PATH in {quoted}:*) ;; *) PATH={quoted}:$PATH ;; esac"
     lines += ["set -o functrace", f"trap {shlex.quote(keep)} DEBUG"]

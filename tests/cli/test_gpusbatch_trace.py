@@ -139,6 +139,8 @@ def test_the_script_sees_a_jobs_world_and_nothing_of_it_acts_on_the_cluster(desk
     for name in ("srun", "sbatch", "mpirun"):
         (other / name).write_text(f"#!/bin/sh\necho the wrong {name} >&2; exit 9\n")
         (other / name).chmod(0o755)
+    (other / "python3").write_text('#!/bin/sh\nexec "$PYTHON" "$@"\n')
+    (other / "python3").chmod(0o755)
     desk.job(
         f"""set -e
         PATH={other}:$PATH   # as `conda activate` and `module load` do
@@ -150,7 +152,8 @@ def test_the_script_sees_a_jobs_world_and_nothing_of_it_acts_on_the_cluster(desk
         echo done | mail -s ready me@example.org
         scancel 1
         mpirun -np 1 --bind-to none -x A=1 sh -c 'test "$OMPI_COMM_WORLD_SIZE" = 1'
-        timeout 100 srun --cpu-bind=none -c 3 -n 1 env A=1 $PYTHON train.py --width "$1"
+        export PYTHONPATH={desk.python_env.get("PYTHONPATH", "")}   # the tracer's folder is gone
+        timeout 100 srun --cpu-bind=none -c 3 -n 1 env A=1 python3 train.py --width "$1"
         """,
         head="#!/bin/bash\n#SBATCH -c 3 --gres=gpu:1\n#GPUMEM trace",
     )

@@ -10,11 +10,11 @@ from typing import Any, Dict, Iterator, Tuple
 import pytest
 
 from slurm_gpumem.config.kinds import Section
-from slurm_gpumem.config.load import SharingPolicy, SlurmSettings
+from slurm_gpumem.config.load import SharingPolicy, SlurmSettings, TraceSettings
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.config.read import read_tables
 from slurm_gpumem.config.recovery import RecoveryConfig
-from slurm_gpumem.config.schema import ACCOUNTING, NODE, RECOVERY, SECTIONS, SHARING, SLURM
+from slurm_gpumem.config.schema import ACCOUNTING, NODE, RECOVERY, SECTIONS, SHARING, SLURM, TRACE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,6 +31,7 @@ NOT_FOR_SITES = {"ledger"}
     [
         (SHARING, SharingPolicy()),
         (SLURM, SlurmSettings()),
+        (TRACE, TraceSettings()),
         (NODE, NodeConfig()),
         (RECOVERY, RecoveryConfig()),
     ],
@@ -62,7 +63,7 @@ def documented(page: str) -> Iterator[Tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("section", "page"),
-    [(NODE, "node.md"), (RECOVERY, "recovery.md"), (ACCOUNTING, "accounting.md")],
+    [(NODE, "node.md"), (RECOVERY, "recovery.md"), (ACCOUNTING, "accounting.md"), (TRACE, "trace.md")],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_the_tables_for_administrators_name_every_key_and_its_default(section: Section, page: str) -> None:

@@ -23,6 +23,7 @@ from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table
 from slurm_gpumem.slurm.client import parse_version
 from tests.docs.pages import Before, File, Part, Screen, Step, skipped
+from tests.support.other_user import USER, own, user_python
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
@@ -106,14 +107,49 @@ def _desk(with_slurm: bool) -> Iterator[Tuple[Path, Dict[str, str]]]:
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
     shutil.copytree(ROOT / "docs" / "examples", folder, dirs_exist_ok=True)
     (folder / "models").symlink_to(ROOT / "models")
+    tracer = _for_another_user(root)
+    own(folder)
     try:
         if with_slurm:
             with _cluster(root) as cluster:
-                yield folder, _environment(folder, {**cluster.env, **demo_report.report_environment(root)})
+                env = _environment(folder, {**cluster.env, **demo_report.report_environment(root)})
+                yield folder, {**env, "PATH": f"{tracer}:{env['PATH']}"}
         else:
             yield folder, _environment(folder, {})
     finally:
         shutil.rmtree(root)
+
+
+def _for_another_user(root: Path) -> Path:
+    """A folder with a gpusbatch that traces as another user where we are root, who may not; else empty."""
+    folder = root / "bin"
+    folder.mkdir()
+    found = user_python() if os.geteuid() == 0 else None
+    if found is None:
+        return folder
+    python, more = found
+    own_bin, cache = root / "theirs", root / "cache"
+    for made in (own_bin, cache):
+        made.mkdir()
+    own(cache)
+    packages = more.get("PYTHONPATH", "")
+    start = f'PYTHONPATH="$PYTHONPATH:{packages}" exec {shlex.quote(python)}'
+    code = "import sys; from slurm_gpumem.cli.gpusbatch import main; sys.exit(main())"
+    as_them = f"setpriv --reuid={USER} --regid={USER} --clear-groups"
+    theirs = f'env HOME={cache} XDG_CACHE_HOME={cache} PATH="{own_bin}:$PATH" {as_them}'
+    _program(own_bin / "python", f'{start} "$@"')
+    _program(own_bin / "gpusbatch", f'{start} -c {shlex.quote(code)} "$@"')
+    ours = Path(sys.executable).with_name("gpusbatch")
+    _program(
+        folder / "gpusbatch",
+        f'case " $* " in *" --trace "*) exec {theirs} {own_bin}/gpusbatch "$@" ;; esac\nexec {ours} "$@"',
+    )
+    return folder
+
+
+def _program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
 
 
 def _environment(home: Path, more: Mapping[str, str]) -> Dict[str, str]:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-USER = 65534
-"""nobody: every Linux has it."""
+USER = 1
+"""daemon: every Linux has it. Not nobody, as which files of all unmapped users appear in a user namespace."""
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -198,11 +198,13 @@ def _works(report: str, megabytes: int) -> str:
     if child == 0:
         try:
             here = os.getcwd()
+            writable = os.access(here, os.W_OK)
             os.chroot(_private_world(trial, megabytes))
             os.chdir(here)
-            with open(f".gpumem-{os.getpid()}", "wb") as probe:
-                probe.write(b"x")
-            os.unlink(probe.name)
+            if writable:
+                with open(f".gpumem-{os.getpid()}", "wb") as probe:
+                    probe.write(b"x")
+                os.unlink(probe.name)
         except OSError as error:
             os.write(write_end, str(error).encode() or b"refused")
         os._exit(0)
@@ -222,6 +224,9 @@ def main(arguments: List[str]) -> int:
         try:
             _refuse_writes([report, "/dev", "/proc"])
             files = "landlock"
+            # Many programs need a folder for temporary files; this one may be written to.
+            os.environ["TMPDIR"] = os.path.join(report, "tmp")
+            os.mkdir(os.environ["TMPDIR"])
         except OSError as error:
             why += f"; {error}"
         _write(report, "private.json", {"files": files, "network": "python", "why": why})

@@ -238,6 +238,7 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
             "GPUMEM_TRACING": "1",
             "GPUMEM_TRACE_DIR": folder,
             "GPUMEM_TRACE_PACKAGE": _PACKAGE_ROOT,
+            "GPUMEM_TRACE_INJECTED": injected,
             "GPUMEM_TRACE_GPU": asked.gpu.to_json(),
             "GPUMEM_TRACE_DEADLINE": str(time.monotonic() + asked.limits.seconds - _FINISH_S),
             "GPUMEM_TRACE_ONWARD": str(asked.limits.onward_s),

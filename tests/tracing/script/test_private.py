@@ -91,6 +91,14 @@ def test_shared_folders_are_covered_too(place: Path) -> None:
     assert not Path("/var/tmp", name).exists()
 
 
+def test_a_folder_that_the_user_may_not_write_to_is_no_reason_to_do_without_a_copy(place: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: the folder belongs to somebody else")
+    os.chown(place / "work", 0, 0)
+    output, _ = run(place, "echo a > /tmp/gpumem-own && cat /tmp/gpumem-own")
+    assert output.split() == ["a"]
+
+
 def test_there_is_no_network_but_the_loopback(place: Path) -> None:
     code = "import socket\nprint([name for _, name in socket.if_nameindex()])"
     output, _ = run(place, f"{PYTHON} -c '{code}'")
