@@ -5,6 +5,8 @@ Run by `make demo`. The daemons and the scheduling are real; the GPUs are stand-
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
 import sys
 import tempfile
@@ -122,7 +124,36 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         "\n$ gpumem report"
     )
     print(demo_report.report(cluster, logs, [job.job_id for job in submitted]), flush=True)
+    _title("6. A script that nobody prepared")
+    _unprepared(cluster, logs)
     return outcomes
+
+
+def _unprepared(cluster: Cluster, cache: Path) -> None:
+    """Trace docs/examples/train.sh where that is possible, else show the trace that is in the repository."""
+    missing = "this is root, who may not trace" if os.geteuid() == 0 else ""
+    if importlib.util.find_spec("torch") is None:
+        missing = "PyTorch is not installed here"
+    _say(
+        "Without a summary, gpusbatch --trace runs the job's script itself: without a GPU, in a private copy of\n"
+        "the files, until its training has shown what it would allocate. Nothing in train.sh or train.py knows\n"
+        "of this."
+    )
+    options = ["--trace"]
+    if missing:
+        _say(
+            f"({missing}, so this is a trace of train.py that was recorded before: docs/examples/train.json.)"
+        )
+        options = ["--model", "train.json"]
+    print(f"\n$ gpusbatch {' '.join(options)} --dry-run train.sh", flush=True)
+    python = str(Path(sys.executable).parent)
+    done = cluster.run(
+        [f"{python}/gpusbatch", *options, "--dry-run", "train.sh"],
+        env={"XDG_CACHE_HOME": str(cache), "PATH": f"{python}:{cluster.env['PATH']}"},
+        cwd=_EXAMPLES,
+        timeout_s=_PATIENCE_S,
+    )
+    print(done.stderr.rstrip(), flush=True)
 
 
 def _submit(cluster: Cluster, script: Path, logs: Path) -> DemoJob:

@@ -2,7 +2,8 @@
 
 They are found first: by the PATH, and in bash by functions of their names, since `module load` and
 `conda activate` put other folders before ours. Each of them runs `stand_in.py`. Python and what starts it are
-the next of their name on the PATH, with the tracer's folder first in PYTHONPATH whatever the script made of it.
+the next of their name on the PATH, with the tracer's folder first in PYTHONPATH whatever the script made of
+that.
 """
 
 from __future__ import annotations

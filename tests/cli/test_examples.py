@@ -13,11 +13,14 @@ import pytest
 
 from slurm_gpumem.slurm.directives import read_directives
 from slurm_gpumem.slurm.script import read_script
+from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import ceil_div
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUND_TRUTH = ROOT / "models" / "lab" / "ground-truth"
-SCRIPTS = sorted((ROOT / "docs" / "examples").glob("*.sh"))
+UNPREPARED = ROOT / "docs" / "examples" / "train.sh"
+"""The one without a summary: it is traced."""
+SCRIPTS = sorted(set((ROOT / "docs" / "examples").glob("*.sh")) - {UNPREPARED})
 KEYS = ("model", "batch-size", "optimizer", "precision")
 
 
@@ -31,6 +34,16 @@ def rows() -> Dict[str, Dict[str, Any]]:
 def summaries() -> Dict[str, Dict[str, Any]]:
     text = lzma.decompress((GROUND_TRUTH / "summaries.jsonl.xz").read_bytes())
     return {entry["summary"]: entry for entry in map(json.loads, text.splitlines())}
+
+
+def test_the_recorded_trace_is_of_the_script_that_nobody_prepared() -> None:
+    assert "python train.py --batch-size 128" in UNPREPARED.read_text()
+    summary = read_summary(str(UNPREPARED.with_suffix(".json")))
+    assert summary.trace is not None
+    assert (summary.batch, summary.trace.job.optimizer, summary.trace.job.loss) == (128, "adamw", "script")
+    assert not any(
+        word in UNPREPARED.with_suffix(".py").read_text() for word in ("import slurm_gpumem", "GPUMEM")
+    )
 
 
 def test_there_are_five_examples_of_two_tools() -> None:
