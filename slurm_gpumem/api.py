@@ -195,7 +195,10 @@ def _decide(
     if asked.trace:
         from slurm_gpumem.jobtrace.before_submission import with_trace
 
-        asked, _, notes = with_trace(asked, lambda state, seconds: None)
+        after = with_trace(asked, lambda state, seconds: None)
+        if after.deferred is not None:
+            raise UsageError("this site traces in a job of its own (trace.where): submit it with gpusbatch")
+        asked, notes = after.asked, after.notes
     plan = decide_plan(asked)
     planned = build_call(plan)
     planned = planned._replace(notes=(*notes, *planned.notes))

@@ -42,6 +42,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
         "tracing",
         "estimators",
         "submission",
+        "terminal",
     },
     "recovery": {"config", "formats", "slurm", "node", "submission"},
     "report": {"formats", "accounting", "terminal", "estimators", "summaries", "submission"},

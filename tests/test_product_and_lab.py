@@ -25,6 +25,7 @@ ASKS_WHERE_IT_IS = {
     "jobtrace/cache.py": "the tracer's files, since another tracer must trace again",
     "jobtrace/stand_in.py": "the package's root, since it is started by path in somebody's environment",
     "jobtrace/stand_ins.py": "a program of its own, for the traced script",
+    "jobtrace/trace_job.py": "the package's root, for the trace job's import path",
     "report/html/render.py": "its assets, which ship",
     "site/probe.py": "the package of the hooks' interpreter, whose files only root may change",
     "tracing/child/blame.py": "the package's root, to tell its frames from the user's",

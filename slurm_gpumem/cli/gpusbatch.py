@@ -24,6 +24,7 @@ from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.terminal.say import say
 
 if TYPE_CHECKING:
+    from slurm_gpumem.jobtrace.before_submission import AfterTrace
     from slurm_gpumem.submission.decide import Plan
     from slurm_gpumem.submission.sbatch_call import PlannedCall
 
@@ -104,7 +105,10 @@ def _gpusbatch(argv: List[str]) -> int:
     # Before anything else can fail: a warning is often the reason.
     _say_all(f"warning: {warning}" for warning in asked.warnings)
     if asked.trace:
-        asked = _traced(asked, switches)
+        after = _traced(asked, switches)
+        if after.deferred is not None:
+            return _submit_behind(after, switches)
+        asked = after.asked
     if asked.goes_unchanged == NOTHING_ASKED:
         from slurm_gpumem.submission.sbatch_call import unchanged_call
 
@@ -112,7 +116,7 @@ def _gpusbatch(argv: List[str]) -> int:
     return _submit(asked, switches)
 
 
-def _traced(asked: Asked, switches: Switches) -> Asked:
+def _traced(asked: Asked, switches: Switches) -> AfterTrace:
     """Trace the script first; what is asked then has a model."""
     from slurm_gpumem.jobtrace.before_submission import with_trace
     from slurm_gpumem.report.script_trace import progress_text, trace_lines
@@ -125,7 +129,29 @@ def _traced(asked: Asked, switches: Switches) -> Asked:
         lines = trace_lines(run.run.name, run.summary, run.traced, run.estimate, shard_mib)
         print("\n".join(lines), file=sys.stderr)
     _say_all(f"note: {note}" for note in after.notes)
-    return after.asked
+    return after
+
+
+def _submit_behind(after: AfterTrace, switches: Switches) -> int:
+    """Submit a trace job and, behind it, the job itself, which asks for a whole GPU until it is traced."""
+    from slurm_gpumem.jobtrace.trace_job import behind
+    from slurm_gpumem.submission.sbatch_call import build_call
+
+    deferred, plan = after.deferred, after.plan
+    assert deferred is not None
+    assert plan is not None
+    if switches.json:
+        raise UsageError("--json has nothing to show yet: this site traces in a job (trace.where)")
+    planned = build_call(plan)
+    if switches.dry_run:
+        say("a trace job goes first; then the job itself, for a whole GPU until the trace has changed that")
+        return _hand_over(planned.call, switches)
+    output = run_sbatch(deferred.call.parsable(), keep_stderr=False)
+    if output.job_id is None:
+        return output.code or 1
+    fails = "cancelled" if deferred.stop else "run on a whole GPU"
+    say(f"job {output.job_id} traces the script; the job itself waits for it and is {fails} if that fails")
+    return _hand_over(behind(planned, plan.asked, output.job_id, stop=deferred.stop), switches)
 
 
 def _submit(asked: Asked, switches: Switches) -> int:

@@ -135,15 +135,13 @@ def _unprepared(cluster: Cluster, cache: Path) -> None:
     if importlib.util.find_spec("torch") is None:
         missing = "PyTorch is not installed here"
     _say(
-        "Without a summary, gpusbatch --trace runs the job's script itself: without a GPU, in a private copy of\n"
-        "the files, until its training has shown what it would allocate. Nothing in train.sh or train.py knows\n"
-        "of this."
+        "Without a summary, gpusbatch --trace runs the job's script itself: without a GPU, in a private\n"
+        "copy of the files, until its training has shown what it would allocate. Neither train.sh nor\n"
+        "train.py knows of this."
     )
     options = ["--trace"]
     if missing:
-        _say(
-            f"({missing}, so this is a trace of train.py that was recorded before: docs/examples/train.json.)"
-        )
+        _say(f"({missing}: what follows is from a recorded trace of train.py, docs/examples/train.json.)")
         options = ["--model", "train.json"]
     print(f"\n$ gpusbatch {' '.join(options)} --dry-run train.sh", flush=True)
     python = str(Path(sys.executable).parent)

@@ -12,10 +12,12 @@ from slurm_gpumem.errors import TargetError, UsageError
 from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.jobtrace import cache
 from slurm_gpumem.jobtrace.batch_script import Progress, ScriptRun, script_run, trace_script
+from slurm_gpumem.jobtrace.trace_job import Deferred, deferred_trace, whole_until_traced
 from slurm_gpumem.slurm.arrays import array_tasks
 from slurm_gpumem.slurm.job_environment import ArrayTask
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.asked import Asked, read_asked
+from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.reach import find_reach
 from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.summaries.reader import read_summary
@@ -50,10 +52,17 @@ class AfterTrace(NamedTuple):
     asked: Asked
     trace: Optional[Trace] = None
     notes: Tuple[str, ...] = ()
+    deferred: Optional[Deferred] = None
+    """A trace that is yet to be made, by a job before this one ..."""
+    plan: Optional[Plan] = None
+    """... and what this one asks for until then."""
 
 
-def with_trace(asked: Asked, progress: Progress) -> AfterTrace:
-    """Trace the job's script; what is asked then has its model. TargetError when it cannot be traced."""
+def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> AfterTrace:
+    """Trace the job's script; what is asked then has its model. TargetError when it cannot be traced.
+
+    `here`: on this machine, even where the site's traces are made in jobs.
+    """
     if os.geteuid() == 0:
         raise UsageError(
             "a trace runs the script on this machine; that is refused for root.\n"
@@ -69,6 +78,16 @@ def with_trace(asked: Asked, progress: Progress) -> AfterTrace:
         why = reach.empty or f"partition {reach.whole_nodes} gives whole nodes"
         return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {why}"))
     gpu = max(reach.gpus, key=lambda gpu: gpu.memory_mib)
+    if asked.config.trace.where == "job" and not here:
+        runs = _runs(asked, gpu)[0]
+        if any(cache.known(run) is None for run in runs):
+            whole = whole_gpu_instead(asked)
+            plan = whole_until_traced(whole, reach)
+            if not plan.shared:
+                why = f"not traced: {plan.reason}"
+                return AfterTrace(asked._replace(trace=False, goes_unchanged=why))
+            data = job_script(asked)[1]
+            return AfterTrace(whole, None, (), deferred_trace(asked, data, len(runs)), plan)
     try:
         trace, notes = largest_trace(asked, gpu, progress)
     except TargetError as error:
@@ -87,14 +106,10 @@ def why_not_traced(asked: Asked) -> str:
 
 def largest_trace(asked: Asked, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tuple[str, ...]]:
     """The trace of the job, of an array the one that needs most; and notes."""
-    name, data = job_script(asked)
-    tasks, chosen, notes = _tasks(asked, data)
-    found: List[Trace] = []
-    for task in chosen:
-        run = script_run(name, data, asked.words.line.script_args, asked.options, gpu, task)
-        found.append(one_trace(run, _limits(asked), gpu, progress))
+    runs, chosen, notes = _runs(asked, gpu)
+    found = [one_trace(run, _limits(asked), gpu, progress) for run in runs]
     if len(found) > 1:
-        notes.append(_of_tasks(chosen, found, tasks))
+        notes.append(_of_tasks(chosen, found))
     largest = max(found, key=lambda trace: trace.estimate.request_mib) if len(found) > 1 else found[0]
     for trace in found:
         notes += [*trace.traced.notes]
@@ -102,6 +117,14 @@ def largest_trace(asked: Asked, gpu: Gpu, progress: Progress) -> Tuple[Trace, Tu
         grown = largest.traced.facts["grown_bytes"] >> 20
         notes.append(f"its memory grows by {grown:,} MiB over the traced steps: something is kept")
     return largest, tuple(dict.fromkeys(notes))
+
+
+def _runs(asked: Asked, gpu: Gpu) -> Tuple[List[ScriptRun], List[Optional[ArrayTask]], List[str]]:
+    """The runs to trace, their tasks, and what to say of the choice."""
+    name, data = job_script(asked)
+    chosen, notes = _tasks(asked, data)
+    args = asked.words.line.script_args
+    return [script_run(name, data, args, asked.options, gpu, task) for task in chosen], chosen, notes
 
 
 def one_trace(run: ScriptRun, limits: Limits, gpu: Gpu, progress: Progress) -> Trace:
@@ -162,8 +185,8 @@ def _limits(asked: Asked) -> Limits:
     )
 
 
-def _tasks(asked: Asked, data: bytes) -> Tuple[Sequence[int], List[Optional[ArrayTask]], List[str]]:
-    """All tasks of an array, those to trace, and what to say of the choice."""
+def _tasks(asked: Asked, data: bytes) -> Tuple[List[Optional[ArrayTask]], List[str]]:
+    """The tasks of an array that are traced, and what to say of the choice."""
     array = asked.options.get("array")
     choice = asked.settings.text("trace-tasks")
     if not array:
@@ -171,7 +194,7 @@ def _tasks(asked: Asked, data: bytes) -> Tuple[Sequence[int], List[Optional[Arra
             raise UsageError(
                 f"{asked.settings.spelled('trace-tasks')} {choice}: the job is no array (--array)"
             )
-        return (), [None], []
+        return [None], []
     tasks = array_tasks(array)
     notes = []
     if choice is None:
@@ -185,7 +208,7 @@ def _tasks(asked: Asked, data: bytes) -> Tuple[Sequence[int], List[Optional[Arra
     chosen = tuple(dict.fromkeys(ends.get(choice) or _listed(asked, choice, tasks)))
     if len(chosen) > _MOST_TASKS:
         raise UsageError(f"--trace-tasks {choice} means {len(chosen)} traces; choose at most {_MOST_TASKS}")
-    return tasks, [ArrayTask(task, tasks) for task in chosen], notes
+    return [ArrayTask(task, tasks) for task in chosen], notes
 
 
 def _listed(asked: Asked, choice: str, tasks: Sequence[int]) -> Tuple[int, ...]:
@@ -202,7 +225,7 @@ def _listed(asked: Asked, choice: str, tasks: Sequence[int]) -> Tuple[int, ...]:
     return listed
 
 
-def _of_tasks(chosen: Sequence[Optional[ArrayTask]], found: Sequence[Trace], tasks: Sequence[int]) -> str:
+def _of_tasks(chosen: Sequence[Optional[ArrayTask]], found: Sequence[Trace]) -> str:
     sizes = [(trace.estimate.request_mib, task.task) for task, trace in zip(chosen, found) if task]
     most, least = max(sizes), min(sizes)
     needs = f"task {most[1]} needs most ({most[0]:,} MiB), task {least[1]} least ({least[0]:,} MiB)"

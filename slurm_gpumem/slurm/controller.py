@@ -26,6 +26,10 @@ class Controller:
         """Version and settings of the running controller."""
         return config_show.ask_site(self._client)
 
+    def waiting_for(self, name: str) -> Tuple[Tuple[str, str], ...]:
+        """The pending jobs that depend on this one, each with its --gres."""
+        return queue.waiting_for(self._client, name)
+
     def units_per_gpu(self, partitions: Tuple[str, ...], gres: str) -> Dict[Optional[str], int]:
         """Shards (or mps units) of one GPU by its type, the most that any node has, in these partitions."""
         return nodes.units_in_partitions(self._client, partitions, gres)

@@ -164,6 +164,15 @@ def newest_end(client: SlurmClient) -> Optional[EndedJob]:
     return max(ended, key=lambda job: job.at, default=None)
 
 
+def waiting_for(client: SlurmClient, job_id: str) -> Tuple[Tuple[str, str], ...]:
+    """The pending jobs that depend on this one: number (of an array: the whole) and --gres."""
+    argv = ["squeue", "-h", "-t", "PENDING", "-o", "%F|%E|%b"]
+    rows = (line.split("|") for line in client.run(argv, timeout_s=TIMEOUT_S).splitlines())
+    named = re.compile(rf":{re.escape(job_id)}(?![0-9_])")
+    found = {row[0]: row[2] for row in rows if len(row) == 3 and row[0].isdigit() and named.search(row[1])}
+    return tuple(found.items())
+
+
 def node_jobs_command(node: str) -> List[str]:
     """The question for the jobs of a node, those that just ended among them."""
     return ["squeue", "-h", "-w", node, "-t", "all", "-O", _NODE_COLUMNS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -305,3 +306,68 @@ def test_a_site_may_trace_every_job_that_asks_for_one_gpu(desk: TraceDesk) -> No
     desk.job("true", head="#!/bin/bash")
     plain = desk.call("--dry-run", "job.sh", env=env)
     assert (plain.returncode, plain.stderr) == (0, "")
+
+
+def _site(desk: TraceDesk, text: str) -> Dict[str, str]:
+    """The environment of a site whose gpumem.toml says this, too."""
+    site = Path(desk.cluster.env["GPUMEM_SITE_CONFIG"])
+    known = site.read_text() if site.exists() else ""
+    return {"GPUMEM_SITE_CONFIG": str(desk.write("gpumem.toml", f"{known}\n{text}\n"))}
+
+
+def _await_state(desk: TraceDesk, job: str, wanted: List[str], timeout_s: float = 120) -> Dict[str, str]:
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        shown = desk.shown(job)
+        if shown["JobState"] in wanted:
+            return shown
+        assert shown["JobState"] in ("PENDING", "RUNNING", "COMPLETING"), shown
+        time.sleep(0.2)
+    raise AssertionError(f"job {job} is {shown['JobState']} ({shown['Reason']})")
+
+
+def test_where_login_nodes_are_closed_a_job_traces_and_the_real_one_follows_by_itself(
+    desk: TraceDesk,
+) -> None:
+    env = _site(desk, '[trace]\nwhere = "job"\nmemory_mib = 4000\ncpus = 1')
+    desk.job('test -z "$GPUMEM_TRACING" || $PYTHON train.py', head="#!/bin/bash\n#SBATCH --gres=gpu:1")
+    done = desk.call("--trace", "job.sh", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "traces the script" in done.stderr
+    job = done.stdout.split()[-1]
+    shown = _await_state(desk, job, ["COMPLETED"])
+    assert re.search(r"shard:(a100:)?1$", shown["TresPerNode"]), shown["TresPerNode"]
+    record = parse_record(shown["Comment"])
+    assert record is not None
+    assert (record["by"], record["model"]) == ("trace", "Sequential")
+    assert list(desk.folder.glob("gpumem-trace-*")) == []
+    again = desk.call("--trace", "--dry-run", "job.sh", env=env)
+    assert "traced before" in again.stderr, again.stderr
+
+
+@pytest.mark.parametrize(("choice", "states"), [("whole-gpu", ["COMPLETED"]), ("stop", ["CANCELLED"])])
+def test_a_failed_trace_job_never_leaves_the_real_job_waiting(
+    desk: TraceDesk, choice: str, states: List[str]
+) -> None:
+    env = _site(desk, '[trace]\nwhere = "job"\nmemory_mib = 4000\ncpus = 1')
+    desk.job("true", head="#!/bin/bash\n#SBATCH --gres=gpu:1")
+    done = desk.call("--trace", "--trace-or", choice, "job.sh", env=env)
+    assert done.returncode == 0, done.stderr
+    shown = _await_state(desk, done.stdout.split()[-1], states)
+    assert re.search(r"shard:a100:40$", shown["TresPerNode"]), shown["TresPerNode"]
+    logs = [path.read_text() for path in desk.folder.glob("gpumem-trace-*")]
+    assert len(logs) == 1
+    assert "imported torch" in logs[0]
+
+
+def test_a_trace_job_that_is_killed_lets_the_real_job_go(desk: TraceDesk) -> None:
+    env = _site(desk, '[trace]\nwhere = "job"\nmemory_mib = 4000\ncpus = 1')
+    desk.job('if [ -n "$GPUMEM_TRACING" ]; then sleep 300; fi', head="#!/bin/bash\n#SBATCH --gres=gpu:1")
+    done = desk.call("--trace", "--trace-or", "whole-gpu", "job.sh", env=env)
+    assert done.returncode == 0, done.stderr
+    trace_job = re.search(r"job (\d+) traces", done.stderr)
+    assert trace_job
+    _await_state(desk, trace_job[1], ["RUNNING"])
+    desk.cluster.run(["scancel", trace_job[1]], check=True)
+    _await_state(desk, done.stdout.split()[-1], ["COMPLETED"])
+    assert desk.nothing_runs()
