@@ -14,30 +14,23 @@ import json
 import os
 import shlex
 import sys
-import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import NamedTuple
 
-from slurm_gpumem.errors import GpumemError, SlurmError, UsageError
-from slurm_gpumem.slurm.controller import Controller
-from slurm_gpumem.slurm.gres import held_by
-from slurm_gpumem.slurm.options import read_command_line, sbatch_table
-from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall, installed_options
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
-from slurm_gpumem.submission.asked import Asked, JobWords, Workload, read_asked
-from slurm_gpumem.submission.decide import Plan, choose_request, decide
+from slurm_gpumem.submission.asked import Asked, Workload
+from slurm_gpumem.submission.decide import Plan, choose_request
 from slurm_gpumem.submission.needs import estimate_needs
 from slurm_gpumem.submission.reach import Reach
-from slurm_gpumem.submission.request import gres_word
-from slurm_gpumem.submission.sbatch_call import PlannedCall, build_call
-from slurm_gpumem.submission.settings import OwnOptions
-from slurm_gpumem.terminal.say import say
+from slurm_gpumem.submission.sbatch_call import PlannedCall
 
 _ROOT = str(Path(__file__).resolve().parents[2])
-_OUTPUT = "gpumem-trace-%j.out"
+_INSIDE = "slurm_gpumem.jobtrace.in_trace_job"
+OUTPUT = "gpumem-trace-%j.out"
 _MORE_MIB, _MORE_S = 512, 120
 """Of the trace job beyond the traced script's own limits."""
-_AWAIT_S = 60.0
 
 
 class Deferred(NamedTuple):
@@ -62,7 +55,7 @@ def deferred_trace(asked: Asked, data: bytes, traces: int) -> Deferred:
         f"--cpus-per-task={site.cpus}",
         "--ntasks=1",
         f"--mem={site.memory_mib + _MORE_MIB}M",
-        f"--output={_OUTPUT}",
+        f"--output={OUTPUT}",
         "--no-requeue",
     ]
     words += [f"--partition={site.partition}"] if site.partition else []
@@ -110,87 +103,3 @@ def _script_of(asked: Asked, data: bytes) -> bytes:
     )
     start = shlex.join([sys.executable, "-I", "-c", code])
     return f"#!/bin/sh\nexec {start} <<'END_OF_JOB'\n{json.dumps(told)}\nEND_OF_JOB\n".encode()
-
-
-# -- In the trace job ----------------------------------------------------------------------------
-
-
-def main() -> None:
-    """What the trace job runs; its exit code decides what becomes of a job that is to be stopped."""
-    own_id = os.environ["SLURM_JOB_ID"]
-    output = Path(_OUTPUT.replace("%j", own_id)).absolute()
-    told = json.loads(sys.stdin.read())
-    of_slurm = {key: os.environ[key] for key in ("SLURM_CONF", "PATH") if key in os.environ}
-    os.environ.clear()
-    os.environ.update({**of_slurm, **told["environment"]})
-    try:
-        _trace_and_change(told, own_id)
-    except GpumemError as error:
-        say(str(error))
-        sys.exit(1)
-    # Only what went wrong is worth a file in the user's folder.
-    output.unlink(missing_ok=True)
-    sys.exit(0)
-
-
-def _trace_and_change(told: Dict[str, Any], own_id: str) -> None:
-    from slurm_gpumem.jobtrace.before_submission import with_trace
-
-    controller = Controller()
-    name, request = _real_job(controller, own_id)
-    os.chdir(told["folder"])
-    asked = _asked(told)
-    after = with_trace(asked, lambda state, seconds: None, here=True)
-    for note in after.notes:
-        say(f"note: {note}")
-    plan = decide(after.asked)
-    fields = _fields(plan, build_call(plan), request)
-    if not fields:
-        raise SlurmError(f"job {name} stays as it is: {plan.reason}")
-    controller.update(name, **fields)
-    # Trust no return code: an update can be refused and done, or done in the display only.
-    now = dict(controller.waiting_for(own_id)).get(name, "")
-    if "Gres" in fields and held_by(now) != held_by(fields["Gres"]):
-        raise SlurmError(f"job {name} shows {now} after a change to {fields['Gres']}")
-    say(f"job {name} asks for {fields.get('Gres', request)}")
-
-
-def _real_job(controller: Controller, own_id: str) -> Sequence[str]:
-    """The job that waits for this one; it is submitted right after it."""
-    end = time.monotonic() + _AWAIT_S
-    while True:
-        found = controller.waiting_for(own_id)
-        if found:
-            return found[0]
-        if time.monotonic() > end:
-            raise SlurmError("no job waits for this trace: it was cancelled, or sbatch did not take it")
-        time.sleep(1.0)
-
-
-def _asked(told: Dict[str, Any]) -> Asked:
-    script: Optional[BatchScript] = None
-    words: List[str] = list(told["options"])
-    if told["name"] is not None:
-        script = BatchScript(told["name"], told["name"], base64.b64decode(told["data"]))
-        words += ["--", told["name"], *told["args"]]
-    line = read_command_line(words, sbatch_table(), ask_more=installed_options)
-    return read_asked(JobWords(line, OwnOptions(told["own"]), script, installed_options))
-
-
-def _fields(plan: Plan, planned: PlannedCall, request: str) -> Dict[str, str]:
-    """What scontrol changes: the share, CPUs and host memory in proportion, our record."""
-    held = held_by(request)
-    if plan.request is None or plan.largest is None or held is None:
-        return {}
-    added, fields = planned.added, {}
-    if plan.request.units:
-        # With the type that the job has already: Slurm mixes no requests with and without.
-        share = gres_word(held.gres, held.gpu_type, min(plan.request.units, held.units))
-        fields["Gres"] = ",".join([*plan.asked.gpus.other_gres, share])
-    if "comment" in added:
-        fields["Comment"] = added["comment"]
-    if "cpus-per-task" in added:
-        fields["CpusPerTask"] = added["cpus-per-task"]
-    if added.get("mem", "").endswith("M"):
-        fields["MinMemoryNode"] = added["mem"][:-1]
-    return fields
