@@ -24,7 +24,7 @@ def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[Recipe, Dict[str,
     )
     for text, gpu, peak, rest in rows:
         recipe, samples = recipe_of(text), rest_of(rest).samples
-        if recipe.fingerprint and recipe.batch and samples.isdigit() and int(samples) >= LEAST_SAMPLES:
+        if recipe.known and samples.isdigit() and int(samples) >= LEAST_SAMPLES:
             peaks = found.setdefault(recipe, {}).setdefault(gpu, [])
             if len(peaks) < _LATEST:
                 peaks.append(peak)

@@ -71,7 +71,8 @@ Everything that is not listed here goes to sbatch (sbatch --help).
 The same can stand in job.sh as lines like: #GPUMEM model=summary.txt batch-size=128
 (mem=12G for --gpu-mem; gpumem estimate --directive prints one that needs no model file),
 in variables like GPUMEM_BATCH_SIZE, and as defaults in the [job] table of
-~/.config/gpumem.toml. Without any of them gpusbatch is sbatch.
+~/.config/gpumem.toml. Without any of them gpusbatch is sbatch, except that a job for
+one GPU is measured, and shares a GPU by what its earlier runs took.
 """
 
 
@@ -100,7 +101,8 @@ def _gpusbatch(argv: List[str]) -> int:
     switches = Switches(*(given.pop(name, None) is not None for name in _SWITCHES))
     asked = read_asked(JobWords(line, OwnOptions(given), script, installed_options))
     for name in ("explain", "json"):
-        if asked.goes_unchanged == NOTHING_ASKED and getattr(switches, name):
+        nothing = asked.goes_unchanged == NOTHING_ASKED or (asked.learns and name == "explain")
+        if nothing and getattr(switches, name):
             raise UsageError(f"--{name} has nothing to show: add --trace, --model FILE or --gpu-mem 12G")
     # Before anything else can fail: a warning is often the reason.
     _say_all(f"warning: {warning}" for warning in asked.warnings)

@@ -11,7 +11,7 @@ import os
 import re
 from itertools import chain
 from math import ceil
-from typing import Dict, List, Mapping, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
@@ -26,6 +26,9 @@ ENOUGH_RUNS = 3
 """From this number of runs on gpusbatch trusts them without being asked."""
 _LEAST_RESERVE = 0.02
 """Above the largest peak: the allocator may still grow when a run is longer than those before."""
+_ONE_RUN_RESERVE = 0.2
+"""Above the peak of a single run of a script of which nothing else is known; two runs need half of it, and so
+on. A choice, not a measurement: a run that needs more costs a requeue on a whole GPU."""
 _GPU_NAME = re.compile(r"rtx[ _-]?(?:pro[ _-]?|a)?[0-9]{4}|(?:mi|[a-z]{1,2})[0-9]{1,4}[a-z]{0,2}")
 
 
@@ -42,9 +45,34 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def recall(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[int, ...]:
     """Measured peaks of the same job, the latest first."""
+    words = (summary.fingerprint, str(job.batch_size), job.optimizer, job.precision, variant(job))
+    return _peaks(words, gpu)
+
+
+def of_script(key: str, gpu: Gpu) -> Optional[Estimate]:
+    """What earlier runs of a script measured of which nothing else is known; None without any."""
+    peaks = _peaks((key, "", "", "", ""), gpu)
+    if not peaks:
+        return None
+    most = max(peaks)
+    # Nothing but the runs is known: the fewer there were, the larger the reserve.
+    reserve = max(most - min(peaks), ceil(most * max(_LEAST_RESERVE, _ONE_RUN_RESERVE / len(peaks))))
+    return Estimate(
+        peak_mib=most,
+        request_mib=most + reserve,
+        floor_mib=min(peaks),
+        parts={},
+        estimator=NAME,
+        gpu=gpu.name,
+        job=TrainingJob(batch_size=1),
+        assumptions=(_told(peaks, gpu),),
+    )
+
+
+def _peaks(words: Tuple[str, str, str, str, str], gpu: Gpu) -> Tuple[int, ...]:
     from slurm_gpumem.formats.remembered import Recipe, read_remembered
 
-    recipe = Recipe(summary.fingerprint, str(job.batch_size), job.optimizer, job.precision, variant(job))
+    recipe = Recipe(*words)
     found: Tuple[int, ...] = ()
     for path in remembered_files():
         by_gpu = read_remembered(path, recipe)
@@ -61,12 +89,6 @@ def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[i
     rebuilt = structural(summary, job, gpu)
     least, most = min(peaks), max(peaks)
     reserve = max(most - least, ceil(most * _LEAST_RESERVE))
-    runs = f"{len(peaks)} run{'' if len(peaks) == 1 else 's'}"
-    sizes = (
-        format_mib(most)
-        if format_mib(most) == format_mib(least)
-        else f"{format_mib(least)} to {format_mib(most)}"
-    )
     return Estimate(
         peak_mib=most,
         request_mib=most + reserve,
@@ -75,9 +97,15 @@ def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[i
         estimator=NAME,
         gpu=gpu.name,
         job=job,
-        assumptions=(f"remembered: {runs} on {gpu.name} took {sizes}",),
+        assumptions=(_told(peaks, gpu),),
         step=rebuilt.step,
     )
+
+
+def _told(peaks: Tuple[int, ...], gpu: Gpu) -> str:
+    least, most = format_mib(min(peaks)), format_mib(max(peaks))
+    runs = f"{len(peaks)} run{'' if len(peaks) == 1 else 's'}"
+    return f"remembered: {runs} on {gpu.name} took {most if most == least else f'{least} to {most}'}"
 
 
 def variant(job: TrainingJob) -> str:

@@ -18,6 +18,8 @@ from slurm_gpumem.units import MIB
 
 SCHEMA = "gpumem-remembered/1"
 NAME = "remembered.json"
+SCRIPT_MARK = "s"
+"""Begins the fingerprint of a script of which nothing else is known; a model's is hexadecimal."""
 _MOST_BYTES, _MOST_PEAKS = 16 * MIB, 100
 
 PeaksByGpu = Mapping[str, Sequence[int]]
@@ -33,6 +35,12 @@ class Recipe(NamedTuple):
     precision: str
     variant: str
     """A word for the rarer settings; empty where all are at their defaults."""
+
+
+    @property
+    def known(self) -> bool:
+        """Whether it names what was run: a model with its batch, or a script (`SCRIPT_MARK`)."""
+        return bool(self.fingerprint and (self.batch or self.fingerprint.startswith(SCRIPT_MARK)))
 
 
 def own_file() -> Path:

@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
+from slurm_gpumem.submission.decide import NOT_RUN_YET
 from slurm_gpumem.units import format_mib
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ def submission_line(plan: Plan) -> str:
     if plan.asked.goes_unchanged:
         return plan.asked.goes_unchanged
     estimate, request = plan.largest.estimate if plan.largest else None, plan.request
+    if plan.kept_because == NOT_RUN_YET:
+        return (
+            f"{plan.script_name}: its GPU memory is not known, so it keeps its whole GPU and is measured for "
+            "the next time; --trace would share this one"
+        )
     words = [_estimated(plan, estimate)] if estimate else []
     if request is None:
         words.append(f"GPU options left as they are: {plan.kept_because}")
@@ -89,6 +95,8 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
 
 
 def _estimated(plan: Plan, estimate: Estimate) -> str:
+    if plan.workload.script:
+        return f"{plan.script_name}, {estimate.assumptions[0]},"
     from slurm_gpumem.estimators.remembered import NAME
     from slurm_gpumem.estimators.training_job import describe_estimated, describe_job
     from slurm_gpumem.terminal.bars import speaks_unicode

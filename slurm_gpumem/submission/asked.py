@@ -47,6 +47,8 @@ class Asked(NamedTuple):
     gpus: GpuWish = GpuWish()
     """What those say of GPUs."""
     warnings: Tuple[str, ...] = ()
+    learns: bool = False
+    """Whether nothing is said of its memory, so that what earlier runs of the script measured decides."""
     trace: bool = False
     """Whether its script is to be traced before anything is decided."""
     goes_unchanged: str = ""
@@ -72,10 +74,16 @@ class Workload(NamedTuple):
     line: Optional[MemoryLine] = None
     line_batch: int = 0
     mem_mib: Optional[int] = None
+    script: str = ""
+    """The key of a script of which nothing else is known (`script_key`) ..."""
+    script_gpu: Optional[str] = None
+    """... and the GPU that it runs on, where only one kind is in reach."""
 
     @property
     def fingerprint(self) -> Optional[str]:
-        """The model's, where one is known."""
+        """The model's, or the script's where no model is known."""
+        if self.script:
+            return self.script
         source = self.summary or self.line
         return source.fingerprint if source else None
 
@@ -95,32 +103,32 @@ def read_asked(words: JobWords) -> Asked:
             raise
         # A wrong file keeps nobody from sbatch.
         config = Config(warnings=(str(error),))
-    if nothing_said and not config.trace.default:
-        # Nothing is for us: this is sbatch, whatever a configuration file presets.
-        warnings = (*config.warnings, *directives.warnings)
-        return Asked(words, JobSettings({}), config, warnings=warnings, goes_unchanged=NOTHING_ASKED)
-    settings = job_settings(
-        config, directives.found, os.environ, words.own, script=script.path if script else None
-    )
+    settings = JobSettings({}, spelled=words.own.spelled)
+    if not nothing_said:
+        # Otherwise nothing is for us, whatever a configuration file presets.
+        settings = job_settings(
+            config, directives.found, os.environ, words.own, script=script.path if script else None
+        )
     both = settings.contradiction()
     warnings = (*config.warnings, *directives.warnings, *((both,) if both else ()))
     asks = settings.asks_for_share
-    if not asks and not (config.trace.default and not settings.says_trace):
+    by_default = config.trace.default and not settings.says_trace
+    if not asks and not by_default and not nothing_said:
         warnings += _useless_settings(settings)
-        return Asked(words, settings, config, warnings=warnings, goes_unchanged=NOTHING_ASKED)
-    if script is not None:
+    if asks and script is not None:
         check_script(script)
     in_script = script.options(sbatch_table(), words.more_options) if script else ()
     options = merge_wishes(words.line.options, os.environ, in_script)
     gpus = gpu_wish(options, script)
     several = words.line.het_job or (script is not None and script.het_job)
     asked = Asked(words, settings, config, options, gpus, warnings)
-    if several:
-        return asked._replace(goes_unchanged=HETEROGENEOUS)
-    if not asks and (gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres):
-        # The site traces by default, but there is nothing that a trace could make smaller.
+    if asks:
+        return asked._replace(trace=settings.trace, goes_unchanged=HETEROGENEOUS if several else "")
+    runs = script is not None or options.any_of("wrap")
+    if several or not runs or gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres:
+        # There is no one GPU that it could share.
         return asked._replace(goes_unchanged=NOTHING_ASKED)
-    return asked._replace(trace=settings.trace or not asks)
+    return asked._replace(trace=by_default, learns=not by_default)
 
 
 def read_workload(asked: Asked) -> Workload:

@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
-from slurm_gpumem.errors import DoesNotFitError, SlurmError
+from slurm_gpumem.errors import DoesNotFitError, SlurmError, UsageError
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.submission.asked import Asked, Workload, read_workload
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
@@ -21,6 +21,8 @@ from slurm_gpumem.submission.request import (
     share_gpu,
     whole_gpu,
 )
+
+NOT_RUN_YET = "it has not run yet"
 
 
 class Plan(NamedTuple):
@@ -56,6 +58,12 @@ class Plan(NamedTuple):
         return by_file or (summary.name if summary else "")
 
     @property
+    def script_name(self) -> str:
+        """The script's name for people; "job" where it has none."""
+        script = self.asked.script
+        return os.path.basename(script.path or "") or "job" if script else "job"
+
+    @property
     def reserved_mib(self) -> int:
         """The GPU memory that the units asked for stand for; 0 without any."""
         if self.request is None or not self.request.units:
@@ -70,6 +78,8 @@ def decide(asked: Asked) -> Plan:
     """What to ask for; DoesNotFitError when no GPU in reach is large enough."""
     if asked.goes_unchanged:
         return Plan(asked, kept_because=asked.goes_unchanged)
+    if asked.learns:
+        return _by_earlier_runs(asked)
     workload = read_workload(asked)
     try:
         reach = find_reach(asked)
@@ -104,6 +114,31 @@ def _with_remarks(plan: Plan) -> Plan:
     if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
         found.append(preallocation_remark(asked, workload.summary, largest.gpu, plan.reserved_mib))
     return plan._replace(warnings=(*plan.warnings, *filter(None, found)))
+
+
+def _by_earlier_runs(asked: Asked) -> Plan:
+    """A share by what earlier runs of the script measured; its own options where it has not run yet."""
+    from slurm_gpumem.accounting.notice import note_new_runs
+    from slurm_gpumem.submission.script_key import script_key
+
+    text = asked.script.text() if asked.script else asked.options.get("wrap") or ""
+    key = script_key(text, asked.words.line.script_args, os.environ)
+    plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
+    note_new_runs()
+    try:
+        reach = find_reach(asked)
+    except (SlurmError, UsageError):
+        return plan  # sbatch says in its own words what is wrong
+    if reach.empty or reach.whole_nodes:
+        return plan
+    names = {gpu.name for gpu in reach.gpus}
+    plan = plan._replace(workload=Workload(script=key, script_gpu=names.pop() if len(names) == 1 else None))
+    needs = estimate_needs(asked, plan.workload, reach)
+    if not all(one.estimate for one in needs.on):
+        return plan
+    if not fits_somewhere(reach.kinds, needs.needs):
+        return plan._replace(kept_because="earlier runs took more than a GPU here has")
+    return _with_remarks(choose_request(asked, plan.workload, reach, needs))
 
 
 def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs) -> Plan:

@@ -79,6 +79,10 @@ def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: Op
 def _estimates(asked: Asked, workload: Workload, gpus: Sequence[Gpu]) -> Sequence[Optional[Estimate]]:
     """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
     summary, job, line = workload.summary, workload.job, workload.line
+    if workload.script:
+        from slurm_gpumem.estimators.remembered import of_script
+
+        return [of_script(workload.script, gpu) for gpu in gpus]
     if line:
         return [line.estimate(workload.line_batch, gpu) for gpu in gpus]
     if summary is None or job is None:

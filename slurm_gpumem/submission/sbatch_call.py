@@ -98,7 +98,7 @@ def _requested(plan: Plan) -> Dict[str, str]:
 
 def _comment(plan: Plan) -> Optional[str]:
     """The user's comment and our record behind it; None without a known need, or without room."""
-    if plan.largest is None:
+    if plan.largest is None and not plan.workload.script:
         return None
     written = plan.asked.options.get("comment")
     record = _request(plan)
@@ -109,19 +109,19 @@ def _comment(plan: Plan) -> Optional[str]:
 
 def _request(plan: Plan) -> CommentRecord:
     """What the plug-in and the hooks read in the job's comment; shards=0: the job is not to be shared."""
-    assert plan.largest is not None
-    estimate, activity, request = plan.largest.estimate, plan.largest.activity, plan.request
+    largest, request = plan.largest, plan.request
+    estimate, activity = (largest.estimate, largest.activity) if largest else (None, None)
     settings, options = plan.asked.settings, plan.asked.options
     used = estimate.utilization if estimate else None
     requeue = settings.on_oom == "requeue" and not options.any_of("no-requeue")
     return CommentRecord(
         estimate_mib=estimate.peak_mib if estimate else None,
-        request_mib=plan.largest.need.request_mib,
-        estimator=estimate.estimator if estimate else "mem",
+        request_mib=largest.need.request_mib if largest else None,
+        estimator=estimate.estimator if estimate else "mem" if largest else "",
         via="line" if plan.workload.line else "",
         base=join_sizes(estimate.base) if estimate and estimate.base else "",
-        gpu=(estimate.gpu if estimate else request.gpu_type if request else None) or "",
-        batch=estimate.job.batch_size if estimate else None,
+        gpu=(estimate.gpu if estimate else request.gpu_type if request else plan.workload.script_gpu) or "",
+        batch=estimate.job.batch_size if estimate and not plan.workload.script else None,
         shards=request.units if request and not request.whole_gpu else 0,
         sm=round(used.sm_active) if used else None,
         dram=round(used.dram_active) if used else None,
@@ -135,6 +135,8 @@ def _request(plan: Plan) -> CommentRecord:
 def _described(record: CommentRecord, plan: Plan) -> CommentRecord:
     """The record with what reports show of the job besides, and what its measured peak is remembered by."""
     estimate = plan.largest.estimate if plan.largest else None
+    if plan.workload.script:
+        return record._replace(model=plan.script_name[:_NAME_BYTES], fingerprint=plan.workload.script)
     if estimate is None:
         return record
     from slurm_gpumem.estimators.remembered import variant

@@ -1,0 +1,111 @@
+"""A job of which nothing is said: measured the first time, shared by that the next time."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, Tuple
+
+import pytest
+
+from slurm_gpumem.devcluster import demo_report
+from slurm_gpumem.devcluster.cluster import Cluster, up
+from slurm_gpumem.devcluster.jobs import wait_for_job
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes
+from slurm_gpumem.formats.comment import CommentRecord, parse_record
+from slurm_gpumem.formats.remembered import Recipe, write_remembered
+
+GPUSBATCH = str(Path(sys.executable).with_name("gpusbatch"))
+HEAD = "#SBATCH --gres=gpu:1 -o out"
+
+
+def _record(dry_run: str) -> CommentRecord:
+    record = parse_record(dry_run.partition("--comment=")[2])
+    assert record is not None
+    return record
+
+
+def test_an_unknown_script_keeps_its_whole_gpu_and_says_what_could_be_done(desk: Any) -> None:
+    desk.script("job.sh", "python train.py --batch-size 64 --seed $1", HEAD)
+    done = desk.call("--dry-run", "job.sh", "1")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "keeps its whole GPU and is measured" in done.stderr
+    assert "--trace" in done.stderr
+    assert "--gres" not in done.stdout
+    assert _record(done.stdout).batch is None
+    assert _record(done.stdout).shards == 0
+
+
+@pytest.mark.parametrize(
+    ("peaks", "shards"), [([10000], 12), ([10000, 9900], 11), ([10000] * 5, 11), ([10000, 4000], 16)]
+)
+def test_earlier_runs_decide_with_a_margin_that_shrinks_with_their_number(
+    desk: Any, peaks: Any, shards: int
+) -> None:
+    desk.script("job.sh", "python train.py --batch-size 64", HEAD)
+    key = _record(desk.call("--dry-run", "job.sh").stdout).fingerprint
+    file = desk.folder / "remembered.json"
+    write_remembered(file, {Recipe(key, "", "", "", ""): {"a100": peaks}})
+    env = {"GPUMEM_REMEMBERED": str(file)}
+    done = desk.call("--dry-run", "job.sh", env=env)
+    assert f"--gres=shard:{shards} " in done.stdout, done.stderr
+    assert f"job.sh, remembered: {len(peaks)} run" in done.stderr
+    assert _record(done.stdout).fingerprint == key
+    other = desk.script("other.sh", "python train.py --batch-size 65", HEAD)
+    assert "keeps its whole GPU" in desk.call("--dry-run", other.name, env=env).stderr
+    alone = desk.call("--dry-run", "--exclusive-gpu", "job.sh", env=env)
+    assert "asking for a whole GPU" in alone.stderr
+
+
+@pytest.mark.parametrize(
+    "head", ["", "#SBATCH --gres=gpu:2", "#SBATCH --gres=gpu:1 --exclusive", "#SBATCH -N 2"]
+)
+def test_a_job_that_could_not_share_a_gpu_goes_as_with_sbatch(desk: Any, head: str) -> None:
+    desk.script("job.sh", "python train.py", head)
+    done = desk.call("--dry-run", "job.sh")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "sbatch job.sh\n")
+
+
+def test_without_slurm_the_job_goes_to_sbatch_anyway(bare_desk: Any) -> None:
+    bare_desk.script("job.sh", "python train.py", HEAD)
+    done = bare_desk.call("--dry-run", "job.sh", env={"PATH": "/usr/bin:/bin", "SLURM_CONF": "/nowhere"})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def site() -> Iterator[Tuple[Cluster, Path]]:
+    """A cluster whose nodes measure their jobs."""
+    folder = Path(tempfile.mkdtemp(prefix="gpumem-"))
+    folder.chmod(0o755)
+    state = folder / "cluster"
+    hooks = demo_report.install_hooks(folder, Layout(state).ledger)
+    cluster = up(ClusterSpec(nodes=default_nodes(1), state=state, extra_conf=hooks))
+    try:
+        yield cluster, folder
+    finally:
+        cluster.stop()
+        demo_report.await_samplers(folder)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slurm
+def test_a_script_without_a_model_is_measured_and_shares_a_gpu_the_next_time(site: Any) -> None:
+    cluster, folder = site
+    script = folder / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --gres=gpu:1 -o out\ngpumem-standin --peak 9000 --seconds 4 --name $1\n"
+    )
+    env: Dict[str, str] = demo_report.report_environment(folder)
+    first = cluster.run([GPUSBATCH, "--parsable", "job.sh", "one"], env=env, cwd=folder)
+    assert first.returncode == 0, first.stderr
+    assert "keeps its whole GPU and is measured" in first.stderr
+    job = first.stdout.strip()
+    assert wait_for_job(cluster, job, timeout_s=60)["JobState"] == "COMPLETED"
+    demo_report.report(cluster, folder, [job])
+    again = cluster.run([GPUSBATCH, "--dry-run", "job.sh", "one"], env=env, cwd=folder)
+    assert "remembered: 1 run on a100 took 8.8 GiB" in again.stderr, again.stderr
+    assert "--gres=shard:11 " in again.stdout
