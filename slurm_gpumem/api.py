@@ -188,7 +188,7 @@ def _decide(
             own,
             batch_script,
             installed_options,
-            model if isinstance(model, ModelSummary) else None,
+            summary=model if isinstance(model, ModelSummary) else None,
         )
     )
     notes: Tuple[str, ...] = ()

@@ -15,9 +15,19 @@ from slurm_gpumem.slurm.options import (
     CommandLine,
     OptionSpec,
     read_command_line,
+    salloc_table,
     sbatch_table,
+    srun_table,
 )
-from slurm_gpumem.slurm.sbatch import SbatchCall, become_sbatch, installed_options, run_sbatch
+from slurm_gpumem.slurm.sbatch import (
+    SALLOC,
+    SBATCH,
+    SRUN,
+    SbatchCall,
+    become_sbatch,
+    installed_options,
+    run_sbatch,
+)
 from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.asked import NOTHING_ASKED, Asked, JobWords, read_asked
 from slurm_gpumem.submission.settings import OwnOptions
@@ -76,6 +86,16 @@ one GPU is measured, and shares a GPU by what its earlier runs took.
 """
 
 
+USAGE_INTERACTIVE = """\
+usage: gpu{program} [options] [command [arguments]]
+
+Runs {program} with as much of a GPU as the work needs: --model, --gpu-mem, --trace (of the
+command) and the other options of gpusbatch stand before the command (gpusbatch --help).
+Everything else goes to {program} ({program} --help). Out of GPU memory ends the work:
+Slurm cannot requeue what is interactive.
+"""
+
+
 class Switches(NamedTuple):
     """What to do with the decision, by _SWITCHES."""
 
@@ -90,6 +110,16 @@ def main(argv: Optional[List[str]] = None) -> int:
     return run_command(lambda: _gpusbatch(args))
 
 
+def main_srun() -> int:
+    """Entry point of `gpusrun`."""
+    return run_command(lambda: _interactive(sys.argv[1:], SRUN))
+
+
+def main_salloc() -> int:
+    """Entry point of `gpusalloc`."""
+    return run_command(lambda: _interactive(sys.argv[1:], SALLOC))
+
+
 def _gpusbatch(argv: List[str]) -> int:
     line = read_command_line(argv, sbatch_table(OUR_OPTIONS), ask_more=installed_options)
     if any(option.name == "help" for option in line.options):
@@ -98,8 +128,40 @@ def _gpusbatch(argv: List[str]) -> int:
     _hint_at_typo(line)
     given = _own_options(line)
     script = _script(line, needed=bool(given))
+    return _go(JobWords(line, OwnOptions(given), script, installed_options))
+
+
+def _interactive(argv: List[str], program: str) -> int:
+    """srun or salloc: our options stand before the command, and everything behind it is the command's."""
+    table = srun_table(OUR_OPTIONS) if program == SRUN else salloc_table(OUR_OPTIONS)
+    line = read_command_line(argv, table)
+    if line.script_at is not None:
+        own = read_command_line(argv[: line.script_at], table)
+        command = tuple(argv[line.script_at + 1 :])
+        line = own._replace(
+            script=line.script, script_args=command, script_at=line.script_at, argv=tuple(argv)
+        )
+    if any(option.name == "help" for option in line.options):
+        print(USAGE_INTERACTIVE.format(program=program), end="")
+        return 0
+    words = JobWords(line, OwnOptions(_own_options(line)), None, program=program)
+    if program == SRUN and os.environ.get("SLURM_JOB_ID"):
+        from slurm_gpumem.submission.sbatch_call import unchanged_call
+
+        if words.own.values:
+            job = os.environ["SLURM_JOB_ID"]
+            say(f"inside job {job} srun starts a step, which gets what the job has: our options do nothing")
+        return become_sbatch(unchanged_call(words))
+    return _go(words)
+
+
+def _go(words: JobWords) -> int:
+    """Decide and hand over."""
+    given = dict(words.own.values)
     switches = Switches(*(given.pop(name, None) is not None for name in _SWITCHES))
-    asked = read_asked(JobWords(line, OwnOptions(given), script, installed_options))
+    if switches.json and words.program != SBATCH and not switches.dry_run:
+        raise UsageError(f"--json prints what was submitted; with {words.program} it needs --dry-run")
+    asked = read_asked(words._replace(own=OwnOptions(given)))
     for name in ("explain", "json"):
         nothing = asked.goes_unchanged == NOTHING_ASKED or (asked.learns and name == "explain")
         if nothing and getattr(switches, name):

@@ -15,6 +15,7 @@ from slurm_gpumem.jobtrace.batch_script import Progress, ScriptRun, script_run, 
 from slurm_gpumem.jobtrace.trace_job import Deferred, deferred_trace, whole_until_traced
 from slurm_gpumem.slurm.arrays import array_tasks
 from slurm_gpumem.slurm.job_environment import ArrayTask
+from slurm_gpumem.slurm.sbatch import SALLOC, SBATCH
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.asked import Asked, read_asked
 from slurm_gpumem.submission.decide import Plan
@@ -70,6 +71,8 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
         )
     if asked.config.trace.where == "off":
         raise UsageError("this site traces no scripts (trace.where in gpumem.toml); use --model or --gpu-mem")
+    if asked.words.program == SALLOC and not asked.command:
+        raise UsageError("salloc without a command has nothing to trace: use --model or --gpu-mem")
     untraced = why_not_traced(asked)
     if untraced:
         return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {untraced}"))
@@ -79,6 +82,11 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
         return AfterTrace(asked._replace(trace=False, goes_unchanged=f"not traced: {why}"))
     gpu = max(reach.gpus, key=lambda gpu: gpu.memory_mib)
     if asked.config.trace.where == "job" and not here:
+        if asked.words.program != SBATCH:
+            raise UsageError(
+                "this site traces in jobs (trace.where), before which nothing interactive can wait: "
+                "use --model or --gpu-mem"
+            )
         runs = _runs(asked, gpu)[0]
         if any(cache.known(run) is None for run in runs):
             whole = whole_gpu_instead(asked)
@@ -123,7 +131,7 @@ def _runs(asked: Asked, gpu: Gpu) -> Tuple[List[ScriptRun], List[Optional[ArrayT
     """The runs to trace, their tasks, and what to say of the choice."""
     name, data = job_script(asked)
     chosen, notes = _tasks(asked, data)
-    args = asked.words.line.script_args
+    args = () if asked.command else asked.words.line.script_args
     return [script_run(name, data, args, asked.options, gpu, task) for task in chosen], chosen, notes
 
 
@@ -172,6 +180,12 @@ def job_script(asked: Asked) -> Tuple[str, bytes]:
     script: Optional[BatchScript] = asked.script
     if script is not None:
         return script.name, script.data
+    if asked.command:
+        import shlex
+
+        return asked.command[0], f"#!/bin/sh\nexec {shlex.join(asked.command)}\n".encode(
+            "utf-8", "surrogateescape"
+        )
     wrapped = asked.options.get("wrap") or ""
     return "--wrap", f"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{wrapped}\n".encode(
         "utf-8", "surrogateescape"

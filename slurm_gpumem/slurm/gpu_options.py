@@ -44,6 +44,7 @@ ENVIRONMENT = {
     "partition": "SBATCH_PARTITION",
 }
 """sbatch's input variables for the options that matter here."""
+_PREFIXES = {"srun": "SLURM_", "salloc": "SALLOC_"}
 
 _INNER_SRUN = re.compile(
     r"^[^#\n]*\bsrun\b[^#\n]*\s(?:--gres[= ]+\S*gpu|--gpus(?:-per-[a-z]+)?[= ]|-G[ =]?[0-9a-z])", re.MULTILINE
@@ -87,14 +88,23 @@ class GpuWish(NamedTuple):
     """Entries of --gres that are no GPUs and stay as they are."""
 
 
+def input_variables(program: str) -> Mapping[str, str]:
+    """The same variables for srun and salloc, which begin otherwise; option → variable."""
+    prefix = _PREFIXES.get(program, "SBATCH_")
+    return {name: variable.replace("SBATCH_", prefix) for name, variable in ENVIRONMENT.items()}
+
+
 def merge_wishes(
-    command_line: Sequence[Option], environ: Mapping[str, str], script: Sequence[Option]
+    command_line: Sequence[Option],
+    environ: Mapping[str, str],
+    script: Sequence[Option],
+    variables: Mapping[str, str] = ENVIRONMENT,
 ) -> Wishes:
     """Options in force, by sbatch's precedence."""
     found: Dict[str, Asked] = {}
     for option in script:
         found[option.name] = Asked(option.value or "", "script")
-    for name, variable in ENVIRONMENT.items():
+    for name, variable in variables.items():
         if variable in environ:
             found[name] = Asked(environ[variable], "environment")
     for option in command_line:

@@ -11,11 +11,11 @@ from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, missing
 from slurm_gpumem.slurm.options import OptionSpec, options_from_help
 from slurm_gpumem.slurm.script import BatchScript
 
-SBATCH = "sbatch"
+SBATCH, SRUN, SALLOC = "sbatch", "srun", "salloc"
 
 
 class SbatchCall(NamedTuple):
-    """One call of sbatch."""
+    """One call of sbatch, or of srun or salloc, which take no script."""
 
     argv: Tuple[str, ...]
     """With the script's own path, even where a copy of it is handed over."""
@@ -79,9 +79,9 @@ def become_sbatch(call: SbatchCall) -> int:
         _standard_input(call.script.data)
     if not call.copied or call.script_at is None:
         try:
-            os.execvpe(SBATCH, argv, env)
+            os.execvpe(argv[0], argv, env)
         except OSError as error:
-            raise missing(SBATCH, error) from None
+            raise missing(argv[0], error) from None
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="gpumem-") as folder:

@@ -9,8 +9,9 @@ from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.slurm.directives import MEMORY_LINE, Directives, read_directives
-from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, merge_wishes
+from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, input_variables, merge_wishes
 from slurm_gpumem.slurm.options import CommandLine, OptionSpec, sbatch_table
+from slurm_gpumem.slurm.sbatch import SBATCH
 from slurm_gpumem.slurm.script import BatchScript, check_script
 from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
 
@@ -32,6 +33,8 @@ class JobWords(NamedTuple):
     """None with --wrap."""
     more_options: Callable[[], Sequence[OptionSpec]] = tuple
     """Called once when an option is unknown."""
+    program: str = SBATCH
+    """The Slurm program that they are for; with srun, the script's place has the command's."""
     summary: Optional[ModelSummary] = None
     """A Python caller's own; then "model" among the options is its name."""
 
@@ -58,6 +61,12 @@ class Asked(NamedTuple):
     def script(self) -> Optional[BatchScript]:
         """The job's script."""
         return self.words.script
+
+    @property
+    def command(self) -> Tuple[str, ...]:
+        """What srun is to run; empty for a batch job and for salloc without one."""
+        line = self.words.line
+        return () if self.words.program == SBATCH or line.script is None else (line.script, *line.script_args)
 
     @property
     def observed(self) -> bool:
@@ -118,13 +127,14 @@ def read_asked(words: JobWords) -> Asked:
     if asks and script is not None:
         check_script(script)
     in_script = script.options(sbatch_table(), words.more_options) if script else ()
-    options = merge_wishes(words.line.options, os.environ, in_script)
+    variables = input_variables(words.program)
+    options = merge_wishes(words.line.options, os.environ, in_script, variables)
     gpus = gpu_wish(options, script)
     several = words.line.het_job or (script is not None and script.het_job)
     asked = Asked(words, settings, config, options, gpus, warnings)
     if asks:
         return asked._replace(trace=settings.trace, goes_unchanged=HETEROGENEOUS if several else "")
-    runs = script is not None or options.any_of("wrap")
+    runs = script is not None or options.any_of("wrap") or bool(asked.command)
     if several or not runs or gpus.gpus != 1 or gpus.keep_whole or gpus.shared_gres:
         # There is no one GPU that it could share.
         return asked._replace(goes_unchanged=NOTHING_ASKED)

@@ -60,7 +60,9 @@ class Plan(NamedTuple):
     @property
     def script_name(self) -> str:
         """The script's name for people; "job" where it has none."""
-        script = self.asked.script
+        script, command = self.asked.script, self.asked.command
+        if command:
+            return os.path.basename(command[0])
         return os.path.basename(script.path or "") or "job" if script else "job"
 
     @property
@@ -122,7 +124,8 @@ def _by_earlier_runs(asked: Asked) -> Plan:
     from slurm_gpumem.submission.script_key import script_key
 
     text = asked.script.text() if asked.script else asked.options.get("wrap") or ""
-    key = script_key(text, asked.words.line.script_args, os.environ)
+    args = asked.command or asked.words.line.script_args
+    key = script_key(text, args, os.environ)
     plan = Plan(asked, Workload(script=key), kept_because=NOT_RUN_YET)
     note_new_runs()
     try:

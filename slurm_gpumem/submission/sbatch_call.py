@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.formats.comment import PART_NAMES, CommentRecord, append_record, format_record, join_sizes
-from slurm_gpumem.slurm.gpu_options import ENVIRONMENT, REPLACED
-from slurm_gpumem.slurm.options import CommandLine, sbatch_table
+from slurm_gpumem.slurm.gpu_options import REPLACED, input_variables
+from slurm_gpumem.slurm.options import sbatch_table
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
 
@@ -46,7 +46,7 @@ def build_call(plan: Plan) -> PlannedCall:
     elif plan.largest is not None:
         notes.append("the comment is too long for our record behind it; the job goes without")
     kept = [word for o in words.line.options if not o.ours and o.name not in replaced for word in o.words]
-    argv, at = _with_script(words.line, [*kept, *(f"--{name}={value}" for name, value in added.items())])
+    argv, at = _with_script(words, [*kept, *(f"--{name}={value}" for name, value in added.items())])
     changed = script
     if script is not None and plan.shared:
         changed = script.without(lambda option: option.name in _TAKEN_OUT, sbatch_table())
@@ -57,7 +57,7 @@ def build_call(plan: Plan) -> PlannedCall:
         notes.append("--mem=0 takes the node's whole memory: nobody else can share its GPUs")
     unset = tuple(
         variable
-        for name, variable in ENVIRONMENT.items()
+        for name, variable in input_variables(words.program).items()
         if plan.shared and name in _TAKEN_OUT and variable in os.environ
     )
     copied = changed is not script or _read_once(script)
@@ -68,9 +68,9 @@ def unchanged_call(words: JobWords) -> SbatchCall:
     """sbatch with the very same words, less our own."""
     line, script = words.line, words.script
     if any(option.ours for option in line.options):
-        argv, at = _with_script(line, [word for o in line.options if not o.ours for word in o.words])
+        argv, at = _with_script(words, [word for o in line.options if not o.ours for word in o.words])
     else:
-        argv, at = [SBATCH, *line.argv], None if line.script_at is None else line.script_at + 1
+        argv, at = [words.program, *line.argv], None if line.script_at is None else line.script_at + 1
     return SbatchCall(tuple(argv), script=script, script_at=at, copied=_read_once(script))
 
 
@@ -90,7 +90,7 @@ def _requested(plan: Plan) -> Dict[str, str]:
         memory = options.get("mem-per-gpu") or (plan.host.memory_mib and f"{plan.host.memory_mib}M")
         if memory and not options.any_of("mem", "mem-per-cpu"):
             added["mem"] = str(memory)
-    if not options.any_of("open-mode"):
+    if asked.words.program == SBATCH and not options.any_of("open-mode"):
         # A requeued job must not wipe the log of the run before it.
         added["open-mode"] = "append"
     return added
@@ -113,7 +113,9 @@ def _request(plan: Plan) -> CommentRecord:
     estimate, activity = (largest.estimate, largest.activity) if largest else (None, None)
     settings, options = plan.asked.settings, plan.asked.options
     used = estimate.utilization if estimate else None
-    requeue = settings.on_oom == "requeue" and not options.any_of("no-requeue")
+    # Slurm requeues batch jobs only.
+    requeue = plan.asked.words.program == SBATCH and not options.any_of("no-requeue")
+    requeue = requeue and settings.on_oom == "requeue"
     return CommentRecord(
         estimate_mib=estimate.peak_mib if estimate else None,
         request_mib=largest.need.request_mib if largest else None,
@@ -151,8 +153,8 @@ def _described(record: CommentRecord, plan: Plan) -> CommentRecord:
     )
 
 
-def _with_script(line: CommandLine, options: List[str]) -> Tuple[List[str], Optional[int]]:
-    argv = [SBATCH, *options]
+def _with_script(words: JobWords, options: List[str]) -> Tuple[List[str], Optional[int]]:
+    line, argv = words.line, [words.program, *options]
     if line.script is None:
         return argv, None
     if line.script.startswith("-") or line.script == ":":
