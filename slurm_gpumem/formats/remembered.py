@@ -36,7 +36,6 @@ class Recipe(NamedTuple):
     variant: str
     """A word for the rarer settings; empty where all are at their defaults."""
 
-
     @property
     def known(self) -> bool:
         """Whether it names what was run: a model with its batch, or a script (`SCRIPT_MARK`)."""

@@ -41,7 +41,8 @@ def script_key(text: str, args: Sequence[str], environ: Mapping[str, str]) -> st
     read = sorted({name for name in _VARIABLE.findall(text) if not _NOT_THE_USERS.fullmatch(name)})
     values = [f"{name}={environ[name]}" for name in read if name in environ]
     parts = [*words, "\0", *_lasting(args), "\0", *_lasting(values)]
-    return SCRIPT_MARK + hashlib.sha256("\x1f".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:15]
+    joined = "\x1f".join(parts).encode("utf-8", "surrogateescape")
+    return SCRIPT_MARK + hashlib.sha256(joined).hexdigest()[:15]
 
 
 def _words(line: str) -> List[str]:

@@ -129,7 +129,7 @@ def test_an_unmodified_script_is_traced_and_asks_for_what_it_needs(desk: TraceDe
     assert "shard:" in desk.shown(job)["TresPerNode"]
     record = parse_record(desk.shown(job)["Comment"])
     assert record is not None
-    assert (record["model"], record["batch"], record["by"]) == ("Sequential", "64", "trace")
+    assert (record.model, record.batch, record.estimator) == ("Sequential", 64, "trace")
     assert not (desk.folder / "after.txt").exists()
     assert desk.nothing_runs()
 
@@ -339,7 +339,7 @@ def test_where_login_nodes_are_closed_a_job_traces_and_the_real_one_follows_by_i
     assert re.search(r"shard:(a100:)?1$", shown["TresPerNode"]), shown["TresPerNode"]
     record = parse_record(shown["Comment"])
     assert record is not None
-    assert (record["by"], record["model"]) == ("trace", "Sequential")
+    assert (record.estimator, record.model) == ("trace", "Sequential")
     assert list(desk.folder.glob("gpumem-trace-*")) == []
     again = desk.call("--trace", "--dry-run", "job.sh", env=env)
     assert "traced before" in again.stderr, again.stderr
