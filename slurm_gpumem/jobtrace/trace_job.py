@@ -98,8 +98,6 @@ def _script_of(asked: Asked, data: bytes) -> bytes:
         # As it is here: what Slurm adds or a node lacks would make it another trace.
         "environment": dict(os.environ),
     }
-    code = (
-        f"import sys; sys.path.insert(0, {_ROOT!r})\nfrom slurm_gpumem.jobtrace.trace_job import main\nmain()"
-    )
+    code = f"import sys; sys.path.insert(0, {_ROOT!r})\nfrom {_INSIDE} import main\nmain()"
     start = shlex.join([sys.executable, "-I", "-c", code])
     return f"#!/bin/sh\nexec {start} <<'END_OF_JOB'\n{json.dumps(told)}\nEND_OF_JOB\n".encode()
