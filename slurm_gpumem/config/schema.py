@@ -61,6 +61,12 @@ SHARING = Section(
             4096,
             "host memory requested at least, up to a quarter of what belongs to one GPU",
         ),
+        Key(
+            "first_run_mib",
+            AT_LEAST_ONE,
+            None,
+            "GPU memory for the first run of a script of which nothing is known; unset: its whole GPU",
+        ),
         *_SLOWDOWN_KEYS,
     ),
     named=(Section("sharing.partition", _SLOWDOWN_KEYS),),

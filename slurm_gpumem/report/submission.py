@@ -36,7 +36,8 @@ def submission_line(plan: Plan) -> str:
         words.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
     else:
         words.append(f"asking for {format_mib(plan.reserved_mib).replace('.0 ', ' ')} ({request.reason})")
-        words += [] if estimate else ["as given by hand"]
+        if estimate is None:
+            words.append("as the site sets for first runs" if plan.workload.script else "as given by hand")
     return " ".join(words)
 
 

@@ -136,8 +136,10 @@ def _by_earlier_runs(asked: Asked) -> Plan:
         return plan
     names = {gpu.name for gpu in reach.gpus}
     plan = plan._replace(workload=Workload(script=key, script_gpu=names.pop() if len(names) == 1 else None))
-    needs = estimate_needs(asked, plan.workload, reach)
-    if not all(one.estimate for one in needs.on):
+    first_mib = asked.config.sharing.first_run_mib
+    workload = plan.workload._replace(mem_mib=first_mib)
+    needs = estimate_needs(asked, workload, reach)
+    if not first_mib and not all(one.estimate for one in needs.on):
         return plan
     if not fits_somewhere(reach.kinds, needs.needs):
         return plan._replace(kept_because="earlier runs took more than a GPU here has")

@@ -61,6 +61,14 @@ def test_earlier_runs_decide_with_a_margin_that_shrinks_with_their_number(
     assert "asking for a whole GPU" in alone.stderr
 
 
+def test_a_site_may_share_first_runs_by_a_size_of_its_own(desk: Any) -> None:
+    desk.script("job.sh", "python train.py --batch-size 64", HEAD)
+    done = desk.call("--dry-run", "job.sh", env={"GPUMEM_SHARING_FIRST_RUN_MIB": "8192"})
+    assert "--gres=shard:8 " in done.stdout, done.stderr
+    assert "asking for 8 GiB (8 of 40 shards on an a100) as the site sets for first runs" in done.stderr
+    assert _record(done.stdout).fingerprint.startswith("s")
+
+
 @pytest.mark.parametrize(
     "head", ["", "#SBATCH --gres=gpu:2", "#SBATCH --gres=gpu:1 --exclusive", "#SBATCH -N 2"]
 )

@@ -120,3 +120,31 @@ def test_what_a_command_leaves_in_the_background_ends_with_it(place: Path) -> No
 def test_its_exit_code_is_the_commands(place: Path) -> None:
     output, _ = run(place, "exit 3")
     assert output == ""
+
+
+def test_without_namespaces_writes_are_refused_and_nothing_is_left_running(place: Path) -> None:
+    mark = f"gpumem-alone-{os.getpid()}"
+    sleeper = f"{PYTHON} -c 'import time; time.sleep(600)' {mark}"
+    writes = "echo x > $TMPDIR/x && echo scratch; echo y > last.ckpt || echo kept"
+    shell = f"setsid {sleeper} & ({sleeper} &) ; {writes}"
+    code = "import sys, private\nprivate._works = lambda *_: 'refused'\nsys.exit(private.main(sys.argv[1:]))"
+    user = ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
+    done = subprocess.run(
+        [
+            *(user if os.geteuid() == 0 else []),
+            *(PYTHON, "-c", code, str(place / "report"), "64", "--", "sh", "-c", shell),
+        ],
+        cwd=place / "work",
+        env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    state = json.loads((place / "report" / "private.json").read_text())
+    found = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False).stdout.split()
+    assert found == []
+    if state["files"] != "landlock":
+        pytest.skip(f"this host has no Landlock: {state['why']}")
+    assert done.stdout.split() == ["scratch", "kept"], done.stderr
+    assert (place / "work" / "last.ckpt").read_bytes() == b"weights of last week"
