@@ -20,6 +20,7 @@ from slurm_gpumem.devcluster.jobs import show_job
 from slurm_gpumem.formats.comment import parse_record
 from tests.support.needs import needs_torch
 from tests.support.other_user import as_user, own, user_id, user_python
+from tests.support.timing import slowness
 
 pytestmark = needs_torch
 
@@ -185,6 +186,26 @@ def test_a_script_submitted_again_is_not_traced_again_until_a_file_of_it_changes
     assert changed.stdout != first.stdout
     other = desk.call("--trace", "--dry-run", "job.sh", env={"LEARNING_RATE": "1"})
     assert "traced in" in other.stderr, other.stderr
+
+
+@pytest.mark.timing
+def test_a_script_that_was_traced_before_is_submitted_as_quickly_as_with_a_size_by_hand(
+    desk: TraceDesk,
+) -> None:
+    desk.job("$PYTHON train.py")
+    assert "traced in" in desk.call("--trace", "--dry-run", "job.sh").stderr
+
+    def median_s(*argv: str) -> float:
+        taken = []
+        for _ in range(7):
+            begin = time.perf_counter()
+            assert desk.call(*argv, "--dry-run", "job.sh").returncode == 0
+            taken.append(time.perf_counter() - begin)
+        return sorted(taken)[3]
+
+    by_hand, traced = median_s("--gpu-mem", "12G"), median_s("--trace")
+    print(f"by hand {by_hand:.2f} s, traced before {traced:.2f} s")
+    assert traced - by_hand < 0.3 * slowness()
 
 
 def test_an_array_is_traced_at_its_ends_and_asks_for_the_larger(desk: TraceDesk) -> None:
