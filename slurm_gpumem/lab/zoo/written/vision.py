@@ -67,7 +67,7 @@ class CenterPoints(nn.Module):
             x = d(x)
         for u in self.u:
             x = F.relu(u(x))
-        heat = torch.sigmoid(self.heat(x)).clamp(1e-3, 1 - 1e-3)
+        heat = torch.sigmoid(self.heat(x)).clamp(0.01, 0.99)
         g = torch.exp(-torch.arange(heat.size(-1), device=x.device).to(x.dtype) / 10)
         gt = (g[:, None] * g[None]).expand_as(heat)
         neg = torch.log(1 - heat) * heat**2 * (1 - gt) ** 4
