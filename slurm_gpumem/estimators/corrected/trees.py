@@ -106,8 +106,8 @@ def policy_from_json(content: Any) -> RequestPolicy:
     steps = tuple(usable_number(step) for step in content["steps"])
     if len(steps) != len(LEVELS) or any(low > high for low, high in zip(steps, steps[1:])):
         raise ValueError("a distribution is a rising step for each level")
-    numbers = (usable_number(content[key]) for key in ("price", "wider", "coverage"))
-    return RequestPolicy(steps, *numbers, price_mib=usable_number(content.get("price_mib", 0.0)))
+    price, wider, coverage = (usable_number(content[key]) for key in ("price", "wider", "coverage"))
+    return RequestPolicy(steps, price, wider, coverage, usable_number(content.get("price_mib", 0.0)))
 
 
 def _ensemble(content: Any, features: int) -> Ensemble:
