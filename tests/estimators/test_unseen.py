@@ -1,4 +1,4 @@
-"""What hangs on code that no text shows: which classes are known, how much is unseen, what is asked for then."""
+"""Code that no text shows: which classes are known, how much is unseen, what is asked for then."""
 
 from __future__ import annotations
 

@@ -113,7 +113,8 @@ def content(folders: Dict[str, Path]) -> str:
     """The file."""
     from torch import nn
 
-    measured, below = from_texts(), {}
+    measured = from_texts()
+    below: Dict[str, Set[str]] = {}
     for folder in (Path(nn.__file__).parent, *(folders[library] for library in LIBRARIES)):
         for name, inside in from_source(folder).items():
             below.setdefault(name, set()).update(inside)
