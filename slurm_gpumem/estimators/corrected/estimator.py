@@ -121,9 +121,9 @@ def corrected(
         assumed.append(f"the correction is unmeasured on {gpu.name}")
     floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
     asked = ceil(request - _SLACK) + moved
-    if code.is_much and summary.has_shapes and asked > gpu.memory_mib >= found:
+    if code.is_much and summary.has_shapes and asked > gpu.usable_mib >= found:
         # Doubt alone never asks for more than there is.
-        asked = gpu.memory_mib
+        asked = gpu.usable_mib
         warnings = (*warnings, f"may need more than a whole {gpu.name}: trace it, or try a smaller batch")
     return replace(
         plain,
