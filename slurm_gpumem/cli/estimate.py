@@ -59,6 +59,7 @@ def main(argv: List[str]) -> int:
     summary, job, notes = _subject(args, settings)
     estimator = settings.text("estimator") or "auto"
     if args.directive:
+        _check_line(summary, config.text.unknown)
         _directive(summary, job, estimator, script)
         for warning in (*config.warnings, *settings.remarks(), *summary.warnings):
             say(f"warning: {warning}")
@@ -123,6 +124,13 @@ def _script(args: argparse.Namespace) -> Tuple[Optional[BatchScript], Sequence[D
     for warning in directives.warnings:
         say(f"warning: {warning}")
     return script, [one for one in directives.found if one.key not in (MEMORY_LINE, "model", "mem")]
+
+
+def _check_line(summary: ModelSummary, rule: str) -> None:
+    """A line would let such a job share where the site does not want it to: slurmctld sees only the line."""
+    unseen = registry.unseen_code(summary)
+    if rule != "widen" and unseen is not None and unseen.is_much:
+        raise UsageError(f"{unseen.message}. This site makes no memory line from such a text (text.unknown)")
 
 
 def _directive(

@@ -13,11 +13,11 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tup
 from slurm_gpumem.config.kinds import SLOWDOWN, Kind
 from slurm_gpumem.config.paths import site_config_path, user_config_path
 from slurm_gpumem.config.read import Reading, read_file
-from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLURM, TRACE
+from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLURM, TEXTS, TRACE
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.text import near_names
 
-_READ = (SHARING, SLURM, JOB, TRACE)
+_READ = (SHARING, SLURM, TEXTS, JOB, TRACE)
 
 
 class SharingPolicy(NamedTuple):
@@ -71,6 +71,12 @@ class TraceSettings(NamedTuple):
     partition: Optional[str] = TRACE.default("partition")
 
 
+class TextPolicy(NamedTuple):
+    """The `[text]` table: what to do where a model's text does not show enough."""
+
+    unknown: str = TEXTS.default("unknown")
+
+
 class JobDefault(NamedTuple):
     """One value of a [job] table and where it stood."""
 
@@ -84,12 +90,13 @@ class Config(NamedTuple):
     sharing: SharingPolicy = SharingPolicy()
     slurm: SlurmSettings = SlurmSettings()
     trace: TraceSettings = TraceSettings()
+    text: TextPolicy = TextPolicy()
     job: Mapping[str, JobDefault] = MappingProxyType({})
     warnings: Tuple[str, ...] = ()
 
 
 def load_config(environ: Optional[Mapping[str, str]] = None) -> Config:
-    """The site's file, then the user's, then GPUMEM_SHARING_* and GPUMEM_SLURM_* variables."""
+    """The site's file, then the user's, then GPUMEM_SHARING_*, GPUMEM_SLURM_* and GPUMEM_TEXT_* variables."""
     env = os.environ if environ is None else environ
     config = Config()
     for path in (site_config_path(env), user_config_path()):
@@ -125,16 +132,17 @@ def _merged(config: Config, reading: Reading) -> Config:
         sharing=config.sharing._replace(**sharing, partitions=partitions),
         slurm=config.slurm._replace(**reading.table(SLURM)),
         trace=config.trace._replace(**reading.table(TRACE)),
+        text=config.text._replace(**reading.table(TEXTS)),
         job={**config.job, **job},
     )
 
 
 def _with_environment(config: Config, env: Mapping[str, str]) -> Config:
     warnings: List[str] = list(config.warnings)
-    sections: Dict[str, Any] = {"sharing": config.sharing, "slurm": config.slurm}
+    sections: Dict[str, Any] = {"sharing": config.sharing, "slurm": config.slurm, "text": config.text}
     variables = {
         _variable(f"{section.name}_{key.name}"): (section, key)
-        for section in (SHARING, SLURM)
+        for section in (SHARING, SLURM, TEXTS)
         for key in section.keys
     }
     known = [*variables, *map(_variable, JOB_KEYS)]

@@ -80,6 +80,19 @@ SLURM = Section(
     ),
 )
 
+TEXTS = Section(
+    "text",
+    (
+        Key(
+            "unknown",
+            one_of("widen", "whole-gpu", "ask"),
+            "widen",
+            'for a text with classes whose forward nobody knows: "widen" (a request as wide as such networks '
+            'need), "whole-gpu" or "ask" (refuse until it is traced or its memory is given)',
+        ),
+    ),
+)
+
 JOB_KEYS = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
     "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input-dtype", "end-line",
@@ -233,4 +246,4 @@ ACCOUNTING = Section(
     ),
 )
 
-SECTIONS = (SHARING, SLURM, JOB, TRACE, NODE, RECOVERY, ACCOUNTING)
+SECTIONS = (SHARING, SLURM, TEXTS, JOB, TRACE, NODE, RECOVERY, ACCOUNTING)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import Callable
+from typing import Callable, Optional
 
 from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
-from slurm_gpumem.estimators.types import Estimate, Estimator, Gpu, TrainingJob
+from slurm_gpumem.estimators.types import Estimate, Estimator, Gpu, TrainingJob, Unseen
 from slurm_gpumem.summaries.types import ModelSummary
 
 ESTIMATORS = {
@@ -43,6 +43,15 @@ def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[T
     # What was measured of one job says nothing about another batch size.
     name = "auto" if estimate.estimator in FROM_RUNS else estimate.estimator
     return lambda job: run(name, summary, job, gpu)
+
+
+def unseen_code(summary: ModelSummary) -> Optional[Unseen]:
+    """The code that a text cannot show; None for a trace, which shows all of it."""
+    if summary.trace is not None:
+        return None
+    from slurm_gpumem.estimators.corrected.unseen import unseen
+
+    return unseen(summary)
 
 
 def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:

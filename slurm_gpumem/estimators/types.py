@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Mapping, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES, OptimizerRule
@@ -21,6 +21,8 @@ INPUT_DTYPES = ("auto", "fp32", "fp16", "bf16", "int64", "uint8")
 MODULE_LOADING = ("auto", "lazy", "eager")
 RESERVE_MIB = 1024
 """GPU memory that is not handed out: the driver's own (616 MiB of an H200), MPS servers of 66 MiB each."""
+MUCH_UNSEEN = 0.1
+"""From this share on, the request is that of a model whose code cannot be seen."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,27 @@ class Utilization:
     warnings: Tuple[str, ...] = ()
 
 
+class Unseen(NamedTuple):
+    """What hangs on code that a text cannot show: `forward` of classes that somebody wrote."""
+
+    share: float
+    """Of the outputs that the text shows: what such classes get from their layers."""
+    classes: Tuple[str, ...]
+    """Those classes, the weightiest first; empty where every forward is known."""
+
+    @property
+    def is_much(self) -> bool:
+        """Whether so much hangs on it that the request must be wider."""
+        return self.share >= MUCH_UNSEEN
+
+    @property
+    def message(self) -> str:
+        """One line for people; "" where nothing is unseen."""
+        if not self.classes:
+            return ""
+        return f"what {self.classes[0]}.forward does cannot be seen in a text; `gpumem trace` can"
+
+
 class TrainingStep(Protocol):
     """A training step that was rebuilt from a summary."""
 
@@ -222,6 +245,8 @@ class Estimate:
     """Peak and request before a site's layer moved them; None where none did."""
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it."""
+    unseen: Optional[Unseen] = None
+    """The code that the text could not show, where the request is wider because of it."""
     step: Optional[TrainingStep] = field(default=None, repr=False, compare=False)
     """The step of `job` that was rebuilt for the estimate, where one was: predictions of more than memory
     start from it. A traced step is in the summary itself."""

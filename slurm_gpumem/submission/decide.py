@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, SlurmError, UsageError
+from slurm_gpumem.estimators.types import Unseen
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.submission.asked import Asked, Workload, read_workload
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
@@ -160,7 +161,10 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
         return plan._replace(kept_because="the site only observes (sharing.mode)")
     if asked.gpus.shared_gres:
         return plan._replace(kept_because=f"its own --gres={asked.gpus.shared_gres} stays")
+    unseen = estimate.unseen if estimate else None
     reason = _why_whole(asked, reach)
+    if reason is None and unseen:
+        reason = _because_of_unseen_code(asked, unseen)
     if reason is None and not fits_somewhere(reach.kinds, needs.needs):
         from slurm_gpumem.submission.does_not_fit import does_not_fit
 
@@ -188,6 +192,20 @@ def _why_whole(asked: Asked, reach: Reach) -> Optional[str]:
     if reach.whole_nodes:
         return f"partition {reach.whole_nodes} gives whole nodes"
     return f"as {asked.settings.spelled('exclusive-gpu')} asks" if asked.settings.exclusive_gpu else None
+
+
+def _because_of_unseen_code(asked: Asked, unseen: Unseen) -> Optional[str]:
+    """Why a job whose text does not show enough gets a whole GPU; None where the site lets it share."""
+    rule = asked.config.text.unknown
+    if rule == "ask":
+        memory, alone = (asked.settings.spelled(name) for name in ("mem", "exclusive-gpu"))
+        raise UsageError(
+            f"{unseen.message}. This site does not guess here (text.unknown): trace it, say what it needs "
+            f"({memory}), or take a whole GPU ({alone}). Nothing was submitted."
+        )
+    if rule == "whole-gpu":
+        return f"{unseen.classes[0]}.forward cannot be seen in a text (text.unknown)"
+    return None
 
 
 def _why_undivided(reach: Reach, policy: SharingPolicy) -> Optional[str]:

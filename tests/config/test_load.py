@@ -155,3 +155,11 @@ def test_a_wrong_slowdown_is_an_error(home: Path, text: str, message: str) -> No
     with pytest.raises(ConfigError) as caught:
         load(home, text)
     assert message in str(caught.value)
+
+
+def test_what_happens_to_code_that_no_text_shows_is_the_sites_choice(home: Path) -> None:
+    assert load(home, "").text.unknown == "widen"
+    assert load(home, '[text]\nunknown = "ask"\n').text.unknown == "ask"
+    assert load(home, "", GPUMEM_TEXT_UNKNOWN="whole-gpu").text.unknown == "whole-gpu"
+    with pytest.raises(ConfigError, match=r"text\.unknown"):
+        load(home, '[text]\nunknown = "guess"\n')

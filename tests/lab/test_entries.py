@@ -38,7 +38,7 @@ def test_every_entry_of_a_source_is_well_formed(source: str) -> None:
 def test_every_network_of_our_own_has_a_builder() -> None:
     for entry in CATALOGUE:
         if entry.source == "own":
-            module, _, name = entry.build.partition(".")
+            module, _, name = entry.build.rpartition(".")
             assert callable(getattr(importlib.import_module(f"slurm_gpumem.lab.zoo.{module}"), name))
 
 

@@ -6,9 +6,10 @@ from typing import Any, Dict, Optional
 
 import pytest
 
-from slurm_gpumem.config.load import Config, SharingPolicy
-from slurm_gpumem.errors import DoesNotFitError
+from slurm_gpumem.config.load import Config, SharingPolicy, TextPolicy
+from slurm_gpumem.errors import DoesNotFitError, UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.types import Estimate, TrainingJob, Unseen
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
@@ -124,3 +125,34 @@ def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> 
     several = read_asked(words("-n1", ":", "-n2", "job.sh"))
     assert several.goes_unchanged == HETEROGENEOUS
     assert build_call(decide(several)).call.argv == ("sbatch", "-n1", ":", "-n2", "job.sh")
+
+
+def unseen_plan(rule: str, *argv: str, **own: str) -> Plan:
+    """The plan for a job whose text does not show enough, at a site with this rule."""
+    job = asked(*argv, **own)
+    job = job._replace(config=job.config._replace(text=TextPolicy(rule)))
+    found = Estimate(
+        5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), unseen=Unseen(0.8, ("PairBlock",))
+    )
+    gpu = find_gpu("a100")
+    on = (NeedOnGpu(gpu, Need(5000, 9000), found, None),)
+    reach = Reach(partitions=("gpu",), kinds=(A100,), gpus=(gpu,), gpu_keeps_off_shards=True)
+    return choose_request(job, Workload(), reach, Needs(on))
+
+
+def test_code_that_no_text_shows_shares_a_gpu_by_default_gets_a_whole_one_or_is_refused() -> None:
+    widened = unseen_plan("widen", model="pair.txt").request
+    assert widened is not None
+    assert widened.gres == "shard:9"
+    whole = unseen_plan("whole-gpu", model="pair.txt")
+    assert whole.request is not None
+    assert (whole.request.gres, whole.shared) == ("gpu:1", False)
+    assert whole.reason == "PairBlock.forward cannot be seen in a text (text.unknown)"
+    with pytest.raises(
+        UsageError, match=r"PairBlock\.forward .* `gpumem trace` can\. This site does not guess"
+    ):
+        unseen_plan("ask", model="pair.txt")
+
+
+def test_a_job_that_asks_for_a_whole_gpu_is_not_asked_about_its_code() -> None:
+    assert unseen_plan("ask", model="pair.txt", exclusive_gpu="yes").request is not None

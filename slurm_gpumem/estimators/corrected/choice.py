@@ -66,6 +66,8 @@ class RequestPolicy:
     wider: float
     """Factor by which the spread is widened outside the range of the measurements."""
     coverage: float
+    price_mib: float = 0.0
+    """Above 0: a job that does not fit costs this memory; the request is the one that costs least in all."""
 
 
 def share_below(steps: Sequence[float], step: float) -> float:
@@ -119,7 +121,23 @@ def request_for(
     peak: float, moved: float, spread: float, policy: RequestPolicy, preferences: Preferences = FROM_TEXT
 ) -> float:
     """The request for a corrected peak."""
+    if policy.price_mib:
+        return cheapest(peak, spread, policy)
     return choose(options(peak, moved, spread, policy.steps, preferences), policy.price)
+
+
+def cheapest(peak: float, spread: float, policy: RequestPolicy) -> float:
+    """The request whose memory, and the price of the cases that it does not hold, are least together.
+
+    A small job's doubt is cheap to cover, a large one's is not: capacity is counted as a sum over all jobs.
+    """
+    best, least = peak, peak + policy.price_mib * (1 - share_below(policy.steps, 0.0))
+    for level, step in zip(LEVELS, policy.steps):
+        request = peak * exp(min(step * spread, _MOST_MARGIN))
+        cost = request + policy.price_mib * (1 - level)
+        if step > 0 and cost < least:
+            best, least = request, cost
+    return best
 
 
 def choose(found: Sequence[Option], price: float) -> float:

@@ -22,6 +22,7 @@ from slurm_gpumem.estimators.corrected.relatives import (
     packaged,
 )
 from slurm_gpumem.estimators.corrected.trees import Correction, load
+from slurm_gpumem.estimators.corrected.unseen import unseen, written_policy
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import estimate_with
 from slurm_gpumem.estimators.structural.replay import Replay
@@ -51,7 +52,7 @@ _UNSEEN_LAYERS = re.compile(
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     """The process's GPU memory: structural, corrected by the package's model, with its bound."""
-    return corrected(summary, job, gpu, _packaged(), packaged())
+    return corrected(summary, job, gpu, _packaged(), packaged(), written_policy())
 
 
 @lru_cache(maxsize=1)
@@ -76,11 +77,17 @@ class _Point:
 
 
 def corrected(
-    summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction, relatives: Relatives
+    summary: ModelSummary,
+    job: TrainingJob,
+    gpu: Gpu,
+    correction: Correction,
+    relatives: Relatives,
+    written: RequestPolicy,
 ) -> Estimate:
     """The estimate under a given correction; `gpumem accuracy` gives one that never saw the model."""
     around = anchors(job.batch_size)
-    ask = _AtBatchSizes(summary, job, gpu, correction, relatives)
+    code = unseen(summary)
+    ask = AtBatchSizes(summary, job, gpu, correction, relatives, written if code.is_much else None)
     points = [ask.at(batch) for _, batch in around]
     shares = [share for share, _ in around]
     below: List[CorrectedPeak] = []
@@ -104,42 +111,62 @@ def corrected(
         round(peak) + moved,
     )
     warnings: Tuple[str, ...] = plain.warnings
-    if unusual:
+    if code.message:
+        warnings = (*warnings, code.message)
+    if unusual and not (code.is_much and summary.has_shapes):
         warnings = (*warnings, f"unlike the measured models ({unusual}); the request is wider than usual")
     of = f" of models like {ask.like}" if ask.like else ""
     assumed = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as runs{of} on an H200 suggest"]
     if gpu.entry != MEASURED_GPU:
         assumed.append(f"the correction is unmeasured on {gpu.name}")
     floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
+    asked = ceil(request - _SLACK) + moved
+    if code.is_much and summary.has_shapes and asked > gpu.usable_mib >= found:
+        # Doubt alone never asks for more than there is.
+        asked = gpu.usable_mib
+        warnings = (*warnings, f"may need more than a whole {gpu.name}: trace it, or try a smaller batch")
     return replace(
         plain,
         job=job,
         peak_mib=found,
-        request_mib=max(found, ceil(request - _SLACK) + moved),
+        request_mib=max(found, asked),
         floor_mib=min(floor, found),
         parts=parts,
         estimator="corrected",
         warnings=warnings,
         assumptions=tuple(assumed),
         coverage=min(point.corrected.coverage for point in points),
+        unseen=code if code.is_much else None,
         # Between two anchors the rebuilt step is that of another batch size.
         step=plain.step if plain.job == job else None,
     )
 
 
-class _AtBatchSizes:
+class AtBatchSizes:
     """The answers for one job at several batch sizes."""
 
     def __init__(
-        self, summary: ModelSummary, job: TrainingJob, gpu: Gpu, correction: Correction, relatives: Relatives
+        self,
+        summary: ModelSummary,
+        job: TrainingJob,
+        gpu: Gpu,
+        correction: Correction,
+        relatives: Relatives,
+        written: Optional[RequestPolicy],
     ) -> None:
         self._summary, self._job, self._gpu = summary, job, gpu
-        self._correction, self._relatives = correction, relatives
+        self._correction, self._relatives, self._written = correction, relatives, written
         self._near: Optional[Near] = None
         self.like = ""
         """The measured model that is most like this one, by name; "" where none is."""
 
+    @classmethod
+    def packaged(cls, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> AtBatchSizes:
+        """By the package's own correction, as if all code could be seen."""
+        return cls(summary, job, gpu, _packaged(), packaged(), None)
+
     def at(self, batch: int) -> _Point:
+        """The answer at one batch size."""
         summary, correction = self._summary, self._correction
         plain, walk, result = _structural(summary, replace(self._job, batch_size=batch), self._gpu)
         total = result.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
@@ -152,7 +179,9 @@ class _AtBatchSizes:
         measured = find_gpu(MEASURED_GPU).context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
         moved = measured - REFERENCE_CONTEXT_MIB
         neighbours = neighbour_runs(self._near, values)
-        found = correct_peak(total, values, neighbours, moved, correction, unusual=bool(unusual))
+        found = correct_peak(
+            total, values, neighbours, moved, correction, unusual=bool(unusual), written=self._written
+        )
         return _Point(plain, found, unusual, grows(result, total))
 
 
@@ -192,11 +221,17 @@ def correct_peak(
     correction: Correction,
     *,
     unusual: bool,
+    written: Optional[RequestPolicy] = None,
 ) -> CorrectedPeak:
-    """Correct a structural estimate in MiB by its features and by runs of neighbouring models."""
+    """Correct a structural estimate in MiB by its features and by runs of neighbouring models.
+
+    `written` decides the request instead where much hangs on code that no text shows.
+    """
     known = [*values, *neighbours.values]
     center = correction.center.predict(known)
     policy = correction.policies[group_of(values)]
+    if written is not None and group_of(values) != "shapeless":
+        policy, unusual = written, False
     spread = exp(correction.spread.predict([*known, abs(center)]))
     peak = total * (1 + neighbours.beyond) * exp(center)
     return CorrectedPeak(
@@ -207,7 +242,7 @@ def correct_peak(
         policy=policy,
         coverage=min(policy.coverage, OUTSIDE_COVERAGE) if unusual else policy.coverage,
         usual_spread=spread,
-        most=_most(values, unusual=unusual),
+        most=inf if policy is written else _most(values, unusual=unusual),
     )
 
 

@@ -93,7 +93,7 @@ def from_json(content: Any, where: str, names: Sequence[str] = KNOWN) -> Correct
         ranges = tuple((usable_number(low), usable_number(high)) for low, high in content["ranges"])
         if len(ranges) != len(names):
             raise ValueError("as many ranges as features are needed")
-        policies = {group: _policy(item) for group, item in content["stakes"].items()}
+        policies = {group: policy_from_json(item) for group, item in content["stakes"].items()}
         center = _ensemble(content["center"], len(names))
         spread = _ensemble(content["spread"], len(names) + 1)
         return Correction(center, spread, ranges, dict(content.get("card", {})), policies)
@@ -101,11 +101,13 @@ def from_json(content: Any, where: str, names: Sequence[str] = KNOWN) -> Correct
         raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again") from None
 
 
-def _policy(content: Any) -> RequestPolicy:
+def policy_from_json(content: Any) -> RequestPolicy:
+    """What decides the requests of one group; KeyError, TypeError or ValueError where it is damaged."""
     steps = tuple(usable_number(step) for step in content["steps"])
     if len(steps) != len(LEVELS) or any(low > high for low, high in zip(steps, steps[1:])):
         raise ValueError("a distribution is a rising step for each level")
-    return RequestPolicy(steps, *(usable_number(content[key]) for key in ("price", "wider", "coverage")))
+    price, wider, coverage = (usable_number(content[key]) for key in ("price", "wider", "coverage"))
+    return RequestPolicy(steps, price, wider, coverage, usable_number(content.get("price_mib", 0.0)))
 
 
 def _ensemble(content: Any, features: int) -> Ensemble:

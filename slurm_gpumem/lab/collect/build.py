@@ -56,7 +56,7 @@ def _transformers(entry: Entry, size: int) -> nn.Module:
 
 
 def _own(entry: Entry, size: int) -> nn.Module:
-    module, _, name = entry.build.partition(".")
+    module, _, name = entry.build.rpartition(".")
     model: nn.Module = getattr(importlib.import_module(f"slurm_gpumem.lab.zoo.{module}"), name)(**entry.args)
     return model
 

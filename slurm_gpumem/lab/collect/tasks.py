@@ -228,6 +228,25 @@ def _graph(f: Feed) -> Batch:
     return Batch((x, edges), target=torch.randint(f.get("classes", 40), (nodes,), device=f.device))
 
 
+def _written(f: Feed) -> Batch:
+    args = tuple(_described(f, text) for text in f.args["inputs"])
+    return Batch(args, target=_described(f, f.args["target"]) if "target" in f.args else None)
+
+
+def _described(f: Feed, text: str) -> Tensor:
+    """A batch's tensor from a text such as "float 3 S S" or "int:1000 S/4", S being the size."""
+    kind, *sides = text.split()
+    shape = [_side(f, side) for side in sides]
+    return f.floats(*shape) if kind == "float" else f.ints(_side(f, kind.split(":")[1]), *shape)
+
+
+def _side(f: Feed, text: str) -> int:
+    factor, _, divisor = text.partition("S")
+    if text == factor:
+        return int(text)
+    return int(factor or 1) * f.size // int(divisor.lstrip("/") or 1)
+
+
 def _cross_entropy(out: Any, target: Any) -> Tensor:
     if isinstance(out, tuple):
         # GoogLeNet and Inception return auxiliary classifiers while they train.
@@ -253,6 +272,17 @@ def _token_loss(out: Any, target: Any) -> Tensor:
 def _model_loss(out: Any, target: Any) -> Tensor:
     loss: Tensor = out["loss"] if isinstance(out, dict) and "loss" in out else out.loss
     return loss
+
+
+def _own_loss(out: Any, target: Any) -> Tensor:
+    """Of a network that takes its loss in forward: that alone, first of several, or named."""
+    loss: Tensor = out["loss"] if isinstance(out, dict) else out[0] if isinstance(out, tuple) else out
+    return loss
+
+
+def _last_dimension(out: Any, target: Any) -> Tensor:
+    """Cross entropy of classes in the last dimension."""
+    return F.cross_entropy(out.flatten(0, -2), target.flatten())
 
 
 def _sum_loss(out: Any, target: Any) -> Tensor:
@@ -308,6 +338,9 @@ TASKS: Dict[str, Tuple[Make, Loss]] = {
     "frames": (_frames, _squared),
     "points": (_points, _cross_entropy),
     "graph": (_graph, _cross_entropy),
+    "written": (_written, _own_loss),
+    "written-classes": (_written, _last_dimension),
+    "written-close": (_written, _squared),
 }
 
 

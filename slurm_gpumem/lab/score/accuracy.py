@@ -7,14 +7,18 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.corrected.choice import RequestPolicy
 from slurm_gpumem.estimators.corrected.estimator import corrected
 from slurm_gpumem.estimators.corrected.relatives import Relatives, packaged
-from slurm_gpumem.estimators.corrected.trees import Correction
+from slurm_gpumem.estimators.corrected.trees import Correction, read_json
+from slurm_gpumem.estimators.corrected.unseen import written_from_json, written_policy
 from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.relatives_file import only
+from slurm_gpumem.lab.fit.written import fold_of_written
 from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib
+from slurm_gpumem.lab.places import WRITTEN_FOLDS
 from slurm_gpumem.lab.score.predictions import Predictions
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.summaries.reader import read_summary
@@ -134,6 +138,7 @@ class _HeldOut:
         self._trace_folds: List[Correction] = []
         self._folds: List[Correction] = []
         self._relatives: List[Relatives] = []
+        self._written_folds: List[RequestPolicy] = []
 
     def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
         if not self._folds:
@@ -143,7 +148,19 @@ class _HeldOut:
                 for number in range(folds.FOLDS)
             ]
         number = folds.fold_of_name(str(run.row.get("model", run.summary)))
-        return corrected(summary, run.job, run.gpu, self._folds[number], self._relatives[number])
+        return corrected(
+            summary, run.job, run.gpu, self._folds[number], self._relatives[number], self._written(run)
+        )
+
+    def _written(self, run: MeasuredRun) -> RequestPolicy:
+        """How wide requests for unseen code are, by a fit without the run's own class."""
+        number = fold_of_written(run.row)
+        if number is None:
+            return written_policy()
+        if not self._written_folds:
+            content = read_json(WRITTEN_FOLDS)
+            self._written_folds = [written_from_json(part, str(WRITTEN_FOLDS)) for part in content]
+        return self._written_folds[number]
 
     def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:
         """The score of a run whose trace's figures are kept; none for others."""

@@ -1,0 +1,185 @@
+"""How much of a model's memory hangs on code that no text shows: `forward` of classes that somebody wrote.
+
+What a class of torch.nn, torchvision, timm or transformers does between its layers is known: such models were
+measured. Of a class that somebody wrote, a text shows the layers but not what its `forward` does with their
+outputs (attention by einsum, a scan, concatenations, distances to a codebook).
+
+models/known-classes.gz lists the known classes and what stands below each of them; a class counts as known if
+its name is there and most of what stands below it fits, so that an own class called `Block` does not pass for
+timm's. It is text, searched for the few names that a model has, because reading it all would take longer than
+an estimate: after a first line with its format, a line is
+
+    NAME MARKS NAME NAME ...
+
+with the class, "t" if it is one of torch.nn, "m" if it stands in a text of a measured model, else "-", and
+the classes that may stand below it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from functools import lru_cache
+from math import prod
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators.corrected.choice import RequestPolicy
+from slurm_gpumem.estimators.corrected.trees import policy_from_json, read_json
+from slurm_gpumem.estimators.structural.kinds import family_of
+from slurm_gpumem.estimators.types import Unseen
+from slurm_gpumem.summaries.types import Layer, ModelSummary
+
+FILE = "known-classes.gz"
+FORMAT = "gpumem-known-classes/1"
+LISTS = frozenset(["ModuleList", "ModuleDict", "ParameterList", "ParameterDict"])
+"""They have no forward: who owns them calls what is in them."""
+_SEQUENCES = frozenset([*LISTS, "Sequential"])
+_FREE = frozenset(
+    ["relu", "hard", "composed_act", "softmax", "output_act", "input_act", "dropout", "drop_path", "identity"]
+)
+"""Families of layers that a class is often given by its caller: they say nothing about it."""
+_FITS = 0.6
+"""Share of what stands below a class that must fit: libraries give some classes a part of another's."""
+NO_NAME = "model"
+"""torchsummary does not name the model's own class."""
+WRITTEN = "written.json"
+"""How wide requests for such texts are; fitted on hand-written networks (lab/fit/written.py)."""
+WRITTEN_FORMAT = "gpumem-written/1"
+
+
+class Entry(NamedTuple):
+    """A known class."""
+
+    marks: str
+    below: FrozenSet[str]
+
+
+class KnownClasses:
+    """The file, each name looked up when it is first asked for."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._found: Dict[str, Optional[Entry]] = {}
+
+    def __getitem__(self, kind: str) -> Optional[Entry]:
+        if kind not in self._found:
+            at = self._text.find(f"\n{kind} ")
+            line = self._text[at + 1 : self._text.find("\n", at + 1)].split(" ") if at >= 0 else []
+            self._found[kind] = Entry(line[1], frozenset(line[2:])) if len(line) > 1 else None
+        return self._found[kind]
+
+    def fits(self, kind: str, inside: FrozenSet[str]) -> bool:
+        """Whether a class of this name over these classes is the one that is known."""
+        if kind in _SEQUENCES:
+            return True
+        known = self[kind]
+        if known is None:
+            return False
+        own = [name for name in inside if not _is_free(name)]
+        return not own or sum(name in known.below for name in own) >= _FITS * len(own)
+
+
+def _is_free(kind: str) -> bool:
+    family = family_of(kind)
+    return bool(family) and (family in _FREE or "norm" in family)
+
+
+@lru_cache(maxsize=1)
+def known_classes() -> KnownClasses:
+    """The package's own list."""
+    path = data_path("models", FILE)
+    try:
+        text = gzip.decompress(path.read_bytes()).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if not text.startswith(f"{FORMAT}\n"):
+        raise ConfigError(f"{path}: is not a list of classes of format {FORMAT}")
+    return KnownClasses(text)
+
+
+@lru_cache(maxsize=1)
+def written_policy() -> RequestPolicy:
+    """What decides the requests for such texts."""
+    path = data_path("models", WRITTEN)
+    return written_from_json(read_json(path), str(path))
+
+
+def written_from_json(content: Any, where: str) -> RequestPolicy:
+    """Check and take what a file says."""
+    if not isinstance(content, dict) or content.get("format") != WRITTEN_FORMAT:
+        raise ConfigError(f"{where}: is not of format {WRITTEN_FORMAT}; `make fit` writes it")
+    try:
+        return policy_from_json(content["policy"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again") from None
+
+
+@lru_cache(maxsize=8)
+def unseen(summary: ModelSummary) -> Unseen:
+    """How much of this text's model is unseen, and whose."""
+    known = known_classes()
+    if not summary.shows.nesting:
+        return _without_nesting(summary, known)
+    total = 0
+    weights: Dict[str, int] = {}
+    owners: List[Tuple[int, str]] = []
+    for layer, inside in inner_kinds(summary):
+        while owners and owners[-1][0] >= layer.depth:
+            owners.pop()
+        # Without shapes (print(model)) each row counts the same.
+        size = _size(layer) if summary.has_shapes else 1
+        if layer.leaf:
+            total += size
+        owner = owners[-1][1] if owners else ""
+        own = "" if known.fits(layer.kind, inside) else layer.kind
+        if own:
+            weights.setdefault(own, 0)
+        if layer.leaf:
+            owner = owner or own
+        if owner:
+            weights[owner] += size
+        owners.append((layer.depth, owner if layer.kind in LISTS else own))
+    return _shared(weights, total)
+
+
+def _without_nesting(summary: ModelSummary, known: KnownClasses) -> Unseen:
+    """Without nesting a name alone must do, and the model's own class stands nowhere."""
+    kinds = {layer.kind for layer in summary.layers} - _SEQUENCES
+    found = {kind: known[kind] for kind in kinds}
+    written = sorted(kind for kind, entry in found.items() if entry is None)
+    if written:
+        return Unseen(1.0, tuple(written))
+    library = any(entry is not None and entry.marks == "m" for entry in found.values())
+    return Unseen(0.0, ()) if library else Unseen(1.0, (NO_NAME,))
+
+
+def _shared(weights: Mapping[str, int], total: int) -> Unseen:
+    found = sum(weights.values())
+    if not weights:
+        return Unseen(0.0, ())
+    ordered = tuple(sorted(weights, key=lambda name: -weights[name]))
+    return Unseen(min(1.0, found / total) if total else 1.0, ordered)
+
+
+def _size(layer: Layer) -> int:
+    return sum(prod(size for size in shape if size > 0) for shape in layer.outputs if shape)
+
+
+def inner_kinds(summary: ModelSummary) -> Iterator[Tuple[Layer, FrozenSet[str]]]:
+    """Each layer with the classes directly below it, lists and sequences looked through."""
+    rows = summary.layers
+    inside: List[List[str]] = [[] for _ in rows]
+    stack: List[int] = []
+    for at, layer in enumerate(rows):
+        while stack and rows[stack[-1]].depth >= layer.depth:
+            stack.pop()
+        if layer.kind not in _SEQUENCES:
+            for above in reversed(stack):
+                inside[above].append(layer.kind)
+                if rows[above].kind not in _SEQUENCES:
+                    break
+        stack.append(at)
+    for layer, kinds in zip(rows, inside):
+        yield layer, frozenset(kinds)

@@ -1,0 +1,1 @@
+"""Networks as researchers write them: what matters happens in `forward`, between the modules."""

@@ -1,0 +1,139 @@
+"""Code that no text shows: which classes are known, how much is unseen, what is asked for then."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.corrected import unseen as room
+from slurm_gpumem.estimators.corrected.choice import LEVELS, RequestPolicy, cheapest
+from slurm_gpumem.estimators.corrected.unseen import known_classes, unseen, written_from_json
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.lab.ground_truth import load_ground_truth
+from slurm_gpumem.lab.places import DATA, HANDWRITTEN
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import Layer, ModelSummary
+
+SHAPE = ((2, 64, 32, 32),)
+
+
+def text(*rows: Layer) -> ModelSummary:
+    return ModelSummary("torchinfo", rows, batch=2)
+
+
+def block(kind: str, *inside: str, depth: int = 0) -> tuple[Layer, ...]:
+    own = Layer(kind, SHAPE, depth=depth, leaf=not inside)
+    return (own, *(Layer(name, SHAPE, depth=depth + 1, params=10) for name in inside))
+
+
+def test_a_librarys_model_has_nothing_unseen() -> None:
+    truth = load_ground_truth(DATA / "blind-check")
+    keys = {run.summary for run in truth.runs if run.row["source"] != "own"}
+    shares = [
+        unseen(read_summary(truth.texts[key]["torchinfo_full"].rstrip("\n") + "\n")).is_much
+        for key in sorted(keys)
+        if "torchinfo_full" in truth.texts[key]
+    ]
+    assert len(shares) > 100
+    assert sum(shares) <= 0.02 * len(shares)
+
+
+def test_a_hand_written_model_says_which_forward_cannot_be_seen() -> None:
+    truth = load_ground_truth(HANDWRITTEN)
+    summary = read_summary(truth.texts["own/w-pairformer@128"]["torchinfo_full"].rstrip("\n") + "\n")
+    found = unseen(summary)
+    assert found.is_much
+    assert found.message == "what PairBlock.forward does cannot be seen in a text; `gpumem trace` can"
+    answer = registry.run("corrected", summary, TrainingJob(8), find_gpu("h200"))
+    assert found.message in answer.warnings
+    assert answer.unseen == found
+
+
+def test_nearly_every_hand_written_network_is_recognized_from_any_text() -> None:
+    truth = load_ground_truth(HANDWRITTEN)
+    for tool, missed in (("torchinfo_full", 0.05), ("torchinfo", 0.05), ("torchsummary", 0.08)):
+        found = [
+            bool(unseen(read_summary(texts[tool].rstrip("\n") + "\n")).classes)
+            for _, texts in sorted(truth.texts.items())[::4]
+            if tool in texts
+        ]
+        assert sum(found) >= (1 - missed) * len(found)
+
+
+def test_an_own_class_under_a_librarys_name_counts_as_own_unless_its_layers_fit() -> None:
+    theirs = block("BasicBlock", "Conv2d", "BatchNorm2d", "ReLU")
+    assert not unseen(text(*theirs)).classes
+    mine = block("BasicBlock", "LSTM", "Embedding", "Conv3d")
+    assert unseen(text(*mine)).classes == ("BasicBlock",)
+
+
+def test_a_wrapper_around_a_known_model_leaves_little_unseen() -> None:
+    rows = [Layer("MyNet", SHAPE, leaf=False)]
+    for _ in range(20):
+        rows += block("BasicBlock", "Conv2d", "BatchNorm2d", "ReLU", depth=2)
+    rows.insert(1, Layer("Sequential", SHAPE, depth=1, leaf=False))
+    rows.append(Layer("Linear", ((2, 10),), depth=1))
+    found = unseen(text(*rows))
+    assert found.classes == ("MyNet",)
+    assert found.share < 0.1
+    assert not found.is_much
+
+
+def test_lists_belong_to_the_class_that_owns_them() -> None:
+    rows = [Layer("MyNet", SHAPE, leaf=False), Layer("ModuleList", (), depth=1, leaf=False)]
+    rows += [Layer("Linear", SHAPE, depth=2) for _ in range(3)]
+    assert unseen(text(*rows)).share == 1.0
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"something else\n")])
+def test_a_damaged_list_of_classes_is_named(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "known-classes.gz"
+    path.write_bytes(content)
+    monkeypatch.setattr(room, "data_path", lambda *parts: path)
+    known_classes.cache_clear()
+    with pytest.raises(ConfigError, match=r"known-classes\.gz"):
+        known_classes()
+    known_classes.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "content", [None, {}, {"format": "gpumem-written/1"}, {"format": "gpumem-written/1", "policy": 3}]
+)
+def test_a_damaged_width_is_named(content: object) -> None:
+    with pytest.raises(ConfigError, match=r"written\.json"):
+        written_from_json(content, "written.json")
+
+
+def test_a_small_jobs_doubt_is_covered_further_than_a_large_ones_and_never_below_the_peak() -> None:
+    policy = RequestPolicy(tuple(4 * level - 1 for level in LEVELS), 0.0, 1.0, 0.95, 20_000.0)
+    peaks = [1000.0 * 2**power for power in range(8)]
+    ratios = [cheapest(peak, 0.5, policy) / peak for peak in peaks]
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] > ratios[-1] >= 1
+
+
+def test_from_a_text_the_request_never_falls_as_the_batch_grows() -> None:
+    truth = load_ground_truth(HANDWRITTEN)
+    for key in ("own/w-relpos-lm@256", "own/w-cbam@64", "own/w-dlrm@16"):
+        summary = read_summary(truth.texts[key]["torchinfo_full"].rstrip("\n") + "\n")
+        asked = [
+            registry.run("corrected", summary, TrainingJob(batch), find_gpu("h200")).request_mib
+            for batch in (1, 2, 3, 6, 12, 16, 24, 31, 48, 64, 100)
+        ]
+        assert asked == sorted(asked)
+
+
+def test_doubt_alone_never_asks_for_more_than_the_gpu_has() -> None:
+    truth = load_ground_truth(HANDWRITTEN)
+    summary = read_summary(truth.texts["own/w-relpos-lm@256"]["torchinfo_full"].rstrip("\n") + "\n")
+    gpu = find_gpu("t4")
+    asked = [registry.run("corrected", summary, TrainingJob(batch), gpu) for batch in (8, 16, 24, 32, 48)]
+    for one in asked:
+        assert one.request_mib <= max(gpu.memory_mib, one.peak_mib)
