@@ -90,7 +90,9 @@ def test_lists_belong_to_the_class_that_owns_them() -> None:
     assert unseen(text(*rows)).share == 1.0
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"something else\n")])
+@pytest.mark.parametrize(
+    "content", [b"", b"no gzip", gzip.compress(b"something else\n")], ids=["empty", "no gzip", "other"]
+)
 def test_a_damaged_list_of_classes_is_named(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
