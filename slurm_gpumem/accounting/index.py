@@ -24,7 +24,7 @@ _NAMES = ", ".join(f'"{name}"' for name in (*_OWN, "account"))
 _INSERT = (
     f"INSERT INTO job ({_NAMES}) "
     f"VALUES ({', '.join('?' * (len(_OWN) + 1))}) "
-    "ON CONFLICT (job_id, restarts, node, cluster) DO UPDATE SET "
+    f"ON CONFLICT ({', '.join(schema.RUN_KEY)}) DO UPDATE SET "
     + ", ".join(f'"{name}" = excluded."{name}"' for name in _OWN)
 )
 
@@ -181,23 +181,24 @@ class IndexWriter:
             self._nameless.discard(known)
         return known
 
-    def _key(self, run: Run) -> Tuple[int, int, int, int]:
-        return run.job_id, run.restarts, self.word(run.node), self.word(run.cluster)
+    def _key(self, run: Run) -> Tuple[int, ...]:
+        """Its values of RUN_KEY."""
+        return run.job_id, run.restarts, self.word(run.node), self.word(run.cluster), run.uid
 
-    def _touched(self, keys: Iterable[Tuple[int, int, int, int]]) -> List[Touched]:
-        where = "job_id = ? AND restarts = ? AND node = ? AND cluster = ?"
+    def _touched(self, keys: Iterable[Tuple[int, ...]]) -> List[Touched]:
+        where = " AND ".join(f"{name} = ?" for name in schema.RUN_KEY)
         return [row for key in keys for row in self.touched(where, key)]
 
     # -- jobs of several runs ----------------------------------------------------------------------
 
     def _fold(self, job_id: int) -> None:
         """One head for each job of that number, with what all its runs show."""
-        by_cluster: Dict[int, List[sqlite3.Row]] = {}
+        jobs: Dict[Tuple[int, int], List[sqlite3.Row]] = {}
         cursor = self._db.cursor()
         cursor.row_factory = sqlite3.Row
         for row in cursor.execute("SELECT * FROM job WHERE job_id = ? ORDER BY restarts, node", (job_id,)):
-            by_cluster.setdefault(row["cluster"], []).append(row)
-        for rows in by_cluster.values():
+            jobs.setdefault((row["cluster"], row["uid"]), []).append(row)
+        for rows in jobs.values():
             last = [row for row in rows if row["restarts"] == rows[-1]["restarts"]]
             head = last[0]
             ooms = {row["restarts"] for row in rows if row["oom"]}

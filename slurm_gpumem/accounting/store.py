@@ -91,10 +91,11 @@ class Store:
         from slurm_gpumem.accounting.detail import read_runs
 
         places = self._db.execute(
-            "SELECT folder.path, job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
-            "JOIN folder ON folder.id = job.folder WHERE job_id = ? AND cluster = "
-            "(SELECT id FROM word WHERE text = ?) ORDER BY restarts, word.text",
-            (row.job_id, row.cluster),
+            "SELECT folder.path, folder.owner, job_id, restarts, word.text, uid FROM job "
+            "JOIN word ON word.id = job.node JOIN folder ON folder.id = job.folder "
+            "WHERE job_id = ? AND uid = ? AND cluster = (SELECT id FROM word WHERE text = ?) "
+            "ORDER BY restarts, word.text",
+            (row.job_id, row.uid, row.cluster),
         ).fetchall()
         runs, missing = read_runs(places)
         return JobDetail(row, runs, missing)
@@ -185,8 +186,9 @@ class Store:
         rows = self._db.execute(
             "SELECT energy_j, (end - start) * gpus, used_s, would_s, "
             "CASE WHEN node = ?3 OR restarts < ?4 THEN end - start END, rest, "
-            "CASE WHEN oom THEN limit_mib END FROM job WHERE job_id = ?1 AND cluster = ?2 ORDER BY restarts",
-            (head["job_id"], head["cluster"], head["node"], head["restarts"]),
+            "CASE WHEN oom THEN limit_mib END FROM job WHERE job_id = ?1 AND cluster = ?2 AND uid = ?5 "
+            "ORDER BY restarts",
+            (head["job_id"], head["cluster"], head["node"], head["restarts"], head["uid"]),
         ).fetchall()
         energy, gpu_s, used_s, would_s, run_s, rests, limits = zip(*rows)
         sums = {"energy_j": energy, "gpu_s": gpu_s, "used_s": used_s, "would_s": would_s, "run_s": run_s}

@@ -89,28 +89,16 @@ def test_a_folder_that_was_given_to_its_user_becomes_roots_again(state_folder: P
 
 
 @needs_root
-def test_where_root_may_not_write_the_records_user_does(
-    state_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from slurm_gpumem.accounting import collect as module
-
-    store = state_folder / "store"
-    store.mkdir()
-    store.chmod(0o1777)
-    as_root = module._append
-
-    def squashed(book: Path, lines: Any, uid: int) -> None:
-        if os.geteuid() == 0:
-            raise PermissionError(13, "root is nobody here", str(book))
-        as_root(book, lines, uid)
-
-    monkeypatch.setattr(module, "_append", squashed)
-    append(store / str(NOBODY.pw_uid) / "2026-11.jsonl", [b"{}\n"], NOBODY.pw_uid)
-    book = store / str(NOBODY.pw_uid) / "2026-11.jsonl"
-    assert (book.read_bytes(), book.stat().st_uid) == (b"{}\n", NOBODY.pw_uid)
-    store.chmod(0o755)
-    with pytest.raises(PermissionError, match="neither root nor its user"):
-        append(store / "1" / "2026-11.jsonl", [b"{}\n"], 1)
+def test_what_cannot_be_written_stays_in_the_spool(state_folder: Path) -> None:
+    spool, store = state_folder / "spool", state_folder / "store"
+    store.mkdir(mode=0o755)
+    for uid in (1, NOBODY.pw_uid):
+        write(spool, record(uid, uid=uid))
+    (store / "1").write_text("in the way")
+    done = collect(spool, store, older_s=3600)
+    assert (done.records, len(done.failed)) == (1, 1)
+    assert done.failed[0].startswith(f"{store / '1'}: ")
+    assert [path.name for path in spool.iterdir()] == ["1.0.n1.json"]
 
 
 def test_a_line_behind_a_torn_one_stands_alone(tmp_path: Path) -> None:
