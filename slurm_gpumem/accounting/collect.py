@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.accounting.record_files import RECORD_NAME, read_record_file, record_folders, why_distrusted
 from slurm_gpumem.errors import AccountingError
-from slurm_gpumem.files import RefusedFileError, allow_readers, check_plain, primary_group
+from slurm_gpumem.files import RefusedFileError, allow_readers, check_plain, primary_group, remove_dead_drafts
 from slurm_gpumem.formats.job_record import BadRecordError, parse_job_record
 
 _BATCH = 2000
@@ -77,7 +77,12 @@ def collect(spool: Path, store: Path, *, older_s: float) -> Collected:
         pending += 1
         if pending >= _BATCH:
             records, pending = records + flush(), 0
-    return Collected(records + flush(), kept, bad, tuple(failed))
+    records += flush()
+    for top in (spool, store):
+        for found in record_folders(str(top)):
+            if not found.distrusted:
+                remove_dead_drafts(found.path)
+    return Collected(records, kept, bad, tuple(failed))
 
 
 def _check_trusted(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 import time
@@ -26,11 +27,12 @@ _SOON_S = 60
 _AS_USER = """
 import contextlib, os, sys, tempfile
 from slurm_gpumem.cli import gpumem
-index, (uid, gid) = os.environ["GPUMEM_INDEX"], map(int, sys.argv[1:3])
+index, (uid, gid) = os.environ.get("GPUMEM_INDEX"), map(int, sys.argv[1:3])
 with tempfile.TemporaryDirectory() as os.environ["GPUMEM_INDEX"], open(os.devnull, "w") as null:
     with contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
         gpumem.main(sys.argv[3:])
-os.environ["GPUMEM_INDEX"] = index
+del os.environ["GPUMEM_INDEX"]
+os.environ.update({"GPUMEM_INDEX": index} if index else {})
 os.setgroups([]), os.setgid(gid), os.setuid(uid)
 sys.exit(gpumem.main(sys.argv[3:]))
 """
@@ -59,12 +61,13 @@ class Site:
         os.chown(own, MALLORY.pw_uid, MALLORY.pw_gid)
         self.forged = own / "forged.jsonl"
 
-    def gpumem(self, *words: str, user: Any = None) -> subprocess.CompletedProcess[str]:
-        """The real command, as root or as a user."""
+    def gpumem(self, *words: str, user: Any = None, **more: str) -> subprocess.CompletedProcess[str]:
+        """The real command, as root or as a user; `more` of the environment."""
         own = str(self.root / ("own" if user else "roots"))
         env = {**os.environ, "GPUMEM_SITE_CONFIG": str(self.root / "gpumem.toml"), "HOME": own}
         env.update({"GPUMEM_INDEX": f"{own}/index"} if user else {})
         env["GPUMEM_REMEMBERED"] = f"{own}/remembered.json"
+        env.update(more)
         how = ["-c", _AS_USER, str(user.pw_uid), str(user.pw_gid)] if user else ["-m", "slurm_gpumem"]
         argv = [sys.executable, *how, *words]
         return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=_SOON_S)
@@ -240,3 +243,33 @@ def test_one_number_given_to_jobs_of_two_users_is_two_jobs(site: Site) -> None:
     ]
     assert [len(row["runs"]) for row in rows] == [1, 2]
     assert site.jobs(MALLORY)[1] == {"user": "nobody", "peak_mib": 2_000, "gpu_s": 14_400.0}
+
+
+def test_a_folder_that_somebody_took_first_is_not_used_for_anothers_index(site: Site) -> None:
+    # A number that nobody else has, and no other test.
+    uid = 1_500_000_000 + os.getpid()
+    victim = pwd.struct_passwd(("", "", uid, uid, "", "", ""))
+    home, squatted = site.root / "home", Path(f"/var/tmp/gpumem-{uid}")
+    home.mkdir()
+    os.chown(home, uid, uid)
+    write(site.spool, {**site.honest[2], "job_id": 7, "uid": uid}).chmod(0o644)
+    where = {"HOME": str(home), "GPUMEM_INDEX": "", "XDG_CACHE_HOME": ""}
+    assert site.as_mallory(f"mkdir -m 777 {squatted} && mkfifo {squatted}/index.sqlite") == 0
+    try:
+        done = site.gpumem("report", "-n", "-o", "jobid", "-S", "now-30days", user=victim, **where)
+        assert (done.returncode, done.stdout.split()) == (0, ["7"]), done.stderr
+        assert (home / ".cache" / "gpumem" / "index.sqlite").stat().st_uid == uid
+    finally:
+        shutil.rmtree(squatted)
+
+
+def test_root_writes_no_page_through_a_users_link(site: Site) -> None:
+    pytest.importorskip("jinja2")
+    everybodys, precious = site.root / "tmp", site.root / "precious"
+    precious.write_text("kept")
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    assert site.as_mallory(f'ln -s "{precious}" "{everybodys}/page.html"') == 0
+    done = site.gpumem("report", "--html", f"{everybodys}/page.html")
+    assert (done.returncode, precious.read_text()) == (2, "kept")
+    assert f"page.html is a link of user {MALLORY.pw_uid}; it may be a trap" in done.stderr

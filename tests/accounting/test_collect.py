@@ -101,6 +101,21 @@ def test_what_cannot_be_written_stays_in_the_spool(state_folder: Path) -> None:
     assert [path.name for path in spool.iterdir()] == ["1.0.n1.json"]
 
 
+@needs_root
+def test_what_killed_writers_left_is_removed_after_a_day(state_folder: Path) -> None:
+    spool, store = state_folder / "spool", state_folder / "store"
+    (store / "1").mkdir(parents=True)
+    (spool / "n1").mkdir(parents=True)
+    names = [spool / ".1.0.n1.json.77.tmp", spool / "n1" / ".2.0.n1.json.78.tmp", store / "1" / ".a.79.tmp"]
+    kept = [spool / ".3.0.n1.json.80.tmp", spool / "notes.tmp", spool / ".hidden"]
+    for path in (*names, *kept):
+        path.write_text("half")
+    for path in (*names, *kept[1:]):
+        os.utime(path, (0, 0))
+    collect(spool, store, older_s=3600)
+    assert [path.exists() for path in (*names, *kept)] == [False] * 3 + [True] * 3
+
+
 def test_a_line_behind_a_torn_one_stands_alone(tmp_path: Path) -> None:
     book = tmp_path / "1001" / "2026-11.jsonl"
     append(book, [b'{"a":1}\n'], os.geteuid())
