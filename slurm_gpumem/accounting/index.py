@@ -152,7 +152,7 @@ class IndexWriter:
             run.start,
             peak,
             1,
-            1,
+            run.restarts + 1,
             run.oom,
             state,
             judged,
@@ -201,12 +201,15 @@ class IndexWriter:
         for rows in jobs.values():
             last = [row for row in rows if row["restarts"] == rows[-1]["restarts"]]
             head = last[0]
-            ooms = {row["restarts"] for row in rows if row["oom"]}
+            done = _succeeded(head, rows)
+            ooms = {row["restarts"] for row in rows if row["oom"]} - done
             # A run's own record is closed before recovery has judged it; the next run's says why it was made.
             found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == OOM} - ooms
+            # That is the comment's word: it makes no run that succeeded one that did not.
+            found -= done
             self._db.executemany(
-                "UPDATE job SET oom = 1 WHERE id = ?",
-                [(row["id"],) for row in rows if row["restarts"] in found],
+                "UPDATE job SET oom = ? WHERE id = ?",
+                [(row["restarts"] in found, row["id"]) for row in rows if row["restarts"] in found | done],
             )
             self._db.executemany(
                 "UPDATE job SET head = 0, judged = 0, error_pm = NULL, state = own_state WHERE id = ?",
@@ -231,7 +234,8 @@ class IndexWriter:
                 min(row["start"] for row in rows),
                 peak,
                 len(rows),
-                len({row["restarts"] for row in rows}),
+                # Slurm counts; of a run whose node failed there may be no record, or not yet.
+                head["restarts"] + 1,
                 ooms,
                 state,
                 int(judged),
@@ -341,6 +345,13 @@ class IndexWriter:
                     less[run] += end - start - taken[run]
                     shares.append((taken[run], device, start, run))
         self._db.executemany("UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?", shares)
+
+
+def _succeeded(head: sqlite3.Row, rows: Sequence[sqlite3.Row]) -> Set[int]:
+    """The restarts of runs that ended well on all their nodes, or so Slurm says."""
+    done = {row["restarts"] for row in rows}
+    done -= {row["restarts"] for row in rows if row["own_state"] != schema.COMPLETED_WORD}
+    return done | {head["restarts"]} if head["slurm_state"] == schema.COMPLETED_WORD else done
 
 
 def _error_pm(estimate: Optional[int], peak: Optional[int]) -> Optional[int]:

@@ -162,7 +162,12 @@ class JobRecord(NamedTuple):
 
     @property
     def out_of_memory(self) -> bool:
-        """What was made of its end, where somebody judged; else whether it failed close to its limit."""
+        """What was made of its end, where somebody judged; else whether it failed close to its limit.
+
+        Never of a run that succeeded: some programs catch the error and go on, and a log may say anything.
+        """
+        if self.known_state == "COMPLETED":
+            return False
         return ran_out_of_memory(self.verdict, self.hints if self.failed else ())
 
 
