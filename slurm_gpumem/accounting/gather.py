@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Opt
 
 from slurm_gpumem.accounting.index import IndexWriter, PlacedRun
 from slurm_gpumem.accounting.record_files import complete_lines, open_book
-from slurm_gpumem.accounting.rows import Run, run_from
+from slurm_gpumem.accounting.rows import Run, rest_of, run_from
 from slurm_gpumem.accounting.scan import FolderChanges, Scanner
 from slurm_gpumem.files import open_plain, read_opened
 from slurm_gpumem.formats.job_record import MAX_BYTES, BadRecordError, parse_job_record
@@ -109,6 +109,8 @@ class _Intake:
         self._total = total
         self._progress = progress
         self._seen = 0
+        self._met: List[Run] = []
+        """Of one user's runs, those that met other jobs."""
         self.records = 0
         progress(0, total)
 
@@ -137,14 +139,18 @@ class _Intake:
 
     def finish(self) -> None:
         """What follows from many rows is computed once, at the end."""
+        self._index.mark_strangers(self._met)
         if self._many:
             self._index.compute_all()
+        else:
+            self._index.sum_runs(self._met)
         self._progress(self._total, self._total)
 
     def _take(self, folder: int, runs: Sequence[Run]) -> None:
         if self._only_uid is not None:
             # Without access lists a whole group can read a record; whose job it is still counts.
             runs = [run for run in runs if run.uid == self._only_uid]
+            self._met += (run for run in runs if rest_of(run.rest).met)
         self.records += len(runs)
         late = time.time() - _SETTLED_AFTER_S
         placed = [PlacedRun(run, folder, run.end is not None and run.end < late) for run in runs]

@@ -19,7 +19,7 @@ _JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
 """Only such jobs show what they needed: others may have ended before their peak."""
 
 _DAY_S = 86_400
-_OWN = (*schema.RUN_COLUMNS, "folder", "settled", *schema.FOLDED)
+_OWN = (*schema.RUN_COLUMNS, *schema.PLACED, *schema.FOLDED)
 _NAMES = ", ".join(f'"{name}"' for name in (*_OWN, "account"))
 _INSERT = (
     f"INSERT INTO job ({_NAMES}) "
@@ -85,6 +85,22 @@ class IndexWriter:
         after = self._touched(keys)
         self.settle(before, after)
 
+    def mark_strangers(self, runs: Iterable[Run]) -> None:
+        """Find those of a user's own runs, all put in by now, that met jobs of others."""
+        for run in runs:
+            met = rest_of(run.rest).met.split()
+            if any(self._is_stranger(int(job_id), self.word(run.cluster)) for job_id in met):
+                (row,) = self._touched([self._key(run)])
+                self._db.execute("UPDATE job SET strangers = 1 WHERE id = ?", (row.row,))
+
+    def sum_runs(self, runs: Iterable[Run]) -> None:
+        """Take the sums again that these runs are part of."""
+        self.sum_cells(row.cell for row in self._touched(self._key(run) for run in runs))
+
+    def _is_stranger(self, job_id: int, cluster: int) -> bool:
+        sql = "SELECT 1 FROM job WHERE job_id = ? AND cluster = ?"
+        return self._db.execute(sql, (job_id, cluster)).fetchone() is None
+
     def settle(self, before: Sequence[Touched], after: Sequence[Touched]) -> None:
         """Compute again what follows from rows that were `before` and are `after`."""
         for job_id in {row.job_id for row in after}:
@@ -148,6 +164,7 @@ class IndexWriter:
         row += (
             placed.folder,
             placed.settled,
+            0,
             1,
             run.start,
             peak,

@@ -26,6 +26,9 @@ WORDS = frozenset(
 RUN_COLUMNS: Tuple[str, ...] = Run._fields
 RUN_KEY = ("job_id", "restarts", "node", "cluster", "uid")
 """What names a run."""
+PLACED = ("folder", "settled", "strangers")
+"""Where its record lies, whether that may still change, and whether it met jobs whose records are not ours to
+read: then the GPU's time cannot be split. In root's index nobody is a stranger."""
 FOLDED = ("head", "first_start", "peak_mib", "records", "attempts", "ooms", "state", "judged", "error_pm")
 """Columns computed from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged."""
 JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined", "array_job", "array_task")
@@ -50,12 +53,12 @@ def _column(name: str) -> str:
     return f'"{name}" {kind}'
 
 
-_OF_ALL = (*RUN_COLUMNS, "folder", "settled", *FOLDED, *JOINED)
+_OF_ALL = (*RUN_COLUMNS, *PLACED, *FOLDED, *JOINED)
 _SUMMED = (
     "start", "end", "gpus", "user", "account", "model", "gpu", "partition", "month", "day", "head", "judged",
     "state", "sharing", "estimator", "shards", "limit_mib", "gpu_mib", "own_peak_mib", "peak_mib",
     "estimate_mib", "request_mib", "error_pm", "ooms", "oom", "used_s", "would_s", "energy_j", "sm_share",
-    "wait_s", "job_id",
+    "wait_s", "strangers", "job_id",
 )  # fmt: skip
 """What summaries read: first in the row, since SQLite steps through a row from its begin."""
 ALL_COLUMNS: Tuple[str, ...] = (*_SUMMED, *(name for name in _OF_ALL if name not in _SUMMED))

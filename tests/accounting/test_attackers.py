@@ -39,6 +39,11 @@ sys.exit(gpumem.main(sys.argv[3:]))
 """The command as a user, who may not be able to read the interpreter's folders: root loads all it needs."""
 
 
+def gpu(number: int) -> str:
+    """A GPU's UUID."""
+    return f"GPU-{number:08}-0000-0000-0000-000000000000"
+
+
 class Site:
     """A site with a record of Alice's, one of Mallory's and one of root's, its index and its store."""
 
@@ -49,10 +54,12 @@ class Site:
             f'[node]\nspool = "{self.spool}"\n[accounting]\ndir = "{self.store}"\nindex = "{root}/index"\n'
         )
         end = time.time() - 3 * 86_400
+        users = {1: ALICE, 2: MALLORY, 3: pwd.getpwuid(0)}
         self.honest = {
-            1: record(1, uid=ALICE.pw_uid, user="daemon", start=end - 3600, end=end),
-            2: record(2, uid=MALLORY.pw_uid, user="nobody", start=end - 3600, end=end),
-            3: record(3, uid=0, user="root", start=end - 3600, end=end),
+            number: record(
+                number, uid=user.pw_uid, user=user.pw_name, gpus=[gpu(90 + number)], start=end - 3600, end=end
+            )
+            for number, user in users.items()
         }
         for table in self.honest.values():
             write(self.spool, table).chmod(0o644)
@@ -273,3 +280,42 @@ def test_root_writes_no_page_through_a_users_link(site: Site) -> None:
     done = site.gpumem("report", "--html", f"{everybodys}/page.html")
     assert (done.returncode, precious.read_text()) == (2, "kept")
     assert f"page.html is a link of user {MALLORY.pw_uid}; it may be a trap" in done.stderr
+
+
+def test_a_users_own_report_agrees_with_roots_on_every_figure(site: Site) -> None:
+    """Jobs alone, beside one's own, beside another's, requeued after an error, and still running."""
+    own, other = {"uid": MALLORY.pw_uid, "user": "nobody"}, {"uid": ALICE.pw_uid, "user": "daemon"}
+    day = time.time() - 5 * 86_400
+
+    def put(number: int, device: int, **changes: Any) -> None:
+        table = record(number, **{"gpus": [gpu(device)], "start": day, "end": day + 3600, **changes})
+        write(site.spool, table).chmod(0o644)
+
+    put(11, 1, **own)
+    put(12, 2, **own, met=[13])
+    put(13, 2, **own, met=[12], start=day + 1800)
+    put(14, 3, **own, met=[15])
+    put(15, 3, **other, met=[14])
+    put(16, 4, **own, end=day + 60, exit_code=1, state="FAILED", hints=["near-limit"])
+    put(16, 4, **own, restarts=1, start=day + 100, claim={"why": "oom"}, met=[15])
+    put(17, 5, **own, start=time.time() - 60, end=None, state=None, exit_code=None)
+
+    def rows(user: Any) -> List[Dict[str, Any]]:
+        words = ("report", "--json", "--update", "-u", "nobody", "-S", "now-30days")
+        found: List[Dict[str, Any]] = json.loads(site.gpumem(*words, user=user).stdout)["jobs"]
+        return sorted(found, key=lambda row: row["job_id"])
+
+    roots, mine = rows(None), rows(MALLORY)
+    assert [row["job_id"] for row in mine] == [row["job_id"] for row in roots] == [2, *range(11, 15), 16, 17]
+    for whole, seen in zip(roots, mine):
+        differing = {key for key in whole if whole[key] != seen[key]}
+        # What the GPU's time beside others comes to needs their records: not known, never wrong.
+        beside = whole["job_id"] in (14, 16)
+        assert differing == ({"used_s"} if beside else set()), whole["job_id"]
+        assert seen["used_s"] is None or not beside
+    assert [row["used_s"] for row in mine[1:4]] == [3600.0, 2700.0, 900.0]
+    total = site.gpumem("report", "--summary", "-S", "now-30days", user=MALLORY).stdout
+    assert "if exclusive; 2 runs beside other users' jobs: only root's report has their part" in total
+    # Bit by bit as at once.
+    (site.root / "own" / "index" / "index.sqlite").unlink()
+    assert rows(MALLORY) == mine
