@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import struct
 import time
@@ -13,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Collection, Iterable, Iterator, NamedTuple, Optional, Tuple, Union
 
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.units import MIB
 
 _ACL_VERSION = 2
@@ -21,6 +21,9 @@ _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x
 _NO_ID = 0xFFFFFFFF
 _ENTER, _READ, _READ_WRITE = 1, 4, 6
 _OPEN_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DRAFT_NAME = re.compile(r"\..+\.[0-9]+\.tmp")
+_DRAFT_DEAD_S = 86_400.0
+"""No draft is written for a day: its writer was killed."""
 _OPEN_PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -57,7 +60,7 @@ def write_atomic(
     access list, or where the file system has none, by the group `reader_gid`.
     """
     with _draft(path, mode, durable) as (handle, _):
-        _write_all(handle, content.encode() if isinstance(content, str) else content)
+        write_all(handle, content.encode() if isinstance(content, str) else content)
         if reader_uid is not None and reader_uid != os.geteuid():
             _allow_reader(handle, reader_uid, reader_gid)
 
@@ -71,7 +74,7 @@ def replaced(path: Path, *, mode: Optional[int] = None, durable: bool = False) -
 
 @contextmanager
 def _draft(path: Path, mode: Optional[int], durable: bool) -> Iterator[Tuple[int, Path]]:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # as _DRAFT_NAME
     # What lies there by that name is a killed writer's, or a trap: never written into, only removed.
     remove(draft)
     handle = os.open(draft, _OPEN_DRAFT, 0o666 if mode is None else 0o600)
@@ -90,33 +93,6 @@ def _draft(path: Path, mode: Optional[int], durable: bool) -> Iterator[Tuple[int
         raise
 
 
-def save(path: Path, data: Union[str, bytes], *, mode: Optional[int] = None) -> None:
-    """Write a file that somebody named: whole or not at all, by default as their umask says.
-
-    A link stays one, a pipe or a device is written to and never replaced. UsageError says why it cannot be.
-    """
-    target = Path(os.path.realpath(path))
-    try:
-        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
-            target.write_bytes(data.encode() if isinstance(data, str) else data)
-            return
-        write_atomic(target, data, mode=mode)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def check_target(name: str, example: str) -> Path:
-    """The path of a file that is to be written; what stands in its way is told before the work is done."""
-    path = Path(os.path.realpath(name))
-    if path.is_dir():
-        raise UsageError(f"{name} is a folder; name a file in it, like {name.rstrip('/')}/{example}")
-    if not path.parent.is_dir():
-        raise UsageError(f"{name}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK) and (path.is_file() or not path.exists()):
-        raise UsageError(f"{name}: the folder {path.parent} cannot be written to")
-    return Path(name)
-
-
 def write_json(path: Path, value: Any, **options: Any) -> None:
     """`write_atomic` for JSON: one line, so that a person can still read it with `jq`."""
     write_atomic(path, json.dumps(value, separators=(",", ":"), sort_keys=True) + "\n", **options)
@@ -131,7 +107,27 @@ def remove(path: Path) -> bool:
     return True
 
 
-def _write_all(handle: int, data: bytes) -> None:
+def remove_dead_drafts(folder: Union[str, Path]) -> int:
+    """Remove what killed writers left in a folder of ours; the number removed."""
+    late, removed = time.time() - _DRAFT_DEAD_S, 0
+    try:
+        with os.scandir(folder) as entries:
+            drafts = [entry for entry in entries if _DRAFT_NAME.fullmatch(entry.name)]
+        for draft in drafts:
+            if draft.stat(follow_symlinks=False).st_mtime < late:
+                removed += remove(Path(draft.path))
+    except OSError:
+        pass  # gone since, or not to be written to: they are only in the way of nobody
+    return removed
+
+
+def cache_folder() -> Path:
+    """Where this user's own files lie that can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gpumem")
+
+
+def write_all(handle: int, data: bytes) -> None:
+    """Write all of it to an open file."""
     while data:
         data = data[os.write(handle, data) :]
 

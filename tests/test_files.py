@@ -11,17 +11,14 @@ from typing import Callable
 
 import pytest
 
-from slurm_gpumem.errors import UsageError
 from slurm_gpumem.files import (
     LockTimeoutError,
     RefusedFileError,
-    check_target,
     lock_for_life,
     locked,
     read_json,
     read_plain,
     replaced,
-    save,
     write_atomic,
     write_json,
 )
@@ -54,34 +51,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None
     with pytest.raises(OSError, match=r"No such file"):
         write_atomic(tmp_path / "missing" / "a", "new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_file_that_somebody_named_is_saved_whole_with_their_umask(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text("old")
-    (tmp_path / "link").symlink_to("real")
-    mask = os.umask(0o027)
-    try:
-        save(tmp_path / "link", b"new")
-        save(tmp_path / "private", "mine", mode=0o600)
-    finally:
-        os.umask(mask)
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_bytes() == b"new"
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("real", "private")]
-    assert modes == [0o640, 0o600]
-    save(Path("/dev/null"), "nothing")
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
-    with pytest.raises(UsageError, match="cannot be written: No such file"):
-        save(tmp_path / "missing" / "a", "new")
-
-
-def test_a_place_that_cannot_be_written_is_known_before_the_work(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is a folder; name a file in it, like .*/page.html"):
-        check_target(f"{tmp_path}/", "page.html")
-    with pytest.raises(UsageError, match="there is no folder"):
-        check_target(f"{tmp_path}/missing/page.html", "page.html")
-    assert check_target("/dev/null", "page.html") == Path("/dev/null")
-    assert check_target(f"{tmp_path}/page.html", "page.html") == tmp_path / "page.html"
 
 
 def test_without_a_mode_the_umask_decides_who_reads_it(tmp_path: Path) -> None:

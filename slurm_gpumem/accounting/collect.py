@@ -2,18 +2,20 @@
 
 A million small files are slow to list and back up. A record goes into its user's book first, on disk for
 good, and only then is its file removed; if interrupted it is in both, which the index does not mind.
-Where root may not write (a network file system that squashes root) the record's owner writes it, in a child.
+Only root writes: where it may not, the records stay in the spool.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
-from slurm_gpumem.accounting.record_files import RECORD_NAME, read_record_file
-from slurm_gpumem.files import RefusedFileError, allow_readers, primary_group
+from slurm_gpumem.accounting.record_files import RECORD_NAME, read_record_file, record_folders, why_distrusted
+from slurm_gpumem.errors import AccountingError
+from slurm_gpumem.files import RefusedFileError, allow_readers, check_plain, primary_group, remove_dead_drafts
 from slurm_gpumem.formats.job_record import BadRecordError, parse_job_record
 
 _BATCH = 2000
@@ -33,10 +35,15 @@ class Collected(NamedTuple):
 
 
 def collect(spool: Path, store: Path, *, older_s: float) -> Collected:
-    """Move the records of jobs that ended at least `older_s` ago from the spool into the store's books."""
+    """Move the records of jobs that ended at least `older_s` ago from the spool into the store's books.
+
+    AccountingError when others than root may write to one of them.
+    """
+    for folder in (spool, store):
+        _check_trusted(folder)
     records = kept = bad = 0
     failed: Dict[str, None] = {}
-    waiting: Dict[int, List[Tuple[Path, bytes]]] = {}
+    waiting: Dict[int, List[Tuple[str, bytes]]] = {}
     late = time.time() - older_s
 
     def flush() -> int:
@@ -48,16 +55,16 @@ def collect(spool: Path, store: Path, *, older_s: float) -> Collected:
                 failed[f"{error.filename or store}: {error.strerror}"] = None
                 continue
             for path, _ in found:
-                path.unlink()
+                os.unlink(path)
             moved += len(found)
         waiting.clear()
         return moved
 
     pending = 0
-    for path in _record_files(spool):
+    for path, owner in _record_files(spool):
         try:
-            data, writer = read_record_file(str(path))
-            record = parse_job_record(data, writer)
+            data = read_record_file(path, owner)
+            record = parse_job_record(data)
         except (BadRecordError, RefusedFileError):
             bad += 1
             continue
@@ -70,38 +77,51 @@ def collect(spool: Path, store: Path, *, older_s: float) -> Collected:
         pending += 1
         if pending >= _BATCH:
             records, pending = records + flush(), 0
-    return Collected(records + flush(), kept, bad, tuple(failed))
+    records += flush()
+    for top in (spool, store):
+        for found in record_folders(str(top)):
+            if not found.distrusted:
+                remove_dead_drafts(found.path)
+    return Collected(records, kept, bad, tuple(failed))
+
+
+def _check_trusted(folder: Path) -> None:
+    try:
+        why = why_distrusted(os.stat(folder))
+    except OSError:
+        return  # without a spool there is nothing to move; without a store the writing says so
+    if why:
+        raise AccountingError(
+            f"{folder}: a {why}: records there could be forged, so nothing was moved\n"
+            f"Check what is in it, then: chown root {folder}; chmod go-w {folder}"
+        )
 
 
 def append(book: Path, lines: Sequence[bytes], uid: int) -> None:
-    """Write lines behind a book, for good; as its user where root is not let."""
-    try:
-        _append(book, lines, uid)
-    except PermissionError:
-        if os.geteuid() != 0 or uid == 0:
-            raise
-        _as_user(uid, book, lines)
-
-
-def _append(book: Path, lines: Sequence[bytes], uid: int) -> None:
+    """Write lines behind a book, for good."""
     folder = book.parent
     if not folder.is_dir():
         folder.mkdir(mode=0o700)
     if os.geteuid() == 0:
         _keep_roots(folder, uid)
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     handle = os.open(book, flags, 0o600)
     try:
+        about = check_plain(handle, (os.geteuid(),))
+        if about.st_nlink > 1:
+            # Its user is about to be let read it: it must be no second name of another file.
+            raise RefusedFileError(errno.EMLINK, "has another name (a hard link)")
         if os.geteuid() == 0:
-            os.fchown(handle, 0, 0)
             _let_read(handle, uid)
-        size = os.fstat(handle).st_size
         # A writer that died in the middle of a line: end it, so that ours stands alone.
-        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        torn = about.st_size > 0 and os.pread(handle, 1, about.st_size - 1) != b"\n"
         data = (b"\n" if torn else b"") + b"".join(lines)
         while data:
             data = data[os.write(handle, data) :]
         os.fsync(handle)
+    except RefusedFileError as error:
+        error.filename = str(book)
+        raise
     finally:
         os.close(handle)
 
@@ -128,33 +148,10 @@ def _let_read(handle: int, uid: int, *, folder: bool = False) -> None:
         os.fchmod(handle, 0o750 if folder else 0o640)
 
 
-def _as_user(uid: int, book: Path, lines: Sequence[bytes]) -> None:
-    """The same in a child that has become the user."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(primary_group(uid) or _NOGROUP)
-            os.setuid(uid)
-            _append(book, lines, uid)
-            code = 0
-        except OSError as error:
-            code = min(error.errno or 1, 254)
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code != 0:
-        why = os.strerror(code) if code > 0 else f"ended by signal {-code}"
-        raise PermissionError(code, f"neither root nor its user may write there ({why})", str(book))
-
-
-def _record_files(spool: Path) -> List[Path]:
-    """Records in the spool, and in the folders of nodes whose spools were pulled here."""
-    found: List[Path] = []
-    for folder in (
-        [spool, *(path for path in sorted(spool.iterdir()) if path.is_dir())] if spool.is_dir() else ()
-    ):
-        with os.scandir(folder) as entries:
-            found += [Path(entry.path) for entry in entries if RECORD_NAME.fullmatch(entry.name)]
-    return found
+def _record_files(spool: Path) -> Iterator[Tuple[str, int]]:
+    """Records in the spool, and in the folders of nodes whose spools were pulled here; whose they must be."""
+    for folder, owner, distrusted in record_folders(str(spool)):
+        if not distrusted:
+            with os.scandir(folder) as entries:
+                found = [(entry.path, owner) for entry in entries if RECORD_NAME.fullmatch(entry.name)]
+            yield from found

@@ -17,13 +17,17 @@ from slurm_gpumem.formats.job_record import (
     record_name,
 )
 
+Place = Tuple[str, int, int, int, str, int]
+"""Of a run's record: folder, whose files count there, job, restarts, node and uid."""
 
-def read_runs(places: Sequence[Tuple[str, int, int, str]]) -> Tuple[Tuple[Attempt, ...], Tuple[str, ...]]:
-    """The runs whose records lie at (folder, job, restarts, node), and the paths of those that are gone."""
+
+def read_runs(places: Sequence[Place]) -> Tuple[Tuple[Attempt, ...], Tuple[str, ...]]:
+    """The runs whose records lie at these places, and the paths of those that are gone."""
     runs: List[Attempt] = []
     missing: List[str] = []
-    for folder, job_id, restarts, node in places:
-        record = _find(folder, job_id, restarts, node)
+    for place in places:
+        folder, _, job_id, restarts, node, _ = place
+        record = _find(place)
         if record is None:
             missing.append(f"{folder}/{record_name(job_id, restarts, node)}")
         else:
@@ -71,25 +75,32 @@ def _stay(record: JobRecord, uuid: str, figures: GpuFigures) -> GpuStay:
     )
 
 
-def _find(folder: str, job_id: int, restarts: int, node: str) -> Optional[JobRecord]:
+def _find(place: Place) -> Optional[JobRecord]:
     """The record of a run: a file of its own, or a line of one of the folder's books."""
+    folder, owner, job_id, restarts, node, _ = place
     try:
-        return parse_job_record(*read_record_file(f"{folder}/{record_name(job_id, restarts, node)}"))
+        record = parse_job_record(read_record_file(f"{folder}/{record_name(job_id, restarts, node)}", owner))
+        if _is_at(record, place):
+            return record
     except (OSError, BadRecordError):
         pass
     found = None
-    for line, writer in _lines_about(folder, job_id):
+    for line in _lines_about(folder, owner, job_id):
         try:
-            record = parse_job_record(line, writer)
+            record = parse_job_record(line)
         except BadRecordError:
             continue
-        if (record.job_id, record.restarts, record.node) == (job_id, restarts, node):
+        if _is_at(record, place):
             found = record  # the last word counts
     return found
 
 
-def _lines_about(folder: str, job_id: int) -> Iterator[Tuple[bytes, Optional[int]]]:
-    """Lines of the folder's books that may be the job's, and who wrote them."""
+def _is_at(record: JobRecord, place: Place) -> bool:
+    return (record.job_id, record.restarts, record.node, record.uid) == place[2:]
+
+
+def _lines_about(folder: str, owner: int, job_id: int) -> Iterator[bytes]:
+    """Lines of the folder's books that may be the job's."""
     about = re.compile(rb'"job_id": ?%d[,}]' % job_id)
     try:
         books = sorted(name for name in os.listdir(folder) if name.endswith(".jsonl"))
@@ -97,11 +108,11 @@ def _lines_about(folder: str, job_id: int) -> Iterator[Tuple[bytes, Optional[int
         return
     for name in books:
         try:
-            book = open_book(f"{folder}/{name}")
+            book = open_book(f"{folder}/{name}", owner)
         except OSError:
             continue
         with book.file:
-            yield from ((line, book.writer) for line in complete_lines(book.file) if about.search(line))
+            yield from (line for line in complete_lines(book.file) if about.search(line))
 
 
 def _rounded(mib: Optional[float]) -> Optional[int]:

@@ -27,6 +27,7 @@ FACTS: Tuple[Tuple[str, str], ...] = (
     ("observed", f"sum(head AND sharing = {OBSERVED_WORD})"),
     ("gpu_s", f"sum({_RUN})"),
     ("used_s", "sum(used_s)"),
+    ("strangers", "sum(strangers)"),
     ("would_s", "sum(would_s)"),
     ("would_of_s", f"sum(CASE WHEN would_s IS NOT NULL THEN {_RUN} END)"),
     ("ooms", "sum(oom)"),

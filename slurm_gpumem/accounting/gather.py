@@ -10,8 +10,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Callable, Deque, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.accounting.index import IndexWriter, PlacedRun
-from slurm_gpumem.accounting.record_files import as_written, complete_lines, open_book
-from slurm_gpumem.accounting.rows import Run, run_from
+from slurm_gpumem.accounting.record_files import complete_lines, open_book
+from slurm_gpumem.accounting.rows import Run, rest_of, run_from
 from slurm_gpumem.accounting.scan import FolderChanges, Scanner
 from slurm_gpumem.files import open_plain, read_opened
 from slurm_gpumem.formats.job_record import MAX_BYTES, BadRecordError, parse_job_record
@@ -81,10 +81,10 @@ def _refresh(
         db, IndexWriter(db), only_uid, many=fresh or total > _MANY, total=total, progress=progress
     )
     for changes in changed:
-        for names, loaded in _load_all(changes.path, changes.names, shard_mib):
+        for names, loaded in _load_all(changes, shard_mib):
             intake.take_files(changes, names, loaded)
         for name in changes.books:
-            _read_book(db, intake, changes.number, f"{changes.path}/{name}", shard_mib)
+            _read_book(db, intake, changes, name, shard_mib)
     intake.finish()
     return intake.records
 
@@ -109,6 +109,8 @@ class _Intake:
         self._total = total
         self._progress = progress
         self._seen = 0
+        self._met: List[Run] = []
+        """Of one user's runs, those that met other jobs."""
         self.records = 0
         progress(0, total)
 
@@ -137,14 +139,18 @@ class _Intake:
 
     def finish(self) -> None:
         """What follows from many rows is computed once, at the end."""
+        self._index.mark_strangers(self._met)
         if self._many:
             self._index.compute_all()
+        else:
+            self._index.sum_runs(self._met)
         self._progress(self._total, self._total)
 
     def _take(self, folder: int, runs: Sequence[Run]) -> None:
         if self._only_uid is not None:
             # Without access lists a whole group can read a record; whose job it is still counts.
             runs = [run for run in runs if run.uid == self._only_uid]
+            self._met += (run for run in runs if rest_of(run.rest).met)
         self.records += len(runs)
         late = time.time() - _SETTLED_AFTER_S
         placed = [PlacedRun(run, folder, run.end is not None and run.end < late) for run in runs]
@@ -161,15 +167,14 @@ class _Intake:
         self._progress(min(self._seen, self._total), self._total)
 
 
-def _load_all(
-    folder: str, names: Sequence[str], shard_mib: int
-) -> Iterator[Tuple[Sequence[str], List[Loaded]]]:
+def _load_all(changes: FolderChanges, shard_mib: int) -> Iterator[Tuple[Sequence[str], List[Loaded]]]:
     """Read all files, in batches; many of them by all processors."""
+    folder, owner, names = changes.path, changes.owner, changes.names
     batches = [names[at : at + _BATCH] for at in range(0, len(names), _BATCH)]
     workers = min(4, os.cpu_count() or 1)
     if len(names) <= _MANY or workers < 2:
         for batch in batches:
-            yield batch, load_files(folder, batch, shard_mib)
+            yield batch, load_files(folder, owner, batch, shard_mib)
         return
     # Loaded only now: a report that finds nothing new would wait for them longer than for its answer.
     import multiprocessing
@@ -180,7 +185,7 @@ def _load_all(
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker) as pool:
         waiting: Deque[Tuple[Sequence[str], Future[List[Loaded]]]] = deque()
         for batch in batches:
-            waiting.append((batch, pool.submit(load_files, folder, batch, shard_mib)))
+            waiting.append((batch, pool.submit(load_files, folder, owner, batch, shard_mib)))
             # Few ahead: results wait in memory.
             if len(waiting) > 2 * workers:
                 names, result = waiting.popleft()
@@ -203,8 +208,8 @@ def _start_worker() -> None:
     threading.Thread(target=leave, daemon=True).start()
 
 
-def load_files(folder: str, names: Sequence[str], shard_mib: int) -> List[Loaded]:
-    """The runs of some files of a folder; in a process of its own when there are many.
+def load_files(folder: str, owner: int, names: Sequence[str], shard_mib: int) -> List[Loaded]:
+    """The runs of some files of a folder that are its owner's; in a process of its own when there are many.
 
     Small files that lie on a disk are waited for one by one unless it is asked for many at once.
     """
@@ -213,7 +218,7 @@ def load_files(folder: str, names: Sequence[str], shard_mib: int) -> List[Loaded
     try:
         for at in range(0, len(names) + _AHEAD, _AHEAD):
             before, opened = opened, [_open(f"{folder}/{name}") for name in names[at : at + _AHEAD]]
-            loaded += [_load(handle, shard_mib) if isinstance(handle, int) else handle for handle in before]
+            loaded += [_load(item, owner, shard_mib) if isinstance(item, int) else item for item in before]
     finally:
         for handle in opened:
             if isinstance(handle, int):
@@ -236,10 +241,10 @@ def _open(path: str) -> Union[int, str]:
     return handle
 
 
-def _load(handle: int, shard_mib: int) -> Loaded:
+def _load(handle: int, owner: int, shard_mib: int) -> Loaded:
     try:
-        data, writer = as_written(read_opened(handle, most_bytes=MAX_BYTES))
-        return run_from(parse_job_record(data, writer), shard_mib=shard_mib)
+        found = read_opened(handle, most_bytes=MAX_BYTES, owners=(owner,))
+        return run_from(parse_job_record(found.data), shard_mib=shard_mib)
     except BadRecordError as error:
         return str(error)
     except OSError as error:
@@ -251,18 +256,24 @@ def _load(handle: int, shard_mib: int) -> Loaded:
 
 def _unread(db: sqlite3.Connection, path: str) -> int:
     try:
-        about = os.stat(path)
+        about = os.stat(path, follow_symlinks=False)
     except OSError:
         return 0
     known = db.execute("SELECT inode, read FROM book WHERE path = ?", (path,)).fetchone()
     return about.st_size - (known[1] if known and known[0] == about.st_ino else 0)
 
 
-def _read_book(db: sqlite3.Connection, intake: _Intake, folder: int, path: str, shard_mib: int) -> None:
+def _read_book(
+    db: sqlite3.Connection, intake: _Intake, changes: FolderChanges, name: str, shard_mib: int
+) -> None:
     """The lines behind those that were read before; a last line without its end is left for the next time."""
+    folder, path = changes.number, f"{changes.path}/{name}"
     try:
-        file, about, writer = open_book(path)
-    except OSError:
+        file, about = open_book(path, changes.owner)
+    except (FileNotFoundError, PermissionError):
+        return  # gone since, or another user's to read
+    except OSError as error:
+        db.execute("INSERT OR REPLACE INTO bad VALUES (?, ?, 1)", (path, error.strerror or "cannot be read"))
         return
     with file:
         known = db.execute("SELECT inode, read FROM book WHERE path = ?", (path,)).fetchone()
@@ -271,7 +282,7 @@ def _read_book(db: sqlite3.Connection, intake: _Intake, folder: int, path: str, 
         batch: List[Loaded] = []
         for line in complete_lines(file):
             read += len(line)
-            batch.append(_run_of_line(line, writer, shard_mib))
+            batch.append(_run_of_line(line, shard_mib))
             if len(batch) >= _BATCH:
                 intake.take_lines(folder, path, batch)
                 batch = []
@@ -279,8 +290,8 @@ def _read_book(db: sqlite3.Connection, intake: _Intake, folder: int, path: str, 
     db.execute("INSERT OR REPLACE INTO book VALUES (?, ?, ?, ?)", (path, about.st_ino, read, about.st_mtime))
 
 
-def _run_of_line(line: bytes, writer: Optional[int], shard_mib: int) -> Loaded:
+def _run_of_line(line: bytes, shard_mib: int) -> Loaded:
     try:
-        return run_from(parse_job_record(line, writer), shard_mib=shard_mib)
+        return run_from(parse_job_record(line), shard_mib=shard_mib)
     except BadRecordError as error:
         return str(error)

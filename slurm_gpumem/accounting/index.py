@@ -19,12 +19,12 @@ _JUDGED = (schema.COMPLETED_WORD, schema.TIMEOUT_WORD)
 """Only such jobs show what they needed: others may have ended before their peak."""
 
 _DAY_S = 86_400
-_OWN = (*schema.RUN_COLUMNS, "folder", "settled", *schema.FOLDED)
+_OWN = (*schema.RUN_COLUMNS, *schema.PLACED, *schema.FOLDED)
 _NAMES = ", ".join(f'"{name}"' for name in (*_OWN, "account"))
 _INSERT = (
     f"INSERT INTO job ({_NAMES}) "
     f"VALUES ({', '.join('?' * (len(_OWN) + 1))}) "
-    "ON CONFLICT (job_id, restarts, node, cluster) DO UPDATE SET "
+    f"ON CONFLICT ({', '.join(schema.RUN_KEY)}) DO UPDATE SET "
     + ", ".join(f'"{name}" = excluded."{name}"' for name in _OWN)
 )
 
@@ -84,6 +84,22 @@ class IndexWriter:
         self.put(placed)
         after = self._touched(keys)
         self.settle(before, after)
+
+    def mark_strangers(self, runs: Iterable[Run]) -> None:
+        """Find those of a user's own runs, all put in by now, that met jobs of others."""
+        for run in runs:
+            met = rest_of(run.rest).met.split()
+            if any(self._is_stranger(int(job_id), self.word(run.cluster)) for job_id in met):
+                (row,) = self._touched([self._key(run)])
+                self._db.execute("UPDATE job SET strangers = 1 WHERE id = ?", (row.row,))
+
+    def sum_runs(self, runs: Iterable[Run]) -> None:
+        """Take the sums again that these runs are part of."""
+        self.sum_cells(row.cell for row in self._touched(self._key(run) for run in runs))
+
+    def _is_stranger(self, job_id: int, cluster: int) -> bool:
+        sql = "SELECT 1 FROM job WHERE job_id = ? AND cluster = ?"
+        return self._db.execute(sql, (job_id, cluster)).fetchone() is None
 
     def settle(self, before: Sequence[Touched], after: Sequence[Touched]) -> None:
         """Compute again what follows from rows that were `before` and are `after`."""
@@ -148,11 +164,12 @@ class IndexWriter:
         row += (
             placed.folder,
             placed.settled,
+            0,
             1,
             run.start,
             peak,
             1,
-            1,
+            run.restarts + 1,
             run.oom,
             state,
             judged,
@@ -181,31 +198,35 @@ class IndexWriter:
             self._nameless.discard(known)
         return known
 
-    def _key(self, run: Run) -> Tuple[int, int, int, int]:
-        return run.job_id, run.restarts, self.word(run.node), self.word(run.cluster)
+    def _key(self, run: Run) -> Tuple[int, ...]:
+        """Its values of RUN_KEY."""
+        return run.job_id, run.restarts, self.word(run.node), self.word(run.cluster), run.uid
 
-    def _touched(self, keys: Iterable[Tuple[int, int, int, int]]) -> List[Touched]:
-        where = "job_id = ? AND restarts = ? AND node = ? AND cluster = ?"
+    def _touched(self, keys: Iterable[Tuple[int, ...]]) -> List[Touched]:
+        where = " AND ".join(f"{name} = ?" for name in schema.RUN_KEY)
         return [row for key in keys for row in self.touched(where, key)]
 
     # -- jobs of several runs ----------------------------------------------------------------------
 
     def _fold(self, job_id: int) -> None:
         """One head for each job of that number, with what all its runs show."""
-        by_cluster: Dict[int, List[sqlite3.Row]] = {}
+        jobs: Dict[Tuple[int, int], List[sqlite3.Row]] = {}
         cursor = self._db.cursor()
         cursor.row_factory = sqlite3.Row
         for row in cursor.execute("SELECT * FROM job WHERE job_id = ? ORDER BY restarts, node", (job_id,)):
-            by_cluster.setdefault(row["cluster"], []).append(row)
-        for rows in by_cluster.values():
+            jobs.setdefault((row["cluster"], row["uid"]), []).append(row)
+        for rows in jobs.values():
             last = [row for row in rows if row["restarts"] == rows[-1]["restarts"]]
             head = last[0]
-            ooms = {row["restarts"] for row in rows if row["oom"]}
+            done = _succeeded(head, rows)
+            ooms = {row["restarts"] for row in rows if row["oom"]} - done
             # A run's own record is closed before recovery has judged it; the next run's says why it was made.
             found = {row["restarts"] - 1 for row in rows if rest_of(row["rest"]).why == OOM} - ooms
+            # That is the comment's word: it makes no run that succeeded one that did not.
+            found -= done
             self._db.executemany(
-                "UPDATE job SET oom = 1 WHERE id = ?",
-                [(row["id"],) for row in rows if row["restarts"] in found],
+                "UPDATE job SET oom = ? WHERE id = ?",
+                [(row["restarts"] in found, row["id"]) for row in rows if row["restarts"] in found | done],
             )
             self._db.executemany(
                 "UPDATE job SET head = 0, judged = 0, error_pm = NULL, state = own_state WHERE id = ?",
@@ -230,7 +251,8 @@ class IndexWriter:
                 min(row["start"] for row in rows),
                 peak,
                 len(rows),
-                len({row["restarts"] for row in rows}),
+                # Slurm counts; of a run whose node failed there may be no record, or not yet.
+                head["restarts"] + 1,
                 ooms,
                 state,
                 int(judged),
@@ -340,6 +362,13 @@ class IndexWriter:
                     less[run] += end - start - taken[run]
                     shares.append((taken[run], device, start, run))
         self._db.executemany("UPDATE stay SET used = ? WHERE device = ? AND start = ? AND run = ?", shares)
+
+
+def _succeeded(head: sqlite3.Row, rows: Sequence[sqlite3.Row]) -> Set[int]:
+    """The restarts of runs that ended well on all their nodes, or so Slurm says."""
+    done = {row["restarts"] for row in rows}
+    done -= {row["restarts"] for row in rows if row["own_state"] != schema.COMPLETED_WORD}
+    return done | {head["restarts"]} if head["slurm_state"] == schema.COMPLETED_WORD else done
 
 
 def _error_pm(estimate: Optional[int], peak: Optional[int]) -> Optional[int]:

@@ -15,7 +15,7 @@ from typing import Callable, Optional
 from slurm_gpumem.accounting import schema
 from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.errors import AccountingError
-from slurm_gpumem.files import replaced
+from slurm_gpumem.files import remove_dead_drafts, replaced
 
 NAME = "index.sqlite"
 
@@ -62,6 +62,7 @@ def _existing(path: Path, source: str) -> Optional[sqlite3.Connection]:
 
 
 def _make(path: Path, source: str, fill: Callable[[sqlite3.Connection], object]) -> sqlite3.Connection:
+    remove_dead_drafts(path.parent)
     try:
         with replaced(path, mode=0o600) as draft:
             connection = schema.create(draft)
@@ -87,8 +88,8 @@ def _folder(config: AccountingConfig) -> Path:
         about = os.stat(folder, follow_symlinks=False)
     except OSError as error:
         raise AccountingError(f"{folder}: cannot keep the index there: {error.strerror}") from None
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         raise AccountingError(
-            f"{folder}: belongs to somebody else; GPUMEM_INDEX=DIR names another folder for the index"
+            f"{folder}: others may write there, and so to the index; GPUMEM_INDEX=DIR names another folder"
         )
     return folder

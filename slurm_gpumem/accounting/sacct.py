@@ -22,6 +22,8 @@ _ASK_AGAIN_S = 600.0
 """After an answer that was an error."""
 _GIVE_UP_AFTER_S = 3600.0
 """A job that Slurm does not know an hour after its end is not asked about again."""
+_SAME_JOB = "(cluster, uid) = (SELECT cluster, uid FROM job WHERE id = ?)"
+"""Besides its number."""
 
 
 def join_slurm(
@@ -104,7 +106,7 @@ def _put(
     ready = max((moment for moment in (first.submit, first.eligible) if moment), default=None)
     wait = max(0.0, first.start - ready) if first.start and ready else None
     db.execute(
-        "UPDATE job SET account = ? WHERE job_id = ? AND cluster = (SELECT cluster FROM job WHERE id = ?)",
+        f"UPDATE job SET account = ? WHERE job_id = ? AND {_SAME_JOB}",
         (writer.word(last.account), job_id, head),
     )
     db.execute(
@@ -116,8 +118,7 @@ def _put(
     if seen is not None and seen.saw == OOM:
         # Only of a run that failed: some programs catch the error and go on.
         db.execute(
-            "UPDATE job SET oom = 1 WHERE job_id = ? AND restarts = ? AND own_state = ? "
-            "AND cluster = (SELECT cluster FROM job WHERE id = ?)",
+            f"UPDATE job SET oom = 1 WHERE job_id = ? AND restarts = ? AND own_state = ? AND {_SAME_JOB}",
             (job_id, seen.run, FAILED_WORD, head),
         )
     writer.settle(before, writer.touched("job_id = ?", (job_id,)))

@@ -11,7 +11,7 @@ import sqlite3
 import time
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from slurm_gpumem.accounting.record_files import RECORD_NAME
+from slurm_gpumem.accounting.record_files import RECORD_NAME, why_distrusted
 from slurm_gpumem.formats.job_record import record_name
 
 _GRAIN_NS = 2_000_000_000
@@ -29,6 +29,8 @@ class FolderChanges(NamedTuple):
     path: str
     number: int
     """In the table of folders."""
+    owner: int
+    """Whose files in it count."""
     names: Sequence[str]
     """Records that are new or may have changed."""
     books: Sequence[str]
@@ -47,46 +49,66 @@ class Scanner:
         """What is new in these folders and in those one level below them."""
         changes = []
         for folder in dict.fromkeys(folders):
-            changes.append(self._scan_folder(folder, below=True))
+            top = self._scan_folder(folder)
+            if top is None:
+                continue
+            changes.append(top)
             prefix = folder.rstrip("/") + "/"
             rows = self._db.execute(
                 "SELECT path FROM folder WHERE path > ? AND path < ?", (prefix, prefix[:-1] + "0")
             )
             for (path,) in rows.fetchall():
-                changes.append(self._scan_folder(path, below=False))
+                below = self._scan_folder(path, top.owner)
+                changes += [] if below is None else [below]
         return [found for found in changes if found.names or found.books]
 
-    def _scan_folder(self, path: str, *, below: bool) -> FolderChanges:
+    def _scan_folder(self, path: str, top_owner: Optional[int] = None) -> Optional[FolderChanges]:
+        """What is new there; None where nothing is believed. Without `top_owner` it is a top folder."""
         self._db.execute("INSERT OR IGNORE INTO folder (path) VALUES (?)", (path,))
         number, stamp, looked, took = self._db.execute(
             "SELECT id, stamp, coalesce(looked, 0), coalesce(took, 0) FROM folder WHERE path = ?", (path,)
         ).fetchone()
         unsettled = self._unsettled(number)
         try:
-            now = os.stat(path).st_mtime_ns
+            # The site's own path may be a link; below it none was taken for a folder.
+            about = os.stat(path, follow_symlinks=top_owner is None)
         except OSError:
-            return FolderChanges(path, number, (), ())
+            return None
+        why = why_distrusted(about, top_owner)
+        self._db.execute("DELETE FROM bad WHERE path = ?", (path,))
+        if why:
+            self._db.execute("INSERT INTO bad VALUES (?, ?, 1)", (path, why))
+            return None
+        now, owner = about.st_mtime_ns, about.st_uid
         rested = time.time() - looked > _REST_TIMES * took or self._force
         if now == stamp or not rested:
-            return FolderChanges(path, number, unsettled, self._open_books(path))
+            return FolderChanges(path, number, owner, unsettled, self._open_books(path))
         began = time.monotonic()
         names, books, folders = _entries(path)
-        if below:
+        self._forget_bad(path, frozenset((*names, *books)))
+        if top_owner is None:
             self._db.executemany(
                 "INSERT OR IGNORE INTO folder (path) VALUES (?)", [(name,) for name in folders]
             )
-        fresh = [*unsettled, *self._unknown(names, frozenset(unsettled))]
+        fresh = [*unsettled, *self._unknown(number, names, frozenset(unsettled))]
         # A change in the clock's last grain could be missed: then scan again next time.
         settled = time.time_ns() - now > _GRAIN_NS
         self._db.execute(
-            "UPDATE folder SET stamp = ?, looked = ?, took = ? WHERE id = ?",
-            (now if settled else None, time.time(), time.monotonic() - began, number),
+            "UPDATE folder SET owner = ?, stamp = ?, looked = ?, took = ? WHERE id = ?",
+            (owner, now if settled else None, time.time(), time.monotonic() - began, number),
         )
-        return FolderChanges(path, number, fresh, sorted({*books, *self._open_books(path)}))
+        return FolderChanges(path, number, owner, fresh, sorted({*books, *self._open_books(path)}))
+
+    def _forget_bad(self, path: str, present: frozenset[str]) -> None:
+        """What could not be used and is gone now need not be looked for any more."""
+        rows = self._db.execute("SELECT path FROM bad WHERE path > ? AND path < ?", (path + "/", path + "0"))
+        names = [found[len(path) + 1 :] for (found,) in rows]
+        gone = [(f"{path}/{name}",) for name in names if "/" not in name and name not in present]
+        self._db.executemany("DELETE FROM bad WHERE path = ?", gone)
 
     def _unsettled(self, folder: int) -> List[str]:
         rows = self._db.execute(
-            "SELECT job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
+            "SELECT DISTINCT job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
             "WHERE settled = 0 AND folder = ?",
             (folder,),
         )
@@ -99,11 +121,14 @@ class Scanner:
         )
         return [name for (found,) in rows if "/" not in (name := found[len(path) + 1 :])]
 
-    def _unknown(self, names: Sequence[str], besides: frozenset[str]) -> List[str]:
-        """Names whose records the index does not have; those that it has never change again."""
+    def _unknown(self, folder: int, names: Sequence[str], besides: frozenset[str]) -> List[str]:
+        """Names whose records the index does not have from this folder; those never change again.
+
+        By the folder, for no name says whose job it is: of another folder it could be another user's.
+        """
         if len(names) > _FEW and self._known is None:
-            rows = self._db.execute("SELECT job_id, restarts, node FROM job")
-            self._known = {_code(job_id, restarts, node) for job_id, restarts, node in rows}
+            rows = self._db.execute("SELECT job_id, restarts, node, folder FROM job")
+            self._known = {_code(*row) for row in rows}
             self._nodes = dict(self._db.execute("SELECT text, id FROM word"))
         found = []
         for name in names:
@@ -112,29 +137,29 @@ class Scanner:
                 continue
             job_id, restarts, node = int(match[1]), int(match[2]), match[3]
             if self._known is not None:
-                known = _code(job_id, restarts, self._nodes.get(node, 0)) in self._known
+                known = _code(job_id, restarts, self._nodes.get(node, 0), folder) in self._known
             else:
-                known = self._is_known(job_id, restarts, node)
+                known = self._is_known(job_id, restarts, node, folder)
             if not known:
                 found.append(name)
         # In order of the jobs: their files were made, and their rows come to lie, in about that order.
         found.sort(key=lambda name: int(name[: name.index(".")]))
         return found
 
-    def _is_known(self, job_id: int, restarts: int, node: str) -> bool:
+    def _is_known(self, job_id: int, restarts: int, node: str, folder: int) -> bool:
         return (
             self._db.execute(
                 "SELECT 1 FROM job JOIN word ON word.id = job.node "
-                "WHERE job_id = ? AND restarts = ? AND word.text = ?",
-                (job_id, restarts, node),
+                "WHERE job_id = ? AND restarts = ? AND word.text = ? AND folder = ?",
+                (job_id, restarts, node, folder),
             ).fetchone()
             is not None
         )
 
 
-def _code(job_id: int, restarts: int, node: int) -> int:
+def _code(job_id: int, restarts: int, node: int, folder: int) -> int:
     """A run in one number: a million of them take a third of the memory that tuples would."""
-    return job_id << 52 | restarts << 32 | node
+    return job_id << 84 | folder << 52 | restarts << 32 | node
 
 
 def _entries(path: str) -> Tuple[List[str], List[str], List[str]]:

@@ -1,9 +1,10 @@
 """The index: its tables, and how a connection to it is opened.
 
-One row of `job` is one record, that is one run of a job on one node. Among the rows of a job one is its
-head: it stands for the job in lists, and holds what is folded over the runs. Names are numbers of the table
-`word`. `cube` holds sums by month, user, account, model, GPU and partition, so that a summary need not read a
-million rows.
+One row of `job` is one record, that is one run of a user's job on one node. The user belongs to the key: a
+cluster that starts to count again gives the number of one user's job to another's. Among the rows of a job
+one is its head: it stands for the job in lists, and holds what is folded over the runs. Names are numbers of
+the table `word`. `cube` holds sums by month, user, account, model, GPU and partition, so that a summary need
+not read a million rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.rows import Run
 
-VERSION = 3
+VERSION = 4
 """Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(
@@ -23,6 +24,11 @@ WORDS = frozenset(
 )
 """Columns from the record that hold numbers of the table `word`."""
 RUN_COLUMNS: Tuple[str, ...] = Run._fields
+RUN_KEY = ("job_id", "restarts", "node", "cluster", "uid")
+"""What names a run."""
+PLACED = ("folder", "settled", "strangers")
+"""Where its record lies, whether that may still change, and whether it met jobs whose records are not ours to
+read: then the GPU's time cannot be split. In root's index nobody is a stranger."""
 FOLDED = ("head", "first_start", "peak_mib", "records", "attempts", "ooms", "state", "judged", "error_pm")
 """Columns computed from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged."""
 JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined", "array_job", "array_task")
@@ -47,12 +53,12 @@ def _column(name: str) -> str:
     return f'"{name}" {kind}'
 
 
-_OF_ALL = (*RUN_COLUMNS, "folder", "settled", *FOLDED, *JOINED)
+_OF_ALL = (*RUN_COLUMNS, *PLACED, *FOLDED, *JOINED)
 _SUMMED = (
     "start", "end", "gpus", "user", "account", "model", "gpu", "partition", "month", "day", "head", "judged",
     "state", "sharing", "estimator", "shards", "limit_mib", "gpu_mib", "own_peak_mib", "peak_mib",
     "estimate_mib", "request_mib", "error_pm", "ooms", "oom", "used_s", "would_s", "energy_j", "sm_share",
-    "wait_s", "job_id",
+    "wait_s", "strangers", "job_id",
 )  # fmt: skip
 """What summaries read: first in the row, since SQLite steps through a row from its begin."""
 ALL_COLUMNS: Tuple[str, ...] = (*_SUMMED, *(name for name in _OF_ALL if name not in _SUMMED))
@@ -62,13 +68,14 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE word (id INTEGER PRIMARY KEY, text TEXT UNIQUE NOT NULL);
 CREATE TABLE device (id INTEGER PRIMARY KEY, node TEXT, uuid TEXT, number INTEGER, name TEXT,
     memory_mib INTEGER, longest_s REAL DEFAULT 0, UNIQUE (node, uuid));
-CREATE TABLE folder (id INTEGER PRIMARY KEY, path TEXT UNIQUE, stamp INTEGER, looked REAL, took REAL);
+CREATE TABLE folder (id INTEGER PRIMARY KEY, path TEXT UNIQUE, owner INTEGER, stamp INTEGER,
+    looked REAL, took REAL);
 CREATE TABLE book (path TEXT PRIMARY KEY, inode INTEGER, read INTEGER, grown REAL) WITHOUT ROWID;
 CREATE TABLE bad (path TEXT PRIMARY KEY, reason TEXT, count INTEGER) WITHOUT ROWID;
 CREATE TABLE job (id INTEGER PRIMARY KEY, {", ".join(map(_column, ALL_COLUMNS))});
 CREATE TABLE stay (device INTEGER, start REAL, run INTEGER, end REAL, used REAL,
     PRIMARY KEY (device, start, run)) WITHOUT ROWID;
-CREATE UNIQUE INDEX job_run ON job (job_id, restarts, node, cluster);
+CREATE UNIQUE INDEX job_run ON job ({", ".join(RUN_KEY)});
 """
 
 UNJOINED = "joined IS NULL AND head = 1"

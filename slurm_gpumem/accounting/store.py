@@ -91,10 +91,11 @@ class Store:
         from slurm_gpumem.accounting.detail import read_runs
 
         places = self._db.execute(
-            "SELECT folder.path, job_id, restarts, word.text FROM job JOIN word ON word.id = job.node "
-            "JOIN folder ON folder.id = job.folder WHERE job_id = ? AND cluster = "
-            "(SELECT id FROM word WHERE text = ?) ORDER BY restarts, word.text",
-            (row.job_id, row.cluster),
+            "SELECT folder.path, folder.owner, job_id, restarts, word.text, uid FROM job "
+            "JOIN word ON word.id = job.node JOIN folder ON folder.id = job.folder "
+            "WHERE job_id = ? AND uid = ? AND cluster = (SELECT id FROM word WHERE text = ?) "
+            "ORDER BY restarts, word.text",
+            (row.job_id, row.uid, row.cluster),
         ).fetchall()
         runs, missing = read_runs(places)
         return JobDetail(row, runs, missing)
@@ -171,7 +172,7 @@ class Store:
             gpu_sm=float(rest.gpu_sm) if rest.gpu_sm else None,
             energy_j=folded.get("energy_j", row["energy_j"]),
             gpu_s=folded.get("gpu_s", (row["end"] - row["start"]) * row["gpus"] if ended else None),
-            used_s=folded.get("used_s", row["used_s"]),
+            used_s=folded.get("used_s", None if row["strangers"] else row["used_s"]),
             would_s=folded.get("would_s", row["would_s"]),
             notes=tuple(rest.notes.split("\n")) if rest.notes else (),
             hints=tuple(rest.hints.split()),
@@ -185,10 +186,13 @@ class Store:
         rows = self._db.execute(
             "SELECT energy_j, (end - start) * gpus, used_s, would_s, "
             "CASE WHEN node = ?3 OR restarts < ?4 THEN end - start END, rest, "
-            "CASE WHEN oom THEN limit_mib END FROM job WHERE job_id = ?1 AND cluster = ?2 ORDER BY restarts",
-            (head["job_id"], head["cluster"], head["node"], head["restarts"]),
+            "CASE WHEN oom THEN limit_mib END, strangers FROM job "
+            "WHERE job_id = ?1 AND cluster = ?2 AND uid = ?5 ORDER BY restarts",
+            (head["job_id"], head["cluster"], head["node"], head["restarts"], head["uid"]),
         ).fetchall()
-        energy, gpu_s, used_s, would_s, run_s, rests, limits = zip(*rows)
+        energy, gpu_s, used_s, would_s, run_s, rests, limits, strangers = zip(*rows)
+        if any(strangers):
+            used_s = ()
         sums = {"energy_j": energy, "gpu_s": gpu_s, "used_s": used_s, "would_s": would_s, "run_s": run_s}
         known = {name: [value for value in values if value is not None] for name, values in sums.items()}
         return {

@@ -14,6 +14,7 @@ _WORST = len(_SUMS)
 _INTEGERS = frozenset((
     "jobs", "estimated", "under_estimate", "under_request", "remembered", "shared", "observed", "ooms",
     "oom_recovered", "oom_lost", "oom_avoided", "failed", "energy_jobs", "wait_jobs",
+    "strangers",
 ))  # fmt: skip
 _CUBE_FILTERS = (("users", "user"), ("accounts", "account"), ("partitions", "partition"), ("models", "model"))
 
@@ -39,7 +40,7 @@ class Sums:
         found.sort(
             key=(lambda one: one.group)
             if group == "day"
-            else (lambda one: (-one.used_s, -one.jobs, one.group))
+            else (lambda one: (-(one.gpu_s if one.used_s is None else one.used_s), -one.jobs, one.group))
         )
         return found
 
@@ -65,6 +66,8 @@ class Sums:
             values: Dict[str, Any] = {
                 name: int(value) if name in _INTEGERS else value for name, value in zip(_SUMS, sums)
             }
+            if values["strangers"]:
+                values["used_s"] = values["sm_used_s"] = None
             values["peak_mib_s"] = values["granted_mib_s"] - values.pop("wasted_mib_s")
             median, p95 = percentiles(errors.get(key, ()), (0.5, 0.95))
             found.append(JobTotals(self._name(group, key), median_error=median, p95_error=p95, **values))

@@ -152,7 +152,8 @@ class JobRow:
     gpu_s: Optional[float]
     """GPU-seconds that exclusive use would have taken: run time × GPUs."""
     used_s: Optional[float]
-    """GPU-seconds it took, its GPUs' time split evenly over the jobs that were there at each moment."""
+    """GPU-seconds it took, its GPUs' time split evenly over the jobs that were there at each moment. None in
+    one's own report where others' jobs were: only root's index knows when."""
     would_s: Optional[float]
     """GPU-seconds that sharing by its request would have taken of a job that had its GPU alone."""
     notes: Tuple[str, ...] = ()
@@ -267,8 +268,11 @@ class JobTotals:
     observed: int = 0
     gpu_s: float = 0.0
     """GPU-seconds that exclusive use would have taken, of jobs that ended."""
-    used_s: float = 0.0
-    """GPU-seconds in which a GPU was taken by these jobs."""
+    used_s: Optional[float] = 0.0
+    """GPU-seconds in which a GPU was taken by these jobs; None where jobs of others were there, too, whose
+    records are not ours to read."""
+    strangers: int = 0
+    """Runs that met such jobs; none in root's index."""
     would_s: float = 0.0
     """GPU-seconds with sharing, for the jobs in `would_of_s`."""
     would_of_s: float = 0.0
@@ -293,7 +297,7 @@ class JobTotals:
     sm_s: float = 0.0
     """SM activity × GPU-seconds, of jobs in `sm_gpu_s`."""
     sm_gpu_s: float = 0.0
-    sm_used_s: float = 0.0
+    sm_used_s: Optional[float] = 0.0
     """What those jobs took of their GPUs: sm_s / sm_gpu_s is the activity that exclusive GPUs would have
     shown, sm_s / sm_used_s what these did."""
 

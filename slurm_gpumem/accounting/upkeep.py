@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional
@@ -9,9 +10,11 @@ from typing import Callable, List, NamedTuple, Optional
 from slurm_gpumem.accounting import index_file, remember, sacct
 from slurm_gpumem.accounting.collect import Collected, collect
 from slurm_gpumem.accounting.readers import allow
+from slurm_gpumem.accounting.record_files import why_distrusted
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import Freshness
 from slurm_gpumem.config.accounting import AccountingConfig
+from slurm_gpumem.formats.remembered import NAME
 from slurm_gpumem.slurm.sacctmgr import ask_coordinators
 
 _JOIN_S = 120.0
@@ -38,9 +41,6 @@ def keep_up(
     notes: List[str] = []
     collected = None
     if spool is not None:
-        # First: where root is squashed it could not read any more what users have written to the store.
-        with progress() as bar:
-            open_store(config=config, join=False, force=True, progress=bar).close()
         collected = collect(spool, store, older_s=older_s)
         notes += [f"not written: {why}" for why in collected.failed]
     with progress() as bar, open_store(config=config, join=False, force=True, progress=bar) as index:
@@ -58,10 +58,12 @@ def keep_up(
 def _remember(index: Store, uid: int, store: Path) -> List[str]:
     """A user's peaks beside their books, for gpusbatch on any machine that sees the store."""
     folder = store / str(uid)
-    if folder.is_dir():
-        try:
-            path = folder / "remembered.json"
-            remember.write_peaks(index.connection, uid, path, mode=0o644)
-        except OSError as error:
-            return [f"{folder}: {error.strerror}; what user {uid} ran is not remembered there"]
-    return []
+    try:
+        why = why_distrusted(os.stat(folder, follow_symlinks=False))
+        if not why:
+            remember.write_peaks(index.connection, uid, folder / NAME, mode=0o644)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        why = error.strerror or "cannot be written"
+    return [f"{folder}: {why}; what user {uid} ran is not remembered there"] if why else []

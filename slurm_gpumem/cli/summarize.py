@@ -13,7 +13,7 @@ from slurm_gpumem.cli.options import own_options
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, trace, trace_request
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.files import check_target, save
+from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.submission.settings import job_settings
 from slurm_gpumem.summaries.reader import read_summary

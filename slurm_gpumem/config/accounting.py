@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, NODE, SHARING
+from slurm_gpumem.files import cache_folder
 
 
 class AccountingConfig(NamedTuple):
@@ -40,8 +42,7 @@ def load_accounting_config(environ: Optional[Mapping[str, str]] = None) -> Accou
     table = reading.table(ACCOUNTING)
     spool = reading.table(NODE).get("spool", NODE.default("spool"))
     site_index = table.get("index", ACCOUNTING.default("index"))
-    # Not in the home: that is on the network at most sites, where a database is slow and may break.
-    own_index = site_index if os.geteuid() == 0 else Path(f"/var/tmp/gpumem-{os.geteuid()}")
+    own_index = site_index if os.geteuid() == 0 else _users_index()
     return AccountingConfig(
         dir=table.get("dir", spool),
         spool=spool,
@@ -50,3 +51,17 @@ def load_accounting_config(environ: Optional[Mapping[str, str]] = None) -> Accou
         readers=table.get("readers", ACCOUNTING.default("readers")),
         shard_mib=reading.table(SHARING).get("shard_mib", SHARING.default("shard_mib")),
     )
+
+
+def _users_index() -> Path:
+    """Not in the home, which is on the network at most sites, where a database is slow and may break.
+
+    Unless somebody else took our name there: whoever may make folders beside ours can make it first.
+    """
+    usual = Path(f"/var/tmp/gpumem-{os.geteuid()}")
+    try:
+        about = os.lstat(usual)
+    except OSError:
+        return usual
+    ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
+    return usual if ours else cache_folder()

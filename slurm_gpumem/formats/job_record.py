@@ -1,9 +1,9 @@
 """The job record, `gpumem-job/2`: one small JSON file per job run and node (docs/admin/node.md).
 
-Hooks and sampler write it, recovery and the accounting read it. A record is root's, but what stands in it is
-not: the comment's words are the job owner's, and a store on a shared file system may hold files that users
-put there. So every value is checked for type and size, and a bad one is left out; only without the handful
-that name the run is the record refused. A first index reads a million of them: hence tuples, not dataclasses.
+Hooks and sampler write it, recovery and the accounting read it. A record is root's, and a file of anybody
+else is none; but some of what stands in it is not root's: the comment's words are the job owner's. So every
+value is checked for type and size, and a bad one is left out; only without the handful that name the run is
+the record refused. A first index reads a million of them: hence tuples, not dataclasses.
 """
 
 from __future__ import annotations
@@ -162,7 +162,12 @@ class JobRecord(NamedTuple):
 
     @property
     def out_of_memory(self) -> bool:
-        """What was made of its end, where somebody judged; else whether it failed close to its limit."""
+        """What was made of its end, where somebody judged; else whether it failed close to its limit.
+
+        Never of a run that succeeded: some programs catch the error and go on, and a log may say anything.
+        """
+        if self.known_state == "COMPLETED":
+            return False
         return ran_out_of_memory(self.verdict, self.hints if self.failed else ())
 
 
@@ -180,12 +185,8 @@ _MOST_MEANS = [
 _OWN, _MEASURED, _FIGURES = (itemgetter(*keys) for keys in (_KEYS, _MEASURED_KEYS, GpuFigures._fields))
 
 
-def parse_job_record(data: bytes, owner_uid: Optional[int] = None) -> JobRecord:
-    """The record in a file's bytes; BadRecordError when it is torn, too large, or another thing.
-
-    `owner_uid` is who wrote the file, when that is not root or ourselves: only the job's own user may,
-    and its name is then what the system has for the number, not what the file says.
-    """
+def parse_job_record(data: bytes) -> JobRecord:
+    """The record in a file's bytes; BadRecordError when it is torn, too large, or another thing."""
     if len(data) > MAX_BYTES:
         raise BadRecordError("larger than 1 MiB")
     try:
@@ -200,18 +201,12 @@ def parse_job_record(data: bytes, owner_uid: Optional[int] = None) -> JobRecord:
     if table["schema"] != SCHEMA:
         known = table["schema"].startswith(_SCHEMA_PREFIX)
         raise BadRecordError("of another version" if known else "no job record")
-    record = job_record_from(table)
-    if owner_uid is None:
-        return record
-    if owner_uid != record.uid:
-        raise BadRecordError("of one user's job, written by another user")
-    return record._replace(user="")
+    return job_record_from(table)
 
 
 def read_job_record(path: Path) -> JobRecord:
-    """The record in a file; OSError or BadRecordError when there is none that can be believed."""
-    data, owner = read_plain(path, most_bytes=MAX_BYTES)
-    return parse_job_record(data, None if owner in (0, os.geteuid()) else owner)
+    """The record in a file; OSError or BadRecordError when there is none of root's or our own."""
+    return parse_job_record(read_plain(path, most_bytes=MAX_BYTES, owners=(0, os.geteuid())).data)
 
 
 def job_record_from(table: Mapping[str, Any]) -> JobRecord:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence, Union
 
-from slurm_gpumem.files import read_plain, write_atomic
+from slurm_gpumem.files import cache_folder, read_plain, write_atomic
 from slurm_gpumem.formats.values import whole_list
 from slurm_gpumem.units import MIB
 
@@ -45,8 +45,7 @@ class Recipe(NamedTuple):
 def own_file() -> Path:
     """Where this user's peaks are remembered; GPUMEM_REMEMBERED names another file."""
     named = os.environ.get("GPUMEM_REMEMBERED")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(named) if named else Path(cache, "gpumem", NAME)
+    return Path(named) if named else cache_folder() / NAME
 
 
 def read_remembered(path: Union[str, Path], recipe: Recipe) -> PeaksByGpu:

@@ -15,6 +15,7 @@ from slurm_gpumem.units import duration, energy, gpu_hours, moment, percent, sho
 
 _PLOT_WIDTH, _MEMORY_HEIGHT, _ACTIVITY_HEIGHT = 60, 6, 4
 _PARTS_WIDTH = 40
+_MOST_NAMED = 8
 
 
 def job_lines(detail: JobDetail, shard_mib: int, *, unicode: bool) -> List[str]:
@@ -22,10 +23,16 @@ def job_lines(detail: JobDetail, shard_mib: int, *, unicode: bool) -> List[str]:
     row = detail.row
     lines = _head(row, unicode)
     for run in detail.runs:
-        if len(detail.runs) > 1:
-            lines += ["", _run_line(run)]
+        if len(detail.runs) > 1 or row.attempts > 1:
+            lines += ["", _run_line(run, row.attempts)]
         for stay in run.stays:
             lines += _curves(row, run, stay, unicode)
+    unrecorded = sorted(set(range(row.attempts)) - {run.restarts for run in detail.runs})
+    if unrecorded and not detail.missing:
+        numbers = ", ".join(str(number + 1) for number in unrecorded[:_MOST_NAMED])
+        more = " and others" if len(unrecorded) > _MOST_NAMED else ""
+        why = "its node failed, or its records are not collected yet"
+        lines += ["", f"  no record of run {numbers}{more}: {why}"]
     if detail.missing:
         lines += ["", f"its record is not there any more: {printable(detail.missing[0])}"]
     lines += _parts(row, unicode)
@@ -81,10 +88,12 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
     return lines
 
 
-def _run_line(run: Attempt) -> str:
+def _run_line(run: Attempt, attempts: int) -> str:
     given = f"{count(run.shards, 'shard')} ({short_mib(run.limit_mib)})" if run.shards else "whole GPU"
     verdict = VERDICTS[OOM] if run.oom else VERDICTS.get(run.verdict)
-    end = verdict.ended if verdict else run.state
+    end = verdict.ended if verdict and run.state != "COMPLETED" else run.state
+    if run.end is None and run.restarts + 1 < attempts:
+        end = "its node did not record the end"
     return printable(
         f"  run {run.restarts + 1} on {run.node}, {given}: {end}, peak {short_mib(run.peak_mib) or '?'}"
     )

@@ -102,11 +102,11 @@ def footer(summary: JobTotals) -> str:
     if summary.median_error is not None:
         above = f"{summary.under_request:,} exceeded their request"
         said[0] += f": median error {percent(summary.median_error)}, {above}"
-    if summary.gpu_s and summary.shared:
+    if summary.gpu_s and summary.shared and summary.used_s is not None:
         alone, used = gpu_hours(summary.gpu_s, summary.used_s)
         said.append(f"{used} instead of {alone} exclusive")
     elif summary.gpu_s:
-        said += gpu_hours(summary.gpu_s)
+        said.append(gpu_hours(summary.gpu_s)[0] + (" if exclusive" if summary.used_s is None else ""))
     if summary.would_of_s:
         instead, would = gpu_hours(summary.would_of_s, summary.would_s)
         said.append(f"sharing would have taken {would} instead of {instead}")

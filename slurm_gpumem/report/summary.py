@@ -122,6 +122,9 @@ def _time(one: JobTotals) -> str:
         return ""
     if not one.shared:
         return f"{gpu_hours(one.gpu_s)[0]}, none of them shared"
+    if one.used_s is None:
+        beside = f"{count(one.strangers, 'run')} beside other users' jobs: only root's report has their part"
+        return f"{gpu_hours(one.gpu_s)[0]} if exclusive; {beside}"
     saved = 1 - one.used_s / one.gpu_s
     alone, used = gpu_hours(one.gpu_s, one.used_s)
     jobs = f"{one.jobs_per_gpu or 1:.1f} jobs on a GPU"

@@ -17,7 +17,13 @@ from typing import (
     Union,
 )
 
-from slurm_gpumem.accounting.record_files import complete_lines, open_book, read_record_file
+from slurm_gpumem.accounting.record_files import (
+    RecordFolder,
+    complete_lines,
+    open_book,
+    read_record_file,
+    record_folders,
+)
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, run_from
 from slurm_gpumem.accounting.types import JUDGED_STATES
 from slurm_gpumem.estimators.site_fit import SiteRun
@@ -43,12 +49,12 @@ def read_runs(
     left_out: Dict[str, int] = {}
     by_job: Dict[Tuple[str, str, int, str], SiteRun] = {}
     records = 0
-    for data, writer in _records(folders):
+    for data in _records(folders):
         records += 1
         if progress is not None:
             progress(records)
         try:
-            record = parse_job_record(data, writer)
+            record = parse_job_record(data)
         except BadRecordError as error:
             left_out[str(error)] = left_out.get(str(error), 0) + 1
             continue
@@ -98,28 +104,26 @@ def _site_run(record: JobRecord, estimator: str, estimators: Sequence[str]) -> U
     return SiteRun(claim.fingerprint, user, gpu, peak, request, run.own_peak_mib, censored)
 
 
-def _records(folders: Iterable[str]) -> Iterator[Tuple[bytes, Optional[int]]]:
-    """Every record in these folders and one level below, and who wrote it if neither root nor we did."""
-    for folder in dict.fromkeys(folders):
-        for path in _files(folder, below=True):
+def _records(folders: Iterable[str]) -> Iterator[bytes]:
+    """Every record of root's in these folders and one level below."""
+    for top in dict.fromkeys(folders):
+        for path, owner in (found for folder in record_folders(top) for found in _files(folder)):
             try:
                 if path.endswith(".json"):
-                    yield read_record_file(path)
+                    yield read_record_file(path, owner)
                     continue
-                book = open_book(path)
+                book = open_book(path, owner)
             except OSError:
-                continue  # another user's, or gone since: `gpumem report` counts the same way
+                continue  # another user's, or gone since: `gpumem report` leaves out the same
             with book.file:
-                yield from ((line, book.writer) for line in complete_lines(book.file))
+                yield from complete_lines(book.file)
 
 
-def _files(folder: str, *, below: bool) -> Iterator[str]:
+def _files(folder: RecordFolder) -> Iterator[Tuple[str, int]]:
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        names = [] if folder.distrusted else sorted(os.listdir(folder.path))
     except OSError:
         return
-    for entry in entries:
-        if entry.name.endswith((".json", ".jsonl")) and entry.is_file(follow_symlinks=False):
-            yield entry.path
-        elif below and not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-            yield from _files(entry.path, below=False)
+    yield from (
+        (f"{folder.path}/{name}", folder.owner) for name in names if name.endswith((".json", ".jsonl"))
+    )

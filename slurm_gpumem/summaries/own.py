@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence, Tuple, Type, TypeVar, Union
 
 from slurm_gpumem.errors import SummaryError
-from slurm_gpumem.files import save
+from slurm_gpumem.named_files import save
 from slurm_gpumem.summaries.trace_types import (
     CALL_TYPES,
     CALLS,

@@ -89,28 +89,31 @@ def test_a_folder_that_was_given_to_its_user_becomes_roots_again(state_folder: P
 
 
 @needs_root
-def test_where_root_may_not_write_the_records_user_does(
-    state_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from slurm_gpumem.accounting import collect as module
+def test_what_cannot_be_written_stays_in_the_spool(state_folder: Path) -> None:
+    spool, store = state_folder / "spool", state_folder / "store"
+    store.mkdir(mode=0o755)
+    for uid in (1, NOBODY.pw_uid):
+        write(spool, record(uid, uid=uid))
+    (store / "1").write_text("in the way")
+    done = collect(spool, store, older_s=3600)
+    assert (done.records, len(done.failed)) == (1, 1)
+    assert done.failed[0].startswith(f"{store / '1'}: ")
+    assert [path.name for path in spool.iterdir()] == ["1.0.n1.json"]
 
-    store = state_folder / "store"
-    store.mkdir()
-    store.chmod(0o1777)
-    as_root = module._append
 
-    def squashed(book: Path, lines: Any, uid: int) -> None:
-        if os.geteuid() == 0:
-            raise PermissionError(13, "root is nobody here", str(book))
-        as_root(book, lines, uid)
-
-    monkeypatch.setattr(module, "_append", squashed)
-    append(store / str(NOBODY.pw_uid) / "2026-11.jsonl", [b"{}\n"], NOBODY.pw_uid)
-    book = store / str(NOBODY.pw_uid) / "2026-11.jsonl"
-    assert (book.read_bytes(), book.stat().st_uid) == (b"{}\n", NOBODY.pw_uid)
-    store.chmod(0o755)
-    with pytest.raises(PermissionError, match="neither root nor its user"):
-        append(store / "1" / "2026-11.jsonl", [b"{}\n"], 1)
+@needs_root
+def test_what_killed_writers_left_is_removed_after_a_day(state_folder: Path) -> None:
+    spool, store = state_folder / "spool", state_folder / "store"
+    (store / "1").mkdir(parents=True)
+    (spool / "n1").mkdir(parents=True)
+    names = [spool / ".1.0.n1.json.77.tmp", spool / "n1" / ".2.0.n1.json.78.tmp", store / "1" / ".a.79.tmp"]
+    kept = [spool / ".3.0.n1.json.80.tmp", spool / "notes.tmp", spool / ".hidden"]
+    for path in (*names, *kept):
+        path.write_text("half")
+    for path in (*names, *kept[1:]):
+        os.utime(path, (0, 0))
+    collect(spool, store, older_s=3600)
+    assert [path.exists() for path in (*names, *kept)] == [False] * 3 + [True] * 3
 
 
 def test_a_line_behind_a_torn_one_stands_alone(tmp_path: Path) -> None:

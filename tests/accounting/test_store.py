@@ -9,6 +9,7 @@ import pytest
 
 from slurm_gpumem.accounting.sums import months_within, percentiles
 from slurm_gpumem.accounting.types import GROUPS, Filters
+from slurm_gpumem.report.job import job_lines
 from tests.accounting.job_records import DAY, NOON, UUID, opened, record, write
 from tests.accounting.test_index import drawn_records
 
@@ -37,6 +38,49 @@ def test_a_requeued_job_is_one_row_with_all_its_runs(tmp_path: Path) -> None:
         detail = store.detail(row)
         assert [(run.restarts, run.oom) for run in detail.runs] == [(0, False), (1, False)]
         assert detail.runs[0].stays[0].curve is not None
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["the node knew", "only Slurm knew"])
+def test_an_error_in_the_log_of_a_job_that_succeeds_is_no_out_of_memory(tmp_path: Path, late: bool) -> None:
+    from slurm_gpumem.accounting import sacct
+    from slurm_gpumem.slurm.sacct import SlurmRow
+
+    known = {"state": None, "exit_code": None} if late else {"state": None, "exit_code": 0}
+    write(tmp_path / "spool", record(1, verdict="oom", **known))
+    slurms = SlurmRow(1, "site", "usr1", "", "", "gpu", "COMPLETED", NOON, NOON, NOON, NOON + 3600, "")
+    with opened(tmp_path) as store:
+        if late:
+            assert store.summary().ooms == 1
+            assert sacct.apply(store.connection, [1], [slurms]) == 1
+        (row,) = store.select()
+        total = store.summary()
+        assert (row.ooms, row.recovered, row.oom_limit_mib) == (0, False, None)
+        assert (total.ooms, total.oom_recovered, total.oom_lost, total.under_request) == (0, 0, 0, 0)
+
+
+def test_a_comment_cannot_turn_a_run_that_succeeded_into_an_out_of_memory(tmp_path: Path) -> None:
+    write(tmp_path / "spool", record(1))
+    write(tmp_path / "spool", record(1, restarts=1, claim={"why": "oom"}))
+    with opened(tmp_path) as store:
+        (row,) = store.select()
+        assert (row.ooms, row.attempts, store.summary().ooms) == (0, 2, 0)
+
+
+def test_runs_on_a_node_that_failed_are_counted_and_named(tmp_path: Path) -> None:
+    """The second run's record stayed on its node; the first one's was never closed."""
+    write(tmp_path / "spool", record(1, node="n1", end=None, state=None, exit_code=None))
+    write(tmp_path / "spool", record(1, node="n3", restarts=2, start=NOON + 7200, end=NOON + 9000))
+    write(tmp_path / "spool", record(2, restarts=1, start=NOON + 7200, end=NOON + 9000))
+    with opened(tmp_path) as store:
+        first, second = store.select()
+        assert (first.attempts, first.state, first.gpu_s) == (3, "COMPLETED", 1800.0)
+        assert second.attempts == 2
+        lines = job_lines(store.detail(first), 1024, unicode=True)
+        assert any(line.startswith("  run 1 on n1, ") and "did not record the end" in line for line in lines)
+        assert any(line.startswith("  no record of run 2: its node failed") for line in lines)
+        assert any(line.startswith("  run 3 on n3, ") and "COMPLETED" in line for line in lines)
+        lines = job_lines(store.detail(second), 1024, unicode=True)
+        assert any(line.startswith("  no record of run 1: ") for line in lines)
 
 
 def test_jobs_that_share_a_gpu_share_its_time(tmp_path: Path) -> None:

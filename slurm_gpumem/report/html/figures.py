@@ -20,7 +20,8 @@ def tiles(total: JobTotals) -> List[Tuple[str, str, str]]:
         words = f"{total.shared:,} of {count(total.jobs, 'job')} shared"
         found.append(("Jobs per GPU", f"{total.jobs_per_gpu or 0:.1f}", words))
     elif total.gpu_s:
-        found.append(("GPU-hours", hours(total.gpu_s), f"{count(total.jobs, 'job')}, none shared"))
+        how = "none shared" if total.used_s is not None else "if exclusive; some beside other users' jobs"
+        found.append(("GPU-hours", hours(total.gpu_s), f"{count(total.jobs, 'job')}, {how}"))
     if total.would_of_s:
         saved = 1 - total.would_s / total.would_of_s
         found.append(

@@ -54,7 +54,10 @@ def _data(source: PageSource, gathered: Gathered, now: float) -> Dict[str, Any]:
         "scatter": gathered.scatter,
         "errors": gathered.errors,
         "changes": [asdict(change) for change in gathered.changes],
-        "days": [[clipped(day.group, 16), day.used_s, day.gpu_s, day.jobs] for day in source.by_day],
+        "days": [
+            [clipped(day.group, 16), day.gpu_s if day.used_s is None else day.used_s, day.gpu_s, day.jobs]
+            for day in source.by_day
+        ],
         "timeline": timeline(source, gathered.recent, gathered.jobs, now),
         "occupancy": gathered.occupancy,
     }
