@@ -93,11 +93,30 @@ def sensitivity(job: JobLoad, known: Mapping[str, float]) -> float:
     return known["sensitivity"] * exp(max(-_STEEPEST, min(_STEEPEST, exponent)))
 
 
+class Prepared(NamedTuple):
+    """A job under one mode's coefficients, worked out once for many questions."""
+
+    own: float
+    alone: float
+    roundness: float
+    pressure: float
+    sensitivity: float
+
+    def stretch(self, others: float) -> float:
+        """A step beside neighbours of that pressure over one alone: 1 or more, never less for more of it."""
+        beside: float = (1 + (self.own + others) ** self.roundness) ** (1 / self.roundness)
+        return beside / self.alone + others * self.sensitivity
+
+
+def prepare(job: JobLoad, known: Mapping[str, float]) -> Prepared:
+    """The job's own numbers in a mode."""
+    own, roundness = known["own"] * job.active, known["roundness"]
+    return Prepared(own, rounded(own, roundness), roundness, pressure(job, known), sensitivity(job, known))
+
+
 def stretch(job: JobLoad, others: float, known: Mapping[str, float]) -> float:
-    """A step beside neighbours of that pressure over one alone: 1 or more, and never less for more of it."""
-    alone = rounded(known["own"] * job.active, known["roundness"])
-    beside = rounded(known["own"] * job.active + others, known["roundness"])
-    return beside / alone + others * sensitivity(job, known)
+    """The same for one question."""
+    return prepare(job, known).stretch(others)
 
 
 def rounded(load: float, roundness: float) -> float:
