@@ -15,6 +15,7 @@
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
 # make gpuutilnet  train the published classifiers on the same jobs, for comparison
+# make chapter6  simulate the published evaluation of policies and estimators, published beside simulated
 # make accuracy  score every estimator on the measured training runs in models/lab
 
 SHELL := /bin/bash
@@ -37,7 +38,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -146,6 +147,10 @@ fit-workspaces: setup-train
 fit-utilization: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.interference
 	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.lab.fit.utilization
+
+# Its own traces; the authors' with ARGS="--replay-60 FILE --replay-90 FILE".
+chapter6: $(BIN)/gpumem
+	@$(BIN)/python -m slurm_gpumem.lab.chapter6.study $(ARGS)
 
 gpuutilnet: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.gpuutilnet

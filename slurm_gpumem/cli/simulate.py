@@ -12,6 +12,7 @@ from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.simulation.compare import compare, comparison_json, table
 from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.generate import generate
 from slurm_gpumem.simulation.policies import (
     POLICIES,
     PUBLISHED_TIMING,
@@ -21,8 +22,9 @@ from slurm_gpumem.simulation.policies import (
     with_conditions,
 )
 from slurm_gpumem.simulation.requests import ESTIMATORS
+from slurm_gpumem.simulation.trace_file import write_trace
 from slurm_gpumem.simulation.traces import FORMATS, load_trace
-from slurm_gpumem.simulation.types import MODES, Policy, Setup, Timing
+from slurm_gpumem.simulation.types import MODES, Fleet, Policy, Setup, SimJob, Timing
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_mib
@@ -35,12 +37,14 @@ def main(argv: List[str]) -> int:
         width = max(map(len, WHAT))
         print("\n".join(f"{name:<{width}}  {what}" for name, what in WHAT.items()))
         return 0
-    if args.trace is None:
-        raise UsageError("no trace given: gpumem simulate TRACE (--help names the formats)")
     if args.seeds < 1:
         raise UsageError(f"--seeds must be at least 1, not {args.seeds}")
-    jobs = load_trace(args.trace, args.format)
     setups = _setups(args)
+    jobs = _jobs(args, setups[0][1].fleet)
+    if args.write is not None:
+        write_trace(args.write, jobs)
+        say(f"{args.write}: {count(len(jobs), 'job')} written")
+        return 0
     rows = compare(jobs, setups, args.seeds)
     if args.json:
         print(json.dumps(comparison_json(rows)))
@@ -53,6 +57,16 @@ def main(argv: List[str]) -> int:
     if refused:
         say(f"{count(refused, 'job')} can never run here (too large for these GPUs): left out")
     return 0
+
+
+def _jobs(args: argparse.Namespace, fleet: Fleet) -> List[SimJob]:
+    if (args.trace is None) == (args.generate is None):
+        raise UsageError("give a trace or --generate N: gpumem simulate TRACE (--help names the formats)")
+    if args.generate is None:
+        return load_trace(args.trace, args.format)
+    if args.generate < 1:
+        raise UsageError(f"--generate must be at least 1, not {args.generate}")
+    return generate(args.generate, fleet)
 
 
 def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
@@ -104,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="file with the jobs")
     parser.add_argument("--format", choices=list(FORMATS), help="its format (default: found by its content)")
+    parser.add_argument("--generate", type=int, metavar="N", help="N random jobs of a large cluster instead")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the jobs as a trace and stop")
     parser.add_argument(
         "--gpus", default="4xa100-40gb", metavar="N", help="4xa100-40gb, or 16x8xh100 (nodes first)"
     )
