@@ -45,7 +45,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
         "terminal",
     },
     "recovery": {"config", "formats", "slurm", "node", "submission"},
-    "report": {"formats", "accounting", "terminal", "estimators", "summaries", "submission"},
+    "report": {"formats", "accounting", "terminal", "estimators", "summaries", "submission", "simulation"},
     "site": {"config", "formats", "slurm", "accounting", "estimators", "devcluster"},
     "simulation": {"estimators", "slurm", "utilization"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
