@@ -9,6 +9,7 @@
 # make bench   start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make bench-sampler   cost of the node's sampler with 8 GPUs and 40 processes
 # make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
+# make bench-simulate   time and memory of the simulator on large clusters
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit the learned correction on the measured runs in models/lab (a few minutes)
@@ -38,7 +39,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-simulate bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -114,6 +115,10 @@ bench: setup-test
 
 bench-sampler: setup-test
 	$(BIN)/python tests/bench/sampler.py
+
+# A million jobs on ten thousand GPUs too: ARGS=--largest, some minutes.
+bench-simulate: $(BIN)/gpumem
+	$(BIN)/python tests/bench/simulate.py $(ARGS)
 
 bench-trace: setup-test
 	$(BIN)/python tests/bench/trace.py

@@ -131,6 +131,8 @@ class SlurmQueue:
         self._engine = engine
         self._waiting: List[Tuple[int, float, int, SimJob]] = []
         self._first_is_new = False
+        self._changed = False
+        """Since the last pass of backfill: another pass over the same jobs and GPUs finds nothing new."""
         self._woken = False
         self._reserved_for: Optional[int] = None
         self._reservation = Reservation(_NEVER, frozenset())
@@ -141,23 +143,25 @@ class SlurmQueue:
     def add(self, job: SimJob) -> None:
         heappush(self._waiting, (-job.priority, job.arrival, job.number, job))
         self._first_is_new |= self._waiting[0][3] is job
+        self._changed = True
 
     def add_again(self, job: SimJob) -> None:
         self.add(job)
 
     def schedule(self, freed: bool) -> None:
+        self._changed |= freed
         if freed or self._first_is_new:
             self._first_is_new = False
             while self._waiting and self._engine.place(self._waiting[0][3]):
                 heappop(self._waiting)
-        if len(self._waiting) > 1 and not self._woken:
+        if len(self._waiting) > 1 and self._changed and not self._woken:
             self._woken = True
             period = self._engine.timing.backfill_s
             self._engine.wake_at((self._engine.now // period + 1) * period, _BACKFILL)
 
     def wake(self, phase: int) -> None:
         """One pass of backfill."""
-        self._woken = False
+        self._woken = self._changed = False
         tested: List[Tuple[int, float, int, SimJob]] = []
         failed: Set[Tuple[int, Optional[int], int, bool]] = set()
         for position in range(min(self._engine.timing.backfill_depth, len(self._waiting))):
