@@ -13,7 +13,7 @@ from slurm_gpumem.files import check_target, save
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.gpu_use import RECORDS, GpuUse
 from slurm_gpumem.simulation.pools import Pool, find_pools
-from slurm_gpumem.simulation.what_if import what_if
+from slurm_gpumem.simulation.what_if import Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import screen, what_if_json
 from slurm_gpumem.slurm.history import PastJob, ask_history, history_command, parse_history
 from slurm_gpumem.slurm.nodes import GpuNodes, discover_cluster
@@ -44,7 +44,7 @@ def main(argv: List[str]) -> int:
     pools = find_pools(jobs, () if args.from_file else _nodes(), memory)
     if args.gpus:
         pools = _with_gpus(pools, args.gpus)
-    found = what_if(pools, records, args.max_slowdown, args.mode)
+    found = what_if(pools, records, Sharing(args.mode, args.placement, args.max_slowdown))
     if args.json:
         print(json.dumps(what_if_json(found, names=args.names)))
         return 0
@@ -142,6 +142,10 @@ def _parser() -> argparse.ArgumentParser:
         default="mps",
         help="how a GPU is shared (default: mps, a server for each user)",
     )
+    parser.add_argument(
+        "--placement", choices=("pack", "spread"), default="pack",
+        help="Slurm's default, or LL_SHARED_GRES (from 23.11)",
+    )  # fmt: skip
     parser.add_argument(
         "--max-slowdown", type=float, default=1.15, metavar="X", help="of the bounded case (default: 1.15)"
     )

@@ -50,6 +50,14 @@ def values_of(row: Compared, figure: str) -> List[float]:
     return [float(getattr(value, part) if part else value) for value in found]
 
 
+def cells(row: Compared) -> List[str]:
+    """One line of the table: means over the seeds."""
+    return [
+        _number(spread([value / divisor for value in values_of(row, name)]).mean)
+        for _, name, divisor in COLUMNS
+    ]
+
+
 def table(rows: Sequence[Compared]) -> List[str]:
     """Lines for a terminal; over several seeds the lowest and highest stand in a line below."""
     width = max([len("policy"), *(len(row.label) for row in rows)])
@@ -59,13 +67,11 @@ def table(rows: Sequence[Compared]) -> List[str]:
         spreads = [
             spread([value / divisor for value in values_of(row, name)]) for _, name, divisor in COLUMNS
         ]
-        cells = [f"{_number(found.mean):>{w}}" for found, w in zip(spreads, widths)]
-        lines.append(" ".join([f"{row.label:<{width}}", *cells]))
+        shown = [f"{cell:>{w}}" for cell, w in zip(cells(row), widths)]
+        lines.append(" ".join([f"{row.label:<{width}}", *shown]))
         if len(row.runs) > 1:
-            cells = [
-                f"{_number(found.low) + '–' + _number(found.high):>{w}}" for found, w in zip(spreads, widths)
-            ]
-            lines.append(" ".join([" " * width, *cells]))
+            ranges = [f"{_number(found.low)}–{_number(found.high)}" for found in spreads]
+            lines.append(" ".join([" " * width, *(f"{cell:>{w}}" for cell, w in zip(ranges, widths))]))
     return lines
 
 

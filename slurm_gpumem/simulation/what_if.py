@@ -44,7 +44,7 @@ class Totals(NamedTuple):
     """Mean, of jobs on one GPU."""
     over_limit: int
     crashes: int
-    energy_mwh: float
+    energy_kwh: float
 
 
 class GroupGain(NamedTuple):
@@ -77,7 +77,17 @@ class WhatIf(NamedTuple):
     by_user: Tuple[GroupGain, ...]
 
 
-def what_if(pools: Sequence[Pool], records: Mapping[str, GpuUse], slowdown: float, mode: str) -> WhatIf:
+class Sharing(NamedTuple):
+    """How GPUs would be shared."""
+
+    mode: str = "mps"
+    placement: str = "pack"
+    """ "pack" fills one GPU after the other, Slurm's default; "spread" is LL_SHARED_GRES."""
+    slowdown: float = 1.15
+    """Of the bounded way."""
+
+
+def what_if(pools: Sequence[Pool], records: Mapping[str, GpuUse], sharing: Sharing) -> WhatIf:
     """Play all pools under every assumption that matters."""
     past = [job for pool in pools for job in pool.jobs]
     sources: Dict[str, int] = {}
@@ -91,7 +101,7 @@ def what_if(pools: Sequence[Pool], records: Mapping[str, GpuUse], slowdown: floa
     totals: Dict[str, Mapping[str, Totals]] = {}
     gains: List[Tuple[Pool, Dict[str, Outcome]]] = []
     for name in names:
-        outcomes = [(pool, _play(pool, PRIORS[name], records, slowdown, mode)) for pool in pools]
+        outcomes = [(pool, _play(pool, PRIORS[name], records, sharing)) for pool in pools]
         totals[name] = {
             way: _totals([found[way] for _, found in outcomes]) for way in (ALONE, SHARED, BOUNDED)
         }
@@ -136,21 +146,19 @@ def to_trace(pool: Pool, prior: Prior, records: Mapping[str, GpuUse]) -> List[Si
     return jobs
 
 
-def _play(
-    pool: Pool, prior: Prior, records: Mapping[str, GpuUse], slowdown: float, mode: str
-) -> Dict[str, Outcome]:
+def _play(pool: Pool, prior: Prior, records: Mapping[str, GpuUse], sharing: Sharing) -> Dict[str, Outcome]:
     jobs = to_trace(pool, prior, records)
+    shared = POLICIES[f"slurm-{sharing.placement}"]
     ways: Dict[str, Policy] = {
         ALONE: POLICIES["slurm"],
-        SHARED: POLICIES["slurm-pack"],
-        BOUNDED: POLICIES["budget"]._replace(by_activity=slowdown),
+        SHARED: shared,
+        BOUNDED: shared._replace(by_activity=sharing.slowdown),
     }
-    return {
-        way: simulate(
-            jobs, Setup(pool.fleet, policy, "text", "exclusive" if policy.whole else mode, timing_of(policy))
-        )
-        for way, policy in ways.items()
-    }
+    found: Dict[str, Outcome] = {}
+    for way, policy in ways.items():
+        mode = "exclusive" if policy.whole else sharing.mode
+        found[way] = simulate(jobs, Setup(pool.fleet, policy, "text", mode, timing_of(policy)))
+    return found
 
 
 def _totals(outcomes: Sequence[Outcome]) -> Totals:
@@ -175,7 +183,7 @@ def _totals(outcomes: Sequence[Outcome]) -> Totals:
         slowdown=_mean(slowdowns) if slowdowns else 1.0,
         over_limit=sum(outcome.over_limit for outcome in outcomes),
         crashes=sum(sum(outcome.crashes) for outcome in outcomes),
-        energy_mwh=sum(outcome.sums.joules for outcome in outcomes) / 3.6e9,
+        energy_kwh=sum(outcome.sums.joules for outcome in outcomes) / 3.6e6,
     )
 
 

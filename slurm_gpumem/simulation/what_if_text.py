@@ -18,7 +18,7 @@ ROWS: Tuple[Tuple[str, Callable[[Totals], float], int], ...] = (
     ("jobs in the queue, mean", lambda t: t.queue, 1),
     ("slowdown of jobs on one GPU", lambda t: t.slowdown, 2),
     ("jobs beyond their time limit", lambda t: t.over_limit, 0),
-    ("GPU energy, MWh", lambda t: t.energy_mwh, 1),
+    ("GPU energy, kWh", lambda t: t.energy_kwh, 0),
 )
 """What is shown of each way, and with how many digits."""
 

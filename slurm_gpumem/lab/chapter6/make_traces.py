@@ -12,13 +12,15 @@ and table 6.2):
     medium     41        24     4 to 25 GB     35 to 50     none      (CNNs on ImageNet)
     large      10         8     9 to 28 GB     15 to 76     3 and 6   (transformers)
 
-Arrivals are drawn with the published mean distance and as irregular (exponential distances).
+Minutes are drawn evenly on a logarithmic scale: most of the published light tasks are short. Arrivals have
+the published mean distance and are as irregular (exponential distances).
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from math import exp, log
 from pathlib import Path
 from random import Random
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -115,7 +117,8 @@ def make_trace(candidates: Sequence[Measured], mix: Mix, rng: Random) -> List[Si
         low, high = kind.memory_mib
         able = [one for one in candidates if one.family in kind.families and low <= one.mib <= high]
         for number in range(count):
-            minutes = rng.uniform(*kind.minutes)
+            shortest, longest = kind.minutes
+            minutes = exp(rng.uniform(log(shortest), log(longest)))
             gpus = 2 if name == "large" and number < mix.on_two_gpus else 1
             picked.append((rng.choice(able), minutes, gpus))
     rng.shuffle(picked)
