@@ -13,7 +13,7 @@ from slurm_gpumem.simulation.places import NOWHERE, PlaceIndex, Places
 from slurm_gpumem.simulation.power import watts
 from slurm_gpumem.simulation.queues import Queue, queue_for
 from slurm_gpumem.simulation.requests import Asker
-from slurm_gpumem.simulation.sharing import mig_instance, speeds
+from slurm_gpumem.simulation.sharing import mig_compute, speeds
 from slurm_gpumem.simulation.types import MODES, WHOLE, Setup, SimJob
 
 _END, _GROW, _AGAIN, _WINDOW, _WAKE = range(5)
@@ -198,7 +198,7 @@ class Engine:
         memory = self.setup.fleet.memory_mib
         whole = asked == WHOLE
         granted = memory if whole else (asked or 0)
-        compute = 1.0 if whole or self.setup.mode != "mig" else mig_instance(granted, memory)[1]
+        compute = 1.0 if whole or self.setup.mode != "mig" else mig_compute(granted, memory)
         task = Task(job, places, granted, self.now, whole=whole, compute=compute)
         self._start[self.place_of[job.number]] = self.now
         self.index.take_cores(places, job.cores)

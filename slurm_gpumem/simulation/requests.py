@@ -6,7 +6,7 @@ from math import ceil
 from typing import Dict, Optional, Tuple
 
 from slurm_gpumem.errors import UnknownNameError
-from slurm_gpumem.simulation.sharing import mig_instance
+from slurm_gpumem.simulation.sharing import mig_request
 from slurm_gpumem.simulation.types import WHOLE, Setup, SimJob
 from slurm_gpumem.units import ceil_div
 from slurm_gpumem.utilization.budget import budget, scale
@@ -58,7 +58,7 @@ class Asker:
         """A request in whole shards (or a MIG instance), with the share that its activity takes."""
         memory = self._setup.fleet.memory_mib
         if self._setup.mode == "mig":
-            mib = mig_instance(mib, memory)[0]
+            mib = mig_request(mib, memory)
         else:
             mib = ceil_div(mib, self._setup.shard_mib) * self._setup.shard_mib
         if self._total:

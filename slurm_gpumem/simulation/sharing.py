@@ -75,9 +75,24 @@ def _speed(job: Prepared, others: float) -> float:
     return 1 / job.stretch(others) if others > 1e-9 else 1.0
 
 
-def mig_instance(asked_mib: int, memory_mib: int) -> Tuple[int, float]:
-    """The smallest instance that holds the job: its memory in MiB, its share of the multiprocessors."""
+def mig_request(asked_mib: int, memory_mib: int) -> int:
+    """The part of a GPU, in MiB, that the smallest instance which holds the job takes from others.
+
+    Memory comes in eighths and multiprocessors in sevenths: seven of the smallest fill a GPU, not eight.
+    """
     for eighths, sevenths in MIG_SLICES:
         if asked_mib <= memory_mib * eighths // 8:
-            return memory_mib * eighths // 8, sevenths / 7
-    return memory_mib, 1.0
+            return _taken(eighths, sevenths, memory_mib)
+    return memory_mib
+
+
+def mig_compute(taken_mib: int, memory_mib: int) -> float:
+    """The share of the multiprocessors that goes with such a part."""
+    for eighths, sevenths in MIG_SLICES:
+        if taken_mib <= _taken(eighths, sevenths, memory_mib):
+            return sevenths / 7
+    return 1.0
+
+
+def _taken(eighths: int, sevenths: int, memory_mib: int) -> int:
+    return max(memory_mib * eighths // 8, memory_mib * sevenths // 7)

@@ -205,3 +205,16 @@ def test_energy_of_an_idle_gpu_and_of_a_busy_one() -> None:
     busy = simulate([job(0, work=1000.0, load=HEAVY)], setup("exclusive")).sums.joules
     assert idle == pytest.approx(1000 * 400 * 102.6 / 700)
     assert 1000 * 200 < busy < 1000 * 400
+
+
+def test_seven_of_the_smallest_mig_instances_fill_a_gpu_and_each_has_a_seventh_of_it() -> None:
+    jobs = [job(number, mib=4000, load=HEAVY) for number in range(8)]
+    outcome = simulate(jobs, setup("slurm-pack", mode="mig"))
+    assert sorted(outcome.start)[:7] == [0.0] * 7
+    assert max(outcome.start) == pytest.approx(min(outcome.end))
+    assert min(outcome.end) == pytest.approx(100 * 0.9 * 7)
+    halves = simulate(
+        [job(number, mib=15_000, load=HEAVY) for number in range(3)], setup("slurm-pack", mode="mig")
+    )
+    assert sorted(halves.start)[:2] == [0.0, 0.0]
+    assert min(halves.end) == pytest.approx(100 * 0.9 * 7 / 3)
