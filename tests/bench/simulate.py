@@ -1,6 +1,6 @@
 """How long the simulator takes on large clusters: CPU seconds and memory, each case in a process of its own.
 
-python tests/bench/simulate.py [--largest]     the largest case takes minutes
+python tests/bench/simulate.py [--largest] [--only POLICY] [--load X]     the largest case takes minutes
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST = (1_000_000, 10_000)
 POLICIES = ("slurm", "slurm-pack", "budget")
 
 
-def measure(jobs: int, gpus: int, policy: str) -> None:
+def measure(jobs: int, gpus: int, policy: str, load: float) -> None:
     from slurm_gpumem.simulation.engine import simulate
     from slurm_gpumem.simulation.figures import figures
     from slurm_gpumem.simulation.generate import generate
@@ -26,7 +26,7 @@ def measure(jobs: int, gpus: int, policy: str) -> None:
     from slurm_gpumem.simulation.types import Fleet, Setup
 
     fleet = Fleet(max(1, gpus // 8), min(8, gpus), 40 * 1024)
-    trace = generate(jobs, fleet)
+    trace = generate(jobs, fleet, load=load)
     begin = time.process_time()
     chosen = KNOWN[policy]
     mode = "exclusive" if chosen.whole else "mps"
@@ -48,16 +48,18 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument(
         "--largest", action="store_true", help=f"also {LARGEST[0]:,} jobs on {LARGEST[1]:,} GPUs"
     )
+    parser.add_argument("--only", choices=POLICIES, help="one policy")
+    parser.add_argument("--load", type=float, default=0.9, help="of the GPUs if nothing were shared (0.9)")
     args = parser.parse_args(argv)
     print(
         f"{'jobs':>9} {'GPUs':>7}  {'policy':<12} {'CPU s':>7}  µs/job     MiB  wait min  longest      ended",
         flush=True,
     )
     for jobs, gpus in (*CASES, *((LARGEST,) if args.largest else ())):
-        for policy in POLICIES:
+        for policy in (args.only,) if args.only else POLICIES:
             child = os.fork()
             if child == 0:
-                measure(jobs, gpus, policy)
+                measure(jobs, gpus, policy, args.load)
                 os._exit(0)
             if os.waitpid(child, 0)[1]:
                 return 1

@@ -11,7 +11,7 @@ import pytest
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.slurm.history import FIELDS
-from tests.node.conftest import until
+from tests.support.waiting import until
 
 
 def _moment(seconds: float) -> str:

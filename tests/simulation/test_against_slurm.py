@@ -14,7 +14,8 @@ from slurm_gpumem.simulation.engine import Outcome, simulate
 from slurm_gpumem.simulation.policies import POLICIES, SLURM_TIMING
 from slurm_gpumem.simulation.types import Fleet, Setup, SimJob
 from slurm_gpumem.utilization.interference import JobLoad
-from tests.devcluster.slurm_jobs import submit, wait_until
+from tests.support.slurm_jobs import submit
+from tests.support.waiting import until
 
 CYCLE_S = 5.0
 """The dev cluster's bf_interval."""
@@ -75,7 +76,7 @@ def _run(cluster: Cluster, folder: Path, plan: Plan) -> List[Seen]:
         options = (f"--gres=shard:{shards}", "--cpus-per-task=1", "--mem=1G", "--time=1", "--hold")
         ids.append(submit(cluster, *options, command=command))
     cluster.run(["scontrol", "release", ",".join(ids)], check=True)
-    wait_until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 120)
+    until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 120)
     found = []
     for job in ids:
         start, gpu, end = (folder / job).read_text().split()
