@@ -17,6 +17,7 @@ from slurm_gpumem.simulation.what_if import Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import screen, what_if_json
 from slurm_gpumem.slurm.history import PastJob, ask_history, history_command, parse_history
 from slurm_gpumem.slurm.nodes import GpuNodes, discover_cluster
+from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_mib
@@ -44,7 +45,8 @@ def main(argv: List[str]) -> int:
     pools = find_pools(jobs, () if args.from_file else _nodes(), memory)
     if args.gpus:
         pools = _with_gpus(pools, args.gpus)
-    found = what_if(pools, records, Sharing(args.mode, args.placement, args.max_slowdown))
+    with StatusLine() as line:
+        found = what_if(pools, records, Sharing(args.mode, args.placement, args.max_slowdown), line)
     if args.json:
         print(json.dumps(what_if_json(found, names=args.names)))
         return 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import isnan
 from random import Random
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.simulation.engine import Outcome, simulate
 from slurm_gpumem.simulation.figures import percentile
@@ -87,8 +87,13 @@ class Sharing(NamedTuple):
     """Of the bounded way."""
 
 
-def what_if(pools: Sequence[Pool], records: Mapping[str, GpuUse], sharing: Sharing) -> WhatIf:
-    """Play all pools under every assumption that matters."""
+def what_if(
+    pools: Sequence[Pool],
+    records: Mapping[str, GpuUse],
+    sharing: Sharing,
+    progress: Callable[[str], None] = lambda words: None,
+) -> WhatIf:
+    """Play all pools under every assumption that matters; `progress` hears what is being done."""
     past = [job for pool in pools for job in pool.jobs]
     sources: Dict[str, int] = {}
     single = [job for job in past if job.gpus == 1]
@@ -100,7 +105,8 @@ def what_if(pools: Sequence[Pool], records: Mapping[str, GpuUse], sharing: Shari
     names = list(PRIORS) if assumed > _CERTAIN else ["middle"]
     totals: Dict[str, Mapping[str, Totals]] = {}
     gains: List[Tuple[Pool, Dict[str, Outcome]]] = []
-    for name in names:
+    for number, name in enumerate(names, 1):
+        progress(f"playing {len(past):,} jobs, assumption {number} of {len(names)}")
         outcomes = [(pool, _play(pool, PRIORS[name], records, sharing)) for pool in pools]
         totals[name] = {
             way: _totals([found[way] for _, found in outcomes]) for way in (ALONE, SHARED, BOUNDED)

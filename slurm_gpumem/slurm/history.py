@@ -15,8 +15,8 @@ from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
 from slurm_gpumem.slurm.gres import parse_gres
 
 FIELDS = (
-    "JobIDRaw", "User", "Partition", "State", "Submit", "Eligible", "Start", "End", "TimelimitRaw", "NCPUS",
-    "NNodes", "NodeList", "AllocTRES", "TRESUsageInMax", "TRESUsageInAve", "AdminComment",
+    "JobIDRaw", "User", "Partition", "Submit", "Eligible", "Start", "End", "TimelimitRaw", "NodeList",
+    "AllocTRES", "TRESUsageInMax", "TRESUsageInAve", "AdminComment",
 )  # fmt: skip
 """AdminComment is last: it is free text, and may hold the delimiter."""
 _REQUIRED = ("Submit", "Start", "End", "AllocTRES")
@@ -34,14 +34,12 @@ class PastJob(NamedTuple):
     job_id: str
     user: str
     partition: str
-    state: str
     submit: float
     """When it was submitted, or could have started where that is later."""
     start: float
     end: float
     limit_s: float
     """0: none."""
-    cpus: int
     nodes: Tuple[str, ...]
     gpus: int
     gpu_type: Optional[str]
@@ -113,12 +111,10 @@ def _job(name: str, row: Mapping[str, str]) -> Optional[PastJob]:
         job_id=name,
         user=row.get("User", ""),
         partition=row.get("Partition", "").split(",")[0],
-        state=(row.get("State", "").split() or [""])[0],
         submit=min(start, max(submit, eligible or submit)),
         start=start,
         end=end,
         limit_s=60.0 * int(limit) if limit.isdigit() else 0.0,
-        cpus=int(row["NCPUS"]) if row.get("NCPUS", "").isdigit() else 0,
         nodes=tuple(expand_nodes(row.get("NodeList", ""))),
         gpus=gpus,
         gpu_type=gpu_type,

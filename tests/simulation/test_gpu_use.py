@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_gpumem.simulation.gpu_use import JOBSTATS, RECORDS, SLURM, GpuUse, gpu_use, read_jobstats
 from slurm_gpumem.slurm.history import PastJob
 
-JOB = PastJob("7", "anna", "gpu", "COMPLETED", 0, 1, 2, 0, 8, ("n1",), 1, None, None, None, "")
+JOB = PastJob("7", "anna", "gpu", 0, 1, 2, 0, ("n1",), 1, None, None, None, "")
 SUMMARY = {
     "nodes": {
         "n1": {"total_memory": 1, "used_memory": 1, "cpus": 8, "total_time": 3.0,

@@ -15,9 +15,9 @@ HEADER = "|".join(FIELDS)
 
 def _row(job_id: str = "7", **values: str) -> str:
     usual = {
-        "JobIDRaw": job_id, "User": "anna", "Partition": "gpu", "State": "COMPLETED",
+        "JobIDRaw": job_id, "User": "anna", "Partition": "gpu",
         "Submit": "2026-11-01T08:00:00", "Eligible": "2026-11-01T08:00:00", "Start": "2026-11-01T08:10:00",
-        "End": "2026-11-01T09:10:00", "TimelimitRaw": "120", "NCPUS": "8", "NNodes": "1", "NodeList": "n01",
+        "End": "2026-11-01T09:10:00", "TimelimitRaw": "120", "NodeList": "n01",
         "AllocTRES": "billing=8,cpu=8,gres/gpu:a100=1,gres/gpu=1,mem=64G,node=1",
     }  # fmt: skip
     return "|".join({**usual, **values}.get(name, "") for name in FIELDS)
