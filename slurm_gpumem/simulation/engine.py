@@ -92,6 +92,8 @@ class Engine:
         self._start = array("d", [float("nan")]) * count
         self._end = array("d", [float("nan")]) * count
         self._crashes = array("H", [0]) * count
+        self._unfinished = 0
+        """Jobs that arrived and have not ended; events after the last of them are out of date."""
         self._over_limit = 0
         self._refused: List[int] = []
         self._runs: List[Run] = []
@@ -110,7 +112,7 @@ class Engine:
         arrived = 0
         self.now = self._since = jobs[0].arrival if jobs else 0.0
         last_end = self.now
-        while arrived < len(jobs) or events:
+        while arrived < len(jobs) or self._unfinished:
             due = events[0][0] if events else _NEVER
             if arrived < len(jobs) and jobs[arrived].arrival <= due:
                 due = jobs[arrived].arrival
@@ -135,7 +137,7 @@ class Engine:
                     self.queue.wake(version)
             self.queue.schedule(freed)
             self._most_waiting = max(self._most_waiting, len(self.queue))
-            if arrived == len(jobs) and not self._busy and not events and len(self.queue):
+            if self._unfinished and arrived == len(jobs) and not events:
                 raise UsageError("the simulation stands still: jobs wait and nothing will ever be freed")
         return Outcome(
             jobs, self.setup, self._start, self._end, self._crashes, self._over_limit, tuple(self._refused),
@@ -191,6 +193,7 @@ class Engine:
         if job.gpus > fleet.gpus or job.peak_mib > fleet.memory_mib or too_many_cores:
             self._refused.append(job.number)
             return
+        self._unfinished += 1
         self.asks[job.number] = self.asker.ask(job)
         self.queue.add(job)
 
@@ -260,6 +263,7 @@ class Engine:
         job = task.job
         self._leave(task, crashed=False)
         self._end[self.place_of[job.number]] = self.now
+        self._unfinished -= 1
         self.asker.learn(job)
         self.asks.pop(job.number, None)
         if job.limit and self.now - task.start > job.limit + _HAIR:

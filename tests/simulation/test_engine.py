@@ -218,3 +218,13 @@ def test_seven_of_the_smallest_mig_instances_fill_a_gpu_and_each_has_a_seventh_o
     )
     assert sorted(halves.start)[:2] == [0.0, 0.0]
     assert min(halves.end) == pytest.approx(100 * 0.9 * 7 / 3)
+
+
+def test_nothing_is_counted_after_the_last_job_has_ended() -> None:
+    # Beside the other the long job would end much later than it does in the end.
+    jobs = [job(0, work=100.0, load=HEAVY), job(1, work=1000.0, load=HEAVY)]
+    outcome = simulate(jobs, setup("slurm-pack"))
+    assert outcome.span == pytest.approx(max(outcome.end))
+    # 330 W alone, 372 W at most for the short time that both run.
+    assert outcome.sums.joules <= outcome.span * 345
+    assert outcome.sums.busy_seconds == pytest.approx(outcome.span)
