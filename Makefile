@@ -9,12 +9,14 @@
 # make bench   start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
 # make bench-sampler   cost of the node's sampler with 8 GPUs and 40 processes
 # make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
+# make bench-simulate   time and memory of the simulator on large clusters
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit the learned correction on the measured runs in models/lab (a few minutes)
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
 # make gpuutilnet  train the published classifiers on the same jobs, for comparison
+# make chapter6  simulate the published evaluation of policies and estimators, published beside simulated
 # make accuracy  score every estimator on the measured training runs in models/lab
 
 SHELL := /bin/bash
@@ -37,7 +39,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy bench bench-accounting bench-recovery bench-sampler bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-simulate bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -114,6 +116,10 @@ bench: setup-test
 bench-sampler: setup-test
 	$(BIN)/python tests/bench/sampler.py
 
+# A million jobs on ten thousand GPUs too: ARGS=--largest, some minutes.
+bench-simulate: $(BIN)/gpumem
+	$(BIN)/python tests/bench/simulate.py $(ARGS)
+
 bench-trace: setup-test
 	$(BIN)/python tests/bench/trace.py
 
@@ -147,6 +153,10 @@ fit-workspaces: setup-train
 fit-utilization: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.interference
 	@OMP_NUM_THREADS=1 $(BIN)/python -m slurm_gpumem.lab.fit.utilization
+
+# Its own traces; the authors' with ARGS="--replay-60 FILE --replay-90 FILE".
+chapter6: $(BIN)/gpumem
+	@$(BIN)/python -m slurm_gpumem.lab.chapter6.study $(ARGS)
 
 gpuutilnet: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.gpuutilnet

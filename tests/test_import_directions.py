@@ -45,10 +45,11 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
         "terminal",
     },
     "recovery": {"config", "formats", "slurm", "node", "submission"},
-    "report": {"formats", "accounting", "terminal", "estimators", "summaries", "submission"},
+    "report": {"formats", "accounting", "terminal", "estimators", "summaries", "submission", "simulation"},
     "site": {"config", "formats", "slurm", "accounting", "estimators", "devcluster"},
+    "simulation": {"estimators", "slurm", "utilization"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
-    "lab": {"summaries", "tracing", "estimators", "utilization", "calibration"},
+    "lab": {"summaries", "tracing", "estimators", "utilization", "calibration", "simulation"},
 }
 """Rooms each room may import, besides itself and the small modules at the top of the package."""
 TOP_MODULES_MAY_USE_ROOMS = {"api", "__init__", "__main__"}

@@ -26,6 +26,11 @@ COMMANDS = {
     ),
     "learn": ("slurm_gpumem.cli.learn", "admin: refit the estimates from the site's own measured jobs"),
     "setup": ("slurm_gpumem.cli.setup", "admin: the configuration that shares this site's GPUs, as a diff"),
+    "simulate": ("slurm_gpumem.cli.simulate", "what policies of sharing would do to a trace of jobs"),
+    "what-if": (
+        "slurm_gpumem.cli.what_if",
+        "admin: what sharing would have done to the jobs that this site had",
+    ),
     "doctor": ("slurm_gpumem.cli.doctor", "admin: check a running cluster's sharing, like a Nagios check"),
 }
 

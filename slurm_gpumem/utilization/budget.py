@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.types import Utilization
-from slurm_gpumem.utilization.interference import Interference, JobLoad, load_of, packaged, pressure, stretch
+from slurm_gpumem.utilization.interference import Interference, JobLoad, load_of, packaged, prepare, pressure
 
 _MOST = 64.0
 """No set of jobs presses harder: a job that tolerates this much tolerates everything."""
@@ -50,11 +50,12 @@ def budget(job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, 
 def tolerance(job: JobLoad, max_slowdown: float, known: Mapping[str, float]) -> float:
     """The most pressure of others at which the job's step is at most `max_slowdown` times as long."""
     low, high = 0.0, _MOST
-    if stretch(job, high, known) <= max_slowdown:
+    stretch = prepare(job, known).stretch
+    if stretch(high) <= max_slowdown:
         return high
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if stretch(job, middle, known) <= max_slowdown:
+        if stretch(middle) <= max_slowdown:
             low = middle
         else:
             high = middle

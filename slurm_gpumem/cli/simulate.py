@@ -1,0 +1,166 @@
+"""`gpumem simulate`: a trace of jobs on GPUs under one or several policies."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import product
+from pathlib import Path
+from typing import List, Tuple
+
+from slurm_gpumem.config.ladder import parse_ladder
+from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.files import check_target, save
+from slurm_gpumem.simulation.compare import compare, comparison_json, table
+from slurm_gpumem.simulation.engine import simulate
+from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.generate import generate
+from slurm_gpumem.simulation.policies import (
+    POLICIES,
+    PUBLISHED_TIMING,
+    WHAT,
+    find_policy,
+    timing_of,
+    with_conditions,
+)
+from slurm_gpumem.simulation.requests import ESTIMATORS
+from slurm_gpumem.simulation.trace_file import write_trace
+from slurm_gpumem.simulation.traces import FORMATS, load_trace
+from slurm_gpumem.simulation.types import MODES, Fleet, Policy, Setup, SimJob, Timing
+from slurm_gpumem.terminal.say import say
+from slurm_gpumem.text import count
+from slurm_gpumem.units import parse_mib
+
+
+def main(argv: List[str]) -> int:
+    """Entry point of the subcommand."""
+    args = _parser().parse_args(argv)
+    if args.policies:
+        width = max(map(len, WHAT))
+        print("\n".join(f"{name:<{width}}  {what}" for name, what in WHAT.items()))
+        return 0
+    if args.seeds < 1:
+        raise UsageError(f"--seeds must be at least 1, not {args.seeds}")
+    if args.html:
+        from slurm_gpumem.report.html.render import need_jinja2
+
+        # Before the work, not after it: what is missing is known at once.
+        need_jinja2()
+        target = check_target(args.html, "simulation.html")
+    setups = _setups(args)
+    jobs = _jobs(args, setups[0][1].fleet)
+    if args.write is not None:
+        write_trace(args.write, jobs)
+        say(f"{args.write}: {count(len(jobs), 'job')} written")
+        return 0
+    rows = compare(jobs, setups, args.seeds)
+    if args.json:
+        print(json.dumps(comparison_json(rows)))
+        return 0
+    fleet = setups[0][1].fleet
+    seeds = "" if args.seeds == 1 else f", {args.seeds} seeds: mean, lowest and highest"
+    print(f"{count(len(jobs), 'job')} on {fleet.gpus} × {fleet.name} ({fleet.memory_mib // 1024} GiB){seeds}")
+    print("\n".join(table(rows)))
+    refused = max(run.refused for row in rows for run in row.runs)
+    if args.html:
+        from slurm_gpumem.report.html.simulation import simulation_page
+
+        drawn = [(row, simulate(jobs, row.setup._replace(record=True))) for row in rows]
+        save(target, simulation_page(f"{count(len(jobs), 'job')} on {fleet.gpus} × {fleet.name}", drawn))
+        say(f"{args.html} written")
+    if refused:
+        say(f"{count(refused, 'job')} can never run here (too large for these GPUs): left out")
+    return 0
+
+
+def _jobs(args: argparse.Namespace, fleet: Fleet) -> List[SimJob]:
+    if (args.trace is None) == (args.generate is None):
+        raise UsageError("give a trace or --generate N: gpumem simulate TRACE (--help names the formats)")
+    if args.generate is None:
+        return load_trace(args.trace, args.format)
+    if args.generate < 1:
+        raise UsageError(f"--generate must be at least 1, not {args.generate}")
+    return generate(args.generate, fleet)
+
+
+def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
+    fleet = parse_fleet(args.gpus, cores_per_node=args.cores)
+    steps = parse_ladder([word for word in args.ladder.split(",") if word])
+    ladder = tuple(step.margin_percent for step in steps if step.margin_percent is not None)
+    margin = None if args.margin is None else parse_mib(args.margin)
+    setups = []
+    names = _words(args.policy, list(POLICIES))
+    estimators = _words(args.estimator, list(ESTIMATORS))
+    modes = _words(args.mode, list(MODES))
+    for name, estimator, mode in product(names, estimators, modes):
+        policy = find_policy(name)
+        if policy.whole:
+            if (estimator, mode) != (estimators[0], modes[0]):
+                continue
+            # Nothing is shared: estimators and modes make no difference.
+            mode, label = "exclusive", name
+        else:
+            policy = with_conditions(
+                policy, max_active=args.max_active, margin_mib=margin, slowdown=args.max_slowdown
+            )
+            label = " ".join([name, estimator, *([mode] if len(modes) > 1 else [])])
+        setups.append((label, Setup(fleet, policy, estimator, mode, _timing(args.decisions, policy), ladder)))
+    return setups
+
+
+def _timing(decisions: str, policy: Policy) -> Timing:
+    if decisions == "published" and not policy.granted:
+        return PUBLISHED_TIMING
+    return timing_of(policy)
+
+
+def _words(text: str, known: List[str]) -> List[str]:
+    words = known if text == "all" else [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in known:
+            raise UnknownNameError("name", word, known)
+    if not words:
+        raise UsageError(f"no name given; known: {', '.join(known)}")
+    return words
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpumem simulate",
+        description="Play a trace of jobs on GPUs under one or several policies and compare them.",
+        epilog="Lists are separated by commas; every policy is combined with every estimator and mode.",
+    )
+    parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="file with the jobs")
+    parser.add_argument("--format", choices=list(FORMATS), help="its format (default: found by its content)")
+    parser.add_argument("--generate", type=int, metavar="N", help="N random jobs of a large cluster instead")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the jobs as a trace and stop")
+    parser.add_argument(
+        "--gpus", default="4xa100-40gb", metavar="N", help="4xa100-40gb, or 16x8xh100 (nodes first)"
+    )
+    parser.add_argument(
+        "--cores", type=int, default=0, metavar="N", help="cores of a node (default: not counted)"
+    )
+    parser.add_argument(
+        "--policy", default="exclusive,slurm-pack", metavar="NAMES", help='or "all" (--policies lists them)'
+    )
+    parser.add_argument("--policies", action="store_true", help="list the policies and stop")
+    parser.add_argument("--estimator", default="oracle", metavar="NAMES", help=", ".join(ESTIMATORS))
+    parser.add_argument("--mode", default="mps", metavar="NAMES", help=", ".join(MODES))
+    parser.add_argument(
+        "--max-active", type=float, metavar="X", help="SM activity up to which a GPU takes more (0 to 1)"
+    )
+    parser.add_argument("--margin", metavar="SIZE", help="free memory beyond the request, like 2G")
+    parser.add_argument(
+        "--max-slowdown", type=float, metavar="X", help="shares cover activity up to this slowdown"
+    )
+    parser.add_argument(
+        "--ladder", default="whole-gpu", metavar="STEPS", help="after running out of memory: +25%%,whole-gpu"
+    )
+    parser.add_argument(
+        "--decisions", choices=("at-once", "published"), default="published",
+        help="how long round-robin, magm, lug, mug and the fits take to decide (default: as published)",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="variations of the trace")
+    parser.add_argument("--html", metavar="FILE", help="also write a page that shows each GPU over time")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser

@@ -1,0 +1,101 @@
+"""Several setups on one trace, each over several seeds: the table of `gpumem simulate`."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+
+from slurm_gpumem.simulation.engine import simulate
+from slurm_gpumem.simulation.figures import Figures, as_json, figures, spread
+from slurm_gpumem.simulation.types import Setup, SimJob
+from slurm_gpumem.simulation.vary import varied
+
+SCHEMA = "gpumem-simulation/1"
+Column = Tuple[str, str, float]
+"""Title, name of the figure (a time's mean after a dot), divisor."""
+COLUMNS: Tuple[Column, ...] = (
+    ("makespan h", "makespan_s", 3600.0),
+    ("wait min", "waiting.mean", 60.0),
+    ("P95", "waiting.p95", 60.0),
+    ("run min", "execution.mean", 60.0),
+    ("total min", "completion.mean", 60.0),
+    ("slowdown", "slowdown", 1.0),
+    ("OOM", "crashes", 1.0),
+    ("MJ", "energy_mj", 1.0),
+    ("GPU h", "gpu_hours", 1.0),
+    ("memory %", "memory", 0.01),
+    ("SM %", "active", 0.01),
+)
+
+
+class Compared(NamedTuple):
+    """One setup and what its seeds came to."""
+
+    label: str
+    setup: Setup
+    runs: Tuple[Figures, ...]
+
+
+def compare(jobs: Sequence[SimJob], setups: Sequence[Tuple[str, Setup]], seeds: int) -> List[Compared]:
+    """Run every setup on the same variations of the trace; seed 0 is the trace as it is."""
+    return [
+        Compared(label, setup, tuple(figures(simulate(varied(jobs, seed), setup)) for seed in range(seeds)))
+        for label, setup in setups
+    ]
+
+
+def values_of(row: Compared, figure: str) -> List[float]:
+    """One figure of every seed."""
+    name, _, part = figure.partition(".")
+    found = [getattr(run, name) for run in row.runs]
+    return [float(getattr(value, part) if part else value) for value in found]
+
+
+def cells(row: Compared) -> List[str]:
+    """One line of the table: means over the seeds."""
+    return [
+        _number(spread([value / divisor for value in values_of(row, name)]).mean)
+        for _, name, divisor in COLUMNS
+    ]
+
+
+def table(rows: Sequence[Compared]) -> List[str]:
+    """Lines for a terminal; over several seeds the lowest and highest stand in a line below."""
+    width = max([len("policy"), *(len(row.label) for row in rows)])
+    widths = [max(len(title), 8) for title, _, _ in COLUMNS]
+    lines = [" ".join([f"{'policy':<{width}}", *(f"{c[0]:>{w}}" for c, w in zip(COLUMNS, widths))])]
+    for row in rows:
+        spreads = [
+            spread([value / divisor for value in values_of(row, name)]) for _, name, divisor in COLUMNS
+        ]
+        shown = [f"{cell:>{w}}" for cell, w in zip(cells(row), widths)]
+        lines.append(" ".join([f"{row.label:<{width}}", *shown]))
+        if len(row.runs) > 1:
+            ranges = [f"{_number(found.low)}–{_number(found.high)}" for found in spreads]
+            lines.append(" ".join([" " * width, *(f"{cell:>{w}}" for cell, w in zip(ranges, widths))]))
+    return lines
+
+
+def comparison_json(rows: Sequence[Compared]) -> Dict[str, Any]:
+    """The same for a machine, every seed by itself."""
+    return {
+        "schema": SCHEMA,
+        "rows": [
+            {
+                "label": row.label,
+                "policy": row.setup.policy.name,
+                "estimator": row.setup.estimator,
+                "mode": row.setup.mode,
+                "gpus": row.setup.fleet.gpus,
+                "runs": [as_json(run) for run in row.runs],
+            }
+            for row in rows
+        ],
+    }
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

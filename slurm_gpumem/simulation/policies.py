@@ -1,0 +1,111 @@
+"""The policies by name: the documents' own, oracles, Slurm's placements, and ours.
+
+The published manager (RAD-RM, dissertation chapter 6) always takes an idle GPU first and shares one only when
+none is idle; it judges GPUs by what a monitor sees (free memory now, mean SM activity of the last 90 s).
+"""
+
+from __future__ import annotations
+
+from typing import Dict
+
+from slurm_gpumem.errors import UnknownNameError, UsageError
+from slurm_gpumem.simulation.types import Policy, Timing
+
+WINDOW_S = 90.0
+MAX_ACTIVE = 0.8
+GB = 1000
+"""MiB in what the published manager calls a GB."""
+PUBLISHED_TIMING = Timing(decide_s=35.0, share_s=30.0)
+"""The published manager waits 35 s before it looks for an idle GPU, 30 s more before it shares one."""
+SLURM_TIMING = Timing(recovery_s=121.0)
+"""Slurm holds a requeued job back until its credential has expired (cred_expire, 120 s)."""
+
+
+def _published(name: str, order: str, margin_mib: int = 0, max_active: float = 1.0) -> Policy:
+    return Policy(
+        name,
+        order,
+        granted=False,
+        idle_first=True,
+        margin_mib=margin_mib,
+        max_active=max_active,
+        window_s=WINDOW_S if max_active < 1 or order in ("least", "most") else 0.0,
+        recovery_blocks=True,
+    )
+
+
+POLICIES: Dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Policy("exclusive", "first", granted=True, whole=True),
+        _published("round-robin", "next"),
+        _published("magm", "worst", 5 * GB, MAX_ACTIVE),
+        _published("lug", "least", 5 * GB, MAX_ACTIVE),
+        _published("mug", "most", 5 * GB, MAX_ACTIVE),
+        _published("first-fit", "first", 2 * GB, MAX_ACTIVE),
+        _published("best-fit", "best", 2 * GB, MAX_ACTIVE),
+        _published("worst-fit", "worst", 2 * GB, MAX_ACTIVE),
+        _published("least-utilized", "least", 2 * GB, MAX_ACTIVE),
+        Policy("slurm", "first", granted=True, whole=True, backfill=True),
+        Policy("slurm-pack", "first", granted=True, backfill=True),
+        Policy("slurm-spread", "spread", granted=True, backfill=True),
+        Policy("budget", "first", granted=True, backfill=True, by_activity=1.15),
+    )
+}
+WHAT: Dict[str, str] = {
+    "exclusive": "each job has its GPUs to itself; first come, first served",
+    "round-robin": "one GPU after the other, without a condition",
+    "magm": "most available GPU memory: at least 5 GB free and SM activity up to 80 %",
+    "lug": "least utilized GPU, same conditions",
+    "mug": "most utilized GPU, same conditions",
+    "first-fit": "first GPU with the job's memory and 2 GB, SM activity up to 80 %",
+    "best-fit": "the one with the least free memory, same conditions",
+    "worst-fit": "the one with the most free memory, same conditions",
+    "least-utilized": "the least active one, same conditions",
+    "slurm": "Slurm without sharing: whole GPUs, priorities, backfill",
+    "slurm-pack": "Slurm with shards as it places them by default: the first GPU that fits",
+    "slurm-spread": "Slurm with shards and LL_SHARED_GRES: the freest GPU of the first node that fits",
+    "budget": "slurm-pack with shares that also cover the job's activity (slowdown of at most 1.15)",
+}
+
+
+def find_policy(name: str) -> Policy:
+    """The policy of that name; UnknownNameError where there is none."""
+    if name not in POLICIES:
+        raise UnknownNameError("policy", name, list(POLICIES))
+    return POLICIES[name]
+
+
+def timing_of(policy: Policy) -> Timing:
+    """How long decisions take under it, where nobody says otherwise: those of Slurm at once."""
+    return SLURM_TIMING if policy.backfill else Timing()
+
+
+def with_conditions(
+    policy: Policy,
+    *,
+    max_active: float | None = None,
+    margin_mib: int | None = None,
+    slowdown: float | None = None,
+) -> Policy:
+    """The same policy under other conditions; UsageError where it knows no such condition."""
+    if policy.whole and (max_active, margin_mib, slowdown) != (None, None, None):
+        raise UsageError(f"the policy {policy.name} shares no GPU: it has no conditions to change")
+    if policy.granted and (max_active is not None or margin_mib is not None):
+        raise UsageError(
+            f"the policy {policy.name} goes by what jobs ask for, not by what a monitor sees: "
+            "--max-active and --margin belong to round-robin, magm, lug, mug and the fits"
+        )
+    if not policy.granted and slowdown is not None:
+        raise UsageError(f"the policy {policy.name} gives out no shares: --max-slowdown belongs to budget")
+    if max_active is not None:
+        if not 0 < max_active <= 1:
+            raise UsageError(f"--max-active is a share from 0 to 1, not {max_active:g}")
+        policy = policy._replace(
+            max_active=max_active, window_s=WINDOW_S if max_active < 1 else policy.window_s
+        )
+    if margin_mib is not None:
+        policy = policy._replace(margin_mib=margin_mib)
+    if slowdown is not None:
+        policy = policy._replace(by_activity=slowdown)
+    return policy

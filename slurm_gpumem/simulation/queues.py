@@ -1,0 +1,229 @@
+"""Who is next: the first in the queue only, or Slurm's main scheduler with backfill behind it."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import AbstractSet, Deque, Dict, List, NamedTuple, Optional, Protocol, Set, Tuple
+
+from slurm_gpumem.simulation.gpu_state import Task
+from slurm_gpumem.simulation.places import PlaceIndex
+from slurm_gpumem.simulation.types import WHOLE, Policy, Setup, SimJob, Timing
+
+_DECIDE, _SHARE, _BACKFILL = range(3)
+_NEVER = float("inf")
+
+
+class Engine(Protocol):
+    """What a queue asks of the engine."""
+
+    now: float
+    policy: Policy
+    timing: Timing
+    setup: Setup
+    index: PlaceIndex
+    asks: Dict[int, Optional[int]]
+    ends: List[Tuple[float, int, Task]]
+
+    def place(
+        self, job: SimJob, *, banned: AbstractSet[int] = ..., idle: bool = ..., share: bool = ...
+    ) -> bool: ...
+    def need_mib(self, asked: Optional[int]) -> int: ...
+    def limit_of(self, job: SimJob) -> float: ...
+    def wake_at(self, moment: float, phase: int) -> None: ...
+
+
+class Queue(Protocol):
+    """What the engine asks of a queue."""
+
+    def __len__(self) -> int: ...
+    def add(self, job: SimJob) -> None: ...
+    def add_again(self, job: SimJob) -> None: ...
+    def schedule(self, freed: bool) -> None: ...
+    def wake(self, phase: int) -> None: ...
+
+
+def queue_for(engine: Engine) -> Queue:
+    """The queue that a setup asks for."""
+    if engine.policy.backfill:
+        return SlurmQueue(engine)
+    return TimedQueue(engine) if engine.timing.decide_s else FirstQueue(engine)
+
+
+class FirstQueue:
+    """First come, first served; jobs that crashed go before all others. Decisions take no time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: Deque[SimJob] = deque()
+        self._again: Deque[SimJob] = deque()
+        self._new = False
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._again)
+
+    def add(self, job: SimJob) -> None:
+        self._waiting.append(job)
+        self._new |= len(self._waiting) == 1
+
+    def add_again(self, job: SimJob) -> None:
+        self._again.append(job)
+        self._new = True
+
+    def schedule(self, freed: bool) -> None:
+        if not (freed or self._new):
+            return
+        self._new = False
+        place = self._engine.place
+        while self._again and place(self._again[0]):
+            self._again.popleft()
+        if self._again and self._engine.policy.recovery_blocks:
+            return
+        while self._waiting and place(self._waiting[0]):
+            self._waiting.popleft()
+
+    def wake(self, phase: int) -> None:
+        raise AssertionError("it never asks to be woken")
+
+
+class TimedQueue(FirstQueue):
+    """The same with decisions that take time, one job each, as the published resource manager makes them.
+
+    A decision looks for idle GPUs after `decide_s`; where there are none, for GPUs to share `share_s` later.
+    """
+
+    _asleep = True
+
+    def schedule(self, freed: bool) -> None:
+        if self._asleep and len(self):
+            self._asleep = False
+            self._later(self._engine.timing.decide_s, _DECIDE)
+
+    def wake(self, phase: int) -> None:
+        queue = self._again or self._waiting
+        idle, share = phase == _DECIDE, phase == _SHARE
+        blocked = bool(self._again) and self._engine.policy.recovery_blocks
+        if queue and self._engine.place(queue[0], idle=idle, share=share):
+            queue.popleft()
+        elif queue and idle and not blocked and not self._engine.policy.whole:
+            self._later(self._engine.timing.share_s, _SHARE)
+            return
+        if len(self):
+            self._later(self._engine.timing.decide_s, _DECIDE)
+        else:
+            self._asleep = True
+
+    def _later(self, seconds: float, phase: int) -> None:
+        self._engine.wake_at(self._engine.now + seconds, phase)
+
+
+class Reservation(NamedTuple):
+    """When the first of the queue is expected to start, and on which nodes."""
+
+    moment: float
+    nodes: AbstractSet[int]
+
+
+class SlurmQueue:
+    """By priority; every `backfill_s` later jobs may start that do not delay the first one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: List[Tuple[int, float, int, SimJob]] = []
+        self._first_is_new = False
+        self._changed = False
+        """Since the last pass of backfill: another pass over the same jobs and GPUs finds nothing new."""
+        self._woken = False
+        self._reserved_for: Optional[int] = None
+        self._reservation = Reservation(_NEVER, frozenset())
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, job: SimJob) -> None:
+        heappush(self._waiting, (-job.priority, job.arrival, job.number, job))
+        self._first_is_new |= self._waiting[0][3] is job
+        self._changed = True
+
+    def add_again(self, job: SimJob) -> None:
+        self.add(job)
+
+    def schedule(self, freed: bool) -> None:
+        self._changed |= freed
+        if freed or self._first_is_new:
+            self._first_is_new = False
+            while self._waiting and self._engine.place(self._waiting[0][3]):
+                heappop(self._waiting)
+        if len(self._waiting) > 1 and self._changed and not self._woken:
+            self._woken = True
+            period = self._engine.timing.backfill_s
+            self._engine.wake_at((self._engine.now // period + 1) * period, _BACKFILL)
+
+    def wake(self, phase: int) -> None:
+        """One pass of backfill."""
+        self._woken = self._changed = False
+        tested: List[Tuple[int, float, int, SimJob]] = []
+        failed: Set[Tuple[int, Optional[int], int, bool]] = set()
+        for position in range(min(self._engine.timing.backfill_depth, len(self._waiting))):
+            entry = heappop(self._waiting)
+            job = entry[3]
+            if position == 0:
+                if not self._engine.place(job):
+                    self._reserve(job)
+                    tested.append(entry)
+                continue
+            if not tested:
+                started = self._engine.place(job)
+            else:
+                short = self._engine.now + self._engine.limit_of(job) <= self._reservation.moment
+                key = (job.gpus, self._engine.asks[job.number], job.cores, short)
+                if key in failed:
+                    tested.append(entry)
+                    continue
+                banned = frozenset() if short else self._reservation.nodes
+                started = self._engine.place(job, banned=banned)
+                if not started:
+                    failed.add(key)
+            if not started:
+                tested.append(entry)
+        for entry in tested:
+            heappush(self._waiting, entry)
+
+    def _reserve(self, job: SimJob) -> None:
+        stale = self._reservation.moment <= self._engine.now
+        if self._reserved_for != job.number or stale:
+            self._reserved_for = job.number
+            self._reservation = expected_start(self._engine, job)
+
+
+def expected_start(engine: Engine, job: SimJob) -> Reservation:
+    """When and where running jobs that use up their limits make room for it."""
+    asked = engine.asks[job.number]
+    index = engine.index
+    per_node = engine.setup.fleet.gpus_per_node
+    if asked != WHOLE:
+        need = engine.need_mib(asked)
+        free: Dict[int, int] = {}
+        for moment, _, task in engine.ends:
+            for gpu in task.gpus:
+                state = index.gpus[gpu]
+                free[gpu] = free.get(gpu, index.free_mib(state)) + task.granted_mib
+                if free[gpu] >= need:
+                    return Reservation(moment, frozenset((index.node_of(gpu),)))
+        return Reservation(_NEVER, frozenset())
+    nodes_needed = -(-job.gpus // per_node)
+    each = job.gpus if nodes_needed == 1 else per_node
+    ready = set(index.nodes_with_idle(each))
+    busy: Dict[int, int] = {}
+    idle: Dict[int, int] = {}
+    for moment, _, task in engine.ends:
+        for gpu in task.gpus:
+            busy[gpu] = busy.get(gpu, len(index.gpus[gpu].tasks)) - 1
+            if busy[gpu] == 0:
+                node = index.node_of(gpu)
+                idle[node] = idle.get(node, index.idle_gpus(node)) + 1
+                if idle[node] >= each:
+                    ready.add(node)
+        if len(ready) >= nodes_needed:
+            return Reservation(moment, frozenset(sorted(ready)[:nodes_needed]))
+    return Reservation(_NEVER, frozenset())

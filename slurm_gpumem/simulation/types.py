@@ -1,0 +1,117 @@
+"""What a simulation is given: jobs, GPUs, and how they are shared."""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Tuple
+
+from slurm_gpumem.utilization.interference import JobLoad
+
+MODES = ("mps", "mps-shared", "timeslice", "mig", "exclusive")
+"""How jobs on one GPU run: "mps" has a server for each user (two users' servers take turns), "mps-shared" one
+server for all, "timeslice" none, "mig" instances that do not feel each other, "exclusive" one job only."""
+WHOLE = 0
+"""As a request in MiB: a GPU to itself."""
+
+
+class SimJob(NamedTuple):
+    """One job of a trace."""
+
+    number: int
+    arrival: float
+    """Seconds after the start of the trace."""
+    work: float
+    """Seconds that it takes alone on its GPUs."""
+    gpus: int
+    peak_mib: int
+    """On each GPU; reached `startup_s` after its start."""
+    load: JobLoad
+    """How it drives a GPU when alone there."""
+    startup_mib: int = 1
+    startup_s: float = 0.0
+    user: str = ""
+    name: str = ""
+    """Jobs of one user and name are runs of the same thing."""
+    partition: str = ""
+    cores: int = 0
+    limit: float = 0.0
+    """Its time limit in seconds; 0 for none."""
+    priority: int = 0
+    """Higher runs first; equal ones in order of arrival."""
+    estimates: Mapping[str, int] = {}
+    """By estimator: MiB that the job asks for on each GPU."""
+
+
+class Fleet(NamedTuple):
+    """The GPUs, all of one kind."""
+
+    nodes: int
+    gpus_per_node: int
+    memory_mib: int
+    """Of each GPU, as far as jobs may have it."""
+    cores_per_node: int = 0
+    """0: not counted."""
+    name: str = "GPU"
+    max_watts: float = 400.0
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return self.nodes * self.gpus_per_node
+
+
+class Policy(NamedTuple):
+    """Where a job goes and when it is let in."""
+
+    name: str
+    order: str
+    """Which GPU of those that qualify: "first", "best" (least free memory), "worst" (most free memory),
+    "spread" (most free memory on the first node), "least" and "most" active, "next" (round robin)."""
+    granted: bool
+    """True: memory is given out as jobs ask for it and a job dies that exceeds its part (Slurm's shards).
+    False: what counts is the memory that is free at the moment, as a monitor sees it."""
+    whole: bool = False
+    """Every job gets GPUs to itself."""
+    idle_first: bool = False
+    """An idle GPU is taken before any that would be shared."""
+    margin_mib: int = 0
+    """Free memory that a shared GPU must have beyond what the job asks for."""
+    max_active: float = 1.0
+    """A GPU whose activity is above this share takes no further job; 1: no such condition."""
+    window_s: float = 0.0
+    """Activity is the mean over this time; 0: the present value."""
+    by_activity: float = 0.0
+    """A slowdown: shares also cover the job's activity, so that it stays within it; 0: memory only."""
+    recovery_blocks: bool = False
+    """While a crashed job waits for a GPU to itself, no other is placed beside others."""
+    backfill: bool = False
+    """Slurm's main scheduler and backfill; else strictly the first of the queue."""
+
+
+class Timing(NamedTuple):
+    """How long decisions take, in seconds."""
+
+    decide_s: float = 0.0
+    """From one decision to the next, one job each; 0: at once, as many as fit."""
+    share_s: float = 0.0
+    """More than that for a decision to share a GPU."""
+    recovery_s: float = 0.0
+    """From a crash until the job waits again."""
+    backfill_s: float = 30.0
+    backfill_depth: int = 100
+    default_limit_s: float = 86_400.0
+    """The time limit of jobs without one, for backfill."""
+
+
+class Setup(NamedTuple):
+    """One way to run a trace."""
+
+    fleet: Fleet
+    policy: Policy
+    estimator: str = "oracle"
+    mode: str = "mps"
+    timing: Timing = Timing()
+    ladder: Tuple[int, ...] = ()
+    """After a crash: percent more of what it asked for, step by step; then a GPU to itself."""
+    shard_mib: int = 1024
+    record: bool = False
+    """Keep what each GPU did over time."""

@@ -1,0 +1,219 @@
+"""A site's own history, played again without and with sharing.
+
+Every job of the history arrives when it did, on the GPUs of its pool, and takes as long alone as it took
+then. Three ways to run them: whole GPUs with backfill, as Slurm does without this package; shares by
+memory; shares by memory and activity, so that a slowdown is kept. Jobs on several GPUs get whole ones in
+all three.
+"""
+
+from __future__ import annotations
+
+from math import isnan
+from random import Random
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from slurm_gpumem.simulation.engine import Outcome, simulate
+from slurm_gpumem.simulation.figures import percentile
+from slurm_gpumem.simulation.gpu_use import ASSUMED, GpuUse, gpu_use
+from slurm_gpumem.simulation.policies import POLICIES, timing_of
+from slurm_gpumem.simulation.pools import Pool
+from slurm_gpumem.simulation.prior import PRIORS, Prior, draw_load, draw_memory, load_at
+from slurm_gpumem.simulation.types import Policy, Setup, SimJob
+
+ALONE, SHARED, BOUNDED = "whole GPUs", "shared", "shared, bounded"
+REQUEST_MARGIN = 0.2
+"""What requests exceed the real need by: the median over all runs that estimates from a text were judged
+on."""
+STARTUP_MIB, STARTUP_S = 600, 30.0
+_CERTAIN = 0.02
+"""Up to this share of assumed jobs, one assumption will do."""
+_HOUR = 3600.0
+
+
+class Totals(NamedTuple):
+    """All pools together, one way to run the jobs."""
+
+    gpu_hours: float
+    """GPUs with a job on them."""
+    waiting_h: float
+    waiting_p95_h: float
+    completion_h: float
+    queue: float
+    """Mean number of waiting jobs."""
+    slowdown: float
+    """Mean, of jobs on one GPU."""
+    over_limit: int
+    crashes: int
+    energy_kwh: float
+
+
+class GroupGain(NamedTuple):
+    """One partition or user: mean hours from submission to end, without and with sharing."""
+
+    name: str
+    jobs: int
+    waited_h: float
+    """As it was recorded."""
+    alone_h: float
+    shared_h: float
+
+
+class WhatIf(NamedTuple):
+    """The answer."""
+
+    jobs: int
+    single: int
+    """Jobs on one GPU: those that can share."""
+    users: int
+    days: float
+    pools: Tuple[Pool, ...]
+    sources: Mapping[str, float]
+    """By source of memory: share of the jobs on one GPU."""
+    recorded_wait_h: float
+    recorded_p95_h: float
+    totals: Mapping[str, Mapping[str, Totals]]
+    """By assumption, then by way; one assumption where (nearly) all is known."""
+    partitions: Tuple[GroupGain, ...]
+    by_user: Tuple[GroupGain, ...]
+
+
+class Sharing(NamedTuple):
+    """How GPUs would be shared."""
+
+    mode: str = "mps"
+    placement: str = "pack"
+    """ "pack" fills one GPU after the other, Slurm's default; "spread" is LL_SHARED_GRES."""
+    slowdown: float = 1.15
+    """Of the bounded way."""
+
+
+def what_if(
+    pools: Sequence[Pool],
+    records: Mapping[str, GpuUse],
+    sharing: Sharing,
+    progress: Callable[[str], None] = lambda words: None,
+) -> WhatIf:
+    """Play all pools under every assumption that matters; `progress` hears what is being done."""
+    past = [job for pool in pools for job in pool.jobs]
+    sources: Dict[str, int] = {}
+    single = [job for job in past if job.gpus == 1]
+    for job in single:
+        use = gpu_use(job, records)
+        source = use.source if use else ASSUMED
+        sources[source] = sources.get(source, 0) + 1
+    assumed = sources.get(ASSUMED, 0) / max(1, len(single))
+    names = list(PRIORS) if assumed > _CERTAIN else ["middle"]
+    totals: Dict[str, Mapping[str, Totals]] = {}
+    gains: List[Tuple[Pool, Dict[str, Outcome]]] = []
+    for number, name in enumerate(names, 1):
+        progress(f"playing {len(past):,} jobs, assumption {number} of {len(names)}")
+        outcomes = [(pool, _play(pool, PRIORS[name], records, sharing)) for pool in pools]
+        totals[name] = {
+            way: _totals([found[way] for _, found in outcomes]) for way in (ALONE, SHARED, BOUNDED)
+        }
+        if name == "middle":
+            gains = outcomes
+    waits = sorted((job.start - job.submit) / _HOUR for job in past)
+    first, last = min(job.submit for job in past), max(job.end for job in past)
+    return WhatIf(
+        jobs=len(past),
+        single=len(single),
+        users=len({job.user for job in past}),
+        days=(last - first) / 86_400,
+        pools=tuple(pools),
+        sources={name: number / max(1, len(single)) for name, number in sources.items()},
+        recorded_wait_h=sum(waits) / len(waits),
+        recorded_p95_h=percentile(waits, 0.95),
+        totals=totals,
+        partitions=_gains(gains, "partition"),
+        by_user=_gains(gains, "user"),
+    )
+
+
+def to_trace(pool: Pool, prior: Prior, records: Mapping[str, GpuUse]) -> List[SimJob]:
+    """The pool's jobs for the simulator; the same for the same history."""
+    first = min(job.submit for job in pool.jobs)
+    jobs: List[SimJob] = []
+    for number, job in enumerate(pool.jobs):
+        rng = Random(number)
+        use = gpu_use(job, records)
+        memory = draw_memory(prior, pool.fleet.memory_mib, rng) if use is None else use.mib
+        memory = max(1, min(memory, pool.fleet.memory_mib))
+        drawn = draw_load(prior, rng)
+        load = drawn if use is None or use.active is None else load_at(use.active)
+        work = job.end - job.start
+        jobs.append(
+            SimJob(
+                number, job.submit - first, work, job.gpus, memory, load, min(STARTUP_MIB, memory),
+                min(STARTUP_S, work / 2), job.user, partition=job.partition, limit=job.limit_s,
+                estimates={"text": int(memory * (1 + REQUEST_MARGIN)) + 1},
+            )
+        )  # fmt: skip
+    return jobs
+
+
+def _play(pool: Pool, prior: Prior, records: Mapping[str, GpuUse], sharing: Sharing) -> Dict[str, Outcome]:
+    jobs = to_trace(pool, prior, records)
+    shared = POLICIES[f"slurm-{sharing.placement}"]
+    ways: Dict[str, Policy] = {
+        ALONE: POLICIES["slurm"],
+        SHARED: shared,
+        BOUNDED: shared._replace(by_activity=sharing.slowdown),
+    }
+    found: Dict[str, Outcome] = {}
+    for way, policy in ways.items():
+        mode = "exclusive" if policy.whole else sharing.mode
+        found[way] = simulate(jobs, Setup(pool.fleet, policy, "text", mode, timing_of(policy)))
+    return found
+
+
+def _totals(outcomes: Sequence[Outcome]) -> Totals:
+    waiting: List[float] = []
+    completion: List[float] = []
+    slowdowns: List[float] = []
+    for outcome in outcomes:
+        for job, start, end in zip(outcome.jobs, outcome.start, outcome.end):
+            if isnan(end):
+                continue
+            waiting.append((start - job.arrival) / _HOUR)
+            completion.append((end - job.arrival) / _HOUR)
+            if job.gpus == 1:
+                slowdowns.append((end - start) / job.work)
+    waiting.sort()
+    return Totals(
+        gpu_hours=sum(outcome.sums.busy_seconds for outcome in outcomes) / _HOUR,
+        waiting_h=_mean(waiting),
+        waiting_p95_h=percentile(waiting, 0.95),
+        completion_h=_mean(completion),
+        queue=sum(outcome.sums.waiting_seconds / (outcome.span or 1.0) for outcome in outcomes),
+        slowdown=_mean(slowdowns) if slowdowns else 1.0,
+        over_limit=sum(outcome.over_limit for outcome in outcomes),
+        crashes=sum(sum(outcome.crashes) for outcome in outcomes),
+        energy_kwh=sum(outcome.sums.joules for outcome in outcomes) / 3.6e6,
+    )
+
+
+def _gains(found: Sequence[Tuple[Pool, Dict[str, Outcome]]], by: str) -> Tuple[GroupGain, ...]:
+    """The groups with the most jobs first."""
+    sums: Dict[str, List[float]] = {}
+    for pool, outcomes in found:
+        for way, place in ((ALONE, 2), (SHARED, 3)):
+            outcome = outcomes[way]
+            for job, end in zip(outcome.jobs, outcome.end):
+                if isnan(end):
+                    continue
+                row = sums.setdefault(str(getattr(job, by)), [0.0, 0.0, 0.0, 0.0])
+                row[place] += (end - job.arrival) / _HOUR
+                if way == ALONE:
+                    row[0] += 1
+                    past = pool.jobs[job.number]
+                    row[1] += (past.start - past.submit) / _HOUR
+    rows = [
+        GroupGain(name, int(row[0]), *(value / max(1.0, row[0]) for value in row[1:]))
+        for name, row in sums.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.jobs))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,187 @@
+"""A site's past jobs from plain `sacct -P`, as every version writes it, with or without GPU use.
+
+The columns are found by the header, so that any file with the required ones can be read. Rows of steps
+("12.batch", "12.0") only add the GPU memory and utilization that Slurm recorded for them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
+from slurm_gpumem.slurm.gres import parse_gres
+
+FIELDS = (
+    "JobIDRaw", "User", "Partition", "Submit", "Eligible", "Start", "End", "TimelimitRaw", "NodeList",
+    "AllocTRES", "TRESUsageInMax", "TRESUsageInAve", "AdminComment",
+)  # fmt: skip
+"""AdminComment is last: it is free text, and may hold the delimiter."""
+_REQUIRED = ("Submit", "Start", "End", "AllocTRES")
+_TIMEOUT_S = 600.0
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)")
+_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_MIB = 1 << 20
+_MOST_NODES = 100_000
+_RANGE = re.compile(r"([^,\[\]]*)(?:\[([0-9,\-]+)\])?([^,\[\]]*)")
+
+
+class PastJob(NamedTuple):
+    """One job that ran on GPUs."""
+
+    job_id: str
+    user: str
+    partition: str
+    submit: float
+    """When it was submitted, or could have started where that is later."""
+    start: float
+    end: float
+    limit_s: float
+    """0: none."""
+    nodes: Tuple[str, ...]
+    gpus: int
+    gpu_type: Optional[str]
+    gpu_mib: Optional[float]
+    """The most that Slurm saw one of its tasks use (gres/gpumem)."""
+    gpu_util: Optional[float]
+    """Mean share of time (gres/gpuutil)."""
+    comment: str
+    """AdminComment."""
+
+
+def history_command(since: str) -> List[str]:
+    """The command whose output `parse_history` reads."""
+    return ["sacct", "-a", "-P", "-S", since, f"--format={','.join(FIELDS)}"]
+
+
+def ask_history(since: str, client: SlurmClient = COMMANDS) -> List[PastJob]:
+    """All jobs that used GPUs since then; SlurmError when there is no accounting."""
+    return parse_history(client.run(history_command(since), timeout_s=_TIMEOUT_S).splitlines(), "sacct")
+
+
+def parse_history(lines: Iterable[str], where: str) -> List[PastJob]:
+    """The jobs of an output of sacct -P (or -p); UsageError when it is none."""
+    rows = iter(lines)
+    header = [name.strip() for name in next(rows, "").rstrip("\n").split("|")]
+    # sacct -p ends every line with the delimiter, -P does not.
+    closed = len(header) > 1 and not header[-1]
+    header = header[:-1] if closed else header
+    column = {name: place for place, name in enumerate(header)}
+    missing = [name for name in _REQUIRED if name not in column]
+    if "JobIDRaw" not in column and "JobID" not in column:
+        missing.insert(0, "JobID")
+    if missing:
+        raise UsageError(
+            f"{where}: not the output of sacct that is needed: its first line has no {', '.join(missing)}.\n"
+            f"Make it with: {' '.join(history_command('now-30days'))} > sacct.txt"
+        )
+    key = "JobIDRaw" if "JobIDRaw" in column else "JobID"
+    jobs: Dict[str, PastJob] = {}
+    used: Dict[str, Tuple[float, float]] = {}
+    for line in rows:
+        line = line.rstrip("\n")
+        cells = (line[:-1] if closed and line.endswith("|") else line).split("|", len(header) - 1)
+        if len(cells) < len(header):
+            continue
+        row = dict(zip(header, cells))
+        name, _, step = row[key].partition(".")
+        if step:
+            _add_usage(used, name, row)
+        else:
+            found = _job(name, row)
+            if found is not None:
+                # A requeued job has a row for every run; each kept a GPU busy.
+                jobs[name if name not in jobs else f"{name}/{found.start:.0f}"] = found
+    return sorted(
+        (_with_usage(job, used.get(job.job_id)) for job in jobs.values()),
+        key=lambda job: (job.submit, job.job_id),
+    )
+
+
+def _job(name: str, row: Mapping[str, str]) -> Optional[PastJob]:
+    submit, start, end = (_moment(row[key]) for key in ("Submit", "Start", "End"))
+    gpus, gpu_type = _gpus(row["AllocTRES"])
+    if submit is None or start is None or end is None or not gpus or end <= start:
+        return None
+    eligible = _moment(row.get("Eligible", ""))
+    limit = row.get("TimelimitRaw", "")
+    return PastJob(
+        job_id=name,
+        user=row.get("User", ""),
+        partition=row.get("Partition", "").split(",")[0],
+        submit=min(start, max(submit, eligible or submit)),
+        start=start,
+        end=end,
+        limit_s=60.0 * int(limit) if limit.isdigit() else 0.0,
+        nodes=tuple(expand_nodes(row.get("NodeList", ""))),
+        gpus=gpus,
+        gpu_type=gpu_type,
+        gpu_mib=None,
+        gpu_util=None,
+        comment=row.get("AdminComment", ""),
+    )
+
+
+def _gpus(tres: str) -> Tuple[int, Optional[str]]:
+    """Number and type of GPUs; a job with shards or mps units has one."""
+    entries = parse_gres(",".join(part for part in tres.split(",") if part.startswith("gres/")))
+    total = sum(count for name, kind, count in entries if name == "gpu" and kind is None)
+    typed = [(kind, count) for name, kind, count in entries if name == "gpu" and kind]
+    shared = any(name in ("shard", "mps") and count for name, _, count in entries)
+    return total or sum(count for _, count in typed) or int(shared), typed[0][0] if typed else None
+
+
+def _add_usage(used: Dict[str, Tuple[float, float]], name: str, row: Mapping[str, str]) -> None:
+    memory = _tres(row.get("TRESUsageInMax", ""), "gres/gpumem")
+    busy = _tres(row.get("TRESUsageInAve", ""), "gres/gpuutil")
+    before = used.get(name, (0.0, -1.0))
+    used[name] = (max(before[0], (memory or 0.0) / _MIB), max(before[1], -1.0 if busy is None else busy))
+
+
+def _with_usage(job: PastJob, used: Optional[Tuple[float, float]]) -> PastJob:
+    if used is None or used[0] <= 0:
+        # Slurm writes 0 where nothing was gathered.
+        return job
+    return job._replace(gpu_mib=used[0], gpu_util=min(1.0, used[1] / 100) if used[1] >= 0 else None)
+
+
+def _tres(text: str, name: str) -> Optional[float]:
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        match = _SIZE.fullmatch(value) if key == name else None
+        if match:
+            return float(match[1]) * 1024.0 ** _POWER[match[2]]
+    return None
+
+
+def _moment(text: str) -> Optional[float]:
+    """Seconds of "2026-11-15T08:30:00" (local time) or of a plain number, as SLURM_TIME_FORMAT=%s has it."""
+    if text.isdigit():
+        return float(text)
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def expand_nodes(text: str) -> List[str]:
+    """ "gpu[01-03,7],login1" as its names; nothing of "None assigned"."""
+    if not text or " " in text:
+        return []
+    names: List[str] = []
+    for match in _RANGE.finditer(text):
+        before, numbers, after = match.groups()
+        if numbers is None:
+            names += [before] if before else []
+            continue
+        for part in numbers.split(","):
+            first, _, last = part.partition("-")
+            if not first.isdigit() or not (last or first).isdigit():
+                return []
+            for number in range(int(first), int(last or first) + 1):
+                names.append(f"{before}{number:0{len(first)}}{after}")
+                if len(names) > _MOST_NODES:
+                    return []
+    return names

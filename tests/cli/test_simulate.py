@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.simulation.policies import POLICIES
+
+
+def _trace(tmp_path: Path) -> str:
+    path = tmp_path / "t.csv"
+    rows = [f"{10 * n},600,{4000 + 100 * n},0.3,{5000 + 100 * n}" for n in range(12)]
+    path.write_text("\n".join(["arrival_s,work_s,memory_mib,sm_active,estimate_text", *rows]) + "\n")
+    return str(path)
+
+
+def test_a_table_compares_policies_on_one_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", _trace(tmp_path), "--gpus", "2xa100-40gb", "--estimator", "text"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "12 jobs on 2 × a100 (40 GiB)"
+    assert [line.split("  ")[0] for line in lines[2:]] == ["exclusive", "slurm-pack text"]
+
+
+def test_every_policy_estimator_and_mode_can_be_combined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["simulate", _trace(tmp_path), "--policy", "all", "--estimator", "oracle,none,text,remembered"]
+    assert main([*argv, "--mode", "mps,timeslice,mig", "--seeds", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["policy"] for row in found["rows"]} == set(POLICIES)
+    shared = sum(not policy.whole for policy in POLICIES.values())
+    assert len(found["rows"]) == shared * 4 * 3 + 2
+    assert all(len(row["runs"]) == 2 and row["runs"][0]["ended"] == 12 for row in found["rows"])
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--policy", "magic"], "unknown name 'magic'"),
+        (["--estimator", "text,guess"], "unknown name 'guess'"),
+        (["--gpus", "many"], "'many' names no GPUs"),
+        (["--gpus", "4xnothing"], "unknown GPU"),
+        (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--policy", "slurm-pack", "--max-active", "0.8"], "--max-active and --margin belong to"),
+        (["--policy", "magm", "--max-slowdown", "1.1"], "--max-slowdown belongs to budget"),
+        (["--policy", "magm", "--max-active", "80"], "--max-active is a share from 0 to 1"),
+        (["--ladder", "+25"], "is no step of the recovery ladder"),
+        (["--generate", "5"], "give a trace or --generate N"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(
+    tmp_path: Path, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", _trace(tmp_path), *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_jobs_that_fit_nowhere_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,work_s,memory_mib\n0,10,2000\n0,10,90000\n")
+    assert main(["simulate", str(path)]) == 0
+    assert "1 job can never run here" in capsys.readouterr().err
+
+
+def test_generated_jobs_are_written_as_a_trace_that_can_be_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "made.csv"
+    assert main(["simulate", "--generate", "50", "--gpus", "2x8xa100-40gb", "--write", str(path)]) == 0
+    assert main(["simulate", str(path), "--gpus", "2x8xa100-40gb", "--estimator", "text"]) == 0
+    assert "50 jobs on 16 × a100" in capsys.readouterr().out
+
+
+def test_the_page_shows_every_gpu_over_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jinja2")
+    page = tmp_path / "out.html"
+    assert main(["simulate", _trace(tmp_path), "--gpus", "3xa100-40gb", "--html", str(page)]) == 0
+    text = page.read_text()
+    assert text.count("<svg") == 2
+    assert text.count(">GPU 2<") == 2
+    assert "Content-Security-Policy" in text
+    assert main(["simulate", _trace(tmp_path), "--html", str(tmp_path / "no" / "out.html")]) == 2

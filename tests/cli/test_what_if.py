@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.slurm.history import FIELDS
+from tests.support.waiting import until
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(1_790_000_000 + seconds))
+
+
+def _file(tmp_path: Path, *, known: bool, jobs: int = 300) -> str:
+    """A month of a small busy site: 2 nodes of 4 GPUs, run first come, first served."""
+    rng = random.Random(3)
+    lines = ["|".join(FIELDS)]
+    free = [0.0] * 8
+    arrival = 0.0
+    for number in range(1, jobs + 1):
+        arrival += rng.expovariate(1 / 700)
+        gpus = 1 if rng.random() < 0.9 else 4
+        if gpus == 1:
+            places = [min(range(8), key=lambda place: free[place])]
+        else:
+            places = min(([0, 1, 2, 3], [4, 5, 6, 7]), key=lambda four: max(free[p] for p in four))
+        start = max(arrival, *(free[place] for place in places))
+        end = start + rng.uniform(600, 9000)
+        for place in places:
+            free[place] = end
+        row = {
+            "JobIDRaw": str(number), "User": f"secret{number % 7}", "State": "COMPLETED",
+            "Partition": "vip" if number % 3 else "normal", "Submit": _moment(arrival),
+            "Eligible": _moment(arrival), "Start": _moment(start), "End": _moment(end), "TimelimitRaw": "300",
+            "NCPUS": "4", "NNodes": "1",
+            "NodeList": f"host{places[0] // 4}", "AllocTRES": f"cpu=4,gres/gpu:a100={gpus},gres/gpu={gpus}",
+        }  # fmt: skip
+        lines.append("|".join(row.get(name, "") for name in FIELDS))
+        if known:
+            step = {**row, "JobIDRaw": f"{number}.batch",
+                    "TRESUsageInMax": f"gres/gpumem={rng.randint(900, 9000)}M",
+                    "TRESUsageInAve": f"gres/gpuutil={rng.randint(5, 60)}"}  # fmt: skip
+            lines.append("|".join(step.get(name, "") for name in FIELDS))
+    path = tmp_path / "sacct.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_history_with_gpu_use_gives_one_figure_each_and_no_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["what-if", "--from", _file(tmp_path, known=True)]) == 0
+    text = capsys.readouterr().out
+    assert "300 jobs on GPUs by 7 users, 9" in text
+    assert "8 × a100 of 40 GiB in 2 nodes (as seen from the jobs" in text
+    assert "memory of jobs on one GPU from: gres/gpumem 100%" in text
+    assert "–" not in text.split("How sure")[0].replace("… within", "")
+    assert "secret" not in text
+    assert "vip" not in text
+    assert len(text.splitlines()) <= 30
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_without_gpu_use_the_answer_is_a_range_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["what-if", "--from", _file(tmp_path, known=False), "--names"]) == 0
+    text = capsys.readouterr().out
+    assert "assumed 100%" in text
+    assert "the ranges are over three assumptions" in text
+    assert "–" in text
+    assert "vip" in text
+    assert "secret1" in text
+
+
+def test_sharing_shortens_the_queue_of_a_busy_site_and_its_figures_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["what-if", "--from", _file(tmp_path, known=True), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ways = found["totals"]["middle"]
+    assert ways["shared"]["waiting_h"] < ways["whole GPUs"]["waiting_h"]
+    assert ways["shared"]["gpu_hours"] < ways["whole GPUs"]["gpu_hours"]
+    assert ways["whole GPUs"]["slowdown"] == pytest.approx(1.0)
+    assert 1.0 <= ways["shared, bounded"]["slowdown"] <= ways["shared"]["slowdown"]
+    # The made site ran its jobs first come, first served: backfill can only do a little better.
+    assert ways["whole GPUs"]["waiting_h"] == pytest.approx(found["recorded_wait_h"], rel=0.25)
+    assert sum(row["jobs"] for row in found["partitions"]) == 300
+    assert all(row["name"].startswith("user ") for row in found["by_user"])
+
+
+def test_the_page_has_the_figures_and_no_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jinja2")
+    page = tmp_path / "out.html"
+    assert main(["what-if", "--from", _file(tmp_path, known=False), "--html", str(page)]) == 0
+    text = page.read_text()
+    assert "Content-Security-Policy" in text
+    assert "GPU-hours with a job on the GPU" in text
+    assert "secret" not in text
+    assert "vip" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "says"),
+    [
+        ("nothing\n", [], "not the output of sacct that is needed"),
+        ("|".join(FIELDS) + "\n", [], "no job that ran on GPUs"),
+        (None, [], "cannot be read"),
+        ("|".join(FIELDS) + "\n", ["--max-slowdown", "0.9"], "--max-slowdown is a ratio above 1"),
+        ("|".join(FIELDS) + "\n", ["--since", "soon"], "'soon' is not a time"),
+    ],
+)
+def test_a_wrong_file_or_option_is_refused(
+    tmp_path: Path, content: Any, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.txt"
+    if content is not None:
+        path.write_text(content)
+    assert main(["what-if", "--from", str(path), *options]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_more_gpus_than_the_jobs_showed_can_be_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _file(tmp_path, known=True)
+    assert main(["what-if", "--from", path, "--gpus", "4x4xa100-40gb"]) == 0
+    assert "16 × a100 of 40 GiB in 4 nodes\n" in capsys.readouterr().out
+    assert main(["what-if", "--from", path, "--gpus", "1x1xa100-40gb"]) == 2
+
+
+def test_the_command_for_another_machine_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["what-if", "--command"]) == 0
+    assert capsys.readouterr().out.startswith("sacct -a -P -S 20")
+
+
+def test_a_real_slurmdbd_answers_it(
+    make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = make_cluster(accounting=True)
+    for gpus in (1, 1, 1, 2):
+        cluster.run(["sbatch", "-o", "/dev/null", f"--gres=gpu:{gpus}", "--wrap", "sleep 2"], check=True)
+    until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 60)
+    for name, value in cluster.env.items():
+        monkeypatch.setenv(name, value)
+
+    def answer() -> Any:
+        code = main(["what-if", "--since", "1d", "--json"])
+        text = capsys.readouterr().out
+        found = json.loads(text) if code == 0 else {}
+        return found if found.get("jobs") == 4 else None
+
+    found = until(answer, 60)
+    assert found["single"] == 3
+    assert found["pools"][0]["gpus"] == 8
+    assert found["pools"][0]["counted"] is True
+    assert found["pools"][0]["gpu"] == "a100"
