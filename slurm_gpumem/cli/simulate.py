@@ -10,7 +10,7 @@ from typing import List, Tuple
 
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.errors import UnknownNameError, UsageError
-from slurm_gpumem.files import check_target, save
+from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.simulation.compare import compare, comparison_json, table
 from slurm_gpumem.simulation.engine import simulate
 from slurm_gpumem.simulation.fleet_text import parse_fleet

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
 from slurm_gpumem.errors import AccountingError, SlurmError, UsageError
-from slurm_gpumem.files import check_target, save
+from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.gpu_use import RECORDS, GpuUse
 from slurm_gpumem.simulation.pools import Pool, find_pools
