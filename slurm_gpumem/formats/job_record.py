@@ -162,7 +162,12 @@ class JobRecord(NamedTuple):
 
     @property
     def out_of_memory(self) -> bool:
-        """What was made of its end, where somebody judged; else whether it failed close to its limit."""
+        """What was made of its end, where somebody judged; else whether it failed close to its limit.
+
+        Never of a run that ended well: some programs print the error, and go on with less.
+        """
+        if self.exit_code == 0 and not self.signal:
+            return False
         return ran_out_of_memory(self.verdict, self.hints if self.failed else ())
 
 
