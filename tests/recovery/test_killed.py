@@ -19,7 +19,7 @@ from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
-STEPS = ("requeuehold", "change", "release", "nice")
+STEPS = ("requeuehold", "change", "release")
 ALL_POINTS = tuple((step, moment) for step in STEPS for moment in ("before", "after"))
 POINTS = ALL_POINTS if LONG else (("requeuehold", "after"), ("change", "after"))
 SCRIPT = 'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; cat GO; ' + OOM
@@ -27,7 +27,7 @@ WRAPPER = """#!/bin/sh
 name=${{0##*/}} job=$2 step=$1
 if [ "$step" = update ]; then
     job=${{2#JobId=}}
-    case "$*" in *Gres=*) step=change ;; *Nice=*) step=nice ;; esac
+    case "$*" in *Gres=*) step=change ;; esac
 fi
 parent() {{ sed 's/.*) . //' "/proc/$1/stat" | cut -d' ' -f1; }}
 strike() {{
@@ -97,7 +97,6 @@ def test_killed_at_any_step_it_is_finished_by_the_same_hook(trapped: Site) -> No
     jobs = submit_trapped(trapped, POINTS, "python")
     for job in jobs:
         finished_once(trapped, job)
-        assert trapped.show(job)["Nice"] == "-1000"
 
 
 def test_killed_with_its_shell_it_is_finished_by_the_next_hook_which_lifts_no_hold_of_users(
