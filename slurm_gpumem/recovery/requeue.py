@@ -66,7 +66,7 @@ class Requeue:
                     continue
                 return Outcome(True, f"{decision.reason}{self._prefer(job, run)}")
             if not (job.held or job.ended):
-                return Outcome(False, reason or f"it is {job.state} ({job.reason})")
+                return Outcome(False, f"it is {job.state} ({job.reason})")
             if decision is None:
                 if job.held:
                     return Outcome(False, "it is held, and not by recovery")

@@ -14,6 +14,7 @@ from typing import Callable, Iterator, List, Tuple
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.slurm.queue import REQUEUED_HELD
 from tests.recovery.conftest import LONG, OOM, Site, hurried, let_go, make_site, needs_root
 from tests.support.waiting import until
 
@@ -44,12 +45,15 @@ if [ "$name" = scontrol ] && [ -r "{folder}/$job" ]; then
     [ "$at" = "$step" ] || moment=''
 fi
 [ "$moment" = before ] && strike
-if [ "$moment" = wait ]; then
-    touch "{folder}/waits"
-    while [ ! -e "{folder}/go-on" ]; do sleep 0.1; done
-fi
+wait_there() {{
+    rm -f "{folder}/$job"
+    touch "{folder}/waits$1"
+    while [ ! -e "{folder}/go-on$1" ]; do sleep 0.1; done
+}}
+case $moment in wait | around) wait_there '' ;; esac
 "/usr/bin/$name" "$@"
 code=$?
+[ "$moment" = around ] && wait_there -after
 [ "$moment" = after ] && strike
 exit $code
 """
@@ -120,6 +124,28 @@ def test_killed_with_its_shell_it_is_finished_by_the_next_hook_which_lifts_no_ho
     trapped.cluster.run(["scancel", held, again])
 
 
+def test_a_controller_that_loses_the_change_in_a_crash_makes_nobody_cancel_the_job(trapped: Site) -> None:
+    site = trapped
+    traps = site.root / "traps"
+    for name in ("waits", "go-on"):
+        (traps / name).unlink(missing_ok=True)
+    (job,) = submit_trapped(site, (("change", "around"),), "crash")
+    until((traps / "waits").exists, 120)
+    state = site.cluster.layout.controller / "job_state"
+    until(lambda: REQUEUED_HELD.encode() in state.read_bytes(), 60)
+    saved = state.read_bytes()
+    (traps / "go-on").touch()
+    until((traps / "waits-after").exists, 60)
+    assert not site.show(job)["tres-per-node"].endswith("shard:8")
+    # The hook's question comes after the crash: it finds the job held as it was, though the change was taken.
+    restart_slurmctld(site.cluster, signal.SIGKILL, lambda: state.write_bytes(saved))
+    assert site.show(job)["tres-per-node"].endswith("shard:8")
+    (traps / "go-on-after").touch()
+    shown = site.ended(job, "COMPLETED")
+    assert (site.runs(job), shown["RestartCnt"]) == (2, "1")
+    assert not shown["tres-per-node"].endswith("shard:8")
+
+
 @pytest.mark.parametrize("step", ["requeuehold", "release"] if LONG else ["release"])
 def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: str) -> None:
     site = trapped
@@ -138,13 +164,16 @@ def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: st
             controller.wait(timeout=20)
 
 
-def restart_slurmctld(cluster: Cluster) -> subprocess.Popen[bytes]:
+def restart_slurmctld(
+    cluster: Cluster, how: signal.Signals = signal.SIGTERM, meanwhile: Callable[[], object] = lambda: None
+) -> subprocess.Popen[bytes]:
     """Stop the controller and start it again with what it had saved."""
     pid = int((cluster.layout.run / "slurmctld.pid").read_text())
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     env = dict(part.decode().split("=", 1) for part in environ if part)
-    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, how)
     until(lambda: _is_over(pid), 60)
+    meanwhile()
     enter = cluster.layout.library / "enter-slurm-root"
     command = [str(enter)] if enter.exists() else []
     quiet = subprocess.DEVNULL
