@@ -164,9 +164,9 @@ class JobRecord(NamedTuple):
     def out_of_memory(self) -> bool:
         """What was made of its end, where somebody judged; else whether it failed close to its limit.
 
-        Never of a run that ended well: some programs print the error, and go on with less.
+        Never of a run that succeeded: some programs catch the error and go on, and a log may say anything.
         """
-        if self.exit_code == 0 and not self.signal:
+        if self.known_state == "COMPLETED":
             return False
         return ran_out_of_memory(self.verdict, self.hints if self.failed else ())
 
