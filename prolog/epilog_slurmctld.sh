@@ -23,14 +23,18 @@ case "$SLURM_JOB_EXIT_CODE2 $SLURM_JOB_COMMENT" in
 *" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw=oom"* | \
     *" gpumem-end/1:run=${SLURM_JOB_RESTART_COUNT:-0},saw=neighbour"*)
     # Two at a time, so that a hundred at once do not overload the controller. After the timeout a hook leaves its job
-    # to the running ones, which look for such jobs when they finish their own.
-    case $SLURM_JOB_ID in *[02468]) slot=$0 ;; *) slot=$here/hooks.conf ;; esac
-    [ -r "$slot" ] || slot=$0
-    exec 9<"$slot"
-    /usr/bin/flock -w 50 -E 75 9
+    # to the running ones, which look for such jobs when they finish their own. The locks are SlurmUser's own files in
+    # SlurmUser's own folder: a file that others may open, others may lock.
+    case $SLURM_JOB_ID in *[02468]) slot=0 ;; *) slot=1 ;; esac
+    slot=$state_dir/gpumem-recovery.slot$slot turn=0
+    if [ -n "$state_dir" ] && [ -O "$state_dir" ] && (umask 077 && true >>"$slot") 2>/dev/null && [ -O "$slot" ]; then
+        exec 9>>"$slot"
+        /usr/bin/flock -w 50 -E 75 9
+        turn=$?
+    fi
     # If it was killed, try once more: every step starts from the job's current state.
-    [ $? -eq 75 ] || recover || recover
-    exec 9<&-
+    [ $turn -eq 75 ] || recover || recover
+    exec 9>&-
     ;;
 esac
 [ -n "$next_epilog_slurmctld" ] && exec "$next_epilog_slurmctld"

@@ -19,6 +19,7 @@ def main(argv: List[str]) -> int:
     parser.parse_args(argv)
     from slurm_gpumem.config.paths import site_config_path
     from slurm_gpumem.config.recovery import load_recovery_config
+    from slurm_gpumem.recovery.book import become_owner
     from slurm_gpumem.recovery.hook import PATIENCE_S, sweep
     from slurm_gpumem.slurm.client import Commands
     from slurm_gpumem.slurm.controller import Controller
@@ -27,7 +28,9 @@ def main(argv: List[str]) -> int:
     for note in config.notes:
         say(f"warning: {note}")
     slurm = Controller(Commands(config.slurm_env, config.slurm_bin))
-    done = sweep(slurm, config, slurm.site(), time.monotonic() + PATIENCE_S)
+    site = slurm.site()
+    become_owner(site.state)
+    done = sweep(slurm, config, site, time.monotonic() + PATIENCE_S)
     for line in done or ["nothing was left half done"]:
         print(line)
     return 0

@@ -215,7 +215,13 @@ RECOVERY = Section(
     "recovery",
     (
         Key("enabled", SWITCH, True, "false: recognise and record, requeue nothing"),
-        Key("ladder", LADDER, ["whole-gpu"], 'what a job asks for next: "+25%" (a margin) or "whole-gpu"'),
+        Key(
+            "ladder",
+            LADDER,
+            ["need+25%", "whole-gpu"],
+            'what a job asks for next: "need+25%" (a margin on what it needed, or twice its share), "+25%" '
+            '(a margin on its share) or "whole-gpu"',
+        ),
         Key(
             "on_oom",
             one_of("requeue", "fail"),
@@ -226,13 +232,13 @@ RECOVERY = Section(
             "nice",
             whole_number("a whole number", -2_147_483_645, 2_147_483_645),
             0,
-            "given to a job that comes back; 0 leaves its priority: a faked end must not jump the queue",
+            "given to a job that comes back; below 0 only where root's record shows its memory at the limit",
         ),
         Key(
             "priority",
             whole_number("a priority of at least 0", 0, 2**32 - 3),
             0,
-            "a fixed priority instead; 0 leaves it to Slurm",
+            "a fixed priority instead, by the same rule; 0 leaves it to Slurm",
         ),
     ),
 )

@@ -77,13 +77,16 @@ def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     if job is None:
         return
     end = parse_end(env.get("SLURM_JOB_COMMENT", "")[:4096])
+    # The task epilog does not know the exit code: what it saw in the log counts only if the run failed.
+    status = env.get("SLURM_JOB_EXIT_CODE2", "")
+    judged = end is not None and end.run == job.restarts and status != "0:0"
     finish(
         folder,
         config,
         job,
         env.get("SLURMD_NODENAME", ""),
-        env.get("SLURM_JOB_EXIT_CODE2", ""),
-        end.saw if end is not None and end.run == job.restarts else "",
+        status,
+        end.saw if end is not None and judged else "",
     )
 
 

@@ -35,5 +35,10 @@ def end_message(
     if not agreed:
         return f"{what}; it is not run again (on-oom=requeue would)."
     step = ladder[taken]
-    more = "a whole GPU" if step.margin_percent is None else f"{step.margin_percent} % more"
-    return f"{what}; if it failed, Slurm runs it again with {more}."
+    return f"{what}; if it failed, Slurm runs it again with {_more(step)} if limits allow it."
+
+
+def _more(step: Step) -> str:
+    if step.margin_percent is None:
+        return "a whole GPU"
+    return "more memory" if step.by_need else f"{step.margin_percent} % more"

@@ -17,6 +17,7 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
+from slurm_gpumem.recovery.book import Book
 from slurm_gpumem.recovery.locks import SWEEP, is_due, lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
 from slurm_gpumem.slurm.client import Commands
@@ -67,13 +68,15 @@ def sweep(
 ) -> Sequence[str]:
     """Finish what an earlier run was killed in; says what it did."""
     done = []
+    book, requeue = Book(site.state), Requeue(slurm, config, site, deadline)
     for name in slurm.left_over(END_PREFIX):
-        if name == but:
+        if name == but or time.monotonic() > deadline:
             continue
         with lock(site.state, name) as ours:
-            outcome = Requeue(slurm, config, site, deadline).recover(name) if ours else None
+            outcome = requeue.recover(name) if ours else None
         if outcome is not None and outcome.requeued:
             done.append(f"job {name}: left half done; {_outcome_text(outcome)}")
+    book.tidy()
     return done
 
 

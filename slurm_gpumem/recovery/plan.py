@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from typing import Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.verdicts import NO_RUN, SAME_REQUEST, VERDICTS
+from slurm_gpumem.formats.decisions import Decision
+from slurm_gpumem.formats.verdicts import MORE_MEMORY, NO_RUN, SAME_REQUEST, VERDICTS
 from slurm_gpumem.recovery.job_comment import JobComment
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.gres import held_by, replaced
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
 from slurm_gpumem.slurm.queue import Job
-from slurm_gpumem.submission.ladder import next_request
+from slurm_gpumem.submission.ladder import LimitOn, NoStep, next_request
 from slurm_gpumem.units import ceil_div
 
 _KILLED = ("0:9", "0:15", "137:0", "143:0")
 """Somebody ended it: whatever its log says, that was not for want of GPU memory."""
-
-
-class Plan(NamedTuple):
-    """What to do with a job; `request` None means to run it again as it was."""
-
-    request: Optional[str]
-    """The value of Gres=."""
-    record: CommentRecord
-    """Its record from now on."""
-    reason: str
 
 
 class Refusal(NamedTuple):
@@ -57,50 +49,72 @@ def why_not(job: Job, comment: JobComment, config: RecoveryConfig, site: Site) -
     return None
 
 
-def plan_run(
+def decide(
     job: Job,
     comment: JobComment,
     config: RecoveryConfig,
     site: Site,
+    decided: Mapping[int, Decision],
+    *,
     units: Mapping[Optional[str], int],
-    run: int,
-) -> Union[Plan, Refusal]:
-    """The next run of a job that may have one; `run` is its number, as Slurm counts restarts."""
+    limit_on: LimitOn,
+) -> Union[Decision, Refusal]:
+    """What follows a run that failed, if nothing speaks against another one; `decided` are earlier runs."""
     record, end = comment.record, comment.end
     assert record is not None
     assert end is not None
     verdict = VERDICTS[end.saw]
+    given = [VERDICTS[one.verdict].next_run for one in decided.values() if one.requeued]
+    now = round(time.time(), 3)
     if verdict.next_run == SAME_REQUEST:
-        if record.again:
+        if record.again or SAME_REQUEST in given:
             return Refusal(f"it ended {verdict.ended} before and was run again once")
-        again = record._replace(again=1, why=verdict.name, run=run)
-        return Plan(None, again, f"it ended {verdict.ended}")
+        return Decision(end.run, now, True, f"it ended {verdict.ended}", verdict.name)
     held = held_by(job.request)
     if held is None:
         return Refusal(f"its request {job.request!r} is not for one part of a GPU")
     need = end.need_mib
-    retries = record.retry or 0
     following = next_request(
         config.ladder,
-        retries,
+        # Its owner can write what they like into the comment; what we gave is in our own book.
+        max(record.retry or 0, given.count(MORE_MEMORY)),
         held,
         units,
         need_units=ceil_div(need, config.shard_mib) if need and held.gres == "shard" else 0,
         gpu_keeps_off_shards=site.version >= WHOLE_GPU_BESIDE_SHARDS,
+        limit_on=limit_on,
     )
-    if following is None:
-        return Refusal("it ran out of GPU memory at the ladder's last step")
-    larger = record._replace(
-        shards=following.units,
-        retry=retries + 1,
-        was=held.units,
-        why=verdict.name,
-        run=run,
-        need_mib=need or record.need_mib,
-        whole="yes" if following.whole else record.whole,
-    )
+    if isinstance(following, NoStep):
+        return Refusal(following.reason)
     what = "a whole GPU" if following.whole else f"{following.units} {held.gres}s"
-    return Plan(replaced(job.request, following.gres), larger, f"{verdict.ended} at {_held(held)}: {what}")
+    return Decision(
+        end.run,
+        now,
+        True,
+        f"{verdict.ended} at {_held(held)}: {what}",
+        verdict.name,
+        request=replaced(job.request, following.gres),
+        shards=following.units,
+        was=held.units,
+        need_mib=need or record.need_mib,
+        whole=following.whole,
+    )
+
+
+def record_of_next(record: CommentRecord, decision: Decision) -> CommentRecord:
+    """The job's record from the next run on."""
+    run = decision.run + 1
+    if VERDICTS[decision.verdict].next_run == SAME_REQUEST:
+        return record._replace(again=1, why=decision.verdict, run=run)
+    return record._replace(
+        shards=decision.shards,
+        retry=(record.retry or 0) + 1,
+        was=decision.was,
+        why=decision.verdict,
+        run=run,
+        need_mib=decision.need_mib,
+        whole="yes" if decision.whole else record.whole,
+    )
 
 
 def _held(held: Tuple[str, Optional[str], int]) -> str:

@@ -1,8 +1,9 @@
 """Requeue a job with another request: hold, change, read back, release; each step by the job's own state.
 
-Nothing is remembered between the steps. Where a job stands is read from Slurm before each: ended, held with
-the old request, held with the new one, released. So whoever is killed between two steps is
-continued by the next run, two runs at once do nothing twice, and a job is never let go with its old request.
+What is to be done is decided once and written down (book.py); where a job stands is read from Slurm before
+each step: ended, held with the old request, held with the new one, released. So whoever is killed between
+two steps is continued by the next run, two runs at once do nothing twice, a job is never let go with its old
+request, and a controller that has lost a step in a crash is given it again. No job is ever cancelled.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.decisions import Decision
+from slurm_gpumem.recovery.book import Book
 from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_record
-from slurm_gpumem.recovery.plan import Plan, Refusal, plan_run, why_not
+from slurm_gpumem.recovery.plan import Refusal, decide, record_of_next, why_not
+from slurm_gpumem.recovery.proof import ran_at_its_limit
 from slurm_gpumem.slurm.client import SlurmUnreachableError
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.gres import held_by
+from slurm_gpumem.slurm.limits import exceeded
 from slurm_gpumem.slurm.queue import Job
 
 _T = TypeVar("_T")
 _ROUNDS = 12
 _PAUSE_S = 0.05
+_MOST_SAID = 500
 _AWAY = re.compile(r"(?i)unable to contact|connection refused|timed out|zero bytes|connection failure")
 
 
@@ -40,52 +47,68 @@ class Requeue:
     def __init__(self, slurm: Controller, config: RecoveryConfig, site: Site, deadline: float) -> None:
         self._slurm, self._config, self._site = slurm, config, site
         self._deadline = deadline
+        self._book = Book(site.state)
         self._units: Dict[Tuple[Tuple[str, ...], str], Dict[Optional[str], int]] = {}
 
     def recover(self, name: str) -> Outcome:
         """Take the job from wherever it stands to the queue, if it belongs there."""
-        reason = ""
+        reason, refused = "", None
         for _ in range(_ROUNDS):
             job = self._patiently(lambda: self._slurm.job(name))
             if job is None:
                 return Outcome(False, "Slurm does not know it any more")
             comment = parse_comment(job.comment)
-            if self._changed(job, comment):
+            run = job.restarts - (0 if job.ended else 1)
+            decision = self._book.read(name).get(run)
+            if decision is not None and self._changed(job, comment, decision):
                 if job.held:
                     self._try(lambda: self._slurm.release(name))
                     continue
-                self._prefer(job)
-                return Outcome(True, reason or "it is back in the queue")
+                return Outcome(True, f"{decision.reason}{self._prefer(job, run)}")
             if not (job.held or job.ended):
-                return Outcome(False, reason or f"it is {job.state} ({job.reason})")
-            if comment.end is None or comment.end.run != job.restarts - (1 if job.held else 0):
-                return Outcome(False, "what its comment says is of another run")
-            found = self._plan(job, comment)
-            if isinstance(found, Refusal):
-                # Held anyway? Then by somebody else: we would not have.
-                return Outcome(False, found.reason)
-            reason = found.reason
+                return Outcome(False, f"it is {job.state} ({job.reason})")
+            if decision is None:
+                if job.held:
+                    return Outcome(False, "it is held, and not by recovery")
+                if comment.end is None or comment.end.run != run:
+                    return Outcome(False, "what its comment says is of another run")
+                decision = self._decide(job, comment)
+            reason = decision.reason
+            if not decision.requeued:
+                return Outcome(False, reason)
             if job.ended:
                 refused = self._try(lambda: self._slurm.requeue_held(name))
                 if refused and "pending execution" not in refused:
                     return Outcome(False, refused)
             else:
-                refused = self._change(job, comment, found)
-                if refused:
-                    return self._give_up(job, refused)
-        return Outcome(False, f"not done after {_ROUNDS} rounds: {reason}")
+                refused = self._change(job, comment, decision)
+        if refused is None:
+            return Outcome(False, f"not done after {_ROUNDS} rounds: {reason}")
+        return self._leave_held(name, refused)
 
-    def _plan(self, job: Job, comment: JobComment) -> Union[Plan, Refusal]:
-        refusal = why_not(job, comment, self._config, self._site)
-        if refusal is not None:
-            return refusal
+    def _decide(self, job: Job, comment: JobComment) -> Decision:
+        """Judge the run that has just failed, and write down what was decided before anything is done."""
+        found = why_not(job, comment, self._config, self._site) or self._next_run(job, comment)
+        if isinstance(found, Decision) and with_record(comment, _next_record(comment, found)) is None:
+            found = Refusal("its comment has no room for what must be noted")
+        if isinstance(found, Refusal):
+            found = Decision(job.restarts, round(time.time(), 3), False, found.reason)
+        self._book.write(job.name, found)
+        return found
+
+    def _next_run(self, job: Job, comment: JobComment) -> Union[Decision, Refusal]:
         held = held_by(job.request)
         units = {} if held is None or held.gres == "gpu" else self._units_per_gpu(job.partitions, held.gres)
-        run = job.restarts if job.held else job.restarts + 1
-        found = plan_run(job, comment, self._config, self._site, units, run)
-        if isinstance(found, Plan) and with_record(comment, found.record) is None:
-            return Refusal("its comment has no room for what must be noted")
-        return found
+        limits = self._patiently(lambda: self._slurm.limits_of(job)) if self._site.limits else ()
+        return decide(
+            job,
+            comment,
+            self._config,
+            self._site,
+            self._book.read(job.name),
+            units=units,
+            limit_on=lambda gres, kind, count: exceeded(limits, gres, kind, count),
+        )
 
     def _units_per_gpu(self, partitions: Tuple[str, ...], gres: str) -> Dict[Optional[str], int]:
         key = (partitions, gres)
@@ -93,41 +116,49 @@ class Requeue:
             self._units[key] = self._patiently(lambda: self._slurm.units_per_gpu(partitions, gres))
         return self._units[key]
 
-    def _changed(self, job: Job, comment: JobComment) -> bool:
+    def _changed(self, job: Job, comment: JobComment, decision: Decision) -> bool:
         """Whether this requeue has its new request: that and the comment are changed in one step."""
         return (
-            comment.record is not None
+            decision.requeued
+            and (job.held or job.waiting)
+            and comment.record is not None
             and comment.end is None
             and comment.record.run == job.restarts
-            and job.restarts > 0
-            and (job.held or job.waiting)
+            and (not decision.request or held_by(job.request) == held_by(decision.request))
         )
 
-    def _change(self, job: Job, comment: JobComment, plan: Plan) -> Optional[str]:
-        """Request and comment at once, then see whether they are there; why not, else None."""
-        changed = with_record(comment, plan.record) or ""
-        fields = {} if plan.request is None else {"Gres": plan.request}
+    def _change(self, job: Job, comment: JobComment, decision: Decision) -> str:
+        """Request and comment at once; why they may not be there. Whether they are is seen next."""
+        changed = with_record(comment, _next_record(comment, decision))
+        if changed is None:
+            return "its comment has no room for what must be noted"
+        fields = {"Gres": decision.request} if decision.request else {}
         refused = self._try(lambda: self._slurm.update(job.name, **fields, Comment=changed))
-        now = self._patiently(lambda: self._slurm.job(job.name))
-        if now is None:
-            return "Slurm does not know it any more"
-        wanted = job.request if plan.request is None else plan.request
-        # Trust no return code: an update can be refused and done, or done in the display only.
-        if held_by(now.request) == held_by(wanted) and parse_comment(now.comment).end is None:
-            return None
-        return refused or f"Slurm shows {now.request} after a change to {wanted}"
+        return refused or f"Slurm shows {job.request} after a change to {decision.request or 'its comment'}"
 
-    def _give_up(self, job: Job, reason: str) -> Outcome:
-        """Held, and Slurm does not take the change: it must neither run as it was nor wait forever."""
-        self._try(lambda: self._slurm.cancel(job.name))
-        return Outcome(False, f"{reason}; it could not come back and is cancelled")
+    def _leave_held(self, name: str, refused: str) -> Outcome:
+        """Held, and Slurm does not take the change: it must not run as it was, and nobody ends it on doubt.
 
-    def _prefer(self, job: Job) -> None:
-        """Ahead of those that came after its first run. After the release, which would reset it."""
-        if self._config.priority and job.priority != self._config.priority:
-            self._try(lambda: self._slurm.update(job.name, Priority=str(self._config.priority)))
-        elif self._config.nice and not self._config.priority and job.nice != self._config.nice:
-            self._try(lambda: self._slurm.update(job.name, Nice=str(self._config.nice)))
+        The controller may just have lost the change in a crash, or not know its nodes yet: the next
+        hook, or `gpumem recover`, tries again.
+        """
+        said = f"gpumem: held; its new request was refused: {refused}; scontrol release runs it as it was"
+        self._try(lambda: self._slurm.update(name, AdminComment=said[:_MOST_SAID]))
+        return Outcome(False, f"{refused}; it stays held, and the next recovery tries again")
+
+    def _prefer(self, job: Job, run: int) -> str:
+        """Ahead of others, where root has seen that it earned it. After the release, which would reset it.
+
+        Says what was not given. A nice above 0 is no gain.
+        """
+        priority, nice = self._config.priority, self._config.nice
+        if (priority or nice < 0) and not ran_at_its_limit(self._config.spool, job, run):
+            return "; no priority: no record of root's shows its memory at the limit"
+        if priority and job.priority != priority:
+            self._try(lambda: self._slurm.update(job.name, Priority=str(priority)))
+        elif nice and not priority and job.nice != nice:
+            self._try(lambda: self._slurm.update(job.name, Nice=str(nice)))
+        return ""
 
     def _try(self, action: Callable[[], None]) -> Optional[str]:
         """Do it; what Slurm says against it, else None. How the job stands is looked at afterwards."""
@@ -150,3 +181,8 @@ class Requeue:
                 if not away or time.monotonic() > self._deadline:
                     raise
                 time.sleep(0.3)
+
+
+def _next_record(comment: JobComment, decision: Decision) -> CommentRecord:
+    # Its owner may have taken the record out meanwhile; what was decided stays.
+    return record_of_next(comment.record or CommentRecord(), decision)

@@ -11,7 +11,7 @@ from slurm_gpumem.site.plan import SitePlan
 
 _RECOVERY = """\
 [recovery]  # of jobs that run out of GPU memory; docs/admin/recovery.md
-ladder = ["whole-gpu"]  # or ["+25%", "whole-gpu"]
+ladder = ["need+25%", "whole-gpu"]  # or ["whole-gpu"]
 nice = 0  # of a job that comes back; docs/admin/recovery.md before you lower it
 """
 

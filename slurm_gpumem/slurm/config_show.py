@@ -19,7 +19,9 @@ class Site(NamedTuple):
     requeues: bool
     """JobRequeue: whether jobs may be requeued unless they say otherwise."""
     state: Optional[Path]
-    """StateSaveLocation, where SlurmUser may write."""
+    """StateSaveLocation, where only SlurmUser may write."""
+    limits: bool = False
+    """Whether limits of associations and QOS are enforced."""
 
 
 def show_config(client: SlurmClient) -> Dict[str, str]:
@@ -52,4 +54,5 @@ def ask_site(client: SlurmClient) -> Site:
         version_of(config),
         config.get("JobRequeue", "1") != "0",
         Path(state) if os.path.isabs(state) else None,
+        "limits" in config.get("AccountingStorageEnforce", ""),
     )

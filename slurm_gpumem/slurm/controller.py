@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from slurm_gpumem.slurm import config_show, nodes, queue
+from slurm_gpumem.slurm import config_show, limits, nodes, queue
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
 
 
@@ -13,6 +13,7 @@ class Controller:
 
     def __init__(self, client: SlurmClient = COMMANDS) -> None:
         self._client = client
+        self._limits = limits.JobLimits(client)
 
     def job(self, name: str) -> Optional[queue.Job]:
         """The job as it is now; None when Slurm has forgotten it."""
@@ -34,6 +35,10 @@ class Controller:
         """Shards (or mps units) of one GPU by its type, the most that any node has, in these partitions."""
         return nodes.units_in_partitions(self._client, partitions, gres)
 
+    def limits_of(self, job: queue.Job) -> Tuple[limits.TresLimit, ...]:
+        """The limits that this job alone can exceed."""
+        return self._limits.of(job)
+
     def left_over(self, mark: str) -> List[str]:
         """Jobs that a recovery may have left half done: held after a requeue, or failed and marked so."""
         return [*queue.requeued_held(self._client), *queue.with_comment(self._client, "FAILED", mark)]
@@ -51,10 +56,6 @@ class Controller:
     def release(self, name: str) -> None:
         """Let it be scheduled."""
         self._tell("scontrol", "release", name)
-
-    def cancel(self, name: str) -> None:
-        """End it for good."""
-        self._tell("scancel", name)
 
     def _tell(self, *argv: str) -> None:
         self._client.run(argv, timeout_s=queue.TIMEOUT_S)

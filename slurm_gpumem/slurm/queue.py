@@ -23,7 +23,8 @@ _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 _NODE_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,tres-per-node:128 "
 _JOB_COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
-    ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16),
+    ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16), ("JobID", 16),
+    ("UserName", 64), ("Account", 128), ("QOS", 128),
     ("Partition", 400), ("tres-per-node", 400), ("Comment", 1100),
 )  # fmt: skip
 _JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in _JOB_COLUMNS)
@@ -72,6 +73,11 @@ class Job(NamedTuple):
     request: str
     """Its --gres, as Slurm shows it: "gres:shard:12" or "gres/shard:12"."""
     comment: str
+    number: int = 0
+    """Its own number, also of an array task; records of nodes are named by it."""
+    user: str = ""
+    account: str = ""
+    qos: str = ""
 
     @property
     def ended(self) -> bool:
@@ -215,6 +221,10 @@ def parse_job(line: str) -> Optional[Job]:
         partitions=tuple(cells["Partition"].split(",")),
         request=cells["tres-per-node"],
         comment=cells["Comment"],
+        number=_number(cells["JobID"]),
+        user=cells["UserName"],
+        account=cells["Account"],
+        qos=cells["QOS"],
     )
 
 

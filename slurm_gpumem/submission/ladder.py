@@ -1,17 +1,21 @@
 """The recovery ladder: what a job that ran out of GPU memory asks for next.
 
-Steps are "whole-gpu" or a margin like "+25%". Where the job stands is read from its own request: one that
+Steps are "need+25%", "+25%" or "whole-gpu". Where the job stands is read from its own request: one that
 has a whole GPU is at the end, whatever its comment says, and every step asks for more than the last.
+No step asks for what cannot be had: more than any GPU in reach has, or more than a limit allows.
 """
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Sequence
+from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.config.ladder import Step
 from slurm_gpumem.slurm.gres import Held
 from slurm_gpumem.submission.request import gres_word
 from slurm_gpumem.units import ceil_div
+
+LimitOn = Callable[[str, Optional[str], int], Optional[str]]
+"""The limit that so much of a gres (name, type, count) would exceed, in words; None where none does."""
 
 
 class Next(NamedTuple):
@@ -24,6 +28,17 @@ class Next(NamedTuple):
     whole: bool
 
 
+class NoStep(NamedTuple):
+    """There is nothing to ask for."""
+
+    reason: str
+
+
+def no_limit(gres: str, gpu_type: Optional[str], count: int) -> Optional[str]:
+    """Everything is allowed."""
+    return None
+
+
 def next_request(
     ladder: Sequence[Step],
     taken: int,
@@ -32,8 +47,9 @@ def next_request(
     *,
     need_units: int,
     gpu_keeps_off_shards: bool,
-) -> Optional[Next]:
-    """What to ask for after `taken` steps; None at the ladder's end.
+    limit_on: LimitOn = no_limit,
+) -> Union[Next, NoStep]:
+    """What to ask for after `taken` steps.
 
     `units_per_gpu` are the kinds of GPUs in reach. `need_units` is what the failed run is known to have
     needed. `gpu_keeps_off_shards` as `slurm.nodes.WHOLE_GPU_BESIDE_SHARDS` says.
@@ -43,17 +59,64 @@ def next_request(
     }
     largest = max(kinds.values(), default=0)
     if held.gres == "gpu" or taken >= len(ladder) or (largest and held.units >= largest):
-        return None
-    step = ladder[taken]
-    if step.margin_percent is not None:
-        # It was stopped at what it had, so it needs more than that, however little was measured.
-        wanted = ceil_div(max(held.units, need_units) * (100 + step.margin_percent), 100)
-        if wanted < largest:
-            return Next(gres_word(held.gres, held.gpu_type, wanted), wanted, False)
+        return NoStep("it ran out of GPU memory at the ladder's last step")
+    if largest and need_units > largest:
+        return NoStep(
+            f"it needs {need_units} {held.gres}s at least; no GPU in its reach has more than {largest}"
+        )
+    in_the_way: List[str] = []
+    for following, entry in _candidates(
+        ladder[taken], held, kinds, need_units=need_units, gpu_keeps_off_shards=gpu_keeps_off_shards
+    ):
+        limit = limit_on(*entry)
+        if limit is None:
+            return following
+        in_the_way.append(limit)
+    below = _most_allowed(held, largest, need_units, limit_on)
+    return below or NoStep(f"more GPU memory is not allowed: {in_the_way[0]}")
+
+
+def _candidates(
+    step: Step,
+    held: Held,
+    kinds: Mapping[Optional[str], int],
+    *,
+    need_units: int,
+    gpu_keeps_off_shards: bool,
+) -> Iterator[Tuple[Next, Held]]:
+    """What the step asks for, then what a whole GPU is called, the best first."""
+    largest = max(kinds.values(), default=0)
+    wanted = _with_margin(step, held.units, need_units)
+    if wanted is not None and wanted < largest:
+        yield _part(held, wanted), held._replace(units=wanted)
     if gpu_keeps_off_shards or not largest:
-        return Next(gres_word("gpu", _type_for(held, kinds), 1), 0, True)
-    # Without a type it cannot be given one now; the most that any GPU has is a whole one anyway.
-    return Next(gres_word(held.gres, held.gpu_type, largest), largest, True)
+        kind = _type_for(held, kinds)
+        yield Next(gres_word("gpu", kind, 1), 0, True), Held("gpu", kind, 1)
+    if largest:
+        # Without a type it cannot be given one now; the most that any GPU has is a whole one anyway.
+        yield _part(held, largest)._replace(whole=True), held._replace(units=largest)
+
+
+def _with_margin(step: Step, had: int, needed: int) -> Optional[int]:
+    """The shards of a step; None for a whole GPU."""
+    if step.margin_percent is None:
+        return None
+    if step.by_need and needed <= had:
+        # It was stopped at what it had, so it needs more than that; nobody knows how much more.
+        return 2 * had
+    return ceil_div(max(had, needed) * (100 + step.margin_percent), 100)
+
+
+def _most_allowed(held: Held, largest: int, need_units: int, limit_on: LimitOn) -> Optional[Next]:
+    """The most shards that the limits leave, if that is more than it had and enough for what is known."""
+    for units in range(largest - 1, max(held.units, need_units - 1), -1):
+        if limit_on(held.gres, held.gpu_type, units) is None:
+            return _part(held, units)
+    return None
+
+
+def _part(held: Held, units: int) -> Next:
+    return Next(gres_word(held.gres, held.gpu_type, units), units, False)
 
 
 def _type_for(held: Held, kinds: Mapping[Optional[str], int]) -> Optional[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given
@@ -171,3 +171,13 @@ def test_a_clock_that_was_set_back_makes_no_negative_run() -> None:
 @pytest.mark.parametrize("state", ["", "completed; rm", "X" * 40, 7, ["FAILED"], "ÜBER"])
 def test_a_state_that_is_none_of_slurms_is_not_believed(state: Any) -> None:
     assert job_record_from(record(state=state, exit_code=3)).known_state == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "signal", "counted"), [(1, 0, True), (0, 6, True), (0, 0, False), (None, None, True)]
+)
+def test_an_out_of_memory_error_in_the_log_of_a_run_that_ended_well_does_not_count(
+    exit_code: Optional[int], signal: Optional[int], counted: bool
+) -> None:
+    record = JobRecord(7, 0, 1, "n1", 1.0, end=2.0, exit_code=exit_code, signal=signal, verdict="oom")
+    assert record.out_of_memory is counted

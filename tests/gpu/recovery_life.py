@@ -274,6 +274,9 @@ def main() -> int:
     try:
         recovery.results["machine"] = _surroundings(machine)
         machine.start(dict(SETTINGS), f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh\n")
+        # One step, so that the second run is the one that must hold what it needs.
+        with open(machine.state / "gpumem.toml", "a", encoding="utf-8") as file:
+            file.write('[recovery]\nladder = ["whole-gpu"]\n')
         recovery.mark("Slurm is up")
         recovery.live()
     except LifeError as error:

@@ -79,8 +79,9 @@ class Site:
             "idle_exit_s": 2,
         }
         slurm_env = {"SLURM_CONF": str(self.cluster.layout.slurm_conf)}
-        # All steps of a requeue are played, the one for sites that give priority too.
-        tables = {"node": node, "node.slurm_env": slurm_env, "recovery": {"nice": -1000, **recovery}}
+        # As a site that gives priority: most jobs here only print an error, and must gain nothing by it.
+        settings = {"ladder": ["whole-gpu"], "nice": -1000, **recovery}
+        tables = {"node": node, "node.slurm_env": slurm_env, "recovery": settings}
         lines = [
             line
             for name, table in tables.items()
@@ -191,7 +192,7 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
     )
     (hooks / "hooks.conf").write_text(
         f"python={python}\nsite_config={root}/gpumem.toml\nrun_dir={root}/run\n"
-        f"recovery_log={root}/recovery.log\n"
+        f"recovery_log={root}/recovery.log\nstate_dir={cluster.layout.controller}\n"
     )
     site = Site(cluster, root)
     site.configure()

@@ -62,6 +62,7 @@ def test_any_comment_can_be_read(text: str) -> None:
     [
         (RECORD, "oom", ["whole-gpu"], "runs it again with a whole GPU"),
         (RECORD, "oom", ["+25%", "whole-gpu"], "runs it again with 25 % more"),
+        (RECORD, "oom", ["need+25%", "whole-gpu"], "runs it again with more memory if limits allow it"),
         (RECORD, "oom", [], "at the last step of this site's recovery; it is not run again"),
         (RECORD + ",retry=1,whole=yes", "oom", ["whole-gpu"], "on a whole GPU; there is no larger one"),
         (

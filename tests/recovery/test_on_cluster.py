@@ -68,7 +68,7 @@ def test_a_job_that_runs_out_once_comes_back_on_a_whole_gpu_and_finishes(
     job = lives["once"]
     shown = module_site.ended(job, "COMPLETED")
     assert module_site.runs(job) == 2
-    assert (shown["RestartCnt"], shown["Nice"]) == ("1", "-1000")
+    assert (shown["RestartCnt"], shown["Nice"]) == ("1", "0")
     assert shown["tres-per-node"].removeprefix("gres")[1:] == whole_gpu(module_site, "")
     assert "begins 1\n" in module_site.out(job)
     assert "begins 2\n" in module_site.out(job)

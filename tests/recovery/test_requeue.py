@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,8 +11,12 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
+from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
+from slurm_gpumem.formats.decisions import Decision
+from slurm_gpumem.formats.job_record import JobRecord, Measurement, write_job_record
+from slurm_gpumem.recovery.book import FOLDER_NAME, Book
 from slurm_gpumem.recovery.locks import lock
 from slurm_gpumem.recovery.requeue import Outcome, Requeue
 from slurm_gpumem.slurm.config_show import Site
@@ -24,29 +29,51 @@ COMMENT = "gpumem/1:est=11000,req=12288,shards=12,oom=requeue gpumem-end/1:run=0
 ENDED = Job(
     name="7", state="COMPLETING", reason="NonZeroExitCode", restarts=0, may_requeue=True, batch=True,
     status="1:0", het=False, priority=100, nice=0, uid=1, partitions=("gpu",), request="gres/shard:12",
-    comment=COMMENT,
+    comment=COMMENT, number=7, user="anna", account="phys", qos="normal",
 )  # fmt: skip
 NEW, OLD = Site((24, 11, 5), True, None), Site((22, 5, 8), True, None)
+WHOLE = parse_ladder(["whole-gpu"])
+PLAIN = RecoveryConfig(ladder=WHOLE)
+
+
+MEASURED = JobRecord(7, 0, 1, "n1", 1000.0, end=1100.0, measured=Measurement(12, True, 12288, 12000.0))
 
 
 class OneJob:
-    """A Slurm with one job, and what is done to it; `refuses` names the steps that fail."""
+    """A Slurm with one job, and what is done to it; `refuses` names the steps that fail.
 
-    def __init__(self, job: Job, refuses: Tuple[str, ...] = (), lies: bool = False) -> None:
+    `forgets` are steps that are done and lost again, once each, as by a controller that crashes.
+    """
+
+    def __init__(
+        self, job: Job, refuses: Tuple[str, ...] = (), lies: bool = False, forgets: Tuple[str, ...] = ()
+    ) -> None:
         self.now: Optional[Job] = job
-        self.refuses, self.lies = refuses, lies
+        self.refuses, self.lies, self.forgets = refuses, lies, list(forgets)
         self.done: List[str] = []
+        self.said, self.restarts = "", 1
+        self._associations = ""
+        self.limit(GrpTRES="")
         self.client = FakeSlurm(
             {
                 "squeue -j 7 -t all": lambda _: "" if self.now is None else squeue_line(self.now),
                 "sinfo -p gpu -o %G": "gpu:a100:4,shard:a100:160\n",
                 "scontrol requeuehold 7": lambda _: self._do(
-                    "hold", state="PENDING", reason=REQUEUED_HELD, priority=0, restarts=1
+                    "hold", state="PENDING", reason=REQUEUED_HELD, priority=0, restarts=self.restarts
                 ),
                 "scontrol update JobId=7": self._update,
                 "scontrol release 7": lambda _: self._do("release", reason="None", priority=90),
-                "scancel 7": lambda _: self._do("cancel", state="CANCELLED"),
+                "scontrol -o show assoc_mgr": lambda _: self._associations,
+                "scontrol -o show partition": "PartitionName=gpu QoS=N/A\n",
             }
+        )
+
+    def limit(self, **limits: str) -> None:
+        """Give the account of the job's owner a limit."""
+        words = " ".join(f"{key}={value}" for key, value in limits.items())
+        self._associations = (
+            f"ClusterName=c Account=phys UserName= Partition= Priority=0 ID=3 ParentAccount=root(1) {words}\n"
+            "ClusterName=c Account=phys UserName=anna(1) Partition= Priority=0 ID=4 ParentAccount= GrpTRES=\n"
         )
 
     def _update(self, argv: Sequence[str]) -> str:
@@ -56,6 +83,9 @@ class OneJob:
             return self._do("change", **shown)
         if "Nice" in fields:
             return self._do("nice", nice=int(fields["Nice"]))
+        if "AdminComment" in fields:
+            self.said = fields["AdminComment"]
+            return self._do("say")
         return self._do("comment", comment=fields["Comment"])
 
     def _do(self, step: str, **changes: object) -> str:
@@ -63,51 +93,237 @@ class OneJob:
         if step in self.refuses:
             raise SlurmError(f"{step}: refused")
         assert self.now is not None
+        if step in self.forgets:
+            self.forgets.remove(step)
+            return ""
         self.now = self.now._replace(**changes)  # type: ignore[arg-type]
         return ""
 
 
-def recover(slurm: OneJob, site: Site = NEW, config: Optional[RecoveryConfig] = None) -> Outcome:
-    chosen = RecoveryConfig() if config is None else config
-    return Requeue(Controller(slurm.client), chosen, site, time.monotonic() + 1).recover("7")
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
 
 
-def test_nobody_jumps_the_queue_unless_the_site_says_so() -> None:
+def preferring(tmp_path: Path) -> RecoveryConfig:
+    return RecoveryConfig(ladder=WHOLE, nice=-1000, spool=tmp_path / "spool")
+
+
+def recover(slurm: OneJob, state: Path, site: Site = NEW, config: RecoveryConfig = PLAIN) -> Outcome:
+    there = site._replace(state=state)
+    return Requeue(Controller(slurm.client), config, there, time.monotonic() + 1).recover("7")
+
+
+def test_nobody_jumps_the_queue_unless_the_site_says_so(state: Path) -> None:
     slurm = OneJob(ENDED)
-    assert recover(slurm).requeued
+    assert recover(slurm, state).requeued
     assert slurm.done == ["hold", "change", "release"]
 
 
 @pytest.mark.parametrize(("site", "request_"), [(NEW, "gpu:1"), (OLD, "shard:40")])
-def test_hold_change_release_and_only_then_the_priority(site: Site, request_: str) -> None:
+def test_hold_change_release(state: Path, site: Site, request_: str) -> None:
     slurm = OneJob(ENDED)
-    assert recover(slurm, site, RecoveryConfig(nice=-1000)).requeued
-    assert slurm.done == ["hold", "change", "release", "nice"]
+    assert recover(slurm, state, site).requeued
+    assert slurm.done == ["hold", "change", "release"]
     assert slurm.now is not None
     assert slurm.now.request == request_
 
 
-def test_a_second_run_on_the_same_job_does_nothing() -> None:
+@pytest.mark.parametrize(
+    ("change", "preferred"),
+    [
+        ({}, True),
+        ({"peak_mib": 9000.0}, False),
+        ({"peak_mib": None}, False),
+        # The limit is what the comment claims: its owner's word.
+        ({"shards_verified": False}, False),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: only root's records count")
+def test_priority_is_for_those_whose_memory_root_saw_at_the_limit(
+    state: Path, tmp_path: Path, change: Dict[str, object], preferred: bool
+) -> None:
     slurm = OneJob(ENDED)
-    recover(slurm)
+    measured = Measurement(12, True, 12288, 12000.0)._replace(**change)  # type: ignore[arg-type]
+    write_job_record(tmp_path / "spool", MEASURED._replace(measured=measured))
+    outcome = recover(slurm, state, config=preferring(tmp_path))
+    assert outcome.requeued
+    assert ("nice" in slurm.done) is preferred
+    assert ("no priority" in outcome.reason) is not preferred
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to give files away")
+@pytest.mark.parametrize(
+    "how", ["none", "another owner", "another job", "another run", "another user", "link"]
+)
+def test_no_record_but_roots_own_of_this_run_gives_priority(state: Path, tmp_path: Path, how: str) -> None:
+    slurm, spool = OneJob(ENDED), tmp_path / "spool"
+    record = MEASURED
+    if how == "another user":
+        record = record._replace(uid=2)
+    write_job_record(spool, record)
+    path = spool / "7.0.n1.json"
+    if how == "none":
+        path.unlink()
+    elif how == "another owner":
+        os.chown(path, 65534, 65534)
+    elif how == "another job":
+        path.rename(spool / "8.0.n1.json")
+        write_job_record(spool, record._replace(job_id=9))
+        (spool / "9.0.n1.json").rename(path)
+    elif how == "another run":
+        path.rename(spool / "7.1.n1.json")
+    elif how == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    assert recover(slurm, state, config=preferring(tmp_path)).requeued
+    assert "nice" not in slurm.done
+
+
+def test_a_nice_that_only_lets_it_wait_longer_needs_no_proof(state: Path, tmp_path: Path) -> None:
+    slurm = OneJob(ENDED)
+    recover(slurm, state, config=preferring(tmp_path)._replace(nice=100))
+    assert slurm.done[-1] == "nice"
+
+
+def test_a_second_run_on_the_same_job_does_nothing(state: Path) -> None:
+    slurm = OneJob(ENDED)
+    recover(slurm, state)
     slurm.done.clear()
-    assert recover(slurm).requeued
+    assert recover(slurm, state).requeued
     assert slurm.done == []
 
 
 @pytest.mark.parametrize("lies", [False, True])
-def test_a_job_that_slurm_will_not_change_neither_runs_as_it_was_nor_stays_held(lies: bool) -> None:
+def test_a_job_that_slurm_will_not_change_is_neither_run_as_it_was_nor_cancelled_and_is_tried_again(
+    state: Path, lies: bool
+) -> None:
     slurm = OneJob(ENDED, refuses=() if lies else ("change",), lies=lies)
-    outcome = recover(slurm)
+    outcome = recover(slurm, state)
     assert not outcome.requeued
-    assert slurm.done[-1] == "cancel"
-    assert "release" not in slurm.done
+    assert "stays held" in outcome.reason
+    assert set(slurm.done) == {"hold", "change", "say"}
+    assert "scontrol release runs it as it was" in slurm.said
+    slurm.refuses, slurm.lies = (), False
+    assert recover(slurm, state).requeued
+    assert slurm.done[-2:] == ["change", "release"]
 
 
-def test_a_hold_that_is_refused_leaves_the_job_failed() -> None:
+@pytest.mark.parametrize("step", ["hold", "change", "release"])
+def test_a_step_that_the_controller_loses_in_a_crash_is_done_again(state: Path, step: str) -> None:
+    slurm = OneJob(ENDED, forgets=(step,))
+    assert recover(slurm, state).requeued
+    assert slurm.done.count(step) == 2
+    assert slurm.now is not None
+    assert (slurm.now.request, slurm.now.restarts, slurm.now.state) == ("gpu:1", 1, "PENDING")
+
+
+def test_a_hold_that_is_refused_leaves_the_job_failed(state: Path) -> None:
     slurm = OneJob(ENDED, refuses=("hold",))
-    assert not recover(slurm).requeued
+    assert not recover(slurm, state).requeued
     assert slurm.now == ENDED
+
+
+def test_a_job_whose_owner_edits_comment_and_request_comes_back_as_often_as_the_ladder_has_steps(
+    state: Path,
+) -> None:
+    config = RecoveryConfig(ladder=parse_ladder(["+25%", "whole-gpu"]))
+    came_back = 0
+    for run in range(8):
+        comment = COMMENT.replace("run=0", f"run={run}")
+        slurm = OneJob(ENDED._replace(restarts=run, comment=comment))
+        slurm.restarts = run + 1
+        came_back += recover(slurm, state, config=config).requeued
+    assert came_back == 2
+
+
+def test_a_restart_for_another_reason_takes_no_step_of_the_ladder(state: Path) -> None:
+    slurm = OneJob(ENDED._replace(restarts=5, comment=COMMENT.replace("run=0", "run=5")))
+    slurm.restarts = 6
+    assert recover(slurm, state).requeued
+
+
+def test_a_job_that_its_owner_holds_with_a_forged_comment_gains_nothing(state: Path, tmp_path: Path) -> None:
+    forged = COMMENT.partition(" ")[0] + ",retry=1,run=1,whole=yes"
+    held = ENDED._replace(state="PENDING", reason=REQUEUED_HELD, priority=0, restarts=1)
+    for comment in (forged, COMMENT):
+        slurm = OneJob(held._replace(comment=comment))
+        outcome = recover(slurm, state, config=preferring(tmp_path))
+        assert (outcome.requeued, slurm.done) == (False, [])
+        assert "not by recovery" in outcome.reason
+
+
+def test_a_comment_that_its_owner_empties_in_between_leaves_no_job_held(state: Path) -> None:
+    slurm = OneJob(ENDED, refuses=("change",))
+    recover(slurm, state)
+    assert slurm.now is not None
+    slurm.now = slurm.now._replace(comment="")
+    slurm.refuses = ()
+    assert recover(slurm, state).requeued
+    assert slurm.now.request == "gpu:1"
+
+
+def test_what_was_refused_stays_refused_when_the_site_turns_recovery_on(state: Path) -> None:
+    slurm = OneJob(ENDED)
+    assert not recover(slurm, state, config=RecoveryConfig(ladder=WHOLE, enabled=False)).requeued
+    outcome = recover(slurm, state)
+    assert (outcome.requeued, slurm.done) == (False, [])
+    assert "recovery.enabled" in outcome.reason
+
+
+def test_what_was_begun_is_finished_when_the_site_turns_recovery_off(state: Path) -> None:
+    slurm = OneJob(ENDED, refuses=("change",))
+    recover(slurm, state)
+    slurm.refuses = ()
+    assert recover(slurm, state, config=RecoveryConfig(ladder=WHOLE, enabled=False)).requeued
+
+
+@pytest.mark.parametrize("broken", ["no folder", "torn", "writable by others"])
+def test_without_a_place_to_write_decisions_down_none_is_made(state: Path, broken: str) -> None:
+    slurm = OneJob(ENDED)
+    folder = state / FOLDER_NAME
+    if broken == "no folder":
+        folder.write_text("")
+    else:
+        folder.mkdir(mode=0o700)
+        (folder / "7.json").write_text('{"schema": "gpumem-dec')
+        folder.chmod(0o777 if broken == "writable by others" else 0o700)
+    with pytest.raises(SlurmError):
+        recover(slurm, state)
+    assert slurm.done == []
+
+
+def test_decisions_of_long_ago_are_removed(state: Path) -> None:
+    book = Book(state)
+    for name in ("7", "8_3"):
+        book.write(name, Decision(0, 1.0, False, "because"))
+    os.utime(state / FOLDER_NAME / "7.json", (1, 1))
+    book.tidy()
+    assert (book.read("7"), book.read("8_3")) == ({}, {0: Decision(0, 1.0, False, "because")})
+
+
+@pytest.mark.parametrize(
+    ("limits", "request_"),
+    [
+        ({"GrpTRES": "gres/gpu=N(0),gres/shard=N(0)"}, "gpu:1"),
+        ({"GrpTRES": "gres/gpu=0(0),gres/shard=N(0)"}, "shard:40"),
+        ({"GrpTRES": "gres/gpu=0(0),gres/shard=30(12)"}, "shard:30"),
+        ({"GrpTRES": "gres/gpu=0(0),gres/shard=12(12)"}, None),
+    ],
+)
+def test_the_request_is_one_that_the_limits_allow(
+    state: Path, limits: Dict[str, str], request_: Optional[str]
+) -> None:
+    slurm = OneJob(ENDED)
+    slurm.limit(**limits)
+    outcome = recover(slurm, state, NEW._replace(limits=True))
+    assert slurm.now is not None
+    if request_ is None:
+        assert outcome.reason == "more GPU memory is not allowed: GrpTRES of account phys is gres/gpu=0"
+        assert slurm.now == ENDED
+    else:
+        assert (outcome.requeued, slurm.now.request) == (True, request_)
 
 
 @pytest.mark.parametrize(
@@ -132,17 +348,11 @@ def test_a_hold_that_is_refused_leaves_the_job_failed() -> None:
         ({"state": "PENDING", "reason": "JobHeldUser", "priority": 0, "restarts": 1}, "JobHeldUser"),
     ],
 )
-def test_everybody_else_is_left_alone(change: Dict[str, object], reason: str) -> None:
+def test_everybody_else_is_left_alone(state: Path, change: Dict[str, object], reason: str) -> None:
     slurm = OneJob(ENDED._replace(**change))  # type: ignore[arg-type]
-    outcome = recover(slurm)
+    outcome = recover(slurm, state)
     assert (outcome.requeued, slurm.done) == (False, [])
     assert reason in outcome.reason
-
-
-def test_a_site_that_is_off_requeues_nobody() -> None:
-    slurm = OneJob(ENDED)
-    assert not recover(slurm, config=RecoveryConfig(enabled=False)).requeued
-    assert slurm.done == []
 
 
 def test_a_lock_is_one_processs_and_other_names_are_free(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def test_other_lines_of_squeue_are_passed_over() -> None:
     assert parse_node_jobs("slurm_load_jobs error: x\n\n5_2 1000 N/A\n") == {}
 
 
-CELLS = ("7_3", "FAILED", "NonZeroExitCode", "0", "1", "1", "256", "N/A", "9", "0", "5", "gpu,other",
-         "gres:shard:12", "x State=RUNNING|7|gpu:8")  # fmt: skip
+CELLS = ("7_3", "FAILED", "NonZeroExitCode", "0", "1", "1", "256", "N/A", "9", "0", "5", "9",
+         "anna", "phys", "normal", "gpu,other", "gres:shard:12", "x State=RUNNING|7|gpu:8")  # fmt: skip
 
 
 def test_a_comment_cannot_pose_as_another_column() -> None:
@@ -71,6 +71,7 @@ def test_a_comment_cannot_pose_as_another_column() -> None:
     assert job is not None
     assert (job.name, job.state, job.status, job.partitions) == ("7_3", "FAILED", "1:0", ("gpu", "other"))
     assert job.comment == "x State=RUNNING|7|gpu:8"
+    assert (job.number, job.user, job.account, job.qos) == (9, "anna", "phys", "normal")
     assert parse_job("") is None
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Union
 
 import pytest
 from hypothesis import given
@@ -8,19 +8,41 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.config.ladder import parse_ladder
 from slurm_gpumem.slurm.gres import Held
-from slurm_gpumem.submission.ladder import Next, next_request
+from slurm_gpumem.submission.ladder import LimitOn, Next, NoStep, next_request, no_limit
 
 WHOLE = parse_ladder(["whole-gpu"])
 TWO = parse_ladder(["+25%", "whole-gpu"])
+BY_NEED = parse_ladder(["need+25%", "whole-gpu"])
 A100 = {"a100": 40}
+LAST = NoStep("it ran out of GPU memory at the ladder's last step")
 
 
 def step(
-    ladder: tuple, taken: int, held: Held, units: Optional[dict] = None, *, need: int = 0, new: bool = True
-) -> Optional[Next]:
+    ladder: tuple,
+    taken: int,
+    held: Held,
+    units: Optional[dict] = None,
+    *,
+    need: int = 0,
+    new: bool = True,
+    limit_on: LimitOn = no_limit,
+) -> Union[Next, NoStep]:
     return next_request(
-        ladder, taken, held, A100 if units is None else units, need_units=need, gpu_keeps_off_shards=new
+        ladder,
+        taken,
+        held,
+        A100 if units is None else units,
+        need_units=need,
+        gpu_keeps_off_shards=new,
+        limit_on=limit_on,
     )
+
+
+def at_most(**most: int) -> LimitOn:
+    def limit_on(gres: str, gpu_type: Optional[str], count: int) -> Optional[str]:
+        return f"{gres}={most[gres]}" if count > most.get(gres, count) else None
+
+    return limit_on
 
 
 def test_a_share_becomes_a_whole_gpu_by_the_versions_own_words() -> None:
@@ -59,16 +81,53 @@ def test_a_margin_that_fills_the_gpu_is_a_whole_one() -> None:
 
 @pytest.mark.parametrize("held", [Held("gpu", None, 1), Held("shard", None, 40), Held("shard", "a100", 40)])
 def test_who_has_a_whole_gpu_is_at_the_end_whatever_was_counted(held: Held) -> None:
-    assert step(TWO, 0, held) is None
+    assert step(TWO, 0, held) == LAST
 
 
 def test_after_the_last_step_there_is_none() -> None:
-    assert step(WHOLE, 1, Held("shard", None, 12)) is None
-    assert step((), 0, Held("shard", None, 12)) is None
+    assert step(WHOLE, 1, Held("shard", None, 12)) == LAST
+    assert step((), 0, Held("shard", None, 12)) == LAST
 
 
-@given(st.integers(1, 39), st.integers(0, 200), st.integers(1, 300), st.booleans())
-def test_every_step_asks_for_more(units: int, need: int, percent: int, new: bool) -> None:
-    following = step(parse_ladder([f"+{percent}%"]), 0, Held("shard", None, units), need=need, new=new)
-    assert following is not None
+def test_by_need_a_margin_is_put_on_what_was_needed_and_where_that_is_not_known_the_share_is_doubled() -> (
+    None
+):
+    held = Held("shard", None, 12)
+    assert step(BY_NEED, 0, held, need=14) == Next("shard:18", 18, False)
+    assert step(BY_NEED, 0, held) == Next("shard:24", 24, False)
+    # What it says to have needed, it had.
+    assert step(BY_NEED, 0, held, need=5) == Next("shard:24", 24, False)
+    assert step(BY_NEED, 0, Held("shard", None, 22)) == Next("gpu:1", 0, True)
+
+
+def test_no_step_asks_for_more_than_any_gpu_in_reach_has() -> None:
+    refused = step(BY_NEED, 0, Held("shard", None, 12), need=41)
+    assert refused == NoStep("it needs 41 shards at least; no GPU in its reach has more than 40")
+    # Another type may have enough, but it is not the one that the job named.
+    assert isinstance(step(WHOLE, 0, Held("shard", "a100", 12), {"a100": 40, "h100": 80}, need=41), NoStep)
+    assert step(WHOLE, 0, Held("shard", None, 12), {"a100": 40, "h100": 80}, need=41) == Next(
+        "gpu:1", 0, True
+    )
+
+
+def test_where_a_limit_forbids_a_step_the_next_best_is_asked_for() -> None:
+    held = Held("shard", None, 12)
+    assert step(WHOLE, 0, held, limit_on=at_most(gpu=0)) == Next("shard:40", 40, True)
+    assert step(WHOLE, 0, held, limit_on=at_most(gpu=0, shard=20)) == Next("shard:20", 20, False)
+    assert step(BY_NEED, 0, held, limit_on=at_most(shard=20)) == Next("gpu:1", 0, True)
+    assert step(WHOLE, 0, held, new=False, limit_on=at_most(shard=20)) == Next("shard:20", 20, False)
+
+
+@pytest.mark.parametrize(("most", "need"), [(12, 0), (11, 0), (14, 15)])
+def test_where_the_limits_leave_nothing_that_could_help_the_job_stays_as_it_is(most: int, need: int) -> None:
+    refused = step(WHOLE, 0, Held("shard", None, 12), need=need, new=False, limit_on=at_most(shard=most))
+    assert refused == NoStep(f"more GPU memory is not allowed: shard={most}")
+
+
+@given(
+    st.integers(1, 39), st.integers(0, 40), st.integers(1, 300), st.booleans(), st.sampled_from(["", "need"])
+)
+def test_every_step_asks_for_more(units: int, need: int, percent: int, new: bool, base: str) -> None:
+    following = step(parse_ladder([f"{base}+{percent}%"]), 0, Held("shard", None, units), need=need, new=new)
+    assert isinstance(following, Next)
     assert following.whole or units < following.units < 40

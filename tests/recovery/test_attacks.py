@@ -1,0 +1,165 @@
+"""Users who play with recovery, on real daemons: nothing they write, print or lock gains or breaks anything.
+
+The site of these tests gives priority to jobs that come back, and its spool is shared with the controller.
+"""
+
+from __future__ import annotations
+
+import pwd
+import subprocess
+import time
+from typing import Iterator
+
+import pytest
+
+from slurm_gpumem.recovery.book import FOLDER_NAME
+from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
+from tests.support.waiting import until
+from tests.support.whole_site import GPUMEM
+
+pytestmark = [needs_root, pytest.mark.slurm]
+
+NOBODY = "nobody"
+FULL = 40
+"""Shards of a whole GPU; the site has eight of them."""
+ONCE = f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] || {{ {OOM}; }}'
+LOCKER = """
+import fcntl, os, sys, time
+held = []
+for folder in sys.argv[1:]:
+    for where, _, names in os.walk(folder):
+        for name in [".", *names]:
+            for flags in (os.O_RDWR, os.O_RDONLY):
+                try:
+                    handle = os.open(os.path.join(where, name), flags | os.O_NONBLOCK)
+                except OSError:
+                    continue
+                for take in (lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB),
+                             lambda: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)):
+                    try:
+                        take()
+                    except OSError:
+                        pass
+                held.append(handle)
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def locked_files(module_site: Site) -> Iterator[int]:
+    """Another user holds locks on everything of ours that they can open; how many files that is."""
+    user = pwd.getpwnam(NOBODY)
+    folders = [str(module_site.root / "hooks"), str(module_site.cluster.layout.controller)]
+    process = subprocess.Popen(
+        ["/usr/bin/python3", "-c", LOCKER, *folders],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, user=user.pw_uid, group=user.pw_gid,
+        extra_groups=[], cwd="/",
+    )  # fmt: skip
+    assert process.stdout is not None
+    yield int(process.stdout.readline())
+    process.communicate()
+
+
+def test_a_user_who_locks_every_file_they_can_open_does_not_stop_recovery(
+    module_site: Site, locked_files: int
+) -> None:
+    assert locked_files > 3  # the hooks themselves among them
+    jobs = [module_site.submit(ONCE) for _ in range(3)]
+    # A hook that waited for those locks would give up after 50 s.
+    for job in jobs:
+        until(lambda job=job: f" job {job}: requeued: " in module_site.log(), 40)
+    for job in jobs:
+        assert module_site.ended(job, "COMPLETED")["RestartCnt"] == "1"
+
+
+def test_what_recovery_writes_down_is_for_nobody_else(module_site: Site) -> None:
+    module_site.ended(module_site.submit(ONCE), "COMPLETED")
+    state = module_site.cluster.layout.controller
+    ours = [*state.glob("gpumem-recovery*"), *(state / FOLDER_NAME).iterdir()]
+    assert {path.name for path in ours} >= {FOLDER_NAME, "gpumem-recovery.lock"}
+    assert [path for path in ours if path.stat().st_mode & 0o077] == []
+
+
+def test_a_faked_error_in_a_full_queue_gains_no_priority_and_a_real_one_does(module_site: Site) -> None:
+    site = module_site
+    # Root sees what this one holds: 11800 of 12288 MiB.
+    real = site.submit(
+        'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; '
+        f"gpumem-standin --peak 11800 --seconds 3; {OOM}",
+        shards=12,
+    )
+    faked = site.submit(f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; sleep 3; {OOM}', shards=12)
+    until(lambda: site.runs(real) and site.runs(faked), 60)
+    # Both wait behind these when they come back.
+    queue = [site.submit("sleep 600", shards=FULL, comment="") for _ in range(9)]
+    try:
+        for job in (real, faked):
+            until(lambda job=job: f" job {job}: requeued: " in site.log(), 60)
+        lines = {
+            job: next(line for line in site.log().splitlines() if f" job {job}: " in line)
+            for job in (real, faked)
+        }
+        assert "no priority: no record of root's shows its memory at the limit" in lines[faked]
+        assert "no priority" not in lines[real]
+        assert (site.show(faked)["Nice"], site.show(real)["Nice"]) == ("0", "-1000")
+        waiting = [job for job in queue if site.show(job)["State"] == "PENDING"]
+        assert waiting
+        highest = max(int(site.show(job)["PriorityLong"]) for job in waiting)
+        assert int(site.show(faked)["PriorityLong"]) <= highest < int(site.show(real)["PriorityLong"])
+    finally:
+        site.cluster.run(["scancel", *queue, real, faked])
+
+
+def test_an_edited_comment_and_request_bring_no_job_back_more_often_than_the_ladder_has_steps(
+    module_site: Site,
+) -> None:
+    site = module_site
+    site.configure(ladder=["+25%", "whole-gpu"])
+    fresh = RECORD.format(shards=2, oom="requeue")
+    # Its owner takes out of the comment what was counted, while it runs, and makes the request small again
+    # whenever it waits.
+    job = site.submit(
+        f'echo begins; scontrol update JobId=$SLURM_JOB_ID Comment="{fresh}"; {OOM}', shards=2, comment=fresh
+    )
+    deadline = time.monotonic() + 180
+    try:
+        while site.show(job).get("State") != "FAILED":
+            assert time.monotonic() < deadline, site.log()
+            if site.show(job).get("State") == "PENDING" and site.runs(job):
+                site.cluster.run(
+                    ["scontrol", "update", f"JobId={job}", "Gres=shard:2", f"Comment={fresh}"], user=NOBODY
+                )
+            time.sleep(0.2)
+        assert site.runs(job) <= 3
+        assert int(site.show(job)["RestartCnt"]) <= 2
+        assert "the ladder's last step" in site.log().splitlines()[-1]
+    finally:
+        site.configure()
+
+
+def test_a_job_that_was_refused_while_recovery_was_off_stays_failed_when_it_is_on(module_site: Site) -> None:
+    site = module_site
+    site.configure(enabled=False)
+    try:
+        refused = site.submit(f"echo begins; {OOM}")
+        site.ended(refused, "FAILED")
+        until(lambda: f" job {refused}: not requeued: the site does not requeue" in site.log(), 30)
+    finally:
+        site.configure()
+    # The hook of this one looks for what was left half done.
+    later = site.submit(ONCE)
+    site.ended(later, "COMPLETED")
+    done = site.cluster.run(
+        [GPUMEM, "recover"],
+        env={"GPUMEM_SITE_CONFIG": str(site.root / "gpumem.toml")},
+    )
+    assert (done.returncode, done.stdout) == (0, "nothing was left half done\n"), done.stderr
+    assert (site.show(refused)["State"], site.runs(refused)) == ("FAILED", 1)
+
+
+def test_an_error_that_a_job_printed_before_it_ended_well_is_not_counted(module_site: Site) -> None:
+    job = module_site.submit(f"echo begins; echo '{OOM_LINE}' >&2; exit 0")
+    module_site.ended(job, "COMPLETED")
+    record = module_site.record(job, 0)
+    assert (record["exit_code"], record["verdict"]) == (0, None)
