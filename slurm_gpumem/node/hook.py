@@ -1,7 +1,8 @@
 """What prolog and epilog do as root for a shared job: `python -I -m slurm_gpumem.node.hook prolog`.
 
 Both fail open: whatever goes wrong is logged and the exit code is 0, since Slurm drains a node
-over anything else. Neither calls Slurm, opens a file of the user's, or waits for long.
+over anything else. Neither calls Slurm, opens a file of the user's, or waits for long. Root talks to a
+user's MPS daemon only under a lock of that user's own, so nobody else waits for it, and only for so long.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import os
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.files import locked
+from slurm_gpumem.files import locked, read_json, write_json
 from slurm_gpumem.formats.comment import parse_end, parse_record
-from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, write_job_record
+from slurm_gpumem.formats.job_record import UNFENCED, FaultEvent, JobRecord, write_job_record
 from slurm_gpumem.formats.live import read_live
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
@@ -28,8 +28,10 @@ from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
 
-_LOCK_TIMEOUT_S = 10.0
-"""Less than the time limit of the shell hooks."""
+_DAEMONS_READY_S = 8.0
+"""Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""
+_FAULTS_LOCK_S, _DROP_LOCK_S = 3.0, 6.0
+_RECORDS_LOCK_S = 3.0
 _NO_LIMIT_MIB = 1 << 20
 
 
@@ -60,10 +62,12 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     folder.make()
     # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
     jobs.put(folder, job)
-    if job.mode == "mps":
-        job = _with_mps(folder, config, job)
+    why = _fence(folder, config, job, gpus) if job.mode == "mps" else ""
+    if why:
+        job = replace(job, mode=UNFENCED, notes=(f"not fenced, no MPS: {why}",))
         jobs.put(folder, job)
-    write_task_file(folder.task_file(job.job_id), task_file(folder, config, job, gpus))
+    if job.mode != "mps":
+        _write_task_file(folder, config, job, gpus)
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
     start_sampler(folder, node)
@@ -98,7 +102,7 @@ def finish(
         record = records.with_measurement(record, seen.measured, seen.notes)
     if job.mode == "mps" and status != "0:0":
         try:
-            with _gpu_locks(folder, job.gpus):
+            with daemon_locks(folder, job, _FAULTS_LOCK_S):
                 events = faults_at_end(folder, config, job)
         except OSError as error:
             log(folder.root, f"job {job.job_id}: whether its MPS server had faulted is not known: {error}")
@@ -110,16 +114,17 @@ def finish(
     try:
         _write_record(folder, config, closed)
     finally:
-        with _gpu_locks(folder, job.gpus):
+        with daemon_locks(folder, job, _DROP_LOCK_S):
             jobs.drop(folder, job.job_id)
-            sweep(folder, config, job.gpus)
+            for uuid in job.gpus:
+                stop_unneeded(folder, config, uuid, job.uid)
 
 
 def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[FaultEvent]:
     """Had the user's MPS server faulted when this job failed? Then its other clients there failed with it.
 
     The first of them to end sees the server's own word; it leaves a note for the others, since the
-    server recovers when all are gone. The caller holds the GPUs' locks.
+    server recovers when all are gone. The caller holds the daemons' locks.
     """
     found = []
     service = MpsService(folder, config.mps_control)
@@ -137,17 +142,10 @@ def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[F
     return found
 
 
-def sweep(folder: RunFolder, config: NodeConfig, uuids: Sequence[str]) -> None:
-    """Stop every daemon on these GPUs that no job refers to; the caller holds their locks."""
-    service = MpsService(folder, config.mps_control)
-    here = {(daemon.uuid, daemon.uid) for daemon in service.daemons()}
-    for uuid in uuids:
-        folders = (name for name in names_in(folder.mps / uuid) if name.isdigit())
-        for uid in {*(owner for gpu, owner in here if gpu == uuid), *map(int, folders)}:
-            if not jobs.users_of(folder, uuid, uid):
-                service.stop(uuid, uid)
-        with contextlib.suppress(OSError):  # somebody's daemon is there, or nobody's folder
-            (folder.mps / uuid).rmdir()
+def stop_unneeded(folder: RunFolder, config: NodeConfig, uuid: str, uid: int) -> None:
+    """Stop a user's daemon on a GPU when no job refers to it; the caller holds its lock."""
+    if not jobs.users_of(folder, uuid, uid):
+        MpsService(folder, config.mps_control).stop(uuid, uid)
 
 
 def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]) -> Optional[NodeJob]:
@@ -206,43 +204,60 @@ def start_sampler(folder: RunFolder, node: str) -> None:
     start(folder, node)
 
 
-def _with_mps(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
-    service = MpsService(folder, config.mps_control)
+def _fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
+    """Have the user's daemons running on the job's GPUs and point its tasks at them; or why that failed."""
+    service = MpsService(folder, config.mps_control, tmpfs_mib=config.user_tmpfs_mib)
     if not service.available():
-        return replace(job, mode="timeslice", notes=(f"no MPS: {config.mps_control} is not there",))
+        return f"{config.mps_control} is not there"
+    deadline = time.monotonic() + _DAEMONS_READY_S
     try:
-        with _gpu_locks(folder, job.gpus):
-            _ensure_daemons(service, folder, config, job)
+        with daemon_locks(folder, job, _DAEMONS_READY_S):
+            for uuid in job.gpus:
+                if time.monotonic() > deadline:
+                    return f"its daemons were not ready within {_DAEMONS_READY_S:g} s"
+                _ensure_daemon(service, folder, config, job, uuid)
+            # Before the user's next job is let at the daemon: it sees by this file that ours may be using it.
+            _write_task_file(folder, config, job, gpus)
     except (MpsError, OSError) as error:
-        return replace(job, mode="timeslice", notes=(f"no MPS: {error}",))
-    return job
+        return str(error)
+    return ""
 
 
-def _ensure_daemons(service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob) -> None:
-    for uuid in job.gpus:
-        # A job whose prolog is through may be computing; one that waits for our lock is not yet.
-        users = (other.job_id for other in jobs.users_of(folder, uuid, job.uid) if other.job_id != job.job_id)
-        service.ensure(uuid, job.uid, in_use=any(folder.task_file(user).exists() for user in users))
-        if config.limits:
-            _set_default_limit(service, folder, config, uuid, job.uid)
+def _write_task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> None:
+    write_task_file(folder.task_file(job.job_id), task_file(folder, config, job, gpus), job.uid)
 
 
-def _set_default_limit(
-    service: MpsService, folder: RunFolder, config: NodeConfig, uuid: str, uid: int
+def _ensure_daemon(
+    service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob, uuid: str
 ) -> None:
+    users = jobs.users_of(folder, uuid, job.uid)
+    # A job whose prolog is through may be computing; one that waits for our lock is not yet.
+    others = (other.job_id for other in users if other.job_id != job.job_id)
+    service.ensure(uuid, job.uid, in_use=any(folder.task_file(other).exists() for other in others))
     # One daemon serves all of the user's jobs here: its default must not starve the largest of them.
-    claims = [claimed_mib(config, job) for job in jobs.users_of(folder, uuid, uid)]
+    claims = [claimed_mib(config, user) for user in users]
     known = [claim for claim in claims if claim is not None]
-    if known:
-        service.set_default_limit(uuid, uid, max(known) if len(known) == len(claims) else _NO_LIMIT_MIB)
+    largest = max(known, default=0) if len(known) == len(claims) else _NO_LIMIT_MIB
+    if config.limits and known:
+        _set_default_limit(service, folder, job, uuid, largest)
 
 
-def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> contextlib.ExitStack:
-    """All locks of these GPUs, in one order for everybody."""
+def _set_default_limit(service: MpsService, folder: RunFolder, job: NodeJob, uuid: str, mib: int) -> None:
+    note = folder.limit_note(uuid, job.uid)
+    # Root's own note, gone with the daemon: many jobs that start at once need not all ask it.
+    if read_json(note) != mib and service.set_default_limit(uuid, job.uid, mib):
+        with contextlib.suppress(OSError):  # the user has filled the folder: the next job asks again
+            write_json(note, mib, mode=0o644)
+
+
+def daemon_locks(folder: RunFolder, job: NodeJob, timeout_s: float) -> contextlib.ExitStack:
+    """All locks of a job's daemons, in one order for all jobs of its user."""
+    deadline = time.monotonic() + timeout_s
     stack = contextlib.ExitStack()
     try:
-        for uuid in sorted(uuids):
-            stack.enter_context(locked(folder.gpu_lock(uuid), _LOCK_TIMEOUT_S))
+        for uuid in sorted(job.gpus):
+            left = max(0.0, deadline - time.monotonic())
+            stack.enter_context(locked(folder.daemon_lock(uuid, job.uid), left))
     except BaseException:
         stack.close()
         raise
@@ -251,18 +266,10 @@ def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> contextlib.ExitStack:
 
 def _write_record(folder: RunFolder, config: NodeConfig, record: JobRecord) -> None:
     try:
-        with locked(folder.records_lock, _LOCK_TIMEOUT_S):
+        with locked(folder.records_lock, _RECORDS_LOCK_S):
             write_job_record(config.spool, record, durable=record.end is not None)
     except OSError as error:
         log(folder.root, f"record of job {record.job_id}: {error}")
-
-
-def names_in(folder: Path) -> List[str]:
-    """What is in a folder; nothing when it is not there."""
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 if __name__ == "__main__":

@@ -244,6 +244,10 @@ class Sampler:
     def _enforce(self, now: float) -> None:
         for job_id, usage in self.roster.usage.items():
             job = self.roster.announced.get(job_id)
+            if job is not None and self._watch.requeues(job):
+                log(self.folder.root, f"job {job_id} could not be fenced: requeued")
+                usage.notes.add("requeued, since it was not fenced")
+                self.roster.truth.requeue(job_id)
             sizes = [gpu.now_mib for gpu in usage.gpus.values() if gpu.now_mib is not None]
             actions = self._watch.check(
                 job_id,
