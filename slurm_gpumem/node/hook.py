@@ -16,7 +16,7 @@ from typing import List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.files import locked, read_json, write_json
+from slurm_gpumem.files import LockTimeoutError, locked, read_json, write_json
 from slurm_gpumem.formats.comment import parse_end, parse_record
 from slurm_gpumem.formats.job_record import UNFENCED, FaultEvent, JobRecord, write_job_record
 from slurm_gpumem.formats.live import read_live
@@ -30,7 +30,7 @@ from slurm_gpumem.node.mps import MpsError, MpsService
 
 _DAEMONS_READY_S = 8.0
 """Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""
-_FAULTS_LOCK_S, _DROP_LOCK_S = 3.0, 6.0
+_LOCK_S, _FAULTS_LOCK_S, _DROP_LOCK_S = 0.5, 3.0, 6.0
 _RECORDS_LOCK_S = 3.0
 _NO_LIMIT_MIB = 1 << 20
 
@@ -211,13 +211,20 @@ def _fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[N
         return f"{config.mps_control} is not there"
     deadline = time.monotonic() + _DAEMONS_READY_S
     try:
-        with daemon_locks(folder, job, _DAEMONS_READY_S):
-            for uuid in job.gpus:
+        while not all(_serves_others(service, folder, config, job, uuid) for uuid in job.gpus):
+            try:
+                with daemon_locks(folder, job, min(_LOCK_S, deadline - time.monotonic())):
+                    for uuid in job.gpus:
+                        if time.monotonic() > deadline:
+                            return f"its daemons were not ready within {_DAEMONS_READY_S:g} s"
+                        _ensure_daemon(service, folder, config, job, uuid)
+                    # Before the next job of the user's has the lock: it sees by this file that ours is here.
+                    _write_task_file(folder, config, job, gpus)
+                    return ""
+            except LockTimeoutError:
                 if time.monotonic() > deadline:
-                    return f"its daemons were not ready within {_DAEMONS_READY_S:g} s"
-                _ensure_daemon(service, folder, config, job, uuid)
-            # Before the user's next job is let at the daemon: it sees by this file that ours may be using it.
-            _write_task_file(folder, config, job, gpus)
+                    raise
+        _write_task_file(folder, config, job, gpus)
     except (MpsError, OSError) as error:
         return str(error)
     return ""
@@ -232,22 +239,42 @@ def _ensure_daemon(
 ) -> None:
     users = jobs.users_of(folder, uuid, job.uid)
     # A job whose prolog is through may be computing; one that waits for our lock is not yet.
-    others = (other.job_id for other in users if other.job_id != job.job_id)
-    service.ensure(uuid, job.uid, in_use=any(folder.task_file(other).exists() for other in others))
-    # One daemon serves all of the user's jobs here: its default must not starve the largest of them.
+    service.ensure(uuid, job.uid, in_use=_others_are_ready(folder, job, users))
+    limit, note = _default_limit(config, users), folder.limit_note(uuid, job.uid)
+    # Root's own note, gone with the daemon: many jobs that start at once need not all ask it.
+    if limit is not None and read_json(note) != limit and service.set_default_limit(uuid, job.uid, limit):
+        with contextlib.suppress(OSError):  # the user has filled the folder: the next job asks again
+            write_json(note, limit, mode=0o644)
+
+
+def _serves_others(
+    service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob, uuid: str
+) -> bool:
+    """Whether a daemon with another job of the user's at it will do for this one as it is: no lock needed.
+
+    That job has a task file, and ours has been noted before we look: whoever ends it finds ours then, and
+    leaves the daemon running.
+    """
+    users = jobs.users_of(folder, uuid, job.uid)
+    limit = _default_limit(config, users)
+    return (
+        _others_are_ready(folder, job, users)
+        and (limit is None or read_json(folder.limit_note(uuid, job.uid)) == limit)
+        and service.runs(uuid, job.uid)
+    )
+
+
+def _others_are_ready(folder: RunFolder, job: NodeJob, users: Sequence[NodeJob]) -> bool:
+    return any(folder.task_file(user.job_id).exists() for user in users if user.job_id != job.job_id)
+
+
+def _default_limit(config: NodeConfig, users: Sequence[NodeJob]) -> Optional[int]:
+    """One daemon serves all of these: its default must not starve the largest of them."""
     claims = [claimed_mib(config, user) for user in users]
     known = [claim for claim in claims if claim is not None]
-    largest = max(known, default=0) if len(known) == len(claims) else _NO_LIMIT_MIB
-    if config.limits and known:
-        _set_default_limit(service, folder, job, uuid, largest)
-
-
-def _set_default_limit(service: MpsService, folder: RunFolder, job: NodeJob, uuid: str, mib: int) -> None:
-    note = folder.limit_note(uuid, job.uid)
-    # Root's own note, gone with the daemon: many jobs that start at once need not all ask it.
-    if read_json(note) != mib and service.set_default_limit(uuid, job.uid, mib):
-        with contextlib.suppress(OSError):  # the user has filled the folder: the next job asks again
-            write_json(note, mib, mode=0o644)
+    if not config.limits or not known:
+        return None
+    return max(known) if len(known) == len(claims) else _NO_LIMIT_MIB
 
 
 def daemon_locks(folder: RunFolder, job: NodeJob, timeout_s: float) -> contextlib.ExitStack:

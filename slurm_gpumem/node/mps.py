@@ -57,7 +57,7 @@ class MpsService:
     folder: RunFolder
     control: str
     """Path of nvidia-cuda-mps-control."""
-    start_timeout_s: float = 3.0
+    start_timeout_s: float = 5.0
     quit_timeout_s: float = 1.5
     """All of it together stays below the time that the user's next hook waits for the daemon's lock."""
     tmpfs_mib: int = 0
@@ -74,8 +74,7 @@ class MpsService:
         """
         if not UUID.fullmatch(uuid):
             raise MpsError(f"{uuid!r} is no GPU UUID")
-        running = [daemon for daemon in self.daemons(uuid, uid) if not daemon.is_server]
-        if running and (in_use or self.ask(uuid, uid, "get_server_list") is not None):
+        if self.runs(uuid, uid) and (in_use or self.ask(uuid, uid, "get_server_list") is not None):
             return False
         # Dead, deaf, or left half-made by a crash: away with what is left of it.
         self._clear(uuid, uid)
@@ -84,9 +83,13 @@ class MpsService:
 
     def stop(self, uuid: str, uid: int) -> None:
         """Ask it to quit, end what does not, remove its folder."""
-        if any(not daemon.is_server for daemon in self.daemons(uuid, uid)):
+        if self.runs(uuid, uid):
             self.ask(uuid, uid, "quit -t 1")
         self._clear(uuid, uid)
+
+    def runs(self, uuid: str, uid: int) -> bool:
+        """Whether there is a daemon, deaf or not."""
+        return any(not daemon.is_server for daemon in self.daemons(uuid, uid))
 
     def daemons(self, uuid: Optional[str] = None, uid: Optional[int] = None) -> List[Daemon]:
         """Our daemons that run now, by the pipe folder in their environment."""

@@ -25,7 +25,7 @@ from tests.support.waiting import until
 
 pytestmark = needs_root
 ATTACKER, VICTIM = USER, OTHER_USER
-LATE_S = 2.0
+LATE_S = 3.0
 """A victim's Prolog takes less than this, times the machine's slowness, whatever another user does."""
 LOOKALIKES = 1500
 
@@ -211,6 +211,9 @@ def test_where_jobs_have_their_own_namespaces_nothing_is_mounted_that_they_would
 @pytest.mark.timing
 @pytest.mark.parametrize("users", [1, 2])
 def test_sixty_four_starts_at_once_are_all_fenced(node: Node, users: int) -> None:
+    # The guard of 20 s is against hooks that hang; to start Python 64 times takes busy processors longer.
+    script = (node.hooks / "prolog.sh").read_text()
+    (node.hooks / "prolog.sh").write_text(script.replace("timeout -k 2 20", "timeout -k 2 100"))
     hooks = [
         start(
             node, "prolog", job_id, (ATTACKER, VICTIM)[job_id % users], "0" if users == 1 else str(job_id % 4)
