@@ -176,7 +176,7 @@ NODE = Section(
         Key("interval_s", SECONDS, 1, "between two looks at processes and their memory"),
         Key("activity_every_s", SECONDS, 5, "between two readings of activity, power and energy"),
         Key("record_every_s", SECONDS, 30, "between two updates of the job records on disk"),
-        Key("slurm_every_s", SECONDS, 15, "between two questions to Slurm about the node's jobs"),
+        Key("slurm_every_s", SECONDS, 60, "between two questions to Slurm about one of the node's jobs"),
         Key("idle_exit_s", SECONDS, 30, "the sampler ends when no shared job has been here for this long"),
         Key(
             "on_overrun",

@@ -12,13 +12,13 @@ import os
 import sys
 import time
 from dataclasses import replace
-from typing import List, Mapping, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import LockTimeoutError, locked, read_json, write_json
 from slurm_gpumem.formats.comment import parse_end, parse_record
-from slurm_gpumem.formats.job_record import UNFENCED, FaultEvent, JobRecord, write_job_record
+from slurm_gpumem.formats.job_record import UNFENCED, FaultEvent
 from slurm_gpumem.formats.live import read_live
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
@@ -27,6 +27,7 @@ from slurm_gpumem.node.gpus import NodeGpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
+from slurm_gpumem.node.record_store import RecordStore
 
 _DAEMONS_READY_S = 8.0
 """Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""
@@ -71,7 +72,8 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
     start_sampler(folder, node)
-    _write_record(folder, config, records.open_record(job, node))
+    store, record = RecordStore(folder, config.spool, node), records.open_record(job, node)
+    _try_spool(folder, job.job_id, lambda: store.write_open(record, _RECORDS_LOCK_S))
 
 
 def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
@@ -109,15 +111,16 @@ def finish(
             events = []
         for event in events:
             record = records.with_event(record, event)
-    earlier = records.earlier_runs(config.spool, job.job_id, job.restarts)
-    closed = records.closed_record(record, end=round(time.time(), 3), status=status, earlier=earlier)
+    store = RecordStore(folder, config.spool, node)
+    store.close(records.closed_record(record, end=round(time.time(), 3), status=status))
     try:
-        _write_record(folder, config, closed)
-    finally:
         with daemon_locks(folder, job, _DROP_LOCK_S):
             jobs.drop(folder, job.job_id)
             for uuid in job.gpus:
                 stop_unneeded(folder, config, uuid, job.uid)
+    finally:
+        # The spool comes last: it may hang, and nothing else shall wait for it.
+        _try_spool(folder, job.job_id, lambda: store.flush(_RECORDS_LOCK_S))
 
 
 def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[FaultEvent]:
@@ -291,12 +294,11 @@ def daemon_locks(folder: RunFolder, job: NodeJob, timeout_s: float) -> contextli
     return stack
 
 
-def _write_record(folder: RunFolder, config: NodeConfig, record: JobRecord) -> None:
+def _try_spool(folder: RunFolder, job_id: int, write: Callable[[], None]) -> None:
     try:
-        with locked(folder.records_lock, _RECORDS_LOCK_S):
-            write_job_record(config.spool, record, durable=record.end is not None)
+        write()
     except OSError as error:
-        log(folder.root, f"record of job {record.job_id}: {error}")
+        log(folder.root, f"record of job {job_id}: {error}; the sampler tries again")
 
 
 if __name__ == "__main__":

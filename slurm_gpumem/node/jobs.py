@@ -79,6 +79,16 @@ class RunFolder:
         return self.locks / f"{uuid}.{uid}"
 
     @property
+    def ended(self) -> Path:
+        """Closed records on their way to the spool."""
+        return self.root / "ended"
+
+    @property
+    def swept(self) -> Path:
+        """Its time is when records that were left open were last looked for."""
+        return self.root / "swept"
+
+    @property
     def records_lock(self) -> Path:
         return self.locks / "records"
 

@@ -20,7 +20,7 @@ from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.problem_log import ProblemLog
 
-_SEARCH_EVERY = 40
+_SEARCH_EVERY = 10
 """/proc is searched too once in this many rounds: every ten minutes at the default interval."""
 
 _ROUND_S = 2.0

@@ -151,7 +151,7 @@ def set_up(root: Path) -> Tuple[List[subprocess.Popen[bytes]], Dict[str, str]]:
     for number in range(GPUS):
         folder.pipe(uuid_of(number), os.getuid()).mkdir(parents=True)
     (root / "bin").mkdir()
-    shards = "".join(f"echo {job} {os.getuid()} RUNNING gres:shard:20\n" for job in range(1, JOBS + 1))
+    shards = "".join(f"echo {job} {os.getuid()} RUNNING 0 gres:shard:20\n" for job in range(1, JOBS + 1))
     (root / "bin" / "squeue").write_text(f"#!/bin/sh\n{shards}")
     (root / "bin" / "squeue").chmod(0o755)
     (root / "gpumem.toml").write_text(
