@@ -112,7 +112,8 @@ def finish(
         for event in events:
             record = records.with_event(record, event)
     store = RecordStore(folder, config.spool, node)
-    store.close(records.closed_record(record, end=round(time.time(), 3), status=status))
+    closed = records.closed_record(record, end=round(time.time(), 3), status=status)
+    _try_spool(folder, job.job_id, lambda: store.close(closed, _RECORDS_LOCK_S))
     try:
         with daemon_locks(folder, job, _DROP_LOCK_S):
             jobs.drop(folder, job.job_id)
@@ -298,7 +299,7 @@ def _try_spool(folder: RunFolder, job_id: int, write: Callable[[], None]) -> Non
     try:
         write()
     except OSError as error:
-        log(folder.root, f"record of job {job_id}: {error}; the sampler tries again")
+        log(folder.root, f"record of job {job_id}: {error}")
 
 
 if __name__ == "__main__":

@@ -41,11 +41,16 @@ class RecordStore:
             if not _is_closed(self.folder.ended, record) and not _is_closed(self.spool, record):
                 write_job_record(self.spool, record)
 
-    def close(self, record: JobRecord) -> None:
-        """Close it in /run; `flush` brings it to the spool."""
-        self.folder.ended.mkdir(mode=0o700, exist_ok=True)
-        if not _is_closed(self.folder.ended, record):
-            write_job_record(self.folder.ended, record)
+    def close(self, record: JobRecord, timeout_s: float) -> None:
+        """Close it in /run, from where `flush` takes it to the spool; in the spool itself when /run is full."""
+        try:
+            self.folder.ended.mkdir(mode=0o700, exist_ok=True)
+            if not _is_closed(self.folder.ended, record):
+                write_job_record(self.folder.ended, record)
+        except OSError:
+            with self._lock(timeout_s):
+                if not _is_closed(self.spool, record):
+                    write_job_record(self.spool, record, durable=True)
 
     def has_closed(self) -> bool:
         """Whether any closed record waits for the spool."""

@@ -107,13 +107,16 @@ class Roster:
         if now - self._tidied >= self._config.slurm_every_s:
             self._tidied = now
             self._orphans.stop(self.announced.values())
-            running = {(job.job_id, job.restarts) for job in here.values()}
-            self._left_open += [run for run in self.store.left_open() if run not in running]
+            self._problems.attempt(lambda: self._find_left_open(here))
         answer = self.truth.poll(self._questions(here, now))
         if answer is None:
             return False
         self._learn(answer, here.get(answer.job_id))
         return True
+
+    def _find_left_open(self, here: Mapping[int, NodeJob]) -> None:
+        running = {(job.job_id, job.restarts) for job in here.values()}
+        self._left_open += [run for run in self.store.left_open() if run not in running]
 
     def _questions(self, here: Mapping[int, NodeJob], now: float) -> Dict[int, float]:
         """How often Slurm is to be asked about which job."""
@@ -239,7 +242,7 @@ class Roster:
         if self.adopted.pop(job.job_id, None) is not None:
             still_open = self._record(job, self.usage.pop(job.job_id))
             record = records.closed_record(still_open, end=round(time.time(), 3), status="")
-            self._problems.attempt(lambda: self.store.close(record))
+            self._problems.attempt(lambda: self.store.close(record, _SPOOL_LOCK_S))
             self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))
             self._problems.attempt(lambda: self._exporter.count(record))
             return

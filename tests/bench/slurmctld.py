@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Sequence
+from typing import Dict, List, Sequence, Set
 
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
@@ -106,28 +106,30 @@ def main(argv: Sequence[str]) -> int:
 
 def _costs(cluster: Cluster, length: int, askers: int) -> Dict[str, Cost]:
     job_id = _fill(cluster, length)
-    try:
-        return {
-            "squeue -w NODE -t all": _ask(cluster, ["squeue", "-h", "-w", "n1", "-t", "all"], askers),
-            "squeue -j JOB": _ask(cluster, slurm_job_command(job_id), askers),
-        }
-    finally:
-        cluster.run(["scancel", "-u", "root"], check=True)
+    return {
+        "squeue -w NODE -t all": _ask(cluster, ["squeue", "-h", "-w", "n1", "-t", "all"], askers),
+        "squeue -j JOB": _ask(cluster, slurm_job_command(job_id), askers),
+    }
 
 
 def _fill(cluster: Cluster, length: int) -> int:
-    """A queue of held jobs, each with a record of its own in slurmctld; the number of one of them."""
+    """Add held jobs to the queue up to that length, each with a record of its own; the number of one of them."""
+    missing = length - len(_queue(cluster))
     array = cluster.run(
-        ["sbatch", "--parsable", "-H", "-o", "/dev/null", f"--array=0-{length}", "--wrap=true"], check=True
+        ["sbatch", "--parsable", "-H", "-o", "/dev/null", f"--array=0-{missing}", "--wrap=true"], check=True
     ).stdout.strip()
     # An array is one record until its tasks differ: a change to some of them makes each a job of its own.
-    for first in range(0, length, CHUNK):
-        last = min(first + CHUNK, length) - 1
+    for first in range(0, missing, CHUNK):
+        last = min(first + CHUNK, missing) - 1
         cluster.run(["scontrol", "update", f"jobid={array}_[{first}-{last}]", "nice=7"], check=True)
-    listed = cluster.run(["squeue", "-h", "-o", "%A", "-t", "PENDING"], check=True).stdout.split()
-    if len(set(listed)) < length:
-        raise SystemExit(f"{len(set(listed))} records for {length} jobs")
-    return int(next(number for number in listed if number != array))
+    queue = _queue(cluster)
+    if len(queue) < length:
+        raise SystemExit(f"{len(queue)} records for {length} jobs")
+    return int(next(number for number in queue if number != array))
+
+
+def _queue(cluster: Cluster) -> Set[str]:
+    return set(cluster.run(["squeue", "-h", "-o", "%A"], check=True).stdout.split())
 
 
 def _ask(cluster: Cluster, argv: List[str], askers: int) -> Cost:

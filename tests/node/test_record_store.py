@@ -43,7 +43,7 @@ def in_spool(store: RecordStore, restarts: int = 0) -> JobRecord:
 
 def test_an_open_record_never_replaces_the_closed_one_of_its_run(store: RecordStore) -> None:
     store.write_open(OPEN, 1.0)
-    store.close(closed())
+    store.close(closed(), 1.0)
     store.write_open(OPEN, 1.0)  # between the closing and its way to the spool
     assert in_spool(store).end is None
     store.flush(1.0)
@@ -54,28 +54,28 @@ def test_an_open_record_never_replaces_the_closed_one_of_its_run(store: RecordSt
 
 
 def test_the_first_closing_counts(store: RecordStore) -> None:
-    store.close(closed())
-    store.close(closed(status=""))
+    store.close(closed(), 1.0)
+    store.close(closed(status=""), 1.0)
     store.flush(1.0)
-    store.close(closed(status=""))
+    store.close(closed(status=""), 1.0)
     store.flush(1.0)
     assert in_spool(store).exit_code == 1
 
 
 def test_a_later_job_of_the_same_number_gets_a_record_of_its_own(store: RecordStore) -> None:
-    store.close(closed())
+    store.close(closed(), 1.0)
     store.flush(1.0)
     later = OPEN._replace(start=OPEN.start + 1000)
     store.write_open(later, 1.0)
     assert in_spool(store).end is None
-    store.close(closed(later, "0:0"))
+    store.close(closed(later, "0:0"), 1.0)
     store.flush(1.0)
     assert in_spool(store).start == later.start
 
 
 def test_an_event_after_the_end_reaches_a_record_that_is_still_on_its_way(store: RecordStore) -> None:
     store.write_open(OPEN, 1.0)
-    store.close(closed())
+    store.close(closed(), 1.0)
     store.amend_event(7, 0, FaultEvent("xid", GPUS[0].uuid, 5.0, (), 31), 1.0)
     record = in_spool(store)
     assert record.end is not None
@@ -84,12 +84,18 @@ def test_an_event_after_the_end_reaches_a_record_that_is_still_on_its_way(store:
 
 def test_while_the_spool_is_gone_closed_records_wait_and_none_is_lost(store: RecordStore) -> None:
     store.spool.write_text("no folder")
-    store.close(closed())
+    store.close(closed(), 1.0)
     with pytest.raises(OSError, match="exists"):
         store.flush(1.0)
     assert store.has_closed()
     store.spool.unlink()
     store.flush(1.0)
+    assert in_spool(store).exit_code == 1
+
+
+def test_where_run_is_full_the_spool_takes_the_record(store: RecordStore) -> None:
+    store.folder.ended.write_text("no folder")
+    store.close(closed(), 1.0)
     assert in_spool(store).exit_code == 1
 
 
