@@ -42,7 +42,7 @@ class RecordStore:
                 write_job_record(self.spool, record)
 
     def close(self, record: JobRecord, timeout_s: float) -> None:
-        """Close it in /run, from where `flush` takes it to the spool; in the spool itself when /run is full."""
+        """Close it in /run, from where `flush` takes it to the spool; or in the spool when /run is full."""
         try:
             self.folder.ended.mkdir(mode=0o700, exist_ok=True)
             if not _is_closed(self.folder.ended, record):

@@ -42,6 +42,7 @@ class SlurmTruth:
         self._asked: Dict[int, float] = {}
         self._asking = 0
         self._asked_at = 0.0
+        self._looks = 0
 
     def poll(self, every_s: Mapping[int, float]) -> Optional[Answer]:
         """An answer, if one has just come; then the next question, for the job that has waited longest.
@@ -58,6 +59,7 @@ class SlurmTruth:
             waiting = max(overdue, key=overdue.__getitem__, default=None)
             if waiting is not None and overdue[waiting] >= 0:
                 self._asking, self._asked[waiting], self._asked_at = waiting, now, time.time()
+                self._looks = 0
                 self._slurm.ask(slurm_job_command(waiting))
         return answer
 
@@ -79,10 +81,12 @@ class SlurmTruth:
 
     def _take_answer(self) -> Optional[Answer]:
         reply = self._slurm.answer()
+        self._looks += 1
         if self._slurm.is_asking:
             return None
         now = time.monotonic()
-        took = now - self._asked.get(self._asking, now)
+        # An answer that is there at the first look may have come at once: looks may be a second apart.
+        took = now - self._asked.get(self._asking, now) if self._looks > 1 else 0.0
         known = reply is not None and (reply.ok or is_unknown_job(reply.error))
         if known:
             self._pause_s = _PART_OF_TIME * took if took > _QUICK_S else 0.0

@@ -247,7 +247,8 @@ def main(argv: Sequence[str]) -> int:
     more = [f"--profile={args.profile.resolve()}"] if args.profile else []
     sampler = subprocess.Popen([sys.executable, __file__, f"--play={root}", *more], env=env)
     try:
-        wait_for(lambda: measures_all(root))
+        # Slurm is asked about one job per look.
+        wait_for(lambda: measures_all(root), 90)
         time.sleep(5)
         calls, spent, began = calls_so_far(root, sampler.pid), processor_s(sampler.pid), time.monotonic()
         time.sleep(args.seconds)

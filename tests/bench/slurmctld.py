@@ -19,7 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Sequence, Set
+from typing import Dict, List, Sequence, Set, Tuple
 
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         conf = (f"MaxArraySize={args.jobs + 2}", f"MaxJobCount={2 * args.jobs + 1000}")
         cluster = up(ClusterSpec(state=Path(name) / "a", extra_conf=conf))
         try:
-            costs = {length: _costs(cluster, length, args.askers) for length in (SHORT, args.jobs)}
+            costs = dict(_costs(cluster, length, args.askers) for length in (SHORT, args.jobs))
         finally:
             cluster.stop()
     print(f"{args.askers} askers, {AT_A_TIME} at a time, {os.cpu_count()} processors; cost per question:")
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
                 f"{length:>17,}  {question:<24}{cost.cpu_ms:>9.2f} ms{cost.sent_bytes:>12,.0f} B"
                 f"{cost.seconds * 1000:>11.0f} ms"
             )
-    short, long = (costs[length]["squeue -j JOB"] for length in (SHORT, args.jobs))
+    short, long = (rows["squeue -j JOB"] for rows in costs.values())
     growth = max(long.sent_bytes / short.sent_bytes, long.cpu_ms / max(short.cpu_ms, 0.1))
     fine = growth <= MOST_GROWTH
     print(
@@ -104,16 +104,17 @@ def main(argv: Sequence[str]) -> int:
     return 0 if fine else 1
 
 
-def _costs(cluster: Cluster, length: int, askers: int) -> Dict[str, Cost]:
+def _costs(cluster: Cluster, length: int, askers: int) -> Tuple[int, Dict[str, Cost]]:
+    """The number of jobs in the queue, and what each question costs."""
     job_id = _fill(cluster, length)
-    return {
+    return len(_queue(cluster)), {
         "squeue -w NODE -t all": _ask(cluster, ["squeue", "-h", "-w", "n1", "-t", "all"], askers),
         "squeue -j JOB": _ask(cluster, slurm_job_command(job_id), askers),
     }
 
 
 def _fill(cluster: Cluster, length: int) -> int:
-    """Add held jobs to the queue up to that length, each with a record of its own; the number of one of them."""
+    """Add held jobs up to that length, each with a record of its own; the number of one of them."""
     missing = length - len(_queue(cluster))
     array = cluster.run(
         ["sbatch", "--parsable", "-H", "-o", "/dev/null", f"--array=0-{missing}", "--wrap=true"], check=True
@@ -122,10 +123,7 @@ def _fill(cluster: Cluster, length: int) -> int:
     for first in range(0, missing, CHUNK):
         last = min(first + CHUNK, missing) - 1
         cluster.run(["scontrol", "update", f"jobid={array}_[{first}-{last}]", "nice=7"], check=True)
-    queue = _queue(cluster)
-    if len(queue) < length:
-        raise SystemExit(f"{len(queue)} records for {length} jobs")
-    return int(next(number for number in queue if number != array))
+    return int(next(number for number in _queue(cluster) if number != array))
 
 
 def _queue(cluster: Cluster) -> Set[str]:

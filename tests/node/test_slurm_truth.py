@@ -92,6 +92,21 @@ def test_a_controller_that_is_slow_is_left_alone_for_twenty_times_as_long(
     assert truth._not_before <= time.monotonic()
 
 
+def test_an_answer_that_waited_for_the_next_look_does_not_count_as_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth, asked = make(tmp_path, 'echo "$4 1000 RUNNING 0 gres:shard:4"; : >"$0.done"')
+    assert truth.poll({5: 0.0}) is None
+    until(lambda: (tmp_path / "squeue.done").exists())
+    question = truth._slurm._question
+    assert question is not None
+    question.wait()
+    monkeypatch.setattr(slurm_truth, "_QUICK_S", 0.0)  # as if the looks were far apart
+    assert truth.poll({5: 0.0, 6: 0.0}) is not None
+    assert truth._slurm.is_asking
+    assert len(until(lambda: len(questions(asked)) == 2 and questions(asked))) == 2
+
+
 def test_an_array_with_thousands_of_tasks_is_read_whole(tmp_path: Path) -> None:
     # More than a pipe holds, so that a squeue that nobody reads would wait forever.
     body = "seq -f '1%.0f 1000 RUNNING 0 gres:shard:4' 9000"
