@@ -19,7 +19,7 @@ case " $SLURM_JOB_COMMENT" in
 esac
 
 umask 022
-/usr/bin/timeout -k 2 20 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
+/usr/bin/timeout -k 2 15 /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin \
     GPUMEM_RUN_DIR="$run_dir" GPUMEM_SITE_CONFIG="$site_config" SLURM_CONF="$SLURM_CONF" \
     SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_UID="$SLURM_JOB_UID" SLURM_JOB_USER="$SLURM_JOB_USER" \
     SLURM_JOB_GPUS="$SLURM_JOB_GPUS" SLURM_JOB_COMMENT="$SLURM_JOB_COMMENT" SLURMD_NODENAME="$SLURMD_NODENAME" \

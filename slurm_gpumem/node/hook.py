@@ -29,7 +29,7 @@ from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
 from slurm_gpumem.node.record_store import RecordStore
 
-_DAEMONS_READY_S = 8.0
+_DAEMONS_READY_S = 6.0
 """Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""
 _LOCK_S, _FAULTS_LOCK_S, _DROP_LOCK_S = 0.5, 3.0, 6.0
 _RECORDS_LOCK_S = 3.0
@@ -227,6 +227,11 @@ def _fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[N
                     return ""
             except LockTimeoutError:
                 if time.monotonic() > deadline:
+                    # A daemon too slow to confirm its default limit is still better than none.
+                    if all(
+                        _serves_others(service, folder, config, job, uuid, late=True) for uuid in job.gpus
+                    ):
+                        break
                     raise
         _write_task_file(folder, config, job, gpus)
     except (MpsError, OSError) as error:
@@ -252,20 +257,17 @@ def _ensure_daemon(
 
 
 def _serves_others(
-    service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob, uuid: str
+    service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob, uuid: str, *, late: bool = False
 ) -> bool:
     """Whether a daemon with another job of the user's at it will do for this one as it is: no lock needed.
 
     That job has a task file, and ours has been noted before we look: whoever ends it finds ours then, and
-    leaves the daemon running.
+    leaves the daemon running. When it is `late`, a default limit will do that is not known to be too small.
     """
     users = jobs.users_of(folder, uuid, job.uid)
-    limit = _default_limit(config, users)
-    return (
-        _others_are_ready(folder, job, users)
-        and (limit is None or read_json(folder.limit_note(uuid, job.uid)) == limit)
-        and service.runs(uuid, job.uid)
-    )
+    limit, noted = _default_limit(config, users), read_json(folder.limit_note(uuid, job.uid))
+    fits = limit is None or noted == limit or (late and (noted is None or noted > limit))
+    return fits and _others_are_ready(folder, job, users) and service.runs(uuid, job.uid)
 
 
 def _others_are_ready(folder: RunFolder, job: NodeJob, users: Sequence[NodeJob]) -> bool:

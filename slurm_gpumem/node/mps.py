@@ -57,7 +57,7 @@ class MpsService:
     folder: RunFolder
     control: str
     """Path of nvidia-cuda-mps-control."""
-    start_timeout_s: float = 5.0
+    start_timeout_s: float = 4.0
     quit_timeout_s: float = 1.5
     """All of it together stays below the time that the user's next hook waits for the daemon's lock."""
     tmpfs_mib: int = 0
