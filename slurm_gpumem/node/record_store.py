@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Tuple
 
-from slurm_gpumem.files import locked, remove
+from slurm_gpumem.files import locked, remove, remove_dead_drafts
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, record_name, write_job_record
 from slurm_gpumem.node import records
 from slurm_gpumem.node.jobs import RunFolder
@@ -23,7 +23,7 @@ _DAY_S = 86_400.0
 _OLDEST_S = 30 * _DAY_S
 _SWEEP_EVERY_S = 6 * 3600.0
 _SETTLED_S = 600.0
-"""A record or a draft that nobody has touched for this long has no writer any more."""
+"""A record that nobody has touched for this long has no writer any more."""
 _NOT_SEEN = "its end was not seen: closed later, when Slurm did not have this run here any more"
 
 
@@ -87,13 +87,10 @@ class RecordStore:
         if now - last < _SWEEP_EVERY_S:
             return []
         stamp.touch()
-        for path, _ in _old_files(self.spool, f".{self.node}.json.", ".tmp", now - _SETTLED_S):
-            remove(path)
-        for folder in (self.folder.jobs, self.folder.root):
-            for path, _ in _old_files(folder, ".", ".tmp", now - _SETTLED_S):
-                remove(path)
+        for folder in (self.spool, self.folder.jobs, self.folder.root):
+            remove_dead_drafts(folder)
         found = []
-        for path, modified in _old_files(self.spool, "", f".{self.node}.json", now - _SETTLED_S):
+        for path, modified in _old_files(self.spool, f".{self.node}.json", now - _SETTLED_S):
             # What was closed or running a day before the last search was seen by that.
             record = records.read_record(path) if modified > last - _DAY_S else None
             if record is not None and record.end is None:
@@ -140,14 +137,14 @@ def _names(folder: Path) -> List[str]:
         return []
 
 
-def _old_files(folder: Path, part: str, end: str, before: float) -> Iterator[Tuple[Path, float]]:
+def _old_files(folder: Path, end: str, before: float) -> Iterator[Tuple[Path, float]]:
     """The files with such names that nobody has written since `before`, and when somebody did."""
     try:
         names = os.listdir(folder)
     except OSError:
         return
     for name in names:
-        if part in name and name.endswith(end):
+        if name.endswith(end):
             with contextlib.suppress(OSError):  # gone in the meantime
                 modified = os.stat(folder / name, follow_symlinks=False).st_mtime
                 if modified < before:
