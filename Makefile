@@ -7,6 +7,7 @@
 # make test-recovery   the long forms of the recovery tests (as root)
 # make bench-accounting   time gpumem report on a million job records (minutes, 4 GB of disk)
 # make bench   start-up time of gpusbatch, cost of the Lua hook, start of the dev cluster, as ratios
+# make bench-slurmctld   cost of the samplers' questions for slurmctld with 20,000 jobs in the queue (minutes)
 # make bench-sampler   cost of the node's sampler with 8 GPUs and 40 processes
 # make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
 # make bench-simulate   time and memory of the simulator on large clusters
@@ -39,7 +40,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-simulate bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -112,6 +113,10 @@ bench-accounting: setup-test
 
 bench: setup-test
 	$(BIN)/python tests/bench/bench.py
+	$(BIN)/python tests/bench/slurmctld.py
+
+bench-slurmctld: setup-test
+	$(BIN)/python tests/bench/slurmctld.py
 
 bench-sampler: setup-test
 	$(BIN)/python tests/bench/sampler.py

@@ -24,6 +24,7 @@ _OPEN_DRAFT = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 _DRAFT_NAME = re.compile(r"\..+\.[0-9]+\.tmp")
 _DRAFT_DEAD_S = 86_400.0
 """No draft is written for a day: its writer was killed."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.064
 _OPEN_PLAIN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -202,11 +203,13 @@ def locked(path: Path, timeout_s: float) -> Iterator[None]:
     """Hold an exclusive lock; the kernel drops it when the holder dies, however it dies."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        deadline = time.monotonic() + timeout_s
+        deadline, pause = time.monotonic() + timeout_s, _FIRST_PAUSE_S
         while not _try_lock(handle):
             if time.monotonic() >= deadline:
                 raise LockTimeoutError(errno.ETIMEDOUT, f"lock not free within {timeout_s:g} s", str(path))
-            time.sleep(0.01)
+            time.sleep(pause)
+            # Many may wait for one lock; none of them may keep the processor from who holds it.
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
         yield
     finally:
         os.close(handle)

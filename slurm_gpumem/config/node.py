@@ -32,6 +32,8 @@ class NodeConfig(NamedTuple):
     idle_exit_s: float = _default("idle_exit_s")
     on_overrun: str = _default("on_overrun")
     on_unfenced: str = _default("on_unfenced")
+    unfenced: str = _default("unfenced")
+    user_tmpfs_mib: int = _default("user_tmpfs_mib")
     grace_s: float = _default("grace_s")
     end_line: str = _default("end_line")
     prometheus_file: Optional[Path] = _default("prometheus_file")

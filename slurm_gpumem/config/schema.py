@@ -176,7 +176,7 @@ NODE = Section(
         Key("interval_s", SECONDS, 1, "between two looks at processes and their memory"),
         Key("activity_every_s", SECONDS, 5, "between two readings of activity, power and energy"),
         Key("record_every_s", SECONDS, 30, "between two updates of the job records on disk"),
-        Key("slurm_every_s", SECONDS, 15, "between two questions to Slurm about the node's jobs"),
+        Key("slurm_every_s", SECONDS, 60, "between two questions to Slurm about one of the node's jobs"),
         Key("idle_exit_s", SECONDS, 30, "the sampler ends when no shared job has been here for this long"),
         Key(
             "on_overrun",
@@ -185,6 +185,18 @@ NODE = Section(
             '"log", "warn" (a line on the job\'s stderr) or "cancel" for a job above its shards',
         ),
         Key("on_unfenced", _ACTION, "log", "the same for a GPU process of a shared job outside MPS"),
+        Key(
+            "unfenced",
+            one_of("start", "requeue"),
+            "start",
+            "what becomes of a job that MPS could not be prepared for: it starts, or the sampler requeues it",
+        ),
+        Key(
+            "user_tmpfs_mib",
+            MEBIBYTES,
+            16,
+            "size of the file system for the files of a user's MPS daemon on one GPU; 0 for none",
+        ),
         Key("grace_s", SECONDS, 10, "how long that may last before the action is taken"),
         Key(
             "end_line",

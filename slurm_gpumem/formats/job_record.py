@@ -39,6 +39,8 @@ SCHEMA = "gpumem-job/2"
 MAX_BYTES = MIB
 _SCHEMA_PREFIX = "gpumem-job/"
 _MOST_MET, _MOST_STATE = 64, 24
+UNFENCED = "unfenced"
+"""The mode of a run that should have got MPS and did not; its notes say why."""
 _NO_CLAIM = CommentRecord()
 _DECODE = json.JSONDecoder().raw_decode
 """What json.loads calls in the end."""
@@ -122,7 +124,7 @@ class JobRecord(NamedTuple):
     partition: str = ""
     user: str = ""
     mode: str = ""
-    """"mps" or "timeslice"."""
+    """"mps", "timeslice" or UNFENCED."""
     gpus: Tuple[str, ...] = ()
     """UUIDs, in Slurm's order."""
     claim: Optional[CommentRecord] = None

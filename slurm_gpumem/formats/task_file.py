@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Iterator, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.files import write_atomic
+from slurm_gpumem.files import primary_group, write_atomic
 
 
 class TaskGpu(NamedTuple):
@@ -26,7 +26,7 @@ class TaskFile(NamedTuple):
     """How the job's tasks are to use its GPUs; every word is checked or our own."""
 
     mode: str
-    """"mps" or "timeslice"."""
+    """Only "mps" leads to a daemon."""
     shard_mib: int
     headroom_mib: int
     limits: bool
@@ -42,9 +42,10 @@ class TaskFile(NamedTuple):
     gpus: Tuple[TaskGpu, ...]
 
 
-def write_task_file(path: Path, task: TaskFile) -> None:
-    """Written last, so that it never points at a daemon that is not there; readable by everybody."""
-    write_atomic(path, format_task_file(task), mode=0o644)
+def write_task_file(path: Path, task: TaskFile, uid: int) -> None:
+    """Written last, so that it never points at a daemon that is not there; for the job's own user to read."""
+    text = format_task_file(task)
+    write_atomic(path, text, mode=0o640, reader_uid=uid, reader_gid=primary_group(uid))
 
 
 def format_task_file(task: TaskFile) -> str:

@@ -1,7 +1,8 @@
 """What prolog and epilog do as root for a shared job: `python -I -m slurm_gpumem.node.hook prolog`.
 
 Both fail open: whatever goes wrong is logged and the exit code is 0, since Slurm drains a node
-over anything else. Neither calls Slurm, opens a file of the user's, or waits for long.
+over anything else. Neither calls Slurm, opens a file of the user's, or waits for long. Root talks to a
+user's MPS daemon only under a lock of that user's own, so nobody else waits for it, and only for so long.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import os
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import List, Mapping, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.files import locked
+from slurm_gpumem.files import LockTimeoutError, locked, read_json, write_json
 from slurm_gpumem.formats.comment import parse_end, parse_record
-from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, write_job_record
+from slurm_gpumem.formats.job_record import UNFENCED, FaultEvent
 from slurm_gpumem.formats.live import read_live
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
@@ -27,9 +27,12 @@ from slurm_gpumem.node.gpus import NodeGpu, find_gpus, parse_numbers, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
+from slurm_gpumem.node.record_store import RecordStore
 
-_LOCK_TIMEOUT_S = 10.0
-"""Less than the time limit of the shell hooks."""
+_DAEMONS_READY_S = 6.0
+"""Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""
+_LOCK_S, _FAULTS_LOCK_S, _DROP_LOCK_S = 0.5, 3.0, 6.0
+_RECORDS_LOCK_S = 3.0
 _NO_LIMIT_MIB = 1 << 20
 
 
@@ -60,14 +63,17 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     folder.make()
     # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
     jobs.put(folder, job)
-    if job.mode == "mps":
-        job = _with_mps(folder, config, job)
+    why = _fence(folder, config, job, gpus) if job.mode == "mps" else ""
+    if why:
+        job = replace(job, mode=UNFENCED, notes=(f"not fenced, no MPS: {why}",))
         jobs.put(folder, job)
-    write_task_file(folder.task_file(job.job_id), task_file(folder, config, job, gpus))
+    if job.mode != "mps":
+        _write_task_file(folder, config, job, gpus)
     for note in job.notes:
         log(folder.root, f"job {job.job_id}: {note}")
     start_sampler(folder, node)
-    _write_record(folder, config, records.open_record(job, node))
+    store, record = RecordStore(folder, config.spool, node), records.open_record(job, node)
+    _try_spool(folder, job.job_id, lambda: store.write_open(record, _RECORDS_LOCK_S))
 
 
 def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
@@ -101,28 +107,31 @@ def finish(
         record = records.with_measurement(record, seen.measured, seen.notes)
     if job.mode == "mps" and status != "0:0":
         try:
-            with _gpu_locks(folder, job.gpus):
+            with daemon_locks(folder, job, _FAULTS_LOCK_S):
                 events = faults_at_end(folder, config, job)
         except OSError as error:
             log(folder.root, f"job {job.job_id}: whether its MPS server had faulted is not known: {error}")
             events = []
         for event in events:
             record = records.with_event(record, event)
-    earlier = records.earlier_runs(config.spool, job.job_id, job.restarts)
-    closed = records.closed_record(record, end=round(time.time(), 3), status=status, earlier=earlier)
+    store = RecordStore(folder, config.spool, node)
+    closed = records.closed_record(record, end=round(time.time(), 3), status=status)
+    _try_spool(folder, job.job_id, lambda: store.close(closed, _RECORDS_LOCK_S))
     try:
-        _write_record(folder, config, closed)
-    finally:
-        with _gpu_locks(folder, job.gpus):
+        with daemon_locks(folder, job, _DROP_LOCK_S):
             jobs.drop(folder, job.job_id)
-            sweep(folder, config, job.gpus)
+            for uuid in job.gpus:
+                stop_unneeded(folder, config, uuid, job.uid)
+    finally:
+        # The spool comes last: it may hang, and nothing else shall wait for it.
+        _try_spool(folder, job.job_id, lambda: store.flush(_RECORDS_LOCK_S))
 
 
 def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[FaultEvent]:
     """Had the user's MPS server faulted when this job failed? Then its other clients there failed with it.
 
     The first of them to end sees the server's own word; it leaves a note for the others, since the
-    server recovers when all are gone. The caller holds the GPUs' locks.
+    server recovers when all are gone. The caller holds the daemons' locks.
     """
     found = []
     service = MpsService(folder, config.mps_control)
@@ -140,17 +149,10 @@ def faults_at_end(folder: RunFolder, config: NodeConfig, job: NodeJob) -> List[F
     return found
 
 
-def sweep(folder: RunFolder, config: NodeConfig, uuids: Sequence[str]) -> None:
-    """Stop every daemon on these GPUs that no job refers to; the caller holds their locks."""
-    service = MpsService(folder, config.mps_control)
-    here = {(daemon.uuid, daemon.uid) for daemon in service.daemons()}
-    for uuid in uuids:
-        folders = (name for name in names_in(folder.mps / uuid) if name.isdigit())
-        for uid in {*(owner for gpu, owner in here if gpu == uuid), *map(int, folders)}:
-            if not jobs.users_of(folder, uuid, uid):
-                service.stop(uuid, uid)
-        with contextlib.suppress(OSError):  # somebody's daemon is there, or nobody's folder
-            (folder.mps / uuid).rmdir()
+def stop_unneeded(folder: RunFolder, config: NodeConfig, uuid: str, uid: int) -> None:
+    """Stop a user's daemon on a GPU when no job refers to it; the caller holds its lock."""
+    if not jobs.users_of(folder, uuid, uid):
+        MpsService(folder, config.mps_control).stop(uuid, uid)
 
 
 def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]) -> Optional[NodeJob]:
@@ -209,63 +211,100 @@ def start_sampler(folder: RunFolder, node: str) -> None:
     start(folder, node)
 
 
-def _with_mps(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
-    service = MpsService(folder, config.mps_control)
+def _fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
+    """Have the user's daemons running on the job's GPUs and point its tasks at them; or why that failed."""
+    service = MpsService(folder, config.mps_control, tmpfs_mib=config.user_tmpfs_mib)
     if not service.available():
-        return replace(job, mode="timeslice", notes=(f"no MPS: {config.mps_control} is not there",))
+        return f"{config.mps_control} is not there"
+    deadline = time.monotonic() + _DAEMONS_READY_S
     try:
-        with _gpu_locks(folder, job.gpus):
-            _ensure_daemons(service, folder, config, job)
+        while not all(_serves_others(service, folder, config, job, uuid) for uuid in job.gpus):
+            try:
+                with daemon_locks(folder, job, min(_LOCK_S, deadline - time.monotonic())):
+                    for uuid in job.gpus:
+                        if time.monotonic() > deadline:
+                            return f"its daemons were not ready within {_DAEMONS_READY_S:g} s"
+                        _ensure_daemon(service, folder, config, job, uuid)
+                    # Before the next job of the user's has the lock: it sees by this file that ours is here.
+                    _write_task_file(folder, config, job, gpus)
+                    return ""
+            except LockTimeoutError:
+                if time.monotonic() > deadline:
+                    # A daemon too slow to confirm its default limit is still better than none.
+                    if all(
+                        _serves_others(service, folder, config, job, uuid, late=True) for uuid in job.gpus
+                    ):
+                        break
+                    raise
+        _write_task_file(folder, config, job, gpus)
     except (MpsError, OSError) as error:
-        return replace(job, mode="timeslice", notes=(f"no MPS: {error}",))
-    return job
+        return str(error)
+    return ""
 
 
-def _ensure_daemons(service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob) -> None:
-    for uuid in job.gpus:
-        # A job whose prolog is through may be computing; one that waits for our lock is not yet.
-        users = (other.job_id for other in jobs.users_of(folder, uuid, job.uid) if other.job_id != job.job_id)
-        service.ensure(uuid, job.uid, in_use=any(folder.task_file(user).exists() for user in users))
-        if config.limits:
-            _set_default_limit(service, folder, config, uuid, job.uid)
+def _write_task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> None:
+    write_task_file(folder.task_file(job.job_id), task_file(folder, config, job, gpus), job.uid)
 
 
-def _set_default_limit(
-    service: MpsService, folder: RunFolder, config: NodeConfig, uuid: str, uid: int
+def _ensure_daemon(
+    service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob, uuid: str
 ) -> None:
-    # One daemon serves all of the user's jobs here: its default must not starve the largest of them.
-    claims = [claimed_mib(config, job) for job in jobs.users_of(folder, uuid, uid)]
+    users = jobs.users_of(folder, uuid, job.uid)
+    # A job whose prolog is through may be computing; one that waits for our lock is not yet.
+    service.ensure(uuid, job.uid, in_use=_others_are_ready(folder, job, users))
+    limit, note = _default_limit(config, users), folder.limit_note(uuid, job.uid)
+    # Root's own note, gone with the daemon: many jobs that start at once need not all ask it.
+    if limit is not None and read_json(note) != limit and service.set_default_limit(uuid, job.uid, limit):
+        with contextlib.suppress(OSError):  # the user has filled the folder: the next job asks again
+            write_json(note, limit, mode=0o644)
+
+
+def _serves_others(
+    service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob, uuid: str, *, late: bool = False
+) -> bool:
+    """Whether a daemon with another job of the user's at it will do for this one as it is: no lock needed.
+
+    That job has a task file, and ours has been noted before we look: whoever ends it finds ours then, and
+    leaves the daemon running. When it is `late`, a default limit will do that is not known to be too small.
+    """
+    users = jobs.users_of(folder, uuid, job.uid)
+    limit, noted = _default_limit(config, users), read_json(folder.limit_note(uuid, job.uid))
+    fits = limit is None or noted == limit or (late and (noted is None or noted > limit))
+    return fits and _others_are_ready(folder, job, users) and service.runs(uuid, job.uid)
+
+
+def _others_are_ready(folder: RunFolder, job: NodeJob, users: Sequence[NodeJob]) -> bool:
+    return any(folder.task_file(user.job_id).exists() for user in users if user.job_id != job.job_id)
+
+
+def _default_limit(config: NodeConfig, users: Sequence[NodeJob]) -> Optional[int]:
+    """One daemon serves all of these: its default must not starve the largest of them."""
+    claims = [claimed_mib(config, user) for user in users]
     known = [claim for claim in claims if claim is not None]
-    if known:
-        service.set_default_limit(uuid, uid, max(known) if len(known) == len(claims) else _NO_LIMIT_MIB)
+    if not config.limits or not known:
+        return None
+    return max(known) if len(known) == len(claims) else _NO_LIMIT_MIB
 
 
-def _gpu_locks(folder: RunFolder, uuids: Sequence[str]) -> contextlib.ExitStack:
-    """All locks of these GPUs, in one order for everybody."""
+def daemon_locks(folder: RunFolder, job: NodeJob, timeout_s: float) -> contextlib.ExitStack:
+    """All locks of a job's daemons, in one order for all jobs of its user."""
+    deadline = time.monotonic() + timeout_s
     stack = contextlib.ExitStack()
     try:
-        for uuid in sorted(uuids):
-            stack.enter_context(locked(folder.gpu_lock(uuid), _LOCK_TIMEOUT_S))
+        for uuid in sorted(job.gpus):
+            left = max(0.0, deadline - time.monotonic())
+            stack.enter_context(locked(folder.daemon_lock(uuid, job.uid), left))
     except BaseException:
         stack.close()
         raise
     return stack
 
 
-def _write_record(folder: RunFolder, config: NodeConfig, record: JobRecord) -> None:
+def _try_spool(folder: RunFolder, job_id: int, write: Callable[[], None]) -> None:
     try:
-        with locked(folder.records_lock, _LOCK_TIMEOUT_S):
-            write_job_record(config.spool, record, durable=record.end is not None)
+        write()
     except OSError as error:
-        log(folder.root, f"record of job {record.job_id}: {error}")
-
-
-def names_in(folder: Path) -> List[str]:
-    """What is in a folder; nothing when it is not there."""
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
+        log(folder.root, f"record of job {job_id}: {error}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class NodeJob:
     gpus: Tuple[str, ...]
     """UUIDs, in Slurm's order."""
     mode: str
-    """"mps" or "timeslice"."""
+    """"mps", "timeslice", or UNFENCED: to be fenced, and not."""
     started: float
     """Unix time of the prolog."""
     restarts: int = 0
@@ -74,8 +74,19 @@ class RunFolder:
         """What the samplers since the node's start have counted."""
         return self.root / "counters.json"
 
-    def gpu_lock(self, uuid: str) -> Path:
-        return self.locks / uuid
+    def daemon_lock(self, uuid: str, uid: int) -> Path:
+        """Held while root talks to that user's daemon on that GPU; nobody else needs it."""
+        return self.locks / f"{uuid}.{uid}"
+
+    @property
+    def ended(self) -> Path:
+        """Closed records on their way to the spool."""
+        return self.root / "ended"
+
+    @property
+    def swept(self) -> Path:
+        """Its time is when records that were left open were last looked for."""
+        return self.root / "swept"
 
     @property
     def records_lock(self) -> Path:
@@ -85,8 +96,13 @@ class RunFolder:
     def sampler_lock(self) -> Path:
         return self.locks / "sampler"
 
+    @property
+    def sampler_start_lock(self) -> Path:
+        """Held from when a prolog starts a sampler, so that of many prologs at once one does."""
+        return self.locks / "sampler-start"
+
     def task_file(self, job_id: int) -> Path:
-        """What the task prolog reads: shell-readable, world-readable, root-made."""
+        """What the task prolog reads: for the shell, root-made, readable by the job's user."""
         return self.jobs / f"{job_id}.task"
 
     def usage_file(self, job_id: int) -> Path:
@@ -99,6 +115,10 @@ class RunFolder:
     def fault_note(self, uuid: str, uid: int) -> Path:
         """The first epilog that sees a user's MPS server faulted leaves it for the others."""
         return self.mps / uuid / str(uid) / "fault.json"
+
+    def limit_note(self, uuid: str, uid: int) -> Path:
+        """The default limit that the daemon there has been given, so that it need not be asked again."""
+        return self.mps / uuid / str(uid) / "limit"
 
     def log(self, uuid: str, uid: int) -> Path:
         return self.mps / uuid / str(uid) / "log"

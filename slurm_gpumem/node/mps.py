@@ -3,15 +3,15 @@
 One daemon for all users does not share: it makes the second user's job wait until the first user's
 has ended. A daemon runs as the user whose jobs it serves, pinned to one GPU by UUID. Which daemons
 run is asked of /proc each time; no file can be wrong about it.
-The caller holds the GPU's lock.
+The caller holds the daemon's lock, which nobody else's jobs need: its owner may stop it at any moment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import select
-import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.gpus import UUID
+from slurm_gpumem.node.homes import make_home, remove_home
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.processes import Process
 
@@ -27,6 +28,11 @@ _PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 _CONTROL = "nvidia-cuda-mps-control"
 _SERVER = "nvidia-cuda-mps-server"
 _ANSWER_LIMIT = 65536
+_OUR_ENVIRONMENT = 8192
+"""Bytes; what we start a daemon with, and what systemd adds, is a tenth of that."""
+_OUR_ARGUMENTS = 4096
+_MOST_SERVERS = 4
+"""A daemon of one user has one; what it answers is its owner's choice, and each is another question."""
 _SYSTEMD = Path("/run/systemd/system")
 
 
@@ -51,9 +57,11 @@ class MpsService:
     folder: RunFolder
     control: str
     """Path of nvidia-cuda-mps-control."""
-    start_timeout_s: float = 3.0
+    start_timeout_s: float = 4.0
     quit_timeout_s: float = 1.5
-    """All of it together stays below the time that another user's hook waits for the GPU's lock."""
+    """All of it together stays below the time that the user's next hook waits for the daemon's lock."""
+    tmpfs_mib: int = 0
+    """Size of the file system for a user's pipe and log; 0 for none."""
 
     def available(self) -> bool:
         """Whether this node has MPS at all."""
@@ -66,8 +74,7 @@ class MpsService:
         """
         if not UUID.fullmatch(uuid):
             raise MpsError(f"{uuid!r} is no GPU UUID")
-        running = [daemon for daemon in self.daemons(uuid, uid) if not daemon.is_server]
-        if running and (in_use or self.ask(uuid, uid, "get_server_list") is not None):
+        if self.runs(uuid, uid) and (in_use or self.ask(uuid, uid, "get_server_list") is not None):
             return False
         # Dead, deaf, or left half-made by a crash: away with what is left of it.
         self._clear(uuid, uid)
@@ -76,21 +83,25 @@ class MpsService:
 
     def stop(self, uuid: str, uid: int) -> None:
         """Ask it to quit, end what does not, remove its folder."""
-        if any(not daemon.is_server for daemon in self.daemons(uuid, uid)):
+        if self.runs(uuid, uid):
             self.ask(uuid, uid, "quit -t 1")
         self._clear(uuid, uid)
+
+    def runs(self, uuid: str, uid: int) -> bool:
+        """Whether there is a daemon, deaf or not."""
+        return any(not daemon.is_server for daemon in self.daemons(uuid, uid))
 
     def daemons(self, uuid: Optional[str] = None, uid: Optional[int] = None) -> List[Daemon]:
         """Our daemons that run now, by the pipe folder in their environment."""
         found = []
-        for pid in processes.named(_CONTROL):
+        for pid in processes.named(_CONTROL, uid):
             start, owner = processes.start_of(pid), processes.uid_of(pid)
-            place = _place(self.folder, processes.environment(pid).get(_PIPE, ""))
+            place = _place(self.folder, processes.environment(pid, _OUR_ENVIRONMENT).get(_PIPE, ""))
             if start is None or owner is None or place is None or place[1] != owner:
                 continue
             if (uuid, uid) in ((None, None), place):
                 # A command that talks to the daemon has the same name, but no -f or -d behind it.
-                arguments = processes.command_line(pid)
+                arguments = processes.command_line(pid, _OUR_ARGUMENTS)
                 is_server = _SERVER in arguments
                 if is_server or arguments.endswith((" -f", " -d")):
                     found.append(Daemon(Process(pid, start), owner, place[0], is_server))
@@ -117,34 +128,33 @@ class MpsService:
             return _converse(client, "".join(f"{command}\n" for command in commands), self.quit_timeout_s)
         finally:
             client.kill()
-            client.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                client.wait(timeout=self.quit_timeout_s)
 
     def faulted(self, uuid: str, uid: int) -> bool:
         """Whether a server says that a client's fatal fault has put it out of service."""
-        for server in (self.ask(uuid, uid, "get_server_list") or "").split():
-            status = self.ask(uuid, uid, f"get_server_status {server}") if server.isdigit() else None
+        for server in _servers(self.ask(uuid, uid, "get_server_list")):
+            status = self.ask(uuid, uid, f"get_server_status {server}")
             if status and "FAULT" in status.upper():
                 return True
         return False
 
-    def set_default_limit(self, uuid: str, uid: int, mib: int) -> None:
-        """The limit of clients that bring none of their own; also for a server that already runs."""
-        default = f"set_default_device_pinned_mem_limit 0 {mib}M"
-        servers = [
-            pid for pid in (self.ask(uuid, uid, default, "get_server_list") or "").split() if pid.isdigit()
-        ]
+    def set_default_limit(self, uuid: str, uid: int, mib: int) -> bool:
+        """The limit of clients that bring none of their own; also for a server that already runs.
+
+        False when the daemon does not answer.
+        """
+        answer = self.ask(uuid, uid, f"set_default_device_pinned_mem_limit 0 {mib}M", "get_server_list")
+        servers = _servers(answer)
         if servers:
             self.ask(uuid, uid, *(f"set_device_pinned_mem_limit {pid} 0 {mib}M" for pid in servers))
+        return answer is not None
 
     def _start(self, uuid: str, uid: int) -> None:
-        pipe, log = self.folder.pipe(uuid, uid), self.folder.log(uuid, uid)
+        pipe = self.folder.pipe(uuid, uid)
         deadline = time.monotonic() + self.start_timeout_s
         try:
-            pipe.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            for place in (pipe, log):
-                place.mkdir(mode=0o700)
-                if os.geteuid() == 0:
-                    os.chown(place, uid, -1)
+            make_home(pipe.parent, uid, self.tmpfs_mib)
             # Either way this command itself ends at once; the daemon stays.
             done = subprocess.run(
                 self._launcher(uuid, uid),
@@ -182,13 +192,7 @@ class MpsService:
 
     def _clear(self, uuid: str, uid: int) -> None:
         processes.end((daemon.process for daemon in self.daemons(uuid, uid)), grace_s=0.5)
-        home = self.folder.pipe(uuid, uid).parent
-        # rmtree does not follow symlinks, so a user's link in there removes only itself.
-        shutil.rmtree(home, ignore_errors=True)
-        try:
-            home.parent.rmdir()
-        except OSError:
-            pass  # Another user's daemon is on this GPU.
+        remove_home(self.folder.pipe(uuid, uid).parent)
 
     def _environment(self, uuid: str, uid: int) -> Dict[str, str]:
         return {
@@ -222,6 +226,11 @@ def _converse(client: subprocess.Popen[bytes], text: str, timeout_s: float) -> O
     except subprocess.TimeoutExpired:
         return None
     return answer.decode(errors="replace").strip() if code == 0 else None
+
+
+def _servers(answer: Optional[str]) -> List[str]:
+    found = [pid for pid in (answer or "").split() if pid.isdigit() and len(pid) <= 10]
+    return found[:_MOST_SERVERS]
 
 
 def _place(folder: RunFolder, pipe: str) -> Optional[Tuple[str, int]]:

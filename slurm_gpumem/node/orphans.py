@@ -6,7 +6,11 @@ Searching all of /proc for daemons without one costs a few tens of milliseconds 
 
 from __future__ import annotations
 
-from typing import Iterable, Set, Tuple
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Iterable, List, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import locked
@@ -16,8 +20,11 @@ from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.problem_log import ProblemLog
 
-_SEARCH_EVERY = 40
+_SEARCH_EVERY = 10
 """/proc is searched too once in this many rounds: every ten minutes at the default interval."""
+
+_ROUND_S = 2.0
+"""A daemon that its owner has stopped takes this long to end; the others wait for the next round."""
 
 
 class Orphans:
@@ -30,26 +37,39 @@ class Orphans:
         self._rounds = 0
 
     def stop(self, here: Iterable[NodeJob], *, search: bool = False) -> None:
-        """Stop those that none of these jobs needs; before that, all is looked at again under the lock."""
+        """Stop those that none of these jobs needs; each is looked at again under its lock before that."""
         needed = {(uuid, job.uid) for job in here if job.mode == "mps" for uuid in job.gpus}
-        suspects = self._with_folders(needed)
+        suspects = self._with_folders() - needed
         if search or self._rounds % _SEARCH_EVERY == 0:
             service = MpsService(self._folder, self._config.mps_control)
-            suspects |= {d.uuid for d in service.daemons() if (d.uuid, d.uid) not in needed}
+            self._problems.attempt(lambda: suspects.update((d.uuid, d.uid) for d in service.daemons()))
+            suspects -= needed
         self._rounds += 1
-        for uuid in suspects:
+        deadline = time.monotonic() + _ROUND_S
+        for uuid, uid in suspects:
 
-            def sweep(uuid: str = uuid) -> None:
-                with locked(self._folder.gpu_lock(uuid), 1.0):
-                    hook.sweep(self._folder, self._config, [uuid])
+            def sweep(uuid: str = uuid, uid: int = uid) -> None:
+                with locked(self._folder.daemon_lock(uuid, uid), 0.0):
+                    hook.stop_unneeded(self._folder, self._config, uuid, uid)
 
-            self._problems.attempt(sweep)
+            if time.monotonic() < deadline:
+                self._problems.attempt(sweep)
+        for uuid in _names_in(self._folder.mps):
+            with contextlib.suppress(OSError):  # somebody's daemon is on that GPU
+                (self._folder.mps / uuid).rmdir()
 
-    def _with_folders(self, needed: Set[Tuple[str, int]]) -> Set[str]:
-        suspects = set()
-        for uuid in hook.names_in(self._folder.mps):
-            if UUID.fullmatch(uuid):
-                owners = {int(name) for name in hook.names_in(self._folder.mps / uuid) if name.isdigit()}
-                if not owners or any((uuid, owner) not in needed for owner in owners):
-                    suspects.add(uuid)
-        return suspects
+    def _with_folders(self) -> Set[Tuple[str, int]]:
+        return {
+            (uuid, int(uid))
+            for uuid in _names_in(self._folder.mps)
+            if UUID.fullmatch(uuid)
+            for uid in _names_in(self._folder.mps / uuid)
+            if uid.isdigit()
+        }
+
+
+def _names_in(folder: Path) -> List[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

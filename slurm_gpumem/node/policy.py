@@ -1,10 +1,15 @@
-"""What is done about a job that takes more than its shards or runs outside MPS."""
+"""What is done about a job that could not be fenced, takes more than its shards or runs outside MPS."""
 
 from __future__ import annotations
 
 from typing import Dict, List, Optional, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.formats.job_record import UNFENCED
+from slurm_gpumem.node.jobs import NodeJob
+
+_MOST_REQUEUES = 2
+"""A node that cannot fence anything must not send a job round forever."""
 
 
 class Watch:
@@ -38,6 +43,20 @@ class Watch:
             text = f"job {job_id} has {unfenced} GPU process(es) outside MPS: no memory limit holds them"
             due.append((self._config.on_unfenced, text))
         return due
+
+    def requeues(self, job: NodeJob) -> bool:
+        """Whether a job that could not be fenced is to be requeued; True once per run."""
+        key = (job.job_id, "start")
+        if (
+            self._config.unfenced != "requeue"
+            or job.mode != UNFENCED
+            or job.claim is None
+            or job.restarts >= _MOST_REQUEUES
+            or key in self._done
+        ):
+            return False
+        self._done.add(key)
+        return True
 
     def forget(self, job_id: int) -> None:
         """The job is gone."""

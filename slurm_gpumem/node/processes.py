@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Iterable, Iterator, Optional
 
-from slurm_gpumem.units import MIB
-
-_ENVIRON_LIMIT = MIB
+_READ_LIMIT = 128 * 1024
+_SEARCH_S = 3.0
+"""All of /proc is searched within this time or not at all: a full process table takes a tenth of it."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,33 @@ def uid_of(pid: int) -> Optional[int]:
         return None
 
 
-def command_line(pid: int) -> str:
+def command_line(pid: int, most_bytes: int = _READ_LIMIT) -> str:
     """Its title or arguments, blank-separated; empty when it is gone or a kernel thread."""
-    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+    return _read(pid, "cmdline", most_bytes).replace(b"\0", b" ").decode(errors="replace").strip()
 
 
-def environment(pid: int) -> Dict[str, str]:
-    """The environment it was started with; its user chose it, so nothing in it is to be believed."""
-    pairs = (entry.partition(b"=") for entry in _read(pid, "environ").split(b"\0") if b"=" in entry)
+def environment(pid: int, most_bytes: int = _READ_LIMIT) -> Dict[str, str]:
+    """The environment it was started with, as far as it is read; its user chose it, so believe nothing."""
+    text = _read(pid, "environ", most_bytes)
+    pairs = (entry.partition(b"=") for entry in text.split(b"\0") if b"=" in entry)
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 
 
-def named(prefix: str) -> Iterator[int]:
-    """Pids of processes whose (15 character) name starts so."""
-    wanted = prefix[:15].encode()
+def named(prefix: str, uid: Optional[int] = None) -> Iterator[int]:
+    """Pids of processes whose (15 character) name starts so, of one user or of all.
+
+    TimeoutError when the search takes too long, so that nobody can hold it up by starting processes.
+    """
+    wanted, deadline = prefix[:15].encode(), time.monotonic() + _SEARCH_S
     for entry in os.listdir("/proc"):
-        if entry.isdigit() and _read(int(entry), "comm").startswith(wanted):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the search of /proc took more than {_SEARCH_S:g} s")
+        # Whose it is comes first: it costs the least, and what other users run is not even looked at.
+        if (
+            entry.isdigit()
+            and (uid is None or uid_of(int(entry)) == uid)
+            and _read(int(entry), "comm", 16).startswith(wanted)
+        ):
             yield int(entry)
 
 
@@ -105,9 +116,10 @@ def _signal(process: Process, number: int) -> bool:
     return True
 
 
-def _read(pid: int, name: str) -> bytes:
+def _read(pid: int, name: str, most_bytes: int) -> bytes:
     try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read(_ENVIRON_LIMIT)
+        # Unbuffered: one call that asks for no more than that.
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read(most_bytes) or b""
     except OSError:
         return b""

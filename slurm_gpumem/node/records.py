@@ -128,7 +128,7 @@ def _company(faults: Iterable[FaultEvent]) -> Set[int]:
 
 def find_record(spool: Path, job_id: int, restarts: int, node: str) -> Optional[JobRecord]:
     """The record of one run of a job on one node; None when there is none."""
-    return _read(spool / record_name(job_id, restarts, node))
+    return read_record(spool / record_name(job_id, restarts, node))
 
 
 def earlier_runs(spool: Path, job_id: int, restarts: int) -> Iterator[JobRecord]:
@@ -147,12 +147,13 @@ def read_records(spool: Path, job_id: Optional[int] = None) -> Iterator[JobRecor
         return
     prefix = "" if job_id is None else f"{job_id}."
     for name in sorted(names, key=lambda name: (int(name.split(".")[0]), name)):
-        record = _read(spool / name) if name.startswith(prefix) else None
+        record = read_record(spool / name) if name.startswith(prefix) else None
         if record is not None:
             yield record
 
 
-def _read(path: Path) -> Optional[JobRecord]:
+def read_record(path: Path) -> Optional[JobRecord]:
+    """The record in a file; None when there is none that can be used."""
     try:
         return read_job_record(path)
     except (OSError, BadRecordError):

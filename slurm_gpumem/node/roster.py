@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import Dict, Mapping, Optional, Protocol, Tuple
+from typing import Dict, List, Mapping, Optional, Protocol, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.files import locked
-from slurm_gpumem.formats.job_record import JobRecord, write_job_record
+from slurm_gpumem.formats.job_record import JobRecord
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -17,13 +16,20 @@ from slurm_gpumem.node.log import log
 from slurm_gpumem.node.orphans import Orphans
 from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.processes import uid_of
-from slurm_gpumem.node.slurm_truth import SlurmTruth
+from slurm_gpumem.node.record_store import RecordStore
+from slurm_gpumem.node.slurm_truth import Answer, SlurmTruth
 from slurm_gpumem.node.usage import JobUsage
 from slurm_gpumem.slurm.queue import SlurmJob
 
 _SWEEP_AFTER_S = 2.0
 """Slurm knows a job before its prolog runs: only a question asked this long after that counts against it."""
 _ASK_OF_ENDS = 4
+_URGENT_S, _ENDED_S, _STRANGER_S = 2.0, 10.0, 600.0
+"""How often Slurm is asked at most about a job that is new or seems to be gone; about one that has ended; and
+about one that is on our GPUs and none of ours."""
+_STRANGERS_STAY_S = 60.0
+_MOST_STRANGERS = 64
+_SPOOL_LOCK_S = 1.0
 
 
 class Listener(Protocol):
@@ -51,7 +57,8 @@ class Roster:
         self.usage: Dict[int, JobUsage] = {}
         self.announced: Dict[int, NodeJob] = {}
         self.adopted: Dict[int, NodeJob] = {}
-        self.truth = SlurmTruth(config, node)
+        self.truth = SlurmTruth(config)
+        self.store = RecordStore(folder, config.spool, node)
         self._folder = folder
         self._config = config
         self._node = node
@@ -61,14 +68,14 @@ class Roster:
         self._orphans = Orphans(folder, config, problems)
         self._slurm: Dict[int, SlurmJob] = {}
         self._absent: Dict[int, int] = {}
+        self._strangers: Dict[int, float] = {}
+        """Jobs on our GPUs that no prolog announced → when they were last seen there."""
+        self._left_open: List[Tuple[int, int]] = []
+        """(job, restarts) of records that nobody closed."""
+        self._tidied = float("-inf")
         self._stamp = -1
         self._ended: Dict[Tuple[int, int], int] = {}
         """(job, restarts) whose epilog was here → how often Slurm has been asked since how it ended."""
-
-    @property
-    def slurm_has_jobs(self) -> bool:
-        """Whether Slurm says that any job is here, announced or not."""
-        return bool(self._slurm)
 
     def all_here(self) -> Dict[int, NodeJob]:
         """Every job that is measured."""
@@ -96,31 +103,65 @@ class Roster:
 
     def ask_slurm(self, here: Mapping[int, NodeJob]) -> bool:
         """Whether there is news; the question runs beside us."""
-        unverified = any(not self.usage[job_id].verified for job_id in self.announced)
-        answer = self.truth.poll(urgent=unverified)
+        now = time.monotonic()
+        if now - self._tidied >= self._config.slurm_every_s:
+            self._tidied = now
+            self._orphans.stop(self.announced.values())
+            self._problems.attempt(lambda: self._find_left_open(here))
+        answer = self.truth.poll(self._questions(here, now))
         if answer is None:
             return False
-        self._slurm = {job_id: job for job_id, job in answer.items() if job.is_here}
-        self._note_ends(answer)
-        for job in here.values():
-            asked_late_enough = self.truth.asked_at - job.started > _SWEEP_AFTER_S
-            gone = job.job_id not in self._slurm and asked_late_enough
+        self._learn(answer, here.get(answer.job_id))
+        return True
+
+    def _find_left_open(self, here: Mapping[int, NodeJob]) -> None:
+        running = {(job.job_id, job.restarts) for job in here.values()}
+        self._left_open += [run for run in self.store.left_open() if run not in running]
+
+    def _questions(self, here: Mapping[int, NodeJob], now: float) -> Dict[int, float]:
+        """How often Slurm is to be asked about which job."""
+        every = self._config.slurm_every_s
+        urgent, ended = min(_URGENT_S, every), min(_ENDED_S, every)
+        seen = {job_id: at for job_id, at in self._strangers.items() if now - at < _STRANGERS_STAY_S}
+        self._strangers = seen
+        self._slurm = {job_id: job for job_id, job in self._slurm.items() if job_id in here or job_id in seen}
+        self._absent = {job_id: count for job_id, count in self._absent.items() if job_id in here}
+        questions = dict.fromkeys(self._strangers, _STRANGER_S)
+        questions.update({job_id: ended for job_id, _ in (*self._ended, *self._left_open)})
+        for job_id in here:
+            sure = self.usage[job_id].verified and not self._absent.get(job_id)
+            questions[job_id] = every if sure else urgent
+        return questions
+
+    def _learn(self, answer: Answer, job: Optional[NodeJob]) -> None:
+        known = answer.job
+        if known is not None and known.is_here:
+            self._slurm[answer.job_id] = known
+        else:
+            self._slurm.pop(answer.job_id, None)
+        self._note_end(answer)
+        self._close_left_open(answer)
+        if job is not None:
+            here = known is not None and known.is_here and known.restarts <= job.restarts
+            gone = not here and answer.asked_at - job.started > _SWEEP_AFTER_S
             self._absent[job.job_id] = self._absent.get(job.job_id, 0) + 1 if gone else 0
             if self._absent[job.job_id] >= 2:
                 self._finish(job)
-        self._absent = {job_id: count for job_id, count in self._absent.items() if job_id in here}
-        self._orphans.stop(self.announced.values())
-        return True
 
     def adopt(self, job_id: int, pid: int, uuid: str) -> bool:
         """A job with shards that no prolog announced: measured like the others, but not fenced."""
         known = self._slurm.get(job_id)
+        if known is None and (job_id in self._strangers or len(self._strangers) < _MOST_STRANGERS):
+            self._strangers[job_id] = time.monotonic()
         if known is None or known.shards is None or known.uid != uid_of(pid):
             return False
         note = ("no prolog announced it: measured, not fenced",)
-        job = NodeJob(job_id, known.uid, "", (uuid,), "timeslice", round(time.time(), 3), notes=note)
+        started = round(time.time(), 3)
+        job = NodeJob(
+            job_id, known.uid, "", (uuid,), "timeslice", started, restarts=known.restarts, notes=note
+        )
         self.adopted[job_id] = job
-        self.usage[job_id] = JobUsage(0, notes=set(note))
+        self.usage[job_id] = JobUsage(known.restarts, notes=set(note))
         self._set_limit(job)
         return True
 
@@ -131,12 +172,12 @@ class Roster:
             self.adopted[job_id] = replace(adopted, gpus=(*adopted.gpus, uuid))
 
     def write_records(self) -> None:
-        """Bring the records on disk up to date; an epilog that has closed one in the meantime wins."""
+        """Bring the records on disk up to date; one that an epilog has closed meanwhile stays as it is."""
         try:
-            with locked(self._folder.records_lock, 1.0):
-                for job in jobs.all_jobs(self._folder):
-                    if job.job_id in self.usage:
-                        write_job_record(self._config.spool, self._record(job, self.usage[job.job_id]))
+            self.store.flush(_SPOOL_LOCK_S)
+            for job in jobs.all_jobs(self._folder):
+                if job.job_id in self.usage:
+                    self.store.write_open(self._record(job, self.usage[job.job_id]), _SPOOL_LOCK_S)
         except OSError as error:
             self._problems.report("records", str(error))
         else:
@@ -167,22 +208,29 @@ class Roster:
             )
         usage.limit_mib = None if usage.shards is None else self._config.job_mib(usage.shards)
 
-    def _note_ends(self, answer: Mapping[int, SlurmJob]) -> None:
+    def _note_end(self, answer: Answer) -> None:
         """How a job ended, from Slurm: an Epilog gets "0:0" for a job that was cancelled."""
-        for (job_id, restarts), asked in list(self._ended.items()):
-            known = answer.get(job_id)
-            if known is not None and known.is_over:
-
-                def amend(job_id: int = job_id, restarts: int = restarts, state: str = known.state) -> None:
-                    with locked(self._folder.records_lock, 1.0):
-                        records.amend_state(self._config.spool, job_id, restarts, self._node, state)
-
-                self._problems.attempt(amend)
+        state = answer.job.state if answer.job is not None and answer.job.is_over else ""
+        for job_id, restarts in [run for run in self._ended if run[0] == answer.job_id]:
+            if state:
+                self._problems.attempt(
+                    lambda: self.store.amend_state(job_id, restarts, state, _SPOOL_LOCK_S)  # noqa: B023
+                )
             # Requeued, or forgotten: Slurm will not say any more.
-            if (known is not None and known.is_over) or asked >= _ASK_OF_ENDS:
+            if state or self._ended[job_id, restarts] >= _ASK_OF_ENDS:
                 self._count(job_id, restarts)
             else:
-                self._ended[job_id, restarts] = asked + 1
+                self._ended[job_id, restarts] += 1
+
+    def _close_left_open(self, answer: Answer) -> None:
+        """A record of a run that Slurm does not have here any more, and whose job file is gone, too."""
+        known = answer.job
+        for run in [run for run in self._left_open if run[0] == answer.job_id]:
+            self._left_open.remove(run)
+            if known is not None and known.is_here and known.restarts <= run[1]:
+                continue
+            state = known.state if known is not None and known.is_over and known.restarts == run[1] else ""
+            self._problems.attempt(lambda: self.store.close_left_open(*run, state, _SPOOL_LOCK_S))  # noqa: B023
 
     def _count(self, job_id: int, restarts: int) -> None:
         del self._ended[job_id, restarts]
@@ -194,7 +242,8 @@ class Roster:
         if self.adopted.pop(job.job_id, None) is not None:
             still_open = self._record(job, self.usage.pop(job.job_id))
             record = records.closed_record(still_open, end=round(time.time(), 3), status="")
-            self._problems.attempt(lambda: write_job_record(self._config.spool, record, durable=True))
+            self._problems.attempt(lambda: self.store.close(record, _SPOOL_LOCK_S))
+            self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))
             self._problems.attempt(lambda: self._exporter.count(record))
             return
         self._listener.finishing()

@@ -12,14 +12,14 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.files import lock_for_life, locked
-from slurm_gpumem.formats.job_record import FaultEvent
+from slurm_gpumem.files import lock_for_life
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_live
-from slurm_gpumem.node import jobs, records
+from slurm_gpumem.node import jobs
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
@@ -84,12 +84,14 @@ class Sampler:
         self._unfenced = {}
         wanted = {uuid for job in here.values() for uuid in job.gpus}
         # Jobs that no prolog announced are looked for on the other GPUs, which costs, so not each time.
-        everywhere = self.roster.slurm_has_jobs and self._ticks % _ELSEWHERE_EVERY == 0
+        everywhere = self._ticks % _ELSEWHERE_EVERY == 0
         for uuid in sorted(wanted | set(self.gpus) if everywhere else wanted):
             try:
                 found = self.source.processes(uuid)
                 by_job = self._by_job(found, sluids, uids, uuid)
                 active = frozenset(job_id for job_id in by_job if job_id is not None)
+                if uuid not in wanted and not active:
+                    continue
                 reading = self._meter.read(uuid, active, now)
             except SourceError as error:
                 # A hiccup, or a GPU off the bus: say it once, and look again next time.
@@ -115,7 +117,8 @@ class Sampler:
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.roster.write_records()
-        return bool(here)
+        # A closed record that the spool does not take yet is worth waiting for.
+        return bool(here) or self.roster.store.has_closed()
 
     def close(self) -> None:
         """Before the end: all that was seen is on disk, and nothing is left behind."""
@@ -235,15 +238,16 @@ class Sampler:
             usage = self.roster.usage.get(loss.job_id)
             if usage is not None:
                 usage.events = [old for old in usage.events if old.at != event.at] + [event]
-            self.problems.attempt(lambda: self._amend(loss, event))  # noqa: B023 - called at once
-
-    def _amend(self, loss: Loss, event: FaultEvent) -> None:
-        with locked(self.folder.records_lock, 1.0):
-            records.amend_record(self.config.spool, loss.job_id, loss.restarts, self.node, event)
+            amend = partial(self.roster.store.amend_event, loss.job_id, loss.restarts, event, 1.0)
+            self.problems.attempt(amend)
 
     def _enforce(self, now: float) -> None:
         for job_id, usage in self.roster.usage.items():
             job = self.roster.announced.get(job_id)
+            if job is not None and self._watch.requeues(job):
+                log(self.folder.root, f"job {job_id} could not be fenced: requeued")
+                usage.notes.add("requeued, since it was not fenced")
+                self.roster.truth.requeue(job_id)
             sizes = [gpu.now_mib for gpu in usage.gpus.values() if gpu.now_mib is not None]
             actions = self._watch.check(
                 job_id,

@@ -26,19 +26,25 @@ def sampler_runs(folder: RunFolder) -> bool:
 
 
 def start_sampler(folder: RunFolder, node: str) -> None:
-    """Start one unless one runs."""
-    if sampler_runs(folder):
+    """Start one unless one runs or is being started."""
+    starting = None if sampler_runs(folder) else lock_for_life(folder.sampler_start_lock)
+    if starting is None:
         return
     env = sampler_environment(os.environ)
-    subprocess.Popen(
-        sampler_command(node, env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=env,
-        cwd="/",
-        start_new_session=True,
-    )
+    try:
+        subprocess.Popen(
+            sampler_command(node, env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+            # It holds our lock from now on, until it ends; a unit of systemd's does not inherit it.
+            pass_fds=(starting,),
+        )
+    finally:
+        os.close(starting)
 
 
 def sampler_environment(hooks: Mapping[str, str]) -> Dict[str, str]:

@@ -76,7 +76,7 @@ class Commands(NamedTuple):
             raise _refused(argv, done.returncode, done.stderr.decode(errors="replace").strip())
         return os.fsdecode(done.stdout)
 
-    def start(self, argv: Sequence[str], *, stdout: int) -> subprocess.Popen[bytes]:
+    def start(self, argv: Sequence[str], *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
         """Start a command and do not wait for it; SlurmError when it cannot be started."""
         import subprocess
 
@@ -85,7 +85,7 @@ class Commands(NamedTuple):
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
-                stderr=subprocess.DEVNULL,
+                stderr=stderr,
                 env=self.environment,
             )
         except OSError as error:

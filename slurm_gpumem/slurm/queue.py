@@ -20,7 +20,7 @@ REQUEUED_HELD = "job requeued in held state"
 TIMEOUT_S = 5.0
 _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 """JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
-_NODE_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,tres-per-node:128 "
+_SAMPLED_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,RestartCnt:8 ,tres-per-node:128 "
 _JOB_COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
     ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16), ("JobID", 16),
@@ -34,13 +34,14 @@ _STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.MULTILINE)
 
 
 class SlurmJob(NamedTuple):
-    """A job that Slurm has on a node, as the sampler needs it."""
+    """A job that Slurm has, as the sampler of its node needs it."""
 
     job_id: int
     uid: int
     shards: Optional[int]
     """Per node; None for a job without shared GPUs."""
     state: str
+    restarts: int = 0
 
     @property
     def is_over(self) -> bool:
@@ -179,21 +180,23 @@ def waiting_for(client: SlurmClient, job_id: str) -> Tuple[Tuple[str, str], ...]
     return tuple(found.items())
 
 
-def node_jobs_command(node: str) -> List[str]:
-    """The question for the jobs of a node, those that just ended among them."""
-    return ["squeue", "-h", "-w", node, "-t", "all", "-O", _NODE_COLUMNS]
+def slurm_job_command(job_id: int) -> List[str]:
+    """The question for one job, by its own number; with more than one, squeue fetches the whole queue."""
+    return ["squeue", "-h", "-a", "-j", str(job_id), "-t", "all", "-O", _SAMPLED_COLUMNS]
 
 
-def parse_node_jobs(text: str) -> Dict[int, SlurmJob]:
-    """The answer to it; a job's request may be empty."""
-    found = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 3 and words[0].isdigit() and words[1].isdigit():
-            asked = shares(words[3]) if len(words) > 3 else None
-            job = SlurmJob(int(words[0]), int(words[1]), asked, words[2])
-            found[job.job_id] = job
-    return found
+def parse_slurm_job(text: str, job_id: int) -> Optional[SlurmJob]:
+    """The answer to it; None when the job is not in it. Its request may be empty."""
+    for words in map(str.split, text.splitlines()):
+        if len(words) >= 4 and words[0] == str(job_id) and words[1].isdigit():
+            asked = shares(words[4]) if len(words) > 4 else None
+            return SlurmJob(job_id, int(words[1]), asked, words[2], _number(words[3]))
+    return None
+
+
+def is_unknown_job(error: str) -> bool:
+    """Whether that is how squeue says that there is no such job."""
+    return "Invalid job id specified" in error
 
 
 def parse_job(line: str) -> Optional[Job]:

@@ -151,7 +151,7 @@ def set_up(root: Path) -> Tuple[List[subprocess.Popen[bytes]], Dict[str, str]]:
     for number in range(GPUS):
         folder.pipe(uuid_of(number), os.getuid()).mkdir(parents=True)
     (root / "bin").mkdir()
-    shards = "".join(f"echo {job} {os.getuid()} RUNNING gres:shard:20\n" for job in range(1, JOBS + 1))
+    shards = "".join(f"echo {job} {os.getuid()} RUNNING 0 gres:shard:20\n" for job in range(1, JOBS + 1))
     (root / "bin" / "squeue").write_text(f"#!/bin/sh\n{shards}")
     (root / "bin" / "squeue").chmod(0o755)
     (root / "gpumem.toml").write_text(
@@ -247,7 +247,8 @@ def main(argv: Sequence[str]) -> int:
     more = [f"--profile={args.profile.resolve()}"] if args.profile else []
     sampler = subprocess.Popen([sys.executable, __file__, f"--play={root}", *more], env=env)
     try:
-        wait_for(lambda: measures_all(root))
+        # Slurm is asked about one job per look.
+        wait_for(lambda: measures_all(root), 90)
         time.sleep(5)
         calls, spent, began = calls_so_far(root, sampler.pid), processor_s(sampler.pid), time.monotonic()
         time.sleep(args.seconds)

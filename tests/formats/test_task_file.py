@@ -40,7 +40,7 @@ def test_it_is_a_line_of_plain_words_for_each_fact() -> None:
 
 
 def test_its_gpus_are_read_back_and_other_lines_passed_over(tmp_path: Path) -> None:
-    write_task_file(tmp_path / "7.task", TASK)
+    write_task_file(tmp_path / "7.task", TASK, 65534)
     assert read_task_gpus(tmp_path / "7.task") == TASK.gpus
     (tmp_path / "8.task").write_bytes(b"gpu x GPU-aa /p 1\ngpu 0 GPU-aa\n\xff\ngpu 1 GPU-cc /q 5\n")
     assert read_task_gpus(tmp_path / "8.task") == (TaskGpu(1, "GPU-cc", "/q", 5),)

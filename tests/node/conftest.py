@@ -16,6 +16,7 @@ import pytest
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.node.gpus import NodeGpu, standin_gpus
+from slurm_gpumem.node.homes import remove_home
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
 from tests.node.desk import Desk
@@ -96,10 +97,11 @@ def write_site_config(root: Path, config: NodeConfig) -> None:
         "mps_control": config.mps_control,
         "on_overrun": config.on_overrun,
         "on_unfenced": config.on_unfenced,
+        "unfenced": config.unfenced,
     }
     numbers = {
         key: getattr(config, key)
-        for key in ("interval_s", "idle_exit_s", "slurm_every_s", "grace_s", "headroom_mib")
+        for key in ("interval_s", "idle_exit_s", "slurm_every_s", "grace_s", "headroom_mib", "user_tmpfs_mib")
     }
     lines = [f'{key} = "{value}"' for key, value in values.items() if value is not None]
     lines += [f"{key} = {value}" for key, value in numbers.items()]
@@ -135,6 +137,8 @@ def node(state_folder: Path) -> Iterator[Node]:
     yield made
     for pid in [*(daemon.process.pid for daemon in made.mps.daemons()), *samplers_of(made)]:
         kill(pid)
+    for home in folder.mps.glob("*/*"):
+        remove_home(home)
 
 
 def kill(pid: int) -> bool:

@@ -153,13 +153,13 @@ def test_a_state_folder_that_somebody_else_made_is_not_used(node: Node) -> None:
     assert not list(stolen.glob("jobs/*"))
 
 
-def test_without_mps_the_job_shares_by_time_and_its_record_says_so(node: Node) -> None:
+def test_without_mps_the_job_is_not_fenced_and_its_record_says_so(node: Node) -> None:
     node = node.with_config(mps_control="/nonexistent/nvidia-cuda-mps-control")
     node.hook("prolog", node.env(7))
     node.hook("epilog", node.env(7))
     record = _records(node)[7]
-    assert record["mode"] == "timeslice"
-    assert "no MPS" in record["notes"][0]
+    assert record["mode"] == "unfenced"
+    assert "not fenced, no MPS" in record["notes"][0]
 
 
 def test_without_nvml_hooks_pass_and_nothing_is_claimed_to_be_measured(node: Node) -> None:

@@ -20,6 +20,7 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import standin_uuid
+from slurm_gpumem.node.homes import remove_home
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of
@@ -113,6 +114,8 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
     )
     yield Site(cluster, root)
     cluster.stop()
+    for home in (root / "run" / "mps").glob("*/*"):
+        remove_home(home)
     shutil.rmtree(root)
 
 
@@ -257,6 +260,27 @@ def _python_for_users(folder: Path) -> Path:
     (folder / "bin" / "python3").symlink_to("/usr/bin/python3")
     (folder / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
     return folder / "bin" / "python3"
+
+
+def test_a_job_that_cannot_be_fenced_starts_or_is_requeued_as_the_site_chose(
+    make_site: Callable[..., Site],
+) -> None:
+    missing = "/nonexistent/nvidia-cuda-mps-control"
+    site = make_site(mps_control=missing)
+    job = site.submit("sleep 2; echo done")
+    until(lambda: not site.queue(), 40)
+    assert "done" in site.out(job)
+    until(lambda: not site.samplers(), 20)
+    site = make_site(mps_control=missing, unfenced="requeue")
+    job = site.submit("sleep 60")
+    closed = site.root / "records" / f"{job}.0.n1.json"
+    until(lambda: closed.exists() and site.record(job)["end"], 40)
+    until(lambda: site.queue() == [f"{job} PENDING"], 40)
+    record = site.record(job)
+    assert record["mode"] == "unfenced"
+    why = f"not fenced, no MPS: {missing} is not there"
+    assert set(record["notes"]) == {why, "requeued, since it was not fenced"}
+    until(lambda: site.node_state() == "idle", 20)
 
 
 def test_a_job_that_asked_gets_one_line_on_what_it_used_at_the_end_of_its_output(

@@ -5,13 +5,14 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import write_job_record
+from slurm_gpumem.formats.job_record import UNFENCED, write_job_record
 from slurm_gpumem.node import jobs, records
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.sampler import Sampler
@@ -56,7 +57,7 @@ def test_a_gpu_off_the_bus_does_not_stop_the_others(desk: Desk) -> None:
 
 
 def test_slurms_count_of_shards_overrules_the_comment(make_desk) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING gres:shard:4")
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 0 gres:shard:4")
     desk.job(1, claim=CommentRecord(shards=40, request_mib=40960))
     first = desk.live()["1"]
     assert (first["shards"], first["shards_verified"]) == (40, False)
@@ -71,7 +72,7 @@ def test_slurms_count_of_shards_overrules_the_comment(make_desk) -> None:  # typ
     [("log", ""), ("warn", "notify 1 gpumem: job 1 uses 9000 MiB"), ("cancel", "cancel 1")],
 )
 def test_an_overrun_is_logged_warned_of_or_cancelled(make_desk, policy: str, said: str) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING gres:shard:4", on_overrun=policy)
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 0 gres:shard:4", on_overrun=policy)
     desk.job(1)
     desk.hold({desk.process(1): 9000.0})
     until(lambda: any("9000 MiB" in note for note in desk.live()["1"]["notes"]))
@@ -91,6 +92,32 @@ def test_a_process_outside_mps_is_noted(desk: Desk) -> None:
     assert "outside MPS" in str(live["2"]["notes"])
 
 
+@pytest.mark.parametrize(
+    ("unfenced", "mode", "restarts", "ours", "said"),
+    [
+        ("requeue", UNFENCED, 0, True, "requeue 1\n"),
+        ("requeue", UNFENCED, 1, True, "requeue 1\n"),
+        ("requeue", UNFENCED, 2, True, ""),
+        ("requeue", UNFENCED, 0, False, ""),
+        ("requeue", "mps", 0, True, ""),
+        ("start", UNFENCED, 0, True, ""),
+    ],
+)
+def test_a_job_that_could_not_be_fenced_is_requeued_twice_where_the_site_wants_that(
+    make_desk: Callable[..., Desk], unfenced: str, mode: str, restarts: int, ours: bool, said: str
+) -> None:
+    desk = make_desk(unfenced=unfenced)
+    claim = CommentRecord(request_mib=1024) if ours else None
+    jobs.put(
+        desk.folder,
+        NodeJob(1, os.getuid(), "u", (GPUS[0].uuid,), mode, time.time(), restarts=restarts, claim=claim),
+    )
+    for _ in range(3):
+        desk.sampler.tick()
+    desk.sampler.close()
+    assert desk.said() == said
+
+
 def test_a_controller_that_is_away_ends_no_job(make_desk, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", 0.0)
     desk = make_desk(squeue='echo >>"$0.asked"; exit 1')
@@ -106,7 +133,7 @@ def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
     monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", 0.0)
     desk = make_desk(squeue='cat "$0.answer"')
     answer = desk.root / "bin" / "squeue.answer"
-    answer.write_text(f"5 {os.getuid()} RUNNING gres:shard:6\n1 {os.getuid()} RUNNING gres:shard:6\n")
+    answer.write_text(f"5 {os.getuid()} RUNNING 0 gres:shard:6\n1 {os.getuid()} RUNNING 0 gres:shard:6\n")
     desk.job(1)
     until(lambda: desk.live()["1"]["shards_verified"])
     stepd = subprocess.Popen(
@@ -121,7 +148,7 @@ def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
         os.killpg(stepd.pid, 9)
         stepd.wait()
     desk.hold({})
-    answer.write_text(f"1 {os.getuid()} RUNNING gres:shard:6\n")
+    answer.write_text(f"1 {os.getuid()} RUNNING 0 gres:shard:6\n")
     until(lambda: "5" not in desk.live())
     (record,) = records.read_records(desk.config.spool, 5)
     assert (record.measured.peak_mib, record.measured.shards) == (900.0, 6)
@@ -192,7 +219,7 @@ def test_activity_is_read_when_it_is_due_or_the_jobs_change(desk: Desk) -> None:
 
 
 def test_a_job_that_ended_gets_slurms_word_on_how(make_desk) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} CANCELLED gres:shard:4")
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} CANCELLED 0 gres:shard:4")
     desk.job(1)
     desk.sampler.tick()
     job = jobs.get(desk.folder, 1)

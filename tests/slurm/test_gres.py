@@ -14,7 +14,7 @@ from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.gres import Held, held_by, parse_gpus, parse_gres, replaced, shares, units_by_type
 from slurm_gpumem.slurm.nodes import units_in_partitions
 from slurm_gpumem.slurm.placement import Placement, placements
-from slurm_gpumem.slurm.queue import find_job, node_jobs_command, parse_node_jobs
+from slurm_gpumem.slurm.queue import find_job, parse_slurm_job, slurm_job_command
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,8 @@ def test_jobs_on_gpus_whose_type_begins_with_a_digit_are_read_back(make_cluster:
     job = find_job(slurm, number)
     assert job is not None
     assert held_by(job.request) == Held("shard", kind, 12)
-    assert parse_node_jobs(slurm.run(node_jobs_command("n1")))[int(number)].shards == 12
+    sampled = parse_slurm_job(slurm.run(slurm_job_command(int(number))), int(number))
+    assert sampled is not None
+    assert sampled.shards == 12
     text = slurm.run(["scontrol", "show", "job", "-d", number])
     assert placements(text) == [Placement("n1", 0, "shard", 12)]

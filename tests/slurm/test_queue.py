@@ -13,7 +13,7 @@ from slurm_gpumem.slurm.queue import (
     find_job,
     job_name,
     parse_job,
-    parse_node_jobs,
+    parse_slurm_job,
     queued,
     stdout_of,
 )
@@ -24,20 +24,21 @@ from tests.support.squeue import squeue_cells
 @pytest.mark.parametrize(
     ("line", "shards"),
     [
-        ("5 1000 RUNNING gres:shard:12", 12),
-        ("5 1000 RUNNING gres/shard:12", 12),
-        ("5 1000 RUNNING gres:shard:a100:12", 12),
-        ("5 1000 RUNNING gres/shard:3090:12", 12),
-        ("5 1000 RUNNING gres/shard:1g.10gb:4", 4),
-        ("5 1000 RUNNING gres/gpu:a100:1", None),
-        ("5 1000 RUNNING gres:mps:30", 30),
-        ("5 1000 RUNNING gres:gpu:1,gres:shard:3", 3),
-        ("5 1000 RUNNING N/A", None),
-        ("5 1000 RUNNING", None),
+        ("5 1000 RUNNING 2 gres:shard:12", 12),
+        ("5 1000 RUNNING 2 gres/shard:12", 12),
+        ("5 1000 RUNNING 2 gres:shard:a100:12", 12),
+        ("5 1000 RUNNING 2 gres/shard:3090:12", 12),
+        ("5 1000 RUNNING 2 gres/shard:1g.10gb:4", 4),
+        ("5 1000 RUNNING 2 gres/gpu:a100:1", None),
+        ("5 1000 RUNNING 2 gres:mps:30", 30),
+        ("5 1000 RUNNING 2 gres:gpu:1,gres:shard:3", 3),
+        ("5 1000 RUNNING 2 N/A", None),
+        ("5 1000 RUNNING 2", None),
     ],
 )
 def test_slurms_count_of_shards_is_read_in_every_versions_spelling(line: str, shards: object) -> None:
-    assert parse_node_jobs(line + "\n") == {5: SlurmJob(5, 1000, shards, "RUNNING")}  # type: ignore[arg-type]
+    expected = SlurmJob(5, 1000, shards, "RUNNING", 2)  # type: ignore[arg-type]
+    assert parse_slurm_job(f"4 1 PENDING 0\n{line}\n", 5) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,12 +55,13 @@ def test_slurms_count_of_shards_is_read_in_every_versions_spelling(line: str, sh
     ],
 )
 def test_a_jobs_state_says_whether_it_is_here_or_over(state: str, here: bool, over: bool) -> None:
-    job = parse_node_jobs(f"5 1000 {state} gres:shard:1\n")[5]
+    job = parse_slurm_job(f"5 1000 {state} 0 gres:shard:1\n", 5)
+    assert job is not None
     assert (job.is_here, job.is_over) == (here, over)
 
 
 def test_other_lines_of_squeue_are_passed_over() -> None:
-    assert parse_node_jobs("slurm_load_jobs error: x\n\n5_2 1000 N/A\n") == {}
+    assert parse_slurm_job("slurm_load_jobs error: x\n\n5_2 1000 N/A\n55 1000 RUNNING 0\n", 5) is None
 
 
 CELLS = ("7_3", "FAILED", "NonZeroExitCode", "0", "1", "1", "256", "N/A", "9", "0", "5", "9",
