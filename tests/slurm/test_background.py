@@ -8,7 +8,7 @@ from typing import Callable, Optional
 
 import pytest
 
-from slurm_gpumem.slurm.background import Background
+from slurm_gpumem.slurm.background import Background, Reply
 from slurm_gpumem.slurm.client import Commands
 
 Programs = Callable[..., Background]
@@ -25,12 +25,12 @@ def programs(tmp_path: Path) -> Programs:
     return make
 
 
-def answer(slurm: Background) -> Optional[str]:
+def answer(slurm: Background) -> Optional[Reply]:
     until = time.monotonic() + 20
     while slurm.is_asking and time.monotonic() < until:
-        text = slurm.answer()
-        if text is not None:
-            return text
+        reply = slurm.answer()
+        if reply is not None:
+            return reply
         time.sleep(0.01)
     return None
 
@@ -39,13 +39,18 @@ def test_an_answer_is_given_once_when_it_has_come(programs: Programs) -> None:
     slurm = programs(squeue='echo "$@"')
     slurm.ask(["squeue", "-w", "n1"])
     assert slurm.is_asking
-    assert answer(slurm) == "-w n1\n"
+    assert answer(slurm) == Reply("-w n1\n", "", ok=True)
     assert (slurm.is_asking, slurm.answer()) == (False, None)
 
 
-@pytest.mark.parametrize("script", ["echo 5; exit 1", None])
-def test_a_command_that_fails_or_is_missing_has_no_answer(programs: Programs, script: Optional[str]) -> None:
-    slurm = programs(**({} if script is None else {"no-such-squeue": script}))
+def test_a_command_that_fails_says_so_in_its_own_words(programs: Programs) -> None:
+    slurm = programs(squeue="echo 5; echo slow >&2; exit 1")
+    slurm.ask(["squeue"])
+    assert answer(slurm) == Reply("5\n", "slow\n", ok=False)
+
+
+def test_a_command_that_is_missing_has_no_answer(programs: Programs) -> None:
+    slurm = programs()
     slurm.ask(["no-such-squeue"])
     assert answer(slurm) is None
     assert not slurm.is_asking
