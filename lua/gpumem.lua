@@ -389,7 +389,7 @@ function M.apply(job, plan, log)
   return true
 end
 
---- Called for each job by job_submit.lua. Never raises an error and returns nothing: no job is rejected.
+--- Called for each job. Never raises an error and returns nothing: no job is rejected.
 function M.job_submit(job, partitions)
   local slurm, site = slurm, M.site
   if not site then
@@ -418,6 +418,28 @@ function M.job_submit(job, partitions)
   end)
   if not fine then
     pcall(slurm.log_error, "%s", "gpumem: job not changed: " .. clean(why))
+  end
+end
+
+--- `slurm_job_submit` for a site whose own rules run first: they see the request as the user wrote it.
+-- Their answer is the answer; a job that they refuse is not changed.
+function M.after(rules)
+  assert(type(rules) == "function", "job_submit.lua defines no slurm_job_submit")
+  return function(job, partitions, ...)
+    local answer, more = rules(job, partitions, ...)
+    if answer == nil or answer == slurm.SUCCESS then -- Slurm takes no answer for a yes
+      M.job_submit(job, partitions)
+    end
+    return answer, more
+  end
+end
+
+--- The same for a site whose own rules are to see the request as we changed it.
+function M.before(rules)
+  assert(type(rules) == "function", "job_submit.lua defines no slurm_job_submit")
+  return function(job, partitions, ...)
+    M.job_submit(job, partitions)
+    return rules(job, partitions, ...)
   end
 end
 

@@ -36,12 +36,8 @@ from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua")
-_SUBMIT = re.compile(r"^function\s+slurm_job_submit\s*\(\s*(\w+)\s*,\s*(\w+)[^)]*\)[ \t]*$", re.MULTILINE)
-_LOAD = (
-    'local here = string.match(debug.getinfo(1, "S").source, "^@(.*/)") or "/etc/slurm/"  -- gpumem\n'
-    'local loaded, gpumem = pcall(dofile, here .. "gpumem.lua")  -- gpumem\n'
-    'if not loaded then slurm.log_error("%s", "gpumem: " .. tostring(gpumem)) end  -- gpumem\n'
-)
+_LAST_RETURN = re.compile(r"^return\b[^\n]*\n?(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z", re.MULTILINE)
+"""Lua allows nothing after it."""
 
 
 @dataclass(frozen=True)
@@ -270,12 +266,16 @@ def _job_submit(text: Optional[str], running: Mapping[str, str], notes: List[str
         )
     if "gpumem" in text:
         return text
-    match = _SUBMIT.search(text)
-    if match is None:
-        notes.append("job_submit.lua: no `function slurm_job_submit(` found; put in the marked lines by hand")
+    if "slurm_job_submit" not in text:
+        notes.append("job_submit.lua: no slurm_job_submit found; put in the marked lines by hand")
         return text
-    call = f"\n  pcall(function() gpumem.job_submit({match[1]}, {match[2]}) end)  -- gpumem"
-    return _LOAD + text[: match.end()] + call + text[match.end() :]
+    # At the end: the site's rules see requests as users wrote them, also those that match `gpu`.
+    example = data_path("lua", "job_submit.lua").read_text().splitlines(keepends=True)
+    ours = "".join(line for line in example if line.endswith("-- gpumem\n"))
+    last = _LAST_RETURN.search(text)
+    end = len(text) if last is None else last.start()
+    between = "" if text[:end].endswith("\n") else "\n"
+    return text[:end] + between + ours + text[end:]
 
 
 def summary_lines(plan: SitePlan) -> Sequence[str]:

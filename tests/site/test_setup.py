@@ -277,16 +277,19 @@ def test_editing_twice_changes_nothing_more(text: str, settings: Dict[str, str])
     assert edited(once, settings, {}) == once
 
 
-def test_a_site_without_plugin_gets_ours_and_one_with_its_own_gets_two_changes() -> None:
+@pytest.mark.parametrize("end", ["", "return slurm.SUCCESS\n", "return slurm.SUCCESS -- loaded\n\n-- end"])
+def test_a_site_with_rules_of_its_own_keeps_them_and_gets_three_lines_at_the_end(end: str) -> None:
     own = "-- policy\nfunction slurm_job_submit(desc, parts, uid)\n  return slurm.SUCCESS\nend\n"
-    proposal = propose(SetupOptions(), snapshot({"job_submit.lua": own}), memory_of)
-    assert (
-        "pcall(function() gpumem.job_submit(desc, parts) end)  -- gpumem\n  return"
-        in proposal.files["job_submit.lua"]
-    )
-    assert proposal.files["job_submit.lua"].count("-- gpumem\n") == 4
-    again = propose(SetupOptions(), snapshot({"job_submit.lua": proposal.files["job_submit.lua"]}), memory_of)
-    assert again.files["job_submit.lua"] == proposal.files["job_submit.lua"]
+    proposal = propose(SetupOptions(), snapshot({"job_submit.lua": own + end}), memory_of)
+    text = proposal.files["job_submit.lua"]
+    assert text.startswith(own + "local here")
+    assert text.endswith("-- gpumem\n" + end)
+    assert text.count("-- gpumem\n") == 3
+    again = propose(SetupOptions(), snapshot({"job_submit.lua": text}), memory_of)
+    assert again.files["job_submit.lua"] == text
+
+
+def test_a_job_submit_lua_without_the_function_is_left_to_the_admin() -> None:
     odd = propose(SetupOptions(), snapshot({"job_submit.lua": "return require('policy')"}), memory_of)
     assert "by hand" in " ".join(odd.notes)
 
