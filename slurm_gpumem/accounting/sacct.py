@@ -35,7 +35,9 @@ def join_slurm(
 ) -> int:
     """Ask about jobs that ended since; the number that Slurm knew. Never fails: the index says why not."""
     meta = dict(connection.execute("SELECT key, value FROM meta WHERE key LIKE 'slurm%'"))
-    if meta.get("slurm") and not force and time.time() - float(meta.get("slurm_asked", 0)) < _ASK_AGAIN_S:
+    # abs: a question in the future was before the clock was set back.
+    lately = abs(time.time() - float(meta.get("slurm_asked", 0))) < _ASK_AGAIN_S
+    if meta.get("slurm") and not force and lately:
         return 0
     until, joined = time.monotonic() + budget_s, 0
     why = ""

@@ -80,7 +80,8 @@ class Scanner:
             self._db.execute("INSERT INTO bad VALUES (?, ?, 1)", (path, why))
             return None
         now, owner = about.st_mtime_ns, about.st_uid
-        rested = time.time() - looked > _REST_TIMES * took or self._force
+        # abs: a look in the future was before the clock was set back.
+        rested = abs(time.time() - looked) > _REST_TIMES * took or self._force
         if now == stamp or not rested:
             return FolderChanges(path, number, owner, unsettled, self._open_books(path))
         began = time.monotonic()

@@ -53,7 +53,7 @@ def read_fault_note(path: Path, now: float) -> Optional[FaultNote]:
     """The note, when it is root's (or our own) and of just now."""
     table = _read(path, FAULT_SCHEMA)
     at = moment(table.get("at"))
-    if at is None or now - at > _FAULT_HOLDS_S:
+    if at is None or abs(now - at) > _FAULT_HOLDS_S:
         return None
     return FaultNote(at, whole_list(table.get("jobs"), _MOST_JOBS))
 

@@ -65,7 +65,8 @@ class FaultLog:
                     self._told[loss] = others
                     event = FaultEvent(fault.kind, fault.uuid, round(loss.at, 1), tuple(others), fault.xid)
                     found.append((loss, event))
-        self._faults = [fault for fault in self._faults if now - fault.at < 2 * WINDOW_S]
-        self._losses = [loss for loss in self._losses if now - loss.at < 2 * WINDOW_S]
+        # abs: what is in the future was before the clock was set back.
+        self._faults = [fault for fault in self._faults if abs(now - fault.at) < 2 * WINDOW_S]
+        self._losses = [loss for loss in self._losses if abs(now - loss.at) < 2 * WINDOW_S]
         self._told = {loss: others for loss, others in self._told.items() if loss in self._losses}
         return found

@@ -115,7 +115,7 @@ def finish(
         for event in events:
             record = records.with_event(record, event)
     store = RecordStore(folder, config.spool, node)
-    closed = records.closed_record(record, end=round(time.time(), 3), status=status)
+    closed = records.closed_record(record, end=job.now(), status=status)
     _try_spool(folder, job.job_id, lambda: store.close(closed, _RECORDS_LOCK_S))
     try:
         with daemon_locks(folder, job, _DROP_LOCK_S):

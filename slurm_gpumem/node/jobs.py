@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional, Tuple
 
@@ -17,6 +18,11 @@ from slurm_gpumem.formats.comment import CommentRecord, format_record, parse_wor
 
 _JOB_ID = re.compile(r"[0-9]{1,10}")
 _SLUID = re.compile(r"[A-Za-z0-9]{4,32}")
+
+
+def _seconds_since_boot() -> float:
+    """The same clock in every process, and nobody can set it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,13 @@ class NodeJob:
     claim: Optional[CommentRecord] = None
     """The record of the job's comment; its owner could have written anything there."""
     notes: Tuple[str, ...] = ()
+    booted_s: float = field(default_factory=_seconds_since_boot)
+    """Seconds since boot at `started`."""
+
+    def now(self) -> float:
+        """Unix time by the clock as it was at the start: a clock that was set since changes no duration."""
+        passed = _seconds_since_boot() - self.booted_s
+        return round(self.started + passed if passed >= 0 else time.time(), 3)
 
     @property
     def claimed(self) -> CommentRecord:

@@ -112,7 +112,9 @@ def _fault_hints(record: JobRecord, earlier: Iterable[JobRecord]) -> List[str]:
     company = _company(faults)
     if not company:
         return [OWN_FAULT]
-    before = [_company(old) for old in map(_faults, earlier) if old]
+    # Clusters of a federation may share a spool: the same number is another job there.
+    runs = (old for old in earlier if (old.cluster, old.uid) == (record.cluster, record.uid))
+    before = [_company(old) for old in map(_faults, runs) if old]
     if not before:
         return [NEIGHBOUR_FAULT]
     return [NEIGHBOUR_FAULT, REPEATED_FAULT] if set.intersection(company, *before) else [OWN_FAULT]

@@ -241,7 +241,7 @@ class Roster:
         log(self._folder.root, f"job {job.job_id} is gone but was not finished: done now")
         if self.adopted.pop(job.job_id, None) is not None:
             still_open = self._record(job, self.usage.pop(job.job_id))
-            record = records.closed_record(still_open, end=round(time.time(), 3), status="")
+            record = records.closed_record(still_open, end=job.now(), status="")
             self._problems.attempt(lambda: self.store.close(record, _SPOOL_LOCK_S))
             self._problems.attempt(lambda: self.store.flush(_SPOOL_LOCK_S))
             self._problems.attempt(lambda: self._exporter.count(record))

@@ -62,6 +62,7 @@ class Sampler:
         self._unfenced: Dict[int, int] = {}
         self._had: Dict[Tuple[int, str], bool] = {}
         self._looked = time.monotonic()
+        self._epoch = time.time() - self._looked
         self._recorded = time.monotonic()
         self._ticks = 0
         self._last_written: List[Tuple[int, Optional[float], int, int, int]] = []
@@ -164,7 +165,8 @@ class Sampler:
     ) -> LiveGpu:
         active = [job_id for job_id in by_job if job_id is not None]
         here = {**self.roster.adopted, **here}
-        gpu, wall = self.gpus.get(uuid), time.time()
+        # A clock that is set while we run moves nothing on the curves.
+        gpu, wall = self.gpus.get(uuid), self._epoch + time.monotonic()
         for job_id in {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}:
             mine = by_job.get(job_id, [])
             sizes = [process.mib for process in mine if process.mib is not None]

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -131,14 +132,24 @@ def test_traps_in_the_folder_are_neither_followed_nor_waited_for(tmp_path: Path)
 
 
 def test_a_record_that_changes_soon_after_the_jobs_end_is_read_again(tmp_path: Path) -> None:
-    import time
-
     end = time.time() - 5
     write(tmp_path / "spool", record(1, start=end - 100, end=end, state=None, exit_code=0))
     opened(tmp_path).close()
     write(tmp_path / "spool", record(1, start=end - 100, end=end, state="CANCELLED", exit_code=0))
     with opened(tmp_path, force=False) as store:
         assert [row.state for row in store.select()] == ["CANCELLED"]
+
+
+def test_a_clock_that_was_set_back_hides_no_new_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = time.time
+    write(tmp_path / "spool", record(1))
+    opened(tmp_path, force=False).close()
+    monkeypatch.setattr(time, "time", lambda: really() - 10 * DAY)
+    write(tmp_path / "spool", record(2))
+    with opened(tmp_path, force=False) as store:
+        assert sorted(row.job_id for row in store.select()) == [1, 2]
 
 
 def test_a_gpu_first_seen_before_it_was_looked_at_gets_its_name_later(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any, Dict
 
@@ -11,7 +12,7 @@ import pytest
 from slurm_gpumem.accounting import sacct
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.slurm.sacct import parse_runs
-from tests.accounting.job_records import NOON, opened, record, write
+from tests.accounting.job_records import DAY, NOON, opened, record, write
 from tests.support.fake_slurm import FakeSlurm
 
 
@@ -119,8 +120,6 @@ def test_the_task_epilogs_word_makes_a_failed_run_an_out_of_memory(tmp_path: Pat
 
 
 def test_a_record_that_is_read_again_keeps_what_slurm_said(tmp_path: Path) -> None:
-    import time
-
     end = time.time() - 5
     write(tmp_path / "spool", record(1, start=end - 50, end=end, state=None))
     with opened(tmp_path) as store:
@@ -139,6 +138,18 @@ def test_without_slurmdbd_the_index_says_why_and_does_not_ask_at_once_again(tmp_
             assert sacct.join_slurm(store.connection, client=slurm) == 0
         assert store.freshness.slurm == "sacct: not found on the PATH"
     assert len(slurm.asked) == 1
+
+
+def test_a_clock_that_was_set_back_does_not_keep_slurm_from_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm, really = FakeSlurm({"sacct": SlurmMissingError("sacct: not found on the PATH")}), time.time
+    write(tmp_path / "spool", record(1))
+    with opened(tmp_path) as store:
+        sacct.join_slurm(store.connection, client=slurm)
+        monkeypatch.setattr(time, "time", lambda: really() - 10 * DAY)
+        sacct.join_slurm(store.connection, client=slurm)
+    assert len(slurm.asked) == 2
 
 
 def test_jobs_that_ended_are_asked_about_by_number(tmp_path: Path) -> None:

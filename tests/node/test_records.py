@@ -101,6 +101,13 @@ def test_a_job_that_faults_again_in_other_company_did_it_itself(
     assert json.loads((tmp_path / "7.1.n2.json").read_text())["hints"] == hints
 
 
+def test_another_clusters_job_of_the_same_number_is_no_earlier_run_of_this_one(tmp_path: Path) -> None:
+    write_job_record(tmp_path, closed("1:0", events=(xid(31, 8),))._replace(cluster="other"))
+    write_job_record(tmp_path, closed("1:0")._replace(restarts=1, node="n2"))
+    records.amend_record(tmp_path, 7, 1, "n2", mps_fault(9))
+    assert json.loads((tmp_path / "7.1.n2.json").read_text())["hints"] == ["neighbour-fault"]
+
+
 def test_the_kernels_pid_is_no_evidence_against_the_process_it_names() -> None:
     """The recorded fault: the line of the driver names the victim, so nothing may be built on it."""
     run = json.loads((REPOSITORY / "docs" / "admin" / "node-life.json").read_text())["parts"]
