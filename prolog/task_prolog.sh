@@ -16,7 +16,7 @@ if [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ]; then
         case $key in
         mode) mode=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
         limit_key) limit_key=$one ;; threads) threads=$one ;; claim_mib) claim_mib=$one ;;
-        gpu) [ "$one" = "$number" ] && uuid=$two pipe=$three total=$four ;;
+        gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
         esac
     done <"$run_dir/jobs/$SLURM_JOB_ID.task"
 fi

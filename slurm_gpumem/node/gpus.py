@@ -112,7 +112,12 @@ def standin_uuid(node: str, number: int) -> str:
     return f"GPU-{zlib.crc32(node.encode()):08x}-0000-0000-0000-{number:012x}"
 
 
-def pick(gpus: Sequence[NodeGpu], numbers: Sequence[int]) -> Tuple[NodeGpu, ...]:
-    """The GPUs with these numbers, in that order; a number that no GPU has is left out."""
-    by_number = {gpu.number: gpu for gpu in gpus}
-    return tuple(by_number[number] for number in numbers if number in by_number)
+def pick(gpus: Sequence[NodeGpu], listed: str) -> Tuple[NodeGpu, ...]:
+    """The GPUs of SLURM_JOB_GPUS, in its order; what no GPU here is called is left out.
+
+    Slurm writes numbers there. UUIDs are understood too: from 25.11 on, a site can have them in
+    CUDA_VISIBLE_DEVICES (Flags=env_uuid), and a version that puts them here as well costs no job its fence.
+    """
+    by_name = {name: gpu for gpu in gpus for name in (str(gpu.number), gpu.uuid)}
+    names = [str(number) for number in parse_numbers(listed)] or dict.fromkeys(listed.split(","))
+    return tuple(by_name[name] for name in names if name in by_name)

@@ -23,7 +23,7 @@ from slurm_gpumem.formats.live import read_live
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs, records
-from slurm_gpumem.node.gpus import NodeGpu, find_gpus, parse_numbers, pick
+from slurm_gpumem.node.gpus import NodeGpu, find_gpus, pick
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.mps import MpsError, MpsService
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
     """Note the job, have its user's MPS daemon running on its GPUs, open its record, wake the sampler."""
     node = env.get("SLURMD_NODENAME", "")
-    gpus = pick(find_gpus(config, node), parse_numbers(env.get("SLURM_JOB_GPUS", "")))
+    gpus = pick(find_gpus(config, node), env.get("SLURM_JOB_GPUS", "")[:4096])
     job = job_from(config, env, gpus)
     if job is None:
         return

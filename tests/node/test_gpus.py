@@ -67,7 +67,13 @@ def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
 
 def test_a_job_gets_its_gpus_in_slurms_order() -> None:
     gpus = [NodeGpu(number, f"GPU-{number:04x}") for number in range(4)]
-    assert [gpu.number for gpu in pick(gpus, (3, 1, 9))] == [3, 1]
+    assert [gpu.number for gpu in pick(gpus, "3,1,9")] == [3, 1]
+
+
+def test_uuids_in_slurms_list_are_understood_too() -> None:
+    gpus = [NodeGpu(number, f"GPU-{number:04x}") for number in range(4)]
+    assert [gpu.number for gpu in pick(gpus, "GPU-0003,GPU-0001,GPU-0003,GPU-ffff,MIG-0001")] == [3, 1]
+    assert pick(gpus, "GPU-0003;rm") == ()
 
 
 def test_stand_in_gpus_are_the_nodes_own_and_keep_their_uuids(tmp_path: Path) -> None:

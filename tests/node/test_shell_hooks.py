@@ -158,6 +158,20 @@ def test_a_task_with_several_gpus_gets_none_of_their_daemons(node: Node) -> None
 
 
 @needs_root
+def test_a_task_finds_its_gpu_where_slurm_writes_uuids(node: Node) -> None:
+    """As 25.11 and later do with Flags=env_uuid in gres.conf."""
+    third = node.gpus[2].uuid
+    for listed in ("2", third):
+        node.hook("prolog", node.env(7, gpu=listed))
+        for step in ("2", third):
+            given = {"CUDA_VISIBLE_DEVICES": third, "SLURM_STEP_GPUS": step}
+            said = _exports(node, gpu=step, SLURM_SHARDS_ON_NODE="8", **given)
+            assert said["CUDA_VISIBLE_DEVICES"] == third
+            assert said["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{third}=8192M"
+        node.hook("epilog", node.env(7))
+
+
+@needs_root
 def test_gres_mps_takes_the_limit_from_the_record(node: Node) -> None:
     node.hook("prolog", node.env(7))
     exports = _exports(node, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30")
