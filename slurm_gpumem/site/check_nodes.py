@@ -10,7 +10,7 @@ from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.estimators.gpus import find_gpu, gpu_table, site_gpu_file
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.gres_file import parse_gres_conf
-from slurm_gpumem.site.hosts import is_up
+from slurm_gpumem.site.hosts import takes_jobs
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import parse_gres
@@ -23,7 +23,7 @@ _LONGEST_REASON = 80
 
 def nodes_are_usable(now: Snapshot) -> Iterator[Finding]:
     """A cluster whose shared nodes are all drained shares nothing; some reasons are ours to explain."""
-    down = [node for node in now.shared_nodes() if not is_up(node.get("State", "IDLE"))]
+    down = [node for node in now.shared_nodes() if not takes_jobs(node.get("State", "IDLE"))]
     if not down:
         return
     reasons: Dict[str, List[str]] = {}

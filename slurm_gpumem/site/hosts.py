@@ -13,7 +13,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site import probe
@@ -88,7 +88,8 @@ def ask_nodes(
         node, question = pair
         name, state = node.get("NodeName", ""), node.get("State", "")
         if through is None and not is_up(state):
-            return Silent(name, f"its state is {state}")
+            asleep = "; it was not woken up to be asked" if takes_jobs(state) else ""
+            return Silent(name, f"its state is {state}{asleep}")
         argv = shell_on_node(node, timeout_s) if through is None else through_argv(through, name)
         # srun waits for the node, then for its task.
         return _ask(argv, name, question, 2 * timeout_s, commands.environment)
@@ -101,14 +102,26 @@ def ask_nodes(
     )
 
 
+def takes_jobs(state: str) -> bool:
+    """Whether Slurm gives jobs to a node in this state, also by waking it: MIXED, not IDLE+DRAIN."""
+    words = _words(state)
+    mute = not words & _ASLEEP and ("NOT_RESPONDING" in words or "*" in state)
+    return bool(words & {"IDLE", "MIXED", "ALLOCATED", "COMPLETING"}) and not (words & _OUT_OF_USE or mute)
+
+
 def is_up(state: str) -> bool:
-    """Whether Slurm starts jobs on a node in this state: "IDLE+DRAIN" is none, "MIXED" is."""
-    words = set(re.split(r"[+*~#!%$@^-]+", state.upper()))
-    return bool(words & {"IDLE", "MIXED", "ALLOCATED", "COMPLETING"}) and not (
-        words
-        & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "INVALID_REG", "NOT_RESPONDING", "POWERED_DOWN"}
-        or "*" in state
-    )
+    """Whether a job there would start at once: it takes jobs and its power is on."""
+    return takes_jobs(state) and not _words(state) & _ASLEEP
+
+
+def _words(state: str) -> Set[str]:
+    signs = {"~": "+POWERED_DOWN", "#": "+POWERING_UP", "%": "+POWERING_DOWN"}
+    return set(re.split(r"[+*!$@^-]+", "".join(signs.get(sign, sign) for sign in state.upper())))
+
+
+_OUT_OF_USE = {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "INVALID_REG"}
+_ASLEEP = {"POWERED_DOWN", "POWERING_DOWN", "POWER_DOWN", "POWERING_UP", "POWER_UP"}
+"""Of a site that saves power: Slurm wakes such a node when a job needs it."""
 
 
 def through_argv(command: str, node: str) -> List[str]:

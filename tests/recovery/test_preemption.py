@@ -1,4 +1,4 @@
-"""Slurm preempts shared jobs by requeueing them: they come back as they were, and no run counts as out of memory."""
+"""Preemption by requeueing: shared jobs come back as they were, and no run counts as out of memory."""
 
 from __future__ import annotations
 
