@@ -22,7 +22,7 @@ if not chunk then broken("job_submit.lua", why) end
 local loaded, gpumem = pcall(dofile, folder .. "/gpumem.lua")
 if not loaded then
   broken("gpumem.lua", gpumem)
-elseif type(gpumem) ~= "table" or not gpumem.job_submit then
+elseif type(gpumem) ~= "table" or not gpumem.after then
   broken("gpumem.lua", "is not the plug-in")
 elseif not gpumem.site then
   broken("gpumem_site.lua", gpumem.site_error)

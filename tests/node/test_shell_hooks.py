@@ -71,6 +71,17 @@ def test_without_a_working_python_the_exit_code_is_still_0(node: Node, name: str
 
 
 @needs_root
+def test_a_hook_that_hangs_is_ended_and_the_job_starts(node: Node) -> None:
+    """As with a spool that does not answer; it does not even end when asked to."""
+    stuck = node.root / "stuck"
+    stuck.write_text("#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 1; done\n")
+    stuck.chmod(0o755)
+    with open(node.hooks / "hooks.conf", "a") as file:
+        file.write(f"python={stuck}\n")
+    assert node.hook("prolog", node.env(7)).returncode == 0
+
+
+@needs_root
 def test_the_users_environment_does_not_reach_roots_python(node: Node) -> None:
     trap = node.root / "trap"
     trap.mkdir()
