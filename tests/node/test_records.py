@@ -7,6 +7,7 @@ from typing import Any, List, Optional
 
 import pytest
 
+from slurm_gpumem.accounting.record_files import RECORD_NAME
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import (
@@ -20,9 +21,10 @@ from slurm_gpumem.formats.job_record import (
 from slurm_gpumem.formats.live import GpuSample, Live, LiveJob, live_from, live_table
 from slurm_gpumem.node import records
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
-from slurm_gpumem.node.jobs import NodeJob
+from slurm_gpumem.node.jobs import NodeJob, valid_job_id
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
+from slurm_gpumem.slurm.queue import JOB_NAME
 from tests.node.conftest import REPOSITORY
 
 JOB = NodeJob(
@@ -106,6 +108,16 @@ def test_another_clusters_job_of_the_same_number_is_no_earlier_run_of_this_one(t
     write_job_record(tmp_path, closed("1:0")._replace(restarts=1, node="n2"))
     records.amend_record(tmp_path, 7, 1, "n2", mps_fault(9))
     assert json.loads((tmp_path / "7.1.n2.json").read_text())["hints"] == ["neighbour-fault"]
+
+
+def test_the_large_job_numbers_of_a_federation_are_read_like_others(tmp_path: Path) -> None:
+    number = 63 << 26 | 67_108_863
+    assert valid_job_id(str(number)) == number
+    assert JOB_NAME.fullmatch(f"{number}_7")
+    write_job_record(tmp_path, closed("1:0")._replace(job_id=number))
+    (path,) = tmp_path.iterdir()
+    assert RECORD_NAME.fullmatch(path.name)
+    assert [record.job_id for record in records.read_records(tmp_path, number)] == [number]
 
 
 def test_the_kernels_pid_is_no_evidence_against_the_process_it_names() -> None:
