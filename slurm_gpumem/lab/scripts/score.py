@@ -26,8 +26,11 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("rows", type=Path, nargs="*", default=[ROWS], help="default: the committed ones")
     parser.add_argument("--gpu", default="h200")
     args = parser.parse_args(argv)
-    rows = [json.loads(line) for path in args.rows for line in _lines(path)]
-    print("\n".join(lines(rows, args.gpu)))
+    rows: Dict[str, Dict[str, Any]] = {}
+    for line in (line for path in args.rows for line in _lines(path)):
+        row = json.loads(line)
+        rows.setdefault(row["name"], {}).update(row)  # traced and measured apart, or together
+    print("\n".join(lines(list(rows.values()), args.gpu)))
     return 0
 
 
