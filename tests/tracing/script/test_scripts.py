@@ -45,6 +45,14 @@ for step in range(400):
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
+    "keeps-graphs": """
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for step in range(100):
+    x, y = data(4096); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+x, y = data(4096); x = x.to(device)
+print(torch.cat([model(x) for _ in range(10)]).argmax(1).float().mean().item())
+""",
     "scaler": """
 import argparse; parser = argparse.ArgumentParser(); parser.add_argument("--rows", type=int)
 rows = parser.parse_args().rows
@@ -118,6 +126,14 @@ def test_thousands_of_steps_take_the_room_of_a_few(runs: Dict[str, Future[Traced
     assert facts["cycles"] > 100
     assert facts["events"] < 1000
     assert facts["grown_bytes"] == 0
+
+
+def test_passes_whose_graphs_are_all_kept_after_training_are_all_counted(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["keeps-graphs"].result().facts
+    one_pass = 4096 * 1024 * 4
+    assert facts["peak_bytes"] > 10 * one_pass
 
 
 def test_an_optimizer_made_before_the_model_moved_has_its_parameters(
