@@ -43,8 +43,6 @@ class Onward:
         """Calls with gradients in the training cycle at work ..."""
         self._most: Dict[Any, int] = {}
         """... and the most that were run in one."""
-        self.wants_gradients = False
-        """Whether something besides the optimizer reads gradients: a scaler, a step by hand."""
         self._alive_in_forward = False
         """Whether gradients of the step before are alive when a model is called, as in evaluation then."""
         self.skipping = False
@@ -114,7 +112,7 @@ class Onward:
 
     def after_backward(self, optimizers: List[Any]) -> None:
         """After a backward pass that found nothing to do."""
-        if self.skipping and (self.wants_gradients or not optimizers):
+        if self.skipping:
             self._make_gradients(optimizers)
 
     def _make_gradients(self, optimizers: List[Any]) -> None:
