@@ -100,6 +100,7 @@ def _trace_json(trace: Trace) -> Dict[str, Any]:
         "scalable": trace.scalable,
         "uses_conv": trace.uses_conv,
         "uses_matmul": trace.uses_matmul,
+        "benchmark": trace.benchmark,
         "remarks": trace.remarks,
         "operators": list(operators),
         "modules": list(modules),
@@ -203,6 +204,7 @@ def _trace(content: Any) -> Trace:
         scalable=content.get("scalable", True) is True,
         uses_conv=content.get("uses_conv", False) is True,
         uses_matmul=content.get("uses_matmul", False) is True,
+        benchmark=content.get("benchmark", False) is True,
         remarks=tuple(_text(text, "remark") for text in _list(content.get("remarks", []), "remarks")),
         kernels=tuple(_kernel(row) for row in _list(content.get("kernels", []), "kernels")),
     )

@@ -171,6 +171,8 @@ class Trace:
     """cuDNN gets loaded."""
     uses_matmul: bool = False
     """cuBLAS gets loaded."""
+    benchmark: bool = False
+    """cuDNN tries algorithms (`torch.backends.cudnn.benchmark`)."""
     remarks: Tuple[str, ...] = field(default=())
     """What was assumed: unknown operators, values that were made up."""
     kernels: Tuple[Kernel, ...] = field(default=())

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
+import torch
+
 from slurm_gpumem.summaries.trace_types import (
     Convolution,
     Kernel,
@@ -81,6 +83,7 @@ def assemble(seen: Seen, job: TracedJob, way: str, batches: Sequence[int]) -> Tr
         scalable=scalable,
         uses_conv=seen.uses_conv,
         uses_matmul=seen.uses_matmul,
+        benchmark=seen.uses_conv and bool(torch.backends.cudnn.benchmark),
         remarks=seen.remarks,
         kernels=assembled(seen.kernels, batches),
     )

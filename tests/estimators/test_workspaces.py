@@ -8,14 +8,17 @@ from typing import Any, Dict, Optional
 
 import pytest
 
+from slurm_gpumem import estimate
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
 from slurm_gpumem.estimators.workspaces import measured_calls
+from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import Call, from_columns, same_law, workspace_bytes
 from slurm_gpumem.lab.fit.workspace_files import make_measured, to_bytes
 from slurm_gpumem.lab.places import OPERATORS
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
+from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution
 from slurm_gpumem.units import MIB
 
@@ -130,3 +133,41 @@ def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
         assert workspace_bytes(replace(fp16, groups=64), 16) < MIB
     finally:
         workspace._answers.cache_clear()
+
+
+def test_trying_algorithms_takes_the_workspace_that_dcgan_was_seen_to_take() -> None:
+    strided = convolution(
+        channels=256, outputs=512, size=(8, 8), out_size=(4, 4), kernel=(4, 4), stride=(2, 2)
+    )
+    assert round(tried_bytes(strided, 64) / MIB) == 2584  # of 2681 MiB that were allocated on an H200
+    mirrored = replace(strided, channels=512, outputs=256, size=(4, 4), out_size=(8, 8), transposed=True)
+    assert tried_bytes(mirrored, 64) == tried_bytes(strided, 64)
+
+
+def test_no_fourier_transform_is_tried_in_half_precision_or_for_single_points() -> None:
+    assert tried_bytes(convolution(), 64) > 64 * MIB
+    for changed in (
+        {"dtype": "bf16"},
+        {"kernel": (1, 1)},
+        {"kernel": (2, 2), "stride": (2, 2), "out_size": (28, 28)},
+        {"dilation": (2, 2)},
+    ):
+        assert tried_bytes(convolution(**changed), 64) == 0
+
+
+def test_a_trace_with_cudnn_benchmark_asks_for_what_is_tried() -> None:
+    torch = pytest.importorskip("torch")
+    from slurm_gpumem.tracing.trace_model import summarize
+
+    model = torch.nn.Sequential(torch.nn.Conv2d(256, 512, 4, 2, 1), torch.nn.Flatten())
+    summary = summarize(model, torch.empty(64, 256, 8, 8, device="meta"), scalable=False)
+    assert summary.trace is not None
+    assert not summary.trace.benchmark
+    plain = estimate(summary, gpu="h200")
+    tried = estimate(replace(summary, trace=replace(summary.trace, benchmark=True)), gpu="h200")
+    assert 2400 < tried.peak_mib - plain.peak_mib < 2800
+    assert tried.request_mib > 1.2 * (tried.peak_mib - tried.parts["context"]) + tried.parts["context"]
+    with_it = replace(summary, trace=replace(summary.trace, benchmark=True))
+    again = parse(to_json(with_it), origin="here").trace
+    assert again is not None
+    assert again.benchmark

@@ -12,6 +12,7 @@ from slurm_gpumem.estimators.traced.features import features
 from slurm_gpumem.estimators.traced.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, request_of
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.workspaces.benchmark import BEYOND
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
@@ -60,6 +61,10 @@ def estimate_trace(
         # Shards are counted as on the measured GPU; a request moves with another one's context alone.
         measured = find_gpu(MEASURED_GPU).context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
         request = request_of(total, numbers, measured - REFERENCE_CONTEXT_MIB, correction) + moved
+    if timeline.tried:
+        parts["workspace"] += max(0, round(timeline.tried / MIB) + context - peak)
+        peak = sum(parts.values())
+        request = max(request, round(timeline.tried * BEYOND / MIB) + context)
     return Estimate(
         peak_mib=peak,
         request_mib=max(request, peak),

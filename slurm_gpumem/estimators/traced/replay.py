@@ -8,6 +8,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.estimators.traced.steps import further_step
 from slurm_gpumem.estimators.types import Gpu
+from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace
@@ -33,6 +34,8 @@ class Timeline:
     """Where that peak is."""
     sizes: Tuple[int, ...] = ()
     """Bytes of each of the trace's sites."""
+    tried: int = 0
+    """Peak of allocated bytes while cuDNN tries algorithms; 0 where it does not."""
 
     @property
     def at_peak(self) -> Mapping[str, int]:
@@ -56,7 +59,19 @@ def replay(trace: Trace, batch: Optional[int] = None, gpu: Optional[Gpu] = None)
         live_at_peak=_alive(trace, events, stats.peak_event),
         phase=trace.phase_of(max(stats.peak_event, 0)),
         sizes=sizes,
+        tried=_tried(trace, batch, events) if trace.benchmark else 0,
     )
+
+
+def _tried(trace: Trace, batch: Optional[int], events: List[Event]) -> int:
+    """The most that lives beside a convolution's largest workspace."""
+    at = trace.job.batch if batch is None else batch
+    most = 0
+    for value, (_, size), live in zip(trace.events, events, _live_bytes(events)):
+        convolution = trace.sites[value].convolution if value >= 0 else None
+        if convolution is not None:
+            most = max(most, live - size + tried_bytes(convolution, at))
+    return most
 
 
 def reserved_with(trace: Trace, batch: Optional[int], gpu: Optional[Gpu], workspace: str) -> int:

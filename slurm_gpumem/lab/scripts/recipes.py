@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import pickle
 import random
 import struct
@@ -131,6 +132,44 @@ def celeba(folder: Path) -> None:
     images(folder, 64, 178)
 
 
+def cora(folder: Path, papers: int = 2708, features: int = 1433) -> None:
+    """A graph of citations: cora.content (a paper, its features, its class) and cora.cites."""
+    random.seed(papers)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = (
+        [str(paper), *random.choices("01", (98, 2), k=features), f"class{paper % 7}"]
+        for paper in range(papers)
+    )
+    (folder / "cora.content").write_text("\n".join("\t".join(row) for row in rows))
+    cites = (f"{random.randrange(papers)}\t{random.randrange(papers)}" for _ in range(5429))
+    (folder / "cora.cites").write_text("\n".join(cites))
+
+
+def sentence_pairs(path: Path) -> None:
+    """Two sentences on a line, a tab between them."""
+    words(path, 4000)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(f"{one}\t{other}" for one, other in zip(lines, lines[1:])))
+
+
+def texts(path: Path) -> None:
+    """JSON lines with a text each."""
+    words(path, 3000)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(json.dumps({"text": " ".join(lines[at : at + 12])}) for at in range(2000)))
+
+
+def conversations(path: Path) -> None:
+    """JSON lines with a conversation each."""
+    words(path, 3000)
+    lines = path.read_text().splitlines()
+    turns = (
+        [{"role": role, "content": " ".join(lines[at : at + 6])} for role in ("user", "assistant")]
+        for at in range(2000)
+    )
+    path.write_text("\n".join(json.dumps({"conversations": turn}) for turn in turns))
+
+
 RECIPES: Dict[str, Callable[[Path], None]] = {
     "mnist": mnist,
     "fashion": fashion,
@@ -145,4 +184,8 @@ RECIPES: Dict[str, Callable[[Path], None]] = {
     "images": flat_images,
     "masks": masks,
     "celeba": celeba,
+    "cora": cora,
+    "sentence-pairs": sentence_pairs,
+    "texts": texts,
+    "conversations": conversations,
 }

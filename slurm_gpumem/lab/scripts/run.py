@@ -1,6 +1,7 @@
 """Trace and run every script of the list; one row each, written as it comes.
 
     python -m slurm_gpumem.lab.scripts.run --repositories DIR --out rows.jsonl [--only TEXT] [--no-gpu]
+        [--list blind.toml]
 
 Each script works in a copy of its repository. On a GPU it runs until it ends or `--seconds` are over; its
 memory is the largest that NVML showed for its processes.
@@ -22,6 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.lab.scripts.recipes import RECIPES
 from slurm_gpumem.toml_file import load_toml
@@ -42,6 +44,8 @@ class Script(NamedTuple):
     command: str
     data: Dict[str, str]
     environment: Dict[str, str]
+    prepare: str
+    stand_ins: List[str]
 
 
 def load_scripts(path: Path = _LIST) -> List[Script]:
@@ -55,6 +59,8 @@ def load_scripts(path: Path = _LIST) -> List[Script]:
             row["command"],
             row.get("data", {}),
             row.get("environment", {}),
+            row.get("prepare", ""),
+            row.get("stand_ins", []),
         )
         for row in load_toml(path)["script"]
     ]
@@ -65,15 +71,17 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.scripts.run", description=__doc__)
     parser.add_argument("--repositories", type=Path, required=True, help="clones as OWNER+NAME")
     parser.add_argument("--out", type=Path, required=True, help="rows are appended here")
+    parser.add_argument("--list", type=Path, default=_LIST, help="the scripts: a file like scripts.toml")
     parser.add_argument("--only", default="", help="scripts whose name contains this")
     parser.add_argument("--python", default=sys.executable, help="the environment's python")
     parser.add_argument("--no-gpu", action="store_true", help="trace only")
     parser.add_argument("--no-trace", action="store_true", help="run only")
     parser.add_argument("--seconds", type=float, default=40.0, help="of each run on the GPU")
+    parser.add_argument("--gpu", default="h200", help="the GPU that estimates are for")
     parser.add_argument("--trace-seconds", type=float, default=120.0)
     parser.add_argument("--jobs", type=int, default=4, help="scripts at a time")
     args = parser.parse_args(argv)
-    scripts = [one for one in load_scripts() if args.only in one.name]
+    scripts = [one for one in load_scripts(args.list) if args.only in one.name]
     lock = Lock()
 
     def work(script: Script) -> None:
@@ -97,12 +105,18 @@ def _row(script: Script, args: argparse.Namespace) -> Dict[str, Any]:
         for where, recipe in script.data.items():
             RECIPES[recipe]((folder / where).resolve())
         env = _environment(script, folder, args.python)
-        command = [args.python if word == "python" else word for word in shlex.split(script.command)]
+        command = _words(script.command, args.python)
+        if script.prepare:
+            subprocess.run(_words(script.prepare, args.python), cwd=folder, env=env, check=True)
         if not args.no_trace:
-            row.update(_traced(command, folder, env, args.trace_seconds))
+            row.update(_traced(command, folder, env, args.trace_seconds, args.gpu))
         if not args.no_gpu:
             row.update(_measured(command, folder, env, args.seconds, Path(scratch, "measured")))
     return row
+
+
+def _words(command: str, python: str) -> List[str]:
+    return [python if word == "python" else word for word in shlex.split(command)]
 
 
 def _environment(script: Script, folder: Path, python: str) -> Dict[str, str]:
@@ -115,18 +129,24 @@ def _environment(script: Script, folder: Path, python: str) -> Dict[str, str]:
         "PATH": os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", "")]),
         "WANDB_MODE": "disabled",
         "MPLBACKEND": "Agg",
+        "GPUMEM_SCRIPTS_STAND_INS": " ".join(script.stand_ins),
         "GPUMEM_TRACE_DEBUG": "1",
     }
 
 
-def _traced(command: List[str], folder: Path, env: Dict[str, str], seconds: float) -> Dict[str, Any]:
+def _traced(
+    command: List[str], folder: Path, env: Dict[str, str], seconds: float, gpu: str
+) -> Dict[str, Any]:
     started = time.monotonic()
     try:
         found = trace_command(command, Limits(seconds=seconds), environment=env, folder=str(folder))
     except GpumemError as error:
         return {"trace_error": str(error), "trace_seconds": round(time.monotonic() - started, 1)}
+    made = estimate(found.summary.decode(), gpu=gpu)
     return {
         "summary": found.summary.decode(),
+        "peak_mib": made.peak_mib,
+        "request_mib": made.request_mib,
         "trace_seconds": round(found.seconds, 1),
         "trace_facts": found.facts,
         "trace_notes": list(found.notes),

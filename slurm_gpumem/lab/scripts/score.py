@@ -1,12 +1,13 @@
 """Score traced scripts against their runs on the GPU.
 
-python -m slurm_gpumem.lab.scripts.score rows.jsonl [--gpu h200]
+python -m slurm_gpumem.lab.scripts.score rows.jsonl [--gpu h200] [--as-traced]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
@@ -18,6 +19,7 @@ from slurm_gpumem.units import MIB, ceil_div
 
 _ON_THE_CPU = 64 << 20
 ROWS = MODELS / "lab" / "scripts" / "rows.jsonl.gz"
+BLIND = ROWS.with_name("blind.jsonl.gz")
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -25,9 +27,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.scripts.score", description=__doc__)
     parser.add_argument("rows", type=Path, nargs="*", default=[ROWS], help="default: the committed ones")
     parser.add_argument("--gpu", default="h200")
+    parser.add_argument("--blind", action="store_true", help="the blind list's rows instead")
+    parser.add_argument("--as-traced", action="store_true", help="estimates as made by the trace's program")
     args = parser.parse_args(argv)
-    rows = [json.loads(line) for path in args.rows for line in _lines(path)]
-    print("\n".join(lines(rows, args.gpu)))
+    rows: Dict[str, Dict[str, Any]] = {}
+    for line in (line for path in ([BLIND] if args.blind else args.rows) for line in _lines(path)):
+        row = json.loads(line)
+        rows.setdefault(row["name"], {}).update(row)  # traced and measured apart, or together
+    print("\n".join(lines(list(rows.values()), args.gpu, args.as_traced)))
     return 0
 
 
@@ -36,21 +43,24 @@ def _lines(path: Path) -> List[str]:
         return file.read().splitlines()
 
 
-def lines(rows: Sequence[Dict[str, Any]], gpu: str) -> List[str]:
-    """The table and its sums."""
+def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> List[str]:
+    """The table and its sums; `as_traced`: with the estimates that were noted before the runs."""
     found = ["script                          need  traced  error  request  reserved error    s  phases seen"]
     errors: List[float] = []
     needs: List[int] = []
     requests: List[int] = []
     failed: List[str] = []
+    failed_alone: List[str] = []
     seconds: List[float] = []
     for row in sorted(rows, key=lambda row: str(row["name"])):
         if row.get("process_bytes", 0) < _ON_THE_CPU:
             continue  # failed by itself, or never used the GPU
         if "summary" not in row:
-            failed.append(str(row["name"]))
+            (failed if row["run_code"] in (0, None) else failed_alone).append(str(row["name"]))
             continue
         made = estimate(row["summary"], gpu=gpu)
+        if as_traced:
+            made = replace(made, peak_mib=row["peak_mib"], request_mib=row["request_mib"])
         need = round(row["process_bytes"] / MIB)
         reserved = round(row["reserved_bytes"] / MIB)
         traced = made.peak_mib - made.parts["context"]
@@ -77,7 +87,8 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str) -> List[str]:
         f"sum of requests / sum of needs {sum(requests) / sum(needs):.2f}; "
         f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}",
         f"not traced: {len(failed)} of {len(failed) + len(needs)} ({', '.join(failed) or 'none'}); "
-        f"time to trace: median {median(seconds):.1f} s",
+        f"time to trace: median {median(seconds):.1f} s"
+        + (f"; end with the same error on the GPU: {', '.join(failed_alone)}" if failed_alone else ""),
     ]
     return found
 

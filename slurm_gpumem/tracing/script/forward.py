@@ -15,6 +15,9 @@ from torch.utils import _pytree as pytree
 
 _SEEN_EVALUATIONS = 4
 """Passes without gradients of the same shapes that are run before the rest is skipped."""
+_LONGEST_CYCLE = 32
+"""Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
+kept, as in an evaluation without no_grad."""
 
 
 class _Leaf(NamedTuple):
@@ -35,8 +38,11 @@ class Onward:
         self._calm = calm
         self._answers: Dict[Any, Tuple[List[Any], Any]] = {}
         self._counts: Dict[Any, int] = {}
-        self.wants_gradients = False
-        """Whether something besides the optimizer reads gradients: a scaler, a step by hand."""
+        self._cycle = 0
+        self._here: Dict[Any, int] = {}
+        """Calls with gradients in the training cycle at work ..."""
+        self._most: Dict[Any, int] = {}
+        """... and the most that were run in one."""
         self._alive_in_forward = False
         """Whether gradients of the step before are alive when a model is called, as in evaluation then."""
         self.skipping = False
@@ -58,7 +64,8 @@ class Onward:
         key = self._key(module, args, kwargs)
         known = self._answers.get(key)
         trains = torch.is_grad_enabled() and module.training
-        if known is not None and (self._calm() if trains else self._counts[key] >= _SEEN_EVALUATIONS):
+        usual = self._usual(key) if trains else self._counts.get(key, 0) >= _SEEN_EVALUATIONS
+        if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
             return self._again(known)
         answer = real(module, *args, **kwargs)
@@ -66,7 +73,16 @@ class Onward:
             leaves, spec = pytree.tree_flatten(answer)
             self._answers[key] = ([_leaf(leaf) for leaf in leaves], spec)
             self._counts[key] = self._counts.get(key, 0) + 1
+            self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
         return answer
+
+    def _usual(self, key: Any) -> bool:
+        """Whether a cycle with this call is as long as one that was run."""
+        if self._cycle != self._recorder.cycles:
+            self._cycle = self._recorder.cycles
+            self._here.clear()
+        self._here[key] = self._here.get(key, 0) + 1
+        return self._here[key] <= self._most.get(key, 0) or self._here[key] > _LONGEST_CYCLE
 
     def _key(self, module: nn.Module, args: Any, kwargs: Any) -> Optional[Tuple[Any, ...]]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -96,7 +112,7 @@ class Onward:
 
     def after_backward(self, optimizers: List[Any]) -> None:
         """After a backward pass that found nothing to do."""
-        if self.skipping and (self.wants_gradients or not optimizers):
+        if self.skipping:
             self._make_gradients(optimizers)
 
     def _make_gradients(self, optimizers: List[Any]) -> None:

@@ -27,7 +27,6 @@ def install(tracer: Any) -> None:
     _checkpoints(tracer)
     _loading()
     _distributed(tracer)
-    _scaler(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
 
@@ -115,18 +114,6 @@ def _no_compiling(tracer: Any) -> None:
 
     torch.compile = compile
     nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
-
-
-def _scaler(tracer: Any) -> None:
-    """A gradient scaler wants gradients at every step."""
-    kind = torch.amp.GradScaler if hasattr(torch.amp, "GradScaler") else torch.cuda.amp.GradScaler
-    real: Callable[..., Any] = kind.scale
-
-    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tracer.onward.wants_gradients = tracer.onward.wants_gradients or self.is_enabled()
-        return real(self, *args, **kwargs)
-
-    kind.scale = scale  # type: ignore[method-assign]
 
 
 def _no_large_numbers() -> None:

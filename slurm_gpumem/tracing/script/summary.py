@@ -52,8 +52,8 @@ def _warnings(recorder: Any) -> Tuple[str, ...]:
     if recorder.uses_conv and torch.backends.cudnn.benchmark:
         return (
             *found,
-            "the script sets cudnn.benchmark: cuDNN then tries algorithms with workspaces of gigabytes. "
-            "They are not in this estimate; ask for more, or leave it off",
+            "the script sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, for which "
+            "the request has room; without it the job asks for less",
         )
     return found
 
@@ -109,6 +109,7 @@ def _trace(recorder: Any, job: TracedJob) -> Trace:
         scalable=False,
         uses_conv=recorder.uses_conv,
         uses_matmul=recorder.uses_matmul,
+        benchmark=recorder.uses_conv and bool(torch.backends.cudnn.benchmark),
         remarks=tuple(recorder.remarks),
         kernels=assembled(kernels, [job.batch] * last),
     )

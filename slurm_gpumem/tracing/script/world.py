@@ -39,7 +39,7 @@ class CudaWorld(TorchFunctionMode):
         if special is not None:
             return special(func, args, kwargs)
         if "device" in kwargs:
-            if is_cuda(kwargs["device"]):
+            if is_cuda(kwargs["device"]) or _is_number(kwargs["device"]):
                 kwargs = {**kwargs, "device": META}
         elif self.default_is_cuda and func in self._constructors:
             kwargs = {**kwargs, "device": META}
@@ -53,6 +53,11 @@ def is_cuda(device: Any) -> bool:
     if isinstance(device, torch.device):
         return device.type == "cuda"
     return isinstance(device, str) and (device == "cuda" or device.startswith("cuda:"))
+
+
+def _is_number(device: Any) -> bool:
+    """Whether a device is named by the number of a GPU."""
+    return isinstance(device, int) and not isinstance(device, bool)
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,6 +81,7 @@ def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, 
         tensor.is_meta.__get__: lambda func, args, kwargs: False,
         tensor.get_device: lambda func, args, kwargs: 0 if _on_meta(args[0]) else -1,
         tensor.cuda: _cuda,
+        tensor.to: _to,
         tensor.pin_memory: lambda func, args, kwargs: args[0],
         tensor.is_pinned: lambda func, args, kwargs: False,
         tensor.record_stream: lambda func, args, kwargs: None,
@@ -101,6 +107,14 @@ def _device(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
 def _cuda(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     options = {name: kwargs[name] for name in ("memory_format",) if name in kwargs}
     return args[0].to(META, **options)
+
+
+def _to(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    if len(args) > 1 and (is_cuda(args[1]) or _is_number(args[1])):
+        args = (args[0], META, *args[2:])
+    elif is_cuda(kwargs.get("device")) or _is_number(kwargs.get("device")):
+        kwargs = {**kwargs, "device": META}
+    return func(*args, **kwargs)
 
 
 def _tolist(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -234,6 +248,7 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
     yield torch.backends.cuda, "is_built", _answering(True)
     for name, kind in LEGACY.items():
         yield torch.cuda, name, kind
+    yield torch.nn.Module, "to", _module_to(torch.nn.Module.to)
     yield torch, "set_default_device", _default_device(world)
     yield torch, "get_default_device", lambda: CUDA if world.default_is_cuda else torch.device("cpu")
     accelerator = getattr(torch, "accelerator", None)
@@ -279,6 +294,19 @@ def _answering(value: Any) -> Callable[..., Any]:
         return value
 
     return answer
+
+
+def _module_to(real: Callable[..., Any]) -> Callable[..., Any]:
+    """`module.to(0)`: torch looks for that GPU, before any tensor is asked."""
+
+    def to(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and _is_number(args[0]):
+            args = (CUDA, *args[1:])
+        if _is_number(kwargs.get("device")):
+            kwargs = {**kwargs, "device": CUDA}
+        return real(module, *args, **kwargs)
+
+    return to
 
 
 def _default_device(world: CudaWorld) -> Callable[[Any], None]:

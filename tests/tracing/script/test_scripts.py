@@ -45,6 +45,26 @@ for step in range(400):
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
+    "keeps-graphs": """
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for step in range(100):
+    x, y = data(4096); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+x, y = data(4096); x = x.to(device)
+print(torch.cat([model(x) for _ in range(10)]).argmax(1).float().mean().item())
+""",
+    "reads-gradients": """
+device = torch.cuda.current_device()
+model = net().to(device); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for epoch in range(3):
+    for step in range(30):
+        x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device=device))
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+        norms = [p.grad.norm().item() for p in model.parameters()]
+    model.eval()
+    with torch.no_grad(): out = model(torch.randn(65536, 256, device=device)).mean().item()
+    model.train()
+""",
     "scaler": """
 import argparse; parser = argparse.ArgumentParser(); parser.add_argument("--rows", type=int)
 rows = parser.parse_args().rows
@@ -118,6 +138,22 @@ def test_thousands_of_steps_take_the_room_of_a_few(runs: Dict[str, Future[Traced
     assert facts["cycles"] > 100
     assert facts["events"] < 1000
     assert facts["grown_bytes"] == 0
+
+
+def test_passes_whose_graphs_are_all_kept_after_training_are_all_counted(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["keeps-graphs"].result().facts
+    one_pass = 4096 * 1024 * 4
+    assert facts["peak_bytes"] > 10 * one_pass
+
+
+def test_gradients_that_are_read_after_each_step_and_a_gpu_by_its_number_are_served(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["reads-gradients"].result().facts
+    assert "onward_failure" not in facts
+    assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
 
 
 def test_an_optimizer_made_before_the_model_moved_has_its_parameters(

@@ -1,6 +1,7 @@
 """Beside a script that is traced or measured: data sets that need no download, and its memory on the GPU."""
 
 import atexit
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -81,19 +82,50 @@ def _measure(torch):
     atexit.register(write)
 
 
+class Anything:
+    """Every attribute and every call gives another."""
+
+    def __getattr__(self, name):
+        return Anything()
+
+    def __call__(self, *args, **kwargs):
+        return Anything()
+
+
+def _anything(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Anything()
+
+
+def _stand_in(name):
+    """A package of a logger or a plotter that does nothing, where it is not installed."""
+    if importlib.util.find_spec(name) is not None:
+        return
+    module = types.ModuleType(name)
+    module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+    module.__path__ = []
+    module.__getattr__ = _anything
+    sys.modules[name] = module
+    if name == "matplotlib":
+        _stand_in("matplotlib.pyplot")
+        module.pyplot = sys.modules["matplotlib.pyplot"]
+    if name == "datasets":
+        module.load_dataset = _json_lines
+
+
+def _json_lines(kind, data_files, **others):
+    """load_dataset("json", data_files=PATH), as a list."""
+    with open(data_files, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
 def _no_wandb():
     """A wandb that does nothing, where it is not installed."""
     if importlib.util.find_spec("wandb") is not None:
         return
     module = types.ModuleType("wandb")
-
-    class Anything:
-        def __getattr__(self, name):
-            return Anything()
-
-        def __call__(self, *args, **kwargs):
-            return Anything()
-
+    module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
     for name in ("init", "log", "Image", "Histogram", "finish", "watch", "config"):
         setattr(module, name, Anything())
     sys.modules["wandb"] = module
@@ -106,8 +138,9 @@ def _no_tensorboard():
     module = types.ModuleType("torch.utils.tensorboard")
 
     class SummaryWriter:
-        def __init__(self, *args, **kwargs):
-            pass
+        def __init__(self, log_dir="runs", *args, **kwargs):
+            self.log_dir = str(log_dir)
+            os.makedirs(self.log_dir, exist_ok=True)
 
         def __getattr__(self, name):
             return lambda *args, **kwargs: None
@@ -122,3 +155,5 @@ if os.environ.get("GPUMEM_SCRIPTS_MEASURE"):
 sys.meta_path.insert(0, _After(_actions))
 _no_tensorboard()
 _no_wandb()
+for _name in os.environ.get("GPUMEM_SCRIPTS_STAND_INS", "").split():
+    _stand_in(_name)
