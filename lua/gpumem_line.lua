@@ -138,7 +138,8 @@ function M.memory(line, batch, gpu)
   end
   local context = context_of(line, gpu)
   peak = math.max(1, peak + floor(context * line.of_peak / 100))
-  return peak, math.max(peak, request + floor(context * line.of_request / 100))
+  local doubt = type(gpu.context_doubt_mib) == "number" and gpu.context_doubt_mib or 0
+  return peak, math.max(peak, request + floor(context * line.of_request / 100) + doubt)
 end
 
 -- The batch size that applies: the environment's, the script's or the line's own; or nil and the error.

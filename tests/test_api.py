@@ -100,7 +100,7 @@ def test_python_and_the_command_estimate_the_same_job_of_a_traced_summary(tmp_pa
     path.write_text(to_json(replace(summary, trace=replace(summary.trace, job=traced))))
     for options, words in (
         ({}, []),
-        ({"batch_size": 8, "optimizer": "AdamW"}, ["--batch-size=8", "--optimizer=AdamW"]),
+        ({"batch_size": 8, "optimizer": "SGD"}, ["--batch-size=8", "--optimizer=SGD"]),
     ):
         e = estimate(path, **options)  # type: ignore[arg-type]
         command = [sys.executable, "-m", "slurm_gpumem", "estimate", str(path), "--json", *words]

@@ -85,7 +85,7 @@ def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
     known = measured_environments()
     alike = [entry for entry in known if entry.loading == (loading or "lazy")]
     nearest = min(alike, key=lambda entry: _distance(entry, gpu, environment))
-    bare, conv, matmul, both = _filled(nearest.contexts)
+    bare, conv, matmul, both = _filled(nearest)
     # Where nobody says how modules are loaded, the request holds for both ways.
     ways = (loading,) if loading else LOADING
     most = max(_most(gpu, [entry for entry in known if entry.loading == way]) for way in ways)
@@ -171,10 +171,14 @@ def _context(path: Path, fields: Mapping[str, Any], name: str) -> Optional[int]:
     return value
 
 
-def _filled(contexts: Sequence[Optional[int]]) -> Tuple[int, int, int, int]:
-    """What was not measured apart differs from the whole as on the GPU that was measured best."""
-    both = contexts[3] or 0
-    whole = next(entry.contexts for entry in measured_environments() if all(entry.contexts))
+def _filled(nearest: Measured) -> Tuple[int, int, int, int]:
+    """What was not measured apart differs from the whole as where all of it was, loaded the same way."""
+    contexts, both = nearest.contexts, nearest.contexts[3] or 0
+    whole = next(
+        entry.contexts
+        for entry in measured_environments()
+        if entry.loading == nearest.loading and all(entry.contexts)
+    )
     last = whole[3] or 0
     bare, conv, matmul = (
         known if known is not None else max(LEAST_CONTEXT_MIB, both - last + (other or 0))

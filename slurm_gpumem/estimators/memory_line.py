@@ -87,7 +87,7 @@ class MemoryLine(NamedTuple):
         return f"#GPUMEM {batch}{KEY}={self.text()}"
 
     def memory(self, batch: int, gpu: Gpu) -> Tuple[int, int]:
-        """Peak and request in MiB for a batch size on a GPU, context included."""
+        """Peak and request in MiB for a batch size on a GPU (`in_environment`), context included."""
         large = gpu.cublas_workspace_bytes >= LARGE_WORKSPACE_BYTES
         knots = self.knots if large or not self.small_knots else self.small_knots
         peak, request = interpolate(knots, batch)
@@ -95,7 +95,7 @@ class MemoryLine(NamedTuple):
             peak, request = peak + self.small_shift[0], request + self.small_shift[1]
         context = self.context_mib(gpu)
         peak = max(1, peak + context * self.context_peak // 100)
-        return peak, max(peak, request + context * self.context_request // 100)
+        return peak, max(peak, request + context * self.context_request // 100 + gpu.context_doubt_mib)
 
     def context_mib(self, gpu: Gpu) -> int:
         """The CUDA context that such a job has on this GPU."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
+from slurm_gpumem.estimators.environment import Environment, in_environment
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
@@ -28,6 +29,8 @@ class CudaContext(NamedTuple):
     both: int
     workspace: int
     """One cuBLAS workspace, rounded up."""
+    doubt: int = 0
+    """How much larger the context may be: nobody measured it here."""
 
 
 ContextOf = Callable[[str, int], CudaContext]
@@ -211,11 +214,12 @@ def memory_in_table(kind: str) -> Optional[int]:
 
 def context_in_table(kind: str, memory_mib: int) -> CudaContext:
     """The context on a GPU by the table of GPUs, of the closest one where it is not there."""
-    gpu = closest_gpu(kind or None, memory_mib)
+    gpu = in_environment(closest_gpu(kind or None, memory_mib), Environment())
     return CudaContext(
         bare=gpu.context_for(conv=False, matmul=False),
         conv=gpu.context_for(conv=True, matmul=False),
         matmul=gpu.context_for(conv=False, matmul=True),
         both=gpu.context_mib,
         workspace=ceil_div(gpu.cublas_workspace_bytes, MIB),
+        doubt=gpu.context_doubt_mib,
     )

@@ -84,7 +84,10 @@ def _estimates(asked: Asked, workload: Workload, gpus: Sequence[Gpu]) -> Sequenc
 
         return [of_script(workload.script, gpu) for gpu in gpus]
     if line:
-        return [line.estimate(workload.line_batch, gpu) for gpu in gpus]
+        from slurm_gpumem.estimators.environment import Environment, in_environment
+
+        # A line knows nothing of the job's PyTorch.
+        return [line.estimate(workload.line_batch, in_environment(gpu, Environment())) for gpu in gpus]
     if summary is None or job is None:
         return [None for _ in gpus]
     from slurm_gpumem.estimators import remembered

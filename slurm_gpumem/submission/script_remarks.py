@@ -39,8 +39,8 @@ def preallocation_remark(
 ) -> Optional[str]:
     """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
     lines = [line for _, line in _commands(asked)]
-    by_format = summary is not None and summary.format == "keras"
-    if not (by_format or any(_PREALLOCATES.search(line) for line in lines)):
+    by_framework = summary is not None and summary.shows.preallocates
+    if not (by_framework or any(_PREALLOCATES.search(line) for line in lines)):
         return None
     if any(name in line for line in lines for name in _SETTLED):
         return None

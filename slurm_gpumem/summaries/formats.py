@@ -67,7 +67,7 @@ def _any(titles: str, lines: Sequence[str]) -> bool:
 
 FORMATS: Tuple[Format, ...] = (
     Format("gpumem", DOCUMENT, "own", _is_own),
-    Format("keras", TABLE, "keras", _is_keras, Shows(channels_last=True), row=_BOXED_ROW),
+    Format("keras", TABLE, "keras", _is_keras, Shows(channels_last=True, preallocates=True), row=_BOXED_ROW),
     Format(
         "torchsummary",
         TABLE,

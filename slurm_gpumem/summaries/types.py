@@ -34,6 +34,8 @@ class Shows(NamedTuple):
     """Shapes of images end with the channels."""
     total_outputs: bool = False
     """The totals count the outputs of all layers with parameters, those inside hidden blocks included."""
+    preallocates: bool = False
+    """Its framework takes most of a GPU's memory at the start, whatever the model needs."""
 
 
 SHOWS_EVERYTHING = Shows()

@@ -67,9 +67,9 @@ def test_fit_as_json_holds_what_it_says(traced: str) -> None:
 
 def test_fit_says_no_with_its_exit_code(traced: str) -> None:
     assert _gpumem("fit", traced, "--gpu", "a100", "--batch-size", "100000").returncode == 1
-    done = _gpumem("fit", traced, "--gpu", "a100", "--shards", "1")
+    done = _gpumem("fit", traced, "--gpu", "h200", "--shards", "1")
     assert done.returncode == 1
-    assert "does not fit 1 shard of one a100" in done.stdout
+    assert "does not fit 1 shard of one h200" in done.stdout
 
 
 def test_fit_without_a_gpu_shows_the_usual_ones(traced: str) -> None:

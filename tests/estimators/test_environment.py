@@ -41,7 +41,9 @@ def test_versions_say_how_modules_are_loaded(torch: str, cuda: str, loading: str
 
 def test_an_a100_has_the_context_that_was_seen_in_such_an_environment() -> None:
     gpu = find_gpu("a100", NOWHERE)
-    assert in_environment(gpu, Environment("2.6", "12.4")).context_mib == 522
+    modern = in_environment(gpu, Environment("2.6", "12.4"))
+    # Measured was 522 with both libraries; the others differ from it as they do on an H200.
+    assert (modern.context_matmul_mib, modern.context_mib) == (500, 522)
     old = in_environment(gpu, Environment("1.12", "11.3"))
     assert (old.context_matmul_mib, old.context_mib) == (1430, 1727)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.environment import Environment, in_environment
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.make_line import TOLERANCE, make_line
 from slurm_gpumem.estimators.memory_line import (
@@ -104,7 +105,7 @@ def test_lines_of_real_models_say_what_the_estimate_says(name: str) -> None:
     for batch in (2, 3, 5, 8, 13, 21, 32):
         for gpu in GPUS:
             full = registry.run("auto", summary, replace(job, batch_size=batch), gpu)
-            peak, request = line.memory(batch, gpu)
+            peak, request = line.memory(batch, in_environment(gpu, Environment()))
             assert peak == pytest.approx(full.peak_mib, rel=TOLERANCE)
             assert request == pytest.approx(full.request_mib, rel=TOLERANCE)
 

@@ -190,7 +190,7 @@ def test_json_has_the_same_groups_and_where_narrows_them(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--estimator", "horse"], "did you mean 'horus'"),
+        (["--estimator", "horuss"], "did you mean 'horus'"),
         (["--where", "family=nothing"], "no run has family=nothing"),
         (["--where", "family"], "is not field=value"),
     ],

@@ -55,7 +55,11 @@ def draw_line(draw: random.Random) -> MemoryLine:
 
 def site_gpu(gpu: Gpu) -> Dict[str, Any]:
     contexts = [gpu.context_for(conv=c, matmul=m) for c, m in ((0, 0), (1, 0), (0, 1), (1, 1))]
-    return {"context": contexts, "workspace_mib": -(-gpu.cublas_workspace_bytes // 2**20)}
+    return {
+        "context": contexts,
+        "workspace_mib": -(-gpu.cublas_workspace_bytes // 2**20),
+        "context_doubt_mib": gpu.context_doubt_mib,
+    }
 
 
 def damaged(text: str, draw: random.Random) -> str:

@@ -15,6 +15,7 @@ from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.asked import Asked, JobWords, Workload
 from slurm_gpumem.submission.script_remarks import batch_remark, preallocation_remark
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
+from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 
@@ -62,7 +63,10 @@ def test_a_batch_divided_over_several_gpus_draws_no_remark() -> None:
 
 def remark_for(body: str, summary_format: Optional[str] = None) -> Optional[str]:
     job = asked(body)
-    summary = ModelSummary(summary_format, (Layer("Dense", params=8),)) if summary_format else None
+    summary = None
+    if summary_format:
+        shows = BY_NAME[summary_format].shows
+        summary = ModelSummary(summary_format, (Layer("Dense", params=8),), shows=shows)
     return preallocation_remark(job, summary, find_gpu("a100"), 10 * 1024)
 
 

@@ -58,5 +58,5 @@ def test_the_command_refuses_with_exit_code_2_and_no_traceback(tmp_path: Path) -
     code = "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main(sys.argv[1:]))"
     result = subprocess.run([command[0], "-c", code, *command[3:]], capture_output=True, text=True)
     assert result.returncode == 2
-    assert result.stderr.startswith(f"gpumem: {path}: line 1 looks like Python code, not a model summary.\n")
+    assert result.stderr.startswith("gpumem: train.py: which function or class builds the model?\n")
     assert "Traceback" not in result.stderr
