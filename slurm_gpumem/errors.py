@@ -11,7 +11,7 @@ _ALL_SHOWN, _SHOWN = 12, 3
 
 
 class GpumemError(Exception):
-    """Base of all errors that are the input's or the site's, not a bug of ours."""
+    """Base of all errors that are the input's or the site's, not a bug in gpumem."""
 
     exit_code = 2
 

@@ -27,6 +27,11 @@ LEARNT = (DEFAULT, TRACE)
 """Estimators over which a site may have a layer of its own."""
 
 
+def has_layer(name: str) -> bool:
+    """Whether a site may have a layer over this estimator, and its requests follow the environment."""
+    return name.split(SUFFIX)[0] in LEARNT
+
+
 def estimator_names() -> list[str]:
     """All estimators, the default first."""
     return [DEFAULT, *(name for name in ESTIMATORS if name != DEFAULT)]
@@ -67,7 +72,7 @@ def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimat
     if module is None:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])
     function: Estimator = importlib.import_module(module).estimate
-    if name not in LEARNT:
+    if not has_layer(name):
         return function(summary, job, gpu)
     from slurm_gpumem.estimators.environment import environment_of, in_environment, widened
 

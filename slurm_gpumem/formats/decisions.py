@@ -49,7 +49,7 @@ def read_decisions(path: Path) -> Tuple[Decision, ...]:
     table = read_json_of(path, owners=(0, os.geteuid()), most_bytes=_MAX_BYTES)
     listed = table.get("decisions") if isinstance(table, dict) and table.get("schema") == SCHEMA else None
     if not isinstance(listed, list):
-        raise BadDecisionsError(f"{path} cannot be read or is none of ours")
+        raise BadDecisionsError(f"{path} cannot be read or was not written by gpumem")
     return tuple(_decision(item, path) for item in listed)
 
 
@@ -63,7 +63,7 @@ def _decision(item: Any, path: Path) -> Decision:
     table: Mapping[str, Any] = item if isinstance(item, dict) else {}
     run, at = whole(table.get("run")), moment(table.get("at"))
     if run is None or at is None:
-        raise BadDecisionsError(f"{path} cannot be read or is none of ours")
+        raise BadDecisionsError(f"{path} cannot be read or was not written by gpumem")
     return Decision(
         run,
         at,

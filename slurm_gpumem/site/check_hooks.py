@@ -210,7 +210,7 @@ def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
             yield Finding(
                 severity,
                 "hook-unset",
-                f"slurm.conf has no {key}, but other hooks of ours",
+                f"slurm.conf has no {key}, but other gpumem hooks",
                 why,
                 f"{key}=.../{_file_of(key)} in slurm.conf (docs/admin/node.md)",
             )

@@ -76,6 +76,14 @@ def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: Op
     return Need(estimate.peak_mib, max(estimate.request_mib, estimate.peak_mib), share)
 
 
+def _for_line(gpu: Gpu, estimator: str) -> Gpu:
+    """The GPU as the line's estimator would have it; a line knows nothing of the job's PyTorch."""
+    from slurm_gpumem.estimators import registry
+    from slurm_gpumem.estimators.environment import Environment, in_environment
+
+    return in_environment(gpu, Environment()) if registry.has_layer(estimator) else gpu
+
+
 def _estimates(asked: Asked, workload: Workload, gpus: Sequence[Gpu]) -> Sequence[Optional[Estimate]]:
     """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
     summary, job, line = workload.summary, workload.job, workload.line
@@ -84,10 +92,7 @@ def _estimates(asked: Asked, workload: Workload, gpus: Sequence[Gpu]) -> Sequenc
 
         return [of_script(workload.script, gpu) for gpu in gpus]
     if line:
-        from slurm_gpumem.estimators.environment import Environment, in_environment
-
-        # A line knows nothing of the job's PyTorch.
-        return [line.estimate(workload.line_batch, in_environment(gpu, Environment())) for gpu in gpus]
+        return [line.estimate(workload.line_batch, _for_line(gpu, line.estimator)) for gpu in gpus]
     if summary is None or job is None:
         return [None for _ in gpus]
     from slurm_gpumem.estimators import remembered

@@ -174,7 +174,7 @@ def message_for(error: BaseException, line: Line, rules: Rules, request: TraceRe
         lines = [f"{label}: the code asks for input (input()), but there is no terminal.", where]
     elif is_ours(error):
         lines = [
-            f"{label}: a fault of ours while {line.phase}; please report it with this line.",
+            f"{label}: a fault in gpumem while {line.phase}; please report it with this line.",
             f"{own_words(error)} ({innermost(error)})",
         ]
     else:

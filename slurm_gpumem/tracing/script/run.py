@@ -145,17 +145,24 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
             env = _environment(asked, folder)
             env["GPUMEM_TRACE_TRUTH"] = "1" if truth else "0"
             starter = [sys.executable, "-I", str(_HERE / "private.py"), folder, str(_SCRATCH_MIB), "--"]
-            child = subprocess.Popen(
-                [*starter, *asked.command],
-                cwd=asked.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=env,
-                start_new_session=True,
-                preexec_fn=lambda: _bounded(asked.limits),
-            )
+            # Ctrl-C waits until the child is known: in the middle of a start it would leave it running.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
+                child = subprocess.Popen(
+                    [*starter, *asked.command],
+                    cwd=asked.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    start_new_session=True,
+                    preexec_fn=lambda: _bounded(asked.limits),
+                )
+            except BaseException:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                raise
+            try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 _watch(child, folder, state, asked.limits, asked.progress)
             finally:
                 _end(child)
@@ -272,6 +279,7 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
 
 def _bounded(limits: Limits) -> None:
     """In the child, before it starts: it may not crowd out others on this machine."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.nice(5)
     cpus = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cpus[: limits.cpus or len(cpus)])
