@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from math import exp
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.accounting import load_accounting_config
-from slurm_gpumem.errors import NotLearnedError
+from slurm_gpumem.errors import NotLearnedError, UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.site_fit import COVERAGE, SiteRun, usable
 from slurm_gpumem.estimators.site_layer import SiteLayer, layer_path
@@ -23,6 +24,9 @@ SCHEMA = "gpumem-learn/2"
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
+    for folder in args.records or ():
+        if not os.path.isdir(folder):
+            raise UsageError(f"{folder}: is no folder; --records names one with job records")
     folders = args.records or list(load_accounting_config().folders)
     path = args.output or layer_path()
     with StatusLine() as line:

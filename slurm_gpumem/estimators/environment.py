@@ -31,7 +31,7 @@ WORKSPACE_DOUBT = 0.08
 """Added to a traced request, as a share of the peak, where convolutions run on a GPU whose cuDNN choices
 nobody measured: held against public runs on A100s it brought 13 % of too small requests down to 1 to 4 %."""
 OTHER_DOUBT = 0.02
-"""The same without convolutions: tensors, allocator and attention carry over almost exactly."""
+"""The same without convolutions, where almost everything carries over exactly: a choice, not a fit."""
 UNMEASURED_COVERAGE = 0.95
 
 

@@ -93,7 +93,7 @@ def with_conditions(
         raise UsageError(f"the policy {policy.name} shares no GPU: it has no conditions to change")
     if policy.granted and (max_active is not None or margin_mib is not None):
         raise UsageError(
-            f"the policy {policy.name} goes by what jobs ask for, not by what a monitor sees: "
+            f"the policy {policy.name} uses what jobs ask for, not what a monitor sees: "
             "--max-active and --margin belong to round-robin, magm, lug, mug and the fits"
         )
     if not policy.granted and slowdown is not None:

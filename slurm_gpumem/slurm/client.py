@@ -119,6 +119,6 @@ def _refused(argv: Sequence[str], code: int, stderr: str) -> SlurmError:
     if "Could not establish a configuration source" in said:
         return SlurmUnreachableError(
             f"{argv[0]}: finds no Slurm configuration on this machine; "
-            "is this a login node? Else set SLURM_CONF to the cluster's slurm.conf."
+            "is this a login node? Else set SLURM_CONF to the cluster's slurm.conf"
         )
     return SlurmError(f"{' '.join(argv[:2])}: {said}")

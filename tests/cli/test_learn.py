@@ -108,6 +108,11 @@ def test_too_little_data_is_refused_and_said(site: Site) -> None:
     assert not site.learned.exists()
 
 
+def test_a_folder_that_is_not_there_is_refused(site: Site) -> None:
+    done = site.learn("--records", "/nonexistent")
+    assert (done.returncode, "/nonexistent: is no folder" in done.stderr) == (2, True)
+
+
 def test_no_records_at_all_is_the_same_answer(site: Site) -> None:
     done = site.learn()
     assert (done.returncode, "0 finished runs" in done.stderr) == (1, True)

@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.text import printable
 from slurm_gpumem.tracing.child.spec import IMPORTING_TORCH, TraceRequest
+from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.units import MIB, format_mib
 
 _POLL_S = 0.1
@@ -111,7 +112,7 @@ def _run(
 ) -> _State:
     state = _State()
     read_end, write_end = os.pipe()
-    limit_mib = limits.memory_mib or _most_of_free_mib()
+    limit_mib = limits.memory_mib or most_of_free_mib()
     arguments = [_PACKAGE_ROOT, str(write_end), result, str(limits.seconds), request.to_json()]
     mark = f"{_MARK}={os.getpid()}-{time.monotonic_ns()}"
     before = set(_children_of(os.getpid()))
@@ -180,7 +181,7 @@ def _listen(
                 state.error = _too_long(state, limits.seconds)
             elif clock - started > _IMPORT_S:
                 state.error = f"stopped: {state.phase} took longer than {_IMPORT_S:.0f} s"
-            elif _resident_mib(child.pid) > limit_mib:
+            elif resident_mib(child.pid) > limit_mib:
                 state.error = (
                     f"stopped: {state.phase} took more than {format_mib(limit_mib)} of host memory.\n"
                     "Allow more with --memory-limit 16G, or trace where there is more memory."
@@ -312,20 +313,3 @@ def _children_of(pid: int) -> List[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (OSError, ValueError):
         return []  # no such file on this system: we can reach only the process group
-
-
-def _resident_mib(pid: int) -> int:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0  # ended, or a system without /proc
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
-
-
-def _most_of_free_mib() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, ValueError, StopIteration):
-        return 1 << 40
-    return max(1024, free // 1024 * 3 // 4)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError
+from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.messages import Advice, explain
 from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read
@@ -189,7 +190,7 @@ def _watch(
 ) -> None:
     messages = Messages(folder)
     started = time.monotonic()
-    most = limits.memory_mib or _most_of_free_mib()
+    most = limits.memory_mib or most_of_free_mib()
     while True:
         state.exit_code = child.poll()
         for message in messages.new():
@@ -202,7 +203,7 @@ def _watch(
             state.stopped = "time"
             return
         tree = [child.pid, *_descendants(child.pid)]
-        if _sum_mib(tree) > most:
+        if sum(map(resident_mib, tree)) > most:
             state.stopped = f"memory: more than {most} MiB"
             return
         if len(tree) > limits.processes:
@@ -336,25 +337,6 @@ def _descendants(pid: int) -> List[int]:
         except (OSError, ValueError):
             continue
     return found
-
-
-def _sum_mib(pids: Sequence[int]) -> int:
-    pages = 0
-    for one in pids:
-        try:
-            pages += int(Path(f"/proc/{one}/statm").read_text().split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
-
-
-def _most_of_free_mib() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, ValueError, StopIteration):
-        return 1 << 40
-    return max(1024, free // 1024 * 3 // 4)
 
 
 def _tail(output: Any) -> str:

@@ -38,8 +38,10 @@ class CudaWorld(TorchFunctionMode):
         special = self._special.get(func)
         if special is not None:
             return special(func, args, kwargs)
-        if "device" in kwargs:
-            if is_cuda(kwargs["device"]) or _is_number(kwargs["device"]):
+        # Layers pass device=None on, which means the default.
+        device = kwargs.get("device")
+        if device is not None:
+            if is_cuda(device) or _is_number(device):
                 kwargs = {**kwargs, "device": META}
         elif self.default_is_cuda and func in self._constructors:
             kwargs = {**kwargs, "device": META}

@@ -89,6 +89,12 @@ for step in range(50):
     with torch.no_grad():
         for p in model.parameters(): p.data.add_(p.grad, alpha=-0.1)
 """,
+    "default-device": """
+torch.set_default_device("cuda")
+model = net(); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    loss = model(torch.randn(4096, 256)).pow(2).mean(); opt.zero_grad(); loss.backward(); opt.step()
+""",
     "never-trains": "model = net().to(device); print(model(torch.randn(4, 256).to(device)).shape)",
     "asks": "input('go on? ')",
     "no-data": "open('data/train.bin').read()",
@@ -179,6 +185,11 @@ def test_a_gradient_scaler_loaders_and_arguments_are_served(runs: Dict[str, Futu
     facts = runs["scaler"].result().facts
     assert facts["optimizers"] == ["SGD"]
     assert facts["steps"] >= 3
+
+
+def test_layers_made_under_a_default_device_are_on_it(runs: Dict[str, Future[TracedScript]]) -> None:
+    # The hidden layer's output, its activation and the gradient of one of them.
+    assert runs["default-device"].result().facts["peak_bytes"] > 2 * 4096 * 1024 * 4
 
 
 def test_weights_changed_by_hand_are_training_too(runs: Dict[str, Future[TracedScript]]) -> None:

@@ -75,7 +75,7 @@ class PointerNet(nn.Module):
 
 
 class S4DLayer(nn.Module):
-    """A diagonal state space, its kernel made anew each step and applied by FFT."""
+    """A diagonal state space, its kernel computed again in each step and applied by FFT."""
 
     def __init__(self, d: int, n: int) -> None:
         super().__init__()
