@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
-from typing import Any, Dict
+from collections import OrderedDict
+from contextlib import suppress
+from types import CellType, FunctionType
+from typing import Any, Dict, Tuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +48,43 @@ def meta_twin(model: nn.Module) -> nn.Module:
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 known[id(value)] = to_meta(value.detach())
     twin: nn.Module = copy.deepcopy(model, known)
+    for module in twin.modules():
+        for name, value in list(vars(module).items()):
+            vars(module)[name] = _of_twin(value, known)
+    return twin
+
+
+def _of_twin(value: Any, copies: Dict[int, Any]) -> Any:
+    """Functions that hold layers or tensors of the model (a lambda, a hook), with those of its copy.
+
+    `deepcopy` leaves functions as they are, so they would go on using the model's own.
+    """
+    if isinstance(value, (nn.Module, Tensor)):
+        return copies.get(id(value), value)
+    if isinstance(value, FunctionType) and value.__closure__:
+        return _rebound(value, value.__closure__, copies)
+    if type(value) in (list, tuple):
+        items = [_of_twin(item, copies) for item in value]
+        return value if all(a is b for a, b in zip(items, value)) else type(value)(items)
+    if type(value) in (dict, OrderedDict):
+        named = {key: _of_twin(item, copies) for key, item in value.items()}
+        return value if all(named[key] is item for key, item in value.items()) else type(value)(named)
+    return value
+
+
+def _rebound(function: FunctionType, closure: Tuple[CellType, ...], copies: Dict[int, Any]) -> FunctionType:
+    done = copies.get(id(function))
+    if done is not None and done is not function:
+        return cast(FunctionType, done)
+    cells = tuple(CellType() for _ in closure)
+    code, names = function.__code__, function.__globals__
+    twin = FunctionType(code, names, function.__name__, function.__defaults__, cells)
+    twin.__kwdefaults__ = function.__kwdefaults__
+    vars(twin).update(vars(function))
+    copies[id(function)] = twin  # before its cells: a function may refer to itself
+    for cell, old in zip(cells, closure):
+        with suppress(ValueError):  # a name that has no value yet
+            cell.cell_contents = _of_twin(old.cell_contents, copies)
     return twin
 
 

@@ -30,6 +30,7 @@ def found() -> Dict[str, Any]:
         "graphs",
         "libraries",
         "sparse_states",
+        "layers_in_functions",
     )
     command = [sys.executable, "-m", "tests.tracing.fresh.checks", *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -112,3 +113,8 @@ def test_first_uses_of_cublas_and_cusolver_leave_what_they_leave_on_a_gpu(found:
 def test_sparse_gradients_keep_their_entries_through_the_optimizer(found: Dict[str, Any]) -> None:
     tokens, width = 30, 4
     assert found["sparse_states"] == {"way": "meta", "masked": [8 * tokens, 4 * tokens * width]}
+
+
+def test_functions_that_hold_layers_use_those_of_the_copy(found: Dict[str, Any]) -> None:
+    assert found["layers_in_functions"]["way"] == "meta"
+    assert found["layers_in_functions"]["kept"], "the user's own model was changed"

@@ -298,6 +298,33 @@ def sparse_states() -> Dict[str, Any]:
     }
 
 
+def layers_in_functions() -> Dict[str, Any]:
+    """Layers and weights that are reached through functions: pure bf16 fails on those that stayed behind."""
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = self.layer = nn.Linear(64, 64)
+            gain = self.gain = nn.Parameter(torch.ones(64))
+            again = [layer]
+            self.steps = [lambda x: layer(x) * gain, lambda x: again[0](x).relu()]
+            layer.register_forward_hook(lambda module, args, out: out + gain)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for step in self.steps:
+                x = step(x)
+            return x
+
+    model = Steps()
+    trace = summarize(model, torch.randn(16, 64), precision="bf16").trace
+    assert trace is not None
+    own = model.steps[0].__closure__
+    return {
+        "way": trace.way,
+        "kept": own is not None and {cell.cell_contents for cell in own} == {model.layer, model.gain},
+    }
+
+
 def main(names: List[str]) -> None:
     warnings.simplefilter("ignore")
     print(json.dumps({name: globals()[name]() for name in names}))
