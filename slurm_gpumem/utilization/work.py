@@ -37,11 +37,14 @@ KINDS = (
     "rnn_fp32",
     "rnn_half",
     "optimizer",
+    "serial",
 )
 """What kernels are alike in: how close to the GPU's peak rates they come. Weight: the gradient of a
-convolution's weight, a small result of a long sum; taps: that of a depthwise one, a block for each number."""
+convolution's weight, a small result of a long sum; taps: that of a depthwise one, a block for each number;
+serial: few threads that go through many numbers, as in interpolations."""
 _AT = {name: kind for kind, name in enumerate(KINDS)}
 POINTWISE, NORM, POOL, OPTIMIZER = _AT["pointwise"], _AT["norm"], _AT["pool"], _AT["optimizer"]
+SERIAL = _AT["serial"]
 _POOLS = ("max_pool", "avg_pool")
 RECURRENT = (_AT["rnn_fp32"], _AT["rnn_half"])
 _TILE = 64
