@@ -50,7 +50,7 @@ _PRODUCTS = ("gemm", "conv", "grouped", "depthwise")
 
 def trace_quality(trace: Trace) -> TextQuality:
     """A small real run guesses sizes; a trace on meta tensors knows them."""
-    return TextQuality(shapeless=False, guessed=trace.way != "meta" or not trace.scalable)
+    return TextQuality(guessed=trace.way != "meta" or not trace.scalable)
 
 
 def work_of_trace(trace: Trace, job: TrainingJob, parameter_bytes: int) -> StepWork:

@@ -260,7 +260,7 @@ class _Counter:
     def _recurrent(self, op: Op) -> None:
         """A chain of small products through time, each waiting for the one before it."""
         out = op.out
-        width = max(1, out.shape[-1])
+        width = _columns(out.shape, out.elements, convolution=False)
         steps = self._steps(out.shape, out.elements // width)
         params = op.macs // max(1, out.elements // width)
         layers = max(1, round(params / (_GATES.get(op.label, 2) * width * width)))
