@@ -31,8 +31,12 @@ def test_one_users_jobs_overlap_under_its_own_server_as_under_one_for_all() -> N
 def test_two_users_with_servers_of_their_own_take_turns() -> None:
     apart = predicted_speeds(PER_USER, [HEAVY, HEAVY], ["a", "b"])
     together = predicted_speeds(SHARED, [HEAVY, HEAVY], ["a", "b"])
-    assert apart == pytest.approx(predicted_speeds(TIMESLICE, [HEAVY, HEAVY], ["a", "b"]))
-    assert sum(apart) < 1.02 < sum(together)
+    assert sum(apart) < 1 < sum(together)
+
+
+def test_a_light_user_keeps_its_speed_and_the_heavy_one_pays_for_it() -> None:
+    heavy, light = predicted_speeds(PER_USER, [HEAVY, LIGHT], ["a", "b"])
+    assert heavy < 0.5 < 0.8 < light
 
 
 @given(st.lists(st.sampled_from([HEAVY, LIGHT]), min_size=2, max_size=5), st.sampled_from(WAYS), st.data())
@@ -50,8 +54,8 @@ def test_a_bound_for_servers_of_single_users_counts_on_turns() -> None:
     ]
 
 
-@pytest.mark.parametrize("mode", ["per-user", "shared"])
-def test_the_slowest_job_of_measured_sets_of_two_users_is_predicted_within_0_08(mode: str) -> None:
+@pytest.mark.parametrize(("mode", "bound"), [("per-user", 0.08), ("shared", 0.14)])
+def test_the_slowest_job_of_measured_sets_of_two_users_is_predicted_within(mode: str, bound: float) -> None:
     chosen = [one for one in load_sets() if one.mode == mode and len(set(one.users)) == 2]
-    assert len(chosen) >= 5
-    assert figures(judge_sets(chosen, load_left_out())).worst < 0.08
+    assert len(chosen) >= 11
+    assert figures(judge_sets(chosen, load_left_out())).worst < bound
