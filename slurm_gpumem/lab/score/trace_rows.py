@@ -17,7 +17,6 @@ import random
 import sys
 import time
 import warnings
-from contextlib import nullcontext
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
@@ -40,16 +39,12 @@ from slurm_gpumem.tracing.trace_model import summarize
 
 Row = Mapping[str, Any]
 LIMIT_SECONDS = 300
-_GENERATED = "written.generated."
 
 
 def trace_row(row: Row, **options: Any) -> ModelSummary:
     """Build the row's model and trace its training as it was measured."""
     entry = entry_of(row)
-    # Steps of generated networks hold on to their modules, so that a copy of the network would use the first
-    # one's weights; weights that are on the meta device already are not copied.
-    with torch.device("meta") if entry.build.startswith(_GENERATED) else nullcontext():
-        model = build_model(entry, row["size"])
+    model = build_model(entry, row["size"])
     toggles = row.get("toggles", {})
     checkpoint(model, bool(toggles.get("checkpointing")))
     make, loss = task_named(row["task"])
