@@ -31,8 +31,7 @@ def weigh_activity(
     site = policy.slowdown_in(partitions)
     if own is not None and policy.ignores_utilization(partitions):
         return none, ["max-slowdown has no effect: the site keeps activity out (sharing.utilization)"]
-    counts = own is not None or site is not None
-    unknown = counts and any(estimate is not None and estimate.utilization is None for estimate in estimates)
+    unknown = any(estimate is not None and estimate.utilization is None for estimate in estimates)
     warnings = ["its activity is not known, so only memory decides its share"] if unknown else []
     from slurm_gpumem.errors import ConfigError
 
