@@ -147,17 +147,23 @@ def main(argv: Optional[List[str]] = None) -> int:
     folder = args.data or SETS
     out = args.out or MODELS
     sets = load_sets(folder)
-    modes = json.loads((out / FILE).read_text())["modes"] if args.turns else fit_all(sets)
+    card = {
+        "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
+        "data_sha256": data_sha256([folder], ("sets",)),
+        "command": "python -m slurm_gpumem.lab.fit.interference",
+    }
+    if args.turns:
+        before = json.loads((out / FILE).read_text())
+        modes, card = before["modes"], before["card"]
+    else:
+        modes = fit_all(sets)
+    several = sum(one.mode == PER_USER and len(set(one.users)) > 1 for one in sets)
     turns = fit_turns(sets, {mode: part["coefficients"] for mode, part in modes.items()})
     content = {
         "format": FORMAT,
         "modes": modes,
         "turns": turns._asdict(),
-        "card": {
-            "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
-            "data_sha256": data_sha256([folder], ("sets",)),
-            "command": "python -m slurm_gpumem.lab.fit.interference",
-        },
+        "card": {**card, "turns": f"{several} sets of several users"},
     }
     (out / FILE).write_text(json.dumps(content, separators=(",", ":")) + "\n")
     if args.turns:
