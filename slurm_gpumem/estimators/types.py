@@ -244,7 +244,9 @@ class Estimate:
     base: Optional[Tuple[int, int]] = None
     """Peak and request before a site's layer moved them; None where none did."""
     utilization: Optional[Utilization] = None
-    """How hard the job drives the GPU; None where nothing is known of it."""
+    """How hard the job drives the GPU; None where nothing is known of it ..."""
+    no_utilization: str = ""
+    """... and why, where the text shows too little."""
     unseen: Optional[Unseen] = None
     """The code that the text could not show, where the request is wider because of it."""
     step: Optional[TrainingStep] = field(default=None, repr=False, compare=False)

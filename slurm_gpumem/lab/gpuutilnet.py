@@ -177,7 +177,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     folder = args.data or GROUND_TRUTH
-    runs = load_solo(folder)
+    runs = load_solo([folder])
     tables = table(runs, load_texts({run.summary: None for run in runs}))
     answers: Dict[str, Dict[str, List[int]]] = {}
     for dataset, (members, values) in tables.items():
@@ -193,7 +193,7 @@ def main(argv: Optional[List[str]] = None) -> int:
                 f"{np.mean(np.array(ours) == classes):.2f} on models kept out",
                 flush=True,
             )
-    content = {"data_sha256": data_sha256(folder), "answers": answers}
+    content = {"data_sha256": data_sha256([folder]), "answers": answers}
     under(args.out or MODELS, GPUUTILNET).write_bytes(
         gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
     )

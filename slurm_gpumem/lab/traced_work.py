@@ -52,6 +52,14 @@ def write_traced(lines: Iterable[str], path: Path) -> None:
     path.write_bytes(lzma.compress("".join(sorted(lines)).encode(), preset=9))
 
 
+def kept_lines(path: Path) -> Dict[str, str]:
+    """The file's lines by key; none where there is no file."""
+    if not path.exists():
+        return {}
+    with lzma.open(path, "rt") as file:
+        return {json.loads(line)["key"]: line for line in file}
+
+
 def load_traced(jobs: Sequence[Any], path: Optional[Path] = None) -> Dict[str, TracedWork]:
     """By key, of those of `jobs` (with `key` and `job`) that were traced; none where the file is not."""
     path = TRACE_KERNELS if path is None else path

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.lab.ground_truth import TOOLS, open_text
-from slurm_gpumem.lab.places import GROUND_TRUTH, SETS, shown
+from slurm_gpumem.lab.places import GROUND_TRUTH, HANDWRITTEN, SETS, shown
 from slurm_gpumem.utilization.model import TARGETS
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, SIDE, TIMESLICE, TURNS
 
-SOLO_FILES = ("rows-utilization", "rows-sets")
-"""Files of the ground truth whose rows have a job's utilization alone on the GPU."""
-MODES = ("mps", "timeslice")
+SOLO_FILES = ("rows-utilization", "rows-sets", "rows-written_utilization")
+"""Files of measured runs whose rows have a job's utilization alone on the GPU."""
+SOLO_FOLDERS = (GROUND_TRUTH, HANDWRITTEN, SETS)
 _PERCENT = ("sm_active", "sm_occupancy", "dram_active")
 _TOGGLES = {
     "channels_last": "channels_last",
@@ -49,17 +50,33 @@ class SharedSet(NamedTuple):
     speeds: Tuple[float, ...]
     solo: Tuple[Mapping[str, float], ...]
     """Each job's metrics alone, measured in the same worker: by TARGETS, shares and seconds."""
+    users: Tuple[int, ...] = ()
+    """Whose jobs they are; all of one user where empty."""
     pool: str = ""
     """The jobs that stood ready together; each was measured alone once for all sets of its pool."""
 
 
-def load_solo(folder: Optional[Path] = None) -> List[Solo]:
+def way_of(one: SharedSet) -> str:
+    """How its jobs shared the GPU, one of `sets.WAYS`; "mps" is a server for all."""
+    return SHARED if one.mode == SIDE else one.mode
+
+
+def mode_of(one: SharedSet) -> str:
+    """The coefficients that it teaches: of jobs side by side, of jobs in turns; "" where both are in it."""
+    users = one.users or (0,) * len(one.jobs)
+    if one.mode in (SIDE, SHARED) or (one.mode == PER_USER and len(set(users)) == 1):
+        return SIDE
+    return TURNS if one.mode == TIMESLICE or len(set(users)) == len(users) else ""
+
+
+def load_solo(folders: Sequence[Path] = SOLO_FOLDERS) -> List[Solo]:
     """All jobs that were measured alone; UsageError when there are none."""
-    where = GROUND_TRUTH if folder is None else folder
-    found = [_solo(row) for name in SOLO_FILES for row in _lines(where, name) if _usable(row)]
+    found = [
+        _solo(row) for where in folders for name in SOLO_FILES for row in _lines(where, name) if _usable(row)
+    ]
     if not found:
         raise UsageError(
-            f"{where}: no measured utilization there. Restore {shown(GROUND_TRUTH)} of the repository: "
+            f"{folders[0]}: no measured utilization there. Restore {shown(GROUND_TRUTH)} of the repository: "
             f"git checkout {shown(GROUND_TRUTH)}"
         )
     return found
@@ -80,12 +97,13 @@ def load_sets(folder: Optional[Path] = None) -> List[SharedSet]:
 
 
 def load_texts(keys: Optional[Mapping[str, Any]] = None) -> Dict[str, Dict[str, str]]:
-    """Summary key → tool → text, of the ground truth's models (only of `keys` where given)."""
+    """Summary key → tool → text, of the measured models (only of `keys` where given)."""
     texts: Dict[str, Dict[str, str]] = {}
-    for line in _lines(GROUND_TRUTH, "summaries"):
-        if keys is None or line["summary"] in keys:
-            made = {tool: line[tool] for tool in TOOLS if isinstance(line.get(tool), str)}
-            texts.setdefault(line["summary"], {}).update(made)
+    for folder in SOLO_FOLDERS:
+        for line in _lines(folder, "summaries"):
+            if keys is None or line["summary"] in keys:
+                made = {tool: line[tool] for tool in TOOLS if isinstance(line.get(tool), str)}
+                texts.setdefault(line["summary"], {}).update(made)
     return texts
 
 
@@ -135,6 +153,7 @@ def _set(row: Mapping[str, Any], solo: Mapping[str, Any]) -> SharedSet:
         jobs=tuple(row["jobs"]),
         speeds=tuple(float(speed) for speed in row["speed"]),
         solo=tuple(_values(solo[key]) for key in row["jobs"]),
+        users=tuple(row.get("users", ())),
         pool=str(row.get("pool", "")),
     )
 

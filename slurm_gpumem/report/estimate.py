@@ -45,7 +45,7 @@ def explain_lines(
         f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
         f"request {estimate.request_mib:,} MiB = {count(shards, 'shard')}{held}"
     )
-    lines += _utilization_lines(estimate.utilization)
+    lines += _utilization_lines(estimate)
     lines += _wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate))
     lines += _wrapped("", _alternatives(other))
     return lines
@@ -114,10 +114,12 @@ def utilization_json(utilization: Optional[Utilization]) -> Optional[Dict[str, A
     }
 
 
-def _utilization_lines(utilization: Optional[Utilization]) -> List[str]:
+def _utilization_lines(estimate: Estimate) -> List[str]:
     """How hard the job will drive the GPU."""
+    utilization = estimate.utilization
     if utilization is None:
-        return []
+        why = estimate.no_utilization
+        return [f"alone on the GPU: SM activity unknown: {why}"] if why else []
     low, high = utilization.intervals["sm_active"]
     shortest, longest = utilization.intervals["step_seconds"]
     bound = "the CPU's launches" if utilization.launch_bound else "the GPU"
@@ -160,6 +162,7 @@ def estimate_json(
         },
         "coverage": chosen.coverage,
         "utilization": utilization_json(chosen.utilization),
+        "no_utilization": chosen.no_utilization or None,
         "warnings": list(warnings_of(summary, chosen)),
         "assumptions": list(assumptions(summary, chosen.job, gpu, chosen)),
     }

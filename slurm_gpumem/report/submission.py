@@ -62,6 +62,8 @@ def explain_submission(plan: Plan) -> List[str]:
     request = plan.request
     if request is not None and request.units and not request.whole_gpu:
         unit = "mps units" if policy.gres == "mps" else "shards"
+        if largest.activity is None and estimate.no_utilization:
+            return [*lines, "share: by memory; its activity is unknown"]
         lines += _share_lines(largest.activity, request.memory_units, request.activity_units, unit)
     return lines
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from slurm_gpumem.simulation.sharing import prepared
 from slurm_gpumem.simulation.types import SimJob
 from slurm_gpumem.utilization.interference import JobLoad
+from slurm_gpumem.utilization.sets import prepared
 
 
 class Task:

@@ -25,6 +25,7 @@ KERNELS = (
     "foreach",
     "rnn",
     "pool",
+    "serial",
 )
 """What operators of a step do; a view starts nothing and costs the CPU a little."""
 SIZES: Mapping[str, int] = {"gemm": 4, "conv": 7, "grouped": 7, "depthwise": 7, "rnn": 4, "view": 0}
@@ -119,7 +120,8 @@ class Kernel:
     """Products: rows, columns, length of the sum, how many; convolutions also: weights of a channel, places
     of the larger side for each of the smaller, whether channels lie last. Attention: floating-point
     operations, rows of queries. Norms: numbers, means. Foreach: tensors, numbers. Rnn: operations, width of
-    all gates, rows of the batch, width of the state. Others: most numbers, numbers written."""
+    all gates, rows of the batch, width of the state. Serial: threads, numbers that each handles one after the
+    other. Others: most numbers, numbers written."""
     bytes: Polynomial
     count: int = 1
 

@@ -21,6 +21,11 @@ _FREE = ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_em
          "aten::lift_fresh", "aten::_reshape_alias", "aten::set_", "aten::new_empty_strided",
          "aten::_local_scalar_dense", "aten::is_same_size", "aten::record_stream")  # fmt: skip
 _GATHERS = ("aten::embedding", "aten::index", "aten::gather", "aten::index_select")
+_SERIAL = ("upsample_linear1d", "upsample_linear1d_backward", "upsample_bicubic2d",
+           "upsample_bicubic2d_backward", "upsample_trilinear3d", "upsample_trilinear3d_backward",
+           "upsample_bilinear2d")  # fmt: skip
+"""A thread of their CUDA kernels goes through batch and channels at one place of the result, so that small
+results keep few multiprocessors busy for long."""
 _MEANS = ("mean", "rstd", "save_mean", "save_invstd")
 _BACKWARD_ATTENTION = 2.5
 """Its backward computes the scores again: five products, compared with the forward's two."""
@@ -137,6 +142,8 @@ def _kind_of(func: Any) -> str:
         return CAST
     if name in _GATHERS:
         return "gather"
+    if short in _SERIAL:
+        return "serial"
     return VIEW if _is_view(func) else "pointwise"
 
 
@@ -262,6 +269,19 @@ def _gather(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
     yield "pointwise", (numbers, numbers), moved, "fp32"
 
 
+def _serial(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
+    """Places of the larger side, and numbers at each of them."""
+    wide = args[0] if func._schema.name.endswith("_backward") else result
+    taken = [args[0], result]
+    if wide.dim() == 4 and wide.is_contiguous(memory_format=torch.channels_last) and not wide.is_contiguous():
+        # With channels last each number has a thread.
+        yield "pointwise", (wide.numel(), result.numel()), _bytes(taken), _dtype(wide)
+        return
+    places = wide.shape[2:].numel()
+    if places:
+        yield kind, (places, wide.numel() // places), _bytes(taken), _dtype(wide)
+
+
 def _pointwise(kind: str, func: Any, args: Any, kwargs: Any, result: Any) -> Made:
     """Elements of the largest tensor, and how many are written: few if it is summed up."""
     taken = list(_tensors(args)) + list(_tensors(list(kwargs.values())))
@@ -286,6 +306,7 @@ _MAKERS: Dict[str, Callable[..., Made]] = {
     "foreach": _foreach,
     "norm": _norm,
     "gather": _gather,
+    "serial": _serial,
 }
 
 

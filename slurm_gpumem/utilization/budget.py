@@ -12,7 +12,16 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.types import Utilization
-from slurm_gpumem.utilization.interference import Interference, JobLoad, load_of, packaged, prepare, pressure
+from slurm_gpumem.utilization.interference import (
+    MODES,
+    Interference,
+    JobLoad,
+    load_of,
+    packaged,
+    prepare,
+    pressure,
+)
+from slurm_gpumem.utilization.sets import SHARED, SIDE, TURNS
 
 _MOST = 64.0
 """No set of jobs presses harder: a job that tolerates this much tolerates everything."""
@@ -34,9 +43,19 @@ class Budget(NamedTuple):
 def activity_budget(
     utilization: Utilization, max_slowdown: float, site_slowdown: float, mode: str = "mps"
 ) -> Budget:
-    """The share of a job that accepts `max_slowdown`, on a site that accepts `site_slowdown`."""
+    """The share of a job that accepts `max_slowdown`, on a site that accepts `site_slowdown`.
+
+    `mode` is one of `interference.MODES`, or of `sets.WAYS`: with a server for each user neighbours may be
+    somebody else's, with whose jobs it takes turns.
+    """
     model = packaged()
+    mode = coefficients_of(mode)
     return budget(load_of(utilization), max_slowdown, scale(model, site_slowdown, mode), model.modes[mode])
+
+
+def coefficients_of(way: str) -> str:
+    """The mode of `interference.MODES` in which a way of sharing keeps its bound beside anybody's jobs."""
+    return way if way in MODES else SIDE if way == SHARED else TURNS
 
 
 def budget(job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, float]) -> Budget:

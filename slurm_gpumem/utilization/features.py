@@ -24,7 +24,6 @@ NAMES = (
     "log_parameter_mib",
     "points_a_product",
     "casts_a_product",
-    "shapeless",
     "guessed",
     *(f"share_{kind}" for kind in KINDS),
 )
@@ -32,9 +31,8 @@ _LIMIT = 6.0
 
 
 class TextQuality(NamedTuple):
-    """What is known of the text besides its work."""
+    """What is known of a text or trace besides its work."""
 
-    shapeless: bool = False
     guessed: bool = False
 
 
@@ -68,7 +66,6 @@ def features(work: StepWork, times: Times, quality: TextQuality) -> List[float]:
         log1p(work.parameter_bytes / MIB),
         host.points / max(host.products, 1),
         host.casts / max(host.products, 1),
-        float(quality.shapeless),
         float(quality.guessed),
         *(seconds / gpu for seconds in times.by_kind),
     ]

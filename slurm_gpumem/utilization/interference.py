@@ -22,7 +22,7 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.types import Utilization
 
-FORMAT = "gpumem-interference/1"
+FORMAT = "gpumem-interference/2"
 FILE = "interference.json"
 MODES = ("mps", "timeslice")
 TRAITS = ("occupancy", "dram", "log_step")
@@ -55,12 +55,23 @@ class JobLoad(NamedTuple):
     step: float
 
 
+class Turns(NamedTuple):
+    """How the MPS servers of several users take turns."""
+
+    need: float
+    """A server whose jobs keep the share a of the multiprocessors active wants 1 - (1 - a) ** need of the
+    time: it has a turn while any kernel runs, however few multiprocessors that keeps busy."""
+    capacity: float
+    """What is left of the time after changing from one to the other."""
+
+
 class Interference(NamedTuple):
     """A checked file: coefficients and the scale of budgets, by mode of sharing."""
 
     modes: Mapping[str, Mapping[str, float]]
     scales: Mapping[str, Tuple[Tuple[float, float], ...]]
     """(slowdown, sum of pressures that usual jobs stand at it): see `budget`."""
+    turns: Turns
     card: Mapping[str, Any]
 
 
@@ -105,6 +116,7 @@ class Prepared(NamedTuple):
     roundness: float
     pressure: float
     sensitivity: float
+    active: float
 
     def stretch(self, others: float) -> float:
         """A step beside neighbours of that pressure over one alone: 1 or more, never less for more of it."""
@@ -115,7 +127,9 @@ class Prepared(NamedTuple):
 def prepare(job: JobLoad, known: Mapping[str, float]) -> Prepared:
     """The job's own numbers in a mode."""
     own, roundness = known["own"] * job.active, known["roundness"]
-    return Prepared(own, rounded(own, roundness), roundness, pressure(job, known), sensitivity(job, known))
+    return Prepared(
+        own, rounded(own, roundness), roundness, pressure(job, known), sensitivity(job, known), job.active
+    )
 
 
 def stretch(job: JobLoad, others: float, known: Mapping[str, float]) -> float:
@@ -166,7 +180,10 @@ def from_json(content: Any, where: str) -> Interference:
             scales[mode] = tuple((_number(slow), _number(total)) for slow, total in part["scale"])
             if len(scales[mode]) < 2 or any(total <= 0 for _, total in scales[mode]):
                 raise ValueError("the scale of budgets needs two points or more, all positive")
-        return Interference(modes, scales, dict(content.get("card", {})))
+        turns = Turns(_number(content["turns"]["need"]), _number(content["turns"]["capacity"]))
+        if turns.need <= 0 or not 0 < turns.capacity <= 1:
+            raise ValueError("the turns of servers need a positive need and a capacity up to 1")
+        return Interference(modes, scales, turns, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: is damaged ({error}); `make fit-utilization` writes it again") from None
 

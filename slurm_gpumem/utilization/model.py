@@ -1,15 +1,15 @@
-"""The fitted file: the roofline's coefficients, a line and small trees on top, intervals and ranges, in JSON.
+"""The fitted file: the roofline's coefficients, a line on top, intervals and ranges, in JSON.
 
-    {"format": "gpumem-utilization/2", "features": [names],
+    {"format": "gpumem-utilization/3", "features": [names],
      "sources": {"summary": {"coefficients": {name: number}, "middles": [number, ...],
      "scales": [number, ...], "targets": {target: {"start": number, "slopes": [number, ...],
-     "trees": [tree, ...], "low": number, "high": number, "shapeless": [low, high]}},
+     "bands": [[low, high], ...]}},
      "ranges": [[low, high], ...], "lean": number},
      "trace": {...}},
      "coverage": share, "outside": factor, "card": {...}}
 
-A slope is for a feature less its middle, in scales (at most STEEPEST of them). A tree is a number (a leaf) or
-[feature, threshold, tree if value <= threshold, tree otherwise].
+A slope is for a feature less its middle, in scales (at most STEEPEST of them). A band is where the truth lies
+beside the answer for `coverage` of jobs; there is one for each level of predicted SM activity (LEVELS).
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.corrected.trees import check_numbers, usable_number
+from slurm_gpumem.estimators.corrected.trees import usable_number
 from slurm_gpumem.utilization import roofline
 from slurm_gpumem.utilization.features import NAMES
 
-FORMAT = "gpumem-utilization/2"
+FORMAT = "gpumem-utilization/3"
 FILE = "utilization.json"
 TARGETS = ("sm_active", "sm_occupancy", "dram_active", "step_seconds")
-SIZE_CAP = 4 << 20
-_DEPTH_CAP = 12
+LEVELS = (0.3, 0.7)
+"""Shares of SM activity between which jobs are predicted equally well: idle, half busy, busy."""
+SIZE_CAP = 1 << 20
 STEEPEST = 3.0
 """The number of scales from its middle up to which the line follows a feature."""
 
@@ -39,22 +40,12 @@ class Target(NamedTuple):
 
     start: float
     slopes: Tuple[float, ...]
-    trees: Tuple[Any, ...]
-    low: float
-    high: float
-    shapeless: Tuple[float, float]
-    """The interval's ends where the text has no shapes."""
+    bands: Tuple[Tuple[float, float], ...]
+    """The interval's ends beside the answer, by level of predicted SM activity."""
 
-    def moved(self, values: Sequence[float], scaled: Sequence[float]) -> float:
-        """The learned part for one job, by its features as they are and as `SourceModel.scaled` has them."""
-        total = self.start
-        for slope, place in zip(self.slopes, scaled):
-            total += slope * place
-        for node in self.trees:
-            while isinstance(node, list):
-                node = node[2] if values[node[0]] <= node[1] else node[3]
-            total += node
-        return total
+    def moved(self, scaled: Sequence[float]) -> float:
+        """The learned part for one job, by its features as `SourceModel.scaled` has them."""
+        return self.start + sum(slope * place for slope, place in zip(self.slopes, scaled))
 
 
 class SourceModel(NamedTuple):
@@ -148,28 +139,7 @@ def _numbers(content: Sequence[Any]) -> Tuple[float, ...]:
 
 
 def _target(content: Mapping[str, Any]) -> Target:
-    trees = content["trees"]
-    low, high = usable_number(content["low"]), usable_number(content["high"])
-    poor = content.get("shapeless", (low, high))
-    level: List[Any] = list(trees)
-    # Level by level over all trees at once: this runs at every submission.
-    for _ in range(_DEPTH_CAP):
-        nodes = [node for node in level if type(node) is list]
-        check_numbers([leaf for leaf in level if type(leaf) is not list])
-        if not nodes:
-            return Target(
-                usable_number(content["start"]),
-                _numbers(content["slopes"]),
-                tuple(trees),
-                low,
-                high,
-                (usable_number(poor[0]), usable_number(poor[1])),
-            )
-        if {len(node) for node in nodes} != {4}:
-            raise ValueError("a node of a tree is not [feature, threshold, tree, tree]")
-        used = {node[0] for node in nodes}
-        if any(type(feature) is not int or not 0 <= feature < len(NAMES) for feature in used):
-            raise ValueError("a node asks for a feature that there is not")
-        check_numbers([node[1] for node in nodes])
-        level = [node[2] for node in nodes] + [node[3] for node in nodes]
-    raise ValueError("a tree is too deep")
+    bands = tuple((usable_number(low), usable_number(high)) for low, high in content["bands"])
+    if len(bands) != len(LEVELS) + 1:
+        raise ValueError("as many bands as levels are needed")
+    return Target(usable_number(content["start"]), _numbers(content["slopes"]), bands)

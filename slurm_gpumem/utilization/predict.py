@@ -12,7 +12,7 @@ from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Utilization
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import NAMES, TextQuality, features, logit
-from slurm_gpumem.utilization.model import TARGETS, SourceModel, UtilizationModel, packaged
+from slurm_gpumem.utilization.model import LEVELS, TARGETS, SourceModel, UtilizationModel, packaged
 from slurm_gpumem.utilization.roofline import Times, rates_of, step_times
 from slurm_gpumem.utilization.work import StepWork, step_work
 
@@ -53,9 +53,23 @@ def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Est
         model = packaged(SUMMARY)
     except ConfigError as error:
         return replace(estimate, warnings=(*estimate.warnings, f"no utilization: {error}"))
+    unknown = why_unknown(summary)
+    if unknown:
+        return replace(estimate, no_utilization=unknown)
     step = estimate.step or rebuild(summary, estimate.job, gpu)
-    quality = TextQuality(shapeless=not summary.has_shapes, guessed=step.has_guesses)
+    quality = TextQuality(guessed=step.has_guesses)
     return replace(estimate, utilization=predict(step_work(step.tape, estimate.job), quality, gpu, model))
+
+
+def why_unknown(summary: ModelSummary) -> str:
+    """Why no utilization is predicted from this text; "" where it is.
+
+    On such texts predictions were off by 18 points of SM activity and more (docs/sharing.md).
+    """
+    if not summary.has_shapes:
+        return "the text has no shapes (torchinfo's has with an input size, gpumem summarize's)"
+    unseen = registry.unseen_code(summary)
+    return unseen.message if unseen is not None and unseen.is_much else ""
 
 
 def predict(
@@ -70,10 +84,6 @@ def predict(
     if found.unusual:
         named = ", ".join(name.replace("_", " ") for name in found.unusual[:3])
         warnings.append(f"utilization: unlike the measured jobs (beyond the usual: {named})")
-    if quality.shapeless:
-        warnings.append(
-            "utilization is a rough guess: the text has no shapes (torchinfo's has, gpumem summarize's)"
-        )
     if not gpu.utilization_measured:
         how = (
             "scaled from an H200's by peak rates" if gpu.tflops else "as on an H200: its rates are not known"
@@ -100,27 +110,48 @@ def predict_targets(
     work: StepWork, quality: TextQuality, gpu: Gpu, fitted: SourceModel, outside: float
 ) -> Prediction:
     """The roofline's answer, moved by the learned part, with its intervals."""
-    times = step_times(work, rates_of(gpu), fitted.coefficients)
-    values = features(work, times, quality)
-    scaled = fitted.scaled(values)
-    unusual = beyond(values, fitted.ranges)
-    wider = outside if unusual else 1.0
+    found = centers(work, quality, gpu, fitted)
+    wider = outside if found.unusual else 1.0
+    level = level_of(found.by_target["sm_active"])
     middle: Dict[str, float] = {}
     low: Dict[str, float] = {}
     high: Dict[str, float] = {}
-    for name, plain in plain_answers(times).items():
-        target = fitted.targets[name]
-        center = plain + target.moved(values, scaled)
+    for name, center in found.by_target.items():
         back = exp if name == "step_seconds" else _share
+        below, above = fitted.targets[name].bands[level]
         middle[name] = back(center)
-        below, above = target.shapeless if quality.shapeless else (target.low, target.high)
         low[name] = back(center + wider * min(below, 0.0))
         high[name] = back(center + wider * max(above, 0.0))
     # Warps live on active multiprocessors only.
     middle["sm_occupancy"] = min(middle["sm_occupancy"], middle["sm_active"])
     low["sm_occupancy"] = min(low["sm_occupancy"], middle["sm_occupancy"])
     busy_activity = _share(logit(middle["sm_active"]) + fitted.busy_shift)
-    return Prediction(middle, low, high, times, unusual, busy_activity)
+    return Prediction(middle, low, high, found.times, found.unusual, busy_activity)
+
+
+class Centers(NamedTuple):
+    """Answers by TARGETS in the scale of the learned part: log-odds, the step as a logarithm."""
+
+    by_target: Dict[str, float]
+    times: Times
+    unusual: Tuple[str, ...]
+
+
+def centers(work: StepWork, quality: TextQuality, gpu: Gpu, fitted: SourceModel) -> Centers:
+    """The answers without their intervals."""
+    times = step_times(work, rates_of(gpu), fitted.coefficients)
+    values = features(work, times, quality)
+    scaled = fitted.scaled(values)
+    answers = {
+        name: plain + fitted.targets[name].moved(scaled) for name, plain in plain_answers(times).items()
+    }
+    return Centers(answers, times, beyond(values, fitted.ranges))
+
+
+def level_of(active: float) -> int:
+    """The level (LEVELS) of an SM activity in log-odds."""
+    share = _share(active)
+    return sum(share >= edge for edge in LEVELS)
 
 
 def plain_answers(times: Times) -> Dict[str, float]:

@@ -14,6 +14,7 @@ from slurm_gpumem.utilization.work import (
     POINTS,
     POINTWISE,
     POOL,
+    SERIAL,
     Host,
     Key,
     StepWork,
@@ -36,15 +37,20 @@ _SLOTS = {
     "norm": 2,
     "pointwise": 3,
     "pool": 3,
+    "serial": 3,
     "cast": 4,
 }
 """Where operators count in `Host`."""
+_SERIAL_THREADS = 1024
+"""Threads of a block of such kernels."""
+_SERIAL_OPERATIONS = 100_000
+"""What a multiprocessor could compute while such a thread waits for one number: about 0.2 µs."""
 _PRODUCTS = ("gemm", "conv", "grouped", "depthwise")
 
 
 def trace_quality(trace: Trace) -> TextQuality:
     """A small real run guesses sizes; a trace on meta tensors knows them."""
-    return TextQuality(shapeless=False, guessed=trace.way != "meta" or not trace.scalable)
+    return TextQuality(guessed=trace.way != "meta" or not trace.scalable)
 
 
 def work_of_trace(trace: Trace, job: TrainingJob, parameter_bytes: int) -> StepWork:
@@ -119,6 +125,10 @@ def _keys(
         flops, wide, rows, state = sizes
         kind = kind_named("rnn_half" if half else "rnn_fp32")
         return [(kind, flops, moved, 4 * blocks_of(max(1, rows), max(1, wide), max(1, state)))]
+    if kernel.kind == "serial":
+        threads, length = sizes
+        blocks = -(-max(1, threads) // _SERIAL_THREADS)
+        return [(SERIAL, _SERIAL_OPERATIONS * length * blocks, moved, blocks)]
     blocks = max(1, sizes[0] // POINTS)
     if kernel.kind != "norm":
         return [(POOL if kernel.kind == "pool" else POINTWISE, 0, moved, blocks)]

@@ -37,11 +37,14 @@ KINDS = (
     "rnn_fp32",
     "rnn_half",
     "optimizer",
+    "serial",
 )
 """What kernels are alike in: how close to the GPU's peak rates they come. Weight: the gradient of a
-convolution's weight, a small result of a long sum; taps: that of a depthwise one, a block for each number."""
+convolution's weight, a small result of a long sum; taps: that of a depthwise one, a block for each number;
+serial: few threads that go through many numbers, as in interpolations."""
 _AT = {name: kind for kind, name in enumerate(KINDS)}
 POINTWISE, NORM, POOL, OPTIMIZER = _AT["pointwise"], _AT["norm"], _AT["pool"], _AT["optimizer"]
+SERIAL = _AT["serial"]
 _POOLS = ("max_pool", "avg_pool")
 RECURRENT = (_AT["rnn_fp32"], _AT["rnn_half"])
 _TILE = 64
@@ -257,7 +260,7 @@ class _Counter:
     def _recurrent(self, op: Op) -> None:
         """A chain of small products through time, each waiting for the one before it."""
         out = op.out
-        width = max(1, out.shape[-1])
+        width = _columns(out.shape, out.elements, convolution=False)
         steps = self._steps(out.shape, out.elements // width)
         params = op.macs // max(1, out.elements // width)
         layers = max(1, round(params / (_GATES.get(op.label, 2) * width * width)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from slurm_gpumem.formats.comment import parse_record
 
 pytestmark = pytest.mark.slurm
 
-BUSY = ("job.sh", "--model", "summary.txt", "--batch-size", "256", "--estimator", "structural")
+RESNET50 = Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt"
+BUSY = ("job.sh", "--model", str(RESNET50), "--batch-size", "32", "--estimator", "structural")
+WRITTEN = ("job.sh", "--model", "summary.txt", "--batch-size", "256")
 
 
 @pytest.fixture
@@ -90,3 +93,13 @@ def test_a_slowdown_below_one_is_refused_where_it_was_written(desk: Any) -> None
     assert done.returncode == 2
     assert "max-slowdown" in done.stderr
     assert "job.sh, line 2" in done.stderr
+
+
+def test_a_job_of_unknown_activity_gets_its_memorys_share_and_is_told(desk: Any, site: Any) -> None:
+    env = site("[sharing]\nmax_slowdown = 1.1\n")
+    found = asked(desk, *WRITTEN, env=env)
+    assert found["utilization"] is None
+    assert found["shards"] == found["shards_by_memory"]
+    assert any("activity is not known" in warning for warning in found["warnings"])
+    said = desk.call("--dry-run", "--explain", *WRITTEN, env=env).stderr
+    assert "share: by memory; its activity is unknown" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -84,3 +85,19 @@ def test_a_rate_is_taken_between_the_first_and_the_last_end_inside_the_window() 
 
     assert steps_between([0.5, 1.0, 1.5, 2.0, 9.0], 0.9, 2.1) == {"steps": 3, "steps_per_s": 2.0}
     assert steps_between([0.5, 1.0], 0.9, 2.1) == {}
+
+
+_AS_USER = """
+import json, os, time
+from slurm_gpumem.lab.collect.workers import Worker
+
+who = lambda send, orders: send({"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups()})
+worker = Worker("a", who, {}, 65531)
+print(json.dumps(worker.hear(time.monotonic() + 20)))
+worker.end()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs a worker as another user")
+def test_a_worker_runs_as_the_user_it_is_given() -> None:
+    assert _printed(_AS_USER) == {"uid": 65531, "gid": 65531, "groups": []}

@@ -94,7 +94,7 @@ def test_jobs_of_two_users_take_turns_unless_they_share_a_server() -> None:
     own, shared, sliced = (
         max(simulate(jobs, setup("slurm-pack", mode=mode)).end) for mode in ("mps", "mps-shared", "timeslice")
     )
-    assert own == pytest.approx(sliced)
+    assert own == pytest.approx(sliced, rel=0.2), "servers take turns as processes do, a little more evenly"
     assert shared < own
 
 

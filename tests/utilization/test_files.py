@@ -32,8 +32,8 @@ def broken(content: Any, change: Callable[[Any], None]) -> Any:
         lambda c: c["sources"]["summary"]["coefficients"].update(latency=0),
         lambda c: c["sources"]["summary"]["coefficients"].update(latency=float("nan")),
         lambda c: c["sources"]["summary"]["ranges"].pop(),
-        lambda c: c["sources"]["summary"]["targets"]["sm_active"].update(trees=[[99, 0.0, 1, 2]]),
-        lambda c: c["sources"]["summary"]["targets"]["sm_active"].update(trees=[["0", 0.0, 1, 2]]),
+        lambda c: c["sources"]["summary"]["targets"]["sm_active"].update(bands=[[-1.0, 1.0]]),
+        lambda c: c["sources"]["summary"]["targets"]["sm_active"]["slopes"].pop(),
         lambda c: c["sources"]["summary"]["targets"].pop("step_seconds"),
         lambda c: c.pop("coverage"),
     ],
@@ -52,6 +52,8 @@ def test_a_damaged_utilization_file_is_refused(change: Callable[[Any], None]) ->
         lambda c: c["modes"]["mps"]["coefficients"].update(own="1"),
         lambda c: c["modes"]["mps"].update(scale=[[1.0, 0.0], [2.0, 1.0]]),
         lambda c: c["modes"]["timeslice"].update(scale=[]),
+        lambda c: c["turns"].update(capacity=1.5),
+        lambda c: c.pop("turns"),
     ],
 )
 def test_a_damaged_interference_file_is_refused(change: Callable[[Any], None]) -> None:
@@ -63,15 +65,3 @@ def test_a_missing_file_names_the_command_that_writes_it(tmp_path: Path) -> None
     for load in (model.load, interference.load):
         with pytest.raises(ConfigError, match="make fit-utilization"):
             load(tmp_path / "none.json")
-
-
-def test_a_tree_without_end_is_refused() -> None:
-    tree: Any = 0.0
-    for _ in range(40):
-        tree = [0, 0.0, tree, 0.0]
-
-    def deepen(content: Any) -> None:
-        content["sources"]["summary"]["targets"]["sm_active"]["trees"] = [tree]
-
-    with pytest.raises(ConfigError, match="deep"):
-        model.from_json(broken(UTILIZATION, deepen), "somewhere")

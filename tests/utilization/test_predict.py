@@ -12,10 +12,11 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import TrainingJob, Utilization
+from slurm_gpumem.report.estimate import Alternatives, explain_lines
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.utilization.features import TextQuality
+from slurm_gpumem.utilization.features import TextQuality, logit
 from slurm_gpumem.utilization.model import packaged
-from slurm_gpumem.utilization.predict import predict, with_utilization
+from slurm_gpumem.utilization.predict import centers, level_of, predict, with_utilization
 from slurm_gpumem.utilization.work import step_work
 from tests.support.timing import best_cpu_s, slowness
 
@@ -51,17 +52,52 @@ def test_a_job_beyond_the_measured_range_says_so_and_is_less_sure() -> None:
     assert any("unlike the measured jobs" in warning for warning in huge.warnings)
 
 
-def test_a_text_without_shapes_is_called_a_rough_guess_and_has_wider_intervals() -> None:
-    full = read_summary(EXAMPLES / "resnet50.txt")
+WRITTEN = """\
+==========================================================================================
+Layer (type:depth-idx)                   Output Shape              Param #
+==========================================================================================
+QuarkMixer                               [8, 10]                   --
+├─Linear: 1-1                            [8, 128, 64]              1,088
+├─QuarkBlock: 1-2                        [8, 128, 64]              --
+│    └─Linear: 2-1                       [8, 128, 64]              4,160
+├─Linear: 1-3                            [8, 10]                   650
+==========================================================================================
+Total params: 5,898
+Trainable params: 5,898
+==========================================================================================
+"""
+
+
+def test_of_a_text_with_somebodys_own_classes_utilization_is_unknown_and_says_why() -> None:
+    found = estimate(WRITTEN, batch_size=8, gpu="h200")
+    assert found.utilization is None
+    assert "forward does cannot be seen in a text" in found.no_utilization
+
+
+def test_of_a_text_without_shapes_utilization_is_unknown_and_says_what_has_them() -> None:
+    found = estimate("ResNet(\n  (conv1): Conv2d(3, 64, kernel_size=(7, 7))\n)\n", batch_size=8, gpu="h200")
+    assert found.utilization is None
+    assert "no shapes" in found.no_utilization
+
+
+def test_the_answer_for_people_has_one_line_where_utilization_is_unknown() -> None:
+    summary = read_summary(WRITTEN)
+    found = estimate(WRITTEN, batch_size=8, gpu="h200")
+    shown = explain_lines(summary, found, find_gpu("h200"), Alternatives(), 1024)
+    assert sum("SM activity unknown: what Quark" in line for line in shown) == 1
+
+
+def test_intervals_are_those_of_the_level_of_activity() -> None:
+    model = packaged("summary")
+    fitted = model.sources["summary"]
+    assert {len(target.bands) for target in fitted.targets.values()} == {3}
     gpu, job = find_gpu("h200"), TrainingJob(64)
-    walk = rebuild(full, job, gpu)
-    known = predict(step_work(walk.tape, job), TextQuality(), gpu, packaged())
-    rough = predict(step_work(walk.tape, job), TextQuality(shapeless=True), gpu, packaged())
-    assert not known.warnings
-    assert any("rough guess" in warning for warning in rough.warnings)
-    for target in ("sm_active", "step_seconds"):
-        (low, high), (least, most) = known.intervals[target], rough.intervals[target]
-        assert most - least > 1.3 * (high - low), target
+    work = step_work(rebuild(read_summary(EXAMPLES / "resnet50.txt"), job, gpu).tape, job)
+    center = centers(work, TextQuality(), gpu, fitted).by_target["sm_active"]
+    low, high = fitted.targets["sm_active"].bands[level_of(center)]
+    least, most = predict(work, TextQuality(), gpu, model).intervals["sm_active"]
+    assert logit(least / 100) == pytest.approx(center + low)
+    assert logit(most / 100) == pytest.approx(center + high)
 
 
 def test_a_submission_reads_only_the_source_that_it_needs() -> None:

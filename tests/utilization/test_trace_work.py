@@ -16,6 +16,7 @@ from slurm_gpumem.lab.utilization_runs import Solo, load_solo
 from slurm_gpumem.summaries.trace_types import Kernel, Trace, TracedJob
 from slurm_gpumem.utilization.model import packaged
 from slurm_gpumem.utilization.predict import TRACE, predict, with_utilization
+from slurm_gpumem.utilization.roofline import rates_of, step_times
 from slurm_gpumem.utilization.trace_work import trace_quality, work_of_trace
 from slurm_gpumem.utilization.work import KINDS, StepWork, launches
 from tests.summaries.test_own_format import SUMMARY
@@ -53,6 +54,16 @@ def test_arithmetic_follows_the_batch() -> None:
 def test_products_take_the_units_that_the_job_allows() -> None:
     assert {"gemm_fp32", "conv_tf32"} <= kinds(work())
     assert {"gemm_tf32", "conv_tf32"} <= kinds(work(precision="tf32"))
+
+
+def test_few_threads_that_go_through_many_numbers_take_long_and_leave_the_gpu_idle() -> None:
+    sizes = ((64,), (0, 128))  # 64 places of a short series, 128 channels for each of the batch
+    kernel = Kernel("serial", "forward", "fp32", sizes, (0, 1 << 16), 1)
+    trace = replace(traced(), kernels=(kernel,))
+    made = work_of_trace(trace, TrainingJob(1024), 4 << 20)
+    times = step_times(made, rates_of(H200), packaged("trace").sources[TRACE].coefficients)
+    assert times.gpu > 0.01
+    assert times.busy < 0.02 * times.gpu
 
 
 def test_gradients_of_weights_are_told_from_those_of_inputs() -> None:

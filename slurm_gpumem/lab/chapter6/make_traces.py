@@ -27,7 +27,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.ground_truth import load_ground_truth
-from slurm_gpumem.lab.places import SIMULATION, shown
+from slurm_gpumem.lab.places import GROUND_TRUTH, SIMULATION, shown
 from slurm_gpumem.lab.score.accuracy import score, score_stored
 from slurm_gpumem.lab.score.predictions import load_predictions
 from slurm_gpumem.lab.utilization_runs import load_solo
@@ -86,7 +86,7 @@ class Measured(NamedTuple):
 def measured_jobs() -> List[Measured]:
     """Runs with memory, activity and an answer of every estimator."""
     truth = load_ground_truth()
-    solo = {run.key: run for run in load_solo() if not run.key.endswith("+mps=True")}
+    solo = {run.key: run for run in load_solo([GROUND_TRUTH]) if not run.key.endswith("+mps=True")}
     chosen = replace(truth, runs=tuple(run for run in truth.runs if run.key in solo))
     memory: Dict[str, int] = {}
     estimates: Dict[str, Dict[str, int]] = {}

@@ -4,9 +4,9 @@
 
 The jobs of a pool are built once and stay on the GPU, each in a process of its own. Each trains alone for a
 moment, then drawn sets of 2 to 6 of them train at the same time, under MPS or in turns (time slices), as the
-pool says. One line a set: steps per second of each job, its speed against its own alone in this pool, the
-GPU's counters meanwhile. The solo readings are lines of their own; with the jobs' memory they are rows of
-the data set (rows-CONFIG.jsonl).
+pool says; `users` gives each job the id of a user to run as (needs root). One line a set: steps per second of
+each job, its speed against its own alone in this pool, whose job it is, the GPU's counters meanwhile. The
+solo readings are lines of their own; with the jobs' memory they are rows of the data set (rows-CONFIG.jsonl).
 """
 
 from __future__ import annotations
@@ -14,13 +14,9 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, TextIO
 
@@ -29,6 +25,7 @@ from slurm_gpumem.lab.collect.activity import Watcher
 from slurm_gpumem.lab.collect.build import import_sources
 from slurm_gpumem.lab.collect.memory import describe_job, end_last_line, quiet_libraries
 from slurm_gpumem.lab.collect.sample import Job, pool_jobs
+from slurm_gpumem.lab.collect.servers import Environments, servers
 from slurm_gpumem.lab.collect.trainer import steps_between, trainer
 from slurm_gpumem.lab.collect.workers import Worker, end_all
 from slurm_gpumem.lab.command import exit_code
@@ -107,12 +104,13 @@ class Pool:
         self._name, self._pool, self._jobs, self._watcher = name, pool, jobs, watcher
         self._file, self._rows = file, rows
         self._workers: Dict[str, Worker] = {}
+        self._users = dict(zip([job.key for job in jobs], pool.get("users", [0] * len(jobs))))
 
     def run(self, until: float, config: Mapping[str, Any], build_seconds: float) -> int:
         """Build, measure each alone, then sets until the time or the pool's number of sets is over."""
-        with _sharing(self._pool["mode"]) as environment:
+        with servers(self._pool["mode"], list(self._users.values())) as environments:
             try:
-                rows = self._build(environment, build_seconds)
+                rows = self._build(environments, build_seconds)
                 windows = [config["window_seconds"]] * self._pool.get("solo_windows", 1)
                 solo = {key: self._together([key], windows) for key in list(self._workers)}
                 solo = {key: reading for key, reading in solo.items() if reading.get("steps_per_s")}
@@ -123,8 +121,11 @@ class Pool:
             finally:
                 end_all(list(self._workers.values()))
 
-    def _build(self, environment: Mapping[str, str], build_seconds: float) -> Dict[str, Dict[str, Any]]:
-        self._workers = {job.key: Worker(job, trainer(job, "cuda"), environment) for job in self._jobs}
+    def _build(self, environments: Environments, build_seconds: float) -> Dict[str, Dict[str, Any]]:
+        self._workers = {
+            job.key: Worker(job, trainer(job, "cuda"), environments[uid], uid)
+            for job, uid in zip(self._jobs, self._users.values())
+        }
         by = time.monotonic() + build_seconds
         rows = {key: worker.hear(by) for key, worker in self._workers.items()}
         for job in self._jobs:
@@ -144,7 +145,8 @@ class Pool:
             if len(rates) != len(chosen):
                 continue
             speed = [round(rate / solo[key]["steps_per_s"][0], 4) for key, rate in zip(chosen, rates)]
-            self._write({"kind": "set", "jobs": chosen, **reading, "speed": speed})
+            users = [self._users[key] for key in chosen]
+            self._write({"kind": "set", "jobs": chosen, "users": users, **reading, "speed": speed})
             written += 1
         return written
 
@@ -184,24 +186,6 @@ class Pool:
 def _single(reading: Mapping[str, Any]) -> Dict[str, Any]:
     rate = reading["steps_per_s"][0]
     return {**reading, "steps_per_s": rate, "step_seconds": round(1 / rate, 6)}
-
-
-@contextmanager
-def _sharing(mode: str) -> Iterator[Mapping[str, str]]:
-    """What the jobs' environment needs; under "mps" a control daemon of their own is up meanwhile."""
-    if mode != "mps":
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="gpumem-mps-") as folder:
-        environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        control = ["nvidia-cuda-mps-control"]
-        subprocess.run([*control, "-d"], env={**os.environ, **environment}, check=True)
-        try:
-            yield environment
-        finally:
-            subprocess.run(
-                control, input=b"quit\n", env={**os.environ, **environment}, check=False, timeout=30
-            )
 
 
 if __name__ == "__main__":

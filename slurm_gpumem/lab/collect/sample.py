@@ -18,8 +18,9 @@ STEPS = 5
 """Enough for the peak to be stable, unless the configuration says otherwise."""
 UNKNOWN = Footprint(parameters=100e6, saved=200e6, flops=10e9)
 """For a model that could not be traced: large enough to be careful with."""
-MODES = ("mps", "timeslice")
-"""How the jobs of a pool share the GPU."""
+MODES = ("mps", "timeslice", "per-user", "shared")
+"""How the jobs of a pool share the GPU: clients of one user's MPS server, without MPS, clients of a server
+for each user, clients of one server for all users."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def pool_jobs(pool: Mapping[str, Any]) -> List[Job]:
     if pool.get("mode") not in MODES:
         raise ConfigError(f"pool: mode must be one of {', '.join(MODES)}, not {pool.get('mode')!r}")
     # A client of MPS takes less memory outside the allocator: another factor, as the other toggles are.
-    toggles = {"mps": True} if pool["mode"] == "mps" else {}
+    toggles = {} if pool["mode"] == "timeslice" else {"mps": True}
     known = {entry.id: entry for entry in load_catalogue()}
     jobs = []
     for key in pool["jobs"]:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 Message = Dict[str, Any]
 Work = Callable[[Callable[[Message], None], Iterator[Message]], None]
@@ -23,7 +23,10 @@ Work = Callable[[Callable[[Message], None], Iterator[Message]], None]
 class Worker:
     """One forked process; `say` an order, then `hear` its answer."""
 
-    def __init__(self, tag: Any, work: Work, environment: Optional[Mapping[str, str]] = None) -> None:
+    def __init__(
+        self, tag: Any, work: Work, environment: Optional[Mapping[str, str]] = None, uid: int = 0
+    ) -> None:
+        """`uid`: the user that it runs as; 0 for the parent's own."""
         self.tag = tag
         sys.stdout.flush()
         sys.stderr.flush()
@@ -37,7 +40,7 @@ class Worker:
         if self.pid == 0:
             os.close(self._orders)
             os.close(self._answers)
-            _be_worker(work, orders_out, answers_in, log, environment or {})
+            _be_worker(work, (orders_out, answers_in, log), environment or {}, uid)
         os.close(orders_out)
         os.close(answers_in)
 
@@ -90,13 +93,18 @@ def end_all(workers: List[Worker]) -> None:
         worker.end()
 
 
-def _be_worker(work: Work, orders: int, answers: int, log: int, environment: Mapping[str, str]) -> None:
+def _be_worker(work: Work, pipes: Tuple[int, int, int], environment: Mapping[str, str], uid: int) -> None:
+    orders, answers, log = pipes
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.environ.update(environment)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        if uid:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
         work(lambda message: _send(answers, message), _orders(orders))
         code = 0
     except BaseException:  # noqa: BLE001 - the worker's end is its error; the parent reads the log's tail

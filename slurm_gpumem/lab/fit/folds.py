@@ -29,6 +29,18 @@ def fold_of(model: str) -> int:
     return int(sha1(group_of(model).encode()).hexdigest(), 16) % FOLDS
 
 
+def fold_of_kind(model: str, family: str) -> int:
+    """The same, a hand-written network by its kind: no network of the kind was fitted on."""
+    if not is_written(family):
+        return fold_of(model)
+    return int(sha1(family.encode()).hexdigest(), 16) % FOLDS
+
+
+def is_written(family: str) -> bool:
+    """Whether such models were written by hand, or generated as if they were."""
+    return family.startswith("handwritten-")
+
+
 def name_of(model: str) -> str:
     """The same for a model of several libraries: resnet50 and resnet-50."""
     source, _, name = model.partition("/")

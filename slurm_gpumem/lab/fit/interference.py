@@ -21,7 +21,7 @@ from slurm_gpumem.lab.fit.utilization import data_sha256
 from slurm_gpumem.lab.places import INTERFERENCE_FOLDS, MODELS, SETS, shown, under
 from slurm_gpumem.lab.score.sets import model_of
 from slurm_gpumem.lab.shared_speeds import load_from, speeds
-from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets
+from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets, mode_of
 from slurm_gpumem.utilization.budget import budget
 from slurm_gpumem.utilization.interference import (
     FILE,
@@ -31,7 +31,11 @@ from slurm_gpumem.utilization.interference import (
     POSITIVE,
     START,
     JobLoad,
+    Turns,
+    prepare,
 )
+from slurm_gpumem.utilization.sets import PER_USER, SetJob
+from slurm_gpumem.utilization.sets import speeds as set_speeds
 
 Known = Dict[str, float]
 Array = Any
@@ -80,6 +84,30 @@ def left_out(sets: Sequence[SharedSet], start: Mapping[str, float] = START) -> D
     return dict(zip(models, Parallel(n_jobs=-1)(delayed(fit_mode)(some, start) for some in others)))
 
 
+def fit_turns(sets: Sequence[SharedSet], modes: Mapping[str, Mapping[str, float]]) -> Turns:
+    """How servers take turns, from sets of several users: the grid's best, the slowest jobs counting most."""
+    chosen = [
+        (one, [SetJob(str(user), *(prepare(load_from(solo), modes[mode]) for mode in MODES))
+               for user, solo in zip(one.users, one.solo)])
+        for one in sets
+        if one.mode == PER_USER and len(set(one.users)) > 1
+    ]  # fmt: skip
+    if not chosen:
+        return Turns(2.0, 0.95)
+
+    def error(turns: Turns) -> float:
+        total = 0.0
+        for one, jobs in chosen:
+            got = set_speeds(PER_USER, jobs, turns)
+            off = [abs(said - real) for said, real in zip(got, one.speeds)]
+            total += sum(off) / len(off) + _WORST * abs(min(got) - min(one.speeds))
+        return total
+
+    needs, capacities = np.arange(1.0, 4.01, 0.1), np.arange(0.8, 1.001, 0.01)
+    grid = [Turns(round(float(a), 2), round(float(b), 2)) for a in needs for b in capacities]
+    return min(grid, key=error)
+
+
 def scale_points(jobs: Sequence[JobLoad], known: Mapping[str, float]) -> List[List[float]]:
     """For some slowdowns the sum of pressures S at which these jobs' shares are smallest on average."""
     points = []
@@ -96,7 +124,7 @@ def fit_all(sets: Sequence[SharedSet]) -> Dict[str, Any]:
     modes: Dict[str, Any] = {}
     start: Mapping[str, float] = START
     for mode in MODES:
-        chosen = [one for one in sets if one.mode == mode]
+        chosen = [one for one in sets if mode_of(one) == mode]
         known = fit_mode(chosen, start) if chosen else dict(start)
         start = known
         rounded = {name: float(f"{value:.5g}") for name, value in known.items()}
@@ -114,22 +142,33 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help=f"folder of measured sets ({shown(SETS)})")
     parser.add_argument("--out", type=Path, help="folder to write into instead of models")
+    parser.add_argument("--turns", action="store_true", help="fit only how servers of users take turns")
     args = parser.parse_args(argv)
     folder = args.data or SETS
     out = args.out or MODELS
     sets = load_sets(folder)
-    modes = fit_all(sets)
+    card = {
+        "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
+        "data_sha256": data_sha256([folder], ("sets",)),
+        "command": "python -m slurm_gpumem.lab.fit.interference",
+    }
+    if args.turns:
+        before = json.loads((out / FILE).read_text())
+        modes, card = before["modes"], before["card"]
+    else:
+        modes = fit_all(sets)
+    several = sum(one.mode == PER_USER and len(set(one.users)) > 1 for one in sets)
+    turns = fit_turns(sets, {mode: part["coefficients"] for mode, part in modes.items()})
     content = {
         "format": FORMAT,
         "modes": modes,
-        "card": {
-            "data": f"{len(sets)} sets of {len({job for one in sets for job in one.jobs})} jobs on an H200",
-            "data_sha256": data_sha256(folder, ("sets",)),
-            "command": "python -m slurm_gpumem.lab.fit.interference",
-        },
+        "turns": turns._asdict(),
+        "card": {**card, "turns": f"{several} sets of several users"},
     }
     (out / FILE).write_text(json.dumps(content, separators=(",", ":")) + "\n")
-    left_out = {mode: _without_each([one for one in sets if one.mode == mode]) for mode in MODES}
+    if args.turns:
+        return 0
+    left_out = {mode: _without_each([one for one in sets if mode_of(one) == mode]) for mode in MODES}
     under(out, INTERFERENCE_FOLDS).write_text(json.dumps(left_out, separators=(",", ":")) + "\n")
     return 0
 

@@ -1,7 +1,8 @@
 """Fit utilization on jobs measured alone, and interference on sets: `make fit-utilization`.
 
 Writes models/utilization.json (fitted on all rows), models/lab/folds/utilization.json.gz (one fit a fold,
-without that fold's models; `gpumem accuracy` scores with these) and the card models/utilization.md.
+without that fold's models and kinds of hand-written networks; `gpumem accuracy` scores with these) and the
+card models/utilization.md.
 """
 
 from __future__ import annotations
@@ -10,69 +11,57 @@ import argparse
 import gzip
 import json
 from hashlib import sha256
+from math import log
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from joblib import Parallel, delayed
-from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge
 
-from slurm_gpumem.lab.fit.folds import FOLDS
+from slurm_gpumem.lab.fit.folds import FOLDS, is_written
 from slurm_gpumem.lab.fit.roofline import fit_coefficients
 from slurm_gpumem.lab.fit.utilization_rows import UtilizationRow, rows_of, rows_of_traces
-from slurm_gpumem.lab.places import GROUND_TRUTH, MODELS, UTILIZATION_FOLDS, shown, under
+from slurm_gpumem.lab.places import MODELS, UTILIZATION_FOLDS, shown, under
 from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, class_of, dataset_of
 from slurm_gpumem.lab.traced_work import load_traced
-from slurm_gpumem.lab.utilization_runs import SOLO_FILES, load_solo, load_texts
+from slurm_gpumem.lab.utilization_runs import SOLO_FILES, SOLO_FOLDERS, load_solo, load_texts
 from slurm_gpumem.utilization.features import NAMES, features, logit
-from slurm_gpumem.utilization.model import FILE, FORMAT, STEEPEST, TARGETS
-from slurm_gpumem.utilization.predict import SUMMARY, TRACE, plain_answers
+from slurm_gpumem.utilization.model import FILE, FORMAT, LEVELS, STEEPEST, TARGETS, from_json
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, centers, level_of, plain_answers
 from slurm_gpumem.utilization.roofline import rates_of, step_times
 
-SEED = 0
 COVERAGE = 0.8
 """Share of jobs that an interval is meant to hold."""
 TAILS = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
 OUTSIDE = 1.5
 """How much wider the intervals are outside the range of the measurements."""
 TRIM = 0.002
-CLIP = 2.5
-"""A difference in log-odds beyond this teaches nothing: the text does not show what was run."""
-ITERATIONS = 40
-LEARNING_RATE = 0.05
-LEAF = 12
 RIDGE = 100.0
 """How strongly the lines' slopes are held at nothing."""
-LINE_CLIP = 1.2
+CLIP = 1.2
 """What a line is fitted on: differences up to this, lest single jobs turn it."""
+ENOUGH = 30
+"""Jobs of a level that its interval needs; with fewer it takes all."""
 LEANS = tuple(round(0.05 * step, 2) for step in range(17))
 Array = Any
 
 
 def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
-    """Coefficients, trees, intervals and ranges from these rows."""
-    coefficients = fit_coefficients([row for row in rows if row.fullest and not row.seen.shapeless])
+    """Coefficients, lines and ranges from these rows; bands are still of no width."""
+    coefficients = fit_coefficients([row for row in rows if row.fullest])
     values, rest = _table(rows, coefficients)
     middles, scales = values.mean(axis=0), values.std(axis=0) + 1e-9
     scaled = np.clip((values - middles) / scales, -STEEPEST, STEEPEST)
-    fold = np.array([row.fold for row in rows])
     weight = _weights(rows)
-    fullest = np.array([row.fullest for row in rows])
-    shapeless = np.array([row.seen.shapeless for row in rows])
     targets: Dict[str, Dict[str, Any]] = {}
-    lean = 0.0
     for name in TARGETS:
-        # Intervals from rows that their trees never saw, one text a job.
-        off = rest[name] - _crossed(values, scaled, rest[name], weight, fold)
-        if name == "sm_active":
-            lean = _lean([row for row in rows if row.fullest], off[fullest])
-        low, high = np.quantile(off[fullest], TAILS)
-        line = _line(scaled, rest[name], weight)
-        fitted = _export(_trees(values, rest[name] - line.predict(scaled), weight), line)
-        targets[name] = {**fitted, "low": float(low), "high": float(high)}
-        if shapeless.any():
-            targets[name]["shapeless"] = [float(edge) for edge in np.quantile(off[shapeless], TAILS)]
+        line = Ridge(RIDGE).fit(scaled, np.clip(rest[name], -CLIP, CLIP), sample_weight=weight)
+        targets[name] = {
+            "start": round(float(line.intercept_), 8),
+            "slopes": [round(float(slope), 8) for slope in line.coef_],
+            "bands": [[0.0, 0.0]] * (len(LEVELS) + 1),
+        }
     ranges = np.quantile(values, [TRIM, 1 - TRIM], axis=0).T
     return {
         "coefficients": coefficients,
@@ -80,8 +69,54 @@ def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
         "scales": scales.tolist(),
         "targets": targets,
         "ranges": ranges.tolist(),
-        "lean": lean,
+        "lean": 0.0,
     }
+
+
+class HeldOut(NamedTuple):
+    """A row as the fit without its fold saw it."""
+
+    row: UtilizationRow
+    level: int
+    off: Dict[str, float]
+    """By target: truth less answer, in widths (OUTSIDE for a job unlike the measured ones)."""
+    missed: float
+    """The same of SM activity, as it is."""
+
+
+def _held_out(rows: Sequence[UtilizationRow], parts: Sequence[Dict[str, Any]], source: str) -> List[HeldOut]:
+    models = [from_json(as_file({source: part}), "the fold just fitted").sources[source] for part in parts]
+    found = []
+    for row in rows:
+        got = centers(row.work, row.seen, row.run.gpu, models[row.fold])
+        wider = OUTSIDE if got.unusual else 1.0
+        off = {name: _scaled(name, row.run.values[name]) - got.by_target[name] for name in TARGETS}
+        level = level_of(got.by_target["sm_active"])
+        found.append(HeldOut(row, level, {name: by / wider for name, by in off.items()}, off["sm_active"]))
+    return found
+
+
+def _with_bands(fitted: Dict[str, Any], held: Sequence[HeldOut]) -> Dict[str, Any]:
+    """The fit with its intervals: where jobs of held-out kinds lay beside their answers."""
+    targets = {}
+    # Somebody's next job is as often hand-written as not; of the measured ones a third are.
+    counted = [one for one in held for _ in range(2 if is_written(one.row.run.family) else 1)]
+    for name, target in fitted["targets"].items():
+        everyone = [one.off[name] for one in counted]
+        bands = []
+        for level in range(len(LEVELS) + 1):
+            own = [one.off[name] for one in counted if one.level == level]
+            bands.append(_band(own if len(own) >= ENOUGH else everyone))
+        targets[name] = {**target, "bands": bands}
+    library = [one for one in held if one.row.fullest and not is_written(one.row.run.family)]
+    lean = _lean([one.row for one in library], [one.missed for one in library])
+    return {**fitted, "targets": targets, "lean": lean}
+
+
+def _band(off: Sequence[float]) -> List[float]:
+    """The ends that hold COVERAGE of jobs like these, and a little more for having few of them."""
+    more = min(1.0, (len(off) + 1) / len(off) * TAILS[1])
+    return [round(float(edge), 5) for edge in np.quantile(off, [1 - more, more])]
 
 
 def _lean(rows: Sequence[UtilizationRow], off: Array) -> float:
@@ -117,10 +152,13 @@ def _table(rows: Sequence[UtilizationRow], coefficients: Dict[str, float]) -> Tu
         times = step_times(row.work, rates_of(row.run.gpu), coefficients)
         values.append(features(row.work, times, row.seen))
         for name, plain in plain_answers(times).items():
-            true = row.run.values[name]
-            scaled = float(np.log(true)) if name == "step_seconds" else logit(true)
-            rest[name].append(min(max(scaled - plain, -CLIP), CLIP))
+            rest[name].append(_scaled(name, row.run.values[name]) - plain)
     return np.array(values), {name: np.array(found) for name, found in rest.items()}
+
+
+def _scaled(name: str, true: float) -> float:
+    """A measured value in the scale that the learned part adds to."""
+    return log(true) if name == "step_seconds" else logit(true)
 
 
 def _weights(rows: Sequence[UtilizationRow]) -> Array:
@@ -130,50 +168,6 @@ def _weights(rows: Sequence[UtilizationRow]) -> Array:
         if not row.fullest:
             others[row.run.key] = others.get(row.run.key, 0) + 1
     return np.array([1.0 if row.fullest else 1.0 / others[row.run.key] for row in rows])
-
-
-def _line(scaled: Array, target: Array, weight: Array) -> Any:
-    return Ridge(RIDGE).fit(scaled, np.clip(target, -LINE_CLIP, LINE_CLIP), sample_weight=weight)
-
-
-def _trees(values: Array, target: Array, weight: Array) -> Any:
-    return HistGradientBoostingRegressor(
-        loss="absolute_error",
-        max_depth=3,
-        max_iter=ITERATIONS,
-        learning_rate=LEARNING_RATE,
-        min_samples_leaf=LEAF,
-        early_stopping=False,
-        random_state=SEED,
-    ).fit(values, target, sample_weight=weight)
-
-
-def _crossed(values: Array, scaled: Array, target: Array, weight: Array, fold: Array) -> Array:
-    found = np.zeros(len(target))
-    for number in np.unique(fold):
-        held = fold == number
-        if held.all():
-            return found
-        line = _line(scaled[~held], target[~held], weight[~held])
-        rest = target[~held] - line.predict(scaled[~held])
-        trees = _trees(values[~held], rest, weight[~held])
-        found[held] = line.predict(scaled[held]) + trees.predict(values[held])
-    return found
-
-
-def _export(model: Any, line: Any) -> Dict[str, Any]:
-    trees = [_tree(stage[0].nodes, 0) for stage in model._predictors]
-    start = float(np.ravel(model._baseline_prediction)[0]) + float(line.intercept_)
-    slopes = [round(float(slope), 8) for slope in line.coef_]
-    return {"start": round(start, 8), "slopes": slopes, "trees": trees}
-
-
-def _tree(nodes: Array, at: int) -> Any:
-    node = nodes[at]
-    if node["is_leaf"]:
-        return round(float(node["value"]), 5)
-    below, above = _tree(nodes, int(node["left"])), _tree(nodes, int(node["right"]))
-    return [int(node["feature_idx"]), round(float(node["num_threshold"]), 6), below, above]
 
 
 def as_file(sources: Dict[str, Any], card: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
@@ -188,31 +182,39 @@ def as_file(sources: Dict[str, Any], card: Optional[Dict[str, Any]] = None) -> D
     }
 
 
-def fit_all(rows: Sequence[UtilizationRow]) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
-    """The model of all rows, and one without each fold."""
-    chosen = [rows, *([row for row in rows if row.fold != number] for number in range(FOLDS))]
+def fit_all(rows: Sequence[UtilizationRow], source: str) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
+    """The model of all rows, and one without each fold; the intervals of each from jobs of other folds."""
+    known = [row for row in rows if not row.unknown]
+    chosen = [known, *([row for row in known if row.fold != number] for number in range(FOLDS))]
     whole, *parts = Parallel(n_jobs=-1)(delayed(fit)(some) for some in chosen)
-    return whole, parts
+    held = _held_out(known, parts, source)
+    without = [
+        _with_bands(part, [one for one in held if one.row.fold != number])
+        for number, part in enumerate(parts)
+    ]
+    return _with_bands(whole, held), without
 
 
-def data_sha256(folder: Path, prefixes: Tuple[str, ...] = SOLO_FILES) -> str:
+def data_sha256(folders: Sequence[Path], prefixes: Tuple[str, ...] = SOLO_FILES) -> str:
     """One hash over measured jobs (or sets), file by file in order of name."""
     total = sha256()
-    for path in sorted(p for p in folder.iterdir() if p.name.startswith(prefixes)):
-        total.update(path.name.encode() + path.read_bytes())
+    for folder in folders:
+        for path in sorted(p for p in folder.iterdir() if p.name.startswith(prefixes)):
+            total.update(path.name.encode() + path.read_bytes())
     return total.hexdigest()
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Fit, write, and say how good it is on models that were held out."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help=f"folder of measured jobs ({shown(GROUND_TRUTH)})")
+    said = ", ".join(map(shown, SOLO_FOLDERS))
+    parser.add_argument("--data", type=Path, nargs="+", help=f"folders of measured jobs ({said})")
     parser.add_argument("--out", type=Path, help="folder to write into instead of models")
     parser.add_argument("--card", action="store_true", help="fit nothing; write the fitted files' card again")
     args = parser.parse_args(argv)
-    folder = args.data or GROUND_TRUTH
+    folders = args.data or SOLO_FOLDERS
     out = args.out or MODELS
-    runs = load_solo(folder)
+    runs = load_solo(folders)
     rows = rows_of(runs, load_texts({run.summary: None for run in runs}))
     traced = rows_of_traces(runs, load_traced(runs))
     if args.card:
@@ -226,14 +228,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     whole: Dict[str, Any] = {}
     parts: List[Dict[str, Any]] = [{} for _ in range(FOLDS)]
     for source, members in by_source.items():
-        whole[source], without = fit_all(members)
+        whole[source], without = fit_all(members, source)
         for part, fitted in zip(parts, without):
             part[source] = fitted
     card = {
         "data": f"{len(runs)} jobs of {len({run.model for run in runs})} models, each alone on an H200",
-        "data_sha256": data_sha256(folder),
+        "data_sha256": data_sha256(folders),
         "command": "python -m slurm_gpumem.lab.fit.utilization",
-        "seed": SEED,
         "folds": FOLDS,
     }
     text = json.dumps(as_file(whole, card), separators=(",", ":")) + "\n"

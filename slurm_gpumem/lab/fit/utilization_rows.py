@@ -6,14 +6,14 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.structural.estimator import rebuild
-from slurm_gpumem.lab.fit.folds import fold_of
+from slurm_gpumem.lab.fit.folds import fold_of_kind
 from slurm_gpumem.lab.ground_truth import TOOLS
 from slurm_gpumem.lab.traced_work import TracedWork
 from slurm_gpumem.lab.utilization_runs import Solo
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import TextQuality
-from slurm_gpumem.utilization.predict import TRACE
+from slurm_gpumem.utilization.predict import TRACE, why_unknown
 from slurm_gpumem.utilization.work import StepWork, step_work
 
 
@@ -27,6 +27,8 @@ class UtilizationRow(NamedTuple):
     fold: int
     seen: TextQuality
     work: StepWork
+    unknown: bool = False
+    """Whether the text shows too little, so that nothing is predicted from it."""
 
 
 POORER = ("torchsummary", "torchinfo", "print")
@@ -49,9 +51,17 @@ def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> Lis
                 walk = rebuild(summary, run.job, run.gpu)
             except GpumemError:
                 continue  # the same texts are counted and named by `gpumem accuracy`
-            seen = TextQuality(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
-            work = step_work(walk.tape, run.job)
-            found.append(UtilizationRow(run, tool, fullest, fold_of(run.model), seen, work))
+            found.append(
+                UtilizationRow(
+                    run,
+                    tool,
+                    fullest,
+                    fold_of_kind(run.model, run.family),
+                    TextQuality(guessed=walk.has_guesses),
+                    step_work(walk.tape, run.job),
+                    bool(why_unknown(summary)),
+                )
+            )
             fullest = False
     return found
 
@@ -59,4 +69,7 @@ def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> Lis
 def rows_of_traces(runs: Sequence[Solo], traced: Mapping[str, TracedWork]) -> List[UtilizationRow]:
     """The jobs that were traced, each through its trace."""
     found = [(run, traced[run.key]) for run in runs if run.key in traced]
-    return [UtilizationRow(run, TRACE, True, fold_of(run.model), one.seen, one.work) for run, one in found]
+    return [
+        UtilizationRow(run, TRACE, True, fold_of_kind(run.model, run.family), one.seen, one.work)
+        for run, one in found
+    ]

@@ -8,13 +8,10 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 
 from slurm_gpumem.lab.places import INTERFERENCE_FOLDS
 from slurm_gpumem.lab.shared_speeds import load_from, simple_speed, speeds
-from slurm_gpumem.lab.utilization_runs import SharedSet
-from slurm_gpumem.utilization.interference import (
-    NAMES,
-    JobLoad,
-    pressure,
-    stretch,
-)
+from slurm_gpumem.lab.utilization_runs import SharedSet, way_of
+from slurm_gpumem.utilization.interference import NAMES, JobLoad, packaged, prepare
+from slurm_gpumem.utilization.sets import SIDE, TURNS, SetJob
+from slurm_gpumem.utilization.sets import speeds as set_speeds
 
 Known = Mapping[str, float]
 
@@ -69,16 +66,22 @@ def judge_sets(
             if known is not None:
                 loads.append(known)
         if len(loads) == len(one.jobs):
-            found.append(JudgedSet(one, _speeds(one, loads, left_out[one.mode])))
+            found.append(JudgedSet(one, _speeds(one, loads, left_out)))
     return found
 
 
-def _speeds(one: SharedSet, loads: Sequence[JobLoad], left_out: Mapping[str, Known]) -> List[float]:
+def _speeds(
+    one: SharedSet, loads: Sequence[JobLoad], left_out: Mapping[str, Mapping[str, Known]]
+) -> List[float]:
+    users = one.users or (0,) * len(one.jobs)
     made = []
     for place, job in enumerate(one.jobs):
-        known = left_out[model_of(job)]
-        others = sum(pressure(load, known) for at, load in enumerate(loads) if at != place)
-        made.append(1 / stretch(loads[place], others, known))
+        # A model that no set of a mode has was not seen by the fit of all.
+        side, turns = (left_out[mode].get(model_of(job), packaged().modes[mode]) for mode in (SIDE, TURNS))
+        jobs = [
+            SetJob(str(user), prepare(load, side), prepare(load, turns)) for user, load in zip(users, loads)
+        ]
+        made.append(set_speeds(way_of(one), jobs)[place])
     return made
 
 

@@ -17,7 +17,7 @@ from typing import List, Optional
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.places import TRACE_KERNELS, shown
 from slurm_gpumem.lab.score.trace_rows import path_of, trace_missing
-from slurm_gpumem.lab.traced_work import line_of, write_traced
+from slurm_gpumem.lab.traced_work import kept_lines, line_of, write_traced
 from slurm_gpumem.lab.utilization_runs import Solo, load_solo
 from slurm_gpumem.summaries.own import parse as parse_own
 
@@ -30,6 +30,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--cache", type=Path, required=True, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="children at the same time (1)")
     parser.add_argument("--write", action="store_true", help=f"write {shown(TRACE_KERNELS)}")
+    parser.add_argument("--only-write", action="store_true", help="trace nothing")
     options = parser.parse_args(argv)
     return exit_code(lambda: _run(options))
 
@@ -38,14 +39,18 @@ def _run(options: argparse.Namespace) -> int:
     options.cache.mkdir(parents=True, exist_ok=True)
     runs = load_solo()
     missing = [run.row for run in runs if not path_of(options.cache, run.key).exists()]
-    if missing:
+    if missing and not options.only_write:
         print(f"{len(runs)} jobs, {len(missing)} to trace", flush=True)
         trace_missing(missing, options.cache, options.jobs)
-    if options.write:
-        lines = [line for line in (_line(run, options.cache) for run in runs) if line]
-        write_traced(lines, TRACE_KERNELS)
+    if options.write or options.only_write:
+        # What the folder has no trace of keeps its line.
+        kept = kept_lines(TRACE_KERNELS)
+        lines = [_line(run, options.cache) or kept.get(run.key, "") for run in runs]
+        write_traced(filter(None, lines), TRACE_KERNELS)
         size = TRACE_KERNELS.stat().st_size
-        print(f"{len(lines)} of {len(runs)} jobs written to {shown(TRACE_KERNELS)}, {size:,} bytes")
+        print(
+            f"{sum(map(bool, lines))} of {len(runs)} jobs written to {shown(TRACE_KERNELS)}, {size:,} bytes"
+        )
     return 0
 
 

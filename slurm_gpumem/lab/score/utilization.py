@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from slurm_gpumem.errors import ConfigError, GpumemError
 from slurm_gpumem.estimators.structural.estimator import rebuild
-from slurm_gpumem.lab.fit.folds import fold_of
+from slurm_gpumem.lab.fit.folds import fold_of_kind, is_written
 from slurm_gpumem.lab.ground_truth import TOOLS
 from slurm_gpumem.lab.places import UTILIZATION_FOLDS
 from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, METRICS, TABLE, class_of, dataset_of
@@ -19,7 +19,7 @@ from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import TextQuality
 from slurm_gpumem.utilization.model import TARGETS, UtilizationModel, from_json
-from slurm_gpumem.utilization.predict import SUMMARY, TRACE, Prediction, predict_targets
+from slurm_gpumem.utilization.predict import SUMMARY, TRACE, Prediction, predict_targets, why_unknown
 from slurm_gpumem.utilization.work import step_work
 
 GENERATED = "synthetic"
@@ -37,6 +37,8 @@ class Judged(NamedTuple):
     strange: bool
     leaning: float
     """SM activity as it is asked whether the job is busy."""
+    unknown: bool = False
+    """Whether nothing is predicted for such a text; the values are what would have been."""
 
 
 class Line(NamedTuple):
@@ -90,11 +92,11 @@ def judge(
                 walk = rebuild(summary, run.job, run.gpu)
             except GpumemError:
                 continue
-            seen = TextQuality(shapeless=not summary.has_shapes, guessed=walk.has_guesses)
-            model = folds[fold_of(run.model)]
+            seen = TextQuality(guessed=walk.has_guesses)
+            model = folds[fold_of_kind(run.model, run.family)]
             fitted = model.sources[SUMMARY]
             got = predict_targets(step_work(walk.tape, run.job), seen, run.gpu, fitted, model.outside)
-            found.append(judged(run, tool, SUMMARY, got))
+            found.append(judged(run, tool, SUMMARY, got)._replace(unknown=bool(why_unknown(summary))))
     return found
 
 
@@ -104,7 +106,7 @@ def judge_traced(
     """Every job that was traced, from its trace."""
     found: List[Judged] = []
     for run in runs:
-        model = folds[fold_of(run.model)]
+        model = folds[fold_of_kind(run.model, run.family)]
         one = traced.get(run.key)
         if one is not None and TRACE in model.sources:
             got = predict_targets(one.work, one.seen, run.gpu, model.sources[TRACE], model.outside)
@@ -161,6 +163,19 @@ def is_real(run: Solo) -> bool:
     return GENERATED not in run.family
 
 
+def is_library(run: Solo) -> bool:
+    """Whether it is such a model, and not one that somebody wrote for a single purpose."""
+    return is_real(run) and not is_written(run.family)
+
+
+def fullest(items: Sequence[Judged]) -> List[Judged]:
+    """Each job once, from the text that tells most."""
+    found: Dict[str, Judged] = {}
+    for item in sorted(items, key=lambda item: TOOLS.index(item.tool)):
+        found.setdefault(item.run.key, item)
+    return list(found.values())
+
+
 def table_lines(items: Sequence[Judged], groups: Mapping[str, Sequence[Judged]]) -> List[str]:
     """Errors by target and group, and the published classes, as text."""
     width = max((len(name) for name in groups), default=5)
@@ -178,6 +193,26 @@ def table_lines(items: Sequence[Judged], groups: Mapping[str, Sequence[Judged]])
                 f"{scale * line.noise:7.1f}{unit}".rstrip()
             )
             label = ""
+    return lines
+
+
+def code_lines(items: Sequence[Judged]) -> List[str]:
+    """By code and input: how many are not answered, and the errors of those that are."""
+    lines = [
+        "code          input              n  unknown   SM activity: mean  P90  inside    step: mean  inside"
+    ]
+    for code, written in (("library", False), ("hand-written", True)):
+        for tool in (*TOOLS, TRACE):
+            group = [item for item in items if item.tool == tool and is_written(item.run.family) == written]
+            answered = [item for item in group if not item.unknown]
+            if not group:
+                continue
+            head = f"{code:<13} {tool:<15}{len(group):>5}{1 - len(answered) / len(group):>8.0%}"
+            if answered:
+                active, step = errors(answered, "sm_active"), errors(answered, "step_seconds")
+                head += f"{active.mean:>21.1f}{active.p90:>6.1f}{active.inside:>7.0%}"
+                head += f"{step.mean:>13.0%}{step.inside:>7.0%}"
+            lines.append(head)
     return lines
 
 

@@ -7,6 +7,8 @@ import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.errors import ConfigError, UsageError
+from slurm_gpumem.lab.fit.folds import is_written
+from slurm_gpumem.lab.ground_truth import TOOLS
 from slurm_gpumem.lab.places import GPUUTILNET, SETS, TRACE_KERNELS, shown
 from slurm_gpumem.lab.score import sets as set_accuracy
 from slurm_gpumem.lab.score.gpuutilnet_table import (
@@ -19,6 +21,9 @@ from slurm_gpumem.lab.score.gpuutilnet_table import (
 from slurm_gpumem.lab.score.utilization import (
     Judged,
     class_lines,
+    code_lines,
+    fullest,
+    is_library,
     is_real,
     judge,
     judge_traced,
@@ -29,12 +34,22 @@ from slurm_gpumem.lab.shared_speeds import load_from
 from slurm_gpumem.lab.traced_work import load_traced
 from slurm_gpumem.lab.utilization_runs import Solo, load_sets, load_solo, load_texts
 from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.model import UtilizationModel
 
 _LEGEND = """\
 mean, median, P90: absolute error in points of percent (step: in % of it). inside: within the interval.
-repeat: deviation between a job's own three repeats. Every model by a fit that saw neither it nor its
-namesakes; speeds in sets are shares of the speed alone, each job by a fit that saw no set with its model."""
+repeat: deviation between a job's own repeats. unknown: the text shows too little, nothing is predicted.
+Every model by a fit that saw neither it nor its namesakes, a hand-written one by a fit that saw none of its
+kind (graphs, recurrences, ...); speeds in sets are shares of the speed alone, each job by a fit that saw no
+set with its model."""
+
+
+_WAYS = (
+    ("MPS, one user", ("mps", "per-user", "shared"), 1),
+    ("a server for both users, two users", ("shared",), 2),
+    ("a server for each user, two users", ("per-user",), 2),
+    ("time slices", ("timeslice",), 1),
+)
+"""Title, modes of measured sets, number of users."""
 
 
 def utilization_lines() -> List[str]:
@@ -42,36 +57,46 @@ def utilization_lines() -> List[str]:
     try:
         runs = load_solo()
         folds = load_folds()
-        items = judge(runs, load_texts({run.summary: None for run in runs}), folds)
+        everything = judge(runs, load_texts({run.summary: None for run in runs}), folds, TOOLS)
     except (UsageError, ConfigError) as error:
         return [f"utilization: {error}"]
-    real = [item for item in items if is_real(item.run)]
-    drawn = [item for item in items if not is_real(item.run)]
-    groups = {"all": items, "real models": real, "drawn at random": drawn}
+    traced = judge_traced(runs, load_traced(runs), folds)
+    items = fullest(everything)
+    known = [item for item in items if not item.unknown]
+    real = [item for item in known if is_library(item.run)]
+    groups = {
+        "library models": real,
+        "drawn at random": [item for item in known if not is_real(item.run)],
+        "hand-written": [item for item in known if is_written(item.run.family)],
+    }
     lines = [
-        f"utilization, {len(items)} jobs of {len({i.run.model for i in items})} models, each alone on the GPU"
+        f"utilization, {len(runs)} jobs of {len({run.model for run in runs})} models, each alone on the GPU",
+        "",
+        *code_lines([*everything, *traced]),
+        "",
+        "from the fullest text, where it shows enough",
+        *table_lines(known, {name: members for name, members in groups.items() if members}),
     ]
-    lines += ["", *table_lines(items, {name: members for name, members in groups.items() if members})]
-    lines += ["", "published classes, real models, from a summary", *class_lines(real)]
-    lines += ["", *trace_lines(runs, folds)]
+    lines += ["", "published classes, library models, from a summary", *class_lines(real)]
+    lines += ["", *trace_lines(runs, traced)]
     lines += ["", *gpuutilnet_lines(runs)]
     lines += ["", *set_lines(runs, items)]
     return [*lines, "", *_LEGEND.splitlines()]
 
 
-def trace_lines(runs: Sequence[Solo], folds: Sequence[UtilizationModel]) -> List[str]:
+def trace_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:
     """The same tables from a trace, of the jobs that were traced."""
-    items = judge_traced(runs, load_traced(runs), folds)
     if not items:
         return [f"from a trace: nothing to judge by ({shown(TRACE_KERNELS)})"]
-    real = [item for item in items if is_real(item.run)]
-    groups = {"all": items, "real models": real}
+    real = [item for item in items if is_library(item.run)]
+    written = [item for item in items if is_written(item.run.family)]
+    groups = {"all": items, "library models": real, "hand-written": written}
     return [
         f"from a trace, {len(items)} of {len(runs)} jobs that could be traced again",
         "",
         *table_lines(items, groups),
         "",
-        "published classes, real models, from a trace",
+        "published classes, library models, from a trace",
         *class_lines(real),
     ]
 
@@ -88,8 +113,8 @@ def set_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:
         return predicted.get(job)
 
     groups: Dict[str, Sequence[set_accuracy.JudgedSet]] = {}
-    for mode, title in (("mps", "MPS"), ("timeslice", "time slices")):
-        chosen = [one for one in sets if one.mode == mode]
+    for title, mode, users in _WAYS:
+        chosen = [one for one in sets if one.mode in mode and (len(set(one.users)) <= 1) == (users == 1)]
         groups[f"{title}, from measured metrics"] = set_accuracy.judge_sets(chosen, left_out)
         groups[f"{title}, from predicted metrics"] = set_accuracy.judge_sets(chosen, left_out, load)
         groups[f"{title}, min(1, 100 / sum of SM activity)"] = set_accuracy.judge_simple(chosen)

@@ -1,0 +1,61 @@
+"""Speeds of sets: side by side under one server, in turns between servers, and what was measured of both."""
+
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_gpumem.lab.score.sets import figures, judge_sets, load_left_out
+from slurm_gpumem.lab.utilization_runs import load_sets
+from slurm_gpumem.utilization.budget import coefficients_of
+from slurm_gpumem.utilization.interference import JobLoad
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS, predicted_speeds
+
+HEAVY = JobLoad(0.92, 0.35, 0.4, 0.08)
+LIGHT = JobLoad(0.25, 0.1, 0.1, 0.02)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_alone_keeps_its_speed(way: str) -> None:
+    assert predicted_speeds(way, [HEAVY], ["a"]) == [1.0]
+
+
+def test_one_users_jobs_overlap_under_its_own_server_as_under_one_for_all() -> None:
+    jobs = [HEAVY, HEAVY, LIGHT]
+    assert predicted_speeds(PER_USER, jobs, ["a"] * 3) == predicted_speeds(SHARED, jobs, ["a", "b", "a"])
+
+
+def test_two_users_with_servers_of_their_own_take_turns() -> None:
+    apart = predicted_speeds(PER_USER, [HEAVY, HEAVY], ["a", "b"])
+    together = predicted_speeds(SHARED, [HEAVY, HEAVY], ["a", "b"])
+    assert sum(apart) < 1 < sum(together)
+
+
+def test_a_light_user_keeps_its_speed_and_the_heavy_one_pays_for_it() -> None:
+    heavy, light = predicted_speeds(PER_USER, [HEAVY, LIGHT], ["a", "b"])
+    assert heavy < 0.5 < 0.8 < light
+
+
+@given(st.lists(st.sampled_from([HEAVY, LIGHT]), min_size=2, max_size=5), st.sampled_from(WAYS), st.data())
+def test_nobody_is_faster_beside_others(jobs: List[JobLoad], way: str, data: st.DataObject) -> None:
+    users = [data.draw(st.sampled_from("ab")) for _ in jobs]
+    assert all(0 < speed <= 1 for speed in predicted_speeds(way, jobs, users))
+
+
+def test_a_bound_for_servers_of_single_users_counts_on_turns() -> None:
+    assert [coefficients_of(way) for way in (PER_USER, SHARED, TIMESLICE, "mps")] == [
+        "timeslice",
+        "mps",
+        "timeslice",
+        "mps",
+    ]
+
+
+@pytest.mark.parametrize(("mode", "bound"), [("per-user", 0.08), ("shared", 0.14)])
+def test_the_slowest_job_of_measured_sets_of_two_users_is_predicted_within(mode: str, bound: float) -> None:
+    chosen = [one for one in load_sets() if one.mode == mode and len(set(one.users)) == 2]
+    assert len(chosen) >= 11
+    assert figures(judge_sets(chosen, load_left_out())).worst < bound
