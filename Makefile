@@ -106,8 +106,15 @@ deb: apt
 	@packaging/deb.sh build/deb
 	lintian --fail-on error,warning build/deb/*.changes
 
+# RPM_PYTHON: the Python of the distribution that the packages are for (EL 9: 3.9, EL 10: 3.12).
+RPM_PYTHON := 3.9
+rpm: APT_PACKAGES := rpm rpmlint
+rpm: apt
+	@packaging/rpm.sh build/rpm $(RPM_PYTHON)
+	rpmlint --config packaging/rpmlint.toml packaging/slurm-gpumem.spec build/rpm/*.rpm
+
 test-packages: APT_PACKAGES += mmdebstrap
-test-packages: setup-test deb
+test-packages: setup-test deb rpm
 	GPUMEM_TEST_LONG=1 $(PYTEST) tests/packaging
 
 docs-check: setup-test

@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Iterator, Set
+from typing import Iterator, List, Set
 
 import pytest
+
+from slurm_gpumem.devcluster import ledger
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 DEBS = ROOT / "build" / "deb"
@@ -65,8 +68,24 @@ class Tree:
                 found.add(name)
         return found
 
+    def processes(self) -> List[Path]:
+        """What still runs inside, such as a sampler after its last job."""
+        return [path for path in Path("/proc").glob("[0-9]*/root") if _leads_to(path, self.root)]
+
     def groups(self) -> Set[str]:
         return {line.partition(":")[0] for line in (self.root / "etc/group").read_text().splitlines()}
+
+
+def _leads_to(link: Path, target: Path) -> bool:
+    try:
+        return os.readlink(link) == str(target)
+    except OSError:  # It has ended.
+        return False
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(scope="module", params=["bookworm", "trixie"])
@@ -117,12 +136,20 @@ def test_the_packages_live_and_leave_without_a_trace(tree: Tree) -> None:
     assert (tree.root / "usr/share/bash-completion/completions/gpusbatch").exists()
     assert (tree.root / "usr/share/doc/slurm-gpumem-doc/html/index.html").exists()
 
-    # The hooks find their settings and the code.
+    # The hooks find their settings, the site's and the code.
+    ledger.create(_made(tree.root / "tmp/ledger"), {"n1": [40 * 1024]})
+    site = tree.root / "etc/slurm/gpumem.toml"
+    site.write_text(
+        '[node]\nmode = "timeslice"\nsource = "standin"\nledger = "/tmp/ledger"\nidle_exit_s = 1\n'
+    )
     shared = "SLURM_JOB_ID=7 SLURM_JOB_UID=65534 SLURM_JOB_USER=nobody SLURM_JOB_GPUS=0 SLURMD_NODENAME=n1"
     tree.run(f"{shared} SLURM_JOB_COMMENT='gpumem/1:req=1024,shards=1' /etc/slurm/gpumem/prolog.sh")
     assert (tree.root / "run/gpumem/jobs/7.json").exists()
     tree.run(f"{shared} /etc/slurm/gpumem/epilog.sh")
     assert not (tree.root / "run/gpumem/jobs/7.json").exists()
+    assert any((tree.root / "var/spool/gpumem").glob("7.*.json"))
+    until(lambda: not tree.processes(), timeout_s=60)
+    site.unlink()
     assert "gpumem-readers" in tree.groups()
     tree.run("logrotate --debug /etc/logrotate.d/slurm-gpumem-controller")
 
