@@ -106,6 +106,15 @@ deb: apt
 	@packaging/deb.sh build/deb
 	lintian --fail-on error,warning build/deb/*.changes
 
+# SITE_URL: where the pages of this repository are, for the links in the description; without it they are plain text.
+.cache/dist/.ready: packaging/requirements-dist.txt
+	@$(PYTHON) -m venv .cache/dist && .cache/dist/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+dist: .cache/dist/.ready
+	@packaging/dist.sh .cache/dist/bin/python dist $(SITE_URL)
+	.cache/dist/bin/python -m twine check --strict dist/*
+
 # RPM_PYTHON: the Python of the distribution that the packages are for (EL 9: 3.9, EL 10: 3.12).
 RPM_PYTHON := 3.9
 rpm: APT_PACKAGES := rpm rpmlint
