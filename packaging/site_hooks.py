@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, Mapping
 
 _SHIM = "https://unpkg.com/iframe-worker/shim"
+_BUNDLE = re.compile(r'<script src="[^"]*assets/javascripts/bundle')
+_FROM_DISK = """\
+<script src="{top}site_worker.js"></script>
+<script src="{top}search/search_index.js"></script>
+<script>var __search = {{index: Promise.resolve(__index)}}</script>
+"""
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _LIST = re.compile(r"(?:[-*+]|\d+\.) ")
 
@@ -36,9 +43,23 @@ def _goes_on(before: str, line: str) -> bool:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """The one script that the theme would fetch, replaced by one of the site's own."""
-    depth = page.url.count("/")
-    return output.replace(_SHIM, "../" * depth + "site_worker.js")
+    """Search in pages that are opened from disk, without the one script that the theme would fetch for it."""
+    top = "../" * page.url.count("/")
+    if _SHIM in output:
+        return output.replace(_SHIM, f"{top}site_worker.js")
+    # A release of the theme that does not know such pages.
+    before = _BUNDLE.search(output)
+    assert before is not None, page.url
+    scripts = _FROM_DISK.format(top=top)
+    return output[: before.start()] + scripts + output[before.start() :]
+
+
+def on_post_build(config: Mapping[str, Any], **_: Any) -> None:
+    """The index as a script: a page that is opened from disk may read no other file."""
+    index = Path(config["site_dir"], "search", "search_index.json")
+    index.with_suffix(".js").write_text(
+        f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8"
+    )
 
 
 def on_post_template(output_content: str, **_: Any) -> str:
