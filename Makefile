@@ -12,6 +12,10 @@
 # make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
 # make bench-simulate   time and memory of the simulator on large clusters
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
+# make docs    the documentation site, in build/site; needs no network to be read
+# make deb     Debian packages, in build/deb (installs what builds them); make rpm: the same for EL, in build/rpm
+# make dist    wheel and source archive for PyPI, in dist
+# make test-packages   build them, install, upgrade and remove them in clean Debian 12 and 13 (as root, minutes)
 # make lint    ruff, mypy --strict, shellcheck, luac
 # make fit     fit the learned correction on the measured runs in models/lab (a few minutes)
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
@@ -25,7 +29,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 APT_PACKAGES := slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core \
-	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium
+	lua5.1 lua5.3 lua5.4 shellcheck python3-venv chromium man-db groff-base mandoc zsh fish
 CHECK_PACKAGES := slurm-client lua5.1 lua5.3 lua5.4 python3-venv chromium
 DEMO_PACKAGES := slurmctld slurmd slurm-client munge python3-venv
 TORCH := torch==2.13.0
@@ -40,7 +44,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -87,6 +91,40 @@ test: setup-test lint
 
 test-python:
 	@tests/test-python.sh '$(PYTHONS)' '$(TORCH_PYTHONS)' '$(TORCH)' $(IN_PARALLEL) -m 'not slurm and not timing'
+
+# A virtual environment of its own: nothing of it is needed elsewhere.
+.cache/docs/.ready: packaging/requirements-docs.txt
+	@$(PYTHON) -m venv .cache/docs && .cache/docs/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+docs: .cache/docs/.ready
+	PYTHONPATH=. packaging/site.sh .cache/docs/bin/python build/site
+
+deb: APT_PACKAGES := build-essential debhelper dh-python fakeroot lintian mkdocs mkdocs-material pybuild-plugin-pyproject \
+	python3-all python3-setuptools
+deb: apt
+	@packaging/deb.sh build/deb
+	lintian --fail-on error,warning build/deb/*.changes
+
+# SITE_URL: where the pages of this repository are, for the links in the description; without it they are plain text.
+.cache/dist/.ready: packaging/requirements-dist.txt
+	@$(PYTHON) -m venv .cache/dist && .cache/dist/bin/pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+dist: .cache/dist/.ready
+	@packaging/dist.sh .cache/dist/bin/python dist $(SITE_URL)
+	.cache/dist/bin/python -m twine check --strict dist/*
+
+# RPM_PYTHON: the Python of the distribution that the packages are for (EL 9: 3.9, EL 10: 3.12).
+RPM_PYTHON := 3.9
+rpm: APT_PACKAGES := rpm rpmlint
+rpm: apt
+	@packaging/rpm.sh build/rpm $(RPM_PYTHON)
+	rpmlint --config packaging/rpmlint.toml packaging/slurm-gpumem.spec build/rpm/*.rpm
+
+test-packages: APT_PACKAGES += mmdebstrap
+test-packages: setup-test deb rpm
+	GPUMEM_TEST_LONG=1 $(PYTEST) tests/packaging
 
 docs-check: setup-test
 	$(BIN)/python -m tests.docs.check $(if $(WRITE),--write) $(if $(SLOW),--slow)

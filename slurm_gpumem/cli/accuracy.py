@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 from typing import List
 
@@ -21,8 +22,13 @@ def main(argv: List[str]) -> int:
         if not str(error.name).startswith(_LAB):
             raise
         if {"-h", "--help"} & set(argv):
-            print(_ELSEWHERE)
+            _parser().print_help()
             return 0
         raise UsageError(_ELSEWHERE) from None
     code: int = command.main(argv)
     return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    """What the installed package shows of it; the laboratory has the options."""
+    return argparse.ArgumentParser(prog="gpumem accuracy", description=_ELSEWHERE)

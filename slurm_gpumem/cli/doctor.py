@@ -12,6 +12,18 @@ from slurm_gpumem.site.look import Ask
 
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand: 0 ok, 1 warning, 2 critical, 3 unknown."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.through is not None and args.nodes is None:
+        parser.error("--through says how nodes are asked; add --nodes")
+    if not 1 <= args.timeout <= 600:
+        parser.error("--timeout is between 1 and 600 seconds")
+    diagnosis = examine_cluster(Ask(args.nodes, args.through, args.timeout)).without(args.ignore)
+    print(json.dumps(diagnosis.as_json(), indent=2) if args.json else diagnosis.text())
+    return int(diagnosis.severity)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem doctor",
         description=__doc__,
@@ -24,7 +36,7 @@ def main(argv: List[str]) -> int:
         metavar="CHECK",
         help="leave out a finding that the site knows and accepts, like mixed-jobs; may be repeated",
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument(
         "--nodes",
         nargs="?",
@@ -40,11 +52,4 @@ def main(argv: List[str]) -> int:
     parser.add_argument(
         "--timeout", type=float, default=20.0, metavar="S", help="how long to wait for a node (default 20)"
     )
-    args = parser.parse_args(argv)
-    if args.through is not None and args.nodes is None:
-        parser.error("--through says how nodes are asked; add --nodes")
-    if not 1 <= args.timeout <= 600:
-        parser.error("--timeout is between 1 and 600 seconds")
-    diagnosis = examine_cluster(Ask(args.nodes, args.through, args.timeout)).without(args.ignore)
-    print(json.dumps(diagnosis.as_json(), indent=2) if args.json else diagnosis.text())
-    return int(diagnosis.severity)
+    return parser

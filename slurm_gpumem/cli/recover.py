@@ -11,12 +11,7 @@ from slurm_gpumem.terminal.say import say
 
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
-    parser = argparse.ArgumentParser(
-        prog="gpumem recover",
-        description="Finish requeues after out of memory that were interrupted. EpilogSlurmctld does it too "
-        "whenever it brings a job back; run this as SlurmUser or root where that may not be soon enough.",
-    )
-    parser.parse_args(argv)
+    _parser().parse_args(argv)
     from slurm_gpumem.config.paths import site_config_path
     from slurm_gpumem.config.recovery import load_recovery_config
     from slurm_gpumem.recovery.book import become_owner
@@ -34,3 +29,11 @@ def main(argv: List[str]) -> int:
     for line in done or ["nothing was left half done"]:
         print(line)
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog="gpumem recover",
+        description="Finish requeues after out of memory that were interrupted. EpilogSlurmctld does it too "
+        "whenever it brings a job back; run this as SlurmUser or root where that may not be soon enough.",
+    )

@@ -84,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--gres", choices=("shard", "mps"), help="how GPUs are divided (default: as they are now, else shard)"
     )
-    parser.add_argument("--mode", choices=("observe", "opt-in", "on"), default="opt-in")
+    parser.add_argument(
+        "--mode",
+        choices=("observe", "opt-in", "on"),
+        default="opt-in",
+        help="which jobs are changed: none, those that ask (default), those of gpusbatch too",
+    )
     parser.add_argument("--shard", default="1G", metavar="SIZE", help="GPU memory of one shard (default 1G)")
     parser.add_argument(
         "--reserve",

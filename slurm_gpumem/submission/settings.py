@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from slurm_gpumem.estimators.training_job import StatedTraining
     from slurm_gpumem.estimators.types import TrainingJob
 
-_ON_OOM = ("requeue", "fail")
-_TRACE_OR = ("stop", "whole-gpu")
+ON_OOM = ("requeue", "fail")
+TRACE_OR = ("stop", "whole-gpu")
 _YES = {
     "yes": True,
     "true": True,
@@ -121,9 +121,9 @@ class JobSettings:
         """What to do where the script cannot be traced: "stop" or "whole-gpu"."""
         setting = self._settings.get("trace-or")
         if setting is None:
-            return _TRACE_OR[0]
-        if setting.value not in _TRACE_OR:
-            raise UnknownNameError(f"trace-or ({setting.origin})", setting.value, list(_TRACE_OR))
+            return TRACE_OR[0]
+        if setting.value not in TRACE_OR:
+            raise UnknownNameError(f"trace-or ({setting.origin})", setting.value, list(TRACE_OR))
         return setting.value
 
     @property
@@ -188,8 +188,8 @@ class JobSettings:
         setting = self._settings.get("on-oom")
         if setting is None:
             return "requeue"
-        if setting.value not in _ON_OOM:
-            raise UnknownNameError(f"on-oom ({setting.origin})", setting.value, list(_ON_OOM))
+        if setting.value not in ON_OOM:
+            raise UnknownNameError(f"on-oom ({setting.origin})", setting.value, list(ON_OOM))
         return setting.value
 
     @property

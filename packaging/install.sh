@@ -1,0 +1,142 @@
+#!/bin/sh
+# install.sh [OPTIONS] ROLE...: install on one machine without a package, as docs/admin/install.md says. Run it again to
+# upgrade; it writes only what differs.
+usage="\
+usage: install.sh [options] login|node|controller ...
+
+  login       gpusbatch, gpusrun, gpusalloc, gpumem, their man pages and completion
+  node        also the hooks, for GPU nodes
+  controller  also the Lua files, EpilogSlurmctld, and what gpumem setup proposes for slurm.conf and gres.conf
+
+  --check           change nothing; say what would change; exit code 1 if something would
+  --uninstall       remove what this script installed (the Slurm configuration: see 'Undo' in install.md)
+  --wheel FILE      the package (default: the only one in dist/, which make dist builds)
+  --prefix DIR      a virtual environment for the code (default /opt/gpumem)
+  --slurm DIR       Slurm's configuration (default /etc/slurm)
+  --local DIR       where commands and man pages go, in bin/ and share/ (default /usr/local)
+  --no-setup        controller: leave slurm.conf and gres.conf alone"
+set -eu
+umask 022
+here=$(cd "$(dirname "$0")/.." && pwd) prefix=/opt/gpumem slurm=/etc/slurm local=/usr/local wheel=''
+check=no uninstall=no setup=yes roles='' changed=0 python=${PYTHON:-python3}
+commands='gpusbatch gpusrun gpusalloc gpumem'
+
+fail() { echo "install.sh: $*" >&2; exit 2; }
+while [ $# -gt 0 ]; do
+    case $1 in
+    --check) check=yes ;;
+    --uninstall) uninstall=yes ;;
+    --no-setup) setup=no ;;
+    --wheel | --prefix | --slurm | --local)
+        [ $# -gt 1 ] || fail "$1 needs a value"
+        case $1 in --wheel) wheel=$2 ;; --prefix) prefix=$2 ;; --slurm) slurm=$2 ;; --local) local=$2 ;; esac
+        shift
+        ;;
+    -h | --help) echo "$usage"; exit 0 ;;
+    login | node | controller) roles="$roles $1" ;;
+    *) fail "$1 is no option and no role; see --help" ;;
+    esac
+    shift
+done
+for folder in "$prefix" "$slurm" "$local"; do
+    case $folder in /?*) ;; *) fail "$folder: give an absolute path" ;; esac
+done
+list=$prefix/installed-files
+
+change() { # change WHAT: count a change and say it; fails where it must not be made
+    changed=$((changed + 1))
+    if [ $check = yes ]; then echo "would $*"; return 1; fi
+    echo "$*"
+}
+note() { # remember a file outside of $prefix, for --uninstall
+    grep -qxF "$1" "$list" 2>/dev/null || echo "$1" >>"$list"
+}
+put() { # put MODE FILE TARGET
+    if ! cmp -s "$2" "$3" && change "write $3"; then
+        mkdir -p "$(dirname "$3")"
+        install -m "$1" "$2" "$3.new" && mv "$3.new" "$3"
+    fi
+    if [ $check = no ]; then note "$3"; fi
+}
+hooks_in_use() { # the hooks that slurm.conf names
+    grep -Ehs "^[^#]*$slurm/gpumem/[a-z_]+\.sh" "$slurm/slurm.conf"
+}
+
+if [ $uninstall = yes ]; then
+    [ -e "$list" ] || fail "$list: not there; nothing was installed from here"
+    # Slurm drains a node whose Prolog is missing.
+    if hooks_in_use >&2; then fail "$slurm/slurm.conf still names the hooks; remove these lines first, then reconfigure Slurm"; fi
+    while read -r file; do
+        if [ -e "$file" ] || [ -L "$file" ]; then
+            if change "remove $file"; then rm -f "$file"; rmdir -p "$(dirname "$file")" 2>/dev/null || true; fi
+        fi
+    done <"$list"
+    if change "remove $prefix"; then rm -rf "$prefix"; fi
+    if [ -d "$slurm.before-gpumem" ]; then echo "the Slurm configuration from before is in $slurm.before-gpumem"; fi
+    if [ $check = yes ]; then exit 1; fi
+    exit 0
+fi
+
+[ -n "$roles" ] || fail "which role? login, node or controller; see --help"
+if [ -z "$wheel" ]; then
+    for wheel in "$here"/dist/slurm_gpumem-*.whl; do :; done
+fi
+[ -f "$wheel" ] || fail "${wheel:-dist/}: no wheel there; build it with 'make dist', or name one with --wheel"
+
+# The code, in an environment of its own.
+digest=$(sha256sum <"$wheel")
+if [ "$(cat "$prefix/wheel.sha256" 2>/dev/null)" != "$digest" ] && change "install $(basename "$wheel") in $prefix"; then
+    [ -x "$prefix/bin/python3" ] || "$python" -m venv "$prefix"
+    "$prefix/bin/python3" -m pip install -q --disable-pip-version-check --force-reinstall "$wheel"
+    echo "$digest" >"$prefix/wheel.sha256"
+fi
+for command in $commands; do
+    target=$local/bin/$command
+    if [ "$(readlink "$target" 2>/dev/null)" != "$prefix/bin/$command" ]; then
+        if [ -e "$target" ] && [ ! -L "$target" ]; then fail "$target is there already and is not a link; remove it first"; fi
+        if change "link $target"; then mkdir -p "$local/bin" && ln -sf "$prefix/bin/$command" "$target"; fi
+    fi
+    if [ $check = no ]; then note "$target"; fi
+done
+scratch=$(mktemp -d) && trap 'rm -rf "$scratch"' EXIT
+if [ -x "$prefix/bin/python3" ]; then
+    # The same date on every run, or every run would change them.
+    (cd / && SOURCE_DATE_EPOCH=$(stat -c %Y "$wheel") "$prefix/bin/python3" -m slurm_gpumem.cli.manual "$scratch/share")
+    (cd "$scratch/share" && find man bash-completion zsh fish -type f) >"$scratch/pages"
+    while read -r file; do put 644 "$scratch/share/$file" "$local/share/$file"; done <"$scratch/pages"
+fi
+
+hook() { # hook NAME: one of our hooks, and the settings beside it
+    put 755 "$here/prolog/$1" "$slurm/gpumem/$1"
+    # The settings are the site's once they are there.
+    if [ ! -e "$slurm/gpumem/hooks.conf" ] && change "write $slurm/gpumem/hooks.conf"; then
+        { cat "$here/prolog/hooks.conf.example"; echo "python=$prefix/bin/python3"; } >"$slurm/gpumem/hooks.conf"
+        note "$slurm/gpumem/hooks.conf"
+    fi
+}
+for role in $roles; do
+    case $role in
+    node)
+        for name in prolog epilog task_prolog task_epilog; do hook $name.sh; done
+        hooks_in_use >/dev/null || echo "next: the lines for slurm.conf in docs/admin/node.md"
+        ;;
+    controller)
+        hook epilog_slurmctld.sh
+        for name in gpumem gpumem_read gpumem_line; do put 644 "$here/lua/$name.lua" "$slurm/$name.lua"; done
+        if [ $setup = no ] || [ ! -x "$prefix/bin/gpumem" ]; then continue; fi
+        "$prefix/bin/gpumem" setup --output "$scratch/files" >"$scratch/diff" || exit $?
+        for file in "$scratch"/files/*; do
+            if [ ! -f "$file" ] || cmp -s "$file" "$slurm/${file##*/}"; then continue; fi
+            if change "write $slurm/${file##*/}"; then
+                [ -d "$slurm.before-gpumem" ] || cp -a "$slurm" "$slurm.before-gpumem"
+                # Not in the list of files: it is the site's, and --uninstall leaves it.
+                cat "$file" >"$slurm/${file##*/}"
+                restart="next: copy slurm.conf and gres.conf to every node, restart slurmctld, then every slurmd"
+            fi
+        done
+        ;;
+    esac
+done
+if [ -n "${restart:-}" ]; then echo "$restart"; fi
+if [ $changed = 0 ]; then echo "nothing to change"; fi
+if [ $check = yes ] && [ $changed -gt 0 ]; then exit 1; fi

@@ -1,0 +1,1 @@
+"""Man pages and shell completion, written from the parsers that print --help."""

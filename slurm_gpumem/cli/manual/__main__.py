@@ -1,0 +1,57 @@
+"""`python -m slurm_gpumem.cli.manual DIR`: write man pages and completions below ~/.local/share or the like.
+
+With --zsh, zsh's functions go into another folder below it: Debian's is zsh/vendor-completions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from slurm_gpumem.cli.manual import shells
+from slurm_gpumem.cli.manual.commands import Command, all_programs, values_by_flag
+from slurm_gpumem.cli.manual.config_page import config_page, example_file
+from slurm_gpumem.cli.manual.roff import CONFIG_PAGE, command_page
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.cli.manual", description=__doc__)
+    parser.add_argument("folder", metavar="DIR", type=Path, help="such as ~/.local/share or /usr/share")
+    parser.add_argument("--zsh", default="zsh/site-functions", metavar="DIR", help="default: %(default)s")
+    args = parser.parse_args(argv)
+    # Packages that are built twice from the same sources are the same.
+    made = float(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+    for name, text in manual_files(made, args.zsh).items():
+        path = args.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+def manual_files(made: float, zsh_folder: str = "zsh/site-functions") -> Dict[str, str]:
+    """Every file by its path below the folder of shared data."""
+    files = {
+        f"man/man5/{CONFIG_PAGE}.5": config_page(made),
+        f"doc/slurm-gpumem/examples/{CONFIG_PAGE}": example_file(),
+    }
+    programs, values = all_programs(), values_by_flag()
+    tops = [program.name for program in programs]
+    for program in programs:
+        pages: List[Command] = [program, *program.commands]
+        for page in pages:
+            others = [name for name in (*tops, CONFIG_PAGE) if name != page.name]
+            files[f"man/man1/{page.name}.1"] = command_page(page, made, others)
+        name = program.name
+        files[f"bash-completion/completions/{name}"] = shells.bash(program, values)
+        files[f"{zsh_folder}/_{name}"] = shells.zsh(program, values)
+        files[f"fish/vendor_completions.d/{name}.fish"] = shells.fish(program, values)
+    return files
+
+
+if __name__ == "__main__":
+    sys.exit(main())
