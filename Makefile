@@ -150,7 +150,7 @@ accuracy: $(BIN)/gpumem
 # Sums over sets depend on the order of hashes in their last digit: the same fit is to be the same file.
 fit: setup-train
 	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m slurm_gpumem.lab.fit.correction
-	@$(BIN)/python -m slurm_gpumem.lab.fit.written
+	@$(BIN)/python -m slurm_gpumem.lab.fit.widths
 
 fit-workspaces: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.workspaces

@@ -6,11 +6,11 @@ import gzip
 from pathlib import Path
 
 import pytest
+from slurm_gpumem.estimators.corrected.choice import LEVELS, RequestPolicy, cheapest
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected import unseen as room
-from slurm_gpumem.estimators.corrected.choice import LEVELS, RequestPolicy, cheapest
 from slurm_gpumem.estimators.corrected.unseen import known_classes, unseen, written_from_json
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
