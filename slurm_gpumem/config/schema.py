@@ -35,8 +35,8 @@ _PARTITION_KEYS = (
         "coverage",
         COVERAGE,
         None,
-        "share of jobs that requests are to hold for; unset: 0.98 for texts whose code is known, 0.95 where it "
-        "is not, 0.9 for texts without shapes, 0.99 for traces. Memory lines keep what they were made with",
+        "share of jobs that requests are to hold for; unset: 0.98 for texts whose code is known, 0.95 for "
+        "other texts, 0.9 without shapes, 0.99 for traces. Memory lines keep what they were made with",
     ),
     Key(
         "max_slowdown",

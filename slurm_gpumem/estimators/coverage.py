@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import replace
 from math import ceil
-from typing import Sequence, Tuple
+from typing import Mapping, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import Estimate, Gpu
@@ -52,7 +52,7 @@ def within(estimate: Estimate, gpu: Gpu) -> Estimate:
         return estimate
     said = (
         f"does not surely fit: the job may need {format_mib(estimate.request_mib)}, and one {gpu.name} has "
-        f"{format_mib(gpu.usable_mib)} for jobs; {remedy(estimate)} or try a smaller batch"
+        f"{format_mib(gpu.usable_mib)} for jobs; {remedies(estimate, gpu)[0]} tells, a smaller batch helps"
     )
     return replace(
         estimate,
@@ -68,12 +68,18 @@ def _base(estimate: Estimate) -> Tuple[int, int]:
     return estimate.base or (estimate.peak_mib, estimate.request_mib)
 
 
-def remedy(estimate: Estimate) -> str:
-    """What would make the doubt smaller, as an instruction."""
-    if estimate.estimator.startswith("trace"):
-        return "run it once: what it takes is remembered,"
-    if estimate.group == "shapeless":
-        return "give a text with shapes (torchinfo with input_size), trace it (gpumem trace)"
-    if estimate.group == "hidden":
-        return "give all layers (torchinfo with depth=20), trace it (gpumem trace)"
-    return "trace it (gpumem trace)"
+_REMEDIES: Mapping[str, Tuple[str, ...]] = {
+    "trace": ("one measured run (what it takes is remembered)",),
+    "shapeless": ("a text with shapes (torchinfo with input_size)", "a trace (gpumem trace)"),
+    "hidden": ("all layers (torchinfo with depth=20)", "a trace (gpumem trace)"),
+}
+
+
+def remedies(estimate: Estimate, gpu: Gpu) -> Tuple[str, ...]:
+    """What would make the doubt smaller."""
+    found = list(_REMEDIES.get(estimate.group, ("a trace (gpumem trace)",)))
+    if estimate.group != "trace":
+        found.append("one measured run (what it takes is remembered)")
+    if not gpu.measured or gpu.context_doubt_mib:
+        found.append(f"gpumem calibrate on {gpu.name}")
+    return tuple(found)

@@ -237,6 +237,8 @@ def field_of(item: Score, by: str) -> str:
         "optimizer": lambda: item.run.job.optimizer,
         "part": lambda: part_of(str(item.run.row.get("model", item.run.key))),
     }
+    if "+" in by:
+        return ", ".join(field_of(item, part) for part in by.split("+"))
     return own[by]() if by in own else str(item.run.row.get(by, "-"))
 
 
