@@ -73,7 +73,7 @@ def test_doubt_alone_never_asks_for_more_than_the_gpu_has_and_says_so() -> None:
     capped = 0
     for batch in (16, 64, 96, 128, 192, 256, 384):
         found = registry.run("auto", summary, TrainingJob(batch), gpu)
-        assert found.request_mib <= max(gpu.usable_mib, found.peak_mib + gpu.context_doubt_mib)
+        assert found.request_mib <= gpu.usable_mib or found.peak_mib > gpu.usable_mib
         if found.wanted_mib is not None:
             capped += 1
             assert found.request_mib == gpu.usable_mib < found.wanted_mib == found.sure_mib

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import GpumemError
@@ -25,6 +27,8 @@ from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB, ceil_div
 
+CHUNK = 40
+"""Runs that one process scores at a time."""
 INPUTS = {
     "torchinfo_full": "all layers",
     "torchinfo_deep": "all layers",
@@ -100,10 +104,39 @@ def score(
     truth: GroundTruth, estimators: Sequence[str], formats: Sequence[str] = ()
 ) -> Tuple[List[Score], List[Failure]]:
     """Every estimator on every run, from the best text of each (or from each of `formats` that it has)."""
+    chunks = _chunks(truth.runs)
+    if len(chunks) == 1:
+        return _score_runs(truth, estimators, formats)
+    scores: List[Score] = []
+    failures: List[Failure] = []
+    with ProcessPoolExecutor() as pool:
+        asked = [
+            pool.submit(_score_runs, GroundTruth(chunk, _texts_of(chunk, truth), {}), estimators, formats)
+            for chunk in chunks
+        ]
+        for done in asked:
+            more, failed = done.result()
+            scores += more
+            failures += failed
+    return scores, failures
+
+
+def _chunks(runs: Sequence[MeasuredRun]) -> List[Tuple[MeasuredRun, ...]]:
+    """The runs in their order, for one process after the other; a text is read once in each."""
+    return [tuple(runs[at : at + CHUNK]) for at in range(0, len(runs), CHUNK)]
+
+
+def _texts_of(runs: Sequence[MeasuredRun], truth: GroundTruth) -> Dict[str, Mapping[str, str]]:
+    return {run.summary: truth.texts[run.summary] for run in runs}
+
+
+def _score_runs(
+    truth: GroundTruth, estimators: Sequence[str], formats: Sequence[str]
+) -> Tuple[List[Score], List[Failure]]:
     scores: List[Score] = []
     failures: List[Failure] = []
     parsed: Dict[Tuple[str, str], ModelSummary] = {}
-    held_out = _HeldOut()
+    held_out = _held_out()
     for run in truth.runs:
         texts = truth.texts[run.summary]
         for chosen in _choose(texts, formats):
@@ -194,6 +227,11 @@ class _HeldOut:
         asked = learned.requests_of(total, spread, run.job.batch_size, wide)
         request = request_at(asked, wide.coverage) + moved
         return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request)]
+
+
+@lru_cache(maxsize=1)
+def _held_out() -> _HeldOut:
+    return _HeldOut()
 
 
 def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:

@@ -30,12 +30,12 @@ _COLUMNS = (
     ("over_twice", ">2×"),
     ("over_reservation", "over"),
     ("shards_exact", "exact"),
-    ("shards_too_few", "too few"),
+    ("shards_too_few", "short"),
 )
 _LEGEND = """\
 median, P90: absolute error of the peak. <req: runs that took more than the request; silent: without a
 warning. Σ: all requests as a multiple of all needs, which is what Slurm counts. >1.5×, >2×: requests above
-that multiple of the need; over: median of what they hold beyond it. exact, too few: shards of {shard} MiB
+that multiple of the need; over: median of what they hold beyond it. exact, short: shards of {shard} MiB
 asked for, against those needed. corrected, trace, gpumemnet: each model by a fit that saw neither it nor its
 namesakes; trace: on those runs that were traced again (python -m slurm_gpumem.lab.score.trace_rows)."""
 
@@ -117,7 +117,7 @@ def _as_text(
 def _table(by: str, groups: Dict[str, List[Score]], names: List[str], shard_mib: int) -> List[str]:
     left = max(len(by), *(len(group) for group in groups))
     middle = max(len("estimator"), *(len(name) for name in names))
-    heads = "".join(f"{head:>8}" for _, head in _COLUMNS)
+    heads = "".join(f"{head:>7}" for _, head in _COLUMNS)
     lines = [f"{by:<{left}}  {'estimator':<{middle}} {'runs':>6}{heads}"]
     for group, members in groups.items():
         label = group
@@ -126,7 +126,7 @@ def _table(by: str, groups: Dict[str, List[Score]], names: List[str], shard_mib:
             if not own:
                 continue
             values = asdict(figures(own, shard_mib))
-            cells = "".join(f"{_cell(key, values[key]):>8}" for key, _ in _COLUMNS)
+            cells = "".join(f"{_cell(key, values[key]):>7}" for key, _ in _COLUMNS)
             lines.append(f"{label:<{left}}  {name:<{middle}} {len(own):>6}{cells}")
             label = ""
     return lines
@@ -138,7 +138,7 @@ def _cell(key: str, value: float) -> str:
 
 def _percent(value: float) -> str:
     percent = value * 100
-    return f"{percent:.1f} %" if abs(percent) < 1000 else f"{percent:,.0f} %"
+    return f"{percent:.1f}%" if abs(percent) < 1000 else f"{percent:,.0f}%"
 
 
 def _worst_lines(name: str, scores: List[Score], count: int) -> List[str]:
@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: [part for part in text.split(",") if part],
         default=["code", "family", "precision", "gpu"],
         metavar="FIELDS",
-        help="group by these, comma-separated: code, input, code+input, family, precision, gpu, source, part ...",
+        help="group by these, comma-separated: code, input, code+input, family, gpu, source, part ...",
     )
     parser.add_argument(
         "--where", type=_condition, action="append", default=[], metavar="FIELD=VALUE", help="only such runs"
