@@ -116,8 +116,8 @@ def check_numbers(values: Sequence[Any]) -> None:
     """ValueError unless all are numbers that a tree can be made of."""
     if not {type(value) for value in values} <= {int, float}:
         raise ValueError("something in a tree is not a number")
-    # A NaN is neither; a sum of a few hundred such numbers stays finite.
-    if not all(-_LIMIT <= value <= _LIMIT for value in values):
+    # A NaN or an infinity makes the sum one; min and max would pass over a NaN.
+    if values and not (isfinite(sum(values)) and min(values) >= -_LIMIT and max(values) <= _LIMIT):
         raise ValueError("a number in a tree is not usable")
 
 
