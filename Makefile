@@ -10,6 +10,7 @@
 # make bench-slurmctld   cost of the samplers' questions for slurmctld with 20,000 jobs in the queue (minutes)
 # make bench-sampler   cost of the node's sampler with 8 GPUs and 40 processes
 # make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
+# make bench-estimate  CPU time of one estimate from a text or a trace, in the process that makes it
 # make bench-simulate   time and memory of the simulator on large clusters
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
 # make docs    the documentation site, in build/site; needs no network to be read
@@ -44,7 +45,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -163,6 +164,9 @@ bench-sampler: setup-test
 bench-simulate: $(BIN)/gpumem
 	$(BIN)/python tests/bench/simulate.py $(ARGS)
 
+bench-estimate: $(BIN)/gpumem
+	$(BIN)/python tests/bench/estimate.py
+
 bench-trace: setup-test
 	$(BIN)/python tests/bench/trace.py
 
@@ -188,7 +192,7 @@ accuracy: $(BIN)/gpumem
 # Sums over sets depend on the order of hashes in their last digit: the same fit is to be the same file.
 fit: setup-train
 	@OMP_NUM_THREADS=1 PYTHONHASHSEED=0 $(BIN)/python -m slurm_gpumem.lab.fit.correction
-	@$(BIN)/python -m slurm_gpumem.lab.fit.written
+	@$(BIN)/python -m slurm_gpumem.lab.fit.widths
 
 fit-workspaces: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.workspaces

@@ -53,6 +53,8 @@ class JobOptions(TypedDict, total=False):
     """GPU memory instead of an estimate: "12G" or "512M"; a bare number is refused, as everywhere."""
     exclusive_gpu: Optional[bool]
     max_slowdown: Optional[float]
+    coverage: Optional[float]
+    """Share of jobs like it that the request is to hold for: 0.9."""
     on_oom: Optional[str]
     """"requeue" or "fail"."""
     end_line: Optional[bool]
@@ -96,11 +98,13 @@ def estimate(
     input_dtype: Optional[str] = None,
     torch: Optional[str] = None,
     module_loading: Optional[str] = None,
+    coverage: Optional[float] = None,
 ) -> Estimate:
     """Estimate the peak GPU memory of training the model of `summary`: a path, the text, or `summarize`'s.
 
     What is not given is as the summary's trace was made, else adam, fp32 and no checkpointing. UsageError
-    where something is given that the trace was made without: it has to be traced again.
+    where something is given that the trace was made without: it has to be traced again. `coverage` is the
+    share of jobs like it that request_mib is to hold for.
     """
     model = summary if isinstance(summary, ModelSummary) else read_summary(summary)
     stated = StatedTraining(
@@ -121,7 +125,7 @@ def estimate(
     refuse_untraced(model, stated)
     job = training_job(model, stated, gpus=gpus)
     model, notes = in_precision(model, job.precision)
-    found = estimate_with_utilization(estimator, model, job, find_gpu(gpu))
+    found = estimate_with_utilization(estimator, model, job, find_gpu(gpu), coverage)
     return replace(found, warnings=(*found.warnings, *notes)) if notes else found
 
 

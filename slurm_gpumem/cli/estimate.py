@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options import named_summary, own_options, positive
+from slurm_gpumem.cli.options import COVERAGE_HELP, named_summary, own_options, positive
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_code_options, explicit_training, traced_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
@@ -60,14 +60,15 @@ def main(argv: List[str]) -> int:
     estimator = settings.text("estimator") or "auto"
     if args.directive:
         _check_line(summary, config.text.unknown)
-        _directive(summary, job, estimator, script)
+        _directive(summary, job, estimator, script, settings.coverage or config.sharing.coverage)
         for warning in (*config.warnings, *settings.remarks(), *summary.warnings):
             say(f"warning: {warning}")
         return 0
     chosen_gpu = choose_gpu(settings.gpu, config)
     (gpu,) = chosen_gpu.gpus
     names = registry.names_for(summary) if estimator == ALL else [estimator]
-    estimates = [estimate_with_utilization(name, summary, job, gpu) for name in names]
+    coverage = settings.coverage or config.sharing.coverage
+    estimates = [estimate_with_utilization(name, summary, job, gpu, coverage) for name in names]
     chosen = estimates[0]
     other = Alternatives()
     if args.explain:
@@ -134,13 +135,19 @@ def _check_line(summary: ModelSummary, rule: str) -> None:
 
 
 def _directive(
-    summary: ModelSummary, job: TrainingJob, estimator: str, script: Optional[BatchScript]
+    summary: ModelSummary,
+    job: TrainingJob,
+    estimator: str,
+    script: Optional[BatchScript],
+    coverage: Optional[float],
 ) -> None:
     """Make the memory line and print it, or write it into the script."""
     from slurm_gpumem.submission.script_line import line_for, with_line, write_script
 
     with StatusLine() as status:
-        line = line_for(summary, job, estimator, lambda n: status(f"{n - n % 10} batch sizes estimated"))
+        line = line_for(
+            summary, job, estimator, coverage, lambda n: status(f"{n - n % 10} batch sizes estimated")
+        )
     if script is None:
         print(line.directive())
         return
@@ -189,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         "--module-loading", metavar="NAME", help=f"{', '.join(MODULE_LOADING)}: how CUDA loads modules"
     )
     job.add_argument("--max-slowdown", metavar="X", help="how much longer a step may take beside others")
+    job.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
     parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")
     names = ", ".join([*registry.estimator_names(), *registry.FROM_RUNS])
     parser.add_argument("--estimator", metavar="NAME", help=f"{names}; all: side by side (default: auto)")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options import positive
+from slurm_gpumem.cli.options import COVERAGE_HELP, own_options, positive
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
@@ -15,6 +16,7 @@ from slurm_gpumem.estimators.largest import batch_limits
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.report.fit import SCHEMA, fit_json, fit_lines
 from slurm_gpumem.submission.default_gpu import cluster_gpus
+from slurm_gpumem.submission.settings import job_settings
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
@@ -32,7 +34,9 @@ def main(argv: List[str]) -> int:
     named = args.gpu or ([config.job["gpu"].value] if "gpu" in config.job else [])
     gpus, notes = _large_enough(_gpus(named, config), args.shards, shard_mib)
     subject = read_subject(args.subject, args, config)
-    found = batch_limits(subject.summary, subject.job, subject.asked, gpus, args.shards, shard_mib)
+    stated = job_settings(config, (), os.environ, own_options(args)).coverage
+    coverage = stated or config.sharing.coverage
+    found = batch_limits(subject.summary, subject.job, subject.asked, gpus, args.shards, shard_mib, coverage)
     if args.json:
         print(json.dumps(fit_json(found, shard_mib, (*notes, *subject.notes))))
     else:
@@ -86,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--shard-mib", type=positive, metavar="MIB", help="MiB per shard (default: the site's)"
     )
+    parser.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     add_target_options(parser)
     return parser

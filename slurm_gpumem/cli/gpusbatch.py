@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
-    "grad-accumulation", "loss", "input-dtype", "max-slowdown", "torch", "module-loading", "trace-or",
-    "trace-tasks", "trace-limit",
+    "grad-accumulation", "loss", "input-dtype", "max-slowdown", "coverage", "torch", "module-loading",
+    "trace-or", "trace-tasks", "trace-limit",
 )  # fmt: skip
 _SWITCHES = ("dry-run", "explain", "json")
 _NO_TRACE = "no-trace"
@@ -72,6 +72,7 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --gpu-mem SIZE        ask for this much GPU memory (12G) instead of estimating
   --exclusive-gpu       a GPU for this job alone
   --max-slowdown X      how much longer its steps may take beside others (1.15); default: the site's
+  --coverage X          share of jobs like it that the request is to hold for (0.9); default: the site's
   --on-oom WHAT         requeue (default) or fail when it runs out of GPU memory
   --end-line            at its end, one line in its output on what it used
   --dry-run             print the sbatch command and submit nothing

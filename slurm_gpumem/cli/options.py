@@ -14,6 +14,8 @@ from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import SECONDS
 
+COVERAGE_HELP = "share of jobs like it that the request is to hold for, like 0.9 (default: the site's)"
+
 
 def whole(text: str) -> int:
     """A whole number."""

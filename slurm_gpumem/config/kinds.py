@@ -119,6 +119,14 @@ def _slowdown(value: Any) -> float:
     return number
 
 
+def _coverage(value: Any) -> float:
+    # Also as text: it may come from a variable.
+    number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+    if not 0.5 <= number <= 0.995:
+        raise ValueError
+    return number
+
+
 def _absolute(value: Any) -> str:
     if not isinstance(value, str) or not os.path.isabs(value):
         raise ValueError
@@ -157,6 +165,7 @@ MEBIBYTES = whole_number("a whole number of MiB", 0)
 SWITCH = Kind("true or false", _switch)
 SECONDS = Kind("a number of seconds, at most a day", _seconds)
 SLOWDOWN = Kind("a factor of at least 1 (1.15: a step may take 15 % longer)", _slowdown)
+COVERAGE = Kind("a share of jobs from 0.5 to 0.995 (0.98: requests hold for 98 of 100)", _coverage)
 ABSOLUTE = Kind("an absolute path", _absolute)
 PATH = Kind("an absolute path", _path)
 WORD = Kind("a word or a number", _word)

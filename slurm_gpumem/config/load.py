@@ -10,7 +10,7 @@ import os
 from types import MappingProxyType
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.config.kinds import SLOWDOWN, Kind
+from slurm_gpumem.config.kinds import COVERAGE, SLOWDOWN, Kind
 from slurm_gpumem.config.paths import site_config_path, user_config_path
 from slurm_gpumem.config.read import Reading, read_file
 from slurm_gpumem.config.schema import JOB, JOB_KEYS, NODE, SHARING, SLURM, TEXTS, TRACE
@@ -28,12 +28,18 @@ class SharingPolicy(NamedTuple):
     shard_mib: int = SHARING.default("shard_mib")
     min_host_mib: int = SHARING.default("min_host_mib")
     first_run_mib: Optional[int] = SHARING.default("first_run_mib")
+    coverage: Optional[float] = SHARING.default("coverage")
     max_slowdown: Optional[float] = SHARING.default("max_slowdown")
     utilization: str = SHARING.default("utilization")
     partitions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    """The tables [sharing.partition.NAME]: other values of the two above."""
+    """The tables [sharing.partition.NAME]: other values of the three above."""
     node_mode: str = NODE.default("mode")
     """How nodes share their GPUs ([node] mode): jobs in time slices slow each other down more."""
+
+    def coverage_in(self, partitions: Iterable[str]) -> Optional[float]:
+        """The coverage that the site asks for in these; the highest of several, None where it sets none."""
+        found = [self.partitions.get(name, {}).get("coverage", self.coverage) for name in partitions]
+        return max((coverage for coverage in found if coverage is not None), default=None)
 
     def slowdown_in(self, partitions: Iterable[str]) -> Optional[float]:
         """The slowdown that the site accepts for a job that may run in these; the least of several."""
@@ -111,6 +117,12 @@ def job_variables(environ: Mapping[str, str]) -> Dict[str, Tuple[str, str]]:
     """What GPUMEM_BATCH_SIZE and its like say: key → (value, variable)."""
     names = {key: _variable(key) for key in JOB_KEYS}
     return {key: (environ[name], name) for key, name in names.items() if environ.get(name)}
+
+
+def checked_coverage(where: str, value: Any) -> float:
+    """A coverage as a number; ConfigError says what is wrong with it."""
+    number: float = _checked(where, COVERAGE, value)
+    return number
 
 
 def checked_slowdown(where: str, value: Any) -> float:

@@ -32,7 +32,6 @@ WORKSPACE_DOUBT = 0.08
 nobody measured: held against public runs on A100s it brought 13 % of too small requests down to 1 to 4 %."""
 OTHER_DOUBT = 0.02
 """The same without convolutions, where almost everything carries over exactly: a choice, not a fit."""
-UNMEASURED_COVERAGE = 0.95
 
 
 class Environment(NamedTuple):
@@ -126,9 +125,13 @@ def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -
             found.append(f"cuDNN workspaces on {gpu.name} as measured on an H200")
     if not found and request == estimate.request_mib:
         return estimate
-    coverage = None if estimate.coverage is None else min(estimate.coverage, UNMEASURED_COVERAGE)
+    # Few environments are known: the doubt is the most that was seen, at any coverage.
+    more = request - estimate.request_mib
     return replace(
-        estimate, request_mib=request, coverage=coverage, assumptions=(*estimate.assumptions, *found)
+        estimate,
+        request_mib=request,
+        requests=tuple(at + more for at in estimate.requests),
+        assumptions=(*estimate.assumptions, *found),
     )
 
 

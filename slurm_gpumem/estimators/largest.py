@@ -35,7 +35,7 @@ class BatchCurve:
 
     def request_mib(self, batch: int) -> int:
         """What would be asked for."""
-        return self.at(batch).request_mib
+        return self.at(batch).sure_mib
 
     def peak_mib(self, batch: int) -> int:
         """What it would take."""
@@ -124,12 +124,13 @@ def batch_limits(
     gpus: Sequence[Gpu],
     shards: Optional[int],
     shard_mib: int,
+    coverage: Optional[float] = None,
 ) -> BatchLimits:
     """The largest batch of each GPU, or of a number of its shards; the search begins at the job's batch."""
     limits = []
     curves = []
     for gpu in gpus:
-        curve = BatchCurve(job, _estimating(summary, gpu))
+        curve = BatchCurve(job, _estimating(summary, gpu, coverage))
         # Whole shards, as Slurm hands them out: what is left over beside them is nobody's.
         whole = max(gpu.usable_mib // shard_mib * shard_mib, min(shard_mib, gpu.usable_mib))
         room = whole if shards is None else min(shards * shard_mib, whole)
@@ -142,8 +143,8 @@ def batch_limits(
     return BatchLimits(summary, job, asked, tuple(limits), drawn)
 
 
-def _estimating(summary: ModelSummary, gpu: Gpu) -> Estimating:
-    return lambda job: registry.run("auto", summary, job, gpu)
+def _estimating(summary: ModelSummary, gpu: Gpu, coverage: Optional[float]) -> Estimating:
+    return lambda job: registry.run("auto", summary, job, gpu, coverage)
 
 
 def _limit(
@@ -152,7 +153,7 @@ def _limit(
     trace = summary.trace
     if trace is not None and not trace.scalable:
         fixed = curve.at(trace.job.batch)
-        batch = trace.job.batch if fixed.request_mib <= room else None
+        batch = trace.job.batch if fixed.sure_mib <= room else None
         at_best = trace.job.batch if fixed.peak_mib <= room else None
         return BatchLimit(gpu, shards, room, batch, at_best, fixed)
     at_best = largest_batch(curve.peak_mib, room, start)

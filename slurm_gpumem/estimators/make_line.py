@@ -110,6 +110,8 @@ class _Sampler:
         """A GPU with this cuBLAS workspace and context; the kinds of context differ by `step`."""
         return replace(
             find_gpu("h200"),
+            # Who reads the line knows how large the job's GPU is.
+            memory_mib=MAX_MIB,
             cublas_workspace_bytes=workspace,
             context_bare_mib=context + step,
             context_conv_mib=context + 2 * step,

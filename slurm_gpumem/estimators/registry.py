@@ -6,6 +6,7 @@ import importlib
 from typing import Callable, Optional
 
 from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.estimators.coverage import with_coverage, within
 from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
 from slurm_gpumem.estimators.types import Estimate, Estimator, Gpu, TrainingJob, Unseen
 from slurm_gpumem.summaries.types import ModelSummary
@@ -47,7 +48,8 @@ def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[T
     """A function that estimates other jobs of the same model as this one was estimated."""
     # What was measured of one job says nothing about another batch size.
     name = "auto" if estimate.estimator in FROM_RUNS else estimate.estimator
-    return lambda job: run(name, summary, job, gpu)
+    coverage = estimate.coverage if estimate.requests else None
+    return lambda job: run(name, summary, job, gpu, coverage)
 
 
 def unseen_code(summary: ModelSummary) -> Optional[Unseen]:
@@ -59,15 +61,23 @@ def unseen_code(summary: ModelSummary) -> Optional[Unseen]:
     return unseen(summary)
 
 
-def run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+def run(
+    name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float] = None
+) -> Estimate:
     """Estimate with the named estimator.
 
     "auto" uses the trace if the summary has one, else the default, with the site's own layer over it.
+    `coverage` None: as the estimator has it for such jobs.
     """
+    found = _run(name, summary, job, gpu)
+    return within(found if coverage is None else with_coverage(found, coverage), gpu)
+
+
+def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     if name == "auto":
         name = (DEFAULT if summary.trace is None else TRACE) + SUFFIX
     if name.endswith(SUFFIX):
-        return adjusted(run(name[: -len(SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
+        return adjusted(_run(name[: -len(SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
     module = {**ESTIMATORS, **FROM_RUNS}.get(name)
     if module is None:
         raise UnknownNameError("estimator", name, [*estimator_names(), *FROM_RUNS])

@@ -96,7 +96,11 @@ def adjusted(estimate: Estimate, fingerprint_of: Callable[[], str], path: Option
         return estimate
     fingerprint = fingerprint_of()
     peak, request = layer.move(estimate.peak_mib, estimate.request_mib, estimate.gpu, fingerprint)
-    return _with(estimate, round(peak), ceil(request), known=fingerprint in layer.models)
+    requests = tuple(
+        ceil(layer.move(estimate.peak_mib, at, estimate.gpu, fingerprint)[1]) for at in estimate.requests
+    )
+    moved = replace(estimate, requests=requests)
+    return _with(moved, round(peak), ceil(request), known=fingerprint in layer.models)
 
 
 def _with(estimate: Estimate, peak: int, request: int, *, known: bool) -> Estimate:
@@ -115,6 +119,7 @@ def _with(estimate: Estimate, peak: int, request: int, *, known: bool) -> Estima
         estimate,
         peak_mib=peak,
         request_mib=max(peak, request),
+        requests=tuple(max(peak, at) for at in estimate.requests),
         floor_mib=min(max(1, estimate.floor_mib + min(moved, 0)), peak),
         parts=parts,
         estimator=estimate.estimator + SUFFIX,

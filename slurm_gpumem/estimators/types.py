@@ -240,9 +240,15 @@ class Estimate:
     warnings: Tuple[str, ...] = ()
     assumptions: Tuple[str, ...] = ()
     coverage: Optional[float] = None
-    """Share of jobs request_mib is calibrated for; models/correction.md shows how held-out ones fared."""
+    """Share of jobs that request_mib is meant to hold for; models/widths.md shows how held-out ones fared."""
+    requests: Tuple[int, ...] = ()
+    """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
+    group: str = ""
+    """The group of jobs whose measured needs decide the doubt (models/widths.json); "" where none does."""
+    wanted_mib: Optional[int] = None
+    """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
     base: Optional[Tuple[int, int]] = None
-    """Peak and request before a site's layer moved them; None where none did."""
+    """Peak and request before a site's layer, another coverage or the GPU's size moved them; None: as is."""
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it ..."""
     no_utilization: str = ""
@@ -252,6 +258,11 @@ class Estimate:
     step: Optional[TrainingStep] = field(default=None, repr=False, compare=False)
     """The step of `job` that was rebuilt for the estimate, where one was: predictions of more than memory
     start from it. A traced step is in the summary itself."""
+
+    @property
+    def sure_mib(self) -> int:
+        """What the coverage needs, whether a GPU has it or not."""
+        return self.request_mib if self.wanted_mib is None else self.wanted_mib
 
 
 class Estimator(Protocol):

@@ -9,6 +9,7 @@ from slurm_gpumem.estimators.assumptions import assumptions
 from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_estimated
 from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 from slurm_gpumem.estimators.whatif import Alternatives
+from slurm_gpumem.report.doubt import doubt_json, doubt_lines
 from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode
@@ -40,11 +41,13 @@ def explain_lines(
     width = max(len(name) for name in estimate.parts)
     shards = ceil_div(estimate.request_mib, shard_mib)
     share = estimate.coverage
-    held = "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs)"
+    where = "" if gpu.measured else ", measured on other GPUs"
+    held = "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs{where})"
     lines.append(
         f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
         f"request {estimate.request_mib:,} MiB = {count(shards, 'shard')}{held}"
     )
+    lines += doubt_lines(estimate, gpu, other, shard_mib)
     lines += _utilization_lines(estimate)
     lines += _wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate))
     lines += _wrapped("", _alternatives(other))
@@ -74,7 +77,8 @@ def comparison_lines(estimates: Sequence[Estimate], shard_mib: int) -> List[str]
 
 def fit_line(estimate: Estimate, gpu: Gpu) -> List[str]:
     """A line for the job that does not fit the GPU, or may not; nothing otherwise."""
-    if estimate.request_mib <= gpu.usable_mib:
+    if estimate.sure_mib <= gpu.usable_mib or (estimate.wanted_mib and estimate.peak_mib <= gpu.usable_mib):
+        # What only doubt makes too large is among the warnings.
         return []
     total = format_mib(gpu.memory_mib)
     usable = f", of which jobs can use {format_mib(gpu.usable_mib)}" if gpu.reserve_mib else ""
@@ -153,6 +157,7 @@ def estimate_json(
         "gpu_memory_mib": gpu.memory_mib,
         "gpu_usable_mib": gpu.usable_mib,
         "fits": chosen.peak_mib <= gpu.usable_mib,
+        "surely_fits": chosen.sure_mib <= gpu.usable_mib,
         "job": asdict(chosen.job),
         "model": {
             "name": summary.name,
@@ -161,6 +166,7 @@ def estimate_json(
             "params": summary.total_params,
         },
         "coverage": chosen.coverage,
+        **doubt_json(chosen, gpu),
         "utilization": utilization_json(chosen.utilization),
         "no_utilization": chosen.no_utilization or None,
         "warnings": list(warnings_of(summary, chosen)),

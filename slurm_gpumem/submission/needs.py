@@ -44,8 +44,9 @@ class Needs(NamedTuple):
 
 def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
     """Estimate the job on every kind of GPU in reach."""
-    estimates = _estimates(asked, workload, reach.gpus)
-    warnings: List[str] = []
+    coverage = asked.settings.coverage or asked.config.sharing.coverage_in(reach.partitions)
+    estimates = _estimates(asked, workload, reach.gpus, coverage)
+    warnings: List[str] = _unused_coverage(asked, workload)
     if workload.summary and workload.job:
         stale = asked.settings.stale_line(workload.summary.fingerprint, workload.job)
         warnings += [*asked.settings.remarks(), *([stale] if stale else [])]
@@ -55,6 +56,18 @@ def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
         for gpu, estimate, activity in zip(reach.gpus, estimates, activities)
     )
     return Needs(on, (*warnings, *more))
+
+
+def _unused_coverage(asked: Asked, workload: Workload) -> List[str]:
+    """That a coverage which the job states changes nothing, where something else decides its memory."""
+    if asked.settings.coverage is None or workload.summary is not None:
+        return []
+    decides = (
+        "the memory line, which keeps the coverage it was made with"
+        if workload.line
+        else ("what earlier runs measured" if workload.script else "the GPU memory given by hand")
+    )
+    return [f"coverage has no effect: {decides}, decides"]
 
 
 def _activities(
@@ -84,7 +97,9 @@ def _for_line(gpu: Gpu, estimator: str) -> Gpu:
     return in_environment(gpu, Environment()) if registry.has_layer(estimator) else gpu
 
 
-def _estimates(asked: Asked, workload: Workload, gpus: Sequence[Gpu]) -> Sequence[Optional[Estimate]]:
+def _estimates(
+    asked: Asked, workload: Workload, gpus: Sequence[Gpu], coverage: Optional[float]
+) -> Sequence[Optional[Estimate]]:
     """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
     summary, job, line = workload.summary, workload.job, workload.line
     if workload.script:
@@ -100,7 +115,7 @@ def _estimates(asked: Asked, workload: Workload, gpus: Sequence[Gpu]) -> Sequenc
 
     name = asked.settings.text("estimator") or "auto"
     if name not in ("auto", remembered.NAME):
-        return [estimate_with_utilization(name, summary, job, gpu) for gpu in gpus]
+        return [estimate_with_utilization(name, summary, job, gpu, coverage) for gpu in gpus]
     from slurm_gpumem.accounting.notice import note_new_runs
 
     note_new_runs()
@@ -112,5 +127,5 @@ def _estimates(asked: Asked, workload: Workload, gpus: Sequence[Gpu]) -> Sequenc
             measured = remembered.from_peaks(summary, job, gpu, peaks)
             found.append(with_utilization(measured, gpu, summary))
         else:
-            found.append(estimate_with_utilization(name, summary, job, gpu))
+            found.append(estimate_with_utilization(name, summary, job, gpu, coverage))
     return found

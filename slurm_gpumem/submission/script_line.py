@@ -18,15 +18,19 @@ from slurm_gpumem.summaries.types import ModelSummary
 
 
 def line_for(
-    summary: ModelSummary, job: TrainingJob, estimator: str, progress: Optional[Callable[[int], None]] = None
+    summary: ModelSummary,
+    job: TrainingJob,
+    estimator: str,
+    coverage: Optional[float] = None,
+    progress: Optional[Callable[[int], None]] = None,
 ) -> MemoryLine:
-    """The memory line of a job; `progress` hears how many batch sizes have been estimated."""
+    """The memory line of a job at a coverage; `progress` hears how many batch sizes have been estimated."""
     if job.gpus > 1:
         raise UsageError("--directive is for jobs on one GPU; those on several are not shared")
     return make_line(
         summary.fingerprint,
         job,
-        lambda other, gpu: registry.run(estimator, summary, other, gpu),
+        lambda other, gpu: registry.run(estimator, summary, other, gpu, coverage),
         progress,
         span=_span(summary, job, estimator),
     )

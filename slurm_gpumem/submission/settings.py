@@ -207,6 +207,20 @@ class JobSettings:
             raise UsageError(str(error)) from None
 
     @property
+    def coverage(self) -> Optional[float]:
+        """Which share of jobs like it the request is to hold for, where the job states it."""
+        setting = self._settings.get("coverage")
+        if setting is None:
+            return None
+        from slurm_gpumem.config.load import checked_coverage
+        from slurm_gpumem.errors import ConfigError
+
+        try:
+            return checked_coverage(f"coverage ({setting.origin})", setting.value)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+
+    @property
     def exclusive_gpu(self) -> bool:
         """Whether the job wants a GPU to itself."""
         return self._switch("exclusive-gpu") or False
@@ -218,7 +232,7 @@ class JobSettings:
 
     def check(self) -> None:
         """Read what is otherwise read late, so that a wrong value is an error before Slurm is asked."""
-        _ = (self.on_oom, self.max_slowdown, self.exclusive_gpu, self.end_line)
+        _ = (self.on_oom, self.max_slowdown, self.coverage, self.exclusive_gpu, self.end_line)
 
     def text(self, key: str) -> Optional[str]:
         """A value as it was given."""

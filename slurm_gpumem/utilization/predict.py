@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, log
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
@@ -34,9 +34,11 @@ class Prediction(NamedTuple):
     """SM activity shifted so that a job near the edge counts as busy: a missed one costs more."""
 
 
-def estimate_with_utilization(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+def estimate_with_utilization(
+    name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float] = None
+) -> Estimate:
     """The named estimator's estimate, with the job's utilization."""
-    return with_utilization(registry.run(name, summary, job, gpu), gpu, summary)
+    return with_utilization(registry.run(name, summary, job, gpu, coverage), gpu, summary)
 
 
 def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Estimate:

@@ -119,3 +119,44 @@ def test_wrong_input_is_said_in_a_few_lines_with_exit_code_2(args: list[str], me
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def _answer(*args: str, env: Optional[Dict[str, str]] = None) -> Dict[str, object]:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "20000", "--gpu", "h200", "--json", *args, env=env)
+    assert done.returncode == 0, done.stderr
+    found: Dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_the_coverage_comes_from_the_option_a_variable_or_the_sites_file(tmp_path: Path) -> None:
+    plain = _answer()
+    low = _answer("--coverage", "0.9")
+    assert low["peak_mib"] == plain["peak_mib"]
+    assert low["coverage"] == 0.9
+    assert low["request_mib"] == plain["requests"]["0.9"]  # type: ignore[index]
+    assert plain["request_mib"] > low["request_mib"]  # type: ignore[operator]
+    assert _answer(env={"GPUMEM_COVERAGE": "0.9"})["request_mib"] == low["request_mib"]
+    site = tmp_path / "gpumem.toml"
+    site.write_text("[sharing]\ncoverage = 0.9\n")
+    by_site = {"GPUMEM_SITE_CONFIG": str(site)}
+    assert _answer(env=by_site)["request_mib"] == low["request_mib"]
+    assert _answer("--coverage", "0.98", env=by_site)["coverage"] == 0.98
+
+
+@pytest.mark.parametrize("coverage", ["2", "0.1", "much", "1"])
+def test_a_coverage_that_cannot_be_is_refused(coverage: str) -> None:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "8", "--coverage", coverage)
+    assert done.returncode == 2
+    assert "a share of jobs from 0.5 to 0.995" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_explain_says_what_is_doubt_and_what_would_remove_it() -> None:
+    done = _gpumem("estimate", str(CNN), "--batch-size", "20000", "--gpu", "h200", "--explain")
+    assert "doubt: " in done.stdout
+    for share in ("for 90 % of such jobs", "for 98 % of such jobs", "for 99.5 % of such jobs"):
+        assert share in done.stdout
+    assert "less doubt: a trace (gpumem trace); one measured run" in done.stdout
+    result = _answer("--explain")
+    assert result["doubt_mib"] == result["request_mib"] - result["peak_mib"]  # type: ignore[operator]
+    assert set(result["requests"]) == {"0.9", "0.98", "0.995"}  # type: ignore[call-overload]

@@ -56,8 +56,6 @@ def test_where_nobody_says_how_modules_are_loaded_the_request_holds_for_both_way
     assert "the CUDA context on a100 was not measured here: 522 to 1727 MiB elsewhere" in " ".join(
         unknown.assumptions
     )
-    assert unknown.coverage is not None
-    assert unknown.coverage <= 0.95
 
 
 def test_the_measured_gpu_is_as_it_was() -> None:

@@ -8,6 +8,9 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced.estimator import estimate_trace
 from slurm_gpumem.estimators.traced.learned import packaged
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.types import Estimate, TrainingJob
+from slurm_gpumem.estimators.whatif import Alternatives, jump_before
+from slurm_gpumem.report.doubt import doubt_lines
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -27,3 +30,43 @@ def test_a_trace_of_a_model_unlike_the_measured_ones_is_not_asked_for_more(gib: 
     found = estimate_trace(trace, job, find_gpu("h200"), packaged())
     assert found.request_mib <= 1.25 * found.peak_mib
     assert not any("unlike" in warning for warning in found.warnings)
+
+
+def test_the_doubt_of_a_trace_follows_its_peak_and_no_rule_of_ours() -> None:
+    """A traced U-Net asked for 19, 25, 19 and 25 shards at batch 24, 32, 48 and 64."""
+    sites = (
+        Site((GIB,), "parameter", "", "weights"),
+        Site((0, GIB // 8), "aten::addmm", "0", "activations"),
+    )
+    phases = (Phase(0, "setup", 0), Phase(1, "forward", 1), Phase(3, "forward", 2))
+    trace = Trace(TracedJob(batch=32), "meta", sites, (0, 1, -1, 1, -1), phases)
+    summary = ModelSummary(format="gpumem", layers=(), trace=trace)
+    found = [
+        estimate_trace(trace, training_job(summary, StatedTraining(batch_size=batch)), gpu, packaged())
+        for gpu in (find_gpu("h200"),)
+        for batch in range(8, 129, 4)
+    ]
+    peaks = [one.peak_mib for one in found]
+    doubts = [one.request_mib - one.peak_mib for one in found]
+    assert peaks == sorted(peaks)
+    assert doubts == sorted(doubts)
+    shares = [doubt / peak for doubt, peak in zip(doubts, peaks)]
+    assert max(shares) < 0.15
+    assert all(later <= 1.02 * before for before, later in zip(shares, shares[1:]))
+
+
+def test_explain_names_the_part_that_makes_a_peak_jump() -> None:
+    def at(job: TrainingJob) -> Estimate:
+        large = job.batch_size >= 32
+        parts = {"activations": 100 * job.batch_size, "workspace": 3000 if large else 10, "context": 700}
+        peak = sum(parts.values())
+        return Estimate(peak, peak, peak, parts, "trace", "h200", job)
+
+    jump = jump_before(at(TrainingJob(32)), at)
+    assert jump is not None
+    assert (jump.batch, jump.part, jump.part_mib) == (28, "workspace", 2990)
+    assert jump_before(at(TrainingJob(64)), at) is None
+    assert (
+        "another algorithm"
+        in doubt_lines(at(TrainingJob(32)), find_gpu("h200"), Alternatives(jump=jump), 1024)[0]
+    )

@@ -10,8 +10,7 @@ import pytest
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected import unseen as room
-from slurm_gpumem.estimators.corrected.choice import LEVELS, RequestPolicy, cheapest
-from slurm_gpumem.estimators.corrected.unseen import known_classes, unseen, written_from_json
+from slurm_gpumem.estimators.corrected.unseen import known_classes, unseen
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.lab.ground_truth import load_ground_truth
@@ -103,39 +102,3 @@ def test_a_damaged_list_of_classes_is_named(
     with pytest.raises(ConfigError, match=r"known-classes\.gz"):
         known_classes()
     known_classes.cache_clear()
-
-
-@pytest.mark.parametrize(
-    "content", [None, {}, {"format": "gpumem-written/1"}, {"format": "gpumem-written/1", "policy": 3}]
-)
-def test_a_damaged_width_is_named(content: object) -> None:
-    with pytest.raises(ConfigError, match=r"written\.json"):
-        written_from_json(content, "written.json")
-
-
-def test_a_small_jobs_doubt_is_covered_further_than_a_large_ones_and_never_below_the_peak() -> None:
-    policy = RequestPolicy(tuple(4 * level - 1 for level in LEVELS), 0.0, 1.0, 0.95, 20_000.0)
-    peaks = [1000.0 * 2**power for power in range(8)]
-    ratios = [cheapest(peak, 0.5, policy) / peak for peak in peaks]
-    assert ratios == sorted(ratios, reverse=True)
-    assert ratios[0] > ratios[-1] >= 1
-
-
-def test_from_a_text_the_request_never_falls_as_the_batch_grows() -> None:
-    truth = load_ground_truth(HANDWRITTEN)
-    for key in ("own/w-relpos-lm@256", "own/w-cbam@64", "own/w-dlrm@16"):
-        summary = read_summary(truth.texts[key]["torchinfo_full"].rstrip("\n") + "\n")
-        asked = [
-            registry.run("corrected", summary, TrainingJob(batch), find_gpu("h200")).request_mib
-            for batch in (1, 2, 3, 6, 12, 16, 24, 31, 48, 64, 100)
-        ]
-        assert asked == sorted(asked)
-
-
-def test_doubt_alone_never_asks_for_more_than_the_gpu_has() -> None:
-    truth = load_ground_truth(HANDWRITTEN)
-    summary = read_summary(truth.texts["own/w-relpos-lm@256"]["torchinfo_full"].rstrip("\n") + "\n")
-    gpu = find_gpu("t4")
-    asked = [registry.run("corrected", summary, TrainingJob(batch), gpu) for batch in (8, 16, 24, 32, 48)]
-    for one in asked:
-        assert one.request_mib <= max(gpu.memory_mib, one.peak_mib)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -107,6 +108,12 @@ def test_figures_worked_by_hand() -> None:
     assert f.p90_error == pytest.approx(0.38)
     assert (f.under_peak, f.under_request) == (0.4, 0.4)
     assert f.over_reservation == pytest.approx(0.024)
+    assert f.capacity == pytest.approx((1200 + 950 + 2400 + 3000 + 4096) / 13000)
+    assert (f.over_half, f.over_twice, f.under_unwarned) == (0.0, 0.0, 0.4)
+    wide = [_score(1000, 1000, 1600), _score(1000, 1000, 2100), replace(_score(1000, 900, 950), warned=True)]
+    g = figures(wide)
+    assert (g.over_half, g.over_twice) == pytest.approx((2 / 3, 1 / 3))
+    assert (g.under_request, g.under_unwarned) == pytest.approx((1 / 3, 0.0))
     assert (f.shards_exact, f.shards_within_one, f.shards_too_few) == (0.4, 0.8, 0.2)
 
 
@@ -127,6 +134,7 @@ def test_scores_are_grouped_by_any_field(tmp_path: Path) -> None:
     assert set(grouped(scores, "precision")) == {"fp32", "amp-bf16"}
     assert set(grouped(scores, "gpu")) == {"h200"}
     assert set(grouped(scores, "format")) == {"torchsummary"}
+    assert set(grouped(scores, "code+input")) == {"hand-written, torchsummary"}
 
 
 def test_a_text_that_is_no_summary_is_a_failure_not_a_crash(tmp_path: Path) -> None:
@@ -171,7 +179,7 @@ def test_the_command_prints_a_table_per_field_and_the_worst_runs(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 runs of 2 models\n")
     heads = [line.split()[0] for line in done.stdout.splitlines() if " estimator " in line]
-    assert heads == ["estimator", "family", "precision", "gpu"]
+    assert heads == ["estimator", "code", "family", "precision", "gpu"]
     assert "farthest off (faketensor)" in done.stdout
     assert "own/net2@32/b8/adam/fp32" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 110
@@ -205,3 +213,17 @@ def test_wrong_options_are_said(tmp_path: Path, args: List[str], message: str) -
 def test_a_model_is_in_one_part_for_good() -> None:
     assert part_of("torchvision/resnet50") == "development"
     assert part_of("torchvision/vgg16") == "hold-out"
+
+
+def test_fresh_jobs_are_scored_as_a_user_would_be_answered(tmp_path: Path) -> None:
+    _write(tmp_path, [_row(1), _row(2, source="timm", process_bytes=90_000 * MIB)])
+    done = _run("--fresh", "--data", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("| input | code | runs |")
+    cells = {line.split("|")[2].strip(): line for line in lines[2:] if line.startswith("| torchsummary")}
+    assert set(cells) == {"library", "hand-written"}
+    assert "| 100.0% |" in cells["library"]
+    refused = _run("--fresh")
+    assert refused.returncode == 2
+    assert "--data" in refused.stderr

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import exp, log, sqrt
 from typing import (
     AbstractSet,
@@ -172,7 +173,7 @@ def packaged() -> Relatives:
 
 def profile_of(classes: FrozenSet[str], runs: Sequence[Run], weights: Mapping[str, float]) -> Profile:
     """Runs of such models; a class counts by its weight."""
-    return Profile(classes, sqrt(sum(weights[name] ** 2 for name in classes)) or 1.0, tuple(runs))
+    return Profile(classes, sqrt(sum([weights[name] ** 2 for name in classes])) or 1.0, tuple(runs))
 
 
 class _Groups(Mapping[str, Tuple[Profile, ...]]):
@@ -201,16 +202,17 @@ class _Groups(Mapping[str, Tuple[Profile, ...]]):
         return len(self._texts)
 
     def _profiles(self, content: Any) -> Tuple[Profile, ...]:
-        check_numbers([number for _, runs in content for run in runs for number in run])
-        made = tuple(
+        every = [run for _, runs in content for run in runs]
+        check_numbers(list(chain.from_iterable(every)))
+        models = [run[0] for run in every]
+        if models and not (min(models) >= 0 and max(models) < self._models):
+            raise ValueError("a run of a model that is not listed")
+        return tuple(
             profile_of(
-                frozenset(self._classes[at] for at in named), [Run(*run) for run in runs], self._weights
+                frozenset([self._classes[at] for at in named]), list(map(Run._make, runs)), self._weights
             )
             for named, runs in content
         )
-        if not all(0 <= run.model < self._models for profile in made for run in profile.runs):
-            raise ValueError("a run of a model that is not listed")
-        return made
 
 
 def from_json(content: Any, where: str) -> Relatives:

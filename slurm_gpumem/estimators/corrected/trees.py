@@ -1,7 +1,6 @@
-"""The learned correction as a file: small trees, quantiles and ranges in JSON, executed in plain Python.
+"""The learned correction as a file: small trees in JSON, executed in plain Python.
 
-    {"format": "gpumem-correction/2", "features": [names], "center": ensemble, "spread": ensemble,
-     "stakes": {group: {"steps": [...], "price": p, "wider": w, "coverage": c}}, "ranges": [[low, high], ...],
+    {"format": "gpumem-correction/3", "features": [names], "center": ensemble, "spread": ensemble,
      "card": {...}}
 
 The spread's last feature is how far the centre moves the job.
@@ -21,10 +20,9 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence, Tuple, Union
 
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.corrected.choice import LEVELS, RequestPolicy
 from slurm_gpumem.estimators.corrected.features import KNOWN
 
-FORMAT = "gpumem-correction/2"
+FORMAT = "gpumem-correction/3"
 SIZE_CAP = 4 << 20
 """Bytes; the real file has a twentieth of it."""
 _DEPTH_CAP = 12
@@ -58,9 +56,7 @@ class Correction:
     """log(real / structural)."""
     spread: Ensemble
     """log of how far from the centre such jobs usually are."""
-    ranges: Tuple[Tuple[float, float], ...]
     card: Mapping[str, Any]
-    policies: Mapping[str, RequestPolicy]
 
 
 def load(path: Path, names: Sequence[str] = KNOWN) -> Correction:
@@ -90,24 +86,11 @@ def from_json(content: Any, where: str, names: Sequence[str] = KNOWN) -> Correct
     if content.get("features") != list(names):
         raise ConfigError(f"{where}: was fitted on other features than this version has; run `make fit`")
     try:
-        ranges = tuple((usable_number(low), usable_number(high)) for low, high in content["ranges"])
-        if len(ranges) != len(names):
-            raise ValueError("as many ranges as features are needed")
-        policies = {group: policy_from_json(item) for group, item in content["stakes"].items()}
         center = _ensemble(content["center"], len(names))
         spread = _ensemble(content["spread"], len(names) + 1)
-        return Correction(center, spread, ranges, dict(content.get("card", {})), policies)
+        return Correction(center, spread, dict(content.get("card", {})))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again") from None
-
-
-def policy_from_json(content: Any) -> RequestPolicy:
-    """What decides the requests of one group; KeyError, TypeError or ValueError where it is damaged."""
-    steps = tuple(usable_number(step) for step in content["steps"])
-    if len(steps) != len(LEVELS) or any(low > high for low, high in zip(steps, steps[1:])):
-        raise ValueError("a distribution is a rising step for each level")
-    price, wider, coverage = (usable_number(content[key]) for key in ("price", "wider", "coverage"))
-    return RequestPolicy(steps, price, wider, coverage, usable_number(content.get("price_mib", 0.0)))
 
 
 def _ensemble(content: Any, features: int) -> Ensemble:
@@ -133,8 +116,8 @@ def check_numbers(values: Sequence[Any]) -> None:
     """ValueError unless all are numbers that a tree can be made of."""
     if not {type(value) for value in values} <= {int, float}:
         raise ValueError("something in a tree is not a number")
-    # A NaN is neither; a sum of a few hundred such numbers stays finite.
-    if not all(-_LIMIT <= value <= _LIMIT for value in values):
+    # A NaN or an infinity makes the sum one; min and max would pass over a NaN.
+    if values and not (isfinite(sum(values)) and min(values) >= -_LIMIT and max(values) <= _LIMIT):
         raise ValueError("a number in a tree is not usable")
 
 

@@ -21,12 +21,10 @@ import gzip
 import zlib
 from functools import lru_cache
 from math import prod
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.corrected.choice import RequestPolicy
-from slurm_gpumem.estimators.corrected.trees import policy_from_json, read_json
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.types import Unseen
 from slurm_gpumem.summaries.types import Layer, ModelSummary
@@ -44,9 +42,6 @@ _FITS = 0.6
 """Share of what stands below a class that must fit: libraries give some classes a part of another's."""
 NO_NAME = "model"
 """torchsummary does not name the model's own class."""
-WRITTEN = "written.json"
-"""How wide requests for such texts are; fitted on hand-written networks (lab/fit/written.py)."""
-WRITTEN_FORMAT = "gpumem-written/1"
 
 
 class Entry(NamedTuple):
@@ -97,23 +92,6 @@ def known_classes() -> KnownClasses:
     if not text.startswith(f"{FORMAT}\n"):
         raise ConfigError(f"{path}: is not a list of classes of format {FORMAT}")
     return KnownClasses(text)
-
-
-@lru_cache(maxsize=1)
-def written_policy() -> RequestPolicy:
-    """What decides the requests for such texts."""
-    path = data_path("models", WRITTEN)
-    return written_from_json(read_json(path), str(path))
-
-
-def written_from_json(content: Any, where: str) -> RequestPolicy:
-    """Check and take what a file says."""
-    if not isinstance(content, dict) or content.get("format") != WRITTEN_FORMAT:
-        raise ConfigError(f"{where}: is not of format {WRITTEN_FORMAT}; `make fit` writes it")
-    try:
-        return policy_from_json(content["policy"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{where}: is damaged ({error}); `make fit` writes it again") from None
 
 
 @lru_cache(maxsize=8)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.corrected.estimator import MEASURED_GPU
 from slurm_gpumem.estimators.corrected.trees import Correction
-from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.corrected.width import packaged as widths
+from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.traced.features import features
-from slurm_gpumem.estimators.traced.learned import GROUP, REFERENCE_CONTEXT_MIB, packaged, request_of
+from slurm_gpumem.estimators.traced.learned import (
+    GROUP,
+    REFERENCE_CONTEXT_MIB,
+    packaged,
+    requests_of,
+    spread_of,
+)
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
 from slurm_gpumem.estimators.workspaces.benchmark import BEYOND
@@ -53,21 +59,23 @@ def estimate_trace(
         # Buckets of data-parallel training: one more copy of the gradients.
         parts["gradients"] += _gradient_mib(trace, timeline)
     peak = sum(parts.values())
-    request = round(peak * (1 + _MARGIN))
+    request, coverage = round(peak * (1 + _MARGIN)), None
+    requests: Tuple[int, ...] = ()
     if correction is not None:
+        wide = widths()[GROUP]
         moved = context - REFERENCE_CONTEXT_MIB
-        total = float(peak - moved)
-        numbers = features(trace, timeline, total, job.batch_size, gpu)
-        # Shards are counted as on the measured GPU; a request moves with another one's context alone.
-        measured = find_gpu(MEASURED_GPU).context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
-        request = request_of(total, numbers, measured - REFERENCE_CONTEXT_MIB, correction) + moved
+        spread = _spread(trace, timeline, job.batch_size, gpu, correction)
+        asked = requests_of(float(peak - moved), spread, job.batch_size, wide)
+        requests, coverage = tuple(max(peak, at + moved) for at in asked), wide.coverage
     if timeline.tried:
         parts["workspace"] += max(0, round(timeline.tried / MIB) + context - peak)
         peak = sum(parts.values())
-        request = max(request, round(timeline.tried * BEYOND / MIB) + context)
+        tried = round(timeline.tried * BEYOND / MIB) + context
+        request = max(request, tried)
+        requests = tuple(max(peak, tried, at) for at in requests)
     return Estimate(
         peak_mib=peak,
-        request_mib=max(request, peak),
+        request_mib=max(request, peak) if coverage is None else request_at(requests, coverage),
         floor_mib=peak - parts["fragmentation"],
         parts=parts,
         estimator="trace",
@@ -75,8 +83,18 @@ def estimate_trace(
         job=job,
         warnings=(*warnings, *_warnings(trace, job)),
         assumptions=(_WAYS[trace.way], *trace.remarks),
-        coverage=None if correction is None else correction.policies[GROUP].coverage,
+        coverage=coverage,
+        requests=requests,
+        group=GROUP if requests else "",
     )
+
+
+def _spread(trace: Trace, timeline: Timeline, batch: int, gpu: Gpu, correction: Correction) -> float:
+    """The trace's spread, at the batch size that was traced: the doubt then follows the peak and no rule."""
+    if batch != trace.job.batch:
+        timeline = replay(trace, None, gpu)
+    total = timeline.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
+    return spread_of(features(trace, timeline, total, None, gpu), correction)
 
 
 def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:

@@ -1,15 +1,15 @@
-"""The learned request of traced estimates, fitted on traces; their peaks stay as replayed."""
+"""The learned doubt of traced estimates, fitted on traces; their peaks stay as replayed."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from math import ceil, exp
-from typing import Optional, Sequence
+from typing import Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators.corrected.choice import FROM_TRACE, request_for
 from slurm_gpumem.estimators.corrected.estimator import REFERENCE_CONTEXT_MIB as REFERENCE_CONTEXT_MIB
 from slurm_gpumem.estimators.corrected.trees import Correction, load
+from slurm_gpumem.estimators.corrected.width import Width
 from slurm_gpumem.estimators.traced.features import NAMES
 
 FILE = "trace-correction.json"
@@ -23,12 +23,16 @@ def packaged() -> Optional[Correction]:
     return load(path, NAMES) if path.exists() else None
 
 
-def request_of(total_mib: float, features: Sequence[float], moved_mib: float, correction: Correction) -> int:
-    """MiB of request with the reference context.
+def spread_of(features: Sequence[float], correction: Correction) -> float:
+    """How far above its replayed peak such a job's need may be, as a logarithm.
 
-    A trace counts a model's own tensors, so models unlike the measured ones get no wider request: what the
-    spread is for (workspaces, fragmentation) is in the features. `moved_mib` is what the job's own context on
-    the measured GPU holds beyond the reference's.
+    A trace counts a model's own tensors, so models unlike the measured ones are not less sure: what the
+    spread is for (workspaces, fragmentation) is in the features.
     """
-    spread = exp(correction.spread.predict([*features, 0.0]))
-    return ceil(request_for(total_mib, moved_mib, spread, correction.policies[GROUP], FROM_TRACE))
+    return exp(correction.spread.predict([*features, 0.0]))
+
+
+def requests_of(total_mib: float, spread: float, batch: int, wide: Width) -> Tuple[int, ...]:
+    """MiB of request at each coverage of LEVELS, with the reference context."""
+    unit = wide.unit_mib(total_mib, spread, batch)
+    return tuple(ceil(total_mib + step * unit) for step in wide.steps)

@@ -20,10 +20,9 @@ from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from slurm_gpumem.estimators.corrected.choice import choose
 from slurm_gpumem.estimators.corrected.features import KNOWN
 from slurm_gpumem.estimators.corrected.relatives import neighbour_runs
-from slurm_gpumem.lab.fit.correction import CLIP, FLOOR, SEED, Array, Data, answers, fit_policy
+from slurm_gpumem.lab.fit.correction import CLIP, FLOOR, SEED, Array, Data
 from slurm_gpumem.lab.fit.correction_rows import rows
 from slurm_gpumem.lab.fit.relatives_of_rows import NeighboursOfRows, relatives_of
 from slurm_gpumem.lab.ground_truth import load_ground_truth
@@ -144,28 +143,11 @@ def bounds(data: Data, split: Array, center: Array) -> Dict[str, Array]:
         )
     made = {name: _calibrated(data, split, center, width) for name, width in shapes.items()}
     made["spread of both sides, up to whole shards"] = _whole(data, made["spread of both sides"])
-    made["worth most under the spread's distribution"] = _weighed(data, split, center, np.log(spread))
-    saw = data.values
-    data.values = np.column_stack([saw, np.abs(center)])
-    spread = held_out(data, split, size, [*every, len(KNOWN)], partial(trees, iterations=80))
-    data.values = saw
-    made["the same, the spread sees the correction (taken)"] = _weighed(data, split, center, spread)
     return made
 
 
 def _whole(data: Data, request: Array) -> Array:
     return np.ceil((request + data.moved) / SHARD_MIB) * SHARD_MIB - data.moved
-
-
-def _weighed(data: Data, split: Array, center: Array, spread: Array) -> Array:
-    request = np.zeros(len(data.real))
-    nowhere = np.zeros(len(request), dtype=bool)
-    for part in np.unique(split):
-        policy = fit_policy(data, split != part, nowhere, center, spread, ASKED)
-        own = np.flatnonzero(split == part)
-        found = answers(data, split == part, center, spread, policy["steps"])
-        request[own] = [choose(made, policy["price"]) for _, made in found]
-    return request
 
 
 def _calibrated(data: Data, split: Array, center: Array, width: Array) -> Array:

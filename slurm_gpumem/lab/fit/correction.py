@@ -1,4 +1,4 @@
-"""Fit the learned correction and its bound on the measured runs: `python -m slurm_gpumem.lab.fit.correction`.
+"""Fit the learned correction and its spread on measured runs: `python -m slurm_gpumem.lab.fit.correction`.
 
 Writes models/correction.json (fitted on all rows), models/relatives.json.gz (what each run teaches about like
 ones) and models/lab/folds/correction.json.gz (one fit a fold, without that fold's models; `gpumem
@@ -12,15 +12,13 @@ import gzip
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import numpy as np
 from joblib import Parallel, delayed
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from slurm_gpumem.estimators.corrected import estimator, relatives
-from slurm_gpumem.estimators.corrected.choice import LEVELS, Option, choose, options
-from slurm_gpumem.estimators.corrected.estimator import OUTSIDE_COVERAGE
 from slurm_gpumem.estimators.corrected.features import KNOWN
 from slurm_gpumem.estimators.corrected.relatives import NeighbourRuns
 from slurm_gpumem.estimators.corrected.trees import FORMAT
@@ -32,18 +30,6 @@ from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.lab.places import CORRECTION_FOLDS, GROUND_TRUTH, MODELS, shown, under
 
 SEED = 0
-COVERAGE: Dict[str, float] = {
-    "complete": 0.984,
-    "shown": 0.983,
-    "torchsummary": 0.982,
-    "hidden": 0.98,
-    "shapeless": 0.9,
-}
-"""What is asked of the request. Without shapes the input's size is a guess: 98 % would ask for whole GPUs."""
-WIDER = (1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0)
-"""How much wider the spread may be taken outside the measured range: the first that holds what is asked."""
-TRIM = 0.001
-"""Share of rows at each end of a feature that do not count as its range."""
 CLIP = 1.0
 """A residual beyond a factor of e teaches nothing: the text does not show what was run."""
 FLOOR = 0.01
@@ -54,8 +40,6 @@ SHAPELESS = 0.05
 SHRINK = 0.5
 """So much of what the centre's trees say counts: on architectures that they did not see, that is nearer."""
 Array = Any
-_PRICES = (0.5, 500.0)
-_HALVINGS = 14
 
 
 def fit_trees(
@@ -98,7 +82,6 @@ class Data:
         self.family = np.array([row.family for row in found])
         self.group = np.array([estimator.group_of(row.points[0].features) for row in found])
         self.weight = self.share * np.where(self.group == "shapeless", SHAPELESS, 1.0)[self.row]
-        self.strange = np.array([row.strange for row in found])
         self.moved = np.array([row.moved_mib for row in found])
 
     def summed(self, values: Array) -> Array:
@@ -129,18 +112,11 @@ class Centers:
 
 
 def fit(data: Data, *left_out: int) -> Dict[str, Any]:
-    """Centre, spread and policies from all folds but these; the policies from rows unseen by their trees."""
+    """Centre and spread from all folds but these; the spread from centres that had not seen their rows."""
     centers = Centers(data)
-    chosen = ~np.isin(data.fold, left_out)
-    center, spread = crossed(data, centers, left_out)
-    inside = chosen[data.row]
+    center = crossed(data, centers, left_out)
+    inside = ~np.isin(data.fold, left_out)[data.row]
     values = data.values[inside]
-    ranges = _ranges(values)
-    out = data.strange | (np.bincount(data.row, weights=_outside(data.values, ranges)) > 0)
-    policies = {
-        name: fit_policy(data, chosen & (data.group == name), out, center, spread, share)
-        for name, share in COVERAGE.items()
-    }
     last = fit_trees(
         _with_center(values, center[inside]), _size(data, center)[inside], SPREAD_TREES, data.weight[inside]
     )
@@ -149,29 +125,18 @@ def fit(data: Data, *left_out: int) -> Dict[str, Any]:
         "features": list(KNOWN),
         "center": export_trees(centers.without(*left_out), SHRINK),
         "spread": export_trees(last),
-        "stakes": policies,
-        "ranges": [[float(low), float(high)] for low, high in ranges],
     }
 
 
-def crossed(data: Data, centers: Centers, left_out: Sequence[int]) -> Tuple[Array, Array]:
-    """Centre and spread of every point of the other folds, by fits without its fold."""
+def crossed(data: Data, centers: Centers, left_out: Sequence[int]) -> Array:
+    """Centre of every point of the other folds, by fits without its fold."""
     parts = data.fold[data.row]
     inside = ~np.isin(parts, left_out)
-    numbers = [int(number) for number in np.unique(parts[inside])]
     center = np.zeros(len(data.row))
-    for number in numbers:
+    for number in (int(number) for number in np.unique(parts[inside])):
         own = parts == number
         center[own] = SHRINK * centers.without(number, *left_out).predict(data.values[own])
-    size = _size(data, center)
-    values = _with_center(data.values, center)
-    spread = np.zeros(len(data.row))
-    for number in numbers:
-        own, rest = parts == number, inside & (parts != number)
-        spread[own] = fit_trees(values[rest], size[rest], SPREAD_TREES, data.weight[rest]).predict(
-            values[own]
-        )
-    return center, spread
+    return center
 
 
 def _target(data: Data) -> Array:
@@ -187,66 +152,6 @@ def _with_center(values: Array, center: Array) -> Array:
 def _size(data: Data, center: Array) -> Array:
     """log of how far from its centre a row is, for each of its points."""
     return np.log(np.maximum(np.abs(data.residual(center)), FLOOR))[data.row]
-
-
-def fit_policy(
-    data: Data, chosen: Array, out: Array, center: Array, spread: Array, share: float
-) -> Dict[str, Any]:
-    """How a group's needs lie around their peaks, and what a job that does not fit must cost."""
-    residual = data.residual(center)
-    # A row of two points has the spread between theirs.
-    steps = residual / np.exp(data.summed(spread))
-    usual = steps[chosen & ~out] if (chosen & ~out).any() else steps[chosen]
-    table = [float(step) for step in np.quantile(usual, LEVELS)]
-    inside = answers(data, chosen & ~out, center, spread, table)
-    high = price_for(lambda price: held(inside, price) >= share)
-    wider = WIDER[0]
-    if (chosen & out).any():
-        asked = min(share, OUTSIDE_COVERAGE)
-        for wider in WIDER:
-            if held(answers(data, chosen & out, center, spread + np.log(wider), table), high) >= asked:
-                break
-    return {"steps": table, "price": high, "wider": wider, "coverage": share}
-
-
-def price_for(enough: Callable[[float], bool]) -> float:
-    """The lowest price of a job that does not fit at which requests hold enough."""
-    low, high = _PRICES
-    for _ in range(_HALVINGS):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-Answer = Tuple[float, List[Option]]
-"""What a row needed, and its options."""
-
-
-def answers(data: Data, chosen: Array, center: Array, spread: Array, table: Sequence[float]) -> List[Answer]:
-    """The options of the given rows; one of two points lies between theirs."""
-    peaks, spreads = data.summed(data.total * np.exp(center)), np.exp(data.summed(spread))
-    return [
-        (
-            float(data.real[row]),
-            options(float(peaks[row]), float(data.moved[row]), float(spreads[row]), table),
-        )
-        for row in np.flatnonzero(chosen)
-    ]
-
-
-def held(found: Sequence[Answer], price: float) -> float:
-    """Share of rows whose request holds what was needed, as if one more did not."""
-    return sum(choose(made, price) >= need for need, made in found) / (len(found) + 1)
-
-
-def _ranges(values: Array) -> List[Tuple[float, float]]:
-    low, high = np.quantile(values, TRIM, axis=0), np.quantile(values, 1 - TRIM, axis=0)
-    return list(zip(low, high))
-
-
-def _outside(values: Array, ranges: Sequence[Tuple[float, float]]) -> Array:
-    low, high = np.array(ranges).T
-    return ((values < low - 1e-9) | (values > high + 1e-9)).any(axis=1)
 
 
 def export_trees(model: Any, scale: float = 1.0) -> Dict[str, Any]:
@@ -293,7 +198,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         "command": "python -m slurm_gpumem.lab.fit.correction",
         "seed": SEED,
         "folds": folds.FOLDS,
-        "coverage": COVERAGE,
     }
     text = json.dumps(whole, separators=(",", ":"))
     (out / estimator.FILE).write_text(text + "\n")

@@ -6,7 +6,6 @@ import gzip
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import inf
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -14,7 +13,8 @@ from joblib import Parallel, delayed
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.corrected.anchors import anchors
-from slurm_gpumem.estimators.corrected.estimator import REFERENCE_CONTEXT_MIB, outside
+from slurm_gpumem.estimators.corrected.estimator import REFERENCE_CONTEXT_MIB, width_group
+from slurm_gpumem.estimators.corrected.estimator import group_of as shown_group
 from slurm_gpumem.estimators.corrected.features import features
 from slurm_gpumem.estimators.corrected.relatives import classes_of
 from slurm_gpumem.estimators.structural.estimator import simulate
@@ -50,8 +50,9 @@ class Row:
     """The process, with the reference context."""
     moved_mib: int
     """The estimated context less the reference's."""
-    strange: bool
-    """Whether the layers' names put it outside what is measured."""
+    batch: int
+    wide: str
+    """The group whose width the text has (estimator.width_group)."""
     classes: Tuple[str, ...]
     """Those that the text names."""
 
@@ -112,7 +113,6 @@ def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
         points.append(Point(share, total, tuple(features(summary, walk, result, total))))
     moved = run.gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul) - REFERENCE_CONTEXT_MIB
     model = str(run.row["model"])
-    anywhere = [(-inf, inf)] * len(points[0].features)
     return Row(
         key=run.key,
         model=model,
@@ -122,6 +122,7 @@ def _row(run: MeasuredRun, tool: str, summary: ModelSummary) -> Row:
         points=tuple(points),
         real_mib=real_mib(run, summary) - moved,
         moved_mib=moved,
-        strange=bool(outside(points[0].features, summary, anywhere)),
+        batch=run.job.batch_size,
+        wide=width_group(summary, shown_group(points[0].features)),
         classes=tuple(sorted(classes_of(summary))),
     )

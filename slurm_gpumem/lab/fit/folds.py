@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from hashlib import sha1
 from pathlib import Path
-from typing import List, Sequence
+from typing import Any, List, Mapping, Sequence
 
 from slurm_gpumem.estimators.corrected.features import KNOWN
 from slurm_gpumem.estimators.corrected.trees import Correction, from_json, read_json
@@ -50,6 +50,22 @@ def name_of(model: str) -> str:
 def fold_of_name(model: str) -> int:
     """The fold that was fitted without this model; its smaller and larger sisters may be in others."""
     return int(sha1(name_of(model).encode()).hexdigest(), 16) % FOLDS
+
+
+def fold_of_run(row: Mapping[str, Any]) -> int:
+    """The fold without this run's family of models, or without its whole kind of hand-written networks."""
+    family = str(row.get("family", ""))
+    if family.startswith("handwritten"):
+        return int(sha1(family.encode()).hexdigest(), 16) % FOLDS
+    return fold_of(str(row["model"]))
+
+
+def kind_of_code(row: Mapping[str, Any]) -> str:
+    """Who wrote the network: a library, somebody by hand, or our generators."""
+    family, source = str(row.get("family", "")), str(row.get("source", ""))
+    if "generated" in family or family.startswith("synthetic"):
+        return "generated"
+    return "hand-written" if family.startswith("handwritten") or source == "own" else "library"
 
 
 def load_folds() -> List[Correction]:

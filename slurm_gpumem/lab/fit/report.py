@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
-from slurm_gpumem.estimators.corrected.estimator import correct_peak, joined, outside
+from slurm_gpumem.estimators.corrected.estimator import correct_peak, joined
 from slurm_gpumem.estimators.corrected.trees import from_json
+from slurm_gpumem.estimators.corrected.width import packaged as packaged_widths
+from slurm_gpumem.estimators.coverage import between
 from slurm_gpumem.lab.fit.correction_rows import Row
 from slurm_gpumem.lab.fit.folds import fold_of_name
 from slurm_gpumem.lab.fit.relatives_of_rows import NeighboursOfRows
@@ -26,7 +28,6 @@ class Held:
     plain: int
     peak: int
     request: int
-    strange: bool
 
     @property
     def surplus(self) -> int:
@@ -43,22 +44,26 @@ def held_out(
 ) -> List[Held]:
     """Every row, answered by its fold; `lonely`: as if no model of its family had been measured."""
     corrections = [from_json(part, "the fold just fitted") for part in parts]
+    # The widths in force: `lab.fit.widths` fits them to this correction afterwards.
+    widths = packaged_widths()
     told = [neighbours.without(number, lonely) for number in range(len(parts))]
     answers: List[Held] = []
     for index, row in enumerate(found):
         number = fold_of_name(row.model)
-        correction = corrections[number]
-        strange = row.strange or any(outside(p.features, None, correction.ranges) for p in row.points)
         found_at = [
-            correct_peak(point.total_mib, point.features, runs, row.moved_mib, correction, unusual=strange)
+            correct_peak(point.total_mib, point.features, runs, corrections[number], row.batch)
             for point, runs in zip(row.points, told[number][index])
         ]
-        peak, request = joined([point.share for point in row.points], found_at)
-        real, plain = round(row.real_mib) + row.moved_mib, round(row.total_mib) + row.moved_mib
+        wide = widths[row.wide]
+        peak, requests = joined([point.share for point in row.points], found_at, (), wide)
         moved = row.moved_mib
         answers.append(
             Held(
-                row, real, plain, round(peak) + moved, max(round(peak), ceil(request - 1e-9)) + moved, strange
+                row,
+                real=round(row.real_mib) + moved,
+                plain=round(row.total_mib) + moved,
+                peak=round(peak) + moved,
+                request=max(round(peak), ceil(between(requests, wide.coverage) - 1e-9)) + moved,
             )
         )
     return answers
@@ -97,7 +102,6 @@ def report_lines(
         "",
         f"- data: {card['data']}; sha256 of rows and summaries `{card['data_sha256']}`",
         f"- `correction.json`: sha256 `{sha256}`, seed {card['seed']}",
-        f"- target coverage of the request: {_coverage(card['coverage'])}",
         "- known gaps: one GPU type, one PyTorch version, synthetic data as input, no torch.compile",
         "",
         f"Figures in % of {card['folds']} folds; a model and its namesakes are in one fold.",
@@ -109,9 +113,6 @@ def report_lines(
     lines += [*_table("text", items, by_text), *_table("text, family not measured", strangers, by_text)]
     groupings: Dict[str, Callable[[Held], str]] = {
         "family (torchinfo_full)": lambda i: i.row.family if i.row.tool == "torchinfo_full" else "",
-        "outside the measured range (torchinfo_full)": lambda i: (
-            ("yes" if i.strange else "no") if i.row.tool == "torchinfo_full" else ""
-        ),
     }
     for title, name_of in groupings.items():
         lines += _table(title, items, name_of)
@@ -129,10 +130,6 @@ def _table(title: str, items: Sequence[Held], name_of: Callable[[Held], str]) ->
         "|---|---|---|---|---|---|---|---|---|",
         *(figures_line(name, groups[name]) for name in sorted(groups)),
     ]
-
-
-def _coverage(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {100 * share:.3g} %" for name, share in shares.items())
 
 
 def _worst(items: Sequence[Held]) -> List[str]:

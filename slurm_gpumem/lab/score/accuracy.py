@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.corrected.choice import RequestPolicy
 from slurm_gpumem.estimators.corrected.estimator import corrected
 from slurm_gpumem.estimators.corrected.relatives import Relatives, packaged
 from slurm_gpumem.estimators.corrected.trees import Correction, read_json
-from slurm_gpumem.estimators.corrected.unseen import written_from_json, written_policy
+from slurm_gpumem.estimators.corrected.width import Width
+from slurm_gpumem.estimators.corrected.width import from_json as widths_from_json
+from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.relatives_file import only
-from slurm_gpumem.lab.fit.written import fold_of_written
 from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib
-from slurm_gpumem.lab.places import WRITTEN_FOLDS
+from slurm_gpumem.lab.places import WIDTH_FOLDS
 from slurm_gpumem.lab.score.predictions import Predictions
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB, ceil_div
 
+CHUNK = 40
+"""Runs that one process scores at a time."""
+INPUTS = {
+    "torchinfo_full": "all layers",
+    "torchinfo_deep": "all layers",
+    "torchsummary": "torchsummary",
+    "torchinfo": "default depth",
+    "print": "print(model)",
+}
+"""What people call the texts of TOOLS."""
 LEARNED = "corrected"
 """The estimator that was fitted on measured runs and must not be scored on those it saw."""
 
@@ -39,6 +51,8 @@ class Score:
     real_mib: int
     peak_mib: int
     request_mib: int
+    warned: bool = False
+    """Whether the answer came with a warning."""
 
     @property
     def error(self) -> float:
@@ -71,8 +85,16 @@ class Figures:
     """Share of runs whose real memory is above the estimate."""
     under_request: float
     """Share of runs whose real memory is above the request."""
+    under_unwarned: float
+    """Share of runs whose real memory is above the request, and no warning was given."""
     over_reservation: float
     """Median of (request - real) / real."""
+    capacity: float
+    """Sum of the requests as a multiple of the sum of the needs: what Slurm counts."""
+    over_half: float
+    """Share of requests above 1.5 times the need."""
+    over_twice: float
+    """Share of requests above twice the need."""
     shards_exact: float
     shards_within_one: float
     shards_too_few: float
@@ -82,10 +104,39 @@ def score(
     truth: GroundTruth, estimators: Sequence[str], formats: Sequence[str] = ()
 ) -> Tuple[List[Score], List[Failure]]:
     """Every estimator on every run, from the best text of each (or from each of `formats` that it has)."""
+    chunks = _chunks(truth.runs)
+    if len(chunks) == 1:
+        return _score_runs(truth, estimators, formats)
+    scores: List[Score] = []
+    failures: List[Failure] = []
+    with ProcessPoolExecutor() as pool:
+        asked = [
+            pool.submit(_score_runs, GroundTruth(chunk, _texts_of(chunk, truth), {}), estimators, formats)
+            for chunk in chunks
+        ]
+        for done in asked:
+            more, failed = done.result()
+            scores += more
+            failures += failed
+    return scores, failures
+
+
+def _chunks(runs: Sequence[MeasuredRun]) -> List[Tuple[MeasuredRun, ...]]:
+    """The runs in their order, for one process after the other; a text is read once in each."""
+    return [tuple(runs[at : at + CHUNK]) for at in range(0, len(runs), CHUNK)]
+
+
+def _texts_of(runs: Sequence[MeasuredRun], truth: GroundTruth) -> Dict[str, Mapping[str, str]]:
+    return {run.summary: truth.texts[run.summary] for run in runs}
+
+
+def _score_runs(
+    truth: GroundTruth, estimators: Sequence[str], formats: Sequence[str]
+) -> Tuple[List[Score], List[Failure]]:
     scores: List[Score] = []
     failures: List[Failure] = []
     parsed: Dict[Tuple[str, str], ModelSummary] = {}
-    held_out = _HeldOut()
+    held_out = _held_out()
     for run in truth.runs:
         texts = truth.texts[run.summary]
         for chosen in _choose(texts, formats):
@@ -110,7 +161,8 @@ def score(
                 except GpumemError as error:
                     failures.append(Failure(run, name, str(error)))
                     continue
-                scores.append(Score(run, name, chosen, real, estimate.peak_mib, estimate.request_mib))
+                warned = bool(estimate.warnings or summary.warnings)
+                scores.append(Score(run, name, chosen, real, estimate.peak_mib, estimate.request_mib, warned))
     return scores, failures
 
 
@@ -138,7 +190,7 @@ class _HeldOut:
         self._trace_folds: List[Correction] = []
         self._folds: List[Correction] = []
         self._relatives: List[Relatives] = []
-        self._written_folds: List[RequestPolicy] = []
+        self._width_folds: List[Mapping[str, Width]] = []
 
     def estimate(self, run: MeasuredRun, summary: ModelSummary) -> Estimate:
         if not self._folds:
@@ -149,18 +201,15 @@ class _HeldOut:
             ]
         number = folds.fold_of_name(str(run.row.get("model", run.summary)))
         return corrected(
-            summary, run.job, run.gpu, self._folds[number], self._relatives[number], self._written(run)
+            summary, run.job, run.gpu, self._folds[number], self._relatives[number], self._widths(run)
         )
 
-    def _written(self, run: MeasuredRun) -> RequestPolicy:
-        """How wide requests for unseen code are, by a fit without the run's own class."""
-        number = fold_of_written(run.row)
-        if number is None:
-            return written_policy()
-        if not self._written_folds:
-            content = read_json(WRITTEN_FOLDS)
-            self._written_folds = [written_from_json(part, str(WRITTEN_FOLDS)) for part in content]
-        return self._written_folds[number]
+    def _widths(self, run: MeasuredRun) -> Mapping[str, Width]:
+        """How wide requests are, by a fit without the run's family or kind."""
+        if not self._width_folds:
+            content = read_json(WIDTH_FOLDS)
+            self._width_folds = [widths_from_json(part, str(WIDTH_FOLDS)) for part in content]
+        return self._width_folds[folds.fold_of_run(run.row)]
 
     def traced(self, run: MeasuredRun, chosen: str, real: int) -> List[Score]:
         """The score of a run whose trace's figures are kept; none for others."""
@@ -173,8 +222,16 @@ class _HeldOut:
         total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
         moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
         correction = self._trace_folds[folds.fold_of(found.model)]
-        request = learned.request_of(total, found.features, moved, correction)
-        return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request + moved)]
+        wide = self._widths(run)[learned.GROUP]
+        spread = learned.spread_of(found.features, correction)
+        asked = learned.requests_of(total, spread, run.job.batch_size, wide)
+        request = request_at(asked, wide.coverage) + moved
+        return [Score(run, registry.TRACE, chosen, real, round(total) + moved, request)]
+
+
+@lru_cache(maxsize=1)
+def _held_out() -> _HeldOut:
+    return _HeldOut()
 
 
 def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:
@@ -187,7 +244,11 @@ def figures(scores: Sequence[Score], shard_mib: int = 1024) -> Figures:
         p90_error=quantile(errors, 0.9),
         under_peak=_share(s.peak_mib < s.real_mib for s in scores),
         under_request=_share(s.request_mib < s.real_mib for s in scores),
+        under_unwarned=_share(s.request_mib < s.real_mib and not s.warned for s in scores),
         over_reservation=quantile(sorted(s.over_reservation for s in scores), 0.5),
+        capacity=sum(s.request_mib for s in scores) / sum(s.real_mib for s in scores),
+        over_half=_share(s.request_mib > 1.5 * s.real_mib for s in scores),
+        over_twice=_share(s.request_mib > 2 * s.real_mib for s in scores),
         shards_exact=_share(n == 0 for n in surplus),
         shards_within_one=_share(abs(n) <= 1 for n in surplus),
         shards_too_few=_share(n < 0 for n in surplus),
@@ -207,11 +268,15 @@ def field_of(item: Score, by: str) -> str:
     own: Mapping[str, Callable[[], str]] = {
         "estimator": lambda: item.estimator,
         "format": lambda: item.format,
+        "input": lambda: "trace" if item.estimator == registry.TRACE else INPUTS[item.format],
+        "code": lambda: folds.kind_of_code(item.run.row),
         "gpu": lambda: item.run.gpu.entry or item.run.gpu.name,
         "precision": lambda: item.run.job.precision,
         "optimizer": lambda: item.run.job.optimizer,
         "part": lambda: part_of(str(item.run.row.get("model", item.run.key))),
     }
+    if "+" in by:
+        return ", ".join(field_of(item, part) for part in by.split("+"))
     return own[by]() if by in own else str(item.run.row.get(by, "-"))
 
 

@@ -19,19 +19,23 @@ from slurm_gpumem.units import format_mib
 
 SCHEMA = "gpumem-accuracy/1"
 ALL = "all"
+CAPACITY = "capacity"
 _COLUMNS = (
     ("median_error", "median"),
     ("p90_error", "P90"),
-    ("under_peak", "<peak"),
     ("under_request", "<req"),
+    ("under_unwarned", "silent"),
+    (CAPACITY, "Σ"),
+    ("over_half", ">1.5×"),
+    ("over_twice", ">2×"),
     ("over_reservation", "over"),
     ("shards_exact", "exact"),
-    ("shards_within_one", "±1"),
-    ("shards_too_few", "too few"),
+    ("shards_too_few", "short"),
 )
 _LEGEND = """\
-median, P90: absolute error of the peak. <peak, <req: runs that took more than the estimate, the request.
-over: median of what the request holds beyond the need. exact, ±1, too few: shards of {shard} MiB
+median, P90: absolute error of the peak. <req: runs that took more than the request; silent: without a
+warning. Σ: all requests as a multiple of all needs, which is what Slurm counts. >1.5×, >2×: requests above
+that multiple of the need; over: median of what they hold beyond it. exact, short: shards of {shard} MiB
 asked for, against those needed. corrected, trace, gpumemnet: each model by a fit that saw neither it nor its
 namesakes; trace: on those runs that were traced again (python -m slurm_gpumem.lab.score.trace_rows)."""
 
@@ -43,6 +47,15 @@ def main(argv: List[str]) -> int:
         from slurm_gpumem.lab.score.utilization_command import utilization_lines
 
         print("\n".join(utilization_lines()))
+        return 0
+    if args.fresh or args.traces:
+        from slurm_gpumem.lab.score.fresh import fresh_lines
+
+        if not args.fresh or args.data is None:
+            raise UsageError(
+                "--fresh needs --data with jobs that nothing was fitted on; --traces goes with it"
+            )
+        print("\n".join(fresh_lines(args.data, args.traces)))
         return 0
     # What was stored was made from the fullest texts, so it has nothing to say of others.
     stored = {} if args.format else load_predictions()
@@ -104,7 +117,7 @@ def _as_text(
 def _table(by: str, groups: Dict[str, List[Score]], names: List[str], shard_mib: int) -> List[str]:
     left = max(len(by), *(len(group) for group in groups))
     middle = max(len("estimator"), *(len(name) for name in names))
-    heads = "".join(f"{head:>8}" for _, head in _COLUMNS)
+    heads = "".join(f"{head:>7}" for _, head in _COLUMNS)
     lines = [f"{by:<{left}}  {'estimator':<{middle}} {'runs':>6}{heads}"]
     for group, members in groups.items():
         label = group
@@ -113,15 +126,19 @@ def _table(by: str, groups: Dict[str, List[Score]], names: List[str], shard_mib:
             if not own:
                 continue
             values = asdict(figures(own, shard_mib))
-            cells = "".join(f"{_percent(values[key]):>8}" for key, _ in _COLUMNS)
+            cells = "".join(f"{_cell(key, values[key]):>7}" for key, _ in _COLUMNS)
             lines.append(f"{label:<{left}}  {name:<{middle}} {len(own):>6}{cells}")
             label = ""
     return lines
 
 
+def _cell(key: str, value: float) -> str:
+    return f"{value:.2f}" if key == CAPACITY else _percent(value)
+
+
 def _percent(value: float) -> str:
     percent = value * 100
-    return f"{percent:.1f} %" if abs(percent) < 1000 else f"{percent:,.0f} %"
+    return f"{percent:.1f}%" if abs(percent) < 1000 else f"{percent:,.0f}%"
 
 
 def _worst_lines(name: str, scores: List[Score], count: int) -> List[str]:
@@ -195,9 +212,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--by",
         type=lambda text: [part for part in text.split(",") if part],
-        default=["family", "precision", "gpu"],
+        default=["code", "family", "precision", "gpu"],
         metavar="FIELDS",
-        help="group by these, comma-separated: family, precision, gpu, optimizer, source, format, part ...",
+        help="group by these, comma-separated: code, input, code+input, family, gpu, source, part ...",
     )
     parser.add_argument(
         "--where", type=_condition, action="append", default=[], metavar="FIELD=VALUE", help="only such runs"
@@ -211,6 +228,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help=f"folder of measured runs ({shown(GROUND_TRUTH)})"
+    )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="of jobs that nothing was fitted on (--data): one Markdown table by kind of code and input",
+    )
+    parser.add_argument(
+        "--traces", type=Path, metavar="DIR", help="with --fresh: folder of lab.score.trace_rows"
     )
     parser.add_argument("--worst", type=int, default=10, metavar="N", help="runs listed by name (10)")
     parser.add_argument("--shard-mib", type=int, default=1024, metavar="MIB", help="MiB per shard (1024)")

@@ -1,4 +1,4 @@
-"""Compare traces of measured runs with the measurements, and fit the traced estimate's correction and bound.
+"""Compare traces of measured runs with the measurements, and fit the spread of the traced estimate.
 
     python -m slurm_gpumem.lab.score.trace_score --cache DIR [--part development] [--write] [--fit]
 
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.corrected.choice import FROM_TRACE, LEVELS, options
 from slurm_gpumem.estimators.corrected.trees import FORMAT, from_json
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced import learned
@@ -34,9 +33,6 @@ from slurm_gpumem.lab.score.trace_rows import path_of
 from slurm_gpumem.summaries.own import parse as parse_own
 from slurm_gpumem.units import MIB
 
-COVERAGE = 0.9885
-"""What is asked of the requests."""
-WIDER = 1.25
 FLOOR = 0.003
 """A need so little above the peak is as good as none; so is one below it."""
 FAR = 0.97
@@ -101,38 +97,20 @@ def _process_error(found: Traced, row: Row) -> float:
 
 
 def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
-    """Spread and policy; the policy from runs whose architecture the spread never saw."""
+    """The spread; how wide requests are for it is fitted by lab/fit/widths.py."""
     import numpy as np
 
-    from slurm_gpumem.lab.fit.correction import export_trees, fit_trees, held, price_for
+    from slurm_gpumem.lab.fit.correction import export_trees, fit_trees
 
     # The last feature is how far a centre moves the peak. Here it stays where the replay has it: trees on so
     # few runs moved held-out peaks away from the truth.
     values = np.array([(*found.features, 0.0) for found, _ in rows])
-    target = np.array([_target(found, row) for found, row in rows])
-    fold = np.array([folds.fold_of(found.model) for found, _ in rows])
-    spread = np.zeros(len(rows))
-    size = np.log(np.maximum(target, FLOOR))
-    for number in np.unique(fold):
-        own = fold == number
-        spread[own] = fit_trees(values[~own], size[~own], TREES, quantile=FAR).predict(values[own])
-    table = [float(step) for step in np.quantile(target / np.exp(spread), LEVELS)]
-    answers = []
-    for (found, _), beyond, wide in zip(rows, target, np.exp(spread)):
-        total = found.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
-        moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
-        made = options(total, moved, float(wide), table, FROM_TRACE)
-        answers.append((total * float(np.exp(beyond)), made))
-    price = price_for(lambda price: held(answers, price) >= COVERAGE)
+    size = np.log(np.maximum(np.array([beyond_peak(found, row) for found, row in rows]), FLOOR))
     return {
         "format": FORMAT,
         "features": list(NAMES),
         "center": {"start": 0.0, "trees": []},
         "spread": export_trees(fit_trees(values, size, TREES, quantile=FAR)),
-        "stakes": {learned.GROUP: {"steps": table, "price": price, "wider": WIDER, "coverage": COVERAGE}},
-        "ranges": [[float(low), float(high)] for low, high in zip(values.min(axis=0), values.max(axis=0))][
-            : len(NAMES)
-        ],
         "card": {
             "data": f"{len(rows)} runs of {len({found.model for found, _ in rows})} models on an H200",
             "command": "python -m slurm_gpumem.lab.score.trace_score --fit",
@@ -140,7 +118,8 @@ def fit(rows: Sequence[Tuple[Traced, Row]]) -> Dict[str, Any]:
     }
 
 
-def _target(found: Traced, row: Row) -> float:
+def beyond_peak(found: Traced, row: Row) -> float:
+    """log(need / replayed peak), both with the reference context."""
     from math import log
 
     real = row.get("process_bytes") or row["reserved_bytes"] + found.context_mib * MIB
@@ -176,7 +155,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    rows = {row["key"]: row for row in load_ground_truth_rows(asked.data) if _good(row)}
+    rows = {row["key"]: row for row in load_ground_truth_rows(asked.data) if good(row)}
     kept = load_figures()
     if asked.cache:
         from joblib import Parallel, delayed
@@ -199,7 +178,7 @@ def _run(asked: argparse.Namespace) -> int:
     return 0
 
 
-def _good(row: Row) -> bool:
+def good(row: Row) -> bool:
     """A run that went well and trained: scalers that skipped every step leave no optimizer state."""
     stateful = row["optimizer"] != "sgd"
     skipped = row["precision"] == "amp-fp16" and stateful and not row.get("optimizer_tensors", 1)

@@ -1,0 +1,85 @@
+"""Coverages: which share of jobs like it a request is to hold for, and what follows for the request."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import replace
+from math import ceil
+from typing import Mapping, Sequence, Tuple
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.types import Estimate, Gpu
+from slurm_gpumem.units import format_mib
+
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995)
+"""Coverages at which requests are known; others lie on straight lines between them."""
+LEAST, MOST = LEVELS[0], LEVELS[-1]
+EXPLAINED = (0.9, 0.98, 0.995)
+"""Coverages that --explain compares."""
+
+
+def between(values: Sequence[float], coverage: float) -> float:
+    """The value at a coverage, of values at LEVELS."""
+    at = min(max(bisect_right(LEVELS, coverage), 1), len(LEVELS) - 1)
+    low, high = LEVELS[at - 1], LEVELS[at]
+    part = min(max((coverage - low) / (high - low), 0.0), 1.0)
+    return values[at - 1] + (values[at] - values[at - 1]) * part
+
+
+def request_at(requests: Sequence[int], coverage: float) -> int:
+    """MiB to ask for at a coverage, of those at LEVELS."""
+    return ceil(between(requests, coverage) - 1e-6)
+
+
+def with_coverage(estimate: Estimate, coverage: float) -> Estimate:
+    """The estimate with the request of another coverage; a warning where it has none to choose from."""
+    if not LEAST <= coverage <= MOST:
+        raise UsageError(f"the coverage must lie between {LEAST} and {MOST}, not {coverage:g}")
+    if not estimate.requests:
+        said = f"coverage {coverage:g} is not used: the estimator {estimate.estimator} has one request only"
+        return replace(estimate, warnings=(*estimate.warnings, said))
+    return replace(
+        estimate,
+        request_mib=request_at(estimate.requests, coverage),
+        coverage=coverage,
+        base=_base(estimate),
+    )
+
+
+def within(estimate: Estimate, gpu: Gpu) -> Estimate:
+    """The estimate with a request of at most the whole GPU where only doubt asks for more than there is."""
+    if not estimate.requests or not estimate.request_mib > gpu.usable_mib >= estimate.peak_mib:
+        return estimate
+    said = (
+        f"does not surely fit: the job may need {format_mib(estimate.request_mib)}, and one {gpu.name} has "
+        f"{format_mib(gpu.usable_mib)} for jobs; {remedies(estimate, gpu)[0]} tells, a smaller batch helps"
+    )
+    return replace(
+        estimate,
+        request_mib=gpu.usable_mib,
+        wanted_mib=estimate.request_mib,
+        base=_base(estimate),
+        warnings=(*estimate.warnings, said),
+    )
+
+
+def _base(estimate: Estimate) -> Tuple[int, int]:
+    """Peak and request as estimated: what a site learns from must not follow what one job asked for."""
+    return estimate.base or (estimate.peak_mib, estimate.request_mib)
+
+
+_REMEDIES: Mapping[str, Tuple[str, ...]] = {
+    "trace": ("one measured run (what it takes is remembered)",),
+    "shapeless": ("a text with shapes (torchinfo with input_size)", "a trace (gpumem trace)"),
+    "hidden": ("all layers (torchinfo with depth=20)", "a trace (gpumem trace)"),
+}
+
+
+def remedies(estimate: Estimate, gpu: Gpu) -> Tuple[str, ...]:
+    """What would make the doubt smaller."""
+    found = list(_REMEDIES.get(estimate.group, ("a trace (gpumem trace)",)))
+    if estimate.group != "trace":
+        found.append("one measured run (what it takes is remembered)")
+    if not gpu.measured or gpu.context_doubt_mib:
+        found.append(f"gpumem calibrate on {gpu.name}")
+    return tuple(found)

@@ -1,0 +1,321 @@
+"""Fit how wide requests must be: `python -m slurm_gpumem.lab.fit.widths [--rows FILE]`.
+
+For every group of texts and for traces: how far above its peak a job's need lies, at each coverage, in units
+that follow the job's spread, size and batch (estimators/corrected/width.py). The powers of the units are
+those that ask for least at the group's own coverage. A text is judged by trees that never saw its model, as
+if no model of its family had been measured; a group is what the estimator itself makes of a text, so
+hand-written networks of all data sets are one.
+
+Writes models/widths.json (from all), models/lab/folds/widths.json (without a part of the families and of the
+kinds of hand-written networks) and the card models/widths.md with the figures on what was held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from math import exp, log
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from slurm_gpumem.estimators.corrected import width
+from slurm_gpumem.estimators.corrected.estimator import CorrectedPeak, correct_peak
+from slurm_gpumem.estimators.corrected.estimator import group_of as shown_group
+from slurm_gpumem.estimators.corrected.relatives import neighbour_runs, packaged
+from slurm_gpumem.estimators.corrected.width import FORMAT, Width
+from slurm_gpumem.estimators.coverage import EXPLAINED, LEVELS, between
+from slurm_gpumem.estimators.traced import learned
+from slurm_gpumem.lab.fit import folds
+from slurm_gpumem.lab.fit.correction_rows import Row, rows
+from slurm_gpumem.lab.fit.relatives_file import only
+from slurm_gpumem.lab.ground_truth import load_ground_truth, load_ground_truth_rows
+from slurm_gpumem.lab.places import GROUND_TRUTH, HANDWRITTEN, MODELS, WIDTH_FOLDS
+from slurm_gpumem.lab.score.accuracy import quantile
+from slurm_gpumem.lab.score.trace_figures import load_figures
+from slurm_gpumem.lab.score.trace_score import beyond_peak, good
+from slurm_gpumem.units import MIB
+
+COVERAGE: Mapping[str, float] = {
+    "complete": 0.98,
+    "shown": 0.98,
+    "torchsummary": 0.98,
+    "hidden": 0.98,
+    "unusual": 0.8,
+    "written": 0.95,
+    "written-flat": 0.95,
+    "shapeless": 0.9,
+    "trace": 0.99,
+}
+"""What is asked of each group. Where a text hides much, 98 % would ask for several times the need."""
+SPREAD_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+SIZE_POWERS = (0.3, 0.5, 0.7, 0.85, 1.0)
+BATCH_POWERS = (0.0, 0.1, 0.2)
+GRUMBLE = 1.5
+"""A request of more than this multiple of the need counts beside the memory that it holds."""
+FEW_KINDS = 0.8
+"""Hand-written networks come in more kinds than were measured: of the misses allowed, so many are used."""
+MOST_MIB = 1 << 20
+"""A peak beyond a TiB is no estimate: no GPU has it, so such a job is refused."""
+
+
+class Need(NamedTuple):
+    """A measured run as one text or its trace shows it: MiB with the reference context."""
+
+    group: str
+    fold: int
+    unit: str
+    """What counts as one draw: a family of models, or a hand-written network."""
+    tool: str
+    kind: str
+    """"library", "hand-written" or "generated"."""
+    peak: float
+    spread: float
+    batch: int
+    need: float
+    moved: float
+    """The job's own context less the reference's."""
+
+
+def needs_of_texts(folder: Path, kept: Optional[Path]) -> List[Need]:
+    """Every run of a data set, from every text, each by trees and relatives without its model."""
+    corrections = folds.load_folds()
+    known = [
+        only(packaged(), lambda name, number=number: folds.fold_of_name(name) != number)  # type: ignore[misc]
+        for number in range(folds.FOLDS)
+    ]
+    measured = {row["key"]: row for row in load_ground_truth_rows(folder)}
+    found: List[Need] = []
+    near: Dict[Tuple[int, str, Tuple[str, ...]], Any] = {}
+    family: Dict[Tuple[int, str], frozenset[int]] = {}
+    for row in rows(load_ground_truth(folder), kept):
+        number = folds.fold_of_name(row.model)
+        shown = shown_group(row.points[0].features)
+        key = (number, shown, row.classes)
+        if key not in near:
+            near[key] = known[number].near(shown, frozenset(row.classes))
+        if (number, row.group) not in family:
+            models = known[number].models
+            family[number, row.group] = frozenset(
+                at for at, name in enumerate(models) if folds.group_of(name) == row.group
+            )
+        left_out = family[number, row.group]
+        answers = [
+            correct_peak(
+                point.total_mib,
+                point.features,
+                neighbour_runs(near[key], point.features, left_out),
+                corrections[number],
+                row.batch,
+            )
+            for point in row.points
+        ]
+        made = _need(row, answers, measured[row.key])
+        if made.peak < MOST_MIB:
+            found.append(made)
+    return found
+
+
+def _need(row: Row, answers: Sequence[CorrectedPeak], measured: Mapping[str, Any]) -> Need:
+    shares = [point.share for point in row.points]
+    kind = folds.kind_of_code(measured)
+    return Need(
+        group=row.wide,
+        fold=folds.fold_of_run(measured),
+        unit=row.group if kind == "library" else row.model,
+        tool=row.tool,
+        kind=kind,
+        peak=sum(share * answer.peak for share, answer in zip(shares, answers)),
+        spread=exp(sum(share * log(answer.spread) for share, answer in zip(shares, answers))),
+        batch=row.batch,
+        need=row.real_mib,
+        moved=row.moved_mib,
+    )
+
+
+def needs_of_traces() -> List[Need]:
+    """Every traced run, its spread by trees without its family."""
+    measured = {
+        row["key"]: row
+        for folder in (GROUND_TRUTH, HANDWRITTEN)
+        for row in load_ground_truth_rows(folder)
+        if good(row)
+    }
+    corrections = folds.load_trace_folds()
+    found: List[Need] = []
+    for key, traced in load_figures().items():
+        row = measured.get(key)
+        if row is None:
+            continue
+        total = traced.reserved_bytes / MIB + learned.REFERENCE_CONTEXT_MIB
+        kind = folds.kind_of_code(row)
+        found.append(
+            Need(
+                group=learned.GROUP,
+                fold=folds.fold_of_run(row),
+                unit=folds.group_of(traced.model) if kind == "library" else traced.model,
+                tool=learned.GROUP,
+                kind=kind,
+                peak=total,
+                spread=learned.spread_of(traced.features, corrections[folds.fold_of(traced.model)]),
+                batch=int(row["batch"]),
+                need=total * exp(beyond_peak(traced, row)),
+                moved=traced.context_mib - learned.REFERENCE_CONTEXT_MIB,
+            )
+        )
+    return found
+
+
+def fit(needs: Sequence[Need]) -> Dict[str, Any]:
+    """The widths of all groups."""
+    by_group: Dict[str, List[Need]] = defaultdict(list)
+    for need in needs:
+        # Generated networks are scored, but teach nothing here: they are wilder than what people write.
+        wild = need.kind == "generated" and (need.group.startswith("written") or need.group == learned.GROUP)
+        if not wild:
+            by_group[need.group].append(need)
+    return {
+        "format": FORMAT,
+        "groups": {name: fit_group(by_group[name], COVERAGE[name])._asdict() for name in sorted(by_group)},
+    }
+
+
+def fit_group(needs: Sequence[Need], coverage: float) -> Width:
+    """The powers that ask for least at the coverage, and the steps in their units."""
+    tried = [
+        _with_steps(needs, Width((), *powers, coverage))
+        for powers in (
+            (spread, size, batch)
+            for spread in SPREAD_POWERS
+            for size in SIZE_POWERS
+            for batch in BATCH_POWERS
+        )
+    ]
+    return min(tried, key=lambda wide: _loss(needs, wide))
+
+
+def _with_steps(needs: Sequence[Need], wide: Width) -> Width:
+    ordered = sorted((one.need - one.peak) / wide.unit_mib(one.peak, one.spread, one.batch) for one in needs)
+    count = len({one.unit for one in needs})
+    # Runs of one family err together, so it is families that count: so many hold this share of what comes.
+    levels = [min(1.0, level * (count + 1) / count) for level in LEVELS]
+    if all(one.group.startswith("written") for one in needs):
+        levels = [1 - (1 - level) * FEW_KINDS for level in levels]
+    return wide._replace(steps=tuple(max(0.0, quantile(ordered, level)) for level in levels))
+
+
+def _loss(needs: Sequence[Need], wide: Width) -> float:
+    asked = [request(one, wide) for one in needs]
+    ratios = [made / (one.need + one.moved) for made, one in zip(asked, needs)]
+    return sum(asked) / sum(one.need + one.moved for one in needs) + _share(r > GRUMBLE for r in ratios)
+
+
+def request(one: Need, wide: Width, coverage: Optional[float] = None) -> float:
+    """What is asked for, the job's own context included."""
+    unit = wide.unit_mib(one.peak, one.spread, one.batch)
+    return one.peak + between(wide.steps, coverage or wide.coverage) * unit + one.moved
+
+
+_HEAD = (
+    "| text | code | runs | median / P90 | coverage | below need | Σ request / Σ need | > 1.5 × / > 2 × |",
+    "|---|---|---|---|---|---|---|---|",
+)
+
+
+# -- Card ----------------------------------------------------------------------------------------
+
+
+def card(needs: Sequence[Need], parts: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]) -> List[str]:
+    """Markdown: the figures on families and kinds that each fold's fit never saw."""
+    by_fold = [width.from_json(part, "the fold just fitted") for part in parts]
+    used = width.from_json(whole, "the fit")
+    lines = [
+        "# How wide requests are",
+        "",
+        "Written by `python -m slurm_gpumem.lab.fit.widths` (`make fit`); do not edit. Every run below is",
+        "answered by widths fitted without its family of models, or without its whole kind of hand-written",
+        "networks, as if no relative of its model had been measured.",
+        "",
+        *_HEAD,
+    ]
+    for tool in ("torchinfo_full", "torchinfo_deep", "torchsummary", "torchinfo", "print", "trace"):
+        for kind in ("library", "hand-written", "generated"):
+            own = [one for one in needs if one.tool == tool and one.kind == kind]
+            if own:
+                lines.append(_line(f"{tool} | {kind}", own, by_fold, None))
+    lines += [
+        "",
+        "The same texts (torchinfo with all layers and columns) and traces at other coverages:",
+        "",
+        *_HEAD,
+    ]
+    chosen: Tuple[Tuple[str, str, Callable[[Need], bool]], ...] = (
+        ("torchinfo_full", "library", lambda one: one.tool == "torchinfo_full" and one.kind == "library"),
+        (
+            "torchinfo_full",
+            "unseen",
+            lambda one: one.tool == "torchinfo_full" and one.group == "written",
+        ),
+        ("trace", "all", lambda one: one.tool == "trace"),
+    )
+    for tool, name, picks in chosen:
+        own = [one for one in needs if picks(one)]
+        for coverage in sorted({*EXPLAINED, 0.8, 0.95, 0.96, 0.97, 0.99}) if own else ():
+            lines.append(_line(f"{tool} | {name}", own, by_fold, coverage))
+    lines += [
+        "",
+        "| group | rows | default | powers: spread, size, batch | doubt of a 4 GiB job |",
+        "|---|---|---|---|---|",
+    ]
+    for name, wide in used.items():
+        own = [one for one in needs if one.group == name]
+        usual = quantile(sorted(one.spread for one in own), 0.5)
+        batch = round(quantile(sorted(float(one.batch) for one in own), 0.5))
+        doubt = between(wide.steps, wide.coverage) * wide.unit_mib(4096.0, usual, batch)
+        lines.append(
+            f"| {name} | {len(own):,} | {wide.coverage:.0%} | {wide.spread:g}, {wide.size:g}, {wide.batch:g} "
+            f"| {doubt:,.0f} MiB |"
+        )
+    return lines
+
+
+def _line(
+    name: str, own: Sequence[Need], by_fold: Sequence[Mapping[str, Width]], coverage: Optional[float]
+) -> str:
+    errors = sorted(abs((one.peak + one.moved) / (one.need + one.moved) - 1) for one in own)
+    asked = [request(one, by_fold[one.fold][one.group], coverage) for one in own]
+    ratios = [made / (one.need + one.moved) for made, one in zip(asked, own)]
+    total = sum(asked) / sum(one.need + one.moved for one in own)
+    return (
+        f"| {name} | {len(own):,} | {quantile(errors, 0.5):.1%} / {quantile(errors, 0.9):.1%} "
+        f"| {'default' if coverage is None else f'{coverage:g}'} | {_share(r < 1 for r in ratios):.1%} "
+        f"| {total:.2f} | {_share(r > 1.5 for r in ratios):.1%} / {_share(r > 2 for r in ratios):.1%} |"
+    )
+
+
+def _share(flags: Iterable[bool]) -> float:
+    values = list(flags)
+    return sum(values) / len(values)
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Fit, write, and say how wide requests are on what was held out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=Path, help="folder that keeps the simulated rows, or has them")
+    args = parser.parse_args(argv)
+    needs = needs_of_traces()
+    for folder in (GROUND_TRUTH, HANDWRITTEN):
+        kept = args.rows / f"{folder.name}.jsonl.gz" if args.rows else None
+        needs += needs_of_texts(folder, kept)
+    whole = fit(needs)
+    parts = [fit([one for one in needs if one.fold != number]) for number in range(folds.FOLDS)]
+    (MODELS / width.FILE).write_text(json.dumps(whole) + "\n")
+    WIDTH_FOLDS.write_text(json.dumps(parts) + "\n")
+    lines = card(needs, parts, whole)
+    (MODELS / "widths.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,138 @@
+"""How wide requests are: the file, the arithmetic, and how the doubt behaves as jobs grow."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.corrected.width import FILE, from_json, packaged
+from slurm_gpumem.estimators.coverage import LEVELS, between
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.lab.fit.folds import FOLDS
+from slurm_gpumem.lab.ground_truth import load_ground_truth
+from slurm_gpumem.lab.places import GROUND_TRUTH, HANDWRITTEN, WIDTH_FOLDS
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import ModelSummary
+
+GROUPS = sorted(packaged())
+MODELS = (
+    "torchvision/vgg16@224",
+    "torchvision/vit_b_16@224",
+    "torchvision/resnet50@224",
+    "torchvision/squeezenet1_1@224",
+    "own/w-relpos-lm@256",
+    "own/w-cbam@64",
+    "own/w-dlrm@16",
+    "own/w-cheb@128",
+)
+BATCHES = [1, 2, 3, 5, 8, 12, 16, 24, 31, 32, 33, 48, 64, 72, 96, 100, 128, 200, 256, 384, 512, 777, 1024]
+
+
+def texts_of(model: str) -> List[ModelSummary]:
+    """What the tools print of a model, as far as it has shapes."""
+    folder = HANDWRITTEN if model.startswith("own/w-") else GROUND_TRUTH
+    texts = load_ground_truth(folder).texts[model]
+    return [read_summary(texts[tool].rstrip("\n") + "\n") for tool in ("torchinfo_full", "torchinfo")]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_from_a_text_the_request_never_falls_and_never_jumps_as_the_batch_grows(model: str) -> None:
+    gpu = find_gpu("h200")
+    for summary in texts_of(model):
+        found = [registry.run("corrected", summary, TrainingJob(batch), gpu) for batch in BATCHES]
+        asked = [one.sure_mib for one in found]
+        assert asked == sorted(asked)
+        assert [one.peak_mib for one in found] == sorted(one.peak_mib for one in found)
+        for before, after in zip(found, found[1:]):
+            # A rule that switches would widen the request; the doubt may only grow about as the peak does.
+            assert after.sure_mib / after.peak_mib <= 1.3 * before.sure_mib / before.peak_mib
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "most"),
+    [("torchvision/vgg16@224", (64, 72), 1.2), ("torchvision/vit_b_16@224", (64, 128), 2.2)],
+)
+def test_a_slightly_larger_batch_asks_for_slightly_more(model: str, batches: List[int], most: float) -> None:
+    """VGG-16 asked for 11.0 GiB at batch 64 and for 21.2 at 72."""
+    summary = texts_of(model)[0]
+    small, large = (registry.run("auto", summary, TrainingJob(b), find_gpu("h200")) for b in batches)
+    assert large.request_mib <= most * small.request_mib
+
+
+@given(
+    group=st.sampled_from(GROUPS),
+    peak=st.floats(700, 200_000),
+    spread=st.floats(0.005, 1.0),
+    batch=st.integers(1, 1024),
+)
+def test_doubt_grows_with_coverage_size_and_batch(group: str, peak: float, spread: float, batch: int) -> None:
+    wide = packaged()[group]
+    doubts = [step * wide.unit_mib(peak, spread, batch) for step in wide.steps]
+    assert doubts == sorted(doubts)
+    assert doubts[0] >= 0
+    unit = wide.unit_mib(peak, spread, batch)
+    for more in (wide.unit_mib(1.1 * peak, spread, batch), wide.unit_mib(peak, spread, batch + 1)):
+        assert unit <= more <= 1.2 * unit * 2
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_large_jobs_doubt_is_no_larger_in_proportion_than_a_small_ones(group: str) -> None:
+    wide = packaged()[group]
+    parts = [wide.unit_mib(peak, 0.05, 32) / peak for peak in (1000.0, 4000.0, 16_000.0, 64_000.0)]
+    assert parts == sorted(parts, reverse=True)
+
+
+def test_every_group_asks_for_what_was_agreed() -> None:
+    coverage = {name: wide.coverage for name, wide in packaged().items()}
+    for name in ("complete", "shown", "torchsummary", "hidden"):
+        assert coverage[name] == 0.98
+    assert coverage["trace"] == 0.99
+    assert coverage["written"] == coverage["written-flat"] == 0.95
+
+
+def test_values_between_two_coverages_lie_on_a_line() -> None:
+    values = [100 * level for level in LEVELS]
+    for coverage in (0.5, 0.55, 0.9, 0.98, 0.981, 0.995):
+        assert between(values, coverage) == pytest.approx(100 * coverage)
+    assert between(values, 0.1) == values[0]
+    assert between(values, 1.0) == values[-1]
+
+
+def test_every_fold_has_widths_for_every_group() -> None:
+    parts = [from_json(part, "a fold") for part in json.loads(WIDTH_FOLDS.read_text())]
+    assert len(parts) == FOLDS
+    assert all(sorted(part) == GROUPS for part in parts)
+
+
+@pytest.mark.parametrize(
+    "damage", ["format", "steps", "short", "negative", "power", "coverage", "nan", "none"]
+)
+def test_a_damaged_file_is_named(damage: str) -> None:
+    content: Any = json.loads(data_path("models", FILE).read_text())
+    group = content["groups"]["complete"]
+    if damage == "format":
+        content["format"] = "something else"
+    elif damage == "steps":
+        group["steps"].reverse()
+    elif damage == "short":
+        group["steps"].pop()
+    elif damage == "negative":
+        group["steps"] = [-1.0, *group["steps"][1:]]
+    elif damage == "power":
+        group["size"] = 3.0
+    elif damage == "coverage":
+        group["coverage"] = 1.0
+    elif damage == "nan":
+        group["steps"][3] = float("nan")
+    else:
+        content = None
+    with pytest.raises(ConfigError, match=r"widths\.json"):
+        from_json(content, "widths.json")
