@@ -119,3 +119,13 @@ def test_wrong_input_is_said_in_a_few_lines_with_exit_code_2(args: list[str], me
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_text_without_shapes_is_refused_with_what_to_do_and_a_named_estimator_guesses() -> None:
+    text = str(Path(__file__).parents[1] / "summaries" / "texts" / "convnextv2-no-input.txt")
+    done = _gpumem("estimate", text, "--batch-size", "8", "--gpu", "h200")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "shows no shapes" in done.stderr
+    assert "depth=20" in done.stderr
+    assert "gpumem trace" in done.stderr
+    assert _gpumem("estimate", text, "--batch-size", "8", "--estimator", "corrected").returncode == 0
