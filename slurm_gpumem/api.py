@@ -120,9 +120,11 @@ def estimate(
         module_loading=module_loading,
     )
     from slurm_gpumem.estimators.explain.changes import in_precision
+    from slurm_gpumem.estimators.registry import refuse_guess
     from slurm_gpumem.utilization.predict import estimate_with_utilization
 
     refuse_untraced(model, stated)
+    refuse_guess(model, estimator)
     job = training_job(model, stated, gpus=gpus)
     model, notes = in_precision(model, job.precision)
     found = estimate_with_utilization(estimator, model, job, find_gpu(gpu), coverage)

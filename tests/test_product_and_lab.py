@@ -121,7 +121,8 @@ def test_the_top_of_models_ships_and_environments_and_nothing_else_below_it() ->
     files = [path for folder in folders for path in folder.iterdir() if path.is_file()]
     top = {_name(path) for path in files if path.suffix != ".md"}
     assert top == {name for name in _shipped() if name.startswith("models/")}
-    assert sum(path.stat().st_size for path in _shipped().values()) < 5_000_000
+    # Workspaces take 4 MB, known models 4 MB.
+    assert sum(path.stat().st_size for path in _shipped().values()) < 9_000_000
 
 
 def _imported(tree: ast.AST) -> Iterator[Tuple[str, str]]:

@@ -58,6 +58,7 @@ def main(argv: List[str]) -> int:
     shard_mib = args.shard_mib or config.sharing.shard_mib
     summary, job, notes = _subject(args, settings)
     estimator = settings.text("estimator") or "auto"
+    registry.refuse_guess(summary, estimator)
     if args.directive:
         _check_line(summary, config.text.unknown)
         _directive(summary, job, estimator, script, settings.coverage or config.sharing.coverage)

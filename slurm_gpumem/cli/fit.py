@@ -13,6 +13,7 @@ from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.largest import batch_limits
+from slurm_gpumem.estimators.registry import refuse_guess
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.report.fit import SCHEMA, fit_json, fit_lines
 from slurm_gpumem.submission.default_gpu import cluster_gpus
@@ -34,6 +35,7 @@ def main(argv: List[str]) -> int:
     named = args.gpu or ([config.job["gpu"].value] if "gpu" in config.job else [])
     gpus, notes = _large_enough(_gpus(named, config), args.shards, shard_mib)
     subject = read_subject(args.subject, args, config)
+    refuse_guess(subject.summary, "auto")
     stated = job_settings(config, (), os.environ, own_options(args)).coverage
     coverage = stated or config.sharing.coverage
     found = batch_limits(subject.summary, subject.job, subject.asked, gpus, args.shards, shard_mib, coverage)

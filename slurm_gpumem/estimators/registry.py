@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Callable, Optional
 
-from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.errors import SummaryError, UnknownNameError
 from slurm_gpumem.estimators.coverage import with_coverage, within
+from slurm_gpumem.estimators.known.recognize import recognized, said_of, with_stored_trace
 from slurm_gpumem.estimators.site_layer import SUFFIX, adjusted
 from slurm_gpumem.estimators.types import Estimate, Estimator, Gpu, TrainingJob, Unseen
 from slurm_gpumem.summaries.types import ModelSummary
@@ -23,7 +25,7 @@ DEFAULT = "corrected"
 FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}
 """These answer only where the job has run before, and so stand in no comparison of estimators."""
 TRACE = "trace"
-"""Taken for summaries of our own, the only ones that it reads."""
+"""Taken for summaries of our own, and for texts of models whose trace is stored."""
 LEARNT = (DEFAULT, TRACE)
 """Estimators over which a site may have a layer of its own."""
 
@@ -41,24 +43,45 @@ def estimator_names() -> list[str]:
 def names_for(summary: ModelSummary) -> list[str]:
     """The estimators that can answer for a summary, the one taken by default first."""
     others = [name for name in estimator_names() if name != TRACE]
-    return others if summary.trace is None else [TRACE, *others]
+    return [TRACE, *others] if summary.trace is not None or recognized(summary) else others
 
 
 def same_way(estimate: Estimate, summary: ModelSummary, gpu: Gpu) -> Callable[[TrainingJob], Estimate]:
     """A function that estimates other jobs of the same model as this one was estimated."""
-    # What was measured of one job says nothing about another batch size.
-    name = "auto" if estimate.estimator in FROM_RUNS else estimate.estimator
+    # What was measured of one job says nothing about another batch size, and not every training of a known
+    # model is stored.
+    stored = summary.trace is None and by_trace(estimate)
+    name = "auto" if stored or estimate.estimator in FROM_RUNS else estimate.estimator
     coverage = estimate.coverage if estimate.requests else None
     return lambda job: run(name, summary, job, gpu, coverage)
 
 
 def unseen_code(summary: ModelSummary) -> Optional[Unseen]:
-    """The code that a text cannot show; None for a trace, which shows all of it."""
-    if summary.trace is not None:
+    """The code that a text cannot show; None for a trace, which shows all of it, and a known model."""
+    if summary.trace is not None or recognized(summary):
         return None
+    if not summary.has_shapes:
+        return Unseen(1.0, (summary.name,) if summary.name else (), no_shapes=True)
     from slurm_gpumem.estimators.corrected.unseen import unseen
 
     return unseen(summary)
+
+
+def by_trace(estimate: Estimate) -> bool:
+    """Whether a trace was replayed for it, the summary's own or a stored one."""
+    return estimate.estimator.split(SUFFIX)[0] == TRACE
+
+
+def refuse_guess(summary: ModelSummary, estimator: str) -> None:
+    """SummaryError for a text without shapes that is of no known model, unless an estimator was chosen."""
+    unseen = unseen_code(summary)
+    if estimator != "auto" or unseen is None or not unseen.no_shapes:
+        return
+    raise SummaryError(
+        f"{unseen.message}: an estimate may be wrong by a factor of ten.\n"
+        "Give a text with shapes (print(torchinfo.summary(model, input_size=(1, 3, 224, 224), depth=20)))\n"
+        "or trace the training (gpumem trace -- python train.py). --estimator corrected guesses anyway."
+    )
 
 
 def run(
@@ -66,16 +89,25 @@ def run(
 ) -> Estimate:
     """Estimate with the named estimator.
 
-    "auto" uses the trace if the summary has one, else the default, with the site's own layer over it.
-    `coverage` None: as the estimator has it for such jobs.
+    "auto" uses the trace if the summary has one or its model's is stored, else the default, with the site's
+    own layer over it. `coverage` None: as the estimator has it for such jobs.
     """
     found = _run(name, summary, job, gpu)
     return within(found if coverage is None else with_coverage(found, coverage), gpu)
 
 
 def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
+    if summary.trace is None and name.split(SUFFIX)[0] in ("auto", TRACE):
+        traced = with_stored_trace(summary, job)
+        known = recognized(summary)
+        if traced.trace is not None and known is not None:
+            found = _run(name, traced, job, gpu)
+            return replace(found, assumptions=(*said_of(known), *found.assumptions))
     if name == "auto":
-        name = (DEFAULT if summary.trace is None else TRACE) + SUFFIX
+        found = _run((DEFAULT if summary.trace is None else TRACE) + SUFFIX, summary, job, gpu)
+        # Whoever decides by it must know that it is a guess.
+        guess = summary.trace is None and not summary.has_shapes
+        return replace(found, unseen=unseen_code(summary)) if guess else found
     if name.endswith(SUFFIX):
         return adjusted(_run(name[: -len(SUFFIX)], summary, job, gpu), lambda: summary.fingerprint)
     module = {**ESTIMATORS, **FROM_RUNS}.get(name)

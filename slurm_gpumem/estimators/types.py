@@ -194,6 +194,8 @@ class Unseen(NamedTuple):
     """Of the outputs that the text shows: what such classes get from their layers."""
     classes: Tuple[str, ...]
     """Those classes, the weightiest first; empty where every forward is known."""
+    no_shapes: bool = False
+    """Whether the text shows no shapes either, so that the activations are a guess."""
 
     @property
     def is_much(self) -> bool:
@@ -203,6 +205,8 @@ class Unseen(NamedTuple):
     @property
     def message(self) -> str:
         """One line for people; "" where nothing is unseen."""
+        if self.no_shapes:
+            return "the text shows no shapes, so what the activations take cannot be known"
         if not self.classes:
             return ""
         return f"what {self.classes[0]}.forward does cannot be seen in a text; `gpumem trace` can"

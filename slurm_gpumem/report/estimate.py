@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.assumptions import assumptions
+from slurm_gpumem.estimators.registry import by_trace
 from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_estimated
 from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 from slurm_gpumem.estimators.whatif import Alternatives
@@ -142,7 +143,9 @@ def _time(seconds: float) -> str:
 
 def warnings_of(summary: ModelSummary, estimate: Estimate) -> Tuple[str, ...]:
     """What the reader and the estimator warn of, each once, in order."""
-    return tuple(dict.fromkeys((*summary.warnings, *estimate.warnings)))
+    # What a text leaves out does not matter where its model's own trace answers.
+    by_text = summary.warnings if summary.trace is not None or not by_trace(estimate) else ()
+    return tuple(dict.fromkeys((*by_text, *estimate.warnings)))
 
 
 def estimate_json(

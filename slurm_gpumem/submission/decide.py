@@ -203,9 +203,10 @@ def _because_of_unseen_code(asked: Asked, unseen: Unseen) -> Optional[str]:
             f"{unseen.message}. This site does not guess here (text.unknown): trace it, say what it needs "
             f"({memory}), or take a whole GPU ({alone}). Nothing was submitted."
         )
-    if rule == "whole-gpu":
+    if rule == "whole-gpu" and not unseen.no_shapes:
         return f"{unseen.classes[0]}.forward cannot be seen in a text (text.unknown)"
-    return None
+    # No width is enough for a guess: such a text says as little as none.
+    return "the text shows no shapes" if unseen.no_shapes else None
 
 
 def _why_undivided(reach: Reach, policy: SharingPolicy) -> Optional[str]:

@@ -27,7 +27,10 @@ def detect_batch(rows: Sequence[Row], inputs: Sequence[Shape] = ()) -> Optional[
         # The model's own output leads with it and every layer has it, be it behind the time (XLNet).
         return whole
     best, best_score = None, 0.0
-    for candidate in _candidates(rows, inputs):
+    candidates = _candidates(rows, inputs)
+    # The time leads most layers of XLNet, but the batch is the one that all have.
+    everywhere = [size for size in candidates if all(size in shape for shape in shapes)]
+    for candidate in everywhere or candidates:
         score = 0.0
         for shape, count in shapes.items():
             if shape[0] == candidate:

@@ -67,7 +67,7 @@ def to_json(summary: ModelSummary) -> str:
             "warnings": summary.warnings,
         },
         "layers": [_plain(asdict(layer), _LAYER_FIELDS) for layer in summary.layers],
-        "trace": _trace_json(summary.trace),
+        "trace": trace_content(summary.trace),
     }
     return json.dumps(document, separators=(",", ":")) + "\n"
 
@@ -77,7 +77,8 @@ def _plain(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Dict[str, 
     return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
-def _trace_json(trace: Trace) -> Dict[str, Any]:
+def trace_content(trace: Trace) -> Dict[str, Any]:
+    """A trace as plain values, for a JSON document."""
     operators: Dict[str, int] = {}
     modules: Dict[str, int] = {}
     convolutions: Dict[Convolution, int] = {}
@@ -133,7 +134,7 @@ def parse(text: str, *, origin: str) -> ModelSummary:
         raise SummaryError(f"{origin}: is no {FORMAT}: {what}; {_AGAIN}") from None
 
 
-class _Wrong(Exception):
+class _Wrong(ValueError):
     """A field is not what it must be."""
 
 
@@ -144,7 +145,7 @@ def _summary(document: Any) -> ModelSummary:
     model = document["model"]
     if not isinstance(model, dict):
         raise _Wrong("model is not an object")
-    trace = _trace(document["trace"])
+    trace = trace_of(document["trace"])
     layers = tuple(_layer(values) for values in _list(document["layers"], "layers"))
     return ModelSummary(
         format="gpumem",
@@ -184,7 +185,8 @@ def _layer(values: Any) -> Layer:
     return Layer(**read)
 
 
-def _trace(content: Any) -> Trace:
+def trace_of(content: Any) -> Trace:
+    """The trace of a document, every value checked; ValueError and the like where one is wrong."""
     if not isinstance(content, dict):
         raise _Wrong("trace is not an object")
     operators = [_text(text, "operator") for text in _list(content["operators"], "operators")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.summaries.cells import ShapeReader, parse_count
@@ -20,6 +21,9 @@ _ROW = re.compile(
 _CELL = re.compile(r"\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]|\S+")
 _TITLE = re.compile(r"Kernel Shape|Input Shape|Output Shape|Param #|Param %|Mult-Adds|Trainable")
 _DEFAULT_COLUMNS = ("Output Shape", "Param #")
+_FLOAT_BYTES = 4
+_ROUNDED = 5_001
+"""Bytes by which a total in MB with two digits, twice the outputs, may differ from them."""
 _CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
 
 
@@ -29,6 +33,10 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
     rows = _Reader(columns, numbered="depth-idx" in table.header).read(lines, table)
     has_outputs = "Output Shape" in columns
     _shape_tree(rows, has_outputs)
+    totals = read_totals(lines[table.stop : table.end])
+    if totals.output_bytes is not None and _all_is_shown(rows, totals.output_bytes):
+        for row in rows:
+            row.hidden = False
     root = rows[0] if rows and rows[0].depth == 0 and not rows[0].unknown else None
     notes = []
     if "Param #" not in columns:
@@ -36,7 +44,7 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
     return finish(
         "torchinfo" if root or not _open_batch(rows) else "torch-summary",
         rows,
-        read_totals(lines[table.stop : table.end]),
+        totals,
         name=root.kind if root else "",
         input_shapes=root.inputs if root else (),
         closed=table.closed,
@@ -221,6 +229,13 @@ def _shape_tree(rows: List[Row], has_outputs: bool) -> None:
             row.hidden = row.called = True
     if any(row.name for row in rows):
         _name_paths(rows)
+
+
+def _all_is_shown(rows: List[Row], stated: int) -> bool:
+    """Whether the outputs in the table are all that torchinfo counted: then no block hides any."""
+    shown = [row.outputs for row in rows if row.leaf and (row.params or row.repeated)]
+    numbers = sum(abs(prod(shape)) for outputs in shown for shape in outputs)
+    return abs(numbers * _FLOAT_BYTES - stated) <= _ROUNDED
 
 
 def _name_paths(rows: List[Row]) -> None:

@@ -8,6 +8,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.known.recognize import with_stored_trace
 from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Utilization
 from slurm_gpumem.summaries.types import ModelSummary
@@ -43,6 +44,8 @@ def estimate_with_utilization(
 
 def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Estimate:
     """The same estimate with its utilization; the step is rebuilt where the estimate has none of its own."""
+    if estimate.estimator.startswith(registry.TRACE):
+        summary = with_stored_trace(summary, estimate.job)
     trace = summary.trace
     try:
         if trace is not None and trace.kernels:

@@ -160,3 +160,13 @@ def test_explain_says_what_is_doubt_and_what_would_remove_it() -> None:
     result = _answer("--explain")
     assert result["doubt_mib"] == result["request_mib"] - result["peak_mib"]  # type: ignore[operator]
     assert set(result["requests"]) == {"0.9", "0.98", "0.995"}  # type: ignore[call-overload]
+
+
+def test_a_text_without_shapes_is_refused_with_what_to_do_and_a_named_estimator_guesses() -> None:
+    text = str(Path(__file__).parents[1] / "summaries" / "texts" / "convnextv2-no-input.txt")
+    done = _gpumem("estimate", text, "--batch-size", "8", "--gpu", "h200")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "shows no shapes" in done.stderr
+    assert "depth=20" in done.stderr
+    assert "gpumem trace" in done.stderr
+    assert _gpumem("estimate", text, "--batch-size", "8", "--estimator", "corrected").returncode == 0

@@ -127,13 +127,14 @@ def test_a_heterogeneous_job_is_not_decided(monkeypatch: pytest.MonkeyPatch) -> 
     assert build_call(decide(several)).call.argv == ("sbatch", "-n1", ":", "-n2", "job.sh")
 
 
-def unseen_plan(rule: str, *argv: str, **own: str) -> Plan:
+OWN_CODE = Unseen(0.8, ("PairBlock",))
+
+
+def unseen_plan(rule: str, *argv: str, unseen: Unseen = OWN_CODE, **own: str) -> Plan:
     """The plan for a job whose text does not show enough, at a site with this rule."""
     job = asked(*argv, **own)
     job = job._replace(config=job.config._replace(text=TextPolicy(rule)))
-    found = Estimate(
-        5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), unseen=Unseen(0.8, ("PairBlock",))
-    )
+    found = Estimate(5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), unseen=unseen)
     gpu = find_gpu("a100")
     on = (NeedOnGpu(gpu, Need(5000, 9000), found, None),)
     reach = Reach(partitions=("gpu",), kinds=(A100,), gpus=(gpu,), gpu_keeps_off_shards=True)
@@ -152,6 +153,17 @@ def test_code_that_no_text_shows_shares_a_gpu_by_default_gets_a_whole_one_or_is_
         UsageError, match=r"PairBlock\.forward .* `gpumem trace` can\. This site does not guess"
     ):
         unseen_plan("ask", model="pair.txt")
+
+
+def test_a_text_without_shapes_never_decides_a_share() -> None:
+    bare = Unseen(1.0, ("PairNet",), no_shapes=True)
+    for rule in ("widen", "whole-gpu"):
+        plan = unseen_plan(rule, model="pair.txt", unseen=bare)
+        assert plan.request is not None
+        assert (plan.request.gres, plan.shared) == ("gpu:1", False)
+        assert plan.reason == "the text shows no shapes"
+    with pytest.raises(UsageError, match=r"shows no shapes.*This site does not guess"):
+        unseen_plan("ask", model="pair.txt", unseen=bare)
 
 
 def test_a_job_that_asks_for_a_whole_gpu_is_not_asked_about_its_code() -> None:

@@ -1,0 +1,50 @@
+"""From a text to the known model that it shows, and to the trace of that model's training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Optional, Tuple
+
+from slurm_gpumem.estimators.known.fingerprint import key_of
+from slurm_gpumem.estimators.known.store import KnownModel, find
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.trace_types import Trace
+from slurm_gpumem.summaries.types import ModelSummary
+
+
+@lru_cache(maxsize=4)
+def recognized(summary: ModelSummary) -> Optional[KnownModel]:
+    """The known model that a text shows; None where it is another one, and for a trace of its own."""
+    return None if summary.trace is not None else find(key_of(summary))
+
+
+def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
+    """The summary with its model's trace, where one is stored for such a training; otherwise as it is."""
+    known = recognized(summary)
+    trace = None if known is None else _trace_for(known, job)
+    if known is None or trace is None:
+        return summary
+    # What the text leaves out no longer matters, but for the input's size.
+    warnings = () if summary.has_shapes else (f"the text shows no input size; {known.input} is assumed",)
+    return replace(summary, trace=trace, warnings=warnings)
+
+
+def said_of(known: KnownModel) -> Tuple[str, ...]:
+    """What an estimate tells of a recognized model."""
+    alike = (f"the text is also that of {', '.join(known.alike)}",) if known.alike else ()
+    return (f"recognized as {known.name} with {known.input}; answered by its trace", *alike)
+
+
+def _trace_for(known: KnownModel, job: TrainingJob) -> Optional[Trace]:
+    """The model's trace for a job; None for a training that changes more than is stored."""
+    plain = TrainingJob(1, optimizer=job.optimizer, precision=job.precision)
+    # Batch size, GPUs and environment are no part of a trace.
+    same = replace(job, batch_size=1, gpus=1, torch="", module_loading=plain.module_loading)
+    return _trace(known.key, plain) if same == plain else None
+
+
+@lru_cache(maxsize=8)
+def _trace(key: bytes, job: TrainingJob) -> Optional[Trace]:
+    known = find(key)
+    return None if known is None else known.trace(job)
