@@ -127,6 +127,14 @@ local function on_workspace(line, batch, large)
   return peak, request
 end
 
+-- What a trace's request gets more where nobody measured workspaces: with convolutions, without.
+local function percent_of_trace(line, gpu)
+  local percent = type(gpu.traced_percent) == "table" and gpu.traced_percent or {}
+  local conv = line.context == "conv" or line.context == "both"
+  local found = percent[conv and 1 or 2]
+  return match(line.by, "^[^+]*") == "trace" and type(found) == "number" and found or 0
+end
+
 --- Peak and request in MiB for a batch size on a GPU of the site's table.
 -- If the table does not have the GPU's cuBLAS workspace, the larger of the two answers.
 function M.memory(line, batch, gpu)
@@ -139,6 +147,7 @@ function M.memory(line, batch, gpu)
   local context = context_of(line, gpu)
   peak = math.max(1, peak + floor(context * line.of_peak / 100))
   local doubt = type(gpu.context_doubt_mib) == "number" and gpu.context_doubt_mib or 0
+  doubt = doubt + floor(peak * percent_of_trace(line, gpu) / 100)
   return peak, math.max(peak, request + floor(context * line.of_request / 100) + doubt)
 end
 

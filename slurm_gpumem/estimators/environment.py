@@ -27,10 +27,10 @@ _TEXTS = ("gpu", "compute_capability", "torch", "cuda", "driver", "loading", "kn
 _FIRST_LAZY_TORCH, _FIRST_LAZY_CUDA = (1, 13), (11, 7)
 """PyTorch asks for lazy loading itself from 1.13 on (pull request 86509); CUDA has it from 11.7 on."""
 _SIZE_CAP = 4096
-WORKSPACE_DOUBT = 0.08
-"""Added to a traced request, as a share of the peak, where convolutions run on a GPU whose cuDNN choices
+WORKSPACE_DOUBT = 8
+"""Added to a traced request, in per cent of the peak, where convolutions run on a GPU whose cuDNN choices
 nobody measured: held against public runs on A100s it brought 13 % of too small requests down to 1 to 4 %."""
-OTHER_DOUBT = 0.02
+OTHER_DOUBT = 2
 """The same without convolutions, where almost everything carries over exactly: a choice, not a fit."""
 
 
@@ -107,6 +107,13 @@ def _most(gpu: Gpu, entries: Sequence[Measured]) -> int:
     return max(entry.contexts[3] or 0 for entry in near)
 
 
+def workspace_doubt(gpu: Gpu, convolutions: bool) -> int:
+    """What a traced request gets on a GPU whose workspaces nobody measured, in per cent of the peak."""
+    if gpu.workspaces_measured:
+        return 0
+    return WORKSPACE_DOUBT if convolutions else OTHER_DOUBT
+
+
 def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -> Estimate:
     """The request made wide enough for what was not measured on this GPU; the message says what that is."""
     found: List[str] = []
@@ -119,8 +126,7 @@ def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -
             "(gpumem calibrate measures it)"
         )
     if traced and not gpu.workspaces_measured:
-        share = WORKSPACE_DOUBT if convolutions else OTHER_DOUBT
-        request += round(estimate.peak_mib * share)
+        request += estimate.peak_mib * workspace_doubt(gpu, convolutions) // 100
         if convolutions:
             found.append(f"cuDNN workspaces on {gpu.name} as measured on an H200")
     if not found and request == estimate.request_mib:

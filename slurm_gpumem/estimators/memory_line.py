@@ -16,6 +16,7 @@ from math import floor
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.environment import workspace_doubt
 from slurm_gpumem.estimators.remembered import variant
 from slurm_gpumem.estimators.types import INPUT_DTYPES, LOSSES, Estimate, Gpu, TrainingJob
 
@@ -95,7 +96,10 @@ class MemoryLine(NamedTuple):
             peak, request = peak + self.small_shift[0], request + self.small_shift[1]
         context = self.context_mib(gpu)
         peak = max(1, peak + context * self.context_peak // 100)
-        return peak, max(peak, request + context * self.context_request // 100 + gpu.context_doubt_mib)
+        doubt = gpu.context_doubt_mib
+        if self.estimator.split("+")[0] == "trace":
+            doubt += peak * workspace_doubt(gpu, self.context in ("conv", "both")) // 100
+        return peak, max(peak, request + context * self.context_request // 100 + doubt)
 
     def context_mib(self, gpu: Gpu) -> int:
         """The CUDA context that such a job has on this GPU."""

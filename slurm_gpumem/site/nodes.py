@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
-from slurm_gpumem.estimators.environment import Environment, in_environment
+from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_doubt
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
@@ -31,6 +31,10 @@ class CudaContext(NamedTuple):
     """One cuBLAS workspace, rounded up."""
     doubt: int = 0
     """How much larger the context may be: nobody measured it here."""
+    conv_percent: int = 0
+    """What traced requests get more, of the peak, where nobody measured workspaces: with convolutions ..."""
+    other_percent: int = 0
+    """... and without."""
 
 
 ContextOf = Callable[[str, int], CudaContext]
@@ -222,4 +226,6 @@ def context_in_table(kind: str, memory_mib: int) -> CudaContext:
         both=gpu.context_mib,
         workspace=ceil_div(gpu.cublas_workspace_bytes, MIB),
         doubt=gpu.context_doubt_mib,
+        conv_percent=workspace_doubt(gpu, convolutions=True),
+        other_percent=workspace_doubt(gpu, convolutions=False),
     )

@@ -101,9 +101,10 @@ def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:
         fields = [f"type = {_lua(gpus.gpu_type)}"] if gpus.gpu_type else []
         fields += [f"shares = {plan.shares(gpus)}", f"memory_mib = {plan.usable_mib(gpus)}"]
         if gpus.context:
-            *contexts, workspace, doubt = gpus.context
+            *contexts, workspace, doubt, conv, other = gpus.context
             fields.append(f"context = {{ {', '.join(map(str, contexts))} }}, workspace_mib = {workspace}")
             fields += [f"context_doubt_mib = {doubt}"] if doubt else []
+            fields += [f"traced_percent = {{ {conv}, {other} }}"] if conv or other else []
         if group.memory_mib:
             fields.append(f"host_mib = {group.memory_mib // group.gpu_count}")
         if group.cpus:

@@ -37,9 +37,12 @@ def test_a_higher_coverage_asks_for_more_and_leaves_the_peak() -> None:
 
 
 def test_the_default_is_the_coverage_of_its_group() -> None:
-    plain = registry.run("auto", resnet(), TrainingJob(64), find_gpu("h200"))
-    assert plain.coverage == 0.98
-    assert plain.request_mib == estimate(0.98).request_mib == plain.requests[LEVELS.index(0.98)]
+    text = registry.run("corrected", resnet(), TrainingJob(64), find_gpu("h200"))
+    assert text.coverage == 0.98
+    assert text.request_mib == text.requests[LEVELS.index(0.98)]
+    known = registry.run("auto", resnet(), TrainingJob(64), find_gpu("h200"))
+    assert known.coverage == 0.99
+    assert known.request_mib == estimate(0.99).request_mib == known.requests[LEVELS.index(0.99)]
 
 
 @pytest.mark.parametrize("coverage", [0.0, 0.4, 0.999, 1.0, -1.0])
@@ -96,8 +99,9 @@ def test_the_largest_batch_is_one_that_surely_fits() -> None:
 
 def test_every_group_names_what_would_remove_its_doubt() -> None:
     h200, a100 = find_gpu("h200"), find_gpu("a100")
-    plain = estimate(0.98)
+    plain = registry.run("corrected", resnet(), TrainingJob(64), h200)
     assert "a trace" in remedies(plain, h200)[0]
+    assert "one measured run" in remedies(estimate(0.98), h200)[0]
     assert any("calibrate" in one for one in remedies(plain, a100))
     shapeless = read_summary("Sequential(\n  (0): Linear(in_features=10, out_features=10, bias=True)\n)\n")
     found = registry.run("auto", shapeless, TrainingJob(8), h200)

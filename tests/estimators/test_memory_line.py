@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.environment import WORKSPACE_DOUBT, Environment, in_environment
+from slurm_gpumem.estimators.environment import Environment, in_environment
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.make_line import TOLERANCE, make_line
 from slurm_gpumem.estimators.memory_line import (
@@ -106,10 +106,10 @@ def test_lines_of_real_models_say_what_the_estimate_says(name: str) -> None:
         for gpu in GPUS:
             full = registry.run("auto", summary, replace(job, batch_size=batch), gpu)
             peak, request = line.memory(batch, in_environment(gpu, Environment()))
-            assert peak == pytest.approx(full.peak_mib, rel=TOLERANCE)
-            # A line does not know what nobody measured on a GPU.
-            doubt = WORKSPACE_DOUBT if registry.by_trace(full) and not gpu.workspaces_measured else 0.0
-            assert request == pytest.approx(full.request_mib, rel=TOLERANCE + doubt)
+            # A V100 has no flash attention: a line made with it is a little high there, never low.
+            above = 2 * TOLERANCE if registry.by_trace(full) and gpu.name == "v100" else TOLERANCE
+            assert 1 - TOLERANCE <= peak / full.peak_mib <= 1 + above
+            assert 1 - TOLERANCE <= request / full.request_mib <= 1 + above
 
 
 def test_beyond_its_knots_it_goes_on_straight_and_warns() -> None:

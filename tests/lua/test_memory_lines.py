@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import pytest
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.environment import workspace_doubt
 from slurm_gpumem.estimators.gpus import gpu_table
 from slurm_gpumem.estimators.memory_line import CONTEXTS, Knot, MemoryLine, parse_line
 from slurm_gpumem.estimators.types import Gpu
@@ -41,7 +42,7 @@ def draw_line(draw: random.Random) -> MemoryLine:
     small: Any = draw.choice(((), knots()))
     return MemoryLine(
         f"{draw.getrandbits(64):016x}",
-        draw.choice(("corrected", "structural")),
+        draw.choice(("corrected", "structural", "trace", "trace+site")),
         draw.choice(("adam.fp32", "sgd-momentum.amp-bf16.acc4+ckpt")),
         draw.choice(CONTEXTS),
         draw.randint(0, 140),
@@ -59,6 +60,7 @@ def site_gpu(gpu: Gpu) -> Dict[str, Any]:
         "context": contexts,
         "workspace_mib": -(-gpu.cublas_workspace_bytes // 2**20),
         "context_doubt_mib": gpu.context_doubt_mib,
+        "traced_percent": [workspace_doubt(gpu, True), workspace_doubt(gpu, False)],
     }
 
 
