@@ -26,7 +26,7 @@ def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
     known = value_of(tensor)
     kind = dtype or tensor.dtype
     if known is not None:
-        return known.to(kind)
+        return known.to(kind, copy=True)
     choices = choices_of(tensor)
     if choices is not None:
         return (torch.arange(tensor.numel()) % choices).view(tensor.shape).to(kind)
