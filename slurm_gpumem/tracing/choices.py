@@ -219,12 +219,19 @@ def _not(args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _sum(mask: Any, result: Any, shares: Uneven) -> None:
-    """How many hold: about as many in each sum."""
+    """How many hold: about as many in each sum; all, as where it selects, of a mask that is not known."""
+    if value_of(result) is not None or not small(result) or not result.numel():
+        return
     share = share_of(mask)
-    if share is not None and value_of(result) is None and small(result) and result.numel():
+    if share is not None:
         total = rows_of(mask, shares) if result.numel() == 1 else round(share * mask.numel())
         count = shares.parts(total, result.numel())
-        give(result, torch.tensor(count, dtype=result.dtype).view(result.shape))
+    elif mask.dtype == torch.bool:
+        count = [mask.numel() // result.numel()] * result.numel()
+        setattr(result, MADE_UP, True)
+    else:
+        return
+    give(result, torch.tensor(count, dtype=result.dtype).view(result.shape))
 
 
 def _missing(args: Any, kwargs: Any, result: Any) -> None:
@@ -290,4 +297,5 @@ def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
 
 
 _RULES = _rules()
-_SUMS = {aten.sum.default, aten.sum.dim_IntList}
+_SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default,
+         aten.count_nonzero.dim_IntList}  # fmt: skip

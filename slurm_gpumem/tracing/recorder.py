@@ -25,7 +25,7 @@ from slurm_gpumem.tracing.reads import READS
 from slurm_gpumem.tracing.sized import SIZED
 from slurm_gpumem.tracing.solvers import UNMEASURED
 from slurm_gpumem.tracing.sparse_products import parts_of
-from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow
+from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_wrapped
 from slurm_gpumem.units import MIB
 
 _HANDLERS = {**HANDLERS, **READ, **READS, **SIZED}
@@ -246,11 +246,6 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for item in result:
                 self.note_result(item, operator)
-
-
-def is_wrapped(tensor: Tensor) -> bool:
-    """Whether it is a transform's (vmap, grad, jvp): the tensor inside has the storage."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:

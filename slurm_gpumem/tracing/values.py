@@ -1,9 +1,9 @@
 """Values of some meta tensors: masks, positions and other small tensors that models read to make decisions.
 
 A small tensor that comes from constants, or from a batch with real values, is also computed on the CPU. A
-larger one that was copied from the CPU keeps its values too (a graph's adjacency matrix, a mask of a data set)
-through what is cheap: views, casts, comparisons and arithmetic. A value that is read but not known is made up,
-and the trace says so.
+larger one that was copied from the CPU keeps its values too (a graph's adjacency matrix, a data set's mask),
+through what is cheap: views, casts, comparisons and arithmetic. A value that is read but not known is made
+up, and the trace says so.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ _LIKE = {
 _WITHOUT = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::randn",
             "aten::rand", "aten::new_empty_strided", "aten::empty_permuted"}  # fmt: skip
 CPU = torch.device("cpu")
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether it is a transform's (vmap, grad, jvp): the tensor inside has the storage."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def value_of(tensor: Any) -> Optional[Tensor]:
@@ -129,7 +134,7 @@ class _Spent:
 
 
 def _worth_it(func: Any, args: Any, outputs: Any) -> bool:
-    """Whether an operator on large tensors is followed: one that copies from the CPU, and what is cheap then."""
+    """Whether an operator on large tensors is followed: a copy from the CPU, and what is cheap then."""
     count = sum(output.numel() for output in outputs)
     first = args[0] if args else None
     if isinstance(first, (list, tuple)) and first:
@@ -195,7 +200,7 @@ def _real(value: Any, known: List[bool]) -> Any:
 
 
 def _forget(outputs: Any) -> None:
-    """A tensor that was overwritten with unknown values has no known ones any more, nor what it is a view of."""
+    """A tensor that was overwritten with unknown values has no known ones any more, nor has its base."""
     for output in outputs:
         value = value_of(output)
         if value is not None:
