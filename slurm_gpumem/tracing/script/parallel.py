@@ -14,6 +14,12 @@ from torch.utils import _pytree as pytree
 from slurm_gpumem.tracing.script.imports import AfterImport
 
 _FSDP = "FSDP on one GPU is traced as the model itself"
+_FIRST_GROUP, _FURTHER_GROUP = 558 << 20, 388 << 20
+"""What NCCL takes on the GPU, outside of PyTorch's allocator, for a group of one process: on an H200, PyTorch
+2.11. It is there from the first collective on."""
+_COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce", "barrier",
+                "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather",
+                "scatter", "all_gather_object", "broadcast_object_list")  # fmt: skip
 
 
 def install(tracer: Any) -> None:
@@ -41,7 +47,7 @@ def install(tracer: Any) -> None:
 
 
 def _group_of_one(tracer: Any) -> bool:
-    """A process group of one that talks to nobody."""
+    """A process group of one that talks to nobody, and takes what NCCL would."""
     try:
         import torch.distributed as dist
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -56,9 +62,45 @@ def _group_of_one(tracer: Any) -> bool:
         tracer.asked_ranks(wanted if wanted > 0 else int(os.environ.get("WORLD_SIZE") or 1))
         if not dist.is_initialized():
             real("fake", rank=0, world_size=1, store=FakeStore())
+        Nccl.backend = str(args[0] if args else kwargs.get("backend") or "nccl")
+        if kwargs.get("device_id") is not None:
+            Nccl.at_work()
 
+    def counting(collective: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            Nccl.at_work(next((a for a in (*args, kwargs.get("group")) if _is_group(a)), None))
+            return collective(*args, **kwargs)
+
+        return call
+
+    Nccl.recorder = tracer.recorder
     dist.init_process_group = init_process_group
+    for name in _COLLECTIVES:
+        if hasattr(dist, name):
+            setattr(dist, name, counting(getattr(dist, name)))
     return True
+
+
+def _is_group(value: Any) -> bool:
+    import torch.distributed as dist
+
+    return isinstance(value, dist.ProcessGroup) and value is not dist.group.WORLD
+
+
+class Nccl:
+    """The library's memory."""
+
+    recorder: Any = None
+    backend = ""
+
+    @staticmethod
+    def at_work(group: Any = None) -> None:
+        """A group communicates: the first time, NCCL allocates its buffers."""
+        if "nccl" not in Nccl.backend:
+            return
+        Nccl.recorder.once("nccl", _FIRST_GROUP, "nccl")
+        if group is not None:
+            Nccl.recorder.once(f"nccl {id(group)}", _FURTHER_GROUP, "nccl")
 
 
 class DistributedDataParallel(nn.Module):
@@ -67,6 +109,7 @@ class DistributedDataParallel(nn.Module):
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         self.module = module
+        Nccl.at_work()  # it compares its parameters with the other processes'
         self._buckets: List[torch.Tensor] = []
         if not kwargs.get("gradient_as_bucket_view"):
             trained = [p for p in module.parameters() if p.requires_grad]
@@ -84,11 +127,16 @@ class DistributedDataParallel(nn.Module):
         raise TypeError("'DistributedDataParallel' object is not iterable")
 
 
-class DataParallel(DistributedDataParallel):
+class DataParallel(nn.Module):
     """On one GPU it is the model itself."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        super().__init__(module, gradient_as_bucket_view=True)
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model's."""
+        return self.module(*args, **kwargs)
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -99,6 +147,7 @@ class FullyShardedDataParallel(nn.Module):
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         FullyShardedDataParallel.note(_FSDP)
+        Nccl.at_work()
         if kwargs.get("device_id") is not None:
             module = module.cuda()
         self.module = module
@@ -141,6 +190,7 @@ class FullyShardedDataParallel(nn.Module):
 def fully_shard(module: Any, **kwargs: Any) -> Any:
     """FSDP2's way: the model itself, its parameters cast for a pass where it says so."""
     FullyShardedDataParallel.note(_FSDP)
+    Nccl.at_work()
     half = getattr(kwargs.get("mp_policy"), "param_dtype", None)
     if half is not None and not isinstance(module, (list, tuple)):
         forward = module.forward
@@ -164,5 +214,5 @@ def _in_half(module: nn.Module, call: Any, half: torch.dtype, args: Tuple[Any, .
     args, kwargs = pytree.tree_map(cast, (args, kwargs))
     if call is module:
         return functional_call(module, parameters, args, kwargs)
-    with nn.utils.stateless._reparametrize_module(module, parameters):  # type: ignore[attr-defined]
+    with nn.utils.stateless._reparametrize_module(module, parameters):
         return call(*args, **kwargs)
