@@ -65,9 +65,10 @@ def _solver(at: int, extra: Callable[[Tensor], int], factors: bool) -> Callable[
         if data.device.type != "meta":
             return result
         recorder.note_result(result, name)
-        if factors:
+        if factors and _batches(data) > 1:
             recorder.cublas(name)
-        if not factors or _batches(data) == 1:
+        else:
+            recorder.uses_matmul = True  # its library is loaded, without a workspace of its own
             recorder.once(f"cusolver {recorder.thread}", HANDLE, "cusolver")
         recorder.workspace(extra(data), name)
         return result
