@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -92,6 +92,7 @@ class Tracer:
         recorder.__enter__()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._at_exit)
+        self._hook_hard_exit()
         self._hook_exceptions()
         threading.Thread(target=self._heartbeat, daemon=True).start()
         self._report.say(torch=str(torch.__version__), python=sys.executable, argv=sys.argv[:40])
@@ -152,6 +153,16 @@ class Tracer:
         else:
             models = [type(root.module).__name__ for root in self.places.roots.values()]
             self._report.say(ended=True, models=models, guessed=self.recorder.guess.used)
+
+    def _hook_hard_exit(self) -> None:
+        """`os._exit` after training: what was seen until then holds."""
+        real = os._exit
+
+        def hard_exit(code: int) -> NoReturn:
+            self._at_exit()
+            real(code)
+
+        os._exit = hard_exit
 
     def _hook_exceptions(self) -> None:
         real = sys.excepthook

@@ -55,6 +55,11 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
 
 
 def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
+    if not state.torch_processes:
+        return [
+            f"{label}: stopped after {seconds:.0f} s, before torch was imported.",
+            f"Is this machine busy, or does the command wait for something? Allow more with {allow}.",
+        ]
     where = "in its training loop" if state.training else "before its first optimizer step"
     return [
         f"{label}: stopped after {seconds:.0f} s, {where}.",
