@@ -77,6 +77,8 @@ class Recorder(TorchDispatchMode):
         """What a user should know before relying on the figures."""
         self.kernels = Kernels()
         self.shares = Uneven()
+        self.stream = ""
+        """The stream that is given work, where it is not the usual one."""
         self.uses_conv = False
         self.uses_matmul = False
         self._device = device
@@ -162,10 +164,11 @@ class Recorder(TorchDispatchMode):
         self.events.append(~number)
 
     def cublas(self, operator: str) -> None:
-        """The first matrix product of a thread allocates a workspace that stays."""
+        """The first matrix product of a thread on a stream allocates a workspace that stays."""
         self.uses_matmul = True
-        if self.thread not in self._handles:
-            self._handles[self.thread] = True
+        where = f"{self.thread} {self.stream}"
+        if where not in self._handles:
+            self._handles[where] = True
             self._add(Block((), 1, 0, "cublas", "", self.phase, "workspace"))
         if operator == "aten::addmm":
             self.once("lt", LT_WORKSPACE, "cublaslt")

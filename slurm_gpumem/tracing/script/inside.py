@@ -21,7 +21,7 @@ from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.child.blame import from_stack, own_words, user_line
 from slurm_gpumem.tracing.constants import known_constants
-from slurm_gpumem.tracing.script import replaced
+from slurm_gpumem.tracing.script import replaced, streams
 from slurm_gpumem.tracing.script.forward import Onward
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.report_folder import Report
@@ -84,6 +84,7 @@ class Tracer:
         _kept.enter_context(known_constants())
         _kept.enter_context(self.places)
         install_answers(self.world, self._gpu, lambda: recorder.live_bytes)
+        streams.install(self)
         replaced.install(self)
         self.steps.install()
         self.onward.install()
@@ -158,9 +159,9 @@ class Tracer:
         """`os._exit` after training: what was seen until then holds."""
         real = os._exit
 
-        def hard_exit(code: int) -> NoReturn:
+        def hard_exit(status: int) -> NoReturn:
             self._at_exit()
-            real(code)
+            real(status)
 
         os._exit = hard_exit
 

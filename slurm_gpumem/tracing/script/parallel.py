@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.streams import FURTHER_STREAM
 
 _FSDP = "FSDP on one GPU is traced as the model itself"
 _FIRST_GROUP, _FURTHER_GROUP = 558 << 20, 388 << 20
@@ -190,7 +191,7 @@ class FullyShardedDataParallel(nn.Module):
 def fully_shard(module: Any, **kwargs: Any) -> Any:
     """FSDP2's way: the model itself, its parameters cast for a pass where it says so."""
     FullyShardedDataParallel.note(_FSDP)
-    Nccl.at_work()
+    Nccl.recorder.once("stream", FURTHER_STREAM, "stream")  # it gathers on one, of one process too
     half = getattr(kwargs.get("mp_policy"), "param_dtype", None)
     if half is not None and not isinstance(module, (list, tuple)):
         forward = module.forward

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils._contextlib import _DecoratorContextManager
 
 from slurm_gpumem.tracing.script import parallel
 from slurm_gpumem.tracing.script.imports import AfterImport
@@ -20,6 +21,7 @@ _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_nor
 
 def install(tracer: Any) -> None:
     """Replace them, for the rest of the process's life."""
+    _inference_as_no_grad()
     _keep_parameters()
     _flat_recurrent_weights()
     _no_workers()
@@ -40,6 +42,33 @@ def _no_graphs(module: Any) -> None:
             model(*input_to_model) if isinstance(input_to_model, (tuple, list)) else model(input_to_model)
 
     module.SummaryWriter.add_graph = add_graph
+
+
+class _InferenceMode(_DecoratorContextManager):
+    """`torch.inference_mode` as `no_grad`: in the real one, operators come whole, not in their parts."""
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        torch.set_grad_enabled(self._before and not self._mode)
+
+    def __exit__(self, *args: Any) -> None:
+        torch.set_grad_enabled(self._before)
+
+    def clone(self) -> Any:
+        """For each call of a decorated function."""
+        return self.__class__(self._mode)
+
+
+def _inference_as_no_grad() -> None:
+    torch.inference_mode = _InferenceMode  # type: ignore[misc,assignment]
+    torch.autograd.grad_mode.inference_mode = _InferenceMode  # type: ignore[misc,assignment]
+    torch.autograd.inference_mode = _InferenceMode  # type: ignore[misc,assignment]
 
 
 def _keep_parameters() -> None:

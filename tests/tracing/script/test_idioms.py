@@ -15,6 +15,7 @@ from tests.support.needs import needs_torch
 
 pytestmark = needs_torch
 
+FURTHER_STREAM = 70 << 20
 HEAD = "import torch, torch.nn as nn, torch.nn.functional as F\n"
 SCRIPTS: Dict[str, str] = {
     # A graph whose edges are found on the GPU, in data that came from the CPU; 5 edges for each node.
@@ -88,6 +89,29 @@ for step in range(5):
     picture = torch.rand(3, 300, 300, device="cuda").permute(1, 2, 0).to("cpu", torch.uint8)
     spread = torch.rand(20000, 64, device="cuda", dtype=torch.double).std(0)
 """,
+    # Evaluation in inference mode, attention by a kernel that is chosen, work that is captured in a graph.
+    "modes": """
+from torch.nn.attention import SDPBackend, sdpa_kernel
+convolution = nn.Conv2d(16, 16, 3, padding=1).cuda()
+optimizer = torch.optim.SGD(convolution.parameters(), 0.1)
+@torch.inference_mode()
+def sample(): return convolution(torch.randn(64, 16, 40, 40, device="cuda"))
+for step in range(5):
+    loss = convolution(torch.randn(4, 16, 16, 16, device="cuda")).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    with torch.inference_mode(): assert not torch.is_grad_enabled()
+    sample(); assert torch.is_grad_enabled()
+    q = torch.randn(2, 4, 128, 32, device="cuda")
+    with sdpa_kernel([SDPBackend.MATH]): F.scaled_dot_product_attention(q, q, q)
+    F.scaled_dot_product_attention(q, q, q)
+side = torch.cuda.Stream(); g = torch.cuda.CUDAGraph(); x = torch.randn(64, 64, device="cuda")
+with torch.cuda.stream(side): x @ x
+with torch.cuda.graph(g): y = (x @ x).relu().sum()
+x.copy_(torch.randn(64, 64)); g.replay()
+for step in range(5):
+    loss = convolution(torch.randn(4, 16, 16, 16, device="cuda")).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
 }
 
 
@@ -140,7 +164,7 @@ def test_batches_loaded_ahead_are_released_once_and_lazy_layers_are_on_the_gpu(
     traced = runs["loads-ahead"].result()
     assert _trace(runs["loads-ahead"]).events  # a block that is released twice is refused when it is read
     batch, weights = 64 * 3 * 32 * 32 * 4, 8 * 28 * 28 * 10 * 4
-    assert 3 * batch + weights < traced.facts["peak_bytes"] < 8 * batch + weights + (64 << 20)
+    assert 3 * batch + weights < traced.facts["peak_bytes"] < 8 * batch + weights + FURTHER_STREAM
 
 
 def test_a_group_of_one_process_takes_what_nccl_takes(runs: Dict[str, Future[TracedScript]]) -> None:
@@ -155,6 +179,17 @@ def test_copies_for_gradients_that_lie_otherwise_are_counted(runs: Dict[str, Fut
     assert 300 * 300 * 3 * 4 in _sizes(runs["layouts"], "_to_copy")
     spread = [site.reduction for site in _allocated(runs["layouts"]) if site.operator == "aten::std"]
     assert {reduction.number for reduction in spread if reduction is not None} == {32}
+
+
+def test_modes_kernels_and_streams_count_as_on_a_gpu(runs: Dict[str, Future[TracedScript]]) -> None:
+    found = _allocated(runs["modes"])
+    sampled = [s.convolution for s in found if s.convolution is not None and s.convolution.size == (40, 40)]
+    assert sampled  # in inference mode cuDNN takes its workspace too
+    assert any(site.operator.startswith("aten::_scaled_dot_product_efficient") for site in found)
+    assert 2 * 4 * 128 * 128 * 4 in _sizes(runs["modes"], "_safe_softmax")  # asked for: all scores
+    assert [site.bytes_at(1) for site in found if site.operator == "stream"] == [FURTHER_STREAM]
+    assert sum(site.operator == "cublas" for site in found) == 3  # on each stream
+    assert any(site.operator == "cuda graph" for site in found)
 
 
 def test_weights_of_a_recurrent_layer_are_copied_into_one_buffer(
