@@ -18,6 +18,10 @@ from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 from slurm_gpumem.tracing.values import Guess
 
 _FEW = 512
+_GIB = 1 << 30
+_TOO_MUCH = 2
+"""Times the GPU's memory at which a script runs out of it. Less is counted, so that the answer is how much it
+needs; more is a script that looks for the largest batch that fits."""
 KEPT_CYCLES = 3
 """The first ones stay whatever they do: the first step makes states, the second is the first usual one."""
 
@@ -29,6 +33,8 @@ class ScriptRecorder(Recorder):
         super().__init__(places, autocast, guess, "meta")
         self.off = False
         """In forked processes nothing is noted."""
+        self.gpu_bytes = 1 << 50
+        """Of the GPU that the trace is for."""
         self.live_bytes = 0
         self.peak_bytes = 0
         self.cycles = 0
@@ -60,6 +66,11 @@ class ScriptRecorder(Recorder):
     # -- Allocations -----------------------------------------------------------------------------
 
     def _add(self, block: Block) -> int:
+        if max(block.nbytes, (self.live_bytes + block.nbytes) // _TOO_MUCH) > self.gpu_bytes:
+            raise torch.cuda.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {block.nbytes / _GIB:.2f} GiB, with "
+                f"{self.live_bytes / _GIB:.2f} GiB allocated, on a GPU of {self.gpu_bytes / _GIB:.2f} GiB"
+            )
         number = super()._add(block)
         self.live_bytes += block.nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
