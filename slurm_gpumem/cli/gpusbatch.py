@@ -61,7 +61,8 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --trace-tasks WHICH   of an array: first, last, ends, each, or tasks like 3,7; the largest counts
   --trace-limit S       seconds for one trace; default: the site's (120)
   --no-trace            not even where the site traces by default
-  --model FILE          the model's summary (torchinfo, torchsummary, print(model), ...)
+  --model FILE          the model's summary (torchinfo, torchsummary, print(model), ...); - for standard
+                        input; or its code, which is traced: train.py:build_model, timm:resnet50
   --batch-size N        samples per step; default: the summary's
   --optimizer NAME      adam (default), adamw, sgd, sgd-momentum, ...
   --precision NAME      fp32 (default), tf32, amp-fp16, amp-bf16, bf16
@@ -163,6 +164,10 @@ def _go(words: JobWords) -> int:
     if switches.json and words.program != SBATCH and not switches.dry_run:
         raise UsageError(f"--json prints what was submitted; with {words.program} it needs --dry-run")
     asked = read_asked(words._replace(own=OwnOptions(given)))
+    if asked.settings.model is not None:
+        from slurm_gpumem.cli.model_option import with_named_model
+
+        asked = with_named_model(asked)
     for name in ("explain", "json"):
         nothing = asked.goes_unchanged == NOTHING_ASKED or (asked.learns and name == "explain")
         if nothing and getattr(switches, name):

@@ -36,14 +36,14 @@ _SAME_AS = {"cluster": "clusters", "tasks-per-node": "ntasks-per-node"}
 _OF_SRUN = (
     (
         REQUIRED,
-        """accel-bind bcast bcast-exclude cpu-bind epilog het-group jobid mpi msg-timeout pack-group prolog
-        relative:r slurmd-debug task-epilog task-prolog threads:T treewidth wait:W""",
+        """accel-bind bcast bcast-exclude cpu-bind epilog het-group ignore-signals jobid mpi msg-timeout
+        pack-group prolog relative:r slurmd-debug task-epilog task-prolog threads:T treewidth wait:W""",
     ),
     (OPTIONAL, "compress immediate:I kill-on-bad-exit:K pty send-libs x11"),
     (
         NO_VALUE,
-        """disable-status:X exact external-launcher interactive label:l multi-prog no-allocate:Z overlap
-        preserve-env:E quit-on-interrupt unbuffered:u whole""",
+        """async disable-status:X exact external-launcher interactive label:l multi-prog no-allocate:Z overlap
+        preserve-env:E quit-on-interrupt unbuffered:u wait-for-children whole""",
     ),
 )
 _OF_SBATCH = ((REQUIRED, _REQUIRED), (OPTIONAL, _OPTIONAL), (NO_VALUE, _NO_VALUE))

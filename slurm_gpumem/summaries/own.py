@@ -240,10 +240,12 @@ def _kernel(row: Any) -> Kernel:
 
 
 def _reduction(values: List[Any]) -> Reduction:
-    inputs, outputs, vector = values
+    inputs, outputs, vector, number = values if len(values) != 3 else (*values, Reduction.number)
     if vector not in (1, 2, 4, 8):
         raise _Wrong("a sum's vector is not 1, 2, 4 or 8")
-    return Reduction(_polynomial(inputs), _polynomial(outputs), vector)
+    if number not in (4, 8, 16, 32):
+        raise _Wrong("a sum's number has not 4, 8, 16 or 32 bytes")
+    return Reduction(_polynomial(inputs), _polynomial(outputs), vector, number)
 
 
 def _events(values: Any, sites: int) -> Tuple[int, ...]:

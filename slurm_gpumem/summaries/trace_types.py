@@ -74,6 +74,8 @@ class Reduction:
     outputs: Polynomial
     vector: int = 4
     """Outputs that one thread loads at once."""
+    number: int = 4
+    """Bytes of a partial result."""
 
 
 @dataclass(frozen=True)

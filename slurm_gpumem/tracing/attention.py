@@ -37,12 +37,12 @@ def attention(
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-    if query.dtype in _HALF and not learned and _cudnn_takes(query, key, value):
+    if query.dtype in _HALF and not learned and allowed("cudnn") and _cudnn_takes(query, key, value):
         bias = None if attn_mask is None else attn_mask.to(query.dtype)
         return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
             query, key, value, bias, needs, dropout_p, is_causal, scale=scale
         )[0]
-    if query.dtype in _HALF and attn_mask is None and _flash_takes(query, key, value):
+    if query.dtype in _HALF and attn_mask is None and allowed("flash") and _flash_takes(query, key, value):
         size = query.shape[-1]
         pad = -size % 8
         if pad:
@@ -52,13 +52,19 @@ def attention(
             query, key, value, dropout_p, is_causal, False, scale=factor
         )[0]
         return result[..., :size] if pad else result  # type: ignore[no-any-return]
-    if (enable_gqa and key.shape[1] != query.shape[1]) or not _efficient_takes(query, key, value):
+    spread = enable_gqa and key.shape[1] != query.shape[1]
+    if spread or not allowed("mem_efficient") or not _efficient_takes(query, key, value):
         return _math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     bias = None if attn_mask is None else _bias(attn_mask, query, key)
     attn_mask = None  # if it was copied, only the copy stays alive
     return aten._scaled_dot_product_efficient_attention(  # type: ignore[no-any-return]
         query, key, value, bias, needs, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def allowed(kernel: str) -> bool:
+    """Whether code has left this kernel on (`sdpa_kernel`, `torch.backends.cuda.enable_flash_sdp`)."""
+    return bool(getattr(torch._C, f"_get_{kernel}_sdp_enabled", lambda: True)())
 
 
 def _without_gaps(*tensors: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 from slurm_gpumem.tracing.values import MADE_UP, give, small, value_of
 
 aten = torch.ops.aten
-_CHOICES, _SHARE, _ROWS = "_gpumem_choices", "_gpumem_share", "_gpumem_rows"
+_CHOICES, _SHARE, _UNEVEN = "_gpumem_choices", "_gpumem_share", "_gpumem_uneven"
 MOST = 0.2
 """How far a share is from its mean at most."""
 _GOLDEN = 0.6180339887
@@ -64,15 +64,31 @@ class Uneven:
         return [end - start for start, end in zip([0, *ends], ends)]
 
 
+class _Drawn:
+    """By how much one mask differs from its share: drawn once, the same for what is made from the mask."""
+
+    def __init__(self, factor: Optional[float] = None) -> None:
+        self._factor = factor
+
+    def factor(self, shares: Uneven) -> float:
+        if self._factor is None:
+            self._factor = shares.factor()
+        return self._factor
+
+
+def _drawn_of(mask: Any) -> _Drawn:
+    drawn: Optional[_Drawn] = getattr(mask, _UNEVEN, None)
+    if drawn is None:
+        drawn = _Drawn()
+        setattr(mask, _UNEVEN, drawn)
+    return drawn
+
+
 def rows_of(mask: Tensor, shares: Uneven) -> int:
     """How many elements of a mask with a known share hold; the same number each time it is asked."""
-    rows: Optional[int] = getattr(mask, _ROWS, None)
-    if rows is None:
-        share = share_of(mask) or 0.0
-        uneven = shares.factor() if 0 < share < 1 else 1.0
-        rows = min(mask.numel(), round(share * mask.numel() * uneven))
-        setattr(mask, _ROWS, rows)
-    return rows
+    share = share_of(mask) or 0.0
+    uneven = _drawn_of(mask).factor(shares) if 0 < share < 1 else 1.0
+    return min(mask.numel(), round(share * mask.numel() * uneven))
 
 
 def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any, shares: Uneven) -> None:
@@ -104,6 +120,8 @@ def _same(args: Any, kwargs: Any, result: Any) -> None:
         if known is not None:
             for one in result if isinstance(result, (list, tuple)) else (result,):
                 setattr(one, name, known)
+    if share_of(args[0]) is not None and isinstance(result, Tensor) and result.numel() == args[0].numel():
+        setattr(result, _UNEVEN, _drawn_of(args[0]))
 
 
 def _dim(args: Any, kwargs: Any, at: int, default: Optional[int]) -> Optional[int]:
@@ -161,6 +179,7 @@ def _scattered(args: Any, kwargs: Any, result: Any) -> None:
     """One-hot rows: ones at chosen places."""
     if choices_of(args[2]) is not None and args[3] == 1 and result.numel():
         _is_mask(result, args[2].numel() / result.numel())
+        setattr(result, _UNEVEN, _Drawn(1.0))  # as many ones as there are indices, wherever they are
 
 
 def _any(args: Any, kwargs: Any, result: Any) -> None:
@@ -172,6 +191,8 @@ def _any(args: Any, kwargs: Any, result: Any) -> None:
         give(result, torch.full(result.shape, together > 0, dtype=result.dtype))
     else:
         _is_mask(result, together)
+        if together < 1:  # of the elements that are put together at most one holds: as many as before
+            setattr(result, _UNEVEN, _drawn_of(args[0]))
 
 
 def _all(args: Any, kwargs: Any, result: Any) -> None:
@@ -198,11 +219,19 @@ def _not(args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _sum(mask: Any, result: Any, shares: Uneven) -> None:
-    """How many hold: about as many in each sum."""
+    """How many hold: about as many in each sum; all, as where it selects, of a mask that is not known."""
+    if value_of(result) is not None or not small(result) or not result.numel():
+        return
     share = share_of(mask)
-    if share is not None and value_of(result) is None and small(result) and result.numel():
-        count = shares.parts(round(share * mask.numel()), result.numel())
-        give(result, torch.tensor(count, dtype=result.dtype).view(result.shape))
+    if share is not None:
+        total = rows_of(mask, shares) if result.numel() == 1 else round(share * mask.numel())
+        count = shares.parts(total, result.numel())
+    elif mask.dtype == torch.bool:
+        count = [mask.numel() // result.numel()] * result.numel()
+        setattr(result, MADE_UP, True)
+    else:
+        return
+    give(result, torch.tensor(count, dtype=result.dtype).view(result.shape))
 
 
 def _missing(args: Any, kwargs: Any, result: Any) -> None:
@@ -268,4 +297,5 @@ def _rules() -> Dict[Any, Callable[[Any, Any, Any], None]]:
 
 
 _RULES = _rules()
-_SUMS = {aten.sum.default, aten.sum.dim_IntList}
+_SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default,
+         aten.count_nonzero.dim_IntList}  # fmt: skip

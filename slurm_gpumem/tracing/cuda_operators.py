@@ -94,14 +94,16 @@ def _safe_softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _softmax_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The product of gradient and output is alive at the same time as the result."""
+    """The product of gradient and output is alive at the same time as the result, and copies of both."""
     gradient, output = args[:2]
+    name = func._schema.name
+    made = copies(recorder, name, [output])
     result = func(*args, **kwargs)
-    recorder.note(result, func._schema.name)
-    recorder.workspace(
-        gradient.numel() * max(gradient.element_size(), output.element_size()),
-        func._schema.name,
-    )
+    recorder.note(result, name)
+    made = [*copies(recorder, name, [gradient]), *made]
+    recorder.workspace(gradient.numel() * max(gradient.element_size(), output.element_size()), name)
+    for number in made:
+        recorder.drop(number)
     return result
 
 

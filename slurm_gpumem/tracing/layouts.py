@@ -108,6 +108,14 @@ def _softmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty(data.shape, dtype=torch.float32, device=data.device)
 
 
+def _loss_of_pictures_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The gradient is contiguous, however the scores lie."""
+    result = func(*args, **kwargs)
+    if result.device.type != "meta" or result.is_contiguous():
+        return result
+    return torch.empty(result.shape, dtype=result.dtype, device=result.device)
+
+
 def _tall_layer_norm_backward(recorder: Any, name: str, args: Any, result: Any) -> None:
     """Gradients of weight and bias over very many rows: 32 rows per block, and then the sum of the blocks.
 
@@ -138,6 +146,8 @@ COPYING: Dict[Any, Callable[..., Any]] = {
     aten.native_layer_norm_backward.default: copying_after(0, 1, then=_tall_layer_norm_backward),
     aten._softmax.default: copying(0, either=False, then=_softmax),
     aten._log_softmax.default: copying(0, either=False, then=_softmax),
+    aten._log_softmax_backward_data.default: copying_after(0, 1),
+    aten.nll_loss2d_backward.default: _loss_of_pictures_backward,
     aten.max_pool2d_with_indices.default: copying(0),
     aten.max_pool2d_with_indices_backward.default: copying(0, 1),
     aten.avg_pool2d.default: copying(0),

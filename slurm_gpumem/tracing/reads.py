@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.choices import choices_of
-from slurm_gpumem.tracing.values import give, value_of
+from slurm_gpumem.tracing.values import give, is_wrapped, value_of
 
 aten = torch.ops.aten
 Handler = Callable[[Any, Any, Any, Any], Any]
@@ -26,7 +26,7 @@ def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
     known = value_of(tensor)
     kind = dtype or tensor.dtype
     if known is not None:
-        return known.to(kind)
+        return known.to(kind, copy=True)
     choices = choices_of(tensor)
     if choices is not None:
         return (torch.arange(tensor.numel()) % choices).view(tensor.shape).to(kind)
@@ -35,22 +35,52 @@ def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
 
 
 def _to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    source, device = args[0], kwargs.get("device")
+    source, device, waits = args[0], kwargs.get("device"), not kwargs.get("non_blocking")
     if source.device.type != "meta" or device is None or device.type == "meta":
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if source.device.type == "cpu" and result.device.type == "meta" and result.layout == torch.strided:
+            recorder.note(result, func._schema.name)
+            _between(recorder, func, result, source, fresh=True, waits=waits)
+        return result
     if value_of(source) is None:
         recorder.guess.numbers = True
         recorder.assume("values that are copied to the CPU are not known; made some up")
-    return numbers_of(source, kwargs.get("dtype"))
+    found = numbers_of(source, kwargs.get("dtype"))
+    _between(recorder, func, found, source, fresh=True, waits=waits)
+    return found
 
 
 def _copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[:2]
+    waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking"))
     if target.device.type == "meta":
+        _between(recorder, func, target, source, fresh=False, waits=waits)
         return target
     if source.device.type == "meta":
+        _between(recorder, func, target, source, fresh=False, waits=waits)
         return func(target, numbers_of(source), *args[2:], **kwargs)
     return func(*args, **kwargs)
+
+
+def _between(recorder: Any, func: Any, target: Tensor, source: Tensor, *, fresh: bool, waits: bool) -> None:
+    """A copy between CPU and GPU moves one piece: a tensor with gaps is put together on the GPU first.
+
+    A `fresh` target lies as its source does. Types are converted on the CPU, or on the GPU if nobody waits
+    for the copy (PyTorch's Copy.cu).
+    """
+    to_gpu = target.device.type == "meta"
+    on_gpu = target if to_gpu else source
+    if to_gpu == (source.device.type == "meta") or on_gpu.layout != torch.strided or is_wrapped(on_gpu):
+        return
+    same = target.dtype == source.dtype
+    alike = fresh or target.stride() == source.stride()
+    if same and alike and torch.empty_like(on_gpu, device="meta").stride() == on_gpu.stride():
+        return
+    if not same and not waits:
+        of_other_type = source if to_gpu else target
+        recorder.workspace(on_gpu.numel() * of_other_type.element_size(), func._schema.name)
+    elif not on_gpu.is_contiguous():
+        recorder.workspace(on_gpu.numel() * on_gpu.element_size(), func._schema.name)
 
 
 def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

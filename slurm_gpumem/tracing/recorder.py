@@ -25,7 +25,7 @@ from slurm_gpumem.tracing.reads import READS
 from slurm_gpumem.tracing.sized import SIZED
 from slurm_gpumem.tracing.solvers import UNMEASURED
 from slurm_gpumem.tracing.sparse_products import parts_of
-from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow
+from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_wrapped
 from slurm_gpumem.units import MIB
 
 _HANDLERS = {**HANDLERS, **READ, **READS, **SIZED}
@@ -77,6 +77,8 @@ class Recorder(TorchDispatchMode):
         """What a user should know before relying on the figures."""
         self.kernels = Kernels()
         self.shares = Uneven()
+        self.stream = ""
+        """The stream that is given work, where it is not the usual one."""
         self.uses_conv = False
         self.uses_matmul = False
         self._device = device
@@ -162,10 +164,11 @@ class Recorder(TorchDispatchMode):
         self.events.append(~number)
 
     def cublas(self, operator: str) -> None:
-        """The first matrix product of a thread allocates a workspace that stays."""
+        """The first matrix product of a thread on a stream allocates a workspace that stays."""
         self.uses_matmul = True
-        if self.thread not in self._handles:
-            self._handles[self.thread] = True
+        where = f"{self.thread} {self.stream}"
+        if where not in self._handles:
+            self._handles[where] = True
             self._add(Block((), 1, 0, "cublas", "", self.phase, "workspace"))
         if operator == "aten::addmm":
             self.once("lt", LT_WORKSPACE, "cublaslt")
@@ -246,11 +249,6 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for item in result:
                 self.note_result(item, operator)
-
-
-def is_wrapped(tensor: Tensor) -> bool:
-    """Whether it is a transform's (vmap, grad, jvp): the tensor inside has the storage."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:

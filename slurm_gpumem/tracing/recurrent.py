@@ -61,12 +61,14 @@ class _Recurrent(torch.autograd.Function):
         given = [shape for shape in ctx.shapes[:2] if shape is not None]
         zeros = [torch.empty(shape, **options) for shape in given]
         copy = data.contiguous()
+        # Of a network with the batch first, the output's gradient lies the other way round.
+        of_output = None if gradients[0] is None else gradients[0].contiguous()
         into = torch.empty(data.shape, **options)
         states = [torch.empty(shape, **options) for shape in given]
         workspace = network.workspace_bytes(backward=True)
         ctx.recorder.workspace(workspace, NAME)
         note_kernels(ctx.recorder, network, data.dtype)
-        del copy
+        del copy, of_output
         copy = data.contiguous()
         sizes = [shape.numel() for shape in ctx.shapes[2:]]
         flat = torch.empty(sum(sizes), **options)

@@ -6,6 +6,7 @@ that share the work of one result exchange it through a buffer (estimators/works
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any, Callable, Dict, Optional, Sequence
 
@@ -54,6 +55,22 @@ def _dense(data: Tensor, order: Any) -> bool:
     return True
 
 
+def _partial(result: Tensor) -> int:
+    """Bytes of a partial sum: single precision for half-precision tensors too."""
+    return max(4, result.element_size())
+
+
+def _spread(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Standard deviation and variance: a partial result is a mean, a sum of squares and two counts."""
+    result = func(*args, **kwargs)
+    recorder.note_result(result, func._schema.name)
+    one = result[0] if isinstance(result, tuple) else result
+    reduction = reduction_of(args[0], args[1]) if len(args) > 1 else None
+    if reduction is not None and not args[0].is_complex():
+        recorder.workspace(0, func._schema.name, replace(reduction, number=4 * _partial(one)))
+    return result
+
+
 def _summing(place: int) -> Callable[..., Any]:
     """A handler for an operator that sums over the dimensions in its argument number `place`."""
 
@@ -68,7 +85,7 @@ def _summing(place: int) -> Callable[..., Any]:
             return result
         reduction = reduction_of(data, args[place]) if len(args) > place else None
         if reduction is not None:
-            recorder.workspace(0, name, reduction)
+            recorder.workspace(0, name, replace(reduction, number=_partial(result)))
         return result
 
     return handler
@@ -79,4 +96,8 @@ SUMS: Dict[Any, Callable[..., Any]] = {
     aten.sum.dim_IntList: _summing(1),
     aten.mean.dim: _summing(1),
     aten.linalg_vector_norm.default: _summing(2),
+    aten.std.correction: _spread,
+    aten.var.correction: _spread,
+    aten.std_mean.correction: _spread,
+    aten.var_mean.correction: _spread,
 }

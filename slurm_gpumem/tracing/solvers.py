@@ -17,6 +17,8 @@ from slurm_gpumem.units import MIB
 
 aten = torch.ops.aten
 HANDLE = 96 * MIB
+_SOLVED_BY_CUBLAS = ("aten::_linalg_solve_ex", "aten::linalg_inv_ex")
+"""cuSOLVER factors one matrix, and cuBLAS solves with the factors."""
 _LARGE = 1024
 """Sides from which the eigenvalues of a matrix are found by the method that needs much memory."""
 
@@ -65,9 +67,10 @@ def _solver(at: int, extra: Callable[[Tensor], int], factors: bool) -> Callable[
         if data.device.type != "meta":
             return result
         recorder.note_result(result, name)
-        if factors:
+        if factors and (_batches(data) > 1 or name in _SOLVED_BY_CUBLAS):
             recorder.cublas(name)
         if not factors or _batches(data) == 1:
+            recorder.uses_matmul = True  # its library is loaded, without a workspace of its own
             recorder.once(f"cusolver {recorder.thread}", HANDLE, "cusolver")
         recorder.workspace(extra(data), name)
         return result

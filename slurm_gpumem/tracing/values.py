@@ -1,7 +1,9 @@
 """Values of some meta tensors: masks, positions and other small tensors that models read to make decisions.
 
-A small tensor that comes from constants, or from a batch with real values, is also computed on the CPU.
-A value that is read but not known is made up, and the trace says so.
+A small tensor that comes from constants, or from a batch with real values, is also computed on the CPU. A
+larger one that was copied from the CPU keeps its values too (a graph's adjacency matrix, a data set's mask),
+through what is cheap: views, casts, comparisons and arithmetic. A value that is read but not known is made
+up, and the trace says so.
 """
 
 from __future__ import annotations
@@ -33,6 +35,14 @@ class Guess:
 
 LARGEST = {"float": 1 << 14, "other": 1 << 20}
 """Number of elements up to which values are kept, for floating-point and for other tensors."""
+_LARGEST_COPIED = 1 << 24
+"""The same for tensors that came from the CPU."""
+_MOST_COMPUTED = 1 << 29
+"""Elements of such large tensors that are computed in all: a few seconds."""
+_COPIED = "_gpumem_copied"
+"""Marks values on the CPU that came from there."""
+_LOST = "_gpumem_lost"
+"""Marks a storage of values part of which was overwritten with unknown ones."""
 _NAME = "_gpumem_value"
 MADE_UP = "_gpumem_made_up"
 """Marks a value that follows from a made-up one."""
@@ -47,9 +57,16 @@ _WITHOUT = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_s
 CPU = torch.device("cpu")
 
 
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether it is a transform's (vmap, grad, jvp): the tensor inside has the storage."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def value_of(tensor: Any) -> Optional[Tensor]:
     """The values of a meta tensor, if known."""
     value: Optional[Tensor] = getattr(tensor, _NAME, None)
+    if value is not None and value.layout == torch.strided and hasattr(value.untyped_storage(), _LOST):
+        return None
     return value
 
 
@@ -77,7 +94,16 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
     outputs = [result] if isinstance(result, Tensor) else result
     if not isinstance(outputs, (tuple, list)) or not outputs:
         return
-    if not all(isinstance(o, Tensor) and small(o) for o in outputs):
+    if not all(isinstance(o, Tensor) for o in outputs) or all(o.device.type != "meta" for o in outputs):
+        return
+    large = not all(small(o) for o in outputs)
+    if large and not _worth_it(func, args, outputs):
+        _forget(outputs)
+        return
+    if func is aten.copy_.default and value_of(args[0]) is None:
+        source = value_of(args[1]) if args[1].device.type == "meta" else args[1]
+        if source is not None and source.shape == args[0].shape:  # all of it is overwritten
+            setattr(args[0], _NAME, source.to(args[0].dtype, copy=True))
         return
     known: List[bool] = []
     real_args = _real(args, known)
@@ -85,7 +111,7 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
         _forget(outputs)
         return
     real_kwargs = {key: _real(value, known) for key, value in kwargs.items()}
-    if not all(known) or all(o.device.type != "meta" for o in outputs):
+    if not all(known):
         return
     if "device" in real_kwargs:
         real_kwargs["device"] = CPU
@@ -97,6 +123,40 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
     for output, number in zip(outputs, [computed] if isinstance(computed, Tensor) else computed):
         if output.shape == number.shape:
             setattr(output, _NAME, number)
+            if large:
+                setattr(number, _COPIED, True)
+
+
+class _Spent:
+    """Elements of large tensors that were computed so far."""
+
+    elements = 0
+
+
+def _worth_it(func: Any, args: Any, outputs: Any) -> bool:
+    """Whether an operator on large tensors is followed: a copy from the CPU, and what is cheap then."""
+    count = sum(output.numel() for output in outputs)
+    first = args[0] if args else None
+    if isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if not isinstance(first, Tensor) or any(o.numel() > _LARGEST_COPIED for o in outputs):
+        return False
+    if func is aten._to_copy.default and first.device.type == "cpu":
+        if isinstance(first, torch.nn.Parameter):
+            return False  # weights: nobody's sizes depend on them
+    elif not getattr(getattr(first, _NAME, None), _COPIED, False):
+        return False
+    elif _is_view(func):
+        return True
+    elif func not in _CHEAP and torch.Tag.pointwise not in func.tags:
+        return False
+    _Spent.elements += count
+    return _Spent.elements <= _MOST_COMPUTED
+
+
+def _is_view(func: Any) -> bool:
+    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
 def compute(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -140,10 +200,13 @@ def _real(value: Any, known: List[bool]) -> Any:
 
 
 def _forget(outputs: Any) -> None:
-    """A tensor that was overwritten with unknown values has no known ones any more."""
+    """A tensor that was overwritten with unknown values has no known ones any more, nor has its base."""
     for output in outputs:
-        if value_of(output) is not None:
+        value = value_of(output)
+        if value is not None:
             setattr(output, _NAME, None)
+            if value.layout == torch.strided:
+                setattr(value.untyped_storage(), _LOST, True)
 
 
 def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -169,6 +232,8 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return made_up
 
 
+_CHEAP = {aten._to_copy.default, aten.clone.default, aten.cat.default, aten.index.Tensor,
+          aten.index_select.default, aten.gather.default}  # fmt: skip
 READ = {aten._local_scalar_dense.default: read}
 FOLLOWED = {
     aten._to_copy.default,

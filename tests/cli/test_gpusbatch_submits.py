@@ -35,6 +35,28 @@ def test_a_job_asks_for_its_estimate_and_runs_on_part_of_a_gpu(desk: Any) -> Non
     assert re.fullmatch(rf"[0-3] {shards} first two words\n", (desk.folder / "seen").read_text())
 
 
+def test_a_summary_from_standard_input_asks_for_the_same(desk: Any) -> None:
+    summary = (desk.folder / "summary.txt").read_text()
+    options = ("-H", "job.sh", "--estimator", "horus", "--batch-size", "128")
+    named, piped = (
+        desk.submit(*options, "--model", "summary.txt"),
+        desk.submit(*options, "--model", "-", stdin=summary),
+    )
+    assert desk.gres(piped) == desk.gres(named)
+    both = desk.call("--model", "-", "--batch-size", "8", stdin="#!/bin/bash\ntrue\n")
+    assert both.returncode == 2
+    assert "cannot both come from standard input" in both.stderr
+
+
+def test_code_that_cannot_be_traced_from_here_says_how_else(desk: Any) -> None:
+    (desk.folder / "train.py").write_text("def build_model():\n    raise RuntimeError('never called')\n")
+    done = desk.call("job.sh", "--model", "train.py:build_model", "--batch-size", "8")
+    assert done.returncode == 2
+    assert "no such file" not in done.stderr
+    assert "gpumem summarize train.py:build_model ... -o summary.json" in done.stderr
+    assert desk.cluster.run(["squeue", "-h", "-n", "job.sh", "-t", "PD,R"], check=True).stdout == ""
+
+
 def test_cpus_and_memory_go_with_the_part(desk: Any) -> None:
     job = desk.submit("-H", "job.sh", "--gpu-mem", "10G")
     fields = desk.shown(job)

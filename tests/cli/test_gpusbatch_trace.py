@@ -168,6 +168,55 @@ def test_the_script_sees_a_jobs_world_and_nothing_of_it_acts_on_the_cluster(desk
     assert desk.queue() == []
 
 
+def test_modules_and_an_environment_with_its_own_python_are_as_the_script_says(desk: TraceDesk) -> None:
+    subprocess.run(
+        [desk.python, "-m", "venv", "--without-pip", str(desk.folder / "env")],
+        env=desk.environment(),
+        check=True,
+        **as_user(),
+    )
+    torch_at = subprocess.run(
+        [desk.python, "-c", "import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))"],
+        env=desk.environment(),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    (packages,) = (desk.folder / "env" / "lib").glob("python*/site-packages")
+    (packages / "torch-of-another.pth").write_text(torch_at)
+    desk.write(
+        "profile.sh",
+        """module() {
+            case "$1 ${2-}" in
+                "purge ") unset PYTHONPATH ;;
+                "load pytorch/2") export PYTHONPATH=/nowhere LOADED=1 ;;
+                *) echo "module: $*: unknown" >&2; return 1 ;;
+            esac
+        }
+        conda() { test "$1" = activate && . "$2/bin/activate"; }
+        """,
+    )
+    desk.job(
+        """set -eu
+        . ./profile.sh
+        module purge; module load pytorch/2
+        conda activate "$PWD/env"
+        test "$LOADED" = 1 -a "$VIRTUAL_ENV" = "$PWD/env"
+        python -c 'import os, sys; assert sys.prefix == os.environ["VIRTUAL_ENV"]'
+        python train.py
+        """
+    )
+    done = desk.call("--trace", "--dry-run", "job.sh")
+    assert done.returncode == 0, done.stderr
+    assert "Sequential, batch 64, Adam, fp32" in done.stderr
+    assert "shard:" in done.stdout
+    desk.job(". ./profile.sh\nset -e\nmodule load cuda/99\npython train.py")
+    done = desk.call("--trace", "job.sh")
+    assert done.returncode == 2
+    assert "module: load cuda/99: unknown" in done.stderr
+    assert desk.queue() == []
+
+
 def test_a_script_submitted_again_is_not_traced_again_until_a_file_of_it_changes(desk: TraceDesk) -> None:
     desk.write("config.json", '{"width": 256}')
     reads = TRAIN.replace(

@@ -12,8 +12,6 @@ _MOST_THREADS = 512
 _WARP = 32
 _THREADS_PER_SM = 2048
 _LEAST_VALUES, _MOST_VALUES = 16, 256
-_NUMBER = 4
-"""Bytes of a partial sum: single precision for half-precision tensors too."""
 
 
 def reduction_bytes(reduction: Reduction, batch: int, sms: int) -> int:
@@ -36,7 +34,7 @@ def reduction_bytes(reduction: Reduction, batch: int, sms: int) -> int:
     if values < _MOST_VALUES or grid > target:
         return 0
     blocks = max(min(-(-target // grid), -(-values // _LEAST_VALUES)), -(-values // _MOST_VALUES))
-    return _NUMBER * outputs * blocks * width * vector if blocks > 1 else 0
+    return reduction.number * outputs * blocks * width * vector if blocks > 1 else 0
 
 
 def _power(number: int, most: int) -> int:

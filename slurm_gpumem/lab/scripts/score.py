@@ -1,6 +1,6 @@
 """Score traced scripts against their runs on the GPU.
 
-python -m slurm_gpumem.lab.scripts.score rows.jsonl [--gpu h200] [--as-traced]
+python -m slurm_gpumem.lab.scripts.score rows.jsonl [--gpu h200] [--blind [--later]] [--as-traced]
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from slurm_gpumem.units import MIB, ceil_div
 _ON_THE_CPU = 64 << 20
 ROWS = MODELS / "lab" / "scripts" / "rows.jsonl.gz"
 BLIND = ROWS.with_name("blind.jsonl.gz")
+LATER = ROWS.with_name("blind-later.jsonl.gz")
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -28,10 +29,12 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("rows", type=Path, nargs="*", default=[ROWS], help="default: the committed ones")
     parser.add_argument("--gpu", default="h200")
     parser.add_argument("--blind", action="store_true", help="the blind list's rows instead")
+    parser.add_argument("--later", action="store_true", help="with --blind: as traced again since")
     parser.add_argument("--as-traced", action="store_true", help="estimates as made by the trace's program")
     args = parser.parse_args(argv)
     rows: Dict[str, Dict[str, Any]] = {}
-    for line in (line for path in ([BLIND] if args.blind else args.rows) for line in _lines(path)):
+    paths = [BLIND, *([LATER] if args.later else [])] if args.blind else args.rows
+    for line in (line for path in paths for line in _lines(path)):
         row = json.loads(line)
         rows.setdefault(row["name"], {}).update(row)  # traced and measured apart, or together
     print("\n".join(lines(list(rows.values()), args.gpu, args.as_traced)))

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -21,7 +21,7 @@ from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.child.blame import from_stack, own_words, user_line
 from slurm_gpumem.tracing.constants import known_constants
-from slurm_gpumem.tracing.script import replaced
+from slurm_gpumem.tracing.script import replaced, streams
 from slurm_gpumem.tracing.script.forward import Onward
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.report_folder import Report
@@ -67,6 +67,7 @@ class Tracer:
         autocast = _kept.enter_context(autocast_on_meta())
         self.places = ScriptPlaces(self._called)
         self.recorder = ScriptRecorder(self.places, autocast, Guess(truth=truth))
+        self.recorder.gpu_bytes = gpu.memory_bytes
         self.steps = Steps(self.recorder, deadline, onward_s, self.finish)
         self.steps.started = self._claim
         self.onward = Onward(self.recorder, self.places, lambda: self.steps.fast_forward)
@@ -84,6 +85,7 @@ class Tracer:
         _kept.enter_context(known_constants())
         _kept.enter_context(self.places)
         install_answers(self.world, self._gpu, lambda: recorder.live_bytes)
+        streams.install(self)
         replaced.install(self)
         self.steps.install()
         self.onward.install()
@@ -92,6 +94,7 @@ class Tracer:
         recorder.__enter__()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._at_exit)
+        self._hook_hard_exit()
         self._hook_exceptions()
         threading.Thread(target=self._heartbeat, daemon=True).start()
         self._report.say(torch=str(torch.__version__), python=sys.executable, argv=sys.argv[:40])
@@ -152,6 +155,16 @@ class Tracer:
         else:
             models = [type(root.module).__name__ for root in self.places.roots.values()]
             self._report.say(ended=True, models=models, guessed=self.recorder.guess.used)
+
+    def _hook_hard_exit(self) -> None:
+        """`os._exit` after training: what was seen until then holds."""
+        real = os._exit
+
+        def hard_exit(status: int) -> NoReturn:
+            self._at_exit()
+            real(status)
+
+        os._exit = hard_exit
 
     def _hook_exceptions(self) -> None:
         real = sys.excepthook

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any, List, NamedTuple
 
 _OFFLINE = ("Offline", "offline", "ConnectionError", "Connection refused", "getaddrinfo", "name resolution",
@@ -38,14 +39,14 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
         ]
     elif not state.torch_processes:
         lines = [
-            f"{label}: ended with code {state.exit_code}; none of its Python processes imported torch.",
+            f"{label}: {_ended(state.exit_code)}; none of its Python processes imported torch.",
             _last_line(state),
             "Is PyTorch in this environment? Python started with -I, -E or -S cannot be traced.",
         ]
     else:
         models = f" It called {', '.join(dict.fromkeys(state.models))}." if state.models else ""
         lines = [
-            f"{label}: ended with code {state.exit_code} without a step of an optimizer.{models}",
+            f"{label}: {_ended(state.exit_code)} without a step of an optimizer.{models}",
             _last_line(state),
             "Only training is traced; name the command that trains.",
         ]
@@ -55,12 +56,26 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
 
 
 def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
+    if not state.torch_processes:
+        return [
+            f"{label}: stopped after {seconds:.0f} s, before torch was imported.",
+            f"Is this machine busy, or does the command wait for something? Allow more with {allow}.",
+        ]
     where = "in its training loop" if state.training else "before its first optimizer step"
     return [
         f"{label}: stopped after {seconds:.0f} s, {where}.",
         _at(state),
         f"Does it prepare data on the way? Do that once before, or allow more with {allow}.",
     ]
+
+
+def _ended(code: Any) -> str:
+    """A shell's code of a signal, or Python's."""
+    number = code - 128 if code and code > 128 else -code if code and code < 0 else 0
+    try:
+        return f"ended by {signal.Signals(number).name}" if number else f"ended with code {code}"
+    except ValueError:
+        return f"ended with code {code}"
 
 
 def _at(state: Any) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._contextlib import _DecoratorContextManager
 
+from slurm_gpumem.tracing.script import parallel
 from slurm_gpumem.tracing.script.imports import AfterImport
 
 _LEAST_BATCHES = 3
@@ -19,14 +21,16 @@ _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_nor
 
 def install(tracer: Any) -> None:
     """Replace them, for the rest of the process's life."""
+    _inference_as_no_grad()
     _keep_parameters()
+    _flat_recurrent_weights()
     _no_workers()
     _short_epochs(tracer)
     _no_compiling(tracer)
     _no_large_numbers()
     _checkpoints(tracer)
     _loading()
-    _distributed(tracer)
+    parallel.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
 
@@ -38,6 +42,33 @@ def _no_graphs(module: Any) -> None:
             model(*input_to_model) if isinstance(input_to_model, (tuple, list)) else model(input_to_model)
 
     module.SummaryWriter.add_graph = add_graph
+
+
+class _InferenceMode(_DecoratorContextManager):
+    """`torch.inference_mode` as `no_grad`: in the real one, operators come whole, not in their parts."""
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        torch.set_grad_enabled(self._before and not self._mode)
+
+    def __exit__(self, *args: Any) -> None:
+        torch.set_grad_enabled(self._before)
+
+    def clone(self) -> Any:
+        """For each call of a decorated function."""
+        return self.__class__(self._mode)
+
+
+def _inference_as_no_grad() -> None:
+    torch.inference_mode = _InferenceMode  # type: ignore[misc,assignment]
+    torch.autograd.grad_mode.inference_mode = _InferenceMode  # type: ignore[misc,assignment]
+    torch.autograd.inference_mode = _InferenceMode  # type: ignore[misc,assignment]
 
 
 def _keep_parameters() -> None:
@@ -52,19 +83,58 @@ def _else_by_new_ones(future: Any) -> None:
     """Parameters that cannot be swapped (weights computed from others) become new ones."""
     real: Callable[..., Any] = nn.Module._apply
 
-    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        lazy = _without_shape(self, fn)
         try:
-            return real(self, *args, **kwargs)
+            return real(self, fn, *args, **kwargs)
         except RuntimeError as error:
             if "swap" not in str(error):
                 raise
-        future.set_swap_module_params_on_conversion(False)
-        try:
-            return real(self, *args, **kwargs)
+            future.set_swap_module_params_on_conversion(False)
+            try:
+                return real(self, fn, *args, **kwargs)
+            finally:
+                future.set_swap_module_params_on_conversion(True)
         finally:
-            future.set_swap_module_params_on_conversion(True)
+            for holder, name, value in lazy:
+                holder[name] = value
 
     nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def _without_shape(module: Any, fn: Callable[[Any], Any]) -> List[Tuple[Dict[str, Any], str, Any]]:
+    """Parameters of lazy layers, taken out of a module: new ones where its others go."""
+    found: List[Tuple[Dict[str, Any], str, Any]] = []
+    for holder, options in ((module._parameters, ("requires_grad",)), (module._buffers, ())):
+        for name, value in list(holder.items()):
+            if is_lazy(value):
+                like = fn(torch.empty(0, dtype=value.dtype))
+                with torch._C.DisableTorchFunction():
+                    device = like.device
+                kept = {option: getattr(value, option) for option in options}
+                kind: Any = type(value)
+                found.append((holder, name, kind(device=device, dtype=like.dtype, **kept)))
+                holder[name] = None
+    return found
+
+
+def _flat_recurrent_weights() -> None:
+    """A recurrent layer that moves to the GPU copies its weights into one buffer, unless they are bf16."""
+
+    def flatten_parameters(self: Any) -> None:
+        weights = self._flat_weights
+        if not all(isinstance(w, torch.Tensor) for w in weights):
+            return
+        with torch._C.DisableTorchFunction():
+            kinds = {(w.device.type, w.dtype) for w in weights}
+        if len(kinds) != 1 or ("meta", torch.bfloat16) in kinds or kinds.pop()[0] != "meta":
+            return
+        with torch.no_grad():
+            flat = torch.zeros(sum(w.numel() for w in weights), dtype=weights[0].dtype, device="meta")
+            for weight, part in zip(weights, flat.split([w.numel() for w in weights])):
+                weight.data = part.view(weight.shape)
+
+    nn.RNNBase.flatten_parameters = flatten_parameters  # type: ignore[method-assign]
 
 
 def _no_workers() -> None:
@@ -177,59 +247,3 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_moved(item, device) for item in value)
     return value
-
-
-def _distributed(tracer: Any) -> None:
-    """A process group of one that talks to nobody."""
-    try:
-        import torch.distributed as dist
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-    except ImportError:
-        return
-    if not dist.is_available():
-        return
-    real = dist.init_process_group
-
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        wanted = args[3] if len(args) > 3 else kwargs.get("world_size", -1)
-        tracer.asked_ranks(wanted if wanted > 0 else int(os.environ.get("WORLD_SIZE") or 1))
-        if not dist.is_initialized():
-            real("fake", rank=0, world_size=1, store=FakeStore())
-
-    dist.init_process_group = init_process_group
-    from torch.nn import parallel
-
-    class DistributedDataParallel(nn.Module):
-        """The model itself; its buckets are one more copy of the gradients."""
-
-        def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            super().__init__()
-            self.module = module
-            self._buckets: List[torch.Tensor] = []
-            if not kwargs.get("gradient_as_bucket_view"):
-                trained = [p for p in module.parameters() if p.requires_grad]
-                self._buckets = [torch.empty_like(p, requires_grad=False) for p in trained]
-
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return self.module(*args, **kwargs)
-
-        def no_sync(self) -> Any:
-            from contextlib import nullcontext
-
-            return nullcontext()
-
-        def __iter__(self) -> Iterator[Any]:
-            raise TypeError("'DistributedDataParallel' object is not iterable")
-
-    class DataParallel(DistributedDataParallel):
-        """On one GPU it is the model itself."""
-
-        def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            super().__init__(module, gradient_as_bucket_view=True)
-
-    parallel.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
-    parallel.DataParallel = DataParallel  # type: ignore[misc,assignment]
-    nn.DataParallel = DataParallel  # type: ignore[misc,assignment]
-    import torch.nn.parallel.distributed as module
-
-    module.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]

@@ -33,6 +33,8 @@ _TAIL_LINES = 40
 _SCRATCH_MIB = 4096
 """What the command may write into its private copy."""
 _THREADS_EACH = 4
+_MANY = 64
+"""Processes beyond which their number is what is wrong."""
 _FINISH_S = 3.0
 """Before the limit, the traced process ends by itself if it has seen training."""
 
@@ -204,7 +206,8 @@ def _watch(
             return
         tree = [child.pid, *_descendants(child.pid)]
         if sum(map(resident_mib, tree)) > most:
-            state.stopped = f"memory: more than {most} MiB"
+            # Processes that only fork share their memory, and are many.
+            state.stopped = "processes" if len(tree) > _MANY else f"memory: more than {most} MiB"
             return
         if len(tree) > limits.processes:
             state.stopped = "processes"

@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.tracing.places import Places, shapes
 
@@ -17,7 +18,7 @@ class Root:
         self.module = module
         self.places = places
         self.prefix = prefix
-        self.parameters = sum(parameter.numel() for parameter in module.parameters())
+        self.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
         self.trained = False
         self.inputs: Any = None
         """Shapes of its first inputs in training."""

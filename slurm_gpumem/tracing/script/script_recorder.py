@@ -18,6 +18,10 @@ from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 from slurm_gpumem.tracing.values import Guess
 
 _FEW = 512
+_GIB = 1 << 30
+_TOO_MUCH = 2
+"""Times the GPU's memory at which a script runs out of it. Less is counted, so that the answer is how much it
+needs; more is a script that looks for the largest batch that fits."""
 KEPT_CYCLES = 3
 """The first ones stay whatever they do: the first step makes states, the second is the first usual one."""
 
@@ -29,6 +33,8 @@ class ScriptRecorder(Recorder):
         super().__init__(places, autocast, guess, "meta")
         self.off = False
         """In forked processes nothing is noted."""
+        self.gpu_bytes = 1 << 50
+        """Of the GPU that the trace is for."""
         self.live_bytes = 0
         self.peak_bytes = 0
         self.cycles = 0
@@ -37,7 +43,6 @@ class ScriptRecorder(Recorder):
         """What repeated cycles left behind beyond what the ones before them did."""
         self._start = (0, 0)
         """First event and first block of the cycle at work."""
-        self._live_at_start = 0
         self._last: Optional[List[Tuple[Any, ...]]] = None
         self._silent = 0
         self._calls = 0
@@ -61,6 +66,11 @@ class ScriptRecorder(Recorder):
     # -- Allocations -----------------------------------------------------------------------------
 
     def _add(self, block: Block) -> int:
+        if max(block.nbytes, (self.live_bytes + block.nbytes) // _TOO_MUCH) > self.gpu_bytes:
+            raise torch.cuda.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {block.nbytes / _GIB:.2f} GiB, with "
+                f"{self.live_bytes / _GIB:.2f} GiB allocated, on a GPU of {self.gpu_bytes / _GIB:.2f} GiB"
+            )
         number = super()._add(block)
         self.live_bytes += block.nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
@@ -92,10 +102,8 @@ class ScriptRecorder(Recorder):
         same = self._last == signature and self.cycles > KEPT_CYCLES
         if same:
             self._forget(first_event, first_block)
-            self.grown_bytes += max(0, self.live_bytes - self._live_at_start)
         self._last = signature
         self._start = (len(self.events), len(self.blocks))
-        self._live_at_start = self.live_bytes
         # Later cycles get the shares of the last one that stays in any case, so that they can be alike.
         (self.shares.keep if self.cycles < KEPT_CYCLES else self.shares.again)()
         return same
@@ -114,16 +122,34 @@ class ScriptRecorder(Recorder):
         return found
 
     def _forget(self, first_event: int, first_block: int) -> None:
-        """Take the last cycle out; what it left alive takes the place of what the one before it left."""
+        """Take the last cycle out; what it left alive takes the places of what it released.
+
+        That may have been made by the cycle before it, or earlier (a batch that is loaded ahead). What has no
+        place is what a script collects; it is counted apart.
+        """
         made = len(self.blocks) - first_block
+        free = [~event for event in self.events[first_event:] if event < 0 and ~event < first_block]
         for key, (number, reference) in list(self._live.items()):
             if number >= first_block:
-                self._live[key] = (number - made, reference)
+                block = self.blocks[number]
+                alike = [one for one in free if self._are_alike(self.blocks[one], block)]
+                place = number - made if number - made in free else next(iter(alike), -1)
+                self._live[key] = (place, reference)
+                if place >= 0:
+                    free.remove(place)
+                else:
+                    self.grown_bytes += block.nbytes
+                    self.live_bytes -= block.nbytes
         del self.events[first_event:], self.blocks[first_block:]
+        self.events += [~number for number in free]
         while self.phases and self.phases[-1][0] >= first_event:
             self.phases.pop()
         self.kernels.by_step.pop(self.step, None)
         self.dropped += 1
+
+    @staticmethod
+    def _are_alike(one: Block, two: Block) -> bool:
+        return one.nbytes == two.nbytes and one.operator == two.operator
 
     # -- Operators -------------------------------------------------------------------------------
 

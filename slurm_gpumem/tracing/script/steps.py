@@ -7,6 +7,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from slurm_gpumem.tracing.engine import entering
@@ -97,8 +98,8 @@ class Steps:
                 self.autocast = recorder.half()
         elif self.counts:
             self._eval_cycle = recorder.cycles
-        mark(recorder, list(root.module.parameters()), "weights")
-        mark(recorder, list(root.module.buffers()), "buffers")
+        mark(recorder, [p for p in root.module.parameters() if not is_lazy(p)], "weights")
+        mark(recorder, [b for b in root.module.buffers() if not is_lazy(b)], "buffers")
         mark(recorder, [value for value in _flat(args) if isinstance(value, torch.Tensor)], "inputs")
 
     def saw(self, phase: str) -> None:

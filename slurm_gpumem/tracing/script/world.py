@@ -45,6 +45,8 @@ class CudaWorld(TorchFunctionMode):
                 kwargs = {**kwargs, "device": META}
         elif self.default_is_cuda and func in self._constructors:
             kwargs = {**kwargs, "device": META}
+        if "pin_memory" in kwargs:
+            kwargs = {**kwargs, "pin_memory": False}
         if any(is_cuda(arg) for arg in args):
             args = tuple(META if is_cuda(arg) else arg for arg in args)
         return func(*args, **kwargs)
@@ -86,11 +88,10 @@ def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, 
         tensor.to: _to,
         tensor.pin_memory: lambda func, args, kwargs: args[0],
         tensor.is_pinned: lambda func, args, kwargs: False,
-        tensor.record_stream: lambda func, args, kwargs: None,
         tensor.tolist: _tolist,
         tensor.__format__: _format,
         tensor.type: _type,
-        torch.device: lambda func, args, kwargs: func(*args, **kwargs),
+        torch.device: _named,
         **dict.fromkeys((torch.isnan, tensor.isnan, torch.isinf, tensor.isinf), _fine(False)),
         **dict.fromkeys((torch.isfinite, tensor.isfinite), _fine(True)),
     }
@@ -99,6 +100,13 @@ def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, 
 @plain
 def _on_meta(tensor: Any) -> bool:
     return bool(tensor.device.type == "meta")
+
+
+def _named(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """`torch.device(0)` is a GPU where there is one."""
+    if args and _is_number(args[0]):
+        return func("cuda", args[0])
+    return func(*args, **kwargs)
 
 
 def _device(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -250,8 +258,10 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
     yield torch.backends.cuda, "is_built", _answering(True)
     for name, kind in LEGACY.items():
         yield torch.cuda, name, kind
+    yield torch.Tensor, "record_stream", _answering(None)
     yield torch.nn.Module, "to", _module_to(torch.nn.Module.to)
     yield torch, "set_default_device", _default_device(world)
+    yield torch, "set_default_tensor_type", _default_tensor_type(world)
     yield torch, "get_default_device", lambda: CUDA if world.default_is_cuda else torch.device("cpu")
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None:
@@ -316,6 +326,25 @@ def _default_device(world: CudaWorld) -> Callable[[Any], None]:
         world.default_is_cuda = is_cuda(device)
 
     return set_default_device
+
+
+def _default_tensor_type(world: CudaWorld) -> Callable[[Any], None]:
+    def set_default_tensor_type(kind: Any) -> None:
+        if isinstance(kind, str) and kind.startswith("torch.cuda."):
+            kind = LEGACY.get(kind.rsplit(".", 1)[1], kind)
+        world.default_is_cuda = isinstance(kind, LegacyType)
+        torch.set_default_dtype(kind.dtype if hasattr(kind, "dtype") else _dtype_named(kind))
+
+    return set_default_tensor_type
+
+
+def _dtype_named(kind: Any) -> torch.dtype:
+    """Of `torch.FloatTensor` or its name."""
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+    found = LEGACY.get(name.rsplit(".", 1)[-1])
+    if found is None:
+        raise TypeError(f"invalid type object: {name}")
+    return found.dtype
 
 
 class Nothing:

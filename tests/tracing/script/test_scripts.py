@@ -99,6 +99,13 @@ for step in range(20):
     "asks": "input('go on? ')",
     "no-data": "open('data/train.bin').read()",
     "ends-itself": "import os; os._exit(7)",
+    "crashes": "import ctypes; ctypes.string_at(0)",
+    "ends-itself-later": """
+try: torch.empty(1 << 50, device="cuda"); raise SystemExit("as if there were no end to memory")
+except torch.cuda.OutOfMemoryError: pass
+model = net().cuda(); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model(torch.randn(64, 256).cuda()).sum().backward(); optimizer.step(); os._exit(3)
+""",
     "hangs": "import time; time.sleep(600)",
     "network": "import urllib.request; urllib.request.urlopen('http://192.0.2.1/data', timeout=5)",
 }
@@ -196,6 +203,12 @@ def test_weights_changed_by_hand_are_training_too(runs: Dict[str, Future[TracedS
     assert runs["by-hand"].result().facts["cycles"] >= 3
 
 
+def test_a_script_that_runs_out_of_memory_and_ends_hard_is_traced(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    assert runs["ends-itself-later"].result().facts["steps"] == 1
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -203,6 +216,7 @@ def test_weights_changed_by_hand_are_training_too(runs: Dict[str, Future[TracedS
         ("asks", ["EOFError", "train.py, line", "nobody answers"]),
         ("no-data", ["FileNotFoundError", "Prepare its data first"]),
         ("ends-itself", ["code 7"]),
+        ("crashes", ["ended by SIGSEGV"]),
         ("hangs", ["stopped after 12 s", "time.sleep", "--time-limit"]),
         ("network", ["Network access is disabled"]),
     ],

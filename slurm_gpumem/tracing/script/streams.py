@@ -1,0 +1,61 @@
+"""Streams and CUDA graphs: nothing runs on them here, and they take memory of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from slurm_gpumem.tracing.script.world import Nothing
+
+FURTHER_STREAM = 70 << 20
+"""What the driver takes, outside of PyTorch's allocator, when work is given to a second stream: 64 to 70 MiB
+on an H200, PyTorch 2.11."""
+
+
+def install(tracer: Any) -> None:
+    """Replace them, for the rest of the process's life."""
+    recorder = tracer.recorder
+
+    class Stream(Nothing):
+        """A stream of the script's own."""
+
+    class OnStream(Nothing):
+        """`with torch.cuda.stream(side)`."""
+
+        def __init__(self, stream: Any = None) -> None:
+            self._stream = f"{id(stream)}" if isinstance(stream, Stream) else ""
+
+        def __enter__(self) -> OnStream:
+            self._outer, recorder.stream = recorder.stream, self._stream or recorder.stream
+            if self._stream:
+                recorder.once("stream", FURTHER_STREAM, "stream")
+            return self
+
+        def __exit__(self, *args: Any) -> None:
+            recorder.stream = self._outer
+
+    class Captured(Nothing):
+        """`with torch.cuda.graph(g)`: its blocks come from a pool of its own, which keeps what they leave."""
+
+        def __enter__(self) -> Captured:
+            recorder.once("stream", FURTHER_STREAM, "stream")
+            self._outer, recorder.stream = recorder.stream, "capture"
+            self._before, self._peak = recorder.live_bytes, recorder.peak_bytes
+            recorder.peak_bytes = recorder.live_bytes
+            return self
+
+        def __exit__(self, *args: Any) -> None:
+            recorder.stream = self._outer
+            kept = recorder.live_bytes
+            within, recorder.peak_bytes = recorder.peak_bytes, max(recorder.peak_bytes, self._peak)
+            if within > kept:
+                recorder.take(within - max(kept, self._before), "cuda graph", "activations")
+
+    for name, value in (
+        ("Stream", Stream),
+        ("stream", OnStream),
+        ("graph", Captured),
+        ("make_graphed_callables", lambda callables, *args, **kwargs: callables),
+    ):
+        setattr(torch.cuda, name, value)

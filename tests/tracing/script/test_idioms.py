@@ -1,0 +1,198 @@
+"""Ways to write a training script that others have, several in each: all are traced, and counted right."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Dict, Iterator, List
+
+import pytest
+
+from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.trace_types import Site, Trace
+from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from tests.support.needs import needs_torch
+
+pytestmark = needs_torch
+
+FURTHER_STREAM = 70 << 20
+HEAD = "import torch, torch.nn as nn, torch.nn.functional as F\n"
+SCRIPTS: Dict[str, str] = {
+    # A graph whose edges are found on the GPU, in data that came from the CPU; 5 edges for each node.
+    "graph": """
+n = 2000
+adjacency = torch.zeros(n, n); adjacency[torch.arange(n).repeat(5), torch.randperm(5 * n) % n] = 1.0
+adjacency = adjacency.cuda(); x = torch.randn(n, 64).cuda(); layer = nn.Linear(64, 64).cuda()
+optimizer = torch.optim.Adam(layer.parameters())
+for step in range(5):
+    rows, columns = (adjacency.t() > 0.5).nonzero().t()
+    message = layer(x)[columns]
+    loss = torch.zeros(n, 64, device="cuda").index_add(0, rows, message).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
+    # What is made from one expert's mask has as many rows; counts of an unknown mask fit what it selects.
+    "experts": """
+experts = nn.ModuleList([nn.Linear(128, 128) for _ in range(4)]).cuda(); gate = nn.Linear(128, 4).cuda()
+optimizer = torch.optim.Adam([*experts.parameters(), *gate.parameters()])
+for step in range(5):
+    x = torch.randn(512, 128, device="cuda"); weight, index = gate(x).softmax(-1).topk(2, dim=-1)
+    y = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        mask = index == number
+        if mask.any():
+            rows = mask.any(dim=-1).nonzero().flatten()
+            y.index_add_(0, rows, expert(x[rows]) * weight[mask].view(-1, 1))
+    good = y.norm(dim=1) > 0.3; count = int(good.sum())
+    loss = y.pow(2).mean() + (y[good].sum(1) - torch.ones(count, device="cuda")).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
+    # Lazy layers, batches that are loaded ahead on a stream, pinned tensors, an old default of "cuda".
+    "loads-ahead": """
+torch.set_default_tensor_type("torch.cuda.FloatTensor"); assert torch.zeros(1).is_cuda
+torch.set_default_tensor_type("torch.FloatTensor"); assert not torch.zeros(1).is_cuda
+assert torch.device(0) == torch.device("cuda", 0)
+side = torch.cuda.Stream()
+def load():
+    batch = torch.randint(0, 255, (64, 3, 32, 32), dtype=torch.uint8, pin_memory=True)
+    with torch.cuda.stream(side): return batch.cuda(non_blocking=True).float().div_(255)
+model = nn.Sequential(nn.Conv2d(3, 8, 5), nn.ReLU(), nn.Flatten(), nn.LazyLinear(10)).cuda()
+model(torch.zeros(1, 3, 32, 32, device="cuda")); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+following = load(); losses = []
+for step in range(60):
+    now = following; now.record_stream(torch.cuda.current_stream()); following = load()
+    loss = model(now).pow(2).mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    losses.append(loss.detach())
+print(torch.stack(losses).mean()); del losses, following, now
+""",
+    "one-process-of-one": """
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("nccl", init_method="tcp://127.0.0.1:1", rank=0, world_size=1)
+model = DDP(nn.Linear(256, 256).cuda(), device_ids=[0])
+half = FSDP(nn.Linear(256, 256), device_id=0, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16))
+optimizer = torch.optim.AdamW([*model.parameters(), *half.parameters()])
+for step in range(5):
+    out = half(model(torch.randn(64, 256, device="cuda"))); assert out.dtype == torch.bfloat16
+    loss = out.float().pow(2).mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()
+    dist.all_reduce(loss.detach().clone()); half.clip_grad_norm_(1.0)
+""",
+    # Batch first: gradients lie the other way round; a picture that is saved as bytes; scores by class.
+    "layouts": """
+rnn = nn.LSTM(32, 64, batch_first=True).cuda(); head = nn.Linear(64, 500).cuda()
+optimizer = torch.optim.SGD([*rnn.parameters(), *head.parameters()], 0.1)
+for step in range(5):
+    out = rnn(torch.randn(16, 25, 32, device="cuda"))[0]
+    scores = F.log_softmax(head(out), dim=-1).transpose(1, 2)
+    loss = F.nll_loss(scores, torch.zeros(16, 25, dtype=torch.long, device="cuda"))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    picture = torch.rand(3, 300, 300, device="cuda").permute(1, 2, 0).to("cpu", torch.uint8)
+    spread = torch.rand(20000, 64, device="cuda", dtype=torch.double).std(0)
+""",
+    # Evaluation in inference mode, attention by a kernel that is chosen, work that is captured in a graph.
+    "modes": """
+from torch.nn.attention import SDPBackend, sdpa_kernel
+convolution = nn.Conv2d(16, 16, 3, padding=1).cuda()
+optimizer = torch.optim.SGD(convolution.parameters(), 0.1)
+@torch.inference_mode()
+def sample(): return convolution(torch.randn(64, 16, 40, 40, device="cuda"))
+for step in range(5):
+    loss = convolution(torch.randn(4, 16, 16, 16, device="cuda")).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+    with torch.inference_mode(): assert not torch.is_grad_enabled()
+    sample(); assert torch.is_grad_enabled()
+    q = torch.randn(2, 4, 128, 32, device="cuda")
+    with sdpa_kernel([SDPBackend.MATH]): F.scaled_dot_product_attention(q, q, q)
+    F.scaled_dot_product_attention(q, q, q)
+side = torch.cuda.Stream(); g = torch.cuda.CUDAGraph(); x = torch.randn(64, 64, device="cuda")
+with torch.cuda.stream(side): x @ x
+with torch.cuda.graph(g): y = (x @ x).relu().sum()
+x.copy_(torch.randn(64, 64)); g.replay()
+for step in range(5):
+    loss = convolution(torch.randn(4, 16, 16, 16, device="cuda")).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[TracedScript]]]:
+    folder = tmp_path_factory.mktemp("idioms")
+    with ThreadPoolExecutor(2) as pool:
+        found = {}
+        for name, text in SCRIPTS.items():
+            work = folder / name
+            work.mkdir()
+            (work / "train.py").write_text(HEAD + text)
+            command = [sys.executable, "train.py"]
+            found[name] = pool.submit(trace_command, command, Limits(seconds=300.0), folder=str(work))
+        yield found
+
+
+def _trace(run: Future[TracedScript]) -> Trace:
+    trace = parse(run.result().summary.decode(), origin="traced").trace
+    assert trace is not None
+    return trace
+
+
+def _allocated(run: Future[TracedScript]) -> List[Site]:
+    trace = _trace(run)
+    return [trace.sites[value] for value in trace.events if value >= 0]
+
+
+def _sizes(run: Future[TracedScript], operator: str) -> List[int]:
+    return [site.bytes_at(1) for site in _allocated(run) if site.operator == f"aten::{operator}"]
+
+
+def test_places_found_in_data_from_the_cpu_are_as_many_as_there_are(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    found = _sizes(runs["graph"], "nonzero")
+    assert found
+    assert max(found) <= 2000 * 5 * 2 * 8  # not 2,000 x 2,000 of them
+
+
+def test_experts_get_as_many_rows_as_their_masks_have(runs: Dict[str, Future[TracedScript]]) -> None:
+    assert runs["experts"].result().facts["steps"] >= 3
+    rows = {size // (128 * 4) for size in _sizes(runs["experts"], "addmm")}
+    assert all(150 < count < 362 for count in rows - {512 * 4 // 128})  # about half of 512, each
+
+
+def test_batches_loaded_ahead_are_released_once_and_lazy_layers_are_on_the_gpu(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    traced = runs["loads-ahead"].result()
+    assert _trace(runs["loads-ahead"]).events  # a block that is released twice is refused when it is read
+    batch, weights = 64 * 3 * 32 * 32 * 4, 8 * 28 * 28 * 10 * 4
+    assert 3 * batch + weights < traced.facts["peak_bytes"] < 16 * batch + weights + FURTHER_STREAM
+
+
+def test_a_group_of_one_process_takes_what_nccl_takes(runs: Dict[str, Future[TracedScript]]) -> None:
+    sizes = [site.bytes_at(1) for site in _allocated(runs["one-process-of-one"]) if site.operator == "nccl"]
+    assert sizes == [558 << 20]
+
+
+def test_copies_for_gradients_that_lie_otherwise_are_counted(runs: Dict[str, Future[TracedScript]]) -> None:
+    scores = 16 * 25 * 500 * 4
+    assert _sizes(runs["layouts"], "_log_softmax_backward_data").count(scores) >= 2 * 3  # with its copy
+    assert 16 * 25 * 64 * 4 in _sizes(runs["layouts"], "clone")  # of the gradient of the network's output
+    assert 300 * 300 * 3 * 4 in _sizes(runs["layouts"], "_to_copy")
+    spread = [site.reduction for site in _allocated(runs["layouts"]) if site.operator == "aten::std"]
+    assert {reduction.number for reduction in spread if reduction is not None} == {32}
+
+
+def test_modes_kernels_and_streams_count_as_on_a_gpu(runs: Dict[str, Future[TracedScript]]) -> None:
+    found = _allocated(runs["modes"])
+    sampled = [s.convolution for s in found if s.convolution is not None and s.convolution.size == (40, 40)]
+    assert sampled  # in inference mode cuDNN takes its workspace too
+    assert any(site.operator.startswith("aten::_scaled_dot_product_efficient") for site in found)
+    assert 2 * 4 * 128 * 128 * 4 in _sizes(runs["modes"], "_safe_softmax")  # asked for: all scores
+    assert [site.bytes_at(1) for site in found if site.operator == "stream"] == [FURTHER_STREAM]
+    assert sum(site.operator == "cublas" for site in found) == 3  # on each stream
+    assert any(site.operator == "cuda graph" for site in found)
+
+
+def test_weights_of_a_recurrent_layer_are_copied_into_one_buffer(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    assert 4 * 64 * (32 + 64 + 2) * 4 in _sizes(runs["layouts"], "zeros")
