@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 def _build(folder: Path) -> Path:
     source = folder / "source"
     # A build writes beside its sources; these must stay as they are.
-    for name in ("slurm_gpumem", "lua", "models", "prolog"):
+    for name in ("slurm_gpumem", "docs", "lua", "models", "prolog"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):

@@ -31,6 +31,7 @@ COMMANDS = {
         "slurm_gpumem.cli.what_if",
         "admin: what sharing would have done to the jobs that this site had",
     ),
+    "docs": ("slurm_gpumem.cli.docs", "the documentation, page by page, offline"),
     "doctor": ("slurm_gpumem.cli.doctor", "admin: check a running cluster's sharing, like a Nagios check"),
 }
 

@@ -248,7 +248,7 @@ def _say_what_is_missing(store: Store, args: argparse.Namespace) -> None:
     if not fresh.records:
         folders = ", ".join(store.config.folders)
         say(
-            f"no job records in {folders}.\nThe nodes' hooks write them (docs/admin/node.md); "
+            f"no job records in {folders}.\nThe nodes' hooks write them (gpumem docs node); "
             "accounting.dir in gpumem.toml names where they are gathered."
         )
     elif not fresh.everybody and args.user and _words(args.user) != (pwd.getpwuid(os.geteuid()).pw_name,):

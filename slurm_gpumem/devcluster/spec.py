@@ -62,6 +62,8 @@ class ClusterSpec:
     accounting: bool = False
     job_submit_lua: Optional[str] = None
     """A job_submit.lua; it and the .lua files next to it are copied next to slurm.conf."""
+    hooks: bool = False
+    """With the nodes' hooks: jobs on stand-in GPUs are measured, and `gpumem report` and `top` show them."""
     extra_conf: Tuple[str, ...] = ()
     """Lines for slurm.conf; a key that is already set is replaced, not repeated."""
     whole_nodes: Tuple[str, ...] = ()
