@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 
@@ -60,6 +60,19 @@ def short_mib(mib: Optional[float]) -> str:
     if mib is None:
         return ""
     return f"{mib:.0f}M" if mib < 1024 else f"{mib / 1024:.1f}G"
+
+
+UNITS = {"MiB": 1.0, "GiB": 1024.0, "GB": 1e9 / MIB}
+"""MiB of one, by the name that people give with --units."""
+
+
+def size_in(unit: Optional[str]) -> Callable[[Optional[float]], str]:
+    """How sizes are written in tables: as `short_mib` does, or all in one unit."""
+    if unit is None:
+        return short_mib
+    factor, digits = UNITS[unit], 0 if unit == "MiB" else 2
+    letters = "GB" if unit == "GB" else unit[0]
+    return lambda mib: "" if mib is None else f"{mib / factor:.{digits}f}{letters}"
 
 
 def percent(part: Optional[float], *, sign: bool = False, digits: int = 0) -> str:

@@ -16,6 +16,7 @@ COMMANDS = {
     "fit": ("slurm_gpumem.cli.fit", "does it fit this GPU, and up to which batch size?"),
     "why": ("slurm_gpumem.cli.why", "the peak explained: over time, by tensor, and what would lower it"),
     "node": ("slurm_gpumem.cli.node", "show which jobs share which GPU of this node"),
+    "top": ("slurm_gpumem.cli.top", "your running jobs: share, memory, activity, neighbours; live"),
     "report": ("slurm_gpumem.cli.report", "what jobs were estimated to need, what they used, what it saved"),
     "collect": ("slurm_gpumem.cli.collect", "admin: gather the nodes' job records, for gpumem report"),
     "accuracy": ("slurm_gpumem.cli.accuracy", "score every estimator on measured training runs"),

@@ -53,6 +53,8 @@ class Cluster:
             "GPUMEM_SITE_CONFIG": str(self.layout.site_config),
             STATE_VARIABLE: str(self.layout.root),
         }
+        if self.spec.hooks:
+            env["GPUMEM_RUN_DIR"] = str(self.layout.nodes / "%n")
         if self.spec.hooks and self.layout.index.stat().st_uid == os.geteuid():
             # An index of its own: job numbers begin again with every cluster.
             env["GPUMEM_INDEX"] = str(self.layout.index)
