@@ -9,6 +9,7 @@ from typing import Dict, List
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UnknownNameError
+from slurm_gpumem.terminal.colour import palette
 from slurm_gpumem.terminal.pager import show
 from slurm_gpumem.terminal.say import say
 
@@ -35,7 +36,9 @@ def main(argv: List[str]) -> int:
     if not found:
         short = dict.fromkeys(page.rpartition("/")[2] for page in pages)
         raise UnknownNameError("page", args.page, [*short, *(page for page in pages if "/" in page)])
-    show(readable(pages[found[0]].read_text(encoding="utf-8"), found[0]))
+    colours = palette()
+    text = readable(pages[found[0]].read_text(encoding="utf-8"), found[0])
+    show("\n".join(colours.bold(line) if line.startswith("#") else line for line in text.split("\n")))
     for other in found[1:]:
         say(f"that was {found[0]}; {other} ({_READERS[other.rpartition('/')[0]]}) has the same name")
     return 0

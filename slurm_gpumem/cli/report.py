@@ -12,14 +12,16 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
+from slurm_gpumem.cli.screen_options import add_color, add_units
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.report import fields
-from slurm_gpumem.report.times import parse_time
-from slurm_gpumem.terminal.bars import speaks_unicode
+from slurm_gpumem.report.times import joined_times, parse_time
+from slurm_gpumem.terminal.bars import speaks_unicode, terminal_width
+from slurm_gpumem.terminal.colour import palette
 from slurm_gpumem.terminal.progress import ProgressBar
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
-from slurm_gpumem.units import moment
+from slurm_gpumem.units import moment, sizes_in
 
 _DEFAULT_DAYS = 7
 _TOP = 5
@@ -27,7 +29,13 @@ _TOP = 5
 
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(joined_times(argv, ("-S", "-E", "--starttime", "--endtime")))
+    args.jobs = ",".join([*args.job, *([args.jobs] if args.jobs else [])]) or None
+    with sizes_in(args.units):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.helpformat:
         print("\n".join(fields.field_names()))
         return 0
@@ -70,7 +78,8 @@ def _list(store: Store, filters: Filters, columns: List[fields.Column], args: ar
     else:
         unicode = speaks_unicode()
         listed: Iterator[Listed] = rows if args.array or args.jobs else folded(rows, store.select, filters)
-        shown.out(shown.table_lines(listed, columns, header=not args.noheader, unicode=unicode))
+        style = shown.TableStyle(unicode, terminal_width(), palette(args.color))
+        shown.out(shown.table_lines(listed, columns, header=not args.noheader, style=style))
         if not args.noheader:
             print("--\n" + shown.footer(store.summary(filters)) + _window(args))
     return 0
@@ -259,9 +268,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem report",
         description=__doc__,
-        epilog="Times are as sacct takes them: 2026-11-15, 08:30, today, now-7days; also 7d.",
+        epilog="Times are as sacct takes them: 2026-11-15, 08:30, today, now-2hours; also 7d and -7days.",
     )
     which = parser.add_argument_group("which jobs")
+    which.add_argument("job", nargs="*", metavar="JOB", help="the same as -j JOB")
     which.add_argument(
         "-j",
         "--jobs",
@@ -296,6 +306,8 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--csv", action="store_true", help="for spreadsheets: MiB, seconds, parts of 1")
     how.add_argument("--json", action="store_true", help="for programs")
     how.add_argument("--html", metavar="FILE", help="one page with charts and tables, for a browser")
+    add_units(how)
+    add_color(how)
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="say which records were left out, and why"
     )

@@ -25,7 +25,7 @@ from slurm_gpumem.top.everybody import Everybody
 from slurm_gpumem.top.own import OwnJobs
 from slurm_gpumem.top.screen import Look, as_json, lines
 from slurm_gpumem.top.types import View
-from slurm_gpumem.units import size_in
+from slurm_gpumem.units import sizes_in
 
 _EVERY_S = 2.0
 _STEP_S = 10.0
@@ -39,11 +39,12 @@ def main(argv: List[str]) -> int:
     source = _source(args)
     live = sys.stdout.isatty() and not (args.once or args.json)
     try:
-        if live:
-            return _watch(source, args)
-        view = _settled(source)
-        print(json.dumps(as_json(view)) if args.json else "\n".join(lines(view, _look(args, live=False))))
-        return 0
+        with sizes_in(args.units):
+            if live:
+                return _watch(source, args)
+            view = _settled(source)
+            print(json.dumps(as_json(view)) if args.json else "\n".join(lines(view, _look(args, live=False))))
+            return 0
     finally:
         source.close()
 
@@ -99,7 +100,6 @@ def _look(args: argparse.Namespace, *, live: bool) -> Look:
         height=size.lines if live else None,
         unicode=speaks_unicode(),
         colours=palette(args.color),
-        size=size_in(args.units),
     )
 
 

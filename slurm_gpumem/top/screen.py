@@ -10,7 +10,7 @@ from slurm_gpumem.terminal.colour import Palette
 from slurm_gpumem.terminal.gpu_picture import GpuRow, Segment, draw
 from slurm_gpumem.text import clipped, count, printable
 from slurm_gpumem.top.types import TopGpu, TopJob, View
-from slurm_gpumem.units import duration, percent
+from slurm_gpumem.units import duration, percent, short_mib
 
 SCHEMA = "gpumem-top/1"
 _BAR, _LEAST_BAR = 12, 4
@@ -26,8 +26,6 @@ class Look(NamedTuple):
     """None in a pipe, where everything is printed."""
     unicode: bool
     colours: Palette
-    size: Callable[[Optional[float]], str]
-    """Sizes in the units that were asked for."""
 
 
 class _Column(NamedTuple):
@@ -89,8 +87,8 @@ def _table(view: View, look: Look) -> List[str]:
         _Column("Node", lambda job: job.node),
         _Column("GPU", lambda job: ",".join(map(str, job.gpus))),
         _Column("Share", lambda job: _share(job, look), right=True),
-        _Column("Now", lambda job: look.size(job.now_mib), right=True),
-        _Column("Peak", lambda job: look.size(job.peak_mib), right=True),
+        _Column("Now", lambda job: short_mib(job.now_mib), right=True),
+        _Column("Peak", lambda job: short_mib(job.peak_mib), right=True),
         _Column("SM", lambda job: percent(job.sm_active), right=True),
         _Column("Beside", lambda job: _beside(job, look)),
         _Column("Slow", lambda job: _slow(job, look), right=True),
@@ -121,8 +119,8 @@ def _cell(text: str, column: _Column, width: int) -> str:
 
 def _share(job: TopJob, look: Look) -> str:
     if job.whole_gpu:
-        return "whole" if job.share_mib is None else f"all {look.size(job.share_mib)}"
-    return look.size(job.share_mib)
+        return "whole" if job.share_mib is None else f"all {short_mib(job.share_mib)}"
+    return short_mib(job.share_mib)
 
 
 def _beside(job: TopJob, look: Look) -> str:
@@ -131,7 +129,7 @@ def _beside(job: TopJob, look: Look) -> str:
         return ""
     if not job.neighbours:
         return "alone"
-    held = f" ({look.size(job.neighbours_mib)})" if job.neighbours_mib is not None else ""
+    held = f" ({short_mib(job.neighbours_mib)})" if job.neighbours_mib is not None else ""
     return f"{job.neighbours}{held}"
 
 

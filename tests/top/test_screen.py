@@ -10,7 +10,7 @@ import pytest
 from slurm_gpumem.terminal.colour import Palette
 from slurm_gpumem.top.screen import Look, as_json, lines
 from slurm_gpumem.top.types import TopGpu, TopJob, View
-from slurm_gpumem.units import size_in
+from slurm_gpumem.units import sizes_in
 
 JOB = TopJob(
     4711, "4711", "resnet50", "usr1", "n1", (0,), 12, 12288.0, False, 11000, 8000.0, 9000.0, 0.41, 2, 14000.0,
@@ -20,7 +20,7 @@ UNSEEN = TopJob(4712, "4712_3", "eval", "usr1", "n2", shards=4, share_mib=4096.0
 
 
 def look(**changes: Any) -> Look:
-    return Look(100, None, True, Palette(), size_in(None))._replace(**changes)
+    return Look(100, None, True, Palette())._replace(**changes)
 
 
 def test_a_job_is_one_line_with_share_memory_activity_neighbours_slowdown_and_time() -> None:
@@ -68,11 +68,12 @@ def test_a_name_cannot_paint_the_screen_and_ascii_stays_ascii() -> None:
 
 def test_sizes_come_in_the_unit_that_was_asked_for() -> None:
     def first(unit: str) -> str:
-        return lines(View(1.0, False, (JOB,)), look(size=size_in(unit)))[3]
+        with sizes_in(unit):
+            return lines(View(1.0, False, (JOB,)), look())[3]
 
     assert " 8000M " in first("MiB")
-    assert " 7.81G " in first("GiB")
-    assert " 8.39GB " in first("GB")
+    assert " 7.8G " in first("GiB")
+    assert " 8.4GB " in first("GB")
 
 
 def test_programs_get_numbers() -> None:

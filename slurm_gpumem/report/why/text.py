@@ -11,7 +11,7 @@ from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width
 from slurm_gpumem.terminal.plot import resample
-from slurm_gpumem.units import MIB, format_mib
+from slurm_gpumem.units import MIB, exact_mib, format_mib
 
 SCHEMA = "gpumem-why/1"
 _JSON_POINTS, _JSON_TENSORS = 400, 100
@@ -129,17 +129,19 @@ def advice_lines(reasons: PeakReasons, style: Style) -> List[str]:
     peak = reasons.estimate.peak_mib
     arrow = "→" if style.unicode else "->"
     minus = "−" if style.unicode else "-"
-    lines = [f"what would lower the peak of {peak:,} MiB"]
+    lines = [f"what would lower the peak of {exact_mib(peak)}"]
     for one in reasons.advice:
         after = max(0, peak - one.saves_mib)
         rule = "" if one.exact else ", by a rule: trace again for the exact figure"
-        lines.append(f"  {minus}{one.saves_mib:>7,} MiB {arrow} {after:>7,} MiB  {one.what}{rule}")
+        lines.append(
+            f"  {minus}{exact_mib(one.saves_mib):>11} {arrow} {exact_mib(after):>11}  {one.what}{rule}"
+        )
     return lines
 
 
 def _size(one: Living, times: str) -> str:
     size = one.bytes / MIB
-    text = f"{size:,.0f} MiB" if size >= 10 else f"{size:,.1f} MiB"
+    text = exact_mib(size) if size >= 10 else f"{size:,.1f} MiB"
     return f"{one.count} {times} {text}" if one.count > 1 else text
 
 
