@@ -41,6 +41,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if args.by and not args.summary:
         raise UsageError("--by says what a summary is taken by; add --summary")
+    if args.names and not args.html:
+        raise UsageError("--names is for the page of --html; tables show users by name")
     if sum(bool(given) for given in (args.json, args.csv, args.parsable2, args.html)) > 1:
         raise UsageError("--json, --csv, --html and -P each say what the output is; choose one")
     columns = fields.columns(args.format or (fields.LONG if args.long else fields.DEFAULT))
@@ -51,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
         if args.html:
             from slurm_gpumem.report.html.write import write_html
 
-            code = write_html(store, filters, args.html)
+            code = write_html(store, filters, args.html, names=args.names)
         elif args.jobs and not args.summary and not (args.csv or args.parsable2 or args.format or args.long):
             code = _in_depth(store, filters, args)
         elif args.summary:
@@ -305,6 +307,7 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("-n", "--noheader", action="store_true", help="no header, no line below")
     how.add_argument("--csv", action="store_true", help="for spreadsheets: MiB, seconds, parts of 1")
     how.add_argument("--json", action="store_true", help="for programs")
+    how.add_argument("--names", action="store_true", help="with --html: users by name, not numbered")
     how.add_argument("--html", metavar="FILE", help="one page with charts and tables, for a browser")
     add_units(how)
     add_color(how)
