@@ -79,4 +79,4 @@ def _usage() -> str:
     lines = ["usage: gpumem COMMAND [options]"]
     for reader, names in READERS.items():
         lines += ["", f"{reader}:", *(f"  {name:<{width}}  {COMMANDS[name][1]}" for name in names)]
-    return "\n".join([*lines, "", "gpumem COMMAND --help says more; gpumem docs has the pages."])
+    return "\n".join([*lines, "", "gpumem COMMAND --help says more. The documentation: gpumem docs"])
