@@ -132,7 +132,8 @@ class PersonalFigures:
                 factor = median(runs.beside_s) / median(runs.alone_s)
                 said.append(
                     f"{_title(kind)}: beside others it took {factor:.2f} times as long as alone "
-                    f"(medians of {len(runs.beside_s)} and {len(runs.alone_s)} runs)"
+                    f"(medians of {len(runs.beside_s)} and {len(runs.alone_s)} runs; it counts only if they "
+                    "trained for as many steps)"
                 )
         if self._met and not said:
             said.append(
@@ -141,7 +142,9 @@ class PersonalFigures:
             )
         if total.ooms:
             lost = f", {hours(self._lost_s)} GPU-hours in all" if self._lost_s else ""
-            said.append(f"{count(total.ooms, 'run')} ran out of memory{lost}; {total.oom_lost:,} were lost")
+            said.append(
+                f"{count(total.ooms, 'run')} ran out of memory{lost}; {total.oom_lost:,} lost for good"
+            )
         return said or ["nothing that was measured: no job met another, none ran out of memory"]
 
     def _advised(self) -> List[Advised]:

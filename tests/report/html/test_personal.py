@@ -44,7 +44,7 @@ def test_a_sweep_is_one_block_with_its_spread() -> None:
 def test_what_sharing_cost_is_measured_between_runs_of_the_same_kind() -> None:
     alone = [job(n, companions=(), run_s=1_000.0) for n in (1, 2)]
     beside = [job(n, companions=(99,), run_s=1_100.0) for n in (3, 4)]
-    assert "beside others it took 1.10 times as long as alone (medians of 2 and 2 runs)" in own_page(
+    assert "beside others it took 1.10 times as long as alone (medians of 2 and 2 runs;" in own_page(
         [*alone, *beside]
     )
 
