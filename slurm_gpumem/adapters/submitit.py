@@ -9,7 +9,6 @@ Or by submitit's own way to choose one: `AutoExecutor("log", cluster="gpumem")`,
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Set, Union
 
@@ -56,7 +55,7 @@ class GpumemExecutor(SlurmExecutor):
     @classmethod
     def affinity(cls) -> int:
         """Only by name: below submitit's own, so that nothing changes for who did not ask for it."""
-        return -1 if shutil.which("srun") is None else 1
+        return min(1, super().affinity())
 
 
 def with_share(parameters: Mapping[str, Any], share: Mapping[str, Any]) -> Dict[str, Any]:
