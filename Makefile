@@ -12,6 +12,7 @@
 # make bench-trace   time, memory and file size of traces, and how they scale with the batch (needs timm, transformers)
 # make bench-estimate  CPU time of one estimate from a text or a trace, in the process that makes it
 # make bench-simulate   time and memory of the simulator on large clusters
+# make bench-everyday   what people wait for: submitting, reports, memory lines, a trace that is there already
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
 # make docs    the documentation site, in build/site; needs no network to be read
 # make deb     Debian packages, in build/deb (installs what builds them); make rpm: the same for EL, in build/rpm
@@ -45,7 +46,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -153,6 +154,9 @@ bench-accounting: setup-test
 bench: setup-test
 	$(BIN)/python tests/bench/bench.py
 	$(BIN)/python tests/bench/slurmctld.py
+
+bench-everyday: setup-test
+	PYTHONPATH=. $(BIN)/python tests/bench/everyday.py
 
 bench-slurmctld: setup-test
 	$(BIN)/python tests/bench/slurmctld.py

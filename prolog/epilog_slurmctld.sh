@@ -1,7 +1,7 @@
 #!/bin/sh
 # Slurm's EpilogSlurmctld, as SlurmUser: requeue one of our jobs that ran out of GPU memory, with more memory.
 # This delays the end of every job of the cluster, so it exits at once for jobs that are not ours or did not fail.
-# See docs/admin/recovery.md. Slurm ignores the exit code.
+# See `gpumem docs recovery`. Slurm ignores the exit code.
 python=/usr/bin/python3 site_config=/etc/slurm/gpumem.toml recovery_log='' state_dir='' next_epilog_slurmctld=
 here=${0%/*}
 # shellcheck source=/dev/null

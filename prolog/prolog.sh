@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm's Prolog, as root: prepare MPS for a shared job and open its record. See docs/admin/node.md.
+# Slurm's Prolog, as root: prepare MPS for a shared job and open its record. See `gpumem docs node`.
 # Always exits with 0, because any other code drains the node. Only the site's own next hook may return another code.
 python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml all_gpu_jobs=no next_prolog=
 here=${0%/*}

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Slurm's TaskEpilog, as the user: report to EpilogSlurmctld why one of our batch scripts ended (docs/admin/recovery.md),
-# and end the output of a job that asked for it with one line on its memory (docs/admin/monitoring.md).
+# Slurm's TaskEpilog, as the user: report to EpilogSlurmctld why one of our batch scripts ended (gpumem docs recovery),
+# and end the output of a job that asked for it with one line on its memory (gpumem docs monitoring).
 python=/usr/bin/python3 run_dir=/run/gpumem site_config=/etc/slurm/gpumem.toml next_task_epilog=
 here=${0%/*}
 # shellcheck source=/dev/null

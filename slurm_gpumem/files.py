@@ -122,11 +122,6 @@ def remove_dead_drafts(folder: Union[str, Path]) -> int:
     return removed
 
 
-def cache_folder() -> Path:
-    """Where this user's own files lie that can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gpumem")
-
-
 def write_all(handle: int, data: bytes) -> None:
     """Write all of it to an open file."""
     while data:

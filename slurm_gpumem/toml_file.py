@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Union
 
 from slurm_gpumem.errors import ConfigError
 
@@ -14,7 +14,7 @@ else:
     import tomli as tomllib
 
 
-def load_toml(path: Path) -> Dict[str, Any]:
+def load_toml(path: Union[str, os.PathLike[str]]) -> Dict[str, Any]:
     """The file's tables; ConfigError names the file and the line when it is not TOML."""
     try:
         with open(path, "rb") as file:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Optional, Tuple
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import ceil
+from typing import Iterator, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 
@@ -40,16 +43,42 @@ def ceil_div(amount: int, unit: int) -> int:
     return -(-amount // unit)
 
 
+UNITS = {"MiB": 1.0, "GiB": 1024.0, "GB": 1e9 / MIB}
+"""MiB of one, by the name that people give with --units."""
+_UNIT: ContextVar[Optional[str]] = ContextVar("unit", default=None)
+
+
+@contextmanager
+def sizes_in(unit: Optional[str]) -> Iterator[None]:
+    """Write all sizes in this unit of UNITS; None: in GiB, small ones in MiB."""
+    token = _UNIT.set(unit)
+    try:
+        yield
+    finally:
+        _UNIT.reset(token)
+
+
 def format_mib(mib: float) -> str:
     """A size in a sentence: "11.9 GiB", or "620 MiB" below one GiB."""
-    if mib < 1024:
-        return f"{mib:.0f} MiB"
-    return f"{mib / 1024:.1f} GiB"
+    unit = _UNIT.get() or ("MiB" if mib < 1024 else "GiB")
+    return f"{mib / UNITS[unit]:,.{_digits(unit)}f} {unit}"
 
 
 def format_at_least(mib: int) -> str:
     """A size to reserve, for people: rounded up, so that what is read off it is enough."""
-    return format_mib(mib) if mib < 1024 else f"{ceil_div(mib * 10, 1024) / 10:.1f} GiB"
+    unit = _UNIT.get() or ("MiB" if mib < 1024 else "GiB")
+    steps = 10 ** _digits(unit)
+    return f"{ceil(round(mib * steps / UNITS[unit], 6)) / steps:,.{_digits(unit)}f} {unit}"
+
+
+def exact_mib(mib: float) -> str:
+    """A size where every MiB matters: "13,662 MiB"; in another unit with two digits."""
+    unit = _UNIT.get() or "MiB"
+    return f"{mib / UNITS[unit]:,.{0 if unit == 'MiB' else 2}f} {unit}"
+
+
+def _digits(unit: str) -> int:
+    return 0 if unit == "MiB" else 1
 
 
 # -- In tables, where what is not known leaves its cell empty ------------------------------------------
@@ -59,7 +88,8 @@ def short_mib(mib: Optional[float]) -> str:
     """ "11.9G", "620M" below one GiB."""
     if mib is None:
         return ""
-    return f"{mib:.0f}M" if mib < 1024 else f"{mib / 1024:.1f}G"
+    unit = _UNIT.get() or ("MiB" if mib < 1024 else "GiB")
+    return f"{mib / UNITS[unit]:.{_digits(unit)}f}{'GB' if unit == 'GB' else unit[0]}"
 
 
 def percent(part: Optional[float], *, sign: bool = False, digits: int = 0) -> str:

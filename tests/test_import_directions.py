@@ -45,6 +45,8 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
         "terminal",
     },
     "recovery": {"config", "formats", "slurm", "node", "submission"},
+    "adapters": {"summaries", "terminal", "tracing"},
+    "top": {"config", "formats", "slurm", "node", "terminal"},
     "report": {"formats", "accounting", "terminal", "estimators", "summaries", "submission", "simulation"},
     "site": {"config", "formats", "slurm", "accounting", "estimators", "devcluster"},
     "simulation": {"estimators", "slurm", "utilization"},

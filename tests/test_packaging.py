@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 def _build(folder: Path) -> Path:
     source = folder / "source"
     # A build writes beside its sources; these must stay as they are.
-    for name in ("slurm_gpumem", "lua", "models", "prolog"):
+    for name in ("slurm_gpumem", "docs", "hydra_plugins", "lua", "models", "prolog"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
@@ -69,14 +69,16 @@ def test_the_wheel_has_no_laboratory_and_none_of_its_data(wheel: Path) -> None:
     assert "slurm_gpumem/lua/job_submit.lua" in names
     assert "slurm_gpumem/prolog/prolog.sh" in names
     assert not [name for name in names if "lab" in Path(name).parts]
-    assert not [name for name in names if not name.startswith("slurm_gpumem")]
+    beside = [name for name in names if not name.startswith("slurm_gpumem")]
+    assert beside == ["hydra_plugins/gpumem_launcher.py"]
 
 
 def test_every_package_but_the_laboratory_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as content:
         found = {name for name in content.namelist() if name.endswith(".py")}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "slurm_gpumem").rglob("*.py")}
-    assert found == {name for name in modules if not name.startswith("slurm_gpumem/lab/")}
+    product = {name for name in modules if not name.startswith("slurm_gpumem/lab/")}
+    assert found == {*product, "hydra_plugins/gpumem_launcher.py"}
 
 
 def _helps() -> List[List[str]]:

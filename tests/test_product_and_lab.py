@@ -93,8 +93,8 @@ def test_the_product_reads_only_files_that_ship(path: Path) -> None:
     shipped = _shipped()
     for folder, name in _data_files(ast.parse(path.read_text())):
         if name is None:
-            # Every file of these folders ships.
-            assert folder in ("lua", "prolog")
+            # Every file of these folders ships, of docs every page.
+            assert folder in ("docs", "lua", "prolog")
         elif (PACKAGE / folder / name).is_dir():
             assert any(path.startswith(f"{folder}/{name}/") for path in shipped)
         else:
@@ -108,7 +108,9 @@ def test_every_file_of_these_folders_ships() -> None:
         for path in (PACKAGE / folder).iterdir()
         if path.suffix != ".md"
     }
-    assert files <= set(_shipped())
+    pages = {_name(path) for path in PACKAGE.joinpath("docs").glob("**/*.md")}
+    assert pages
+    assert files | pages <= set(_shipped())
 
 
 def test_only_these_modules_look_for_files_around_them() -> None:

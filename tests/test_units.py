@@ -11,6 +11,7 @@ from slurm_gpumem.text import clipped, count, fitted, near_names, printable
 from slurm_gpumem.units import (
     duration,
     energy,
+    exact_mib,
     format_at_least,
     format_mib,
     gpu_hours,
@@ -18,6 +19,7 @@ from slurm_gpumem.units import (
     parse_mib,
     percent,
     short_mib,
+    sizes_in,
 )
 
 
@@ -108,3 +110,26 @@ def test_names_of_others_cannot_steer_a_terminal_and_end_in_time() -> None:
         "1,200 jobs",
         "2 entries",
     )
+
+
+@pytest.mark.parametrize(
+    ("unit", "texts"),
+    [
+        (None, ["11.9 GiB", "12.0 GiB", "12,201 MiB", "11.9G"]),
+        ("MiB", ["12,201 MiB", "12,201 MiB", "12,201 MiB", "12201M"]),
+        ("GiB", ["11.9 GiB", "12.0 GiB", "11.92 GiB", "11.9G"]),
+        ("GB", ["12.8 GB", "12.8 GB", "12.79 GB", "12.8GB"]),
+    ],
+)
+def test_all_sizes_come_in_one_unit_where_one_is_asked_for(unit: Optional[str], texts: List[str]) -> None:
+    with sizes_in(unit):
+        assert [write(12_201) for write in (format_mib, format_at_least, exact_mib, short_mib)] == texts
+    assert format_mib(12_201) == "11.9 GiB"
+
+
+def test_what_is_to_be_reserved_is_never_rounded_down() -> None:
+    for unit in ("MiB", "GiB", "GB"):
+        with sizes_in(unit):
+            for mib in (1, 1023, 1024, 1025, 12_201, 81_920):
+                number, name = format_at_least(mib).replace(",", "").split()
+                assert float(number) * {"MiB": 1, "GiB": 1024, "GB": 1e9 / 2**20}[name] >= mib * 0.999999

@@ -320,7 +320,7 @@ class Waster:
     jobs: int
     granted_mib_s: float
     wasted_mib_s: float
-    worst_job: int
+    worst_job: Optional[int]
     """The job that wasted the most."""
 
 

@@ -34,6 +34,8 @@ def _up(args: argparse.Namespace) -> int:
     took = time.monotonic() - started
     print(f"dev cluster up in {took:.1f} s: {_describe(running.spec.nodes)}")
     print(f'use it:  eval "$(gpumem devcluster env{_state_option(args.state)})"')
+    if running.spec.hooks:
+        print("look:    gpumem report, gpumem top; the hooks measure every job on a GPU")
     print(f"stop it: gpumem devcluster down{_state_option(args.state)}")
     return 0
 
@@ -74,6 +76,7 @@ def _spec(args: argparse.Namespace) -> ClusterSpec:
         gres=args.gres,
         accounting=args.accounting,
         job_submit_lua=None if args.job_submit is None else str(Path(args.job_submit).absolute()),
+        hooks=args.hooks,
         extra_conf=tuple(args.conf),
         state=args.state,
         slurm_root=None if args.slurm_root is None else Path(args.slurm_root).absolute(),
@@ -130,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--gres", default="shard", choices=["shard", "mps"], help="what GPUs are shared by")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")
     up.add_argument("--job-submit", metavar="FILE", help="a job_submit.lua to run at every submission")
+    up.add_argument("--hooks", action="store_true", help="with the nodes' hooks, for gpumem report and top")
     up.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="a line for slurm.conf; repeatable"
     )

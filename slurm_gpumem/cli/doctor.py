@@ -6,8 +6,10 @@ import argparse
 import json
 from typing import List
 
+from slurm_gpumem.cli.screen_options import add_color
 from slurm_gpumem.site.doctor import examine_cluster
 from slurm_gpumem.site.look import Ask
+from slurm_gpumem.terminal.colour import Palette, palette
 
 
 def main(argv: List[str]) -> int:
@@ -19,7 +21,10 @@ def main(argv: List[str]) -> int:
     if not 1 <= args.timeout <= 600:
         parser.error("--timeout is between 1 and 600 seconds")
     diagnosis = examine_cluster(Ask(args.nodes, args.through, args.timeout)).without(args.ignore)
-    print(json.dumps(diagnosis.as_json(), indent=2) if args.json else diagnosis.text())
+    if args.json:
+        print(json.dumps(diagnosis.as_json(), indent=2))
+    else:
+        print("\n".join(_coloured(line, palette(args.color)) for line in diagnosis.text().split("\n")))
     return int(diagnosis.severity)
 
 
@@ -52,4 +57,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=float, default=20.0, metavar="S", help="how long to wait for a node (default 20)"
     )
+    add_color(parser)
     return parser
+
+
+def _coloured(line: str, colours: Palette) -> str:
+    """By the line's first words, which say it too."""
+    if line.startswith("GPUMEM OK"):
+        return colours.green(line)
+    if line.startswith(("GPUMEM CRITICAL", "critical ")):
+        return colours.red(line)
+    return colours.yellow(line) if line.startswith(("GPUMEM ", "warning ", "unknown ")) else line

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import COVERAGE_HELP, named_summary, own_options, positive
+from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_code_options, explicit_training, traced_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
@@ -43,6 +44,7 @@ from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
+from slurm_gpumem.units import sizes_in
 from slurm_gpumem.utilization.predict import estimate_with_utilization
 
 ALL = "all"
@@ -51,6 +53,11 @@ ALL = "all"
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
+    with sizes_in(args.units):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     _check(args)
     config = load_config()
     script, directives = _script(args)
@@ -215,4 +222,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", metavar="JOB.SH", help="with --directive: put the line into this script")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     add_code_options(parser)
+    add_units(parser)
     return parser

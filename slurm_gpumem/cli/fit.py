@@ -8,6 +8,7 @@ import os
 from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import COVERAGE_HELP, own_options, positive
+from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
@@ -21,7 +22,7 @@ from slurm_gpumem.submission.settings import job_settings
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
-from slurm_gpumem.units import format_mib
+from slurm_gpumem.units import format_mib, sizes_in
 
 USUAL_GPUS = ("t4", "v100", "rtx4090", "a100", "a100-80gb", "h100", "h200")
 """Shown when none is named and no cluster answers: one for each size that clusters usually have."""
@@ -30,6 +31,11 @@ USUAL_GPUS = ("t4", "v100", "rtx4090", "a100", "a100-80gb", "h100", "h200")
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
+    with sizes_in(args.units):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     config = load_config()
     shard_mib = args.shard_mib or config.sharing.shard_mib
     named = args.gpu or ([config.job["gpu"].value] if "gpu" in config.job else [])
@@ -95,4 +101,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     add_target_options(parser)
+    add_units(parser)
     return parser

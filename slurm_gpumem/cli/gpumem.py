@@ -16,23 +16,33 @@ COMMANDS = {
     "fit": ("slurm_gpumem.cli.fit", "does it fit this GPU, and up to which batch size?"),
     "why": ("slurm_gpumem.cli.why", "the peak explained: over time, by tensor, and what would lower it"),
     "node": ("slurm_gpumem.cli.node", "show which jobs share which GPU of this node"),
+    "top": ("slurm_gpumem.cli.top", "your running jobs: share, memory, activity, neighbours; live"),
     "report": ("slurm_gpumem.cli.report", "what jobs were estimated to need, what they used, what it saved"),
-    "collect": ("slurm_gpumem.cli.collect", "admin: gather the nodes' job records, for gpumem report"),
+    "collect": ("slurm_gpumem.cli.collect", "gather the nodes' job records, for gpumem report"),
     "accuracy": ("slurm_gpumem.cli.accuracy", "score every estimator on measured training runs"),
     "calibrate": ("slurm_gpumem.cli.calibrate", "measure this node's GPU and write the site's entry for it"),
     "recover": (
         "slurm_gpumem.cli.recover",
-        "admin: finish requeues after out of memory that were interrupted",
+        "finish requeues after out of memory that were interrupted",
     ),
-    "learn": ("slurm_gpumem.cli.learn", "admin: refit the estimates from the site's own measured jobs"),
-    "setup": ("slurm_gpumem.cli.setup", "admin: the configuration that shares this site's GPUs, as a diff"),
+    "learn": ("slurm_gpumem.cli.learn", "refit the estimates from the site's own measured jobs"),
+    "setup": ("slurm_gpumem.cli.setup", "the configuration that shares this site's GPUs, as a diff"),
     "simulate": ("slurm_gpumem.cli.simulate", "what policies of sharing would do to a trace of jobs"),
     "what-if": (
         "slurm_gpumem.cli.what_if",
-        "admin: what sharing would have done to the jobs that this site had",
+        "what sharing would have done to the jobs that this site had",
     ),
-    "doctor": ("slurm_gpumem.cli.doctor", "admin: check a running cluster's sharing, like a Nagios check"),
+    "docs": ("slurm_gpumem.cli.docs", "the documentation, page by page, offline"),
+    "doctor": ("slurm_gpumem.cli.doctor", "check a running cluster's sharing, like a Nagios check"),
 }
+
+
+READERS = {
+    "for your jobs": ("estimate", "trace", "summarize", "fit", "why", "top", "report", "simulate", "docs"),
+    "for admins": ("setup", "doctor", "what-if", "node", "collect", "recover", "learn", "calibrate"),
+    "for developers": ("devcluster", "accuracy"),
+}
+"""Every command, by whom it is for, in the order in which one meets them."""
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -54,6 +64,11 @@ def _dispatch(args: List[str]) -> int:
         from slurm_gpumem.errors import UnknownNameError
 
         raise UnknownNameError("command", args[0], list(COMMANDS))
+    if args[1:2] == ["--version"]:
+        from slurm_gpumem import __version__
+
+        print(f"gpumem {args[0]} {__version__}")
+        return 0
     module = importlib.import_module(COMMANDS[args[0]][0])
     code: int = module.main(args[1:])
     return code
@@ -61,5 +76,7 @@ def _dispatch(args: List[str]) -> int:
 
 def _usage() -> str:
     width = max(len(name) for name in COMMANDS)
-    rows = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(["usage: gpumem COMMAND [options]", "", *rows, "", "gpumem COMMAND --help says more."])
+    lines = ["usage: gpumem COMMAND [options]"]
+    for reader, names in READERS.items():
+        lines += ["", f"{reader}:", *(f"  {name:<{width}}  {COMMANDS[name][1]}" for name in names)]
+    return "\n".join([*lines, "", "gpumem COMMAND --help says more. The documentation: gpumem docs"])

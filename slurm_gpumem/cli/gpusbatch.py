@@ -127,6 +127,8 @@ def _gpusbatch(argv: List[str]) -> int:
     if any(option.name == "help" for option in line.options):
         print(USAGE, end="")
         return 0
+    if any(option.name == "version" for option in line.options):
+        _say_version("gpusbatch")
     _hint_at_typo(line)
     given = _own_options(line)
     script = _script(line, needed=bool(given))
@@ -146,6 +148,8 @@ def _interactive(argv: List[str], program: str) -> int:
     if any(option.name == "help" for option in line.options):
         print(USAGE_INTERACTIVE.format(program=program), end="")
         return 0
+    if any(option.name == "version" for option in line.options):
+        _say_version(f"gpu{program}")
     words = JobWords(line, OwnOptions(_own_options(line)), None, program=program)
     if program == SRUN and os.environ.get("SLURM_JOB_ID"):
         from slurm_gpumem.submission.sbatch_call import unchanged_call
@@ -155,6 +159,13 @@ def _interactive(argv: List[str], program: str) -> int:
             say(f"inside job {job} srun starts a step, which gets what the job has: our options do nothing")
         return become_sbatch(unchanged_call(words))
     return _go(words)
+
+
+def _say_version(command: str) -> None:
+    """Ours; Slurm's command, which answers for itself, comes next."""
+    from slurm_gpumem import __version__
+
+    print(f"{command} {__version__}", flush=True)
 
 
 def _go(words: JobWords) -> int:

@@ -12,14 +12,16 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from slurm_gpumem.accounting.store import Store, open_store
 from slurm_gpumem.accounting.types import GROUPS, Filters
+from slurm_gpumem.cli.screen_options import add_color, add_units
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.report import fields
-from slurm_gpumem.report.times import parse_time
-from slurm_gpumem.terminal.bars import speaks_unicode
+from slurm_gpumem.report.times import joined_times, parse_time
+from slurm_gpumem.terminal.bars import speaks_unicode, terminal_width
+from slurm_gpumem.terminal.colour import palette
 from slurm_gpumem.terminal.progress import ProgressBar
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
-from slurm_gpumem.units import moment
+from slurm_gpumem.units import moment, sizes_in
 
 _DEFAULT_DAYS = 7
 _TOP = 5
@@ -27,12 +29,20 @@ _TOP = 5
 
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
-    args = _parser().parse_args(argv)
+    args = _parser().parse_args(joined_times(argv, ("-S", "-E", "--starttime", "--endtime")))
+    args.jobs = ",".join([*args.job, *([args.jobs] if args.jobs else [])]) or None
+    with sizes_in(args.units):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.helpformat:
         print("\n".join(fields.field_names()))
         return 0
     if args.by and not args.summary:
         raise UsageError("--by says what a summary is taken by; add --summary")
+    if args.names and not args.html:
+        raise UsageError("--names is for the page of --html; tables show users by name")
     if sum(bool(given) for given in (args.json, args.csv, args.parsable2, args.html)) > 1:
         raise UsageError("--json, --csv, --html and -P each say what the output is; choose one")
     columns = fields.columns(args.format or (fields.LONG if args.long else fields.DEFAULT))
@@ -43,7 +53,7 @@ def main(argv: List[str]) -> int:
         if args.html:
             from slurm_gpumem.report.html.write import write_html
 
-            code = write_html(store, filters, args.html)
+            code = write_html(store, filters, args.html, names=args.names)
         elif args.jobs and not args.summary and not (args.csv or args.parsable2 or args.format or args.long):
             code = _in_depth(store, filters, args)
         elif args.summary:
@@ -70,7 +80,8 @@ def _list(store: Store, filters: Filters, columns: List[fields.Column], args: ar
     else:
         unicode = speaks_unicode()
         listed: Iterator[Listed] = rows if args.array or args.jobs else folded(rows, store.select, filters)
-        shown.out(shown.table_lines(listed, columns, header=not args.noheader, unicode=unicode))
+        style = shown.TableStyle(unicode, terminal_width(), palette(args.color))
+        shown.out(shown.table_lines(listed, columns, header=not args.noheader, style=style))
         if not args.noheader:
             print("--\n" + shown.footer(store.summary(filters)) + _window(args))
     return 0
@@ -248,7 +259,7 @@ def _say_what_is_missing(store: Store, args: argparse.Namespace) -> None:
     if not fresh.records:
         folders = ", ".join(store.config.folders)
         say(
-            f"no job records in {folders}.\nThe nodes' hooks write them (docs/admin/node.md); "
+            f"no job records in {folders}.\nThe nodes' hooks write them (gpumem docs node); "
             "accounting.dir in gpumem.toml names where they are gathered."
         )
     elif not fresh.everybody and args.user and _words(args.user) != (pwd.getpwuid(os.geteuid()).pw_name,):
@@ -259,9 +270,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem report",
         description=__doc__,
-        epilog="Times are as sacct takes them: 2026-11-15, 08:30, today, now-7days; also 7d.",
+        epilog="Times are as sacct takes them: 2026-11-15, 08:30, today, now-2hours; also 7d and -7days.",
     )
     which = parser.add_argument_group("which jobs")
+    which.add_argument("job", nargs="*", metavar="JOB", help="the same as -j JOB")
     which.add_argument(
         "-j",
         "--jobs",
@@ -295,7 +307,10 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("-n", "--noheader", action="store_true", help="no header, no line below")
     how.add_argument("--csv", action="store_true", help="for spreadsheets: MiB, seconds, parts of 1")
     how.add_argument("--json", action="store_true", help="for programs")
+    how.add_argument("--names", action="store_true", help="with --html: users by name, not numbered")
     how.add_argument("--html", metavar="FILE", help="one page with charts and tables, for a browser")
+    add_units(how)
+    add_color(how)
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="say which records were left out, and why"
     )

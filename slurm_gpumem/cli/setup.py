@@ -9,7 +9,7 @@ from typing import List, Optional
 from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.nodes import context_in_table, memory_in_table
-from slurm_gpumem.site.setup import SetupOptions, propose, summary_lines, write_files
+from slurm_gpumem.site.setup import HOOKS, SetupOptions, propose, summary_lines, write_files
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.site.tried import Verdict, try_proposal
 from slurm_gpumem.terminal.say import say
@@ -43,7 +43,10 @@ def main(argv: List[str]) -> int:
         say(f"note: {note}")
     if args.output:
         write_files(proposal, Path(args.output))
-        say(f"files written to {args.output}; nothing else was changed")
+        say(
+            f"files written to {args.output}; nothing else was changed\n"
+            f"Hooks for the nodes are in {args.output}/{HOOKS} (gpumem docs node says how to install them)"
+        )
     elif diff:
         say("nothing was changed; --output DIR writes the files into a fresh folder")
     return 0

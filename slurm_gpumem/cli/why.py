@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import List
 
 from slurm_gpumem.cli.options import whole
+from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.errors import UsageError
@@ -17,6 +18,7 @@ from slurm_gpumem.report.why.text import SCHEMA, why_json, why_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
+from slurm_gpumem.units import sizes_in
 
 TENSORS = 10
 
@@ -24,6 +26,11 @@ TENSORS = 10
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
+    with sizes_in(args.units):
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     _check_outputs(args)
     config = load_config()
     chosen = choose_gpu(args.gpu or (config.job["gpu"].value if "gpu" in config.job else None), config)
@@ -99,4 +106,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--png", metavar="FILE", help="the timeline as pixels (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     add_target_options(parser)
+    add_units(parser)
     return parser

@@ -10,7 +10,7 @@ from typing import Mapping, NamedTuple, Optional, Tuple
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING, NODE, SHARING
-from slurm_gpumem.files import cache_folder
+from slurm_gpumem.xdg import cache_path
 
 
 class AccountingConfig(NamedTuple):
@@ -64,4 +64,4 @@ def _users_index() -> Path:
     except OSError:
         return usual
     ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
-    return usual if ours else cache_folder()
+    return usual if ours else Path(cache_path())

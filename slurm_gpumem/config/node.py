@@ -65,9 +65,17 @@ class NodeConfig(NamedTuple):
         return shards * self.shard_mib + self.headroom_mib
 
 
-def run_dir() -> Path:
-    """Where the volatile state is: jobs on this node, MPS pipes, locks. GPUMEM_RUN_DIR names another."""
-    return Path(os.environ.get("GPUMEM_RUN_DIR") or _RUN_DIR)
+def run_dir(node: str = "") -> Path:
+    """Where the volatile state is: jobs on this node, MPS pipes, locks. GPUMEM_RUN_DIR names another.
+
+    %n in it is the node's name, as in slurm.conf: several nodes on one machine have a folder each.
+    """
+    return Path((os.environ.get("GPUMEM_RUN_DIR") or _RUN_DIR).replace("%n", node))
+
+
+def nodes_are_here() -> bool:
+    """Whether the folders of all nodes are on this machine."""
+    return "%n" in os.environ.get("GPUMEM_RUN_DIR", "")
 
 
 def load_node_config(path: str) -> NodeConfig:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Mapping, Optional
 
+from slurm_gpumem.xdg import config_path
+
 _SITE_CONFIG = "/etc/slurm/gpumem.toml"
-_USER_CONFIG = "~/.config/gpumem.toml"
 SITE_VARIABLE = "GPUMEM_SITE_CONFIG"
 
 
@@ -18,7 +19,7 @@ def site_config_path(environ: Optional[Mapping[str, str]] = None) -> str:
 
 def user_config_path() -> str:
     """The user's own file."""
-    return os.path.expanduser(_USER_CONFIG)
+    return config_path("gpumem.toml")
 
 
 def beside_site_config(name: str, environ: Optional[Mapping[str, str]] = None) -> str:

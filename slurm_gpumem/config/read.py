@@ -77,12 +77,10 @@ def read_file(path: str, sections: Sequence[Section]) -> Reading:
     """These tables of a file; nothing, and no problem, where there is no file."""
     if not os.path.exists(path):
         return Reading(path)
-    from pathlib import Path
-
     from slurm_gpumem.toml_file import load_toml
 
     try:
-        tables = load_toml(Path(path))
+        tables = load_toml(path)
     except ConfigError as error:
         return Reading(path, problems=(Problem(path, "", "", str(error), "the defaults are used"),))
     return read_tables(tables, path, sections)

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.devcluster import config, ledger, processes, state
+from slurm_gpumem.devcluster import config, hooks, ledger, processes, state
 from slurm_gpumem.devcluster.daemons import Starter
 from slurm_gpumem.devcluster.devices import make_devices
 from slurm_gpumem.devcluster.installation import (
@@ -47,12 +47,18 @@ class Cluster:
     def env(self) -> Dict[str, str]:
         """The environment that a process needs to use this cluster."""
         path = os.environ.get("PATH") or SYSTEM_FOLDERS
-        return {
+        env = {
             "PATH": f"{self.layout.programs}:{path}",
             "SLURM_CONF": str(self.layout.slurm_conf),
             "GPUMEM_SITE_CONFIG": str(self.layout.site_config),
             STATE_VARIABLE: str(self.layout.root),
         }
+        if self.spec.hooks:
+            env["GPUMEM_RUN_DIR"] = str(self.layout.nodes / "%n")
+        if self.spec.hooks and self.layout.index.stat().st_uid == os.geteuid():
+            # An index of its own: job numbers begin again with every cluster.
+            env["GPUMEM_INDEX"] = str(self.layout.index)
+        return env
 
     def run(
         self,
@@ -201,7 +207,9 @@ def _write_files(
     layout.slurm_conf.write_text(config.slurm_conf(spec, layout, place))
     (layout.conf / "gres.conf").write_text(config.gres_conf(spec, place))
     (layout.conf / "cgroup.conf").write_text(config.cgroup_conf(slurm_version))
-    layout.site_config.write_text(config.site_config(spec))
+    layout.site_config.write_text(config.site_config(spec, layout))
+    if spec.hooks:
+        hooks.install(layout)
     if spec.accounting:
         (layout.conf / "slurmdbd.conf").write_text(config.slurmdbd_conf(layout, place))
     if spec.job_submit_lua is not None:
@@ -212,7 +220,7 @@ def _write_files(
         {node.name: node.gpu_type or "" for node in spec.nodes},
     )
     _install_stand_in(layout)
-    for folder in (layout.conf, layout.library):
+    for folder in (layout.conf, layout.library, layout.hooks):
         _let_read(folder)
     if spec.accounting:
         (layout.conf / "slurmdbd.conf").chmod(0o600)
@@ -291,6 +299,7 @@ def stop_processes(layout: Layout, started: Sequence[Process]) -> List[Process]:
         killed += processes.stop(process for process in started if process.program == program)
         if program == "slurmd":
             killed += _stop_steps(layout)
+            killed += processes.stop(hooks.samplers(layout))
     return killed
 
 

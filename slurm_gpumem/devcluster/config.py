@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Tuple
 
+from slurm_gpumem.devcluster.hooks import hook_settings, site_tables
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec
 
@@ -83,8 +84,9 @@ def slurmdbd_conf(layout: Layout, place: Place) -> str:
     )
 
 
-def site_config(spec: ClusterSpec) -> str:
+def site_config(spec: ClusterSpec, layout: Layout) -> str:
     """The gpumem.toml of this cluster's site."""
+    measured = site_tables(layout) if spec.hooks else []
     return "\n".join(
         [
             "# Written by gpumem devcluster.",
@@ -92,6 +94,7 @@ def site_config(spec: ClusterSpec) -> str:
             'mode = "opt-in"',
             f'gres = "{spec.gres}"',
             f"shard_mib = {MIB_PER_SHARD}",
+            *measured,
             "",
         ]
     )
@@ -135,6 +138,8 @@ def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]
     }
     if spec.job_submit_lua is not None:
         settings["JobSubmitPlugins"] = "lua"
+    if spec.hooks:
+        settings.update(hook_settings(layout))
     if spec.accounting:
         settings["AccountingStorageTRES"] = f"gres/gpu,gres/{spec.gres}"
         settings["AccountingStorageType"] = "accounting_storage/slurmdbd"

@@ -17,7 +17,6 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.devcluster import cluster as devcluster
 from slurm_gpumem.devcluster import demo_report, jobs, ledger
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.formats.comment import parse_record
@@ -61,14 +60,12 @@ def demo() -> int:
     folder.chmod(0o755)
     cluster: Optional[Cluster] = None
     try:
-        state = folder / "cluster"
-        hooks = demo_report.install_hooks(folder, Layout(state).ledger)
-        cluster = devcluster.up(ClusterSpec(nodes=default_nodes(2), state=state, extra_conf=hooks))
+        spec = ClusterSpec(nodes=default_nodes(2), state=folder / "cluster", hooks=True)
+        cluster = devcluster.up(spec)
         outcomes = _play(cluster, folder, time.monotonic() - begin)
     finally:
         if cluster is not None:
             cluster.stop()
-        demo_report.await_samplers(folder)
         shutil.rmtree(folder)
     _say(
         f"All daemons are stopped, the cluster's files are removed ({time.monotonic() - begin:.0f} s total)."
@@ -123,7 +120,7 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
         "`gpumem report -j JOB` shows one of them in detail, `gpumem report --summary` is for admins.\n"
         "\n$ gpumem report"
     )
-    print(demo_report.report(cluster, logs, [job.job_id for job in submitted]), flush=True)
+    print(demo_report.report(cluster, [job.job_id for job in submitted]), flush=True)
     _title("6. A script that nobody prepared")
     _unprepared(cluster, logs)
     return outcomes

@@ -88,9 +88,29 @@ class Layout:
         """The stand-in's Python files, readable by all users."""
         return self.root / "lib"
 
+    @property
+    def hooks(self) -> Path:
+        """The nodes' hooks, where the cluster has them."""
+        return self.root / "hooks"
+
+    @property
+    def records(self) -> Path:
+        """Job records that the hooks write."""
+        return self.root / "records"
+
+    @property
+    def index(self) -> Path:
+        """The index of those records."""
+        return self.root / "index"
+
+    @property
+    def nodes(self) -> Path:
+        """What is in /run/gpumem on a real node, in a folder for each node."""
+        return self.root / "nodes"
+
     def private_folders(self) -> Tuple[Path, ...]:
         """Directories that only the cluster's owner may enter."""
-        return (self.munge, self.controller, self.database)
+        return (self.munge, self.controller, self.database, self.index)
 
     def public_folders(self) -> Tuple[Path, ...]:
         """Directories that the users of jobs must be able to enter."""
@@ -103,4 +123,7 @@ class Layout:
             self.ledger,
             self.programs,
             self.library,
+            self.hooks,
+            self.records,
+            self.nodes,
         )

@@ -42,8 +42,11 @@ class LedgerGpu:
     def _path(self) -> Path:
         return self.folder / f"{self.node}-gpu{self.index}.json"
 
-    def hold(self, mib: int, job: str) -> None:
-        """Set this process's total to `mib`; raises OutOfMemoryError if that does not fit."""
+    def hold(self, mib: int, job: str, sm: Optional[float] = None) -> None:
+        """Set this process's total to `mib`; raises OutOfMemoryError if that does not fit.
+
+        `sm` is its SM activity, a part of 1.
+        """
         with self._opened() as ledger:
             others = [holder for holder in ledger["holders"] if holder["pid"] != os.getpid()]
             used = sum(holder["mib"] for holder in others)
@@ -54,7 +57,7 @@ class LedgerGpu:
                     ledger["capacity_mib"],
                     [(holder["pid"], holder["mib"]) for holder in others],
                 )
-            me = {"pid": os.getpid(), "start": _start_ticks(os.getpid()), "job": job, "mib": mib}
+            me = {"pid": os.getpid(), "start": _start_ticks(os.getpid()), "job": job, "mib": mib, "sm": sm}
             ledger["holders"] = [*others, me]
             ledger["peaks"][job] = max(mib, ledger["peaks"].get(job, 0))
 

@@ -108,7 +108,7 @@ def working_in(folder: Path, program: str) -> List[int]:
     """Processes of that program whose working directory is `folder`, under whatever path they see it."""
     ours = os.stat(folder)
     found = []
-    for pid in _pids():
+    for pid in pids():
         try:
             # Followed, not read: a process in another root or mount namespace shows another path.
             theirs = os.stat(f"/proc/{pid}/cwd")
@@ -122,7 +122,7 @@ def working_in(folder: Path, program: str) -> List[int]:
 def descendants(roots: Iterable[int]) -> List[int]:
     """The processes `roots` and all their descendants, parents first."""
     children: Dict[int, List[int]] = {}
-    for pid in _pids():
+    for pid in pids():
         fields = _stat(pid)
         if fields is not None:
             children.setdefault(int(fields[1]), []).append(pid)
@@ -197,5 +197,6 @@ def _stat(pid: int) -> Optional[List[str]]:
     return text.rpartition(")")[2].split()
 
 
-def _pids() -> List[int]:
+def pids() -> List[int]:
+    """Every process of this machine."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.xdg import state_path
 
 MIB_PER_SHARD = 1024
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -46,8 +47,7 @@ def default_state() -> Path:
     """The default state directory: root's must be reachable by the users whose jobs run there."""
     if os.geteuid() == 0:
         return Path("/var/lib/gpumem-devcluster")
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return Path(base) / "gpumem-devcluster"
+    return Path(state_path("gpumem-devcluster"))
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class ClusterSpec:
     accounting: bool = False
     job_submit_lua: Optional[str] = None
     """A job_submit.lua; it and the .lua files next to it are copied next to slurm.conf."""
+    hooks: bool = False
+    """With the nodes' hooks: jobs on stand-in GPUs are measured, and `gpumem report` and `top` show them."""
     extra_conf: Tuple[str, ...] = ()
     """Lines for slurm.conf; a key that is already set is replaced, not repeated."""
     whole_nodes: Tuple[str, ...] = ()

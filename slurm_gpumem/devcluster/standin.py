@@ -41,11 +41,13 @@ def main(argv: Optional[List[str]] = None) -> int:
         print(f"gpumem-standin: {error}", file=sys.stderr)
         return 2
     job = os.environ.get("SLURM_JOB_ID", "none")
-    train(gpus, curve, args.seconds, job, args.name)
+    train(gpus, curve, args.seconds, job, args.name, args.sm)
     return 0
 
 
-def train(gpus: List[LedgerGpu], curve: List[int], seconds: float, job: str, name: str) -> None:
+def train(
+    gpus: List[LedgerGpu], curve: List[int], seconds: float, job: str, name: str, sm: Optional[float] = None
+) -> None:
     """Hold `curve[i]` MiB on each GPU in step i, for `seconds` in total."""
     where = ", ".join(f"cuda:{index} = {gpu.node} gpu{gpu.index}" for index, gpu in enumerate(gpus))
     print(f"training {name} on {where} (stand-in GPU)", flush=True)
@@ -53,7 +55,7 @@ def train(gpus: List[LedgerGpu], curve: List[int], seconds: float, job: str, nam
     try:
         for step, mib in enumerate(curve, start=1):
             for index, gpu in enumerate(gpus):
-                _allocate(gpu, index, held, mib, job)
+                _allocate(gpu, index, held, mib, job, sm)
             held = mib
             loss = 7.0 * math.exp(-3.0 * step / len(curve)) + 0.4
             print(f"step {step}/{len(curve)} loss {loss:.3f} memory {mib} MiB", flush=True)
@@ -81,9 +83,9 @@ def oom_message(index: int, tried_mib: int, held_mib: int, full: GpuIsFull) -> s
     )
 
 
-def _allocate(gpu: LedgerGpu, index: int, held_mib: int, mib: int, job: str) -> None:
+def _allocate(gpu: LedgerGpu, index: int, held_mib: int, mib: int, job: str, sm: Optional[float]) -> None:
     try:
-        gpu.hold(mib, job)
+        gpu.hold(mib, job, sm)
     except GpuIsFull as full:
         raise OutOfMemoryError(oom_message(index, mib - held_mib, held_mib, full)) from None
 
@@ -140,6 +142,13 @@ def _positive(text: str) -> int:
     return value
 
 
+def _part(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a part of 1, like 0.6")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpumem-standin", description=__doc__)
     memory = parser.add_mutually_exclusive_group(required=True)
@@ -149,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=_positive, default=10, help="number of training steps (default 10)")
     parser.add_argument("--seconds", type=float, default=2.0, help="duration of all steps (default 2)")
+    parser.add_argument("--sm", type=_part, metavar="PART", help="its SM activity, from 0 to 1")
     parser.add_argument("--name", default="model", help="name of the model, for the log")
     return parser
 

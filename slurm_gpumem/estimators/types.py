@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.estimators.optimizers import OPTIMIZER_RULES, OptimizerRule
-from slurm_gpumem.summaries.types import ModelSummary
 
 if TYPE_CHECKING:
     # The tape is needed for a model only: a job that names its memory by hand starts without it.
     from slurm_gpumem.estimators.tape import Tape
+    from slurm_gpumem.summaries.types import ModelSummary
 
 OPTIMIZERS = tuple(OPTIMIZER_RULES)
 PRECISIONS = ("fp32", "tf32", "amp-fp16", "amp-bf16", "bf16")

@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence, Union
 
-from slurm_gpumem.files import cache_folder, read_plain, write_atomic
+from slurm_gpumem.files import read_plain, write_atomic
 from slurm_gpumem.formats.values import whole_list
 from slurm_gpumem.units import MIB
+from slurm_gpumem.xdg import cache_path
 
 SCHEMA = "gpumem-remembered/1"
 NAME = "remembered.json"
@@ -45,7 +46,7 @@ class Recipe(NamedTuple):
 def own_file() -> Path:
     """Where this user's peaks are remembered; GPUMEM_REMEMBERED names another file."""
     named = os.environ.get("GPUMEM_REMEMBERED")
-    return Path(named) if named else cache_folder() / NAME
+    return Path(named) if named else Path(cache_path(NAME))
 
 
 def read_remembered(path: Union[str, Path], recipe: Recipe) -> PeaksByGpu:

@@ -21,6 +21,7 @@ from slurm_gpumem.files import read_plain, write_atomic
 from slurm_gpumem.jobtrace.batch_script import ScriptRun
 from slurm_gpumem.tracing.script.run import TracedScript
 from slurm_gpumem.units import MIB
+from slurm_gpumem.xdg import cache_path
 
 SCHEMA = "gpumem-traced/1"
 _MOST_BYTES = 256 * MIB
@@ -67,13 +68,12 @@ def keep(run: ScriptRun, traced: TracedScript, started: float) -> Optional[str]:
 
 
 def _path(run: ScriptRun) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     environment = sorted(
         (key, value) for key, value in run.environment.items() if not _CHANGES_BY_ITSELF.fullmatch(key)
     )
     parts = [SCHEMA, _tracer(), run.args, environment, run.folder, run.gpu]
     digest = hashlib.sha256(run.data + b"\0" + json.dumps(parts).encode())
-    return Path(cache, "gpumem", "traces", digest.hexdigest()[:32])
+    return Path(cache_path("traces", digest.hexdigest()[:32]))
 
 
 def _tracer() -> List[str]:

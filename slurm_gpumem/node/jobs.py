@@ -83,6 +83,15 @@ class RunFolder:
         return self.root / "live.json"
 
     @property
+    def own(self) -> Path:
+        """What users may read of their own jobs, a file for each."""
+        return self.root / "own"
+
+    def own_live(self, uid: int) -> Path:
+        """What the sampler saw last of one user's jobs."""
+        return self.own / f"{uid}.json"
+
+    @property
     def counters(self) -> Path:
         """What the samplers since the node's start have counted."""
         return self.root / "counters.json"
@@ -138,8 +147,8 @@ class RunFolder:
 
     def make(self) -> None:
         """Make the folders; root's own, passable for users, not listable where names matter."""
-        for folder in (self.root, self.jobs, self.mps, self.locks):
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for folder in (self.root, self.jobs, self.mps, self.locks, self.own):
+            folder.mkdir(mode=0o711 if folder == self.own else 0o755, parents=True, exist_ok=True)
             # Made before us, by somebody else? Then we do not write there.
             if os.stat(folder, follow_symlinks=False).st_uid != os.geteuid():
                 raise PermissionError(f"{folder} belongs to another user")

@@ -1,8 +1,9 @@
 """The node's sampler: once a second, who uses how much of which GPU.
 
 `python -I -m slurm_gpumem.node.sampler`, one per node while shared jobs run there. It writes `live.json`,
-which `gpumem node status` and the epilog read, when there is news and else every two seconds, and the job
-records every half minute. It also finishes jobs whose epilog was killed, on Slurm's word.
+which `gpumem node status` and the epilog read, and a file for each user, which `gpumem top` reads, when there
+is news and else every two seconds, and the job records every half minute. It also finishes jobs whose epilog
+was killed, on Slurm's word.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from slurm_gpumem.node.gpus import NodeGpu, find_gpus
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
+from slurm_gpumem.node.own_live import OwnLiveFiles
 from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.problem_log import ProblemLog
@@ -59,6 +61,7 @@ class Sampler:
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
         self._end_notes = EndNotes(folder, config)
+        self._own_live = OwnLiveFiles(folder)
         self._unfenced: Dict[int, int] = {}
         self._had: Dict[Tuple[int, str], bool] = {}
         self._looked = time.monotonic()
@@ -126,6 +129,7 @@ class Sampler:
         self.roster.write_records()
         self.roster.close()
         self.problems.attempt(self._exporter.close)
+        self.problems.attempt(self._own_live.close)
         self.source.close()
 
     def gone(self, job_id: int, job: Optional[NodeJob]) -> None:
@@ -281,6 +285,7 @@ class Sampler:
         )
         self.problems.attempt(lambda: write_live(self.folder.live, live))
         self.problems.attempt(lambda: self._end_notes.write(self.roster.announced, live.jobs, self._looked))
+        self.problems.attempt(lambda: self._own_live.write(self.roster.all_here(), live))
         return live
 
     def _take_up(self) -> None:

@@ -15,7 +15,7 @@ from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode
 from slurm_gpumem.text import count
-from slurm_gpumem.units import ceil_div, format_at_least, format_mib
+from slurm_gpumem.units import ceil_div, exact_mib, format_at_least, format_mib
 
 SCHEMA = "gpumem-estimate/1"
 WIDTH = 96
@@ -45,8 +45,8 @@ def explain_lines(
     where = "" if gpu.measured else ", measured on other GPUs"
     held = "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs{where})"
     lines.append(
-        f"  {'peak':<{width}} {estimate.peak_mib:>9,} MiB  {'→' if unicode else '->'} "
-        f"request {estimate.request_mib:,} MiB = {count(shards, 'shard')}{held}"
+        f"  {'peak':<{width}} {exact_mib(estimate.peak_mib):>13}  {'→' if unicode else '->'} "
+        f"request {exact_mib(estimate.request_mib)} = {count(shards, 'shard')}{held}"
     )
     lines += doubt_lines(estimate, gpu, other, shard_mib)
     lines += _utilization_lines(estimate)

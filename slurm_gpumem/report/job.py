@@ -11,7 +11,7 @@ from slurm_gpumem.report.fields import as_json
 from slurm_gpumem.terminal.bars import bar
 from slurm_gpumem.terminal.plot import plot
 from slurm_gpumem.text import count, printable
-from slurm_gpumem.units import duration, energy, gpu_hours, moment, percent, short_mib
+from slurm_gpumem.units import duration, energy, exact_mib, gpu_hours, moment, percent, short_mib
 
 _PLOT_WIDTH, _MEMORY_HEIGHT, _ACTIVITY_HEIGHT = 60, 6, 4
 _PARTS_WIDTH = 40
@@ -151,7 +151,7 @@ def _parts(row: JobRow, unicode: bool) -> List[str]:
     for name, size in [*row.parts.items(), ("estimated", row.estimate_mib), ("measured", row.peak_mib)]:
         if size is not None:
             drawn = bar(size, scale, width=_PARTS_WIDTH, unicode=unicode)
-            lines.append(f"  {name:<{width}} {size:>9,} MiB  {drawn}".rstrip())
+            lines.append(f"  {name:<{width}} {exact_mib(size):>13}  {drawn}".rstrip())
     return lines
 
 

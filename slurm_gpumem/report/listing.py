@@ -6,12 +6,13 @@ import csv
 import json
 import sys
 from itertools import chain, islice
-from typing import Any, Iterable, Iterator, List, Mapping, Sequence, TextIO
+from typing import Any, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, TextIO
 
 from slurm_gpumem.accounting.types import JobRow, JobTotals
 from slurm_gpumem.report.cells import cell, parsable
 from slurm_gpumem.report.fields import Column, as_json, note
 from slurm_gpumem.report.sweeps import WIDTH, Listed, Sweep, sweep_text
+from slurm_gpumem.terminal.colour import Palette
 from slurm_gpumem.text import count, fitted, printable
 from slurm_gpumem.units import gpu_hours, percent
 
@@ -19,13 +20,24 @@ SCHEMA = "gpumem-report/1"
 _MEASURED = 2000
 """Rows that widths are taken from; later ones are cut to them."""
 _LEFT_OVER = 100
+_LEAST_TEXT = 6
+_BAD_STATES = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT", "BOOT_FAIL", "DEADLINE")
+
+
+class TableStyle(NamedTuple):
+    """How a table is to look."""
+
+    unicode: bool = True
+    width: Optional[int] = None
+    """Of the terminal; None in a pipe, where nothing is cut to fit."""
+    colours: Palette = Palette()
 
 
 def table_lines(
-    rows: Iterable[Listed], columns: Sequence[Column], *, header: bool, unicode: bool
+    rows: Iterable[Listed], columns: Sequence[Column], *, header: bool, style: TableStyle
 ) -> Iterator[str]:
-    """A table whose columns are as wide as they need to be, the last one as long as it is."""
-    rows = iter(rows)
+    """A table whose columns are as wide as they need to be, the last one as long as it is or as fits."""
+    rows, unicode = iter(rows), style.unicode
     measured = list(islice(rows, _MEASURED))
     first = [_texts(row, columns, unicode) for row in measured]
     spreads = any(isinstance(row, Sweep) for row in measured)
@@ -38,10 +50,38 @@ def table_lines(
         widths.append(column.width or max(least, min(longest, most)))
     if columns[-1].width is None:
         widths[-1] = max(widths[-1], _LEFT_OVER)
+    if style.width is not None:
+        widths = _fitted_widths(widths, columns, style.width)
     if header:
-        yield _line(names, columns, widths)
+        yield style.colours.bold(_line(names, columns, widths))
     for texts in chain(first, (_texts(row, columns, unicode) for row in rows)):
-        yield _line(texts, columns, widths)
+        yield _coloured(_line(texts, columns, widths), texts, columns, style.colours)
+
+
+def _fitted_widths(widths: Sequence[int], columns: Sequence[Column], width: int) -> List[int]:
+    """Narrower columns of text until the line fits, the last one first; figures and given widths stay."""
+    found = list(widths)
+    last = len(found) - 1
+    least = [max(len(column.field.name), _LEAST_TEXT) for column in columns]
+    while sum(found) + last > width:
+        may_shrink = [
+            at
+            for at, column in enumerate(columns)
+            if not column.field.right and column.width is None and found[at] > least[at]
+        ]
+        if not may_shrink:
+            break
+        widest = last if last in may_shrink else max(may_shrink, key=lambda at: found[at])
+        found[widest] -= 1
+    return found
+
+
+def _coloured(line: str, texts: Sequence[str], columns: Sequence[Column], colours: Palette) -> str:
+    """A run that failed is red, one that runs green; the state says so in words."""
+    states = [text for text, column in zip(texts, columns) if column.field.key == "state"]
+    if states and states[0] in _BAD_STATES:
+        return colours.red(line)
+    return colours.green(line) if states == ["RUNNING"] else line
 
 
 def _texts(row: Listed, columns: Sequence[Column], unicode: bool) -> List[str]:

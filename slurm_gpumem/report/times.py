@@ -1,16 +1,24 @@
-"""Times as sacct takes them: 2026-11-15T08:00, 1115, 08:30, today, now-7days; and 7d."""
+"""Times as sacct takes them: 2026-11-15T08:00, 1115, 08:30, today, now-7days; and 7d, -7days."""
 
 from __future__ import annotations
 
 import re
 import time
-from typing import Optional
+from typing import Collection, List, Optional, Sequence
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.units import SECONDS
 
 _NOW = re.compile(r"now(?:([+-])([0-9]{1,9})\s*([a-z]*))?")
-_AGO = re.compile(r"([0-9]{1,9})([smhdw])")
+_AGO = re.compile(r"-?([0-9]{1,9})\s*([a-z]+)")
+_WORDS = {
+    **dict.fromkeys(("", "s", "sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), "m"),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), "h"),
+    **dict.fromkeys(("d", "day", "days"), "d"),
+    **dict.fromkeys(("w", "week", "weeks"), "w"),
+}
+"""What units are called; "months" is none of them, and must not be read as minutes."""
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?\s*(am|pm)?")
 _ISO = re.compile(r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})(?:[t ]([0-9]{1,2}):([0-9]{2})(?::([0-9]{2}))?)?")
 _MONTH_DAY = re.compile(
@@ -27,21 +35,32 @@ def parse_time(text: str, now: Optional[float] = None) -> float:
     if found is None:
         raise UsageError(
             f"{text!r} is not a time; "
-            "write it like 2026-11-15, 2026-11-15T08:30, 08:30, today, now-7days or 7d"
+            "write it like 2026-11-15, 2026-11-15T08:30, 08:30, today, now-2hours or -7days"
         )
     return found
+
+
+def joined_times(argv: Sequence[str], options: Collection[str]) -> List[str]:
+    """`-S -7days` as one word, since argparse takes what begins with "-" for an option."""
+    words: List[str] = []
+    for word in argv:
+        if words and words[-1] in options and _AGO.fullmatch(word.lower()) and word.startswith("-"):
+            words[-1] += f"={word}" if words[-1].startswith("--") else word
+        else:
+            words.append(word)
+    return words
 
 
 def _parse(text: str, now: float) -> Optional[float]:
     match = _NOW.fullmatch(text)
     if match:
-        unit = SECONDS.get((match[3] or "s")[:1])
-        if unit is None:
+        word = match[3] or ""
+        if word not in _WORDS:
             return None
-        return now + (-1 if match[1] == "-" else 1) * int(match[2] or 0) * unit
+        return now + (-1 if match[1] == "-" else 1) * int(match[2] or 0) * SECONDS[_WORDS[word]]
     match = _AGO.fullmatch(text)
-    if match:
-        return now - int(match[1]) * SECONDS[match[2]]
+    if match and match[2] in _WORDS:
+        return now - int(match[1]) * SECONDS[_WORDS[match[2]]]
     today = time.localtime(now)
     year, month, day = today.tm_year, today.tm_mon, today.tm_mday
     if text in ("today", "yesterday", "tomorrow"):

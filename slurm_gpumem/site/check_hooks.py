@@ -212,7 +212,7 @@ def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
                 "hook-unset",
                 f"slurm.conf has no {key}, but other gpumem hooks",
                 why,
-                f"{key}=.../{_file_of(key)} in slurm.conf (docs/admin/node.md)",
+                f"{key}=.../{_file_of(key)} in slurm.conf (gpumem docs node)",
             )
 
 

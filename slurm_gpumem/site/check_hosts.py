@@ -12,7 +12,7 @@ from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.node_names import fold_names
 
 _CLOCK_S = 2.0
-_HOOKS_AGAIN = "install the hooks again (docs/admin/node.md)"
+_HOOKS_AGAIN = "install the hooks again (gpumem docs node)"
 
 
 class Fault(NamedTuple):

@@ -8,7 +8,7 @@ from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, value_of
 from slurm_gpumem.site.snapshot import Snapshot
 
-_DOCS = "docs/admin/recovery.md has the three lines"
+_DOCS = "gpumem docs recovery has the three lines"
 
 
 def recovery_is_whole(now: Snapshot) -> Iterator[Finding]:

@@ -10,9 +10,9 @@ from slurm_gpumem.site.nodes import NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 
 _RECOVERY = """\
-[recovery]  # of jobs that run out of GPU memory; docs/admin/recovery.md
+[recovery]  # of jobs that run out of GPU memory; gpumem docs recovery
 ladder = ["need+25%", "whole-gpu"]  # or ["whole-gpu"]
-nice = 0  # of a job that comes back; docs/admin/recovery.md before you lower it
+nice = 0  # of a job that comes back; gpumem docs recovery before you lower it
 """
 
 

@@ -15,6 +15,7 @@ from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
 from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf, same_gres
 from slurm_gpumem.site.gres_conf import edit_gres_conf, in_device_order
+from slurm_gpumem.site.hook_files import hook_files
 from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import lua_table, node_gres, toml_file
@@ -35,6 +36,8 @@ from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.conf_file import Where
 from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
+HOOKS = "gpumem"
+"""The folder of the hooks beside slurm.conf."""
 LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua")
 _LAST_RETURN = re.compile(r"^return\b[^\n]*\n?(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z", re.MULTILINE)
 """Lua allows nothing after it."""
@@ -65,6 +68,8 @@ class Proposal:
     """By their names in the folder of slurm.conf; with their whole path where they are elsewhere."""
     current: Mapping[str, str]
     notes: Tuple[str, ...]
+    hooks: Mapping[str, str]
+    """The nodes' hooks, by their names in their own folder."""
 
     def diff(self) -> str:
         """A unified diff from what is there to what is proposed; "" when nothing is to change."""
@@ -132,7 +137,7 @@ def propose(
         notes.append(missing_plugin_note(running))
     notes += [f"{name}: copy it from DIR{name}" for name in files if Path(name).is_absolute()]
     notes += recovery_notes(running)
-    return Proposal(plan, files, current, tuple(notes))
+    return Proposal(plan, files, current, tuple(notes), hook_files(running))
 
 
 def _gres_in_use(snapshot: Optional[Snapshot]) -> str:
@@ -153,6 +158,11 @@ def write_files(proposal: Proposal, folder: Path) -> None:
             path = folder / name.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="surrogateescape")
+        hooks = folder / HOOKS
+        hooks.mkdir()
+        for name, text in proposal.hooks.items():
+            (hooks / name).write_text(text)
+            (hooks / name).chmod(0o755 if name.endswith(".sh") else 0o644)
     except OSError as error:
         raise UsageError(f"{error.filename}: {error.strerror}") from None
 

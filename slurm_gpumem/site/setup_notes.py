@@ -5,13 +5,13 @@ from __future__ import annotations
 import os.path
 import re
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Set
+from typing import Dict, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.site.check_hooks import LUA_PLUGIN
 from slurm_gpumem.site.slurm_conf import RECOVERY_HOOK, Memory, value_of
 from slurm_gpumem.slurm.nodes import Record
 
-_FOLDER = "/etc/slurm/gpumem"
+HOOKS_FOLDER = "/etc/slurm/gpumem"
 _CHAINED = {
     "Prolog": "next_prolog",
     "Epilog": "next_epilog",
@@ -19,7 +19,7 @@ _CHAINED = {
     "TaskEpilog": "next_task_epilog",
     "EpilogSlurmctld": "next_epilog_slurmctld",
 }
-_OURS = re.compile(rf"{_FOLDER}/|gpumem")
+_OURS = re.compile(rf"{HOOKS_FOLDER}/|gpumem")
 
 
 def recovery_notes(running: Mapping[str, str]) -> List[str]:
@@ -28,29 +28,45 @@ def recovery_notes(running: Mapping[str, str]) -> List[str]:
     if hook is not None and hook.endswith(RECOVERY_HOOK):
         return []
     return [
-        f"for jobs to come back after out of memory: EpilogSlurmctld={_FOLDER}/{RECOVERY_HOOK} and "
-        f"TaskEpilog={_FOLDER}/task_epilog.sh (docs/admin/recovery.md)",
+        f"for jobs to come back after out of memory: EpilogSlurmctld={HOOKS_FOLDER}/{RECOVERY_HOOK} and "
+        f"TaskEpilog={HOOKS_FOLDER}/task_epilog.sh (gpumem docs recovery)",
         *(note for key in _CHAINED for note in _kept(key, running)),
     ]
 
 
-def _kept(key: str, running: Mapping[str, str]) -> List[str]:
-    """How a hook that the site has stays in use beside ours."""
+def chained_hooks(running: Mapping[str, str]) -> Dict[str, str]:
+    """Lines of hooks.conf for the hooks that the site has and that ours run after themselves."""
+    found = {_CHAINED[key]: _programs(key, running) for key in _CHAINED}
+    return {name: values[0] for name, values in found.items() if _is_one_program(values)}
+
+
+def _programs(key: str, running: Mapping[str, str]) -> List[str]:
+    """The site's own programs of a hook, without ours."""
     values = [
         value for name, value in running.items() if re.fullmatch(rf"{key}\[[0-9]+\]", name) and value
     ] or [value for value in [value_of(running, key)] if value]
-    values = [value for value in values if not _OURS.search(value)]
+    return [value for value in values if not _OURS.search(value)]
+
+
+def _is_one_program(values: Sequence[str]) -> bool:
+    return len(values) == 1 and not re.search(r"[*?\[]", values[0]) and not Path(values[0]).is_dir()
+
+
+def _kept(key: str, running: Mapping[str, str]) -> List[str]:
+    """How a hook that the site has stays in use beside ours."""
+    values = _programs(key, running)
     if not values:
         return []
-    if len(values) == 1 and not re.search(r"[*?\[]", values[0]) and not Path(values[0]).is_dir():
-        return [f"{key}={values[0]} stays in use with {_CHAINED[key]}={values[0]} in {_FOLDER}/hooks.conf"]
+    if _is_one_program(values):
+        line = f"{_CHAINED[key]}={values[0]}"
+        return [f"{key}={values[0]} stays in use with {line} in {HOOKS_FOLDER}/hooks.conf"]
     folder = Path(values[0])
     folder = folder if folder.is_dir() else folder.parent
     ours = {"EpilogSlurmctld": RECOVERY_HOOK, "TaskProlog": "task_prolog.sh", "TaskEpilog": "task_epilog.sh"}
     script = ours.get(key, f"{key.lower()}.sh")
     return [
-        f"{key} runs several programs ({', '.join(values)}): leave it as it is, and link {_FOLDER}/{script} "
-        f"into {folder}"
+        f"{key} runs several programs ({', '.join(values)}): leave it as it is, and link "
+        f"{HOOKS_FOLDER}/{script} into {folder}"
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, SlurmUnreachableError, Version, parse_version
 from slurm_gpumem.slurm.gres import parse_gres, units_by_type, units_per_gpu
+from slurm_gpumem.xdg import cache_path
 
 WHOLE_GPU_BESIDE_SHARDS: Version = (23, 2, 6)
 """From this version on a gpu:1 job and shard jobs keep off each other's GPUs."""
@@ -191,9 +192,8 @@ def _number(node: Record, key: str) -> int:
 
 def _cache_path(clusters: Optional[str]) -> str:
     """A file of its own for every cluster: by its configuration's path and the --clusters given."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     key = re.sub(r"[^A-Za-z0-9.]+", "-", f"{os.environ.get('SLURM_CONF', 'default')} {clusters or ''}")
-    return os.path.join(base, "gpumem", f"cluster-{key.strip('-')[-120:]}.json")
+    return cache_path(f"cluster-{key.strip('-')[-120:]}.json")
 
 
 def _configuration_stamp() -> float:

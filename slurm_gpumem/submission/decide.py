@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, SlurmError, UsageError
-from slurm_gpumem.estimators.types import Unseen
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.submission.asked import Asked, Workload, read_workload
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
@@ -22,6 +21,9 @@ from slurm_gpumem.submission.request import (
     share_gpu,
     whole_gpu,
 )
+
+if TYPE_CHECKING:
+    from slurm_gpumem.estimators.types import Unseen
 
 NOT_RUN_YET = "it has not run yet"
 
@@ -115,7 +117,7 @@ def _with_remarks(plan: Plan) -> Plan:
     asked, workload, largest = plan.asked, plan.workload, plan.largest
     found = [batch_remark(asked, workload)]
     if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
-        found.append(preallocation_remark(asked, workload.summary, largest.gpu, plan.reserved_mib))
+        found.append(preallocation_remark(asked, workload.summary, largest.model, plan.reserved_mib))
     return plan._replace(warnings=(*plan.warnings, *filter(None, found)))
 
 

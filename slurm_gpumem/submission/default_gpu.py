@@ -43,10 +43,10 @@ def cluster_gpus(config: Config) -> Tuple[Gpu, ...]:
         return ()
     default = [cluster.default_partition] if cluster.default_partition else []
     groups = cluster.in_partitions(default) or cluster.gpu_nodes
-    kinds, gpus = gpu_kinds(groups, config.sharing, None)
+    kinds, models = gpu_kinds(groups, config.sharing, None)
     found: Dict[Tuple[str, int], int] = {}
     by_key: Dict[Tuple[str, int], Gpu] = {}
-    for kind, gpu in zip(kinds, gpus):
+    for kind, gpu in zip(kinds, (model.find() for model in models)):
         key = (gpu.name, gpu.memory_mib)
         found[key] = found.get(key, 0) + kind.gpus
         by_key[key] = gpu

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.types import Estimate, Gpu
 from slurm_gpumem.submission.asked import Asked, Workload
-from slurm_gpumem.submission.reach import Reach
+from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import Need
 
 if TYPE_CHECKING:
+    from slurm_gpumem.estimators.types import Estimate, Gpu
+
     # Only where a slowdown limit counts.
     from slurm_gpumem.submission.activity import Activity
 
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
 class NeedOnGpu(NamedTuple):
     """What the job needs on one kind of GPU, and where the numbers come from."""
 
-    gpu: Gpu
+    model: GpuModel
     need: Need
     estimate: Optional[Estimate] = None
     """None where the memory was given by hand, or nothing is known of it."""
     activity: Optional[Activity] = None
     """What the accepted slowdown makes of the job's activity; None where it does not count."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """Its entry of the GPU table."""
+        return self.model.find()
 
 
 class Needs(NamedTuple):
@@ -45,15 +51,15 @@ class Needs(NamedTuple):
 def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
     """Estimate the job on every kind of GPU in reach."""
     coverage = asked.settings.coverage or asked.config.sharing.coverage_in(reach.partitions)
-    estimates = _estimates(asked, workload, reach.gpus, coverage)
+    estimates = _estimates(asked, workload, reach, coverage)
     warnings: List[str] = _unused_coverage(asked, workload)
     if workload.summary and workload.job:
         stale = asked.settings.stale_line(workload.summary.fingerprint, workload.job)
         warnings += [*asked.settings.remarks(), *([stale] if stale else [])]
     activities, more = _activities(asked, reach, estimates)
     on = tuple(
-        NeedOnGpu(gpu, _need(estimate, workload.mem_mib, activity), estimate, activity)
-        for gpu, estimate, activity in zip(reach.gpus, estimates, activities)
+        NeedOnGpu(model, _need(estimate, workload.mem_mib, activity), estimate, activity)
+        for model, estimate, activity in zip(reach.models, estimates, activities)
     )
     return Needs(on, (*warnings, *more))
 
@@ -98,18 +104,19 @@ def _for_line(gpu: Gpu, estimator: str) -> Gpu:
 
 
 def _estimates(
-    asked: Asked, workload: Workload, gpus: Sequence[Gpu], coverage: Optional[float]
+    asked: Asked, workload: Workload, reach: Reach, coverage: Optional[float]
 ) -> Sequence[Optional[Estimate]]:
     """An estimate for every kind of GPU; where the same job has run there often enough, what it measured."""
     summary, job, line = workload.summary, workload.job, workload.line
     if workload.script:
         from slurm_gpumem.estimators.remembered import of_script
 
-        return [of_script(workload.script, gpu) for gpu in gpus]
+        return [of_script(workload.script, gpu) for gpu in reach.gpus]
     if line:
-        return [line.estimate(workload.line_batch, _for_line(gpu, line.estimator)) for gpu in gpus]
+        return [line.estimate(workload.line_batch, _for_line(gpu, line.estimator)) for gpu in reach.gpus]
     if summary is None or job is None:
-        return [None for _ in gpus]
+        return [None for _ in reach.models]
+    gpus = reach.gpus
     from slurm_gpumem.estimators import remembered
     from slurm_gpumem.utilization.predict import estimate_with_utilization, with_utilization
 

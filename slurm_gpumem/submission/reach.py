@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
-from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNodes, discover_cluster
 from slurm_gpumem.submission.asked import Asked
 from slurm_gpumem.submission.request import GpuKind
+
+if TYPE_CHECKING:
+    # The GPU table is read where an estimate needs it: not for a job that names its memory by hand.
+    from slurm_gpumem.estimators.types import Gpu
+
+
+class GpuModel(NamedTuple):
+    """A kind of GPU as an estimate looks for it in the table."""
+
+    gpu_type: Optional[str]
+    """Slurm's type."""
+    memory_mib: Optional[int] = None
+    """What its shards stand for; None where nobody knows."""
+    by_name: Optional[str] = None
+    """The GPU that the job names, which counts more."""
+
+    def find(self) -> Gpu:
+        """Its entry of the GPU table, or the one closest to it."""
+        from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
+
+        return find_gpu(self.by_name) if self.by_name else closest_gpu(self.gpu_type, self.memory_mib)
 
 
 class Reach(NamedTuple):
@@ -19,7 +38,7 @@ class Reach(NamedTuple):
     partitions: Tuple[str, ...]
     kinds: Tuple[GpuKind, ...] = ()
     """None at all where sbatch will refuse the job, in its own words: see `empty`."""
-    gpus: Tuple[Gpu, ...] = ()
+    models: Tuple[GpuModel, ...] = ()
     """For the estimate, one for each kind."""
     gpu_type: Optional[str] = None
     """The one Slurm type that the job is bound to."""
@@ -30,6 +49,11 @@ class Reach(NamedTuple):
     empty: str = ""
     """Why no GPU is in reach."""
     warnings: Tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> Tuple[Gpu, ...]:
+        """Their entries of the GPU table, one for each kind."""
+        return tuple(model.find() for model in self.models)
 
     @property
     def names(self) -> str:
@@ -59,10 +83,10 @@ def find_reach(asked: Asked) -> Reach:
             reach = reach._replace(warnings=(*warnings, more))
     if gpu_type:
         groups = [group for group in groups if group.gpu_type == gpu_type]
-    kinds, gpus = gpu_kinds(groups, asked.config.sharing, by_name)
+    kinds, models = gpu_kinds(groups, asked.config.sharing, by_name)
     return reach._replace(
         kinds=kinds,
-        gpus=gpus,
+        models=models,
         gpu_type=gpu_type,
         whole_nodes=next((name for name in partitions if name in cluster.exclusive_partitions), None),
         gpu_keeps_off_shards=cluster.version >= WHOLE_GPU_BESIDE_SHARDS,
@@ -89,6 +113,8 @@ def _no_gpus(reach: Reach, cluster: Cluster) -> str:
 
 def _slurm_type(groups: Sequence[GpuNodes], gpu: str) -> Tuple[Optional[str], bool]:
     """The one Slurm type that a GPU's name means here, and whether there are types but none is meant."""
+    from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
+
     types = {group.gpu_type for group in groups if group.gpu_type}
     entry = find_gpu(gpu).name
     matching = [name for name in types if name.lower() == gpu.lower()]
@@ -98,20 +124,19 @@ def _slurm_type(groups: Sequence[GpuNodes], gpu: str) -> Tuple[Optional[str], bo
 
 def gpu_kinds(
     groups: Sequence[GpuNodes], policy: SharingPolicy, gpu: Optional[str]
-) -> Tuple[Tuple[GpuKind, ...], Tuple[Gpu, ...]]:
+) -> Tuple[Tuple[GpuKind, ...], Tuple[GpuModel, ...]]:
     """Nodes whose GPUs are alike become one kind, with the least that any of its nodes has."""
     kinds: Dict[Tuple[Optional[str], int], GpuKind] = {}
-    gpus: Dict[Tuple[Optional[str], int], Gpu] = {}
+    models: Dict[Tuple[Optional[str], int], GpuModel] = {}
     for group in groups:
         units = group.units_per_gpu(policy.gres)
         by_shards = units * policy.shard_mib if units and policy.gres == "shard" else None
         key = (group.gpu_type, units)
-        like = closest_gpu(group.gpu_type, by_shards)
-        gpus[key] = find_gpu(gpu) if gpu else like
+        models[key] = GpuModel(group.gpu_type, by_shards, gpu)
         kind = GpuKind(
             gpu_type=group.gpu_type,
             units=units,
-            memory_mib=by_shards or (like.memory_mib if like.entry else None),
+            memory_mib=by_shards or _memory_in_table(group.gpu_type),
             gpus=group.gpus * group.nodes,
             cpus_per_gpu=group.cpus / group.node_gpus,
             threads_per_core=group.threads_per_core,
@@ -119,7 +144,12 @@ def gpu_kinds(
         )
         before = kinds.get(key)
         kinds[key] = kind if before is None else _least(before, kind)
-    return tuple(kinds.values()), tuple(gpus.values())
+    return tuple(kinds.values()), tuple(models.values())
+
+
+def _memory_in_table(gpu_type: Optional[str]) -> Optional[int]:
+    like = GpuModel(gpu_type).find()
+    return like.memory_mib if like.entry else None
 
 
 def _least(one: GpuKind, other: GpuKind) -> GpuKind:

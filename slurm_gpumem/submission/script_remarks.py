@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 from slurm_gpumem.submission.asked import Asked, Workload
 
 if TYPE_CHECKING:
-    from slurm_gpumem.estimators.types import Gpu
+    from slurm_gpumem.submission.reach import GpuModel
     from slurm_gpumem.summaries.types import ModelSummary
 
 _BATCH = re.compile(
@@ -35,7 +35,7 @@ def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
 
 
 def preallocation_remark(
-    asked: Asked, summary: Optional[ModelSummary], gpu: Gpu, share_mib: int
+    asked: Asked, summary: Optional[ModelSummary], model: GpuModel, share_mib: int
 ) -> Optional[str]:
     """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
     lines = [line for _, line in _commands(asked)]
@@ -46,6 +46,7 @@ def preallocation_remark(
         return None
     from slurm_gpumem.estimators.gpus import closest_gpu
 
+    gpu = model.find()
     # A process sees the whole GPU's memory, whatever its limit is.
     total = max(gpu.memory_mib, closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0)
     part = max(1, (share_mib - gpu.context_mib) * 100 // total)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import List, Mapping, Optional, TextIO
 
+from slurm_gpumem.units import exact_mib
+
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _FULL = "█"
 BAR_WIDTH = 40
@@ -15,7 +17,7 @@ def parts_lines(parts: Mapping[str, int], *, unicode: bool = True) -> List[str]:
     whole = sum(parts.values())
     width = max((len(name) for name in parts), default=0)
     return [
-        f"  {name:<{width}} {size:>9,} MiB  {bar(size, whole, unicode=unicode)}".rstrip()
+        f"  {name:<{width}} {exact_mib(size):>13}  {bar(size, whole, unicode=unicode)}".rstrip()
         for name, size in parts.items()
     ]
 
@@ -38,3 +40,12 @@ def speaks_unicode(stream: Optional[TextIO] = None) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def terminal_width(stream: Optional[TextIO] = None) -> Optional[int]:
+    """Columns of the terminal that the stream (default: stdout) is; None for a file or a pipe."""
+    if not (sys.stdout if stream is None else stream).isatty():
+        return None
+    import shutil
+
+    return shutil.get_terminal_size().columns

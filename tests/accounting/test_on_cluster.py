@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable
 
 import pytest
 
-from slurm_gpumem.devcluster import demo_report
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import NodeSpec
 from tests.support.waiting import until
 
@@ -20,20 +17,12 @@ pytestmark = pytest.mark.slurm
 MODEL = Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt"
 
 
-@pytest.fixture
-def folder(state_folder: Path) -> Iterator[Path]:
-    yield state_folder
-    demo_report.await_samplers(state_folder)
-
-
 def test_a_job_that_ran_three_times_is_remembered_and_reported_with_slurms_own_word(
-    make_cluster: Callable[..., Cluster], folder: Path
+    make_cluster: Callable[..., Cluster], state_folder: Path
 ) -> None:
-    state = Path(tempfile.mkdtemp(prefix="gpumem-"))
-    hooks = demo_report.install_hooks(folder, Layout(state).ledger)
-    cluster = make_cluster(state=state, nodes=(NodeSpec("n1"),), accounting=True, extra_conf=hooks)
-    env = demo_report.report_environment(folder)
-    script = folder / "job.sh"
+    cluster = make_cluster(nodes=(NodeSpec("n1"),), accounting=True, hooks=True)
+    folder, script = state_folder, state_folder / "job.sh"
+    env = {"XDG_CACHE_HOME": str(folder)}
     script.write_text("#!/bin/bash\ngpumem-standin --peak 2000 --steps 3 --seconds 2\n")
 
     def call(command: str, *argv: str) -> Any:
@@ -69,13 +58,11 @@ def test_a_job_that_ran_three_times_is_remembered_and_reported_with_slurms_own_w
 
 
 def test_tasks_of_an_array_are_reported_by_their_names_and_as_one_sweep(
-    make_cluster: Callable[..., Cluster], folder: Path
+    make_cluster: Callable[..., Cluster], state_folder: Path
 ) -> None:
-    state = Path(tempfile.mkdtemp(prefix="gpumem-"))
-    hooks = demo_report.install_hooks(folder, Layout(state).ledger)
-    cluster = make_cluster(state=state, nodes=(NodeSpec("n1"),), accounting=True, extra_conf=hooks)
-    env = demo_report.report_environment(folder)
-    script = folder / "job.sh"
+    cluster = make_cluster(nodes=(NodeSpec("n1"),), accounting=True, hooks=True)
+    folder, script = state_folder, state_folder / "job.sh"
+    env = {"XDG_CACHE_HOME": str(folder)}
     peak = "$((2000 + 500 * SLURM_ARRAY_TASK_ID))"
     script.write_text(f"#!/bin/bash\ngpumem-standin --peak {peak} --steps 3 --seconds 2\n")
 

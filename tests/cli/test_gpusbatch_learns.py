@@ -6,14 +6,13 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Iterator, Tuple
 
 import pytest
 
 from slurm_gpumem.devcluster import demo_report
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.jobs import wait_for_job
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes
 from slurm_gpumem.formats.comment import CommentRecord, parse_record
 from slurm_gpumem.formats.remembered import Recipe, write_remembered
@@ -89,14 +88,11 @@ def site() -> Iterator[Tuple[Cluster, Path]]:
     """A cluster whose nodes measure their jobs."""
     folder = Path(tempfile.mkdtemp(prefix="gpumem-"))
     folder.chmod(0o755)
-    state = folder / "cluster"
-    hooks = demo_report.install_hooks(folder, Layout(state).ledger)
-    cluster = up(ClusterSpec(nodes=default_nodes(1), state=state, extra_conf=hooks))
+    cluster = up(ClusterSpec(nodes=default_nodes(1), state=folder / "cluster", hooks=True))
     try:
         yield cluster, folder
     finally:
         cluster.stop()
-        demo_report.await_samplers(folder)
         shutil.rmtree(folder)
 
 
@@ -107,13 +103,13 @@ def test_a_script_without_a_model_is_measured_and_shares_a_gpu_the_next_time(sit
     script.write_text(
         "#!/bin/bash\n#SBATCH --gres=gpu:1 -o out\ngpumem-standin --peak 9000 --seconds 4 --name $1\n"
     )
-    env: Dict[str, str] = demo_report.report_environment(folder)
+    env = {"XDG_CACHE_HOME": str(folder)}
     first = cluster.run([GPUSBATCH, "--parsable", "job.sh", "one"], env=env, cwd=folder)
     assert first.returncode == 0, first.stderr
     assert "keeps its whole GPU and is measured" in first.stderr
     job = first.stdout.strip()
     assert wait_for_job(cluster, job, timeout_s=60)["JobState"] == "COMPLETED"
-    demo_report.report(cluster, folder, [job])
+    demo_report.report(cluster, [job])
     again = cluster.run([GPUSBATCH, "--dry-run", "job.sh", "one"], env=env, cwd=folder)
     assert "remembered: 1 run on a100 took 8.8 GiB" in again.stderr, again.stderr
     assert "--gres=shard:11 " in again.stdout

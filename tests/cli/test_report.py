@@ -20,9 +20,12 @@ from slurm_gpumem.accounting.readers import allow
 from slurm_gpumem.accounting.store import open_store
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.report import fields
+from slurm_gpumem.report.listing import TableStyle, table_lines
 from slurm_gpumem.report.times import parse_time
 from slurm_gpumem.slurm.sacct import parse_runs
 from tests.accounting.job_records import record, write
+from tests.accounting.made_jobs import job
 from tests.support.no_slurm import without_slurm
 
 Report = Callable[..., Tuple[int, str, str]]
@@ -317,13 +320,20 @@ NOW = time.mktime((2026, 11, 15, 10, 30, 0, 0, 0, -1))
         ("now-2days", (2026, 11, 13, 10, 30, 0)),
         ("now-90minutes", (2026, 11, 15, 9, 0, 0)),
         ("2d", (2026, 11, 13, 10, 30, 0)),
+        ("now-2hours", (2026, 11, 15, 8, 30, 0)),
+        ("midnight", (2026, 11, 15, 0, 0, 0)),
+        ("-7days", (2026, 11, 8, 10, 30, 0)),
+        ("1week", (2026, 11, 8, 10, 30, 0)),
     ],
 )
 def test_times_are_read_as_sacct_reads_them(text: str, expected: Tuple[int, ...]) -> None:
     assert time.localtime(parse_time(text, NOW))[:6] == expected
 
 
-@pytest.mark.parametrize("text", ["", "2026-13-01", "2026-11-40", "now-3parsecs", "99:99", "tuesday", "９"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "2026-13-01", "2026-11-40", "now-3parsecs", "now-2months", "3monkeys", "99:99", "tuesday", "９"],
+)
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time"):
         parse_time(text, NOW)
@@ -419,3 +429,36 @@ def test_an_arrays_number_is_all_its_tasks_in_order_and_a_task_has_its_own(
     assert (code, out.strip()) == (1, "")
     assert "no record of task 11_9" in err
     assert main(["report", "-j", "11_x"]) == 2
+
+
+def test_a_job_may_be_named_without_an_option(site: Path, report: Report) -> None:
+    write(site / "spool", hour_ago(7))
+    assert report("7") == report("-j", "7")
+
+
+def test_a_time_in_the_past_may_begin_with_a_minus(site: Path, report: Report) -> None:
+    write(site / "spool", hour_ago(7))
+    for words in (["-S", "-7days"], ["--starttime", "-7days"], ["-S", "-2hours", "-E", "now"]):
+        assert "\n7 " in report(*words)[1]
+    assert "\n7 " not in report("-S", "-1minute", "-E", "now")[1]
+
+
+def test_sizes_come_in_the_unit_that_was_asked_for(site: Path, report: Report) -> None:
+    write(site / "spool", hour_ago(7, peak_mib=11600.0))
+    shown = {unit: report("-n", "-o", "Peak", "--units", unit)[1].split() for unit in ("MiB", "GiB", "GB")}
+    assert shown == {"MiB": ["11600M"], "GiB": ["11.3G"], "GB": ["12.2GB"]}
+
+
+def test_colours_come_on_a_terminal_or_when_asked_for(site: Path, report: Report) -> None:
+    write(site / "spool", hour_ago(7))
+    assert "\x1b" not in report()[1]
+    assert report("--color", "always")[1].startswith("\x1b[1mJobID")
+
+
+@pytest.mark.parametrize("width", [90, 100, 160])
+def test_a_table_fits_the_terminal_and_its_figures_stay_whole(width: int) -> None:
+    rows = [job(7, model="m" * 60, user="u" * 60, companions=tuple(range(40)), hints=("oom",))]
+    columns = fields.columns(fields.DEFAULT)
+    shown = list(table_lines(rows, columns, header=True, style=TableStyle(width=width)))
+    assert max(map(len, shown)) <= width
+    assert " 11.7G 13.0G " in shown[1]

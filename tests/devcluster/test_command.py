@@ -14,7 +14,8 @@ import pytest
 
 import slurm_gpumem
 from slurm_gpumem.devcluster import processes
-from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.cluster import Cluster, find
+from slurm_gpumem.devcluster.hooks import samplers
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.state import load
 from tests.support.waiting import until
@@ -205,3 +206,27 @@ def test_an_ordinary_user_can_have_a_cluster(state: Path) -> None:
     finally:
         down = run_gpumem("down", "--state", str(home), user="nobody", package=package)
         assert down.returncode == 0, down.stderr
+
+
+def test_with_hooks_a_job_is_measured_and_reported_and_no_sampler_stays(state: Path, tmp_path: Path) -> None:
+    up = run_gpumem(*up_options(state), "--hooks")
+    assert up.returncode == 0, up.stderr
+    assert "gpumem report" in up.stdout
+    try:
+        cluster = find(state)
+        wrap = "gpumem-standin --peak 3000 --steps 1000 --seconds 300"
+        done = cluster.run(["sbatch", "--gres=shard:4", "--mem=64", "-o", "/dev/null", "--wrap", wrap])
+        assert done.returncode == 0, done.stderr
+        gpumem = str(Path(sys.executable).with_name("gpumem"))
+        words = [gpumem, "report", "--update", "-n", "-o", "JobID,Peak,State"]
+
+        def measured() -> bool:
+            shown = cluster.run(words, env={"XDG_CACHE_HOME": str(tmp_path)}, timeout_s=60)
+            return shown.stdout.split() == ["1", "2.9G", "RUNNING"]
+
+        until(measured, 90)
+        assert samplers(cluster.layout)
+    finally:
+        # Its job still runs.
+        assert run_gpumem("down", "--state", str(state)).returncode == 0
+    assert not samplers(Layout(state))

@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
-from slurm_gpumem.devcluster import demo_report
 from slurm_gpumem.devcluster.cluster import Cluster, up
-from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
@@ -112,7 +110,7 @@ def _desk(with_slurm: bool) -> Iterator[Tuple[Path, Dict[str, str]]]:
     try:
         if with_slurm:
             with _cluster(root) as cluster:
-                env = _environment(folder, {**cluster.env, **demo_report.report_environment(root)})
+                env = _environment(folder, cluster.env)
                 yield folder, {**env, "PATH": f"{tracer}:{env['PATH']}"}
         else:
             yield folder, _environment(folder, {})
@@ -166,16 +164,14 @@ def _environment(home: Path, more: Mapping[str, str]) -> Dict[str, str]:
 @contextmanager
 def _cluster(root: Path) -> Iterator[Cluster]:
     state = root / "cluster"
-    hooks = demo_report.install_hooks(root, Layout(state).ledger)
     nodes = default_nodes(2)
     cluster = up(
-        ClusterSpec(nodes=nodes, state=state, extra_conf=hooks, job_submit_lua=_plugin(root / "lua", nodes))
+        ClusterSpec(nodes=nodes, state=state, hooks=True, job_submit_lua=_plugin(root / "lua", nodes))
     )
     try:
         yield cluster
     finally:
         cluster.stop()
-        demo_report.await_samplers(root)
 
 
 def _plugin(folder: Path, nodes: Sequence[NodeSpec]) -> str:

@@ -235,7 +235,7 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "site-files-differ",
         "make them equal",
     ),
-    "no recovery": (config(EpilogSlurmctld="(null)"), Severity.NOTE, "no-recovery", "recovery.md"),
+    "no recovery": (config(EpilogSlurmctld="(null)"), Severity.NOTE, "no-recovery", "gpumem docs recovery"),
     "another EpilogSlurmctld": (
         config(EpilogSlurmctld="/etc/slurm/jobstats.sh"),
         Severity.NOTE,

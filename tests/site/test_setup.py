@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Optional
@@ -11,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main
+from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
 from slurm_gpumem.site.render import gres_lines, lua_table, node_gres, toml_file
-from slurm_gpumem.site.setup import SetupOptions, propose, write_files
+from slurm_gpumem.site.setup import HOOKS, SetupOptions, propose, write_files
 from slurm_gpumem.site.slurm_conf import partition_memory, wanted_settings
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.conf_file import Where
@@ -311,7 +313,7 @@ def test_a_gres_conf_keeps_its_gpu_lines_and_drops_old_shares() -> None:
 def test_files_are_only_written_into_a_fresh_folder(tmp_path: Path) -> None:
     proposal = propose(SetupOptions(), snapshot(), memory_of)
     write_files(proposal, tmp_path / "new" / "folder")
-    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == set(proposal.files)
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {*proposal.files, HOOKS}
     with pytest.raises(UsageError, match="fresh folder"):
         write_files(proposal, tmp_path / "new")
     (tmp_path / "file").write_text("x")
@@ -343,3 +345,18 @@ def test_a_sites_own_tables_in_gpumem_toml_stay() -> None:
     assert text.count("[recovery]") == 1
     assert '[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmode = "off"\n' in text
     assert toml_file(plan, text) == text
+
+
+def test_the_hooks_are_written_too_with_the_settings_of_this_site(tmp_path: Path) -> None:
+    now = snapshot()
+    own = {"StateSaveLocation": "/var/spool/ctl", "TaskProlog": "/etc/slurm/own_prolog"}
+    write_files(
+        propose(SetupOptions(), replace(now, config={**now.config, **own}), memory_of), tmp_path / "new"
+    )
+    hooks = tmp_path / "new" / HOOKS
+    for name in ("prolog.sh", "epilog.sh", "task_prolog.sh", "task_epilog.sh", "epilog_slurmctld.sh"):
+        assert (hooks / name).read_bytes() == data_path("prolog", name).read_bytes()
+        assert (hooks / name).stat().st_mode & 0o777 == 0o755
+    code = f'. {hooks}/hooks.conf; echo "$python|$state_dir|$next_task_prolog|$next_prolog"'
+    shown = subprocess.run(["sh", "-ec", code], env={}, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == f"{sys.executable}|/var/spool/ctl|/etc/slurm/own_prolog|"

@@ -16,7 +16,7 @@ from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.submission.asked import HETEROGENEOUS, NOTHING_ASKED, Asked, JobWords, Workload, read_asked
 from slurm_gpumem.submission.decide import Plan, choose_request, decide
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
-from slurm_gpumem.submission.reach import Reach
+from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import GpuKind, HostShare, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
@@ -46,9 +46,9 @@ def plan(job: Asked, gib: int = 10, *, activity: Optional[float] = None, **reach
     kinds = fields["kinds"]
     own = None if activity is None else Activity(activity, 1.15, False, "pressure")
     need = Need(gib * 1024, gib * 1024, activity or 0.0)
-    on = tuple(NeedOnGpu(find_gpu("a100"), need, None, own) for _ in kinds)
+    on = tuple(NeedOnGpu(GpuModel("a100"), need, None, own) for _ in kinds)
     return choose_request(
-        job, Workload(mem_mib=gib * 1024), Reach(gpus=(find_gpu("a100"),), **fields), Needs(on)
+        job, Workload(mem_mib=gib * 1024), Reach(models=(GpuModel("a100"),), **fields), Needs(on)
     )
 
 
@@ -135,9 +135,8 @@ def unseen_plan(rule: str, *argv: str, unseen: Unseen = OWN_CODE, **own: str) ->
     job = asked(*argv, **own)
     job = job._replace(config=job.config._replace(text=TextPolicy(rule)))
     found = Estimate(5000, 9000, 5000, {}, "corrected", "A100", TrainingJob(8), unseen=unseen)
-    gpu = find_gpu("a100")
-    on = (NeedOnGpu(gpu, Need(5000, 9000), found, None),)
-    reach = Reach(partitions=("gpu",), kinds=(A100,), gpus=(gpu,), gpu_keeps_off_shards=True)
+    on = (NeedOnGpu(GpuModel("a100"), Need(5000, 9000), found, None),)
+    reach = Reach(partitions=("gpu",), kinds=(A100,), models=(GpuModel("a100"),), gpu_keeps_off_shards=True)
     return choose_request(job, Workload(), reach, Needs(on))
 
 

@@ -7,12 +7,12 @@ from typing import Optional
 import pytest
 
 from slurm_gpumem.config.load import Config
-from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.asked import Asked, JobWords, Workload
+from slurm_gpumem.submission.reach import GpuModel
 from slurm_gpumem.submission.script_remarks import batch_remark, preallocation_remark
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.formats import BY_NAME
@@ -67,7 +67,7 @@ def remark_for(body: str, summary_format: Optional[str] = None) -> Optional[str]
     if summary_format:
         shows = BY_NAME[summary_format].shows
         summary = ModelSummary(summary_format, (Layer("Dense", params=8),), shows=shows)
-    return preallocation_remark(job, summary, find_gpu("a100"), 10 * 1024)
+    return preallocation_remark(job, summary, GpuModel("a100"), 10 * 1024)
 
 
 @pytest.mark.parametrize(

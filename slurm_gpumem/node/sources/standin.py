@@ -13,7 +13,7 @@ from slurm_gpumem.node.sources.base import GpuProcess, SourceError
 
 
 class StandinSource:
-    """The ledger as a metric source; it knows memory and nothing of activity or power."""
+    """The ledger as a metric source; it knows memory, SM activity where jobs name it, and no power."""
 
     name = "standin"
 
@@ -27,8 +27,13 @@ class StandinSource:
 
     def sample(self, uuid: str) -> GpuSample:
         ledger = self._ledger(uuid)
-        used = sum(holder["mib"] for holder in self._holders(ledger))
-        return GpuSample(memory_used_mib=used, memory_total_mib=ledger["capacity_mib"])
+        holders = self._holders(ledger)
+        active = [holder["sm"] for holder in holders if isinstance(holder.get("sm"), float)]
+        return GpuSample(
+            memory_used_mib=sum(holder["mib"] for holder in holders),
+            memory_total_mib=ledger["capacity_mib"],
+            sm_active=min(1.0, sum(active)) if active else None,
+        )
 
     def energy_j(self, uuid: str) -> Optional[float]:
         return None

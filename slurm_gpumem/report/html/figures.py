@@ -83,7 +83,8 @@ def wasters(source: PageSource) -> List[Kept]:
         unused = f"{one.wasted_mib_s / 1024 / 3600:,.1f} GiB-hours unused"
         if one.granted_mib_s:
             unused += f", {percent(one.wasted_mib_s / one.granted_mib_s)} of what was granted"
-        jobs = f"in {count(one.jobs, 'job')}; most by job {one.worst_job}"
+        jobs = f"in {count(one.jobs, 'job')}"
+        jobs += f"; most by job {one.worst_job}" if one.worst_job is not None else ""
         lines.append(Kept(clipped(one.user, 64), unused, jobs))
     return lines
 
@@ -95,6 +96,8 @@ def notes(source: PageSource) -> List[str]:
     if fresh is not None:
         if not fresh.everybody:
             found.append("Only the jobs of the user who made this page are in it.")
+        elif not source.personal and not source.names:
+            found.append("Users are numbered by their GPU-hours; --names shows their names.")
         if fresh.slurm:
             found.append(f"Without Slurm's own accounting: {fresh.slurm}")
         if fresh.bad:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from typing import Deque, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Deque, Dict, List, Optional, Set, Tuple
 
 from slurm_gpumem.accounting.types import JobRow
 from slurm_gpumem.report.html.accuracy import Errors, Scatter
-from slurm_gpumem.report.html.types import Gathered
+from slurm_gpumem.report.html.personal import PersonalFigures
+from slurm_gpumem.report.html.types import Gathered, PageSource
 from slurm_gpumem.report.html.usage import BeforeAfter, Occupancy
 
 MOST_LISTED = 1_000
@@ -17,8 +18,9 @@ MOST_NOTABLE = 100
 MOST_GPUS_ON_TIMELINE = 12
 
 
-def gather(rows: Iterable[JobRow], now: float) -> Gathered:
+def gather(source: PageSource, now: float) -> Gathered:
     """Read the rows once; they come oldest end first."""
+    personal = PersonalFigures(source.shard_mib) if source.personal else None
     scatter, errors, change, occupancy = Scatter(), Errors(), BeforeAfter(), Occupancy()
     recent: Deque[JobRow] = deque(maxlen=MOST_LISTED)
     notable = _Notable()
@@ -26,7 +28,7 @@ def gather(rows: Iterable[JobRow], now: float) -> Gathered:
     clusters: Set[str] = set()
     first: Optional[float] = None
     last: Optional[float] = None
-    for row in rows:
+    for row in source.rows:
         jobs += 1
         running += row.end is None
         if len(clusters) < 2 and row.cluster:
@@ -40,6 +42,8 @@ def gather(rows: Iterable[JobRow], now: float) -> Gathered:
         occupancy.add(row, now)
         recent.append(row)
         notable.add(row)
+        if personal is not None:
+            personal.add(row)
     all_recent = jobs <= MOST_LISTED
     listed = list(recent)
     if not all_recent:
@@ -59,6 +63,7 @@ def gather(rows: Iterable[JobRow], now: float) -> Gathered:
         recent=tuple(recent),
         listed=tuple(listed),
         listed_why="" if all_recent else _why(len(listed), jobs),
+        personal=None if personal is None else personal.result(source.total),
     )
 
 

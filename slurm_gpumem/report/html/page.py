@@ -24,7 +24,7 @@ from slurm_gpumem.units import minute
 def page(source: PageSource) -> str:
     """The whole page as text."""
     now = source.made_at or time.time()
-    gathered = gather(source.rows, now)
+    gathered = gather(source, now)
     script = asset("base.js", "charts.js", "timeline.js", "tables.js")
     style = asset("page.css")
     return render(
@@ -33,12 +33,13 @@ def page(source: PageSource) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'",
         style=style,
         script=script,
-        title=clipped(source.title or _title(gathered), 120),
+        title=clipped(source.title or _title(source, gathered), 120),
+        personal=gathered.personal,
         about=_about(source, gathered),
         tiles=tiles(source.total),
         facts=facts(source, gathered),
         groups=_groups(source),
-        wasters=wasters(source),
+        wasters=[] if source.personal else wasters(source),
         jobs=job_table(gathered.listed, gathered.listed_why),
         notes=notes(source),
         version=__version__,
@@ -63,8 +64,9 @@ def _data(source: PageSource, gathered: Gathered, now: float) -> Dict[str, Any]:
     }
 
 
-def _title(gathered: Gathered) -> str:
-    return f"GPU sharing on {gathered.clusters[0]}" if len(gathered.clusters) == 1 else "GPU sharing"
+def _title(source: PageSource, gathered: Gathered) -> str:
+    what = "Your GPU jobs" if source.personal else "GPU sharing"
+    return f"{what} on {gathered.clusters[0]}" if len(gathered.clusters) == 1 else what
 
 
 def _about(source: PageSource, gathered: Gathered) -> str:

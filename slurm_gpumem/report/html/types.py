@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.types import Freshness, JobDetail, JobRow, JobTotals, Waster
+from slurm_gpumem.report.html.personal import Personal
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class PageSource:
     selection: str = ""
     """Which jobs, in words: "user usr1, since 2026-11-01"."""
     made_at: float = 0.0
+    personal: bool = False
+    """One user's own page: advice, sweeps, what sharing cost and gained, and no other user."""
+    shard_mib: int = 1024
+    names: bool = True
+    """Whether users stand in it by their names."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Gathered:
     """Jobs for the table: the recent ones and those worth a look."""
     listed_why: str
     """Empty when all are listed; else how they were chosen."""
+    personal: Optional[Personal] = None
 
 
 Json = Dict[str, Any]

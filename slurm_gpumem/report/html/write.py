@@ -9,6 +9,7 @@ from typing import Iterator
 from slurm_gpumem.accounting.store import Store
 from slurm_gpumem.accounting.types import Filters, JobRow
 from slurm_gpumem.named_files import check_target, save
+from slurm_gpumem.report.html.numbered import numbered
 from slurm_gpumem.report.html.page import page
 from slurm_gpumem.report.html.render import need_jinja2
 from slurm_gpumem.report.html.types import PageSource
@@ -20,14 +21,14 @@ from slurm_gpumem.units import minute
 _WASTERS = 10
 
 
-def write_html(store: Store, filters: Filters, output: str) -> int:
-    """Make the page; "-" is standard output."""
+def write_html(store: Store, filters: Filters, output: str, *, names: bool) -> int:
+    """Make the page; "-" is standard output. One user's is theirs; on all others' users are numbered."""
     # Before the work, not after it: what is missing is known at once.
     need_jinja2()
     target = None if output == "-" else check_target(output, "report.html")
     with ProgressBar("reading jobs") as bar:
         source = _source(store, filters, bar)
-        text = page(source)
+        text = page(source if names or source.personal else numbered(source))
     if target is None:
         sys.stdout.write(text)
         return 0
@@ -59,6 +60,8 @@ def _source(store: Store, filters: Filters, bar: ProgressBar) -> PageSource:
         detail=store.detail,
         selection=in_words(filters),
         made_at=time.time(),
+        personal=not store.freshness.everybody or len(filters.users) == 1,
+        shard_mib=store.config.shard_mib,
     )
 
 

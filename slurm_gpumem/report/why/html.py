@@ -9,6 +9,7 @@ from slurm_gpumem.estimators.explain.reasons import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Living, Timeline
 from slurm_gpumem.report.estimate import describe_model
 from slurm_gpumem.report.html.render import asset, hashed, render
+from slurm_gpumem.report.why.groups import repeated
 from slurm_gpumem.report.why.series import COLOURS
 from slurm_gpumem.report.why.svg import STYLE, why_svg
 from slurm_gpumem.report.why.text import made_by, place_of
@@ -53,7 +54,8 @@ def why_html(reasons: PeakReasons) -> str:
 
 
 def _tensors(timeline: Timeline) -> List[TensorRow]:
-    shown, rest = timeline.at_peak[:_TENSORS], timeline.at_peak[_TENSORS:]
+    alive = repeated(timeline.at_peak)
+    shown, rest = alive[:_TENSORS], alive[_TENSORS:]
     most = max((one.bytes * one.count for one in shown), default=1)
     rows = [_row(one, most) for one in shown]
     if rest:

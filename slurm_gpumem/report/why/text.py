@@ -9,9 +9,10 @@ from slurm_gpumem.estimators.explain.reasons import PeakReasons
 from slurm_gpumem.estimators.explain.timeline import Living, Timeline
 from slurm_gpumem.estimators.training_job import describe_estimated
 from slurm_gpumem.report.estimate import describe_model
+from slurm_gpumem.report.why.groups import repeated
 from slurm_gpumem.terminal.chart import Style, area_chart, axis_line, below, plot_width
 from slurm_gpumem.terminal.plot import resample
-from slurm_gpumem.units import MIB, format_mib
+from slurm_gpumem.units import MIB, exact_mib, format_mib
 
 SCHEMA = "gpumem-why/1"
 _JSON_POINTS, _JSON_TENSORS = 400, 100
@@ -103,8 +104,9 @@ def _phases(line: Timeline, columns: int, style: Style) -> str:
 
 def tensor_lines(line: Timeline, style: Style, tensors: int) -> List[str]:
     """The largest tensors alive at the peak."""
-    shown = line.at_peak[:tensors]
-    lines = [f"largest of {sum(one.count for one in line.at_peak):,} tensors alive at the peak"]
+    alive = repeated(line.at_peak)
+    shown = alive[:tensors]
+    lines = [f"largest of {sum(one.count for one in alive):,} tensors alive at the peak"]
     times = "×" if style.unicode else "x"
     rows = [(_size(one, times), place_of(one), made_by(one)) for one in shown]
     if not rows:
@@ -115,9 +117,9 @@ def tensor_lines(line: Timeline, style: Style, tensors: int) -> List[str]:
     for size, layer, maker in rows:
         name = f"{_cut(layer, layer_width):<{layer_width}}"
         lines.append(f"  {size:>{size_width}}  {name}  {maker[:maker_width]}")
-    rest = sum(one.bytes * one.count for one in line.at_peak[tensors:])
+    rest = sum(one.bytes * one.count for one in alive[tensors:])
     if rest:
-        others = sum(one.count for one in line.at_peak[tensors:])
+        others = sum(one.count for one in alive[tensors:])
         lines.append(f"  {format_mib(rest / MIB):>{size_width}}  {others:,} others")
     return lines
 
@@ -129,17 +131,19 @@ def advice_lines(reasons: PeakReasons, style: Style) -> List[str]:
     peak = reasons.estimate.peak_mib
     arrow = "→" if style.unicode else "->"
     minus = "−" if style.unicode else "-"
-    lines = [f"what would lower the peak of {peak:,} MiB"]
+    lines = [f"what would lower the peak of {exact_mib(peak)}"]
     for one in reasons.advice:
         after = max(0, peak - one.saves_mib)
         rule = "" if one.exact else ", by a rule: trace again for the exact figure"
-        lines.append(f"  {minus}{one.saves_mib:>7,} MiB {arrow} {after:>7,} MiB  {one.what}{rule}")
+        lines.append(
+            f"  {minus}{exact_mib(one.saves_mib):>11} {arrow} {exact_mib(after):>11}  {one.what}{rule}"
+        )
     return lines
 
 
 def _size(one: Living, times: str) -> str:
     size = one.bytes / MIB
-    text = f"{size:,.0f} MiB" if size >= 10 else f"{size:,.1f} MiB"
+    text = exact_mib(size) if size >= 10 else f"{size:,.1f} MiB"
     return f"{one.count} {times} {text}" if one.count > 1 else text
 
 

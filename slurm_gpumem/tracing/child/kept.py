@@ -18,6 +18,7 @@ import slurm_gpumem
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.tracing.child.sandbox import Traced
 from slurm_gpumem.tracing.child.spec import TraceRequest
+from slurm_gpumem.xdg import cache_path
 
 FORMAT = "gpumem-kept-trace/1"
 MOST = 40
@@ -70,10 +71,9 @@ def files_read(paths: List[str]) -> List[List[str]]:
 
 
 def _path(request: TraceRequest) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     named = [request.to_json(), sys.executable, os.getcwd(), slurm_gpumem.__version__, *_versions()]
     name = hashlib.sha256(json.dumps(named).encode()).hexdigest()
-    return Path(base) / "gpumem" / "traces" / f"{name}.json"
+    return Path(cache_path("traces", f"{name}.json"))
 
 
 def _versions() -> List[str]:

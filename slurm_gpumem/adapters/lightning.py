@@ -1,0 +1,83 @@
+"""A callback for Lightning: `Trainer(callbacks=[SummaryCallback("summary.json")])`.
+
+The training step itself is traced, with the module's own loss and optimizer. Next time:
+`gpusbatch --model summary.json job.sh`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Union
+
+import torch
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError:  # the same under its older name
+    from pytorch_lightning import Callback, LightningModule, Trainer
+
+from slurm_gpumem.adapters.first_step import without_values, write_once
+from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing.trace_model import summarize
+from slurm_gpumem.training_names import plain_name
+
+_MIXED = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
+
+
+class SummaryCallback(Callback):  # type: ignore[misc]
+    """Writes the summary before the first training batch, on the first process only."""
+
+    def __init__(self, path: Union[str, Path] = "summary.json") -> None:
+        self.path = path
+        self._done = False
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """The first batch is there, and nothing has been allocated for it yet."""
+        if self._done:
+            return
+        self._done = True
+        if trainer.is_global_zero:
+            write_once(self.path, lambda: _summary(trainer, pl_module, without_values(batch)))
+
+
+def _summary(trainer: Trainer, module: LightningModule, batch: Any) -> ModelSummary:
+    precision = plain_name(str(trainer.precision), "precision")
+
+    def step(twin: Any, inputs: Any, optimizer: torch.optim.Optimizer) -> None:
+        # Lightning puts autocast around the step, not into it.
+        with torch.autocast("cuda", dtype=_MIXED[precision]) if precision in _MIXED else nullcontext():
+            found = twin.training_step(inputs, 0)
+        loss = found["loss"] if isinstance(found, dict) else found
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    # A copy of the module would be one of its trainer, too; without one, self.log does nothing.
+    attached, module._trainer = module._trainer, None
+    try:
+        with warnings.catch_warnings():
+            # self.log says that there is no trainer.
+            warnings.simplefilter("ignore")
+            return summarize(
+                module,
+                batch,
+                optimizer=trainer.optimizers[0],
+                precision=precision,
+                grad_accumulation=trainer.accumulate_grad_batches,
+                batch_size=_size(batch),
+                step=step,
+                name=type(module).__name__,
+            )
+    finally:
+        module._trainer = attached
+
+
+def _size(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor."""
+    while isinstance(batch, (dict, list, tuple)):
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return int(batch.shape[0])

@@ -1,0 +1,65 @@
+"""The nodes' hooks in a dev cluster: they measure jobs on stand-in GPUs, so that reports have figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Dict, List
+
+from slurm_gpumem.data import data_path
+from slurm_gpumem.devcluster import processes
+from slurm_gpumem.devcluster.layout import Layout
+from slurm_gpumem.devcluster.processes import Process
+
+_HOOKS = {"Prolog": "prolog.sh", "Epilog": "epilog.sh"}
+_SAMPLER = b"slurm_gpumem.node.sampler"
+
+
+def install(layout: Layout) -> None:
+    """Copy the hooks into the cluster's directory, with their settings."""
+    for name in _HOOKS.values():
+        shutil.copy(data_path("prolog", name), layout.hooks)
+    # Several nodes on one machine: each has its own directory, as each machine would.
+    (layout.hooks / "hooks.conf").write_text(
+        f"python={sys.executable}\nsite_config={layout.site_config}\n"
+        f"run_dir={layout.nodes}/$SLURMD_NODENAME\nall_gpu_jobs=yes\n"
+    )
+
+
+def hook_settings(layout: Layout) -> Dict[str, str]:
+    """The lines of slurm.conf that run them."""
+    return {"PrologFlags": "Alloc", **{key: str(layout.hooks / name) for key, name in _HOOKS.items()}}
+
+
+def site_tables(layout: Layout) -> List[str]:
+    """The lines of gpumem.toml that they need."""
+    node = {
+        # Stand-in GPUs have no MPS.
+        "mode": "timeslice",
+        "ledger": str(layout.ledger),
+        "spool": str(layout.records),
+        "interval_s": 0.25,
+        "record_every_s": 2,
+        "slurm_every_s": 1,
+        "idle_exit_s": 2,
+    }
+    lines = [f"{key} = {json.dumps(value)}" for key, value in node.items()]
+    return ["", "[node]", *lines, "", "[accounting]", f"index = {json.dumps(str(layout.index))}"]
+
+
+def samplers(layout: Layout) -> List[Process]:
+    """The samplers of this cluster's nodes; on a real node they end by themselves, without a cluster not."""
+    ours = b"GPUMEM_RUN_DIR=" + os.fsencode(layout.nodes) + b"/"
+    found = []
+    for pid in processes.pids():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if _SAMPLER in words else []
+        except OSError:
+            continue  # gone by now, or another user's
+        if any(variable.startswith(ours) for variable in variables):
+            found.append(processes.identify(pid))
+    return [process for process in found if process is not None]

@@ -1,0 +1,21 @@
+"""Users as numbers, for a page that is shown to others: "user 1" is the one with the most GPU-hours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict
+
+from slurm_gpumem.report.html.types import PageSource
+
+
+def numbered(source: PageSource) -> PageSource:
+    """The same page without a user's name; jobs keep their numbers, by which their owners find them."""
+    numbers: Dict[str, str] = {}
+
+    def number(user: str) -> str:
+        return numbers.setdefault(user, f"user {len(numbers) + 1}")
+
+    by_user = [replace(one, group=number(one.group)) for one in source.by_user]
+    rows = (replace(row, user=number(row.user)) for row in source.rows)
+    wasters = [replace(one, user=number(one.user), worst_job=None) for one in source.wasters]
+    return replace(source, rows=rows, by_user=by_user, wasters=wasters, names=False)

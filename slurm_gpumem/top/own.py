@@ -1,0 +1,151 @@
+"""One's own jobs: Slurm says which and where, each node's live file what they use.
+
+On the node itself the file is read as it is. From anywhere else one step in a job of ours there reads it:
+nodes have no port of ours that one could ask, and most have no file system that root may write to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Dict, List, Optional, Tuple
+
+from slurm_gpumem.config.node import NodeConfig, nodes_are_here, run_dir
+from slurm_gpumem.formats.own_live import OwnJob, OwnLive, own_live_from, read_own_live
+from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.slurm.client import Commands
+from slurm_gpumem.slurm.running import RunningJob, running_gpu_jobs
+from slurm_gpumem.slurm.steps import FileOnNode
+from slurm_gpumem.top.types import TopJob, View
+
+_QUEUE_EVERY_S = 10.0
+_STALE_S = 15.0
+"""A sampler writes every two seconds; a file older than this has nobody who writes it."""
+_MOST_STEPS = 8
+
+
+class OwnJobs:
+    """Looks again and again; keeps a step for each other node until it is closed."""
+
+    def __init__(self, config: NodeConfig, commands: Commands, *, every_s: float, steps: bool) -> None:
+        self._config = config
+        self._commands = commands
+        self._every_s = every_s
+        self._with_steps = steps
+        self._steps: Dict[str, FileOnNode] = {}
+        self._jobs: List[RunningJob] = []
+        self._asked = float("-inf")
+        self._here = {os.uname().nodename.partition(".")[0], os.environ.get("SLURMD_NODENAME", "")}
+
+    def look(self) -> View:
+        """The screen as of now; SlurmError when Slurm does not answer."""
+        now = time.time()
+        if time.monotonic() - self._asked >= _QUEUE_EVERY_S:
+            self._jobs, self._asked = running_gpu_jobs(self._commands, os.geteuid()), time.monotonic()
+        since = time.monotonic() - self._asked
+        by_node: Dict[str, List[RunningJob]] = {}
+        for job in self._jobs:
+            for node in job.nodes:
+                by_node.setdefault(node, []).append(job)
+        for node in set(self._steps) - set(by_node):
+            self._steps.pop(node).close()
+        rows: List[TopJob] = []
+        notes: List[str] = []
+        for node, jobs in by_node.items():
+            live, note = self._live(node, jobs[0].job_id, now)
+            notes += [note] if note else []
+            rows += [self._row(job, node, live, since) for job in jobs]
+        return View(now, False, tuple(rows), notes=tuple(notes))
+
+    def waits(self) -> bool:
+        """Whether a step has been started and has not answered yet."""
+        return any(step.latest() is None and not step.failed for step in self._steps.values())
+
+    def close(self) -> None:
+        """End the steps."""
+        for step in self._steps.values():
+            step.close()
+        self._steps = {}
+
+    def _live(self, node: str, job_id: int, now: float) -> Tuple[Optional[OwnLive], str]:
+        """What the node's file says, and what to say about it."""
+        path = RunFolder(run_dir(node)).own_live(os.geteuid())
+        note = ""
+        if node in self._here or nodes_are_here():
+            live = read_own_live(path)
+            missing = "" if live else f"{node}: nothing is measured (no sampler has seen your jobs there)"
+        else:
+            live, missing = self._from_step(node, job_id, str(path))
+            note = f"{node}: through a step in job {job_id} (srun --overlap)"
+        if live is None:
+            return None, missing
+        age = now - live.at if live.at is not None else _STALE_S
+        if age >= _STALE_S:
+            return live, f"{node}: last measured {age:.0f} s ago; its sampler does not run"
+        return live, note
+
+    def _from_step(self, node: str, job_id: int, path: str) -> Tuple[Optional[OwnLive], str]:
+        if not self._with_steps:
+            return None, f"{node}: not measured from here (--no-steps)"
+        step = self._steps.get(node)
+        if step is None:
+            if len(self._steps) >= _MOST_STEPS:
+                return None, f"{node}: not measured from here; {_MOST_STEPS} nodes are looked at at once"
+            step = FileOnNode(self._commands, job_id, node, path, self._every_s)
+            self._steps[node] = step
+        text = step.latest()
+        if text is None:
+            if step.failed:
+                return None, f"{node}: not measured from here ({step.failed})"
+            return None, f"{node}: waiting for a step in job {job_id} (srun --overlap)"
+        try:
+            return own_live_from(json.loads(text)), f"{node}: its answer is no live file"
+        except (ValueError, RecursionError):
+            return None, f"{node}: its answer is no live file"
+
+    def _row(self, job: RunningJob, node: str, live: Optional[OwnLive], since: float) -> TopJob:
+        seen = live.jobs.get(job.job_id) if live else None
+        row = queued_row(job, node, self._config.shard_mib, since)
+        return row if seen is None or live is None else _measured(row, seen, live.at)
+
+
+def queued_row(job: RunningJob, node: str, shard_mib: int, since: float) -> TopJob:
+    """What Slurm alone knows, `since` seconds after it was asked."""
+    return TopJob(
+        job.job_id,
+        job.shown,
+        job.name,
+        job.user,
+        node,
+        shards=job.shares,
+        share_mib=None if job.shares is None else job.shares * shard_mib,
+        whole_gpu=job.shares is None,
+        left_s=None if job.left_s is None else max(0.0, job.left_s - since),
+    )
+
+
+def _measured(row: TopJob, seen: OwnJob, at: Optional[float]) -> TopJob:
+    share = seen.gpu_mib if row.whole_gpu else seen.share_mib
+    return row._replace(
+        gpus=seen.gpus,
+        share_mib=row.share_mib if share is None else share,
+        estimate_mib=seen.estimate_mib,
+        now_mib=seen.now_mib,
+        peak_mib=seen.peak_mib,
+        sm_active=seen.sm_active,
+        neighbours=seen.neighbours,
+        neighbours_mib=seen.neighbours_mib,
+        slowdown=None if seen.met else 1.0,
+        max_slowdown=accepted(seen.slow),
+        seen_at=at,
+    )
+
+
+def accepted(slow: str) -> Optional[float]:
+    """The slowdown of a job's claim as a number; its owner can have written anything there."""
+    try:
+        value = float(slow)
+    except ValueError:
+        return None
+    return value if 1 <= value < 100 else None

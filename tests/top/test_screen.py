@@ -1,0 +1,82 @@
+"""The screen of `gpumem top`: fits the terminal, clear without colours, safe whatever names jobs have."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from slurm_gpumem.terminal.colour import Palette
+from slurm_gpumem.top.screen import Look, as_json, lines
+from slurm_gpumem.top.types import TopGpu, TopJob, View
+from slurm_gpumem.units import sizes_in
+
+JOB = TopJob(
+    4711, "4711", "resnet50", "usr1", "n1", (0,), 12, 12288.0, False, 11000, 8000.0, 9000.0, 0.41, 2, 14000.0,
+    None, 1.15, 3492.0, 99.0,
+)  # fmt: skip
+UNSEEN = TopJob(4712, "4712_3", "eval", "usr1", "n2", shards=4, share_mib=4096.0)
+
+
+def look(**changes: Any) -> Look:
+    return Look(100, None, True, Palette())._replace(**changes)
+
+
+def test_a_job_is_one_line_with_share_memory_activity_neighbours_slowdown_and_time() -> None:
+    shown = "\n".join(lines(View(100.0, False, (JOB, UNSEEN)), look()))
+    assert re.search(
+        r"4711 .*resnet50 .*n1 +0 +12\.0G +7\.8G +8\.8G +41% +2 \(13\.7G\) +≤1\.15 +00:58:12  █", shown
+    )
+    assert re.search(r"4712_3 .*eval .*n2 +4\.0G", shown)
+    assert "2 jobs of yours · measured 1 s ago" in shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_no_line_of_the_table_is_wider_than_the_terminal(width: int) -> None:
+    long = JOB._replace(name="x" * 300, user="y" * 300)
+    view = View(100.0, True, (long, UNSEEN), (TopGpu("n1", 0, 40, (("4711", "x" * 300, 12),)),), ("z" * 500,))
+    shown = lines(view, look(width=max(width, 60)))
+    assert max(map(len, shown[1:])) <= max(width, 60)
+
+
+def test_a_terminal_that_is_low_shows_what_fits_and_says_how_many_more() -> None:
+    many = tuple(JOB._replace(job_id=n, shown=str(n)) for n in range(100))
+    gpus = tuple(TopGpu(f"n{n}", 0, 40, ((str(n), "x", 12),) if n < 50 else ()) for n in range(100))
+    shown = lines(View(100.0, True, many, gpus), look(height=30))
+    assert len(shown) <= 60
+    assert any(re.fullmatch(r"and \d+ more jobs", line) for line in shown)
+    assert any(re.match(r"\d+ more GPUs, 50 idle in all", line) for line in shown)
+
+
+def test_a_job_close_to_its_share_is_marked_in_words_and_in_colour() -> None:
+    view = View(100.0, False, (JOB._replace(peak_mib=12000.0), JOB._replace(now_mib=13000.0)))
+    plain, coloured = lines(view, look(width=120)), lines(view, look(width=120, colours=Palette(True)))
+    assert "close to its share" in plain[3]
+    assert "over its share" in plain[4]
+    assert "\x1b" not in "".join(plain)
+    assert "\x1b[33m" in coloured[3]
+    assert "\x1b[31m" in coloured[4]
+    assert lines(view, look(width=80))[3].endswith("!")
+
+
+def test_a_name_cannot_paint_the_screen_and_ascii_stays_ascii() -> None:
+    shown = lines(View(1.0, False, (JOB._replace(name="\x1b[2Jevil\u202e"),)), look(unicode=False))
+    assert "\x1b" not in "".join(shown)
+    assert all(line.isascii() for line in shown[2:])
+
+
+def test_sizes_come_in_the_unit_that_was_asked_for() -> None:
+    def first(unit: str) -> str:
+        with sizes_in(unit):
+            return lines(View(1.0, False, (JOB,)), look())[3]
+
+    assert " 8000M " in first("MiB")
+    assert " 7.8G " in first("GiB")
+    assert " 8.4GB " in first("GB")
+
+
+def test_programs_get_numbers() -> None:
+    table = as_json(View(100.0, True, (JOB,), (TopGpu("n1", 0, 40, (("4711", "a", 12),)),)))
+    assert table["jobs"][0]["max_slowdown"] == 1.15
+    assert table["gpus"][0]["held"] == [{"job": "4711", "name": "a", "shares": 12}]
