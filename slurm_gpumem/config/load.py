@@ -32,8 +32,8 @@ class SharingPolicy(NamedTuple):
     utilization: str = SHARING.default("utilization")
     partitions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """The tables [sharing.partition.NAME]: other values of the two above."""
-    node_mode: str = NODE.default("mode")
-    """How nodes share their GPUs ([node] mode): jobs in time slices slow each other down more."""
+    node_mps: str = NODE.default("mps")
+    """How jobs run on one GPU ([node] mps): users that take turns slow each other down more."""
 
     def slowdown_in(self, partitions: Iterable[str]) -> Optional[float]:
         """The slowdown that the site accepts for a job that may run in these; the least of several."""
@@ -122,9 +122,9 @@ def checked_slowdown(where: str, value: Any) -> float:
 def _merged(config: Config, reading: Reading) -> Config:
     sharing = dict(reading.table(SHARING))
     partitions = {**config.sharing.partitions, **sharing.pop("partition", {})}
-    mode = reading.table(NODE).get("mode", "off")
-    if mode != "off":
-        sharing["node_mode"] = mode
+    mps = reading.table(NODE).get("mps", "off")
+    if mps != "off":
+        sharing["node_mps"] = mps
     job = {
         name: JobDefault(value, f"{reading.file}: job.{name}") for name, value in reading.table(JOB).items()
     }

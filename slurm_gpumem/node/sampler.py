@@ -228,7 +228,7 @@ class Sampler:
 
     def _lost(self, job: NodeJob, uuid: str) -> None:
         self._had[job.job_id, uuid] = False
-        self._faults.lost(Loss(job.job_id, job.uid, uuid, time.time(), job.restarts))
+        self._faults.lost(Loss(job.job_id, job.daemon_uid, uuid, time.time(), job.restarts))
 
     def _note_faults(self) -> None:
         for uuid, xid in self.source.xids():
@@ -257,7 +257,7 @@ class Sampler:
                 mib=max(sizes, default=None),
                 limit_mib=usage.limit_mib,
                 verified=usage.verified and usage.shards is not None,
-                unfenced=self._unfenced.get(job_id, 0) if job is not None and job.mode == "mps" else 0,
+                unfenced=self._unfenced.get(job_id, 0) if job is not None and job.fenced else 0,
             )
             for action, message in actions:
                 log(self.folder.root, f"{message} ({action})")

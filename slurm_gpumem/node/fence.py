@@ -1,0 +1,162 @@
+"""The fence around a shared job: the MPS daemons that serve it, their memory limits, what its tasks are told.
+
+Root talks to a daemon only under that daemon's lock. A user's own daemon may hang at its owner's wish: nobody
+else waits for its lock, and its own user's jobs only for so long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from typing import Optional, Sequence
+
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.files import LockTimeoutError, locked, read_json, write_json
+from slurm_gpumem.formats.job_record import MPS, MPS_SHARED
+from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
+from slurm_gpumem.node import jobs
+from slurm_gpumem.node.gpus import NodeGpu
+from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
+
+_DAEMONS_READY_S = 6.0
+"""Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""
+_LOCK_S = 0.5
+_NO_LIMIT_MIB = 1 << 20
+
+
+def without_shared_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
+    """The job as this node's MPS can serve it: by its own user's daemon where none can be for all."""
+    service = MpsService(folder, config.mps_control)
+    if job.mode != MPS_SHARED or not service.available() or service.can_share():
+        return job
+    note = (
+        f"{config.mps_control} has no {MULTI_USER}: an MPS server of its own user's instead of a shared one"
+    )
+    return replace(job, mode=MPS, notes=(*job.notes, note))
+
+
+def fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> str:
+    """Have the daemons that serve it running on the job's GPUs, point its tasks there; or why that failed."""
+    service = MpsService(folder, config.mps_control, tmpfs_mib=config.user_tmpfs_mib)
+    if not service.available():
+        return f"{config.mps_control} is not there"
+    deadline = time.monotonic() + _DAEMONS_READY_S
+    try:
+        while not all(_serves_others(service, folder, config, job, uuid) for uuid in job.gpus):
+            try:
+                with daemon_locks(folder, job, min(_LOCK_S, deadline - time.monotonic())):
+                    for uuid in job.gpus:
+                        if time.monotonic() > deadline:
+                            return f"its daemons were not ready within {_DAEMONS_READY_S:g} s"
+                        _ensure_daemon(service, folder, config, job, uuid)
+                    # Before the next job at that daemon has the lock: it sees by this file that ours is here.
+                    tell_tasks(folder, config, job, gpus)
+                    return ""
+            except LockTimeoutError:
+                if time.monotonic() > deadline:
+                    # A daemon too slow to confirm its default limit is still better than none.
+                    if all(
+                        _serves_others(service, folder, config, job, uuid, late=True) for uuid in job.gpus
+                    ):
+                        break
+                    raise
+        tell_tasks(folder, config, job, gpus)
+    except (MpsError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def tell_tasks(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> None:
+    """Write the job's task file."""
+    write_task_file(folder.task_file(job.job_id), task_file(folder, config, job, gpus), job.uid)
+
+
+def _ensure_daemon(
+    service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob, uuid: str
+) -> None:
+    users = jobs.users_of(folder, uuid, job.daemon_uid)
+    # A job whose prolog is through may be computing; one that waits for our lock is not yet.
+    service.ensure(uuid, job.daemon_uid, in_use=_others_are_ready(folder, job, users))
+    limit, note = _default_limit(config, users), folder.limit_note(uuid, job.daemon_uid)
+    # Root's own note, gone with the daemon: many jobs that start at once need not all ask it.
+    if limit is None or read_json(note) == limit:
+        return
+    if service.set_default_limit(uuid, job.daemon_uid, limit):
+        with contextlib.suppress(OSError):  # the user has filled the folder: the next job asks again
+            write_json(note, limit, mode=0o644)
+
+
+def _serves_others(
+    service: MpsService, folder: RunFolder, config: NodeConfig, job: NodeJob, uuid: str, *, late: bool = False
+) -> bool:
+    """Whether a daemon with another job at it will do for this one as it is: no lock needed.
+
+    That job has a task file, and ours has been noted before we look: whoever ends it finds ours then, and
+    leaves the daemon running. When it is `late`, a default limit will do that is not known to be too small.
+    """
+    users = jobs.users_of(folder, uuid, job.daemon_uid)
+    limit, noted = _default_limit(config, users), read_json(folder.limit_note(uuid, job.daemon_uid))
+    fits = limit is None or noted == limit or (late and (noted is None or noted > limit))
+    return fits and _others_are_ready(folder, job, users) and service.runs(uuid, job.daemon_uid)
+
+
+def _others_are_ready(folder: RunFolder, job: NodeJob, users: Sequence[NodeJob]) -> bool:
+    return any(folder.task_file(user.job_id).exists() for user in users if user.job_id != job.job_id)
+
+
+def _default_limit(config: NodeConfig, users: Sequence[NodeJob]) -> Optional[int]:
+    """One daemon serves all of these: its default must not starve the largest of them."""
+    claims = [claimed_mib(config, user) for user in users]
+    known = [claim for claim in claims if claim is not None]
+    if not config.limits or not known:
+        return None
+    return max(known) if len(known) == len(claims) else _NO_LIMIT_MIB
+
+
+def daemon_locks(folder: RunFolder, job: NodeJob, timeout_s: float) -> contextlib.ExitStack:
+    """All locks of a job's daemons, in one order for all jobs that they serve."""
+    deadline = time.monotonic() + timeout_s
+    stack = contextlib.ExitStack()
+    try:
+        for uuid in sorted(job.gpus):
+            left = max(0.0, deadline - time.monotonic())
+            stack.enter_context(locked(folder.daemon_lock(uuid, job.daemon_uid), left))
+    except BaseException:
+        stack.close()
+        raise
+    return stack
+
+
+def stop_unneeded(folder: RunFolder, config: NodeConfig, uuid: str, uid: int) -> None:
+    """Stop that user's daemon on a GPU when no job refers to it; the caller holds its lock."""
+    if not jobs.users_of(folder, uuid, uid):
+        MpsService(folder, config.mps_control).stop(uuid, uid)
+
+
+def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> TaskFile:
+    """What task_prolog.sh reads."""
+    return TaskFile(
+        mode=job.mode,
+        shard_mib=config.shard_mib,
+        headroom_mib=config.headroom_mib,
+        limits=config.limits,
+        limit_key=config.limit_key,
+        threads=config.thread_percentage,
+        claim_mib=claimed_mib(config, job),
+        record=job.claim is not None,
+        end_line=config.wants_end_line(job.claimed.tell == "end"),
+        gpus=tuple(
+            TaskGpu(gpu.number, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)
+            for gpu in gpus
+        ),
+    )
+
+
+def claimed_mib(config: NodeConfig, job: NodeJob) -> Optional[int]:
+    """What the job's record claims to have been given, in whole shards."""
+    shards, request = job.claimed.shards, job.claimed.request_mib
+    if shards is None and request is not None:
+        shards = -(-request // config.shard_mib)
+    return None if not shards else config.job_mib(shards)
