@@ -154,21 +154,13 @@ class Trial:
 
 
 def options(trial: Trial) -> None:
-    """What this driver's program knows."""
-    usage = subprocess.run(
-        [trial.mps.control, "-h"],
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
-        stdin=subprocess.DEVNULL,
+    """What this driver's program knows, and through which folder a user's client gets in."""
+    done = subprocess.run(
+        [trial.mps.control, "-h"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10
     )
-    trial.say(
-        "options",
-        can_share=trial.mps.can_share(),
-        option=MULTI_USER,
-        usage=(usage.stdout + usage.stderr)[:1500],
-    )
+    usage = (done.stdout + done.stderr)[:1500]
+    trial.say("options", can_share=trial.mps.can_share(), option=MULTI_USER, usage=usage)
+    trial.let_users_in()
 
 
 def control(trial: Trial) -> None:
