@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.read import Reading, read_file, read_tables
 from slurm_gpumem.config.schema import NODE, SHARING
@@ -55,6 +55,10 @@ class NodeConfig(NamedTuple):
             if part.lower() in gpu_name.lower():
                 return mode
         return self.mps_by_partition.get(partition, self.mps)
+
+    def mps_anywhere(self) -> FrozenSet[str]:
+        """Every mode that some job may run in."""
+        return frozenset((self.mps, *self.mps_by_partition.values(), *self.mps_by_gpu.values()))
 
     def wants_end_line(self, asked: bool) -> bool:
         """Whether a job gets one that did, or did not, ask for it."""

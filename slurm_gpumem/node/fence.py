@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.files import LockTimeoutError, locked, read_json, write_json
+from slurm_gpumem.files import LockTimeoutError, allow_readers, locked, read_json, write_json
 from slurm_gpumem.formats.job_record import MPS, MPS_SHARED
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
-from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
 
 _DAEMONS_READY_S = 6.0
@@ -31,9 +31,7 @@ def without_shared_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -
     service = MpsService(folder, config.mps_control)
     if job.mode != MPS_SHARED or not service.available() or service.can_share():
         return job
-    note = (
-        f"{config.mps_control} has no {MULTI_USER}: an MPS server of its own user's instead of a shared one"
-    )
+    note = f"{config.mps_control} has no {MULTI_USER}: its own user's MPS server instead of a shared one"
     return replace(job, mode=MPS, notes=(*job.notes, note))
 
 
@@ -51,6 +49,7 @@ def fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[No
                         if time.monotonic() > deadline:
                             return f"its daemons were not ready within {_DAEMONS_READY_S:g} s"
                         _ensure_daemon(service, folder, config, job, uuid)
+                        _open_door(folder, job, uuid)
                     # Before the next job at that daemon has the lock: it sees by this file that ours is here.
                     tell_tasks(folder, config, job, gpus)
                     return ""
@@ -62,6 +61,8 @@ def fence(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[No
                     ):
                         break
                     raise
+        for uuid in job.gpus:
+            _open_door(folder, job, uuid)
         tell_tasks(folder, config, job, gpus)
     except (MpsError, OSError) as error:
         return str(error)
@@ -129,10 +130,34 @@ def daemon_locks(folder: RunFolder, job: NodeJob, timeout_s: float) -> contextli
     return stack
 
 
+def _open_door(folder: RunFolder, job: NodeJob, uuid: str) -> None:
+    if job.daemon_uid == SHARED_UID:
+        set_door(folder, uuid)
+
+
+def set_door(folder: RunFolder, uuid: str) -> None:
+    """Let the users in whose jobs the shared daemon on that GPU serves, and nobody else.
+
+    Whoever can reach its socket can keep others' clients from connecting, by connecting without end.
+    """
+    with locked(folder.door_lock(uuid), _LOCK_S):
+        home = folder.pipe(uuid, SHARED_UID).parent
+        users = {job.uid for job in jobs.users_of(folder, uuid, SHARED_UID)}
+        try:
+            allow_readers(home, users, folder=True)
+        except FileNotFoundError:
+            return
+        except OSError:
+            # No access lists on this file system: all users of the node may come.
+            home.chmod(0o755)
+
+
 def stop_unneeded(folder: RunFolder, config: NodeConfig, uuid: str, uid: int) -> None:
     """Stop that user's daemon on a GPU when no job refers to it; the caller holds its lock."""
     if not jobs.users_of(folder, uuid, uid):
         MpsService(folder, config.mps_control).stop(uuid, uid)
+    elif uid == SHARED_UID:
+        set_door(folder, uuid)
 
 
 def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequence[NodeGpu]) -> TaskFile:

@@ -104,6 +104,10 @@ class RunFolder:
         """Held while root talks to that user's daemon on that GPU; nobody else needs it."""
         return self.locks / f"{uuid}.{uid}"
 
+    def door_lock(self, uuid: str) -> Path:
+        """Held for a moment while it is set who may come to the shared daemon on that GPU."""
+        return self.locks / f"{uuid}.door"
+
     @property
     def ended(self) -> Path:
         """Closed records on their way to the spool."""

@@ -37,7 +37,9 @@ _MOST_SERVERS = 4
 _SYSTEMD = Path("/run/systemd/system")
 MULTI_USER = "-multiuser-server"
 """The option of a daemon for all users, which older drivers do not have."""
-_MOST_PROGRAM = 64 << 20
+_NOWHERE = "/nonexistent"
+"""Where no daemon is: a driver without that help would take the question for a command to one."""
+_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 class MpsError(Exception):
@@ -72,13 +74,21 @@ class MpsService:
         return os.access(self.control, os.X_OK)
 
     def can_share(self) -> bool:
-        """Whether this driver's daemon can serve several users at once: its program knows the option."""
-        # Asking it would start one: it takes any word for a wish to do so.
+        """Whether this driver's daemon can serve several users at once: its help names the option."""
         try:
-            with open(self.control, "rb") as file:
-                return MULTI_USER[1:].encode() in file.read(_MOST_PROGRAM)
-        except OSError:
+            done = subprocess.run(
+                [self.control, "-h"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={"PATH": _PATH, _PIPE: _NOWHERE},
+                cwd="/",
+                timeout=self.quit_timeout_s,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
             return False
+        return MULTI_USER.encode() in done.stdout
 
     def ensure(self, uuid: str, uid: int, *, in_use: bool) -> bool:
         """A daemon that answers; True when it had to be started. MpsError when there is none to be had.
@@ -187,6 +197,8 @@ class MpsService:
         while done.returncode == 0 and time.monotonic() < deadline:
             # lexists only: the folder is the user's, and root opens nothing in there.
             if os.path.lexists(pipe / "control"):
+                if uid == SHARED_UID:
+                    _keep_for_root(pipe)
                 return
             time.sleep(0.005)
         self._clear(uuid, uid)
@@ -209,7 +221,7 @@ class MpsService:
 
     def _environment(self, uuid: str, uid: int) -> Dict[str, str]:
         return {
-            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "PATH": _PATH,
             "CUDA_VISIBLE_DEVICES": uuid,
             _PIPE: str(self.folder.pipe(uuid, uid)),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder.log(uuid, uid)),
@@ -252,6 +264,13 @@ def _place(folder: RunFolder, pipe: str) -> Optional[Tuple[str, int]]:
     if len(parts) < 4 or Path(*parts[:-3]) != folder.mps or parts[-1] != "pipe":
         return None
     return (parts[-3], int(parts[-2])) if UUID.fullmatch(parts[-3]) and parts[-2].isdigit() else None
+
+
+def _keep_for_root(pipe: Path) -> None:
+    """Take from users what the daemon leaves open to all: its pid, which commands believe, and its lock."""
+    for name, mode in (("nvidia-cuda-mps-control.pid", 0o644), ("control_lock", 0o600)):
+        with contextlib.suppress(FileNotFoundError):
+            (pipe / name).chmod(mode)
 
 
 def _options(uid: int) -> List[str]:
