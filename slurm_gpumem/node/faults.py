@@ -20,8 +20,9 @@ class Loss:
     """A job that had GPU processes and has none any more."""
 
     job_id: int
+    uid: int
     daemon_uid: int
-    """Whose MPS server served it."""
+    """Whose job it is, and whose MPS server served it."""
     uuid: str
     at: float
     restarts: int = 0

@@ -19,6 +19,7 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.mps import MULTI_USER, MpsError, MpsService
+from slurm_gpumem.node.suspects import why_kept_apart
 
 _DAEMONS_READY_S = 6.0
 """Nothing is begun with a daemon after this; one that is begun ends before the shell hook's time limit."""
@@ -26,10 +27,15 @@ _LOCK_S = 0.5
 _NO_LIMIT_MIB = 1 << 20
 
 
-def without_shared_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
-    """The job as this node's MPS can serve it: by its own user's daemon where none can be for all."""
+def at_its_own_server(folder: RunFolder, config: NodeConfig, job: NodeJob) -> NodeJob:
+    """The job as this node serves it: by its own user's daemon where the shared one is not for it."""
     service = MpsService(folder, config.mps_control)
-    if job.mode != MPS_SHARED or not service.available() or service.can_share():
+    if job.mode != MPS_SHARED or not service.available():
+        return job
+    kept_apart = why_kept_apart(folder, job)
+    if kept_apart:
+        return replace(job, mode=MPS, notes=(*job.notes, f"{kept_apart}: its own user's server this time"))
+    if service.can_share():
         return job
     note = f"{config.mps_control} has no {MULTI_USER}: its own user's MPS server instead of a shared one"
     return replace(job, mode=MPS, notes=(*job.notes, note))

@@ -55,7 +55,7 @@ def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     if job is None:
         return
     folder.make()
-    job = fence.without_shared_server(folder, config, job)
+    job = fence.at_its_own_server(folder, config, job)
     # Before the lock: a reference that comes early keeps a daemon alive, one that comes late loses it.
     jobs.put(folder, job)
     why = fence.fence(folder, config, job, gpus) if job.fenced else ""

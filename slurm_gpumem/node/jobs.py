@@ -104,6 +104,11 @@ class RunFolder:
         """Held while root talks to that user's daemon on that GPU; nobody else needs it."""
         return self.locks / f"{uuid}.{uid}"
 
+    @property
+    def suspects(self) -> Path:
+        """Users whose jobs were hit by faults at a shared MPS server."""
+        return self.root / "suspects"
+
     def door_lock(self, uuid: str) -> Path:
         """Held for a moment while it is set who may come to the shared daemon on that GPU."""
         return self.locks / f"{uuid}.door"

@@ -8,6 +8,7 @@ records every half minute. It also finishes jobs whose epilog was killed, on Slu
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -18,13 +19,15 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import lock_for_life
+from slurm_gpumem.formats.job_record import FaultEvent
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_live
+from slurm_gpumem.formats.notes import FaultNote, write_fault_note
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus
-from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
 from slurm_gpumem.node.owners import Owners
@@ -33,6 +36,7 @@ from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.roster import Roster
 from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
+from slurm_gpumem.node.suspects import note_fault
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 
 _ACCOUNTING_EVERY = 5
@@ -228,7 +232,7 @@ class Sampler:
 
     def _lost(self, job: NodeJob, uuid: str) -> None:
         self._had[job.job_id, uuid] = False
-        self._faults.lost(Loss(job.job_id, job.daemon_uid, uuid, time.time(), job.restarts))
+        self._faults.lost(Loss(job.job_id, job.uid, job.daemon_uid, uuid, time.time(), job.restarts))
 
     def _note_faults(self) -> None:
         for uuid, xid in self.source.xids():
@@ -242,6 +246,15 @@ class Sampler:
                 usage.events = [old for old in usage.events if old.at != event.at] + [event]
             amend = partial(self.roster.store.amend_event, loss.job_id, loss.restarts, event, 1.0)
             self.problems.attempt(amend)
+            self.problems.attempt(partial(self._tell, loss, event))
+
+    def _tell(self, loss: Loss, event: FaultEvent) -> None:
+        """Root's own word on a fault: for the task epilogs of the jobs it hit, and for later prologs."""
+        note = FaultNote(round(loss.at, 1), tuple(sorted({loss.job_id, *event.others})))
+        with contextlib.suppress(FileNotFoundError):  # no MPS daemon is there (any more)
+            write_fault_note(self.folder.fault_note(loss.uuid, loss.daemon_uid), note)
+        if loss.daemon_uid == SHARED_UID:
+            note_fault(self.folder, loss.uid, loss.at, alone=not event.others)
 
     def _enforce(self, now: float) -> None:
         for job_id, usage in self.roster.usage.items():

@@ -47,6 +47,14 @@ class OnGpu:
         self._optimizer.step()
         self.torch.cuda.synchronize()
 
+    def hold(self, mib: int) -> None:
+        """Keep that much besides the model, in the way that a large model would."""
+        self._held.append(self.torch.empty(mib << 18, device="cuda"))
+        self.torch.cuda.synchronize()
+
+    def memory(self) -> Dict[str, Any]:
+        return {"reserved_mib": self.torch.cuda.max_memory_reserved() >> 20}
+
     def hog(self, cap_mib: int) -> int:
         """MiB reserved in the end, by the first refusal or at the cap."""
         try:
@@ -83,6 +91,12 @@ class Played:
 
     def step(self) -> None:
         time.sleep(self._pause)
+
+    def hold(self, mib: int) -> None:
+        time.sleep(0.2)
+
+    def memory(self) -> Dict[str, Any]:
+        return {"reserved_mib": 1}
 
     def hog(self, cap_mib: int) -> int:
         return cap_mib
@@ -215,6 +229,9 @@ def _live(
                     part.step()
                     ends.append(round(time.monotonic(), 4))
                 say(ends=ends)
+            elif order["do"] == "hold":
+                part.hold(order["mib"])
+                say(**part.memory())
             elif order["do"] == "hog":
                 say(held_mib=part.hog(order["cap_mib"]))
             else:
