@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Tuple
 
 import pytest
 
+from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.formats.notes import read_fault_note
+from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
-from slurm_gpumem.node.jobs import SHARED_UID
+from slurm_gpumem.node.jobs import SHARED_UID, NodeJob
+from slurm_gpumem.node.suspects import HOLDS_S, note_fault, why_kept_apart
+from slurm_gpumem.recovery.neighbours import jobs_hit_too
 from tests.node.conftest import OTHER_USER, USER, Node, needs_root
+from tests.node.desk import GPUS, Desk
 
 pytestmark = needs_root
 THIRD_USER = 2
@@ -143,3 +150,73 @@ def test_a_partition_may_share_a_server_where_others_do_not(node: Node) -> None:
     node.hook("prolog", node.env(7, SLURM_JOB_PARTITION="gpu"))
     node.hook("prolog", node.env(8, SLURM_JOB_PARTITION="course"))
     assert sorted(daemon.uid for daemon in node.mps.daemons()) == [SHARED_UID, USER]
+
+
+def hit(desk: Desk, *jobs: Tuple[int, int]) -> None:
+    """A fault of the driver while jobs of these (number, user) lose their processes at the shared server."""
+    home = desk.folder.fault_note(GPUS[0].uuid, SHARED_UID).parent
+    home.mkdir(parents=True, exist_ok=True)
+    for number, uid in jobs:
+        desk.job(number, mode="mps-shared", uid=uid)
+    desk.hold({desk.process(number, uid): 10.0 for number, uid in jobs}, mps=True)
+    desk.live()
+    desk.hold({})
+    desk.source.pending = [(GPUS[0].uuid, 31)]
+    desk.live()
+
+
+def kept_apart(desk: Desk, number: int, uid: int, comment: str = "") -> str:
+    """How the prolog would let another job of that user run, on a node where users share a server."""
+    claim = parse_record(comment) if comment else None
+    job = NodeJob(number, uid, "", (GPUS[0].uuid,), "mps-shared", time.time(), claim=claim)
+    return why_kept_apart(desk.folder, job)
+
+
+def test_a_fault_at_the_shared_server_is_roots_finding_about_all_jobs_it_hit(desk: Desk) -> None:
+    hit(desk, (1, USER), (2, OTHER_USER))
+    for number, other in ((1, 2), (2, 1)):
+        (event,) = desk.live()[str(number)]["events"]  # type: ignore[misc]
+        assert (event["kind"], event["with"]) == ("xid", [other])
+    note = read_fault_note(desk.folder.fault_note(GPUS[0].uuid, SHARED_UID), time.time())
+    assert note is not None
+    assert note.jobs == (1, 2)
+
+
+def test_a_neighbour_at_the_shared_server_learns_of_it_from_roots_note_alone(desk: Desk) -> None:
+    hit(desk, (1, USER), (2, OTHER_USER))
+    pipe = str(desk.folder.pipe(GPUS[0].uuid, SHARED_UID))
+    gpus = (TaskGpu(0, GPUS[0].uuid, pipe, 0),)
+    task = TaskFile("mps-shared", 1024, 0, True, "uuid", False, None, True, False, gpus)
+    write_task_file(desk.folder.task_file(1), task, USER)
+    assert jobs_hit_too(desk.folder, desk.config, 1, USER, wait_s=1.0) == [2]
+
+
+def test_a_job_that_comes_back_after_such_a_fault_gets_its_own_users_server(shared: Node) -> None:
+    comment = "gpumem/1:est=7000,req=8192,again=1,why=neighbour"
+    shared.hook("prolog", shared.env(7, comment=comment))
+    assert [daemon.uid for daemon in shared.mps.daemons()] == [USER]
+    assert "a fault ended its last run at the shared MPS server" in shared.log()
+
+
+def test_a_user_with_a_second_fault_within_a_day_is_kept_off_the_shared_server(desk: Desk) -> None:
+    hit(desk, (1, USER), (2, OTHER_USER))
+    assert kept_apart(desk, 9, USER) == ""
+    for uid in (USER, OTHER_USER):
+        note_fault(desk.folder, uid, time.time() - HOLDS_S - 60, alone=False)
+    assert kept_apart(desk, 9, USER) == ""
+    note_fault(desk.folder, USER, time.time() - 3600, alone=False)
+    assert "faults at the shared MPS server" in kept_apart(desk, 9, USER)
+    assert kept_apart(desk, 9, OTHER_USER) == ""
+
+
+def test_a_user_whose_job_faulted_alone_there_is_kept_off_at_once(desk: Desk) -> None:
+    hit(desk, (1, USER))
+    assert "faults at the shared MPS server" in kept_apart(desk, 9, USER)
+
+
+def test_a_user_cannot_reach_the_notes_on_suspects(desk: Desk) -> None:
+    hit(desk, (1, USER))
+    done = subprocess.run(
+        ["cat", str(desk.folder.suspects / f"{USER}.json")], user=USER, group=USER, capture_output=True
+    )
+    assert done.returncode != 0
