@@ -4,7 +4,7 @@ As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's r
 
     python3 tests/gpu/rehearsal.py --out DIR --mode solo      step time, power, activity of each kind, alone
     python3 tests/gpu/rehearsal.py --out DIR --mode shared    then per-user, timeslice, exclusive
-    python3 tests/gpu/rehearsal.py --out DIR --mode report    DIR/rehearsal.md and rehearsal.svg; needs no GPU
+    python3 tests/gpu/rehearsal.py --out DIR --mode report    a page and a picture (--page); needs no GPU
 
 DIR/MODE.jsonl gets a row per job, sample and summary as they come; a mode whose summary is there is not run
 again. `exclusive` runs a part of the trace one job after the other: it checks the exclusive time that is
@@ -272,6 +272,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mode", required=True, choices=("solo", *MODES, "exclusive", "report"))
+    parser.add_argument("--page", type=Path, help="where the report goes (default: DIR/rehearsal.md)")
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grehearsal")
     parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}")
     parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
@@ -282,7 +283,7 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.mode == "report":
-        write_report(args.out)
+        write_report(args.out, args.page or args.out / "rehearsal.md")
         return 0
     target = args.out / f"{args.mode}.jsonl"
     if any(row.get("summary") for row in read_rows(target)):

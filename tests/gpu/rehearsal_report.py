@@ -49,8 +49,8 @@ class Mode(NamedTuple):
     ideal_s: float
 
 
-def write_report(out: Path) -> None:
-    """Write rehearsal.md and rehearsal.svg from the rows of all modes."""
+def write_report(out: Path, page: Path) -> None:
+    """Write the page and, beside it, its picture, from the rows of all modes."""
     rows = {path.stem: read_rows(path) for path in sorted(out.glob("*.jsonl"))}
     solo = {
         row["kind"]: Solo(row["steps_per_s"], row.get("power_w"), row.get("sm"))
@@ -58,8 +58,8 @@ def write_report(out: Path) -> None:
         if "steps_per_s" in row
     }
     found = [mode_of(name, rows[name], solo) for name in MODES if _jobs(rows.get(name, []))]
-    (out / "rehearsal.md").write_text(_markdown(rows, solo, found), encoding="utf-8")
-    (out / "rehearsal.svg").write_text(_picture(rows, found), encoding="utf-8")
+    page.write_text(_markdown(rows, solo, found), encoding="utf-8")
+    page.with_suffix(".svg").write_text(_picture(rows, found), encoding="utf-8")
 
 
 def read_rows(path: Path) -> List[Row]:
@@ -200,13 +200,14 @@ def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence
         _line("mean start-up, s", startup, [mode.startup_s for mode in found]),
         _line("median slowdown of training", 1.0, [mode.median_slowdown for mode in found], 2),
         _line("worst slowdown", 1.0, [mode.worst_slowdown for mode in found], 2),
-        _line("energy, kJ", None, [mode.energy_kj for mode in found]),
+        _line("energy, kJ", _with_startup(rows, energy, startup, len(jobs)), [mode.energy_kj for mode in found]),
         _line("energy above idle, kJ (exclusive: training only)", _above(rows, energy, work),
               [mode.above_idle_kj for mode in found]),
         _line("SM activity while a job trains, %", None, [_percent(mode.sm_busy) for mode in found]),
         _line("jobs that failed", 0.0, [float(mode.failed) for mode in found], 0),
         "",
-        "Exclusive time is each job's steps at its own solo rate, plus the start-up of a job alone.",
+        "Exclusive time is each job's steps at its own solo rate, plus the start-up of a job alone; its energy",
+        "is that of the solo steps, and idle power during start-up.",
     ]  # fmt: skip
     for job in alone:
         took, computed = job["done"] - job["ready"], _solo_s(job, solo)
@@ -216,7 +217,7 @@ def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence
         )
     lines += [
         "The ideal packer knows each job's memory and how much each kind slowed each other in that mode",
-        f"(least squares over measured intervals): the best of {_ORDERS + 1} orders and of all numbers at once.",
+        f"(least squares over measured intervals): the best of {_ORDERS + 1} orders, any number at once.",
         "",
         "| kind | step alone, ms | SM activity alone, % | power alone, W |",
         "|---|---|---|---|",
@@ -265,6 +266,16 @@ def _picture(rows: Dict[str, List[Row]], found: Sequence[Mode]) -> str:
 def _bar(frame: Frame, low: float, high: float, top: float, colour: str) -> str:
     x, width = frame.x(low), max(0.5, frame.x(high) - frame.x(low))
     return f'<rect x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="12" fill="{colour}"/>'
+
+
+def _with_startup(
+    rows: Dict[str, List[Row]], energy: Optional[float], startup: Optional[float], jobs: int
+) -> Optional[float]:
+    """Training energy, and idle power while each job in turn starts up."""
+    idle = next((row["idle"].get("power_w") for row in rows.get("solo", []) if "idle" in row), None)
+    if energy is None or idle is None or startup is None:
+        return None
+    return float(energy + idle * startup * jobs / 1000)
 
 
 def _above(rows: Dict[str, List[Row]], energy: Optional[float], work: float) -> Optional[float]:
