@@ -27,6 +27,7 @@ class SharingPolicy(NamedTuple):
     gres: str = SHARING.default("gres")
     shard_mib: int = SHARING.default("shard_mib")
     min_host_mib: int = SHARING.default("min_host_mib")
+    max_cpus: Optional[int] = SHARING.default("max_cpus")
     first_run_mib: Optional[int] = SHARING.default("first_run_mib")
     max_slowdown: Optional[float] = SHARING.default("max_slowdown")
     utilization: str = SHARING.default("utilization")

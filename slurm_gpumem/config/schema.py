@@ -64,6 +64,12 @@ SHARING = Section(
             "host memory requested at least, up to a quarter of what belongs to one GPU",
         ),
         Key(
+            "max_cpus",
+            AT_LEAST_ONE,
+            None,
+            "CPUs that a shared job is given at most if it names none; unset: in proportion to its share",
+        ),
+        Key(
             "first_run_mib",
             AT_LEAST_ONE,
             None,

@@ -14,6 +14,7 @@ from typing import Optional, Sequence
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import LockTimeoutError, allow_readers, locked, read_json, write_json
 from slurm_gpumem.formats.job_record import MPS, MPS_SHARED
+from slurm_gpumem.formats.live import LiveJob, read_live
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
@@ -86,11 +87,27 @@ def _ensure_daemon(
     users = jobs.users_of(folder, uuid, job.daemon_uid)
     # A job whose prolog is through may be computing; one that waits for our lock is not yet.
     service.ensure(uuid, job.daemon_uid, in_use=_others_are_ready(folder, job, users))
-    limit, note = _default_limit(config, users), folder.limit_note(uuid, job.daemon_uid)
+    _set_limit(service, folder, config, uuid, job.daemon_uid)
+
+
+def settle_limit(folder: RunFolder, config: NodeConfig, job: NodeJob) -> None:
+    """Set the default limits again, once Slurm has said what the job was given; OSError if that is not now.
+
+    At a server that users share, what a comment claims must not raise the limit of everybody for long.
+    """
+    service = MpsService(folder, config.mps_control)
+    with daemon_locks(folder, job, 0.0):
+        for uuid in job.gpus:
+            _set_limit(service, folder, config, uuid, job.daemon_uid)
+
+
+def _set_limit(service: MpsService, folder: RunFolder, config: NodeConfig, uuid: str, uid: int) -> None:
+    limit = _default_limit(folder, config, jobs.users_of(folder, uuid, uid))
+    note = folder.limit_note(uuid, uid)
     # Root's own note, gone with the daemon: many jobs that start at once need not all ask it.
     if limit is None or read_json(note) == limit:
         return
-    if service.set_default_limit(uuid, job.daemon_uid, limit):
+    if service.set_default_limit(uuid, uid, limit):
         with contextlib.suppress(OSError):  # the user has filled the folder: the next job asks again
             write_json(note, limit, mode=0o644)
 
@@ -104,7 +121,7 @@ def _serves_others(
     leaves the daemon running. When it is `late`, a default limit will do that is not known to be too small.
     """
     users = jobs.users_of(folder, uuid, job.daemon_uid)
-    limit, noted = _default_limit(config, users), read_json(folder.limit_note(uuid, job.daemon_uid))
+    limit, noted = _default_limit(folder, config, users), read_json(folder.limit_note(uuid, job.daemon_uid))
     fits = limit is None or noted == limit or (late and (noted is None or noted > limit))
     return fits and _others_are_ready(folder, job, users) and service.runs(uuid, job.daemon_uid)
 
@@ -113,13 +130,22 @@ def _others_are_ready(folder: RunFolder, job: NodeJob, users: Sequence[NodeJob])
     return any(folder.task_file(user.job_id).exists() for user in users if user.job_id != job.job_id)
 
 
-def _default_limit(config: NodeConfig, users: Sequence[NodeJob]) -> Optional[int]:
+def _default_limit(folder: RunFolder, config: NodeConfig, users: Sequence[NodeJob]) -> Optional[int]:
     """One daemon serves all of these: its default must not starve the largest of them."""
-    claims = [claimed_mib(config, user) for user in users]
+    live = read_live(folder.live)
+    seen = {} if live is None else live.jobs
+    claims = [_given_mib(user, seen.get(user.job_id)) or claimed_mib(config, user) for user in users]
     known = [claim for claim in claims if claim is not None]
     if not config.limits or not known:
         return None
     return max(known) if len(known) == len(claims) else _NO_LIMIT_MIB
+
+
+def _given_mib(job: NodeJob, seen: Optional[LiveJob]) -> Optional[int]:
+    """What Slurm gave the job, once the sampler has asked it."""
+    if seen is None or seen.restarts != job.restarts or not seen.measured.shards_verified:
+        return None
+    return seen.measured.limit_mib
 
 
 def daemon_locks(folder: RunFolder, job: NodeJob, timeout_s: float) -> contextlib.ExitStack:

@@ -18,14 +18,15 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.files import lock_for_life
-from slurm_gpumem.formats.job_record import FaultEvent
+from slurm_gpumem.files import LockTimeoutError, lock_for_life
+from slurm_gpumem.formats.job_record import MPS_SHARED, FaultEvent
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_live
 from slurm_gpumem.formats.notes import FaultNote, write_fault_note
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
+from slurm_gpumem.node.fence import settle_limit
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.log import log
@@ -72,6 +73,8 @@ class Sampler:
         self._last_written: List[Tuple[int, Optional[float], int, int, int]] = []
         self._written = float("-inf")
         self._accounted: Set[Tuple[int, float]] = set()
+        self._settled: Set[Tuple[int, int]] = set()
+        """(job, restarts) by whose verified share the shared server's limit was set."""
         self._take_up()
 
     def tick(self) -> bool:
@@ -119,6 +122,7 @@ class Sampler:
             self._last_written, self._written = signature, now
             live = self._write_live(gpus)
             self.problems.attempt(lambda: self._exporter.write(live, now))
+            self.problems.attempt(lambda: self._settle_limits(live))
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.roster.write_records()
@@ -279,6 +283,15 @@ class Sampler:
                     self.roster.truth.warn(job_id, f"gpumem: {message}")
                 if action == "cancel":
                     self.roster.truth.cancel(job_id)
+
+    def _settle_limits(self, live: Live) -> None:
+        """Root's limit at a shared server follows Slurm's count as soon as that is known."""
+        for job_id, job in self.roster.announced.items():
+            verified = job_id in live.jobs and live.jobs[job_id].measured.shards_verified
+            if job.mode == MPS_SHARED and verified and (job_id, job.restarts) not in self._settled:
+                with contextlib.suppress(LockTimeoutError):  # a hook is at it: next time
+                    settle_limit(self.folder, self.config, job)
+                    self._settled.add((job_id, job.restarts))
 
     def _write_live(self, gpus: Mapping[str, LiveGpu]) -> Live:
         live = Live(

@@ -200,14 +200,15 @@ def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence
         _line("mean start-up, s", startup, [mode.startup_s for mode in found]),
         _line("median slowdown of training", 1.0, [mode.median_slowdown for mode in found], 2),
         _line("worst slowdown", 1.0, [mode.worst_slowdown for mode in found], 2),
-        _line("energy, kJ", _with_startup(rows, energy, startup, len(jobs)), [mode.energy_kj for mode in found]),
+        _line("energy, kJ", _with_startup(rows, energy, startup, len(jobs)),
+              [mode.energy_kj for mode in found]),
         _line("energy above idle, kJ (exclusive: training only)", _above(rows, energy, work),
               [mode.above_idle_kj for mode in found]),
         _line("SM activity while a job trains, %", None, [_percent(mode.sm_busy) for mode in found]),
         _line("jobs that failed", 0.0, [float(mode.failed) for mode in found], 0),
         "",
-        "Exclusive time is each job's steps at its own solo rate, plus the start-up of a job alone; its energy",
-        "is that of the solo steps, and idle power during start-up.",
+        "Exclusive time is each job's steps at its own solo rate, plus the start-up of a job alone.",
+        "Its energy is that of the solo steps, and idle power during start-up.",
     ]  # fmt: skip
     for job in alone:
         took, computed = job["done"] - job["ready"], _solo_s(job, solo)

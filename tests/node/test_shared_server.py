@@ -7,19 +7,23 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 import pytest
 
-from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.formats.comment import CommentRecord, parse_record
+from slurm_gpumem.formats.job_record import Measurement
+from slurm_gpumem.formats.live import Live, LiveJob, write_live
 from slurm_gpumem.formats.notes import read_fault_note
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
+from slurm_gpumem.node.fence import settle_limit
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob
 from slurm_gpumem.node.suspects import HOLDS_S, note_fault, why_kept_apart
 from slurm_gpumem.recovery.neighbours import jobs_hit_too
-from tests.node.conftest import OTHER_USER, USER, Node, needs_root
+from tests.node.conftest import OTHER_USER, USER, Node, kill, needs_root, samplers_of
 from tests.node.desk import GPUS, Desk
+from tests.support.waiting import until
 
 pytestmark = needs_root
 THIRD_USER = 2
@@ -110,6 +114,41 @@ def test_a_user_of_the_shared_daemon_does_not_command_it(shared: Node, command: 
     assert "Insufficient privileges" in control(shared, USER, command)
     assert shared.mps.daemons() == before
     assert shared.mps.ask(shared.gpus[0].uuid, SHARED_UID, "get_default_device_pinned_mem_limit 0") == "8192M"
+
+
+def test_what_a_comment_claims_does_not_raise_the_limit_of_all_for_long(shared: Node) -> None:
+    def default() -> Optional[str]:
+        return shared.mps.ask(shared.gpus[0].uuid, SHARED_UID, "get_default_device_pinned_mem_limit 0")
+
+    shared.hook("prolog", shared.env(7, comment="gpumem/1:est=1,req=40960"))
+    assert default() == "40960M"
+    for pid in samplers_of(shared):  # there is no Slurm to ask here: the test says what it would answer
+        kill(pid)
+    given = Measurement(shards=4, shards_verified=True, limit_mib=4096)
+    write_live(shared.folder.live, Live(jobs={7: LiveJob(measured=given)}))
+    job = jobs.get(shared.folder, 7)
+    assert job is not None
+    settle_limit(shared.folder, shared.config, job)
+    assert default() == "4096M"
+    # Nor does the next job's prolog believe it again; that job's own claim counts until Slurm has been asked.
+    shared.hook("prolog", shared.env(8, uid=OTHER_USER, comment="gpumem/1:est=1,req=8192"))
+    assert default() == "8192M"
+
+
+def test_the_sampler_settles_the_limit_when_slurm_has_said_what_a_job_was_given(
+    shared: Node, make_desk: Callable[..., Desk]
+) -> None:
+    asked = shared.root / "asked"
+    control = shared.root / "bin" / "recorder"
+    control.write_text(f"#!/bin/sh\ncat >>{asked}\n")
+    control.chmod(0o755)
+    (shared.root / "bin").rename(shared.root / "tools")
+    desk = make_desk(
+        squeue=f"echo 1 {USER} RUNNING 0 gres:shard:4", mps_control=f"{shared.root}/tools/recorder"
+    )
+    desk.job(1, mode="mps-shared", uid=USER, claim=CommentRecord(shards=40, request_mib=40960))
+    desk.folder.pipe(GPUS[0].uuid, SHARED_UID).mkdir(parents=True)
+    until(lambda: desk.live() and asked.exists() and "0 4096M" in asked.read_text())
 
 
 def test_a_user_can_neither_remove_fill_list_nor_read_what_the_shared_daemon_has(shared: Node) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.devcluster.spec import default_nodes
+from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
 from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.slurm.placement import placements
@@ -123,3 +123,32 @@ def test_where_a_partition_is_for_one_user_a_node_users_share_only_with_themselv
 
     nobody, daemon = 65534, 1
     assert [node_of(user) for user in (nobody, daemon, nobody, daemon)] == ["n1", "n2", "n1", "n2"]
+
+
+def test_where_cores_may_be_shared_small_jobs_fill_the_gpu_and_never_exceed_it(make_cluster: Any) -> None:
+    node = NodeSpec("n1", gpus=1, gpu_memory_mib=40 * 1024, cpus=4, memory_mib=64_000)
+    cluster = make_cluster(nodes=(node,), extra_conf=("PartitionName=share Nodes=n1 OverSubscribe=FORCE:4",))
+
+    def running(partition: str) -> int:
+        """Of fourteen jobs of 3 shards and a core on 4 cores and 40 shards."""
+        options = ("--gres=shard:3", "--mem=64", "--cpus-per-task=1", f"--partition={partition}")
+        jobs = [submit(cluster, *options, command="sleep 300") for _ in range(14)]
+
+        def settled() -> bool:
+            now = [states(cluster).get(job) for job in jobs]
+            return "RUNNING" in now and _reason(cluster, jobs[-1]) in ("Resources", "Priority")
+
+        until(settled)
+        most = 4 if partition == "gpu" else 13
+        until(lambda: sum(states(cluster).get(job) == "RUNNING" for job in jobs) >= most)
+        count = sum(states(cluster).get(job) == "RUNNING" for job in jobs)
+        cluster.run(["scancel", *jobs], check=True)
+        until(lambda: not {"RUNNING", "COMPLETING"} & {states(cluster).get(job) for job in jobs})
+        return count
+
+    assert running("gpu") == 4
+    assert running("share") == 13
+
+
+def _reason(cluster: Cluster, job: str) -> str:
+    return cluster.run(["squeue", "-h", "-j", job, "-o", "%r"], check=True).stdout.strip()
