@@ -19,6 +19,7 @@ from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.fence import settle_limit
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob
+from slurm_gpumem.node.status import read_status, render
 from slurm_gpumem.node.suspects import HOLDS_S, note_fault, why_kept_apart
 from slurm_gpumem.recovery.neighbours import jobs_hit_too
 from tests.node.conftest import OTHER_USER, USER, Node, kill, needs_root, samplers_of
@@ -84,6 +85,16 @@ def test_jobs_of_two_users_are_pointed_at_roots_one_daemon_with_their_own_limits
         assert given["CUDA_MPS_PIPE_DIRECTORY"] == pipe
         assert given["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"].endswith("=12288M")
         assert jobs.get(shared.folder, job).mode == "mps-shared"  # type: ignore[union-attr]
+
+
+def test_node_status_names_the_server_that_all_users_share(shared: Node) -> None:
+    for job, uid in ((7, USER), (8, OTHER_USER)):
+        shared.hook("prolog", shared.env(job, uid=uid))
+
+    def lines() -> str:
+        return "\n".join(render(read_status(shared.folder, shared.config)))
+
+    until(lambda: "MPS: shared by all users (1 processes)" in lines())
 
 
 def test_the_last_job_of_all_users_stops_it(shared: Node) -> None:
