@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, text
+from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, text
 
 MODES = ("shared", "per-user", "timeslice")
 _LEAST_INTERVAL_S = 0.3
@@ -19,6 +19,7 @@ _SHRINK = 0.5
 """Weight of the mean coefficient against the observations, in seconds of observation."""
 _ORDERS = 400
 _GPU_SHARDS = 140
+_GREY = "#9aa5b1"
 _COLOURS = ("#3a78c2", "#c2643a")
 Row = Dict[str, Any]
 
@@ -105,15 +106,15 @@ def interference(jobs: Sequence[Row], solo: Dict[str, Solo]) -> Dict[Tuple[str, 
     mean = sum(extra * seconds for _, _, extra, seconds in seen) / met if met else 0.0
     found = {(one, other): mean for one in kinds for other in kinds}
     for _ in range(200):
-        for key in found:
+        for pair in found:
             top, bottom = _SHRINK * mean, _SHRINK
             for kind, others, extra, seconds in seen:
-                times = others.count(key[1]) if kind == key[0] else 0
+                times = others.count(pair[1]) if kind == pair[0] else 0
                 if times:
-                    rest = sum(found[kind, other] for other in others) - times * found[key]
+                    rest = sum(found[kind, other] for other in others) - times * found[pair]
                     top += seconds * times * (extra - rest)
                     bottom += seconds * times * times
-            found[key] = max(0.0, top / bottom)
+            found[pair] = max(0.0, top / bottom)
     return found
 
 
@@ -249,6 +250,8 @@ def _picture(rows: Dict[str, List[Row]], found: Sequence[Mode]) -> str:
     longest = max(mode.makespan_s for mode in found)
     frame = Frame(900, height, 120, 20, 30, 40, (0.0, longest), (0.0, 1.0))
     parts = [frame.column(second, f"{second} s") for second in range(0, int(longest) + 1, 10)]
+    legend = (_GREY, "starts up"), (_COLOURS[0], "first user trains"), (_COLOURS[1], "second user trains")
+    parts += [key(frame.left + 160 * place, 8, *entry) for place, entry in enumerate(legend)]
     top = 44.0
     for name, jobs in blocks:
         parts.append(text(8, top, name, "ink"))
@@ -256,7 +259,7 @@ def _picture(rows: Dict[str, List[Row]], found: Sequence[Mode]) -> str:
         for job in jobs:
             parts.append(text(frame.left - 8, top + 10, job["kind"], anchor="end"))
             ready = job.get("ready", _end(job))
-            parts.append(_bar(frame, job["began"], ready, top, "#9aa5b1"))
+            parts.append(_bar(frame, job["began"], ready, top, _GREY))
             parts.append(_bar(frame, ready, _end(job), top, _COLOURS[job["user"]]))
             top += 16
         top += 16
