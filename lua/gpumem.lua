@@ -223,7 +223,7 @@ local function host_share(job, site, gpu, count)
   end
   if gpu.cpus and not given(job.cpus_per_task, NO_VAL16) and not given(job.num_tasks, NO_VAL)
       and not (given(job.min_cpus, NO_VAL) and job.min_cpus > 1) then
-    local cpus = math.floor(gpu.cpus * count / gpu.shares)
+    local cpus = math.min(math.floor(gpu.cpus * count / gpu.shares), site.max_cpus or gpu.cpus)
     if cpus > 1 then
       numbers.cpus_per_task, numbers.min_cpus = cpus, cpus
     end

@@ -21,7 +21,8 @@ if [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ]; then
     done <"$run_dir/jobs/$SLURM_JOB_ID.task"
 fi
 # Only for shares of a GPU: a job with a whole one needs neither. One daemon cannot serve a task with several GPUs.
-if [ "$mode" = mps ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
+case $mode in mps | mps-shared) served=yes ;; *) served=no ;; esac
+if [ "$served" = yes ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
     echo "export CUDA_MPS_PIPE_DIRECTORY=$pipe"
     echo "export CUDA_VISIBLE_DEVICES=$uuid"
     mib=$claim_mib

@@ -73,7 +73,7 @@ class Attempt:
     exit_code: Optional[int]
     signal: Optional[int]
     mode: str
-    """"mps" or "timeslice"."""
+    """How it ran on its GPU: one of the modes in formats/job_record.py."""
     shards: Optional[int]
     limit_mib: Optional[int]
     peak_mib: Optional[int]

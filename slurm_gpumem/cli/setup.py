@@ -9,6 +9,7 @@ from typing import List, Optional
 from slurm_gpumem.devcluster.cluster import slurm_root_in_use
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.site.nodes import context_in_table, memory_in_table
+from slurm_gpumem.site.plan import PACK, SPREAD
 from slurm_gpumem.site.setup import HOOKS, SetupOptions, propose, summary_lines, write_files
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.site.tried import Verdict, try_proposal
@@ -26,6 +27,7 @@ def main(argv: List[str]) -> int:
         shard_mib=parse_mib(args.shard),
         reserve_mib=None if args.reserve is None else parse_mib(args.reserve),
         mps_per_gpu=args.mps_per_gpu,
+        placement=args.placement,
         slurm_root=slurm_root_in_use(),
     )
     snapshot = None if args.offline else _running()
@@ -102,6 +104,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--mps-per-gpu", type=int, default=100, metavar="N", help="units of one GPU with --gres mps"
+    )
+    parser.add_argument(
+        "--placement",
+        choices=(SPREAD, PACK),
+        help="which GPU of a node a shared job goes to: the one with the most free shares, or the first with "
+        "enough, which keeps whole GPUs free (default: spread where Slurm has it, from 23.11 on)",
     )
     parser.add_argument("--offline", action="store_true", help="do not ask a running Slurm")
     parser.add_argument("--untried", action="store_true", help="do not try the configuration on a copy first")

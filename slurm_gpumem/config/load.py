@@ -27,14 +27,15 @@ class SharingPolicy(NamedTuple):
     gres: str = SHARING.default("gres")
     shard_mib: int = SHARING.default("shard_mib")
     min_host_mib: int = SHARING.default("min_host_mib")
+    max_cpus: Optional[int] = SHARING.default("max_cpus")
     first_run_mib: Optional[int] = SHARING.default("first_run_mib")
     coverage: Optional[float] = SHARING.default("coverage")
     max_slowdown: Optional[float] = SHARING.default("max_slowdown")
     utilization: str = SHARING.default("utilization")
     partitions: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
     """The tables [sharing.partition.NAME]: other values of the three above."""
-    node_mode: str = NODE.default("mode")
-    """How nodes share their GPUs ([node] mode): jobs in time slices slow each other down more."""
+    node_mps: str = NODE.default("mps")
+    """How jobs run on one GPU ([node] mps): users that take turns slow each other down more."""
 
     def coverage_in(self, partitions: Iterable[str]) -> Optional[float]:
         """The coverage that the site asks for in these; the highest of several, None where it sets none."""
@@ -134,9 +135,9 @@ def checked_slowdown(where: str, value: Any) -> float:
 def _merged(config: Config, reading: Reading) -> Config:
     sharing = dict(reading.table(SHARING))
     partitions = {**config.sharing.partitions, **sharing.pop("partition", {})}
-    mode = reading.table(NODE).get("mode", "off")
-    if mode != "off":
-        sharing["node_mode"] = mode
+    mps = reading.table(NODE).get("mps", "off")
+    if mps != "off":
+        sharing["node_mps"] = mps
     job = {
         name: JobDefault(value, f"{reading.file}: job.{name}") for name, value in reading.table(JOB).items()
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.read import Reading, read_file, read_tables
 from slurm_gpumem.config.schema import NODE, SHARING
@@ -16,8 +16,9 @@ _default = NODE.default
 class NodeConfig(NamedTuple):
     """How GPUs are shared on this node, and where its files are; config/schema.py describes the keys."""
 
-    mode: str = _default("mode")
-    mode_by_gpu: Mapping[str, str] = _default("mode_by_gpu")
+    mps: str = _default("mps")
+    mps_by_partition: Mapping[str, str] = _default("mps_by_partition")
+    mps_by_gpu: Mapping[str, str] = _default("mps_by_gpu")
     headroom_mib: int = _default("headroom_mib")
     limits: bool = _default("limits")
     limit_key: str = _default("limit_key")
@@ -47,12 +48,17 @@ class NodeConfig(NamedTuple):
     notes: Tuple[str, ...] = ()
     """What was wrong in the file; logged, never fatal on a node."""
 
-    def mode_for(self, gpu_name: str) -> str:
-        """The mode of GPUs of that name."""
-        for part, mode in self.mode_by_gpu.items():
+    def mps_for(self, gpu_name: str, partition: str = "") -> str:
+        """How a job of that partition runs on GPUs of that name."""
+        # The GPU's first: what a kind of GPU cannot do, no partition can ask of it.
+        for part, mode in self.mps_by_gpu.items():
             if part.lower() in gpu_name.lower():
                 return mode
-        return self.mode
+        return self.mps_by_partition.get(partition, self.mps)
+
+    def mps_anywhere(self) -> FrozenSet[str]:
+        """Every mode that some job may run in."""
+        return frozenset((self.mps, *self.mps_by_partition.values(), *self.mps_by_gpu.values()))
 
     def wants_end_line(self, asked: bool) -> bool:
         """Whether a job gets one that did, or did not, ask for it."""

@@ -28,7 +28,9 @@ from slurm_gpumem.config.kinds import (
 
 MODES = ("observe", "opt-in", "on")
 SHARED_GRES = ("shard", "mps")
-NODE_MODE = one_of("mps", "timeslice", "off")
+NODE_MPS = ("per-user", "shared", "timeslice", "off")
+"""How the jobs on one GPU run: an MPS server for each user, one for all users, no MPS, or nothing of ours."""
+_NODE_MPS = one_of(*NODE_MPS)
 _ACTION = one_of("log", "warn", "cancel")
 _PARTITION_KEYS = (
     Key(
@@ -68,6 +70,12 @@ SHARING = Section(
             AT_LEAST_ONE,
             4096,
             "host memory requested at least, up to a quarter of what belongs to one GPU",
+        ),
+        Key(
+            "max_cpus",
+            AT_LEAST_ONE,
+            None,
+            "CPUs that a shared job is given at most if it names none; unset: in proportion to its share",
         ),
         Key(
             "first_run_mib",
@@ -145,12 +153,24 @@ TRACE = Section(
 NODE = Section(
     "node",
     (
-        Key("mode", NODE_MODE, "mps", '"mps", "timeslice" (no MPS, no limits) or "off" (hooks do nothing)'),
         Key(
-            "mode_by_gpu",
-            table_of("a table of modes by GPU", NODE_MODE),
+            "mps",
+            _NODE_MPS,
+            "per-user",
+            '"per-user" (an MPS server for each user), "shared" (one for all users; a fault hits them all), '
+            '"timeslice" (no MPS, no limits) or "off" (hooks do nothing)',
+        ),
+        Key(
+            "mps_by_partition",
+            table_of("a table of modes by partition", _NODE_MPS),
             {},
-            'other modes for GPUs whose name contains the key: {T4 = "timeslice"}',
+            'other modes for jobs of a partition: {course = "shared"}',
+        ),
+        Key(
+            "mps_by_gpu",
+            table_of("a table of modes by GPU", _NODE_MPS),
+            {},
+            'other modes for GPUs whose name contains the key: {T4 = "timeslice"}; before the partition\'s',
         ),
         Key(
             "headroom_mib",

@@ -38,7 +38,7 @@ def site_tables(layout: Layout) -> List[str]:
     """The lines of gpumem.toml that they need."""
     node = {
         # Stand-in GPUs have no MPS.
-        "mode": "timeslice",
+        "mps": "timeslice",
         "ledger": str(layout.ledger),
         "spool": str(layout.records),
         "interval_s": 0.25,

@@ -39,7 +39,7 @@ SCHEMA = "gpumem-job/2"
 MAX_BYTES = MIB
 _SCHEMA_PREFIX = "gpumem-job/"
 _MOST_MET, _MOST_STATE = 64, 24
-UNFENCED = "unfenced"
+MPS, MPS_SHARED, TIMESLICE, UNFENCED = "mps", "mps-shared", "timeslice", "unfenced"
 """The mode of a run that should have got MPS and did not; its notes say why."""
 _NO_CLAIM = CommentRecord()
 _DECODE = json.JSONDecoder().raw_decode
@@ -124,7 +124,7 @@ class JobRecord(NamedTuple):
     partition: str = ""
     user: str = ""
     mode: str = ""
-    """"mps", "timeslice" or UNFENCED."""
+    """MPS (its user's own server), MPS_SHARED (one for all users), TIMESLICE or UNFENCED."""
     gpus: Tuple[str, ...] = ()
     """UUIDs, in Slurm's order."""
     claim: Optional[CommentRecord] = None

@@ -1,7 +1,7 @@
 """Whose fault was it: who lost its processes when the GPU or the MPS server faulted.
 
 MPS reports a client's fatal fault to all clients of that server and does not say whose it was.
-The server is the user's own, so only that user's jobs on that GPU are concerned.
+Jobs of one server share its fate: those of one user on that GPU, or of all users where they share a server.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class Loss:
 
     job_id: int
     uid: int
+    daemon_uid: int
+    """Whose job it is, and whose MPS server served it."""
     uuid: str
     at: float
     restarts: int = 0
@@ -60,7 +62,8 @@ class FaultLog:
                 if loss.uuid == fault.uuid and abs(loss.at - fault.at) <= WINDOW_S
             ]
             for loss in near:
-                others = sorted({o.job_id for o in near if o.uid == loss.uid and o.job_id != loss.job_id})
+                same_fate = {other.job_id for other in near if other.daemon_uid == loss.daemon_uid}
+                others = sorted(same_fate - {loss.job_id})
                 if self._told.get(loss) != others:
                     self._told[loss] = others
                     event = FaultEvent(fault.kind, fault.uuid, round(loss.at, 1), tuple(others), fault.xid)

@@ -1,7 +1,9 @@
-"""A user's folder on a GPU: the pipe and the log of their MPS daemon, on a small file system of its own.
+"""The folder of an MPS daemon on a GPU: its pipe and its log, on a small file system of its own.
 
-The daemon runs as the user, so the user can fill that folder. On a file system of its own that takes nothing
-from root's files or from another user's daemon. It needs root, and a mount that the job's processes can see.
+A user's daemon runs as that user, so the user can fill that folder. On a file system of its own that takes
+nothing from root's files or from another user's daemon. It needs root, and a mount that the job's processes
+can see. Root's daemon for all users writes its log there, which users lengthen by connecting; they pass
+through the folder and can neither list nor change anything in it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import subprocess
 from pathlib import Path
 from typing import Optional
 
+from slurm_gpumem.node.jobs import SHARED_UID
+
 _INODES = 1024
 _MOUNT_S = 2.0
 _OWN_NAMESPACE = re.compile(r"(?im)^[ \t]*(JobContainerType|NamespaceType)[ \t]*=[ \t]*(?!\S*none)\S")
@@ -20,7 +24,7 @@ _SLURM_CONF = "/etc/slurm/slurm.conf"
 
 
 def make_home(home: Path, uid: int, mib: int) -> None:
-    """The folder with `pipe` and `log` in it, which are the user's; OSError when that cannot be done."""
+    """The folder with the daemon owner's `pipe` and `log` in it; OSError when that cannot be done."""
     _make_folder(home)
     if mib and why_no_mount() is None:
         options = f"size={mib}m,nr_inodes={_INODES},mode=0755,nosuid,nodev,noexec"
@@ -29,6 +33,8 @@ def make_home(home: Path, uid: int, mib: int) -> None:
         place.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(place, uid, -1)
+    if uid == SHARED_UID:
+        (home / "pipe").chmod(0o711)
 
 
 def remove_home(home: Path) -> None:

@@ -15,7 +15,10 @@ from typing import Any, Optional, Tuple
 
 from slurm_gpumem.files import read_json, remove, write_json
 from slurm_gpumem.formats.comment import CommentRecord, format_record, parse_word
+from slurm_gpumem.formats.job_record import MPS, MPS_SHARED
 
+SHARED_UID = 0
+"""The daemon that serves all users is root's; a job of root's own is served by it in either mode."""
 _JOB_ID = re.compile(r"[0-9]{1,10}")
 _SLUID = re.compile(r"[A-Za-z0-9]{4,32}")
 
@@ -35,7 +38,7 @@ class NodeJob:
     gpus: Tuple[str, ...]
     """UUIDs, in Slurm's order."""
     mode: str
-    """"mps", "timeslice", or UNFENCED: to be fenced, and not."""
+    """MPS, MPS_SHARED, TIMESLICE, or UNFENCED: to be fenced, and not."""
     started: float
     """Unix time of the prolog."""
     restarts: int = 0
@@ -52,6 +55,16 @@ class NodeJob:
         """Unix time by the clock as it was at the start: a clock that was set since changes no duration."""
         passed = _seconds_since_boot() - self.booted_s
         return round(self.started + passed if passed >= 0 else time.time(), 3)
+
+    @property
+    def fenced(self) -> bool:
+        """Whether an MPS daemon serves it."""
+        return self.mode in (MPS, MPS_SHARED)
+
+    @property
+    def daemon_uid(self) -> int:
+        """Whose daemon that is; jobs with the same one share the fate of its server."""
+        return SHARED_UID if self.mode == MPS_SHARED else self.uid
 
     @property
     def claimed(self) -> CommentRecord:
@@ -99,6 +112,15 @@ class RunFolder:
     def daemon_lock(self, uuid: str, uid: int) -> Path:
         """Held while root talks to that user's daemon on that GPU; nobody else needs it."""
         return self.locks / f"{uuid}.{uid}"
+
+    @property
+    def suspects(self) -> Path:
+        """Users whose jobs were hit by faults at a shared MPS server."""
+        return self.root / "suspects"
+
+    def door_lock(self, uuid: str) -> Path:
+        """Held for a moment while it is set who may come to the shared daemon on that GPU."""
+        return self.locks / f"{uuid}.door"
 
     @property
     def ended(self) -> Path:
@@ -197,8 +219,8 @@ def all_jobs(folder: RunFolder) -> Tuple[NodeJob, ...]:
 
 
 def users_of(folder: RunFolder, uuid: str, uid: int) -> Tuple[NodeJob, ...]:
-    """The references that keep a user's MPS daemon on a GPU alive."""
-    return tuple(job for job in all_jobs(folder) if job.uid == uid and uuid in job.gpus and job.mode == "mps")
+    """The references that keep the MPS daemon of that user on a GPU alive."""
+    return tuple(job for job in all_jobs(folder) if job.daemon_uid == uid and uuid in job.gpus and job.fenced)
 
 
 def _job_from(table: Any) -> Optional[NodeJob]:

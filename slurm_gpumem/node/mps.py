@@ -1,9 +1,10 @@
-"""One MPS control daemon per GPU and user: started on first use, stopped after the last.
+"""MPS control daemons: one per GPU and user, or root's for all users; from a GPU's first job to its last.
 
-One daemon for all users does not share: it makes the second user's job wait until the first user's
-has ended. A daemon runs as the user whose jobs it serves, pinned to one GPU by UUID. Which daemons
-run is asked of /proc each time; no file can be wrong about it.
-The caller holds the daemon's lock, which nobody else's jobs need: its owner may stop it at any moment.
+An ordinary daemon makes a second user's job wait until the first user's has ended, so each user has their
+own, which runs as that user. Only one with a multi-user server takes all users at once: it is root's, its
+pipe folder lets users connect and nothing else. A daemon is pinned to one GPU by UUID. Which daemons run is
+asked of /proc each time; no file can be wrong about it.
+The caller holds the daemon's lock, which no job at another daemon needs: a user may stop theirs at any time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from slurm_gpumem.node import processes
 from slurm_gpumem.node.gpus import UUID
 from slurm_gpumem.node.homes import make_home, remove_home
-from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
 from slurm_gpumem.node.processes import Process
 
 _PIPE = "CUDA_MPS_PIPE_DIRECTORY"
@@ -34,6 +35,11 @@ _OUR_ARGUMENTS = 4096
 _MOST_SERVERS = 4
 """A daemon of one user has one; what it answers is its owner's choice, and each is another question."""
 _SYSTEMD = Path("/run/systemd/system")
+MULTI_USER = "-multiuser-server"
+"""The option of a daemon for all users, which older drivers do not have."""
+_NOWHERE = "/nonexistent"
+"""Where no daemon is: a driver without that help would take the question for a command to one."""
+_PATH = "/usr/bin:/bin:/usr/sbin:/sbin"
 
 
 class MpsError(Exception):
@@ -66,6 +72,23 @@ class MpsService:
     def available(self) -> bool:
         """Whether this node has MPS at all."""
         return os.access(self.control, os.X_OK)
+
+    def can_share(self) -> bool:
+        """Whether this driver's daemon can serve several users at once: its help names the option."""
+        try:
+            done = subprocess.run(
+                [self.control, "-h"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={"PATH": _PATH, _PIPE: _NOWHERE},
+                cwd="/",
+                timeout=self.quit_timeout_s,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return MULTI_USER.encode() in done.stdout
 
     def ensure(self, uuid: str, uid: int, *, in_use: bool) -> bool:
         """A daemon that answers; True when it had to be started. MpsError when there is none to be had.
@@ -103,7 +126,7 @@ class MpsService:
                 # A command that talks to the daemon has the same name, but no -f or -d behind it.
                 arguments = processes.command_line(pid, _OUR_ARGUMENTS)
                 is_server = _SERVER in arguments
-                if is_server or arguments.endswith((" -f", " -d")):
+                if is_server or {"-f", "-d"} & set(arguments.split()[1:]):
                     found.append(Daemon(Process(pid, start), owner, place[0], is_server))
         return found
 
@@ -174,6 +197,8 @@ class MpsService:
         while done.returncode == 0 and time.monotonic() < deadline:
             # lexists only: the folder is the user's, and root opens nothing in there.
             if os.path.lexists(pipe / "control"):
+                if uid == SHARED_UID:
+                    _keep_for_root(pipe)
                 return
             time.sleep(0.005)
         self._clear(uuid, uid)
@@ -181,14 +206,14 @@ class MpsService:
 
     def _launcher(self, uuid: str, uid: int) -> List[str]:
         if not _has_systemd():
-            return [self.control, "-d"]
+            return [self.control, "-d", *_options(uid)]
         # A unit of its own: what a prolog starts may die with the job's cgroup. A template unit cannot
         # take its user from half of its instance name, so the unit is made for the occasion.
         settings = [f"--setenv={key}={value}" for key, value in self._environment(uuid, uid).items()]
         # A new name each time: systemd may still be busy with the unit of the daemon before.
         unit = f"--unit=gpumem-mps-{uid}-{uuid}-{os.getpid()}"
         who = [f"--uid={uid}", "--collect", "--quiet", "--slice=system.slice"]
-        return ["systemd-run", unit, *who, *settings, self.control, "-f"]
+        return ["systemd-run", unit, *who, *settings, self.control, "-f", *_options(uid)]
 
     def _clear(self, uuid: str, uid: int) -> None:
         processes.end((daemon.process for daemon in self.daemons(uuid, uid)), grace_s=0.5)
@@ -196,7 +221,7 @@ class MpsService:
 
     def _environment(self, uuid: str, uid: int) -> Dict[str, str]:
         return {
-            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "PATH": _PATH,
             "CUDA_VISIBLE_DEVICES": uuid,
             _PIPE: str(self.folder.pipe(uuid, uid)),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder.log(uuid, uid)),
@@ -239,6 +264,17 @@ def _place(folder: RunFolder, pipe: str) -> Optional[Tuple[str, int]]:
     if len(parts) < 4 or Path(*parts[:-3]) != folder.mps or parts[-1] != "pipe":
         return None
     return (parts[-3], int(parts[-2])) if UUID.fullmatch(parts[-3]) and parts[-2].isdigit() else None
+
+
+def _keep_for_root(pipe: Path) -> None:
+    """Take from users what the daemon leaves open to all: its pid, which commands believe, and its lock."""
+    for name, mode in (("nvidia-cuda-mps-control.pid", 0o644), ("control_lock", 0o600)):
+        with contextlib.suppress(FileNotFoundError):
+            (pipe / name).chmod(mode)
+
+
+def _options(uid: int) -> List[str]:
+    return [MULTI_USER] if uid == SHARED_UID else []
 
 
 def _as_user(uid: int) -> Dict[str, Any]:

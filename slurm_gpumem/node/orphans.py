@@ -14,7 +14,7 @@ from typing import Iterable, List, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import locked
-from slurm_gpumem.node import hook
+from slurm_gpumem.node.fence import stop_unneeded
 from slurm_gpumem.node.gpus import UUID
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.mps import MpsService
@@ -38,7 +38,7 @@ class Orphans:
 
     def stop(self, here: Iterable[NodeJob], *, search: bool = False) -> None:
         """Stop those that none of these jobs needs; each is looked at again under its lock before that."""
-        needed = {(uuid, job.uid) for job in here if job.mode == "mps" for uuid in job.gpus}
+        needed = {(uuid, job.daemon_uid) for job in here if job.fenced for uuid in job.gpus}
         suspects = self._with_folders() - needed
         if search or self._rounds % _SEARCH_EVERY == 0:
             service = MpsService(self._folder, self._config.mps_control)
@@ -50,7 +50,7 @@ class Orphans:
 
             def sweep(uuid: str = uuid, uid: int = uid) -> None:
                 with locked(self._folder.daemon_lock(uuid, uid), 0.0):
-                    hook.stop_unneeded(self._folder, self._config, uuid, uid)
+                    stop_unneeded(self._folder, self._config, uuid, uid)
 
             if time.monotonic() < deadline:
                 self._problems.attempt(sweep)

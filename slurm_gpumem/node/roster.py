@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Protocol, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
-from slurm_gpumem.formats.job_record import JobRecord
+from slurm_gpumem.formats.job_record import TIMESLICE, JobRecord
 from slurm_gpumem.node import hook, jobs, records
 from slurm_gpumem.node.exporter import Exporter
+from slurm_gpumem.node.fence import claimed_mib
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.orphans import Orphans
@@ -157,9 +158,7 @@ class Roster:
             return False
         note = ("no prolog announced it: measured, not fenced",)
         started = round(time.time(), 3)
-        job = NodeJob(
-            job_id, known.uid, "", (uuid,), "timeslice", started, restarts=known.restarts, notes=note
-        )
+        job = NodeJob(job_id, known.uid, "", (uuid,), TIMESLICE, started, restarts=known.restarts, notes=note)
         self.adopted[job_id] = job
         self.usage[job_id] = JobUsage(known.restarts, notes=set(note))
         self._set_limit(job)
@@ -202,7 +201,7 @@ class Roster:
             if claimed is not None and known.shards is not None and claimed != known.shards:
                 usage.notes.add(f"its comment claims {claimed} shards, Slurm gave {known.shards}")
         elif not usage.verified and usage.shards is None:
-            claim = hook.claimed_mib(self._config, job)
+            claim = claimed_mib(self._config, job)
             usage.shards = (
                 None if claim is None else (claim - self._config.headroom_mib) // self._config.shard_mib
             )

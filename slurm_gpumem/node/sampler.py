@@ -9,6 +9,7 @@ was killed, on Slurm's word.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -18,14 +19,17 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.files import lock_for_life
+from slurm_gpumem.files import LockTimeoutError, lock_for_life
+from slurm_gpumem.formats.job_record import MPS_SHARED, FaultEvent
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_live
+from slurm_gpumem.formats.notes import FaultNote, write_fault_note
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
+from slurm_gpumem.node.fence import settle_limit
 from slurm_gpumem.node.gpus import NodeGpu, find_gpus
-from slurm_gpumem.node.jobs import NodeJob, RunFolder
+from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
 from slurm_gpumem.node.own_live import OwnLiveFiles
@@ -35,6 +39,7 @@ from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.roster import Roster
 from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
+from slurm_gpumem.node.suspects import note_fault
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
 
 _ACCOUNTING_EVERY = 5
@@ -71,6 +76,8 @@ class Sampler:
         self._last_written: List[Tuple[int, Optional[float], int, int, int]] = []
         self._written = float("-inf")
         self._accounted: Set[Tuple[int, float]] = set()
+        self._settled: Set[Tuple[int, int]] = set()
+        """(job, restarts) by whose verified share the shared server's limit was set."""
         self._take_up()
 
     def tick(self) -> bool:
@@ -118,6 +125,7 @@ class Sampler:
             self._last_written, self._written = signature, now
             live = self._write_live(gpus)
             self.problems.attempt(lambda: self._exporter.write(live, now))
+            self.problems.attempt(lambda: self._settle_limits(live))
         if now - self._recorded >= self.config.record_every_s:
             self._recorded = now
             self.roster.write_records()
@@ -232,7 +240,7 @@ class Sampler:
 
     def _lost(self, job: NodeJob, uuid: str) -> None:
         self._had[job.job_id, uuid] = False
-        self._faults.lost(Loss(job.job_id, job.uid, uuid, time.time(), job.restarts))
+        self._faults.lost(Loss(job.job_id, job.uid, job.daemon_uid, uuid, time.time(), job.restarts))
 
     def _note_faults(self) -> None:
         for uuid, xid in self.source.xids():
@@ -246,6 +254,15 @@ class Sampler:
                 usage.events = [old for old in usage.events if old.at != event.at] + [event]
             amend = partial(self.roster.store.amend_event, loss.job_id, loss.restarts, event, 1.0)
             self.problems.attempt(amend)
+            self.problems.attempt(partial(self._tell, loss, event))
+
+    def _tell(self, loss: Loss, event: FaultEvent) -> None:
+        """Root's own word on a fault: for the task epilogs of the jobs it hit, and for later prologs."""
+        note = FaultNote(round(loss.at, 1), tuple(sorted({loss.job_id, *event.others})))
+        with contextlib.suppress(FileNotFoundError):  # no MPS daemon is there (any more)
+            write_fault_note(self.folder.fault_note(loss.uuid, loss.daemon_uid), note)
+        if loss.daemon_uid == SHARED_UID:
+            note_fault(self.folder, loss.uid, loss.at, alone=not event.others)
 
     def _enforce(self, now: float) -> None:
         for job_id, usage in self.roster.usage.items():
@@ -261,7 +278,7 @@ class Sampler:
                 mib=max(sizes, default=None),
                 limit_mib=usage.limit_mib,
                 verified=usage.verified and usage.shards is not None,
-                unfenced=self._unfenced.get(job_id, 0) if job is not None and job.mode == "mps" else 0,
+                unfenced=self._unfenced.get(job_id, 0) if job is not None and job.fenced else 0,
             )
             for action, message in actions:
                 log(self.folder.root, f"{message} ({action})")
@@ -270,6 +287,15 @@ class Sampler:
                     self.roster.truth.warn(job_id, f"gpumem: {message}")
                 if action == "cancel":
                     self.roster.truth.cancel(job_id)
+
+    def _settle_limits(self, live: Live) -> None:
+        """Root's limit at a shared server follows Slurm's count as soon as that is known."""
+        for job_id, job in self.roster.announced.items():
+            verified = job_id in live.jobs and live.jobs[job_id].measured.shards_verified
+            if job.mode == MPS_SHARED and verified and (job_id, job.restarts) not in self._settled:
+                with contextlib.suppress(LockTimeoutError):  # a hook is at it: next time
+                    settle_limit(self.folder, self.config, job)
+                    self._settled.add((job_id, job.restarts))
 
     def _write_live(self, gpus: Mapping[str, LiveGpu]) -> Live:
         live = Live(

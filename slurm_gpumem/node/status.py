@@ -10,7 +10,7 @@ from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, live_table, read_live
 from slurm_gpumem.node import jobs
-from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.service import sampler_runs
 from slurm_gpumem.text import printable
@@ -126,7 +126,7 @@ def _job_lines(uuid: str, here: Mapping[int, LiveJob], utf8: bool) -> List[str]:
 
 def _mps_lines(uuid: str, status: NodeStatus) -> List[str]:
     users = [
-        f"uid {uid} ({count} processes)"
+        f"{'shared by all users' if uid == SHARED_UID else f'uid {uid}'} ({count} processes)"
         for (gpu, uid), count in sorted(status.daemons.items())
         if gpu == uuid
     ]

@@ -1,4 +1,4 @@
-"""Did root measure that a run's memory was at its limit? Only then may it gain priority.
+"""What root measured of a run: its memory at its limit, which priority needs, or a fault that hit others too.
 
 Everything else that EpilogSlurmctld knows of a job's end is its owner's word: the log, the verdict in the
 comment, the exit code. The node's job record is root's. The sampler writes it while the job runs, so it is
@@ -32,6 +32,19 @@ def ran_at_its_limit(spool: Path, job: Job, run: int) -> bool:
         if any((_part_of_limit(record) or 0.0) >= NEAR for record in records):
             return True
         if all(record.end is not None for record in records) or time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_S)
+
+
+def was_hit_with_others(spool: Path, job: Job, run: int) -> bool:
+    """Whether a record of root's shows a fault that hit this run and another job's together."""
+    deadline = time.monotonic() + _CLOSING_S
+    while True:
+        records = list(_records_of_root(spool, job, run))
+        if any(event.others for record in records for event in record.measured.events):
+            return True
+        # The Epilog closes the record; what the sampler saw is in it by then.
+        if time.monotonic() > deadline:
             return False
         time.sleep(_PAUSE_S)
 

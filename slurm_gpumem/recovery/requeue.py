@@ -16,10 +16,11 @@ from slurm_gpumem.config.recovery import RecoveryConfig
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.decisions import Decision
+from slurm_gpumem.formats.verdicts import SAME_REQUEST, VERDICTS
 from slurm_gpumem.recovery.book import Book
 from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_record
 from slurm_gpumem.recovery.plan import Refusal, decide, record_of_next, why_not
-from slurm_gpumem.recovery.proof import ran_at_its_limit
+from slurm_gpumem.recovery.proof import ran_at_its_limit, was_hit_with_others
 from slurm_gpumem.slurm.client import SlurmUnreachableError
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.controller import Controller
@@ -97,6 +98,10 @@ class Requeue:
         return found
 
     def _next_run(self, job: Job, comment: JobComment) -> Union[Decision, Refusal]:
+        assert comment.end is not None
+        same = VERDICTS[comment.end.saw].next_run == SAME_REQUEST
+        if same and not was_hit_with_others(self._config.spool, job, comment.end.run):
+            return Refusal("no record of root's shows that a GPU fault hit it together with another job")
         held = held_by(job.request)
         units = {} if held is None or held.gres == "gpu" else self._units_per_gpu(job.partitions, held.gres)
         limits = self._patiently(lambda: self._slurm.limits_of(job)) if self._site.limits else ()

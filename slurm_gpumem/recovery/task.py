@@ -31,6 +31,8 @@ from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.queue import Job, job_name
 
+_LOOKS = 3
+"""Of the sampler: the fault, the processes gone, and one that was just over."""
 _FRESH_S = 3.0
 """A record written this recently has seen the run's end."""
 
@@ -58,7 +60,9 @@ def _task_epilog(env: Mapping[str, str]) -> None:
     hit_too = []
     if log.kind is Kind.FAULT:
         node = load_node_config(site_config_path())
-        hit_too = jobs_hit_too(RunFolder(run_dir()), node, int(number), os.getuid())
+        hit_too = jobs_hit_too(
+            RunFolder(run_dir()), node, int(number), os.getuid(), wait_s=_LOOKS * node.interval_s + 1.0
+        )
     verdict = verdict_on(log, _measured(config, env, int(number), run), hit_too)
     job = slurm.job(name) if verdict else None
     comment = parse_comment(job.comment) if job else None

@@ -7,14 +7,13 @@ from typing import Iterator, List, Mapping, Tuple
 
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
-from slurm_gpumem.site.slurm_conf import has_default_memory, value_of, words_of
+from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
+from slurm_gpumem.site.slurm_conf import has_default_memory, node_gpus, spreads, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import Entry, parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, gives_whole_nodes
 
-SPREADING = (23, 11, 0)
-"""LL_SHARED_GRES exists from this version on."""
 TYPED_STEPS = (23, 2, 0)
 """Measured on 22.05.8: srun steps of a typed share fail unless the node's shares have a type too."""
 
@@ -134,15 +133,34 @@ def _both_kinds(kinds: set[str]) -> bool:
 
 def spreading_exists(now: Snapshot) -> Iterator[Finding]:
     """LL_SHARED_GRES before 23.11 stops every Slurm command."""
-    if now.version < SPREADING and "ll_shared_gres" in now.files.get("slurm.conf", "").lower():
+    if now.version < SPREADING and SPREAD_WORD.lower() in now.files.get("slurm.conf", "").lower():
         yield spreading_finding(now.version_text)
+
+
+def placement_is_known(now: Snapshot) -> Iterator[Finding]:
+    """Which GPU of a node a shared job goes to: no error, but nobody sees it in a job's request."""
+    if not any(gpus > 1 for node in now.shared_nodes() for gpus in [node_gpus(node)]):
+        return
+    if spreads(now.config):
+        what = f"placement: spread ({SPREAD_WORD})"
+        why = "a shared job goes to the GPU of its node with the most free shares; fewer GPUs stay empty"
+        fix = "nothing to do; gpumem setup --placement pack where whole GPUs must stay free"
+    else:
+        what = f"placement: pack (no {SPREAD_WORD})"
+        why = "shared jobs fill one GPU of a node before the next: they may share one while others stand idle"
+        fix = (
+            "gpumem setup --placement spread, unless whole GPUs must stay free"
+            if now.version >= SPREADING
+            else "nothing before Slurm 23.11: docs/admin/placement.md says what helps"
+        )
+    yield Finding(Severity.NOTE, "placement", what, why, fix)
 
 
 def spreading_finding(version: str) -> Finding:
     """The finding also made when Slurm's commands already fail for it."""
     return _critical(
         "ll-shared-gres",
-        "slurm.conf has LL_SHARED_GRES",
+        f"slurm.conf has {SPREAD_WORD}",
         f"Slurm {version or 'before 23.11'} does not know it, and every command and daemon fails to start",
         "take it out of SelectTypeParameters, or upgrade to 23.11",
     )

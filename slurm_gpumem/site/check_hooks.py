@@ -6,6 +6,7 @@ import os
 import re
 from typing import Dict, Iterator, Set, Tuple
 
+from slurm_gpumem.config.node import node_config_from
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SLASH_SEPARATOR
@@ -198,7 +199,7 @@ def hooks_are_complete(now: Snapshot) -> Iterator[Finding]:
     paths = [value_of(now.config, key) or "" for key in ("Prolog", "TaskProlog")]
     if not any("/gpumem/" in path or os.path.basename(path) in seen for path in paths):
         return
-    if now.tables.get("node", {}).get("mode") == "off":
+    if node_config_from(now.tables, "").mps_anywhere() == {"off"}:
         return
     effects = {
         "Prolog": (Severity.CRITICAL, "no MPS is started, and no job is fenced or measured"),

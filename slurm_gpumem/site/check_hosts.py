@@ -74,7 +74,12 @@ FAULTS: Mapping[str, Fault] = {
     "no-mps": Fault(
         Severity.CRITICAL,
         "no job is fenced: each can take a GPU's whole memory",
-        'install it, name it in node.mps_control, or set node.mode = "timeslice"',
+        'install it, name it in node.mps_control, or set node.mps = "timeslice"',
+    ),
+    "no-shared-mps": Fault(
+        Severity.WARNING,
+        "each user's jobs get an MPS server of their own: users take turns on a GPU",
+        'a newer driver, or node.mps = "per-user", which is what happens',
     ),
     "no-driver": Fault(
         Severity.CRITICAL, "no job is measured or fenced", "install NVIDIA's driver (nvidia-smi must answer)"

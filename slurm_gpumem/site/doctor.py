@@ -17,6 +17,7 @@ from slurm_gpumem.site import (
 )
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
 from slurm_gpumem.site.look import Ask, look
+from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
 from slurm_gpumem.site.snapshot import Snapshot, gather
 from slurm_gpumem.slurm.client import Commands, slurm_version
 
@@ -29,6 +30,7 @@ CHECKS: Tuple[Check, ...] = (
     check_gpus.shares_have_types,
     check_gpus.whole_and_shared_jobs_keep_apart,
     check_gpus.spreading_exists,
+    check_gpus.placement_is_known,
     check_gpus.shared_jobs_have_default_memory,
     check_gpus.no_exclusive_partition_shares,
     check_nodes.nodes_are_usable,
@@ -80,7 +82,7 @@ def examine_cluster(ask: Ask) -> Diagnosis:
 
 def _no_answer(error: SlurmError) -> Diagnosis:
     conf = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf")
-    if "LL_SHARED_GRES" in str(error) or (_mentions_spreading(conf) and _is_old()):
+    if SPREAD_WORD in str(error) or (_mentions_spreading(conf) and _is_old()):
         return diagnose([check_gpus.spreading_finding("")], "")
     return diagnose(
         [
@@ -98,14 +100,14 @@ def _no_answer(error: SlurmError) -> Diagnosis:
 
 def _mentions_spreading(conf: Path) -> bool:
     try:
-        return "ll_shared_gres" in conf.read_text(errors="replace").lower()
+        return SPREAD_WORD.lower() in conf.read_text(errors="replace").lower()
     except OSError:
         return False
 
 
 def _is_old() -> bool:
     try:
-        return slurm_version() < check_gpus.SPREADING
+        return slurm_version() < SPREADING
     except SlurmError:
         # 22.05's `sinfo --version` itself stops at the word it does not know.
         return True

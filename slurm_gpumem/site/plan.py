@@ -12,6 +12,11 @@ from slurm_gpumem.slurm.client import Version
 from slurm_gpumem.units import format_mib
 
 MPS_PER_GPU = 100
+SPREAD, PACK = "spread", "pack"
+SPREAD_WORD = "LL_SHARED_GRES"
+"""In SelectTypeParameters: a share goes to the least loaded GPU of its node; without it GPUs fill up."""
+SPREADING: Version = (23, 11, 0)
+"""That word exists from this version on; before, it stops every command and daemon."""
 SLASH_SEPARATOR: Version = (23, 11, 0)
 """From this version on job_submit/lua sees and wants gres/shard:12, before it gres:shard:12."""
 
@@ -29,6 +34,10 @@ class SitePlan:
     partitions: Tuple[str, ...] = ()
     """All partitions of the cluster; empty when none is running."""
     default_partition: Optional[str] = None
+    max_cpus: Optional[int] = None
+    """CPUs of a shared job at most, from the site's gpumem.toml."""
+    placement: str = PACK
+    """SPREAD or PACK."""
     version: Optional[Version] = None
 
     def __post_init__(self) -> None:

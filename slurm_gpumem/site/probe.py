@@ -237,18 +237,15 @@ class Host:
 
     def node(self, python: str, settings: Settings, node: Dict[str, Any]) -> None:
         """What the Prolog and the sampler will use."""
-        if node["mode"] == "off":
+        modes = set(node["modes"].split())
+        if modes == {"off"}:
             return
         self.spool(node["spool"])
         run_dir = settings.get("run_dir", "")
         if run_dir and "$" not in run_dir and os.path.exists(run_dir):
             self.is_safe(run_dir)
-        if node["mode"] == "mps":
-            control = node["mps_control"]
-            if not os.path.isfile(control) or not os.access(control, _EXECUTE):
-                self.fault("no-mps", f"{control} is not there")
-            else:
-                self.is_safe(control)
+        if modes & {"per-user", "shared"}:
+            self.mps(node["mps_control"], "shared" in modes)
         if node["ledger"] is None:
             self.driver()
         if node["slurm_bin"] and not os.access(os.path.join(node["slurm_bin"], "squeue"), _EXECUTE):
@@ -258,6 +255,17 @@ class Host:
                 "no-commands", f"the folder of node.prometheus_file = {node['prometheus_file']} is missing"
             )
         self.sampler(python, settings)
+
+    def mps(self, control: str, shared: bool) -> None:
+        """The program that starts MPS daemons, and whether it can start one for all users."""
+        if not os.path.isfile(control) or not os.access(control, _EXECUTE):
+            self.fault("no-mps", f"{control} is not there")
+            return
+        safe = self.is_safe(control)
+        if shared and safe:
+            done = run([control, "-h"], env={"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"})
+            if done is None or "-multiuser-server" not in done.stdout + done.stderr:
+                self.fault("no-shared-mps", f"{control} has no -multiuser-server")
 
     def spool(self, path: str) -> None:
         """Whether a record could be written there, by root; a missing one is made by the first job."""
@@ -343,8 +351,9 @@ _NODE = """
 import json, sys
 from slurm_gpumem.config.node import load_node_config
 config = load_node_config(sys.argv[1])
-names = ("mode", "spool", "mps_control", "ledger", "slurm_bin", "prometheus_file")
+names = ("spool", "mps_control", "ledger", "slurm_bin", "prometheus_file")
 values = {name: getattr(config, name) for name in names}
+values["modes"] = " ".join(config.mps_anywhere())
 print(json.dumps({name: None if value is None else str(value) for name, value in values.items()}))
 """
 

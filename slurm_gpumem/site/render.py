@@ -64,6 +64,8 @@ def lua_table(plan: SitePlan) -> str:
         f"  separator = {_lua(plan.separator)},",
         f"  min_host_mib = {SharingPolicy().min_host_mib},",
     ]
+    if plan.max_cpus:
+        lines.append(f"  max_cpus = {plan.max_cpus},")
     if plan.default_partition:
         lines.append(f"  default_partition = {_lua(plan.default_partition)},")
     lines.append("  partitions = {")

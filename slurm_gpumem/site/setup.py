@@ -17,7 +17,7 @@ from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf, same_gres
 from slurm_gpumem.site.gres_conf import edit_gres_conf, in_device_order
 from slurm_gpumem.site.hook_files import hook_files
 from slurm_gpumem.site.nodes import ContextOf, MemoryOf, NodeGroup
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING, SitePlan
 from slurm_gpumem.site.render import lua_table, node_gres, toml_file
 from slurm_gpumem.site.setup_notes import (
     has_lua_plugin,
@@ -55,6 +55,8 @@ class SetupOptions:
     reserve_mib: Optional[int] = None
     """None: RESERVE_MIB, and GPUs that are divided already stay as they are."""
     mps_per_gpu: int = 100
+    placement: Optional[str] = None
+    """None: SPREAD where Slurm's version has it, else PACK."""
     slurm_root: Optional[Path] = None
     """Where the cluster's Slurm is, when that is not this machine's own."""
 
@@ -111,8 +113,12 @@ def propose(
         partitions=tuple(part["PartitionName"] for part in snapshot.partitions) if snapshot else (),
         default_partition=_default_partition(snapshot),
         version=snapshot.version if snapshot else None,
+        max_cpus=snapshot.policy.get("max_cpus") if snapshot else None,
+        placement=_placement(options.placement, snapshot),
     )
     notes: List[str] = []
+    if plan.placement == SPREAD and snapshot is None:
+        notes.append(f"{SPREAD_WORD} stops every command and daemon of a Slurm before 23.11")
     if options.reserve_mib is None and any(
         gpus.shares and gpus.memory_mib - plan.usable_mib(gpus) < RESERVE_MIB
         for group in plan.groups
@@ -144,6 +150,18 @@ def _gres_in_use(snapshot: Optional[Snapshot]) -> str:
     """ "mps" where the cluster divides its GPUs by that already: its jobs ask for it."""
     now = " ".join(node.get("Gres", "") for node in snapshot.nodes) if snapshot else ""
     return "mps" if "mps:" in now and "shard:" not in now else "shard"
+
+
+def _placement(asked: Optional[str], snapshot: Optional[Snapshot]) -> str:
+    """What was asked for, else spread where this Slurm can; UsageError where it cannot do what was asked."""
+    can_spread = snapshot is not None and snapshot.version >= SPREADING
+    if asked == SPREAD and snapshot is not None and not can_spread:
+        raise UsageError(
+            f"--placement spread needs {SPREAD_WORD}, which Slurm {snapshot.version_text} does not have "
+            "(23.11 and later do): shares fill one GPU after the other there. docs/admin/placement.md says "
+            "what helps"
+        )
+    return asked or (SPREAD if can_spread else PACK)
 
 
 def write_files(proposal: Proposal, folder: Path) -> None:
@@ -299,4 +317,6 @@ def summary_lines(plan: SitePlan) -> Sequence[str]:
                 f"{group.nodes}: {gpus.count} x {gpus.gpu_type or 'gpu'}, each {plan.shares(gpus)} {unit} "
                 f"of {size} MiB ({gpus.memory_mib - plan.usable_mib(gpus)} MiB kept back)"
             )
+    where = "the GPU with the most free" if plan.placement == SPREAD else "the first GPU with enough"
+    lines.append(f"placement: {plan.placement}: a job's {unit} are on {where}")
     return lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.site.plan import SPREAD, SPREAD_WORD, SitePlan
 from slurm_gpumem.slurm.gres import parse_gres
 
 PROLOG_TIMEOUT_S = 60
@@ -40,6 +40,10 @@ def wanted_settings(
         units = ("CR_CPU", "CR_CORE", "CR_SOCKET")
         if not any(word.upper().startswith(units) for word in words_of(running, "SelectTypeParameters")):
             wanted["SelectTypeParameters"] = "CR_Core_Memory"
+    parameters = wanted.get("SelectTypeParameters", value_of(running, "SelectTypeParameters") or "")
+    placed = _with_placement([word for word in parameters.split(",") if word], plan.placement)
+    if placed is not None:
+        wanted["SelectTypeParameters"] = placed
     # Without slurmdbd they would be fatal from 24.11 on, which prints (null) for "none".
     if not running or "slurmdbd" in (value_of(running, "AccountingStorageType") or ""):
         # Slurm adds its own TRES (cpu, mem, node ...) by itself.
@@ -57,6 +61,20 @@ def wanted_settings(
     if value_of(running, "PrologEpilogTimeout") in (None, "65534", "INFINITE", "infinite"):
         wanted["PrologEpilogTimeout"] = str(PROLOG_TIMEOUT_S)
     return wanted
+
+
+def spreads(settings: Mapping[str, str]) -> bool:
+    """Whether shares go to the least loaded GPU of a node."""
+    return SPREAD_WORD in (word.upper() for word in words_of(settings, "SelectTypeParameters"))
+
+
+def _with_placement(words: Sequence[str], placement: str) -> Optional[str]:
+    """SelectTypeParameters for a placement; None where they are right already."""
+    others = [word for word in words if word.upper() != SPREAD_WORD]
+    if placement == SPREAD:
+        # Alone it would replace the default unit of allocation: name that too.
+        return None if len(others) < len(words) else ",".join([*(others or ["CR_Core_Memory"]), SPREAD_WORD])
+    return None if len(others) == len(words) else ",".join(others)
 
 
 def has_default_memory(settings: Mapping[str, str]) -> bool:

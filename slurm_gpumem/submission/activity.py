@@ -50,5 +50,6 @@ def activity_of(
         return None
     from slurm_gpumem.utilization.budget import activity_budget
 
-    found = activity_budget(utilization, limit, limit if site is None else site, policy.node_mode)
+    mode = "timeslice" if policy.node_mps == "timeslice" else "mps"
+    found = activity_budget(utilization, limit, limit if site is None else site, mode)
     return Activity(found.share, limit, own is not None, found.because)

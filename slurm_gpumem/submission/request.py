@@ -151,7 +151,7 @@ def host_share(request: GpuRequest, kinds: Sequence[GpuKind], policy: SharingPol
     """CPUs and host memory in proportion to the part of the GPU, on whichever kind it lands.
 
     The smallest proportion among the kinds, so that no node runs out of CPUs or memory
-    before its GPUs are full; at least one core and `min_host_mib`.
+    before its GPUs are full; at least one core and `min_host_mib`, at most the site's `max_cpus`.
     """
     takers = [kind for kind in kinds if kind.units >= request.units and _is(kind, request.gpu_type)]
     if not request.units or not takers:
@@ -161,7 +161,10 @@ def host_share(request: GpuRequest, kinds: Sequence[GpuKind], policy: SharingPol
     for kind in takers:
         part = request.units / kind.units
         cores = int(kind.cpus_per_gpu * part) // kind.threads_per_core
-        cpus.append(max(cores, 1) * kind.threads_per_core)
+        proportion = max(cores, 1) * kind.threads_per_core
+        # Slurm gives whole cores: less than one core's threads would be rounded up anyway.
+        most = max(policy.max_cpus or proportion, kind.threads_per_core)
+        cpus.append(min(proportion, most))
         least = min(policy.min_host_mib, kind.host_mib_per_gpu // 4)
         memory.append(max(int(kind.host_mib_per_gpu * part), least))
     return HostShare(min(cpus), min(memory))

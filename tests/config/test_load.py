@@ -67,7 +67,7 @@ def test_everything_wrong_in_a_file_is_said_at_once(home: Path) -> None:
 
 def test_what_only_nodes_read_does_not_keep_anybody_from_submitting(home: Path) -> None:
     assert (
-        load(home, '[node]\ngrace_s = "x"\ncolour = 1\nmode = "timeslice"\n').sharing.node_mode == "timeslice"
+        load(home, '[node]\ngrace_s = "x"\ncolour = 1\nmps = "timeslice"\n').sharing.node_mps == "timeslice"
     )
 
 
@@ -134,7 +134,7 @@ def test_a_variable_can_set_the_slowdown(home: Path) -> None:
 
 
 def test_nodes_that_share_in_time_slices_are_known_as_such(home: Path) -> None:
-    assert load(home, '[node]\nmode = "timeslice"\n').sharing.node_mode == "timeslice"
+    assert load(home, '[node]\nmps = "timeslice"\n').sharing.node_mps == "timeslice"
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,18 @@ def test_without_a_file_the_defaults_hold(tmp_path: Path) -> None:
 def test_a_broken_file_means_the_defaults_and_a_note(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[node\nmode=")
     config = load_node_config(str(tmp_path / "a.toml"))
-    assert config.mode == "mps"
+    assert config.mps == "per-user"
     assert "not valid TOML" in config.notes[0]
 
 
-def test_the_site_chooses_modes_by_gpu() -> None:
-    config = node_config_from(
-        {"node": {"mode": "mps", "mode_by_gpu": {"t4": "timeslice", "A100": "off"}}}, "x"
-    )
-    assert config.mode_for("Tesla T4") == "timeslice"
-    assert config.mode_for("NVIDIA A100-SXM4-40GB") == "off"
-    assert config.mode_for("NVIDIA H200") == "mps"
+def test_the_site_chooses_modes_by_partition_and_first_of_all_by_gpu() -> None:
+    table = {"mps_by_partition": {"course": "shared"}, "mps_by_gpu": {"t4": "timeslice", "A100": "off"}}
+    config = node_config_from({"node": table}, "x")
+    assert config.mps_for("NVIDIA H200") == "per-user"
+    assert config.mps_for("NVIDIA H200", "course") == "shared"
+    assert config.mps_for("Tesla T4", "course") == "timeslice"
+    assert config.mps_for("NVIDIA A100-SXM4-40GB", "gpu") == "off"
+    assert config.mps_anywhere() == {"per-user", "shared", "timeslice", "off"}
 
 
 def test_the_size_of_a_shard_comes_from_the_sharing_table() -> None:
@@ -38,14 +39,15 @@ def test_the_size_of_a_shard_comes_from_the_sharing_table() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("mode", "fast"),
+        ("mps", "mps"),
         ("interval_s", "1"),
         ("interval_s", 0),
         ("interval_s", True),
         ("headroom_mib", -1),
         ("spool", "relative/path"),
         ("limits", "yes"),
-        ("mode_by_gpu", {"a": "b"}),
+        ("mps_by_gpu", {"a": "b"}),
+        ("mps_by_partition", "shared"),
         ("slurm_env", 3),
         ("colour", 1),
         ("mps_control", "nvidia-cuda-mps-control"),

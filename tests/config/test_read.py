@@ -17,7 +17,7 @@ from slurm_gpumem.errors import ConfigError
 NAMES = [name for section in SECTIONS for name in section.names]
 WRONG = {
     "sharing": {"mode": "off", "shard_mib": 512, "partition": {"gpu": {"max_slowdown": 0, "x": 1}}},
-    "node": {"grace-s": 7, "spool": "here", "mode_by_gpu": {"T4": "fast"}},
+    "node": {"grace-s": 7, "spool": "here", "mps_by_gpu": {"T4": "fast"}},
     "nodes": {},
 }
 
@@ -32,7 +32,7 @@ def test_right_values_are_kept_and_every_wrong_one_is_named() -> None:
         ("sharing", "sharing.partition.gpu.max_slowdown"),
         ("sharing", "sharing.partition.gpu.x"),
         ("node", "node.spool"),
-        ("node", "node.mode_by_gpu"),
+        ("node", "node.mps_by_gpu"),
     ]
 
 

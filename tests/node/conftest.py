@@ -91,7 +91,7 @@ class Node:
 
 def write_site_config(root: Path, config: NodeConfig) -> None:
     values = {
-        "mode": config.mode,
+        "mps": config.mps,
         "ledger": config.ledger,
         "spool": config.spool,
         "mps_control": config.mps_control,

@@ -89,15 +89,22 @@ class Desk:
         return Sampler(self.folder, self.config, "n1", self.source, GPUS)
 
     def job(
-        self, job_id: int, *, mode: str = "timeslice", gpu: int = 0, claim: Optional[CommentRecord] = None
+        self,
+        job_id: int,
+        *,
+        mode: str = "timeslice",
+        gpu: int = 0,
+        claim: Optional[CommentRecord] = None,
+        uid: Optional[int] = None,
     ) -> None:
+        owner = os.getuid() if uid is None else uid
         jobs.put(
             self.folder,
-            NodeJob(job_id, os.getuid(), f"user{job_id}", (GPUS[gpu].uuid,), mode, time.time(), claim=claim),
+            NodeJob(job_id, owner, f"user{job_id}", (GPUS[gpu].uuid,), mode, time.time(), claim=claim),
         )
 
-    def process(self, job_id: int) -> int:
-        started = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": str(job_id)})
+    def process(self, job_id: int, uid: Optional[int] = None) -> int:
+        started = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": str(job_id)}, user=uid)
         self.processes.append(started)
         until(lambda: Path(f"/proc/{started.pid}/comm").read_text() == "sleep\n")
         return started.pid

@@ -36,7 +36,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
 def test_a_record_is_as_long_as_the_job_whatever_the_clock_does(
     node: Node, monkeypatch: pytest.MonkeyPatch, set_clock: SetClock, jump: float
 ) -> None:
-    node = node.with_config(mode="timeslice")
+    node = node.with_config(mps="timeslice")
     monkeypatch.setattr(hook, "start_sampler", lambda folder, name: None)
     began, steady = time.time(), time.monotonic()
     hook.prolog(node.folder, node.config, node.env(7))

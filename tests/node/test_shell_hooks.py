@@ -197,7 +197,7 @@ def test_a_script_is_told_its_attempt(node: Node) -> None:
 
 @needs_root
 def test_in_timeslice_mode_nothing_is_exported(node: Node) -> None:
-    node.with_config(mode="timeslice").hook("prolog", node.env(7))
+    node.with_config(mps="timeslice").hook("prolog", node.env(7))
     assert _exports(node, SLURM_SHARDS_ON_NODE="12") == {}
     assert node.mps.daemons() == []
 

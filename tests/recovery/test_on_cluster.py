@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pwd
 import re
+import time
 from typing import Dict, Tuple
 
 import pytest
 
 from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, write_job_record
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
 from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
 from tests.support.waiting import until
@@ -21,11 +24,20 @@ NEIGHBOUR = "echo 'RuntimeError: CUDA error: the MPS client has been terminated'
 ARRAY_OOMS = (3, 7, 20)
 
 
+def note_fault(site: Site, job: str, run: int) -> None:
+    """Root's record, as of another node of the job, of a fault that hit it together with a job 999."""
+    event = FaultEvent("xid", "GPU-0", time.time(), (999,), 31)
+    uid = pwd.getpwnam("nobody").pw_uid
+    record = JobRecord(int(job), run, uid, "elsewhere", time.time(), end=time.time())
+    write_job_record(site.root / "records", record._replace(measured=Measurement(events=(event,))))
+
+
 @pytest.fixture(scope="module")
 def lives(module_site: Site) -> Dict[str, str]:
     """One job of each kind, all submitted before the first is looked at."""
     site = module_site
     picks = " ".join(map(str, ARRAY_OOMS))
+    wait = f"until [ -e {site.root}/out/neighbours ]; do sleep 0.1; done;"
     jobs = {
         "once": site.submit(ONCE),
         "typed": site.submit(ONCE, gres="shard:a100:12"),
@@ -44,7 +56,8 @@ def lives(module_site: Site) -> Dict[str, str]:
             f'{BEGIN} [ "$SLURM_RESTART_COUNT" = 1 ] || {{ echo "{OOM_LINE}" >&2; kill -ABRT $$; }}'
         ),
         "host": site.submit(f"{BEGIN} echo 'slurmstepd: error: Detected 1 oom_kill event' >&2; exit 1"),
-        "neighbour": site.submit(BEGIN + NEIGHBOUR),
+        "neighbour": site.submit(f"{BEGIN} {wait} {NEIGHBOUR}"),
+        "forged": site.submit(BEGIN + NEIGHBOUR),
         "step": site.submit(f'{BEGIN} [ "$SLURM_RESTART_COUNT" = 1 ] || srun bash -c "{OOM}"'),
         "array": site.submit(
             f"{BEGIN} for t in {picks}; do"
@@ -53,6 +66,9 @@ def lives(module_site: Site) -> Dict[str, str]:
             shards=2,
         ),
     }
+    for run in (0, 1):
+        note_fault(site, jobs["neighbour"], run)
+    (site.root / "out" / "neighbours").touch()
     jobs["child"] = site.submit("echo begins", f"--dependency=afterok:{jobs['once']}", comment="")
     het = ["sbatch", "--parsable", f"--output={site.root}/out/%j", "--mem=100", "--gres=shard:1"]
     het += [f"--comment={RECORD.format(shards=1, oom='requeue')}", ":", "--mem=100", "--gres=shard:1"]
@@ -150,6 +166,14 @@ def test_a_neighbours_fault_runs_again_as_it_was_and_only_once(
     assert module_site.runs(lives["neighbour"]) == 2
     assert shown["tres-per-node"].endswith("shard:12")
     assert "again=1,why=neighbour" in shown["Comment"]
+
+
+def test_an_error_text_alone_is_no_neighbours_fault(module_site: Site, lives: Dict[str, str]) -> None:
+    shown = module_site.ended(lives["forged"], "FAILED")
+    assert module_site.runs(lives["forged"]) == 1
+    assert shown["RestartCnt"] == "0"
+    refused = "no record of root's shows that a GPU fault hit it together with another job"
+    assert f"job {lives['forged']}: not requeued: {refused}" in module_site.log()
 
 
 def test_of_an_array_only_the_tasks_that_ran_out_come_back(module_site: Site, lives: Dict[str, str]) -> None:

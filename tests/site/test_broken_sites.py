@@ -146,7 +146,10 @@ CASES: Dict[str, Broken] = {
     ),
     "no TaskProlog": Broken("critical", "hook-unset", "no TaskProlog", conf("TaskProlog")),
     "misspelt value": Broken(
-        "critical", "site-file", "node.mode must be one of mps", lambda site: site.set("node", "mode", "mpss")
+        "critical",
+        "site-file",
+        "node.mps must be one of per-user",
+        lambda site: site.set("node", "mps", "mpss"),
     ),
     "misspelt key": Broken(
         "warning", "site-file", "did you mean 'spool'", lambda site: site.set("node", "spol", "/x")
@@ -299,6 +302,12 @@ CASES: Dict[str, Broken] = {
         "no-mps",
         "/usr/bin/none is not there",
         lambda site: site.set("node", "mps_control", "/usr/bin/none"),
+    ),
+    "a driver that cannot serve all users at once": Broken(
+        "warning",
+        "no-shared-mps",
+        "/bin/true has no -multiuser-server",
+        lambda site: (site.set("node", "mps_control", "/bin/true"), site.set("node", "mps", "shared")),
     ),
     "no driver": Broken(
         "critical",

@@ -82,10 +82,15 @@ OLD: Callable[..., Snapshot] = lambda **fields: replace(  # noqa: E731
 )
 
 
-def test_a_healthy_cluster_is_ok_and_says_so_in_one_line() -> None:
+def test_a_healthy_cluster_is_ok_and_only_told_where_its_shared_jobs_go() -> None:
     diagnosis = examine(HEALTHY)
-    assert diagnosis.text() == "GPUMEM OK - Slurm 24.11.5: GPUs are shared as they should be"
-    assert int(diagnosis.severity) == 0
+    assert diagnosis.severity is Severity.OK
+    assert diagnosis.status == "GPUMEM OK - Slurm 24.11.5: GPUs are shared as they should be"
+    assert [finding.check for finding in diagnosis.findings] == ["placement"]
+
+
+def test_with_one_gpu_a_node_there_is_no_placement_to_tell() -> None:
+    assert examine(node(Gres="gpu:a100:1,shard:a100:40")).findings == ()
 
 
 CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
@@ -160,6 +165,19 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "exclusive-partition",
         "OverSubscribe=NO",
     ),
+    "shares fill one GPU after the other": (
+        HEALTHY,
+        Severity.NOTE,
+        "placement",
+        "gpumem setup --placement spread",
+    ),
+    "shares are spread": (
+        config(SelectTypeParameters="CR_CORE_MEMORY,LL_SHARED_GRES"),
+        Severity.NOTE,
+        "placement",
+        "--placement pack where whole GPUs must stay free",
+    ),
+    "shares cannot be spread": (OLD(), Severity.NOTE, "placement", "nothing before Slurm 23.11"),
     "defaults per GPU": (
         partition(JobDefaults="DefCpuPerGPU=8"),
         Severity.NOTE,
@@ -412,11 +430,12 @@ def test_limits_and_weights_that_have_their_twin_are_fine() -> None:
         ),
         partitions=({**PARTITION, "TRESBillingWeights": "GRES/gpu=10,GRES/shard=0.25"},),
     )
-    assert examine(fine).findings == ()
+    assert examine(fine).without({"placement"}).findings == ()
 
 
 def test_a_wildcard_table_fits_every_partition() -> None:
-    assert examine(lua(partitions={"*": (("a100", 40),)})).findings == ()
+    anywhere = lua(partitions={"*": (("a100", 40),)})
+    assert examine(anywhere).without({"placement"}).findings == ()
 
 
 def test_what_is_critical_decides_and_comes_first() -> None:
@@ -444,7 +463,7 @@ def test_no_line_holds_what_nagios_takes_for_figures() -> None:
 def test_what_many_nodes_have_in_common_is_one_finding() -> None:
     fault = ("no-mps", "/usr/bin/x is not there")
     reports = tuple(HostReport(f"n{number}", (fault,)) for number in range(1, 201))
-    (finding,) = examine(replace(HEALTHY, reports=reports)).findings
+    (finding,) = examine(replace(HEALTHY, reports=reports)).without({"placement"}).findings
     assert finding.what == "n[1-200]: /usr/bin/x is not there"
 
 

@@ -339,11 +339,11 @@ def test_the_command_says_what_is_wrong_with_its_options(capsys: Any) -> None:
 
 def test_a_sites_own_tables_in_gpumem_toml_stay() -> None:
     plan = SitePlan(groups=())
-    own = '[sharing]\nmode = "on"\n\n[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmode = "off"\n'
+    own = '[sharing]\nmode = "on"\n\n[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmps = "off"\n'
     text = toml_file(plan, own)
     assert 'mode = "opt-in"' in text
     assert text.count("[recovery]") == 1
-    assert '[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmode = "off"\n' in text
+    assert '[recovery]\nladder = ["+25%", "whole-gpu"]\n\n[node]\nmps = "off"\n' in text
     assert toml_file(plan, text) == text
 
 

@@ -114,6 +114,18 @@ def test_cpus_and_memory_are_in_proportion() -> None:
     assert host_share(request, [A100], SHARDS) == (4, 16_000)
 
 
+def test_the_site_caps_the_cpus_of_shared_jobs_at_no_less_than_a_core() -> None:
+    request = share_gpu([A100], same(20_480, [A100]), SHARDS, gpu_type=None)
+    assert [host_share(request, [A100], SHARDS._replace(max_cpus=most)).cpus for most in (None, 20, 3)] == [
+        8,
+        8,
+        3,
+    ]
+    threads = kind(threads=2)
+    request = share_gpu([threads], same(20_480, [threads]), SHARDS, gpu_type=None)
+    assert host_share(request, [threads], SHARDS._replace(max_cpus=1)).cpus == 2
+
+
 def test_a_small_part_still_gets_a_core_and_some_memory() -> None:
     gpu = kind(threads=2)
     request = share_gpu([gpu], same(100, [gpu]), SHARDS, gpu_type=None)

@@ -1,0 +1,344 @@
+"""A day at a small site, rehearsed: real Slurm, one GPU, two users, the same trace in each way of sharing.
+
+As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's root; one mode per command:
+
+    python3 tests/gpu/rehearsal.py --out DIR --mode solo      step time, power, activity of each kind, alone
+    python3 tests/gpu/rehearsal.py --out DIR --mode shared    then per-user, timeslice, exclusive
+    python3 tests/gpu/rehearsal.py --out DIR --mode report    a page and a picture (--page); needs no GPU
+
+DIR/MODE.jsonl gets a row per job, sample and summary as they come; a mode whose summary is there is not run
+again. `exclusive` runs a part of the trace one job after the other: it checks the exclusive time that is
+computed from the solo steps. Slurm is started by --up (see node_life.py). `--rehearse` plays it without GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from life_machine import LifeError, Machine, run
+from mode_workers import Worker, rate
+from rehearsal_report import write_report
+
+from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.node.gpus import find_gpus, standin_gpus
+from slurm_gpumem.node.sources.base import SourceError
+from slurm_gpumem.node.sources.choose import choose_source
+
+MODES = ("shared", "per-user", "timeslice")
+MEMORY_GIB = {"small": 12, "conv32": 28, "text16": 28, "conv256": 44, "text128": 44}
+"""What each kind holds, and asks for: light, medium and heavy jobs, of which four or five fit one GPU."""
+SOLO_S = 5.0
+"""What each job would train alone."""
+TRACE = ("conv256", "small", "conv32", "text16", "small", "text128", "conv32", "text16")
+"""The queue, in this order; the users take turns."""
+SUBSET = ("conv256",)
+"""The serial check."""
+CONTEXT_GIB = 2
+_SCHEDULER = "SchedulerParameters=sched_interval=2,bf_interval=2\n"
+
+
+class Planned(NamedTuple):
+    """One job of the trace."""
+
+    name: str
+    kind: str
+    user: int
+    steps: int
+    shards: int
+    ballast_mib: int
+
+
+class Rows:
+    """A file of JSON lines, written as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open for life
+
+    def say(self, **row: Any) -> None:
+        line = json.dumps(row)
+        print(line[:240], flush=True)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+
+class Gauge:
+    """Energy and activity of the GPU."""
+
+    def __init__(self, ledger: Optional[Path], node: str) -> None:
+        config = NodeConfig(ledger=ledger)
+        gpus = standin_gpus(ledger, node) if ledger else find_gpus(config, node)
+        self.uuid = gpus[0].uuid
+        self._source = choose_source(config, node, gpus)
+
+    def energy_j(self) -> Optional[float]:
+        try:
+            return self._source.energy_j(self.uuid)
+        except SourceError:
+            return None
+
+    def sample(self) -> Dict[str, Any]:
+        try:
+            found = self._source.sample(self.uuid)
+        except SourceError:
+            return {}
+        return {"sm": found.sm_active, "power_w": found.power_w, "used_mib": found.memory_used_mib}
+
+    def watch(self, seconds: float) -> Dict[str, Optional[float]]:
+        """Mean power and SM activity over a while."""
+        self.sample()
+        began, before = time.monotonic(), self.energy_j()
+        time.sleep(seconds)
+        after, spent = self.energy_j(), time.monotonic() - began
+        power = None if before is None or after is None else round((after - before) / spent, 1)
+        return {"power_w": power, "sm": self.sample().get("sm")}
+
+
+def read_rows(path: Path) -> List[Dict[str, Any]]:
+    """All rows that are whole; none without a file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _steps_per_s(out: Path, kind: str) -> float:
+    return float(next(row["steps_per_s"] for row in read_rows(out / "solo.jsonl") if row.get("kind") == kind))
+
+
+def planned(solo: Sequence[Dict[str, Any]]) -> List[Planned]:
+    """The trace with as many steps as take the time that each kind is to train alone."""
+    rates = {row["kind"]: row["steps_per_s"] for row in solo if "steps_per_s" in row}
+    jobs = []
+    for number, kind in enumerate(TRACE):
+        steps = max(3, round(SOLO_S * rates[kind]))
+        shards = MEMORY_GIB[kind] + CONTEXT_GIB
+        jobs.append(
+            Planned(f"{number:02d}-{kind}", kind, number % 2, steps, shards, MEMORY_GIB[kind] * 1024 - 8192)
+        )
+    return jobs
+
+
+def solo(rows: Rows, gauge: Gauge, played: bool) -> None:
+    """Every kind alone on the GPU: step time, power, activity."""
+    rows.say(idle=gauge.watch(1.5))
+    workers = [Worker(kind, 65534, {"HOME": "/tmp"}, played, build_s=40.0) for kind in MEMORY_GIB]
+    built = {worker.name: worker.wait_built().get("seconds") for worker in workers}
+    window = 1.6
+    for worker in workers:
+        begin = time.monotonic() + 0.3
+        worker.train(begin + window + 0.1)
+        time.sleep(0.3)
+        gauges = gauge.watch(window)
+        found = rate(worker.hear(20), begin, begin + window)
+        rows.say(kind=worker.name, steps_per_s=found, built_s=built[worker.name], **gauges)
+    for worker in workers:
+        worker.end()
+    rows.say(summary=True)
+
+
+def submit(
+    machine: Machine, job: Planned, mode: str, played: bool, *, fault_after: float = 0.0, comment: str = ""
+) -> int:
+    """A batch job of the trace; its marks go to work/MODE-NAME.marks."""
+    _, uid, gid = machine.users[job.user]
+    stem = machine.work / f"{mode}-{job.name}"
+    words = f"--steps={job.steps} --ballast={job.ballast_mib} --out={stem}.marks" + " --played" * played
+    words += f" --fault-after={fault_after}" if fault_after else ""
+    script = Path(f"{stem}.sh")
+    script.write_text(
+        "#!/bin/bash\nunset LD_LIBRARY_PATH\n"
+        f"export HOME={machine.work} PYTHONPATH={machine.package} PYTHONDONTWRITEBYTECODE=1\n"
+        f"exec {sys.executable} {machine.work}/rehearsal_worker.py {job.kind} {words}\n"
+    )
+    whole = mode == "exclusive"
+    record = f"rehearsal gpumem/1:est={job.shards * 1000},req={job.shards * 1024},by=rehearsal"
+    done = run(
+        [
+            "sbatch",
+            "--parsable",
+            f"--uid={uid}",
+            f"--gid={gid}",
+            f"--job-name={job.name}",
+            f"--output={stem}.out",
+            f"--chdir={machine.work}",
+            "--cpus-per-task=1",
+            "--time=10",
+            "--gres=gpu:1" if whole else f"--gres=shard:{job.shards}",
+            f"--comment={record}{comment}",
+            str(script),
+        ],
+        15,
+        env=machine.env,
+    )
+    if done.returncode or not done.stdout.strip().isdigit():
+        raise LifeError(f"sbatch of {job.name}: {done.stderr[-300:]}")
+    machine.jobs[job.name] = int(done.stdout)
+    return machine.jobs[job.name]
+
+
+def marks_of(machine: Machine, mode: str, name: str) -> Dict[str, Any]:
+    """What a job has marked so far, its steps joined."""
+    found: Dict[str, Any] = {"ends": []}
+    for row in read_rows(machine.work / f"{mode}-{name}.marks"):
+        found["ends"] += row.pop("ends", [])
+        found.update(row)
+    return found
+
+
+def trace(
+    machine: Machine, rows: Rows, gauge: Gauge, mode: str, jobs: Sequence[Planned], limit_s: float
+) -> None:
+    """Submit the whole queue at once and watch until the last job has ended."""
+    played = machine.ledger is not None
+    idle = gauge.watch(1.5)
+    for job in jobs:
+        for old in machine.work.glob(f"{mode}-{job.name}.*"):
+            old.unlink()
+    submitted: Dict[str, float] = {}
+    before, began = gauge.energy_j(), time.time()
+    for job in jobs:
+        submitted[job.name] = time.time()
+        submit(machine, job, mode, played)
+    told: set[str] = set()
+    while len(told) < len(jobs) and time.time() - began < limit_s:
+        time.sleep(1.0)
+        rows.say(t=round(time.time() - began, 2), **gauge.sample())
+        for job in jobs:
+            marks = marks_of(machine, mode, job.name) if job.name not in told else {}
+            if "done" in marks or "died" in marks:
+                told.add(job.name)
+                about = {"kind": job.kind, "user": job.user, "steps": job.steps, "shards": job.shards}
+                when = {"submitted": round(submitted[job.name] - began, 3)}
+                rows.say(job=job.name, **about, **when, **_relative(marks, began))
+    after, ended = gauge.energy_j(), time.time()
+    missing = [job.name for job in jobs if job.name not in told]
+    if missing:
+        machine.cancel(missing)
+    machine.ended([job.name for job in jobs], 30)
+    energy = None if before is None or after is None else round(after - before, 1)
+    rows.say(
+        summary=True, mode=mode, span_s=round(ended - began, 2), energy_j=energy, idle=idle, missing=missing
+    )
+
+
+def fault(machine: Machine, rows: Rows, mode: str, steps: int) -> None:
+    """Two users at one server, and an illegal access of one: what becomes of the other, what is recorded?"""
+    played = machine.ledger is not None
+    names = ("victim", "culprit")
+    jobs = [Planned(name, "small", user, steps, 14, 1024) for user, name in enumerate(names)]
+    for job in jobs:
+        submit(machine, job, mode, played, fault_after=3.0 if job.name == "culprit" else 0.0)
+    gone = machine.ended(names, 60)
+    time.sleep(3)
+    for name in names:
+        marks, record = marks_of(machine, mode, name), machine.record(name)
+        kept = {key: record.get(key) for key in ("mode", "hints", "events", "exit_code", "uid")}
+        lived = marks.get("died", marks.get("done", 0)) - marks.get("ready", 0)
+        rows.say(fault=name, gone=gone, error=marks.get("error"), trained_s=round(lived, 2), record=kept)
+    suspects = {path.name: path.read_text() for path in machine.run_dir.glob("suspects/*")}
+    again = Planned("again", "small", 0, 20, 14, 1024)
+    submit(machine, again, mode, played, comment=",again=1,why=neighbour")
+    machine.ended(["again"], 45)
+    marks, record = marks_of(machine, mode, "again"), machine.record("again")
+    kept = {key: record.get(key) for key in ("mode", "notes")}
+    rows.say(fault="again", done="done" in marks, mps=marks.get("mps"), suspects=suspects, record=kept)
+
+
+def _relative(marks: Dict[str, Any], began: float) -> Dict[str, Any]:
+    times = {key: round(marks[key] - began, 3) for key in ("began", "ready", "done", "died") if key in marks}
+    ends = [round(end - began, 3) for end in marks["ends"]]
+    kept = {key: marks[key] for key in ("error", "reserved_mib", "mps", "uid") if key in marks}
+    return {**times, **kept, "ends": ends}
+
+
+def main() -> int:
+    """One mode, or the report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--mode", required=True, choices=("solo", *MODES, "exclusive", "report"))
+    parser.add_argument("--page", type=Path, help="where the report goes (default: DIR/rehearsal.md)")
+    parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grehearsal")
+    parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}")
+    parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
+    parser.add_argument("--mps-control", default="/usr/bin/nvidia-cuda-mps-control")
+    parser.add_argument("--limit", type=float, default=170.0, help="seconds for the trace of one mode")
+    parser.add_argument("--open", action="store_true", help="users can load torch: not tried again")
+    parser.add_argument("--rehearse", action="store_true", help="on a dev cluster, with sleeping jobs")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.mode == "report":
+        write_report(args.out, args.page or args.out / "rehearsal.md")
+        return 0
+    target = args.out / f"{args.mode}.jsonl"
+    if any(row.get("summary") for row in read_rows(target)):
+        print(f"{target} is complete: not run again")
+        return 0
+    if os.geteuid() != 0:
+        parser.error("run it as root: Slurm's daemons and two users' jobs need that")
+    if args.mode == "solo" and not args.rehearse:
+        import torch  # noqa: F401 - once, before the forks
+    slurm, ledger = args.state / "slurm", None
+    if args.rehearse:
+        here = Path(__file__).resolve().parent
+        shutil.rmtree(args.state, ignore_errors=True)
+        ledger = slurm / "ledger"
+        args.up = f"{sys.executable} {here}/rehearsal_cluster.py up {{slurm}}"
+        args.down = f"{sys.executable} {here}/rehearsal_cluster.py down {{slurm}}"
+        (args.state / "bin").mkdir(parents=True)
+        args.mps_control = shutil.copy(
+            here.parent / "node" / "bin" / "nvidia-cuda-mps-control", args.state / "bin"
+        )
+    words = lambda text: [word.format(slurm=slurm) for word in shlex.split(text)]  # noqa: E731
+    machine = Machine(args.state, args.out.resolve(), words(args.up), ledger, args.mps_control)
+    if args.mode == "solo":
+        solo(Rows(target), _no_gauge() if args.rehearse else Gauge(None, machine.node), args.rehearse)
+        return 0
+    jobs = planned(read_rows(args.out / "solo.jsonl"))
+    machine.prepare()
+    for name in ("mode_workers.py", "rehearsal_worker.py", "life_worker.py"):
+        shutil.copy(Path(__file__).with_name(name), machine.work / name)
+    opened = {} if args.open else machine.open_to_users()
+    try:
+        mps = "timeslice" if args.mode == "exclusive" else args.mode
+        machine.start({"mps": mps, "activity_every_s": 1, "idle_exit_s": 6}, _SCHEDULER)
+        rows = Rows(target)
+        rows.say(opened=opened)
+        gauge = Gauge(ledger, machine.node)
+        chosen = [job for job in jobs if job.kind in SUBSET] if args.mode == "exclusive" else jobs
+        trace(machine, rows, gauge, args.mode, chosen, args.limit)
+        if args.mode == "shared":
+            fault(machine, rows, args.mode, round(15 * _steps_per_s(args.out, "small")))
+        log = machine.run_dir / "log"
+        rows.say(hooks_log=log.read_text()[-1500:] if log.exists() else "")
+    finally:
+        machine.stop(words(args.down))
+    return 0
+
+
+def _no_gauge() -> Any:
+    class Nothing:
+        def watch(self, seconds: float) -> Dict[str, Optional[float]]:
+            time.sleep(seconds)
+            return {"power_w": 100.0, "sm": 0.5}
+
+    return Nothing()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Where shared jobs land on real daemons, and whether large jobs get their turn among small ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+from slurm_gpumem.devcluster.cluster import Cluster
+from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
+from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING
+from slurm_gpumem.slurm.client import parse_version
+from slurm_gpumem.slurm.placement import placements
+from tests.support.slurm_jobs import submit
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.slurm
+
+SMALL = ("--gres=shard:10", "--mem=64", "--cpus-per-task=1")
+
+
+def can_spread(cluster: Cluster) -> bool:
+    return parse_version(cluster.run(["sinfo", "--version"], check=True).stdout) >= SPREADING
+
+
+def set_up(cluster: Cluster, make_cluster: Any, *options: str) -> Cluster:
+    """A cluster of one node with four GPUs, with the line that setup proposes for that of `cluster`."""
+    gpumem = str(Path(sys.executable).with_name("gpumem"))
+    done = cluster.run([gpumem, "setup", "--untried", *options])
+    assert done.returncode == 0, done.stderr
+    lines = [line[1:] for line in done.stdout.splitlines() if line.startswith("+SelectTypeParameters=")]
+    return make_cluster(nodes=default_nodes(1), extra_conf=tuple(lines))
+
+
+def gpus_of(cluster: Cluster, jobs: List[str]) -> List[int]:
+    def where() -> List[int]:
+        texts = [cluster.run(["scontrol", "show", "job", "-d", job], check=True).stdout for job in jobs]
+        return [place.gpu for text in texts for place in placements(text)]
+
+    until(lambda: len(where()) == len(jobs))
+    return where()
+
+
+def states(cluster: Cluster) -> Dict[str, str]:
+    lines = cluster.run(["squeue", "-h", "-t", "all", "-o", "%i %T"], check=True).stdout.split("\n")
+    return dict(line.split() for line in lines if line)
+
+
+def test_four_jobs_on_an_idle_node_land_on_four_gpus_where_slurm_can_spread(
+    make_cluster: Any,
+) -> None:
+    first = make_cluster(nodes=default_nodes(1))
+    cluster = set_up(first, make_cluster)
+    jobs = [submit(cluster, *SMALL, command="sleep 60") for _ in range(4)]
+    # 22.05 fills the first GPU, whatever is configured: docs/admin/placement.md.
+    assert gpus_of(cluster, jobs) == ([0, 1, 2, 3] if can_spread(cluster) else [0, 0, 0, 0])
+
+
+def test_packed_jobs_leave_the_other_gpus_whole(make_cluster: Any) -> None:
+    first = make_cluster(nodes=default_nodes(1))
+    cluster = set_up(first, make_cluster, "--placement", PACK)
+    jobs = [submit(cluster, *SMALL, command="sleep 60") for _ in range(4)]
+    assert gpus_of(cluster, jobs) == [0, 0, 0, 0]
+
+
+def test_setup_takes_spreading_out_again_and_the_doctor_says_which_is_in_force(make_cluster: Any) -> None:
+    plain = make_cluster(nodes=default_nodes(1))
+    gpumem = str(Path(sys.executable).with_name("gpumem"))
+    assert "note placement: placement: pack" in plain.run([gpumem, "doctor"]).stdout
+    if not can_spread(plain):
+        refused = plain.run([gpumem, "setup", "--untried", "--placement", SPREAD])
+        assert refused.returncode == 2
+        assert "--placement spread needs LL_SHARED_GRES, which Slurm 22.05" in refused.stderr
+        return
+    cluster = set_up(plain, make_cluster)
+    assert "note placement: placement: spread" in cluster.run([gpumem, "doctor"]).stdout
+    back = cluster.run([gpumem, "setup", "--untried", "--placement", PACK]).stdout
+    assert f"-SELECTTYPEPARAMETERS=CR_CORE_MEMORY,{SPREAD_WORD}\n" in back.upper()
+    assert "+SELECTTYPEPARAMETERS=CR_CORE_MEMORY\n" in back.upper()
+
+
+@pytest.mark.parametrize("partition", ["gpu", "whole"])
+def test_a_job_with_a_whole_gpu_is_not_overtaken_by_small_ones(make_cluster: Any, partition: str) -> None:
+    first = make_cluster(nodes=default_nodes(1))
+    cluster = set_up(first, make_cluster)
+    # A share on every GPU, or shares that fill all of them where they are packed.
+    count = 4 if can_spread(cluster) else 16
+    early = [submit(cluster, *SMALL, "--time=2", command="sleep 4") for _ in range(count)]
+    gpus_of(cluster, early)
+    whole = submit(
+        cluster, f"--partition={partition}", "--gres=gpu:1", "--mem=64", "--time=2", command="sleep 60"
+    )
+    late = [submit(cluster, *SMALL, "--time=30", command="sleep 60") for _ in range(8)]
+    until(lambda: states(cluster).get(whole) == "RUNNING", timeout_s=60)
+    cluster.run(["scancel", *late])
+    begun = _start(cluster, whole)
+    assert begun is not None
+    assert all((_start(cluster, job) or begun) >= begun for job in late)
+
+
+def _start(cluster: Cluster, job: str) -> Optional[str]:
+    """When it started, as text that sorts by time; None for a job that never did."""
+    text = cluster.run(["scontrol", "show", "job", job], check=True).stdout
+    start = text.partition("StartTime=")[2].split()[0]
+    never = "JobState=CANCELLED" in text and "RunTime=00:00:00" in text
+    return None if never or "Unknown" in start else start
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: jobs of two users")
+def test_where_a_partition_is_for_one_user_a_node_users_share_only_with_themselves(make_cluster: Any) -> None:
+    # By PartitionName again, since the dev cluster's own partitions have no such option.
+    cluster = make_cluster(
+        nodes=default_nodes(2), extra_conf=("PartitionName=own Nodes=n[1-2] ExclusiveUser=YES",)
+    )
+
+    def node_of(user: int) -> str:
+        job = submit(cluster, *SMALL, "--partition=own", f"--uid={user}", command="sleep 60")
+        until(lambda: states(cluster).get(job) == "RUNNING")
+        return cluster.run(["squeue", "-h", "-j", job, "-o", "%N"], check=True).stdout.strip()
+
+    nobody, daemon = 65534, 1
+    assert [node_of(user) for user in (nobody, daemon, nobody, daemon)] == ["n1", "n2", "n1", "n2"]
+
+
+def test_where_cores_may_be_shared_small_jobs_fill_the_gpu_and_never_exceed_it(make_cluster: Any) -> None:
+    node = NodeSpec("n1", gpus=1, gpu_memory_mib=40 * 1024, cpus=4, memory_mib=64_000)
+    cluster = make_cluster(nodes=(node,), extra_conf=("PartitionName=share Nodes=n1 OverSubscribe=FORCE:4",))
+
+    def running(partition: str) -> int:
+        """Of fourteen jobs of 3 shards and a core on 4 cores and 40 shards."""
+        options = ("--gres=shard:3", "--mem=64", "--cpus-per-task=1", f"--partition={partition}")
+        jobs = [submit(cluster, *options, command="sleep 300") for _ in range(14)]
+
+        def settled() -> bool:
+            now = [states(cluster).get(job) for job in jobs]
+            return "RUNNING" in now and _reason(cluster, jobs[-1]) in ("Resources", "Priority")
+
+        until(settled)
+        most = 4 if partition == "gpu" else 13
+        until(lambda: sum(states(cluster).get(job) == "RUNNING" for job in jobs) >= most)
+        count = sum(states(cluster).get(job) == "RUNNING" for job in jobs)
+        cluster.run(["scancel", *jobs], check=True)
+        until(lambda: not {"RUNNING", "COMPLETING"} & {states(cluster).get(job) for job in jobs})
+        return count
+
+    assert running("gpu") == 4
+    assert running("share") == 13
+
+
+def _reason(cluster: Cluster, job: str) -> str:
+    return cluster.run(["squeue", "-h", "-j", job, "-o", "%r"], check=True).stdout.strip()
