@@ -22,7 +22,10 @@ pytestmark = [
         bool(os.environ.get("GPUMEM_TEST_SLURM_ROOT")), reason="a tree's Python has no submitit"
     ),
 ]
-MODEL = Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt"
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "docs" / "examples" / "resnet50.txt"
+LAUNCHER = ROOT / "slurm_gpumem" / "adapters" / "hydra"
+"""A wheel puts it into Hydra's namespace."""
 _ENTRY = "slurm_gpumem.adapters.submitit:GpumemExecutor"
 
 
@@ -112,6 +115,7 @@ def test_a_hydra_sweep_runs_each_job_with_its_share(on_cluster: Cluster, tmp_pat
     done = subprocess.run(
         [sys.executable, str(app), *words],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(LAUNCHER)])},
         capture_output=True,
         text=True,
         timeout=120,
