@@ -19,6 +19,7 @@ from slurm_gpumem.submission.asked import HETEROGENEOUS, Asked, JobWords, Worklo
 from slurm_gpumem.submission.decide import Plan
 from slurm_gpumem.submission.decision import decision_of
 from slurm_gpumem.submission.needs import NeedOnGpu
+from slurm_gpumem.submission.reach import GpuModel
 from slurm_gpumem.submission.request import GpuRequest, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
@@ -42,7 +43,7 @@ def plan(
     gpu, summary = find_gpu("a100"), small_summary()
     workload = Workload(summary, training_job(summary, StatedTraining())) if model else Workload(mem_mib=3072)
     estimate = registry.run("trace", summary, training_job(summary, StatedTraining()), gpu) if model else None
-    largest = NeedOnGpu(gpu, Need(2000, 3072), estimate, activity)
+    largest = NeedOnGpu(GpuModel("a100"), Need(2000, 3072), estimate, activity)
     return Plan(asked, workload, largest, request, **more)
 
 
