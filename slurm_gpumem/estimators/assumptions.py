@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import List, Optional, Tuple
 
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.versions import FOREACH, differences, follows
 from slurm_gpumem.summaries.types import ModelSummary
 
 
@@ -27,7 +28,11 @@ def assumptions(
         assumed.append(f"input as {input_dtype(summary, job)}")
     if job.optimizer_rule.note:
         assumed.append(f"{job.optimizer_rule.title}: {job.optimizer_rule.note}")
-    assumed.append("PyTorch's default allocator and foreach optimizer")
+    if follows(FOREACH, job.torch):
+        assumed.append("PyTorch's default allocator and foreach optimizer")
+    else:
+        assumed.append("PyTorch's default allocator")
+        assumed += differences(job.torch, attention=_has_attention(summary))
     assumed += summary.remarks
     for line in estimate.assumptions if estimate else ():
         # An estimator may say a default in its own words around ours.
@@ -48,3 +53,7 @@ def input_dtype(summary: ModelSummary, job: TrainingJob) -> str:
 
 def _has_convolutions(summary: ModelSummary) -> bool:
     return any("conv" in layer.kind.lower() for layer in summary.layers)
+
+
+def _has_attention(summary: ModelSummary) -> bool:
+    return any("attention" in layer.kind.lower() for layer in summary.layers)

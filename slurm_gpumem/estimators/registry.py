@@ -117,7 +117,8 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     if not has_layer(name):
         return function(summary, job, gpu)
     from slurm_gpumem.estimators.environment import environment_of, in_environment, widened
+    from slurm_gpumem.estimators.versions import in_version
 
-    here = in_environment(gpu, environment_of(job))
+    here = in_version(in_environment(gpu, environment_of(job)), job.torch)
     convolutions = summary.trace is not None and summary.trace.uses_conv
     return widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)

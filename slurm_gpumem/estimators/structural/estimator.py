@@ -15,6 +15,7 @@ from slurm_gpumem.estimators.structural.stream import ACTIVATIONS, GRADIENTS, OP
 from slurm_gpumem.estimators.structural.tree import build_tree
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.versions import FOREACH, GRADIENTS_FREED, follows
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
 
@@ -107,6 +108,8 @@ def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, R
         cublas_workspace=gpu.cublas_workspace_bytes if walk.uses_matmul else 0,
         accumulation=job.grad_accumulation,
         data_parallel=job.gpus > 1,
+        keeps_gradients=not follows(GRADIENTS_FREED, job.torch),
+        foreach=follows(FOREACH, job.torch) or not rule.by_pytorch,
     )
     return walk, replay(walk.tape, plan)
 

@@ -22,6 +22,9 @@ from slurm_gpumem.estimators.tape import Tape
 _LARGEST = 1 << 42
 """Bytes in all tensors of a step up to which the allocator is simulated byte by byte."""
 
+_AT_ONCE = 2
+"""Intermediate results that a formula over one parameter holds: its operand and its result."""
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -35,6 +38,10 @@ class StepPlan:
     accumulation: int = 1
     data_parallel: bool = False
     steps: int = 2
+    keeps_gradients: bool = False
+    """Gradients are set to zero between steps, not released (PyTorch before 2.0)."""
+    foreach: bool = True
+    """The optimizer's temporaries exist for all parameters at once."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
     keep: Events = []
     passes = 0
     for step in range(plan.steps):
-        if step:
+        if step and not plan.keeps_gradients:
             events += [(GRADS + index, FREE) for index in range(len(tape.params))]
         for micro in range(min(plan.accumulation, 2)):
             base = BASE + (OTHER_STEP if passes % 2 else 0)
@@ -82,7 +89,7 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
                 events.insert(at, (WORK + OTHER_STEP, plan.cublas_workspace))
             phases.append((len(events), "backward"))
             at = len(events) + stream.backward_matmul if stream.backward_matmul >= 0 else -1
-            if micro:
+            if micro or (step and plan.keeps_gradients):
                 events += _accumulating(stream.backward, base)
             else:
                 events += [(key + base if key < RANGE else key, size) for key, size in stream.backward]
@@ -135,6 +142,12 @@ def _update(params: Sequence[int], plan: StepPlan, *, first: bool) -> Events:
         for index, size in enumerate(params):
             events += [(STATES + index * 8 + state, size) for state in range(plan.states)]
     temporaries = list(enumerate(list(params) * plan.temporaries, STATES + OTHER_STEP))
+    if not plan.foreach:
+        held = range(_AT_ONCE if plan.temporaries else 0)
+        for size in params:
+            one = [(STATES + OTHER_STEP + number, size) for number in held]
+            events += one + [(key, FREE) for key, _ in one]
+        return events
     events += temporaries
     # A list releases its members from the last to the first.
     events += [(key, FREE) for key, _ in reversed(temporaries)]

@@ -16,6 +16,7 @@ from slurm_gpumem.estimators.traced.learned import (
     requests_of,
     spread_of,
 )
+from slurm_gpumem.estimators.traced.older_torch import in_version
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
 from slurm_gpumem.estimators.workspaces.benchmark import BEYOND
@@ -45,7 +46,8 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     trace = summary.trace
     if trace is None:
         raise UsageError("this summary has no trace; `gpumem summarize` makes one from the model's code")
-    return estimate_trace(trace, job, gpu, packaged(), summary.warnings)
+    trace, warnings = in_version(trace, job.torch)
+    return estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
 
 
 def estimate_trace(
