@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
@@ -15,6 +16,9 @@ _BATCH = re.compile(
     r"(?<![\w-])(--(?:per[-_]device[-_])?(?:train[-_])?batch[-_]?size[= ]|[\w.]*batch_size=)[\"']?([0-9]+)\b"
 )
 """As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=8."""
+_PYTHON_FILE = re.compile(r"[\w./~-]+\.py\b")
+_BENCHMARK = re.compile(r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b")
+_SOURCE_CAP = 1 << 20
 _PREALLOCATES = re.compile(r"(?i)(?<![a-z])(?:jax|flax|tensorflow|keras)(?![a-z])|_tf\.py")
 _SETTLED = ("XLA_PYTHON_CLIENT", "XLA_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 """Variables with which a script has already said how much it takes."""
@@ -32,6 +36,41 @@ def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
         return None
     where, words, _ = found[0]
     return f"{where} has {words}, but the estimate is for a batch of {batch}: make them agree"
+
+
+def variables_remark(asked: Asked, workload: Workload) -> Optional[str]:
+    """For a memory line, which was made before: what the job sets that may not be in it."""
+    if workload.line is None:
+        return None
+    given = [key for key in ("alloc-conf", "cublas-workspace") if asked.settings.text(key)]
+    if not given:
+        return None
+    words = " and ".join(f"{key}={asked.settings.text(key)}" for key in given)
+    return (
+        f"the job sets {words}; a memory line holds for what was set when it was made. "
+        "gpumem estimate --directive --write makes it again"
+    )
+
+
+def benchmark_remark(asked: Asked, summary: Optional[ModelSummary]) -> Optional[str]:
+    """For a text of convolutions: a Python file that the script runs lets cuDNN try algorithms."""
+    if summary is None or summary.trace is not None:
+        return None
+    if not any("conv" in layer.kind.lower() for layer in summary.layers):
+        return None
+    names = {name for _, line in _commands(asked) for name in _PYTHON_FILE.findall(line)}
+    for name in sorted(names):
+        try:
+            with open(os.path.expanduser(name), "rb") as file:
+                text = file.read(_SOURCE_CAP).decode("utf-8", "replace")
+        except OSError:
+            continue  # not here, or not ours to read: the job may find it where it runs
+        if _BENCHMARK.search(text):
+            return (
+                f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
+                "text cannot show; gpusbatch --trace counts them"
+            )
+    return None
 
 
 def preallocation_remark(

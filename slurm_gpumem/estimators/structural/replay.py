@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator
+from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.structural.stream import (
     BASE,
     FLOWING,
@@ -40,6 +41,7 @@ class StepPlan:
     steps: int = 2
     keeps_gradients: bool = False
     """Gradients are set to zero between steps, not released (PyTorch before 2.0)."""
+    allocator: AllocatorSettings = DEFAULTS
     foreach: bool = True
     """The optimizer's temporaries exist for all parameters at once."""
 
@@ -99,17 +101,17 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
             keep += [(base + store, 1) for store in stream.survivors]
         phases.append((len(events), "optimizer"))
         events += _update(tape.params, plan, first=step == 0)
-    stats = _play(events, sum(tape.sizes) + sum(tape.params))
+    stats = _play(events, sum(tape.sizes) + sum(tape.params), plan.allocator)
     phase = [name for start, name in phases if start <= stats.peak_event][-1]
     return Replay(stats, _alive(events, stats.peak_event), phase)
 
 
-def _play(events: Events, total: int) -> AllocatorStats:
+def _play(events: Events, total: int, settings: AllocatorSettings) -> AllocatorStats:
     """Replay; sizes beyond any GPU (a badly guessed input) are simulated at a smaller scale."""
     scale = max(1, total // _LARGEST)
     if scale > 1:
         events = [(key, size // scale if size > 0 else size) for key, size in events]
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(settings)
     allocator.replay(events)
     stats = allocator.stats()
     if scale == 1:

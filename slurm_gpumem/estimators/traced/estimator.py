@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.allocator_settings import AllocatorSettings, allocator_settings
 from slurm_gpumem.estimators.corrected.trees import Correction
 from slurm_gpumem.estimators.corrected.width import packaged as widths
 from slurm_gpumem.estimators.coverage import request_at
@@ -54,7 +55,8 @@ def estimate_trace(
     trace: Trace, job: TrainingJob, gpu: Gpu, correction: Optional[Correction], warnings: Tuple[str, ...] = ()
 ) -> Estimate:
     """The estimate under a given correction (None: none)."""
-    timeline = replay(trace, job.batch_size, gpu)
+    settings = allocator_settings(job.alloc_conf)
+    timeline = replay(trace, job.batch_size, gpu, settings)
     context = gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
     parts = parts_of(timeline, context)
     if job.gpus > 1:
@@ -66,7 +68,7 @@ def estimate_trace(
     if correction is not None:
         wide = widths()[GROUP]
         moved = context - REFERENCE_CONTEXT_MIB
-        spread = _spread(trace, timeline, job.batch_size, gpu, correction)
+        spread = _spread(trace, timeline, job.batch_size, gpu, correction, settings)
         asked = requests_of(float(peak - moved), spread, job.batch_size, wide)
         requests, coverage = tuple(max(peak, at + moved) for at in asked), wide.coverage
     if timeline.tried:
@@ -91,12 +93,19 @@ def estimate_trace(
     )
 
 
-def _spread(trace: Trace, timeline: Timeline, batch: int, gpu: Gpu, correction: Correction) -> float:
+def _spread(
+    trace: Trace,
+    timeline: Timeline,
+    batch: int,
+    gpu: Gpu,
+    correction: Correction,
+    settings: AllocatorSettings,
+) -> float:
     """The trace's spread, at the batch size that was traced: the doubt then follows the peak and no rule."""
     if batch != trace.job.batch:
-        timeline = replay(trace, None, gpu)
+        timeline = replay(trace, None, gpu, settings)
     total = timeline.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
-    return spread_of(features(trace, timeline, total, None, gpu), correction)
+    return spread_of(features(trace, timeline, total, None, gpu, settings), correction)
 
 
 def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
