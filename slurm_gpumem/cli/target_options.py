@@ -159,8 +159,16 @@ def traced_subject(
         request = trace_request(text, args, settings, default_batch)
         traced = trace(request, args)
         summary = read_summary(traced.summary.decode(errors="replace"))
-        # The trace holds what the options said, custom losses and optimizers included.
-        job = training_job(summary, StatedTraining(batch_size=request.batch_size))
+        # The trace holds what the options said, custom losses and optimizers included; where the job runs is
+        # not in it.
+        stated = StatedTraining(
+            batch_size=request.batch_size,
+            torch=settings.text("torch"),
+            module_loading=settings.text("module-loading"),
+            alloc_conf=settings.text("alloc-conf"),
+            cublas_workspace=settings.text("cublas-workspace"),
+        )
+        job = training_job(summary, stated)
         return Subject(summary, job, True, traced.notes)
     used = _options_for_code(args)
     if used:
