@@ -68,6 +68,14 @@ def test_before_2_0_attention_in_a_text_holds_its_matrix() -> None:
     assert old.parts["activations"] > 1.1 * new.parts["activations"]
 
 
+def test_before_2_0_a_known_model_with_attention_is_estimated_from_its_text() -> None:
+    new = estimate(EXAMPLES / "gpt2.txt", gpu="h200", torch="2.6", batch_size=8)
+    old = estimate(EXAMPLES / "gpt2.txt", gpu="h200", torch="1.13", batch_size=8)
+    assert (new.estimator, old.estimator) == ("trace", "corrected")
+    assert old.parts["activations"] > new.parts["activations"]
+    assert not any("fused" in line for line in old.warnings)
+
+
 @pytest.mark.parametrize(
     ("capability", "torch", "mib"),
     [

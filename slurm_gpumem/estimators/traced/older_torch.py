@@ -25,7 +25,7 @@ def in_version(trace: Trace, torch: str) -> Tuple[Trace, Tuple[str, ...]]:
     if rule is not None and rule.by_pytorch and _becomes_older(FOREACH, trace, torch):
         changed = without_foreach(changed)
     warnings: Tuple[str, ...] = ()
-    if _becomes_older(FUSED_ATTENTION, trace, torch) and fused_attention(trace):
+    if lacks_attention(trace, torch):
         warnings = (
             f"the trace has fused attention kernels, which PyTorch {torch} does not have: there the whole "
             "attention matrices come on top. Estimate from a text (--estimator corrected), which counts them",
@@ -33,9 +33,11 @@ def in_version(trace: Trace, torch: str) -> Tuple[Trace, Tuple[str, ...]]:
     return replace(changed, job=replace(changed.job, torch=torch)), warnings
 
 
-def fused_attention(trace: Trace) -> bool:
-    """Whether attention ran in one kernel anywhere."""
-    return any(site.operator.startswith(_FUSED) for site in trace.sites)
+def lacks_attention(trace: Trace, torch: str) -> bool:
+    """Whether the trace has attention in one kernel where that version holds whole matrices."""
+    return _becomes_older(FUSED_ATTENTION, trace, torch) and any(
+        site.operator.startswith(_FUSED) for site in trace.sites
+    )
 
 
 def _becomes_older(rule: VersionRule, trace: Trace, torch: str) -> bool:
