@@ -122,5 +122,5 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     here = with_workspaces(in_environment(gpu, environment_of(job)), job)
     convolutions = summary.trace is not None and summary.trace.uses_conv
     found = widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)
-    notes = not_simulated(job)
+    notes = not_simulated(job, here)
     return replace(found, warnings=(*found.warnings, *notes)) if notes else found

@@ -16,13 +16,18 @@ def with_workspaces(gpu: Gpu, job: TrainingJob) -> Gpu:
     return in_version(gpu, job.torch) if size < 0 else replace(gpu, cublas_workspace_bytes=size)
 
 
-def not_simulated(job: TrainingJob) -> Tuple[str, ...]:
+def not_simulated(job: TrainingJob, gpu: Gpu) -> Tuple[str, ...]:
     """What the job sets that the estimate does not follow, in words."""
     settings = allocator_settings(job.alloc_conf)
     found: List[str] = list(settings.notes)
     if settings.expandable and not follows(EXPANDABLE_SEGMENTS, job.torch):
         found.append(
             f"PyTorch {job.torch} has no expandable_segments (since 2.1): the job would stop at its start"
+        )
+    if job.module_loading == "eager" and gpu.calibrated:
+        found.append(
+            f"modules are loaded eagerly, but the context is the one that this site measured on {gpu.name}: "
+            "calibrate with CUDA_MODULE_LOADING=EAGER, or ask for more (on an H200 it is 1.3 GiB)"
         )
     if job.cublas_workspace and cublas_workspace_of(job.cublas_workspace) < 0:
         found.append(

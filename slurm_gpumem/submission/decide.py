@@ -114,8 +114,8 @@ def _with_remarks(plan: Plan) -> Plan:
     """The plan, and what its script says that does not go with it."""
     from slurm_gpumem.submission.script_remarks import (
         batch_remark,
-        benchmark_remark,
         preallocation_remark,
+        source_remarks,
         variables_remark,
     )
 
@@ -123,7 +123,7 @@ def _with_remarks(plan: Plan) -> Plan:
     found = [
         batch_remark(asked, workload),
         variables_remark(asked, workload),
-        benchmark_remark(asked, workload.summary),
+        *source_remarks(asked, workload.summary),
     ]
     if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
         found.append(preallocation_remark(asked, workload.summary, largest.model, plan.reserved_mib))

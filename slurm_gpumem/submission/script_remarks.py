@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from slurm_gpumem.submission.asked import Asked, Workload
+from slurm_gpumem.submission.job_variables import VARIABLES
 
 if TYPE_CHECKING:
     from slurm_gpumem.submission.reach import GpuModel
@@ -18,6 +19,11 @@ _BATCH = re.compile(
 """As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=8."""
 _PYTHON_FILE = re.compile(r"[\w./~-]+\.py\b")
 _BENCHMARK = re.compile(r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b")
+_SETS_VARIABLE = re.compile(
+    r"""(?m)^[^#\n]*\benviron(?:\[|\.setdefault\()\s*["']("""
+    + "|".join(VARIABLES)
+    + r""")["']\s*(?:\]\s*=[^=]|,)"""
+)
 _SOURCE_CAP = 1 << 20
 _PREALLOCATES = re.compile(r"(?i)(?<![a-z])(?:jax|flax|tensorflow|keras)(?![a-z])|_tf\.py")
 _SETTLED = ("XLA_PYTHON_CLIENT", "XLA_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
@@ -52,25 +58,30 @@ def variables_remark(asked: Asked, workload: Workload) -> Optional[str]:
     )
 
 
-def benchmark_remark(asked: Asked, summary: Optional[ModelSummary]) -> Optional[str]:
-    """For a text of convolutions: a Python file that the script runs lets cuDNN try algorithms."""
+def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, ...]:
+    """What Python files that the script runs set, and a text cannot show."""
     if summary is None or summary.trace is not None:
-        return None
-    if not any("conv" in layer.kind.lower() for layer in summary.layers):
-        return None
-    names = {name for _, line in _commands(asked) for name in _PYTHON_FILE.findall(line)}
-    for name in sorted(names):
+        return ()
+    convolutions = any("conv" in layer.kind.lower() for layer in summary.layers)
+    found: List[str] = []
+    for name in sorted({name for _, line in _commands(asked) for name in _PYTHON_FILE.findall(line)}):
         try:
             with open(os.path.expanduser(name), "rb") as file:
                 text = file.read(_SOURCE_CAP).decode("utf-8", "replace")
         except OSError:
             continue  # not here, or not ours to read: the job may find it where it runs
-        if _BENCHMARK.search(text):
-            return (
+        if convolutions and _BENCHMARK.search(text):
+            found.append(
                 f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
                 "text cannot show; gpusbatch --trace counts them"
             )
-    return None
+        variable = _SETS_VARIABLE.search(text)
+        if variable:
+            found.append(
+                f"{name} sets {variable[1]} itself, which the estimate does not follow; export it in the job "
+                "script instead"
+            )
+    return tuple(found)
 
 
 def preallocation_remark(

@@ -20,6 +20,7 @@ from slurm_gpumem.estimators.assumptions import assumptions
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.estimators.variables import not_simulated
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 
@@ -90,6 +91,14 @@ def test_what_is_not_simulated_is_said() -> None:
     assert "no expandable_segments" in " ".join(
         run("auto", read_summary(GPT2), old, find_gpu("h200")).warnings
     )
+
+
+def test_eager_loading_on_a_gpu_that_the_site_calibrated_is_said() -> None:
+    here = replace(find_gpu("h200"), calibrated=True)
+    eager = replace(JOB, module_loading="eager")
+    assert any("modules are loaded eagerly" in line for line in not_simulated(eager, here))
+    assert not_simulated(JOB, here) == ()
+    assert not_simulated(eager, find_gpu("a100")) == ()
 
 
 def test_an_estimate_follows_the_jobs_allocator_and_workspaces() -> None:

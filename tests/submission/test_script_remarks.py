@@ -18,8 +18,8 @@ from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.reach import GpuModel
 from slurm_gpumem.submission.script_remarks import (
     batch_remark,
-    benchmark_remark,
     preallocation_remark,
+    source_remarks,
     variables_remark,
 )
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
@@ -113,13 +113,30 @@ def test_a_file_that_sets_cudnn_benchmark_is_remarked_for_a_text_of_convolutions
     train = tmp_path / "train.py"
     train.write_text("import torch\ntorch.backends.cudnn.benchmark = True\n")
     convolutions = ModelSummary("torchinfo", (Layer("Conv2d", params=8),))
-    remark = benchmark_remark(asked(f"python {train}"), convolutions)
-    assert remark is not None
+    (remark,) = source_remarks(asked(f"python {train}"), convolutions)
     assert remark.startswith(f"{train} sets cudnn.benchmark")
-    assert benchmark_remark(asked(f"python {train}"), ModelSummary("torchinfo", (Layer("Linear"),))) is None
+    assert source_remarks(asked(f"python {train}"), ModelSummary("torchinfo", (Layer("Linear"),))) == ()
     train.write_text("# torch.backends.cudnn.benchmark = True\n")
-    assert benchmark_remark(asked(f"python {train}"), convolutions) is None
-    assert benchmark_remark(asked("python missing.py"), convolutions) is None
+    assert source_remarks(asked(f"python {train}"), convolutions) == ()
+    assert source_remarks(asked("python missing.py"), convolutions) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"', True),
+        ("os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')", True),
+        ('if os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "":', False),
+        ('# os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"', False),
+    ],
+)
+def test_a_variable_that_python_sets_itself_is_remarked(tmp_path: Path, line: str, said: bool) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(f"import os\n{line}\n")
+    remarks = source_remarks(asked(f"python {train}"), ModelSummary("torchinfo", (Layer("Linear"),)))
+    assert bool(remarks) == said
+    if said:
+        assert f"{train} sets PYTORCH_CUDA_ALLOC_CONF itself" in remarks[0]
 
 
 def test_a_memory_line_does_not_know_the_variables_of_the_job() -> None:
