@@ -68,10 +68,8 @@ def test_a_decision_follows_the_variables_that_the_script_exports(site: Job) -> 
     model = EXAMPLES / "gpt2.txt"
     plain = decide(f"{head}python train.py\n", model=model, batch_size=8).estimate
     conf = "garbage_collection_threshold:0.8"
-    decision = decide(
-        f"{head}export CUBLAS_WORKSPACE_CONFIG=:16:8\nPYTORCH_CUDA_ALLOC_CONF={conf} python train.py\n",
-        **gpt2,
-    )
+    lines = f"export CUBLAS_WORKSPACE_CONFIG=:16:8\nPYTORCH_CUDA_ALLOC_CONF={conf} python train.py\n"
+    decision = decide(head + lines, model=model, batch_size=8)
     assert plain is not None
     assert decision.estimate is not None
     assert decision.estimate.job.cublas_workspace == ":16:8"
