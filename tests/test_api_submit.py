@@ -63,6 +63,21 @@ def site(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.mark.slurm
+def test_a_decision_follows_the_variables_that_the_script_exports(site: Job) -> None:
+    head = "#!/bin/bash\n#SBATCH -o /dev/null\n"
+    model = EXAMPLES / "gpt2.txt"
+    plain = decide(f"{head}python train.py\n", model=model, batch_size=8).estimate
+    conf = "garbage_collection_threshold:0.8"
+    lines = f"export CUBLAS_WORKSPACE_CONFIG=:16:8\nPYTORCH_CUDA_ALLOC_CONF={conf} python train.py\n"
+    decision = decide(head + lines, model=model, batch_size=8)
+    assert plain is not None
+    assert decision.estimate is not None
+    assert decision.estimate.job.cublas_workspace == ":16:8"
+    assert decision.estimate.parts["workspace"] < plain.parts["workspace"]
+    assert any(f"{conf} is not simulated" in line for line in decision.warnings)
+
+
+@pytest.mark.slurm
 def test_a_decision_is_the_estimate_the_request_and_the_command(site: Job) -> None:
     decision = decide("job.sh", model=RESNET, batch_size=128, sbatch={"time": "0:10:00", "hold": True})
     guess = estimate(RESNET, batch_size=128, gpu="a100-40gb")

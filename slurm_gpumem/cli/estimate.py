@@ -40,6 +40,7 @@ from slurm_gpumem.slurm.directives import MEMORY_LINE, Directive, read_directive
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.activity import activity_of
 from slurm_gpumem.submission.default_gpu import choose_gpu
+from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
@@ -62,6 +63,7 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config()
     script, directives = _script(args)
     settings = job_settings(config, directives, os.environ, own_options(args), script=args.write)
+    settings = settings.under(job_environment(os.environ, script))
     shard_mib = args.shard_mib or config.sharing.shard_mib
     summary, job, notes = _subject(args, settings)
     estimator = settings.text("estimator") or "auto"

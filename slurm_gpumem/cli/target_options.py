@@ -13,6 +13,7 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.explain.changes import in_precision
 from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
+from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import JobSettings, job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
@@ -130,7 +131,7 @@ def add_code_options(parser: argparse.ArgumentParser) -> None:
 
 def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject:
     """Read the summary, or trace the code; errors say how to name either."""
-    settings = job_settings(config, (), os.environ, own_options(args))
+    settings = job_settings(config, (), os.environ, own_options(args)).under(job_environment(os.environ))
     given = settings.text("batch-size") is not None
     traced = traced_subject(text, args, settings, str(DEFAULT_BATCH))
     if traced is not None:
@@ -158,8 +159,16 @@ def traced_subject(
         request = trace_request(text, args, settings, default_batch)
         traced = trace(request, args)
         summary = read_summary(traced.summary.decode(errors="replace"))
-        # The trace holds what the options said, custom losses and optimizers included.
-        job = training_job(summary, StatedTraining(batch_size=request.batch_size))
+        # The trace holds what the options said, custom losses and optimizers included; where the job runs is
+        # not in it.
+        stated = StatedTraining(
+            batch_size=request.batch_size,
+            torch=settings.text("torch"),
+            module_loading=settings.text("module-loading"),
+            alloc_conf=settings.text("alloc-conf"),
+            cublas_workspace=settings.text("cublas-workspace"),
+        )
+        job = training_job(summary, stated)
         return Subject(summary, job, True, traced.notes)
     used = _options_for_code(args)
     if used:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from slurm_gpumem.cli.options import seconds
-from slurm_gpumem.config.load import load_config
+from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.training_job import StatedTraining, training_job
+from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.jobtrace.batch_script import facts_of
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.report.script_trace import progress_text, trace_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
+from slurm_gpumem.submission.job_variables import job_environment
+from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
@@ -49,7 +52,9 @@ def main(argv: List[str]) -> int:
         )
     # Read as the cluster will: the process ran somebody's code, and nothing of it is believed unseen.
     summary = read_summary(traced.summary.decode(errors="replace"))
-    estimate = registry.run("auto", summary, training_job(summary, StatedTraining()), gpu)
+    # Settings of a file, like a batch size, are no part of what was traced; the environment is.
+    variables = job_settings(Config(), (), {}, OwnOptions({})).under(job_environment(os.environ))
+    estimate = registry.run("auto", summary, training_job(summary, variables.stated_training()), gpu)
     if output is not None:
         save(output, traced.summary)
     if args.json:

@@ -1,4 +1,4 @@
-"""PyTorch's CUDA caching allocator, simulated: default settings, one stream.
+"""PyTorch's CUDA caching allocator, simulated: one stream, default settings or the job's own.
 
     allocator = CachingAllocator()
     allocator.replay([("w", 4096), ("x", 30 << 20), ("x", FREE)])
@@ -17,9 +17,11 @@ The rules (c10/cuda/CUDACachingAllocator):
 * a freed block merges with its free neighbours in the segment;
 * segments are never given back, so what is reserved only grows.
 
-Settings that change this (`expandable_segments`, `max_split_size_mb`, ...) are off by default in
-PyTorch and not simulated. The loop below is written out flat: an estimate replays thousands of
-events and has a few milliseconds for it.
+Settings that change this are off by default in PyTorch (`allocator_settings`). With `expandable_segments`
+each pool has one segment, which grows in steps of 2 or 20 MiB from the free block at its end, and every rest
+is split off; with `max_split_size_mb` blocks of that size are not split, and go to requests of about their
+size only; with `roundup_power2_divisions` requests are rounded up further. The loop below is written out
+flat: an estimate replays thousands of events and has a few milliseconds for it.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 from typing import Dict, Hashable, Iterable, List, Tuple
 
 from slurm_gpumem.errors import DoesNotFitError
+from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings, rounded_up
 from slurm_gpumem.units import MIB
 
 ROUNDING = 512
@@ -56,6 +59,12 @@ _ADDRESS_MASK = (1 << _SHIFT) - 1
 _SMALL_REQUEST = SMALL_REQUEST >> _UNIT_BITS
 _OWN_SEGMENT = OWN_SEGMENT >> _UNIT_BITS
 _OWN_ROUNDING = OWN_SEGMENT_ROUNDING >> _UNIT_BITS
+_NOT_SPLIT_SLACK = 20 * MIB >> _UNIT_BITS
+"""How much larger than a request an unsplit block may be (max_non_split_rounding_mb)."""
+_LARGE_POOL = 1 << (_SHIFT - 1)
+"""Where the expandable segment of the large pool begins; that of the small one begins at 0."""
+
+_TOO_LARGE = "as its summary reads, the model would need more than 16 TiB; is the batch size right?"
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,12 @@ class AllocatorStats:
 class CachingAllocator:
     """The state of the allocator between events; `replay` may be called again and again."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: AllocatorSettings = DEFAULTS) -> None:
+        self._roundup = settings.roundup
+        self._expandable = settings.expandable
+        self._max_split = settings.max_split >> _UNIT_BITS
+        self._ends_at = [0, _LARGE_POOL]
+        """Where the expandable segments of the small and the large pool end."""
         self._live: Dict[Hashable, int] = {}
         """Each allocation's block, packed as a free one; 0 for an empty tensor."""
         self._free_small: List[int] = []
@@ -100,23 +114,33 @@ class CachingAllocator:
         live, begins, ends = self._live, self._begins, self._ends
         free_small, free_large = self._free_small, self._free_large
         allocated, peak = self._allocated, self._peak_allocated
+        roundup, expandable = self._roundup, self._expandable
+        max_split = self._max_split or 1 << _SHIFT
         index = self._events - 1
         for index, (key, size) in enumerate(events, self._events):
             if size > 0:
                 if key in live:
                     raise ValueError(f"event {index}: {key!r} is allocated already")
+                if roundup:
+                    size = rounded_up(size, roundup)
                 units = (size + _ROUND_UP) >> _UNIT_BITS
                 free_list = free_small if units <= _SMALL_REQUEST else free_large
                 position = bisect_left(free_list, units << _SHIFT)
-                if position < len(free_list):
+                if position < len(free_list) and (
+                    (found := free_list[position] >> _SHIFT) < max_split
+                    or (units >= max_split and found < units + _NOT_SPLIT_SLACK)
+                ):
                     block = free_list.pop(position)
                     address = block & _ADDRESS_MASK
-                    found = block >> _SHIFT
                     del begins[address]
+                elif expandable:
+                    address, found = self._grown(units)
                 else:
                     address, found = self._new_segment(units)
                 rest = found - units
-                if rest and (units <= _SMALL_REQUEST or rest > _SMALL_REQUEST):
+                if rest and (
+                    units <= _SMALL_REQUEST or expandable or (rest > _SMALL_REQUEST and found < max_split)
+                ):
                     tail = rest << _SHIFT | address + units
                     begins[address + units] = ends[address + found] = tail
                     insort(free_list, tail)
@@ -170,12 +194,28 @@ class CachingAllocator:
         # The gap of one unit keeps the blocks of two segments from ever being neighbours.
         address = self._lowest - size - 1
         if address < 0:
-            raise DoesNotFitError(
-                "as its summary reads, the model would need more than 32 TiB; is the batch size right?"
-            )
+            raise DoesNotFitError(_TOO_LARGE)
         self._lowest = address
         self._reserved += size
         return address, size
+
+    def _grown(self, units: int) -> Tuple[int, int]:
+        """Address and size of a block at the end of the pool's segment, which grows as far as it must."""
+        pool = int(units > _SMALL_REQUEST)
+        step = (LARGE_SEGMENT if pool else SMALL_SEGMENT) >> _UNIT_BITS
+        end = address = self._ends_at[pool]
+        if end in self._ends:
+            tail = self._ends.pop(end)
+            address = tail & _ADDRESS_MASK
+            del self._begins[address]
+            free_list = self._free_large if pool else self._free_small
+            del free_list[bisect_left(free_list, tail)]
+        more = -(-(units - (end - address)) // step) * step
+        if end + more > (_LARGE_POOL if not pool else 2 * _LARGE_POOL) - 1:
+            raise DoesNotFitError(_TOO_LARGE)
+        self._ends_at[pool] = end + more
+        self._reserved += more
+        return address, end + more - address
 
     def stats(self) -> AllocatorStats:
         """The figures up to now."""
@@ -190,8 +230,8 @@ class CachingAllocator:
         )
 
 
-def simulate(events: Iterable[Event]) -> AllocatorStats:
+def simulate(events: Iterable[Event], settings: AllocatorSettings = DEFAULTS) -> AllocatorStats:
     """The figures of one stream, played by a fresh allocator."""
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(settings)
     allocator.replay(events)
     return allocator.stats()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import List, Optional, Tuple
 
+from slurm_gpumem.estimators.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.versions import FOREACH, differences, follows
 from slurm_gpumem.summaries.types import ModelSummary
 
 
@@ -27,7 +29,15 @@ def assumptions(
         assumed.append(f"input as {input_dtype(summary, job)}")
     if job.optimizer_rule.note:
         assumed.append(f"{job.optimizer_rule.title}: {job.optimizer_rule.note}")
-    assumed.append("PyTorch's default allocator and foreach optimizer")
+    allocator = allocator_settings(job.alloc_conf).words
+    allocator = f"PyTorch's allocator with {allocator}" if allocator else "PyTorch's default allocator"
+    if follows(FOREACH, job.torch):
+        assumed.append(f"{allocator} and foreach optimizer")
+    else:
+        assumed.append(allocator)
+        assumed += differences(job.torch, attention=_has_attention(summary))
+    if job.cublas_workspace:
+        assumed.append(f"CUBLAS_WORKSPACE_CONFIG={job.cublas_workspace}")
     assumed += summary.remarks
     for line in estimate.assumptions if estimate else ():
         # An estimator may say a default in its own words around ours.
@@ -48,3 +58,7 @@ def input_dtype(summary: ModelSummary, job: TrainingJob) -> str:
 
 def _has_convolutions(summary: ModelSummary) -> bool:
     return any("conv" in layer.kind.lower() for layer in summary.layers)
+
+
+def _has_attention(summary: ModelSummary) -> bool:
+    return any("attention" in layer.kind.lower() for layer in summary.layers)

@@ -118,6 +118,11 @@ def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -
     """The request made wide enough for what was not measured on this GPU; the message says what that is."""
     found: List[str] = []
     request = estimate.request_mib + gpu.context_doubt_mib
+    if not gpu.entry:
+        found.append(
+            f"GPU type {gpu.name} is not in the table; `gpumem calibrate` on such a node asks the driver "
+            "(NVML) and adds it"
+        )
     if not gpu.measured:
         context = estimate.parts["context"]
         most = f" to {context + gpu.context_doubt_mib}" if gpu.context_doubt_mib else ""

@@ -11,16 +11,11 @@ from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UnknownNameError
 from slurm_gpumem.estimators.types import RESERVE_MIB, Gpu
+from slurm_gpumem.estimators.versions import cublas_workspace_bytes
 from slurm_gpumem.toml_file import load_toml
-from slurm_gpumem.units import MIB
 
 DEFAULT_GPU = "h200"
 SITE_GPUS = "gpumem-gpus.toml"
-
-# cuBLAS workspaces that PyTorch allocates by default, by the major compute capability.
-_LARGE_WORKSPACE_MAJORS = ("9", "10", "12")
-_LARGE_WORKSPACE = 32 * MIB
-_SMALL_WORKSPACE = 8_519_680
 
 _NUMBERS = (
     "memory_mib",
@@ -167,7 +162,6 @@ def _is_scale(value: object) -> bool:
 
 def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
     capability = str(entry.get("compute_capability", ""))
-    large = capability.split(".")[0] in _LARGE_WORKSPACE_MAJORS
     return Gpu(
         name=name,
         memory_mib=entry["memory_mib"],
@@ -175,9 +169,7 @@ def _gpu(name: str, entry: Mapping[str, Any]) -> Gpu:
         context_bare_mib=entry.get("context_bare_mib"),
         context_conv_mib=entry.get("context_conv_mib"),
         context_matmul_mib=entry.get("context_matmul_mib"),
-        cublas_workspace_bytes=entry.get(
-            "cublas_workspace_bytes", _LARGE_WORKSPACE if large else _SMALL_WORKSPACE
-        ),
+        cublas_workspace_bytes=entry.get("cublas_workspace_bytes", cublas_workspace_bytes(capability)),
         compute_capability=capability,
         sms=entry.get("sms"),
         bandwidth_gb_s=entry.get("bandwidth_gb_s"),

@@ -21,6 +21,8 @@ class OptimizerRule:
     temporaries: int
     """Further copies at the peak of the foreach step."""
     note: str = ""
+    by_pytorch: bool = True
+    """Whether it is one of torch.optim's since 1.13, which follow its `foreach` default."""
 
 
 OPTIMIZER_RULES: Dict[str, OptimizerRule] = {
@@ -30,8 +32,14 @@ OPTIMIZER_RULES: Dict[str, OptimizerRule] = {
     "sgd-momentum": OptimizerRule("SGD with momentum", states=1, temporaries=0),
     "rmsprop": OptimizerRule("RMSprop", states=1, temporaries=1, note="without momentum, not centered"),
     "adagrad": OptimizerRule("Adagrad", states=1, temporaries=2),
-    "lion": OptimizerRule("Lion", states=1, temporaries=1, note="not PyTorch's own; one state is kept"),
+    "lion": OptimizerRule(
+        "Lion", states=1, temporaries=1, note="not PyTorch's own; one state is kept", by_pytorch=False
+    ),
     "adafactor": OptimizerRule(
-        "Adafactor", states=0, temporaries=1, note="its factored states are too small to count"
+        "Adafactor",
+        states=0,
+        temporaries=1,
+        note="its factored states are too small to count",
+        by_pytorch=False,
     ),
 }

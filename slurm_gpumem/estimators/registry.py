@@ -117,7 +117,10 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     if not has_layer(name):
         return function(summary, job, gpu)
     from slurm_gpumem.estimators.environment import environment_of, in_environment, widened
+    from slurm_gpumem.estimators.variables import not_simulated, with_workspaces
 
-    here = in_environment(gpu, environment_of(job))
+    here = with_workspaces(in_environment(gpu, environment_of(job)), job)
     convolutions = summary.trace is not None and summary.trace.uses_conv
-    return widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)
+    found = widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)
+    notes = not_simulated(job, here)
+    return replace(found, warnings=(*found.warnings, *notes)) if notes else found

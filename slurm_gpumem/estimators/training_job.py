@@ -33,6 +33,8 @@ class StatedTraining(NamedTuple):
     input_dtype: Optional[str] = None
     torch: Optional[str] = None
     module_loading: Optional[str] = None
+    alloc_conf: Optional[str] = None
+    cublas_workspace: Optional[str] = None
 
 
 def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1) -> TrainingJob:

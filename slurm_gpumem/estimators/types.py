@@ -49,6 +49,10 @@ class TrainingJob:
     """Version of the job's PyTorch as it prints it ("2.6.0+cu124"); "" where it is not known."""
     module_loading: str = "auto"
     """How CUDA loads its modules (MODULE_LOADING); auto: as that version of PyTorch does by default."""
+    alloc_conf: str = ""
+    """PYTORCH_CUDA_ALLOC_CONF of the job; "" for PyTorch's defaults."""
+    cublas_workspace: str = ""
+    """CUBLAS_WORKSPACE_CONFIG of the job; "" for PyTorch's default."""
 
     def __post_init__(self) -> None:
         _at_least_one("batch size", self.batch_size)

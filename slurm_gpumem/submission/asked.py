@@ -13,6 +13,7 @@ from slurm_gpumem.slurm.gpu_options import GpuWish, Wishes, gpu_wish, input_vari
 from slurm_gpumem.slurm.options import CommandLine, OptionSpec, sbatch_table
 from slurm_gpumem.slurm.sbatch import SBATCH
 from slurm_gpumem.slurm.script import BatchScript, check_script
+from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import DIRECTIVES, OPTIONS, JobSettings, OwnOptions, job_settings
 
 if TYPE_CHECKING:
@@ -130,6 +131,10 @@ def read_asked(words: JobWords) -> Asked:
     variables = input_variables(words.program)
     options = merge_wishes(words.line.options, os.environ, in_script, variables)
     gpus = gpu_wish(options, script)
+    in_force = job_environment(os.environ, script, options)
+    if asks:
+        settings = settings.under(in_force)
+        warnings += in_force.remarks
     several = words.line.het_job or (script is not None and script.het_job)
     asked = Asked(words, settings, config, options, gpus, warnings)
     if asks:

@@ -112,10 +112,19 @@ def _without_answer(asked: Asked, workload: Workload, error: SlurmError) -> Plan
 
 def _with_remarks(plan: Plan) -> Plan:
     """The plan, and what its script says that does not go with it."""
-    from slurm_gpumem.submission.script_remarks import batch_remark, preallocation_remark
+    from slurm_gpumem.submission.script_remarks import (
+        batch_remark,
+        preallocation_remark,
+        source_remarks,
+        variables_remark,
+    )
 
     asked, workload, largest = plan.asked, plan.workload, plan.largest
-    found = [batch_remark(asked, workload)]
+    found = [
+        batch_remark(asked, workload),
+        variables_remark(asked, workload),
+        *source_remarks(asked, workload.summary),
+    ]
     if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
         found.append(preallocation_remark(asked, workload.summary, largest.model, plan.reserved_mib))
     return plan._replace(warnings=(*plan.warnings, *filter(None, found)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from slurm_gpumem.submission.asked import Asked, Workload
+from slurm_gpumem.submission.job_variables import VARIABLES
 
 if TYPE_CHECKING:
     from slurm_gpumem.submission.reach import GpuModel
@@ -15,6 +17,14 @@ _BATCH = re.compile(
     r"(?<![\w-])(--(?:per[-_]device[-_])?(?:train[-_])?batch[-_]?size[= ]|[\w.]*batch_size=)[\"']?([0-9]+)\b"
 )
 """As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=8."""
+_PYTHON_FILE = re.compile(r"[\w./~-]+\.py\b")
+_BENCHMARK = re.compile(r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b")
+_SETS_VARIABLE = re.compile(
+    r"""(?m)^[^#\n]*\benviron(?:\[|\.setdefault\()\s*["']("""
+    + "|".join(VARIABLES)
+    + r""")["']\s*(?:\]\s*=[^=]|,)"""
+)
+_SOURCE_CAP = 1 << 20
 _PREALLOCATES = re.compile(r"(?i)(?<![a-z])(?:jax|flax|tensorflow|keras)(?![a-z])|_tf\.py")
 _SETTLED = ("XLA_PYTHON_CLIENT", "XLA_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 """Variables with which a script has already said how much it takes."""
@@ -32,6 +42,46 @@ def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
         return None
     where, words, _ = found[0]
     return f"{where} has {words}, but the estimate is for a batch of {batch}: make them agree"
+
+
+def variables_remark(asked: Asked, workload: Workload) -> Optional[str]:
+    """For a memory line, which was made before: what the job sets that may not be in it."""
+    if workload.line is None:
+        return None
+    given = [key for key in ("alloc-conf", "cublas-workspace") if asked.settings.text(key)]
+    if not given:
+        return None
+    words = " and ".join(f"{key}={asked.settings.text(key)}" for key in given)
+    return (
+        f"the job sets {words}; a memory line holds for what was set when it was made. "
+        "gpumem estimate --directive --write makes it again"
+    )
+
+
+def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, ...]:
+    """What Python files that the script runs set, and a text cannot show."""
+    if summary is None or summary.trace is not None:
+        return ()
+    convolutions = any("conv" in layer.kind.lower() for layer in summary.layers)
+    found: List[str] = []
+    for name in sorted({name for _, line in _commands(asked) for name in _PYTHON_FILE.findall(line)}):
+        try:
+            with open(os.path.expanduser(name), "rb") as file:
+                text = file.read(_SOURCE_CAP).decode("utf-8", "replace")
+        except OSError:
+            continue  # not here, or not ours to read: the job may find it where it runs
+        if convolutions and _BENCHMARK.search(text):
+            found.append(
+                f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
+                "text cannot show; gpusbatch --trace counts them"
+            )
+        variable = _SETS_VARIABLE.search(text)
+        if variable:
+            found.append(
+                f"{name} sets {variable[1]} itself, which the estimate does not follow; export it in the job "
+                "script instead"
+            )
+    return tuple(found)
 
 
 def preallocation_remark(

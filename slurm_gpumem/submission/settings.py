@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from slurm_gpumem.estimators.memory_line import MemoryLine
     from slurm_gpumem.estimators.training_job import StatedTraining
     from slurm_gpumem.estimators.types import TrainingJob
+    from slurm_gpumem.submission.job_variables import Variables
 
 ON_OOM = ("requeue", "fail")
 TRACE_OR = ("stop", "whole-gpu")
@@ -239,6 +240,14 @@ class JobSettings:
         setting = self._settings.get(key)
         return None if setting is None else setting.value
 
+    def under(self, variables: Variables) -> JobSettings:
+        """With what the job's own variables say; what is stated about the job counts before that."""
+        merged = dict(self._settings)
+        for key, (value, where) in variables.found.items():
+            if self._layer(key) == FILES:
+                merged[key] = Setting(value, where, ENVIRONMENT)
+        return JobSettings(merged, self._script_folder, self.spelled)
+
     def given_by(self, layer: int) -> List[str]:
         """Keys whose value in force stands in this layer."""
         return [key for key, setting in self._settings.items() if setting.layer == layer]
@@ -258,6 +267,8 @@ class JobSettings:
             input_dtype=self.text("input-dtype"),
             torch=self.text("torch"),
             module_loading=self.text("module-loading"),
+            alloc_conf=self.text("alloc-conf"),
+            cublas_workspace=self.text("cublas-workspace"),
         )
 
     def remarks(self) -> Tuple[str, ...]:

@@ -103,6 +103,19 @@ def test_estimate_traces_code_and_fit_takes_the_trace_until_a_file_changes(place
 
 
 @needs_torch
+def test_an_estimate_of_code_follows_the_jobs_own_pytorch_and_variables(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("estimate", "net.py:build", "--input", "64", "--batch-size", "32", "--gpu", "h200", "--explain")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    done = place.gpumem(*asked, "--torch", "1.13")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "as PyTorch 1.13 does: zero_grad() keeps the gradients through the forward pass (traced)" in said
+    assert "CUBLAS_WORKSPACE_CONFIG=:16:8" in said
+
+
+@needs_torch
 def test_a_builder_may_return_several_modules_and_all_of_them_count(place: Place) -> None:
     out = place.folder / "both.json"
     asked = ("summarize", "net.py:student_and_teacher", "--input", "64", "--batch-size", "8", "-o", str(out))

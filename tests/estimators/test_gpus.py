@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.errors import ConfigError, UnknownNameError
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table, site_gpu_file
+from slurm_gpumem.estimators.registry import run
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
 
+RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 NOWHERE = Path("/nonexistent/gpumem-gpus.toml")
 
 
@@ -40,6 +44,24 @@ NOWHERE = Path("/nonexistent/gpumem-gpus.toml")
         ("gh200_480gb", None, "gh200"),
         ("b200", None, "b200"),
         ("A10", None, "a10"),
+        # As AutoDetect=nvml writes them: NVML's name in small letters, spaces as underscores.
+        ("nvidia_geforce_rtx_4070_ti_super", None, "rtx4070tisuper"),
+        ("nvidia_geforce_rtx_4060_ti", None, "rtx4060ti"),
+        ("nvidia_geforce_rtx_4060_ti", 16_380, "rtx4060ti-16gb"),
+        ("nvidia_geforce_rtx_5060_ti", None, "rtx5060ti"),
+        ("nvidia_geforce_gtx_1080_ti", None, "gtx1080ti"),
+        ("nvidia_rtx_a2000_12gb", None, "a2000-12gb"),
+        ("nvidia_rtx_a5500", None, "a5500"),
+        ("nvidia_rtx_5000_ada_generation", None, "rtx5000ada"),
+        ("nvidia_rtx_4500_ada_generation", None, "rtx4500ada"),
+        ("nvidia_rtx_4000_sff_ada_generation", None, "rtx4000ada"),
+        ("nvidia_rtx_pro_6000_blackwell_server_edition", None, "rtxpro6000"),
+        ("nvidia_a16", None, "a16"),
+        ("nvidia_l20", None, "l20"),
+        ("nvidia_gh200_480gb", None, "gh200"),
+        ("nvidia_b300_sxm6_ac", None, "b300"),
+        ("nvidia_h200_nvl", None, "h200"),
+        ("nvidia_titan_rtx", None, "titanrtx"),
     ],
 )
 def test_a_slurm_type_finds_its_gpu(slurm_type: str, memory_mib: Optional[int], entry: str) -> None:
@@ -54,6 +76,9 @@ def test_an_unknown_type_takes_the_row_of_the_nearest_memory_and_says_so() -> No
     gpu = closest_gpu("mystery", 24_000, NOWHERE)
     assert (gpu.name, gpu.memory_mib, gpu.entry, gpu.measured) == ("mystery", 24_000, "", False)
     assert "not in the table" in gpu.source
+    summary = read_summary(RESNET)
+    said = " ".join(run("auto", summary, TrainingJob(batch_size=8), gpu).assumptions)
+    assert "GPU type mystery is not in the table; `gpumem calibrate` on such a node asks the driver" in said
     assert closest_gpu(None, None, NOWHERE).context_mib == find_gpu("h200", NOWHERE).context_mib
 
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Optional
 
 import pytest
 
 from slurm_gpumem.config.load import Config
+from slurm_gpumem.estimators.memory_line import MemoryLine
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.slurm.gpu_options import gpu_wish, merge_wishes
 from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.slurm.script import BatchScript
 from slurm_gpumem.submission.asked import Asked, JobWords, Workload
+from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.reach import GpuModel
-from slurm_gpumem.submission.script_remarks import batch_remark, preallocation_remark
+from slurm_gpumem.submission.script_remarks import (
+    batch_remark,
+    preallocation_remark,
+    source_remarks,
+    variables_remark,
+)
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.types import Layer, ModelSummary
@@ -99,3 +107,44 @@ def test_pytorch_jobs_and_those_that_have_settled_it_get_no_remark(
     body: str, summary_format: Optional[str]
 ) -> None:
     assert remark_for(body, summary_format) is None
+
+
+def test_a_file_that_sets_cudnn_benchmark_is_remarked_for_a_text_of_convolutions(tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text("import torch\ntorch.backends.cudnn.benchmark = True\n")
+    convolutions = ModelSummary("torchinfo", (Layer("Conv2d", params=8),))
+    (remark,) = source_remarks(asked(f"python {train}"), convolutions)
+    assert remark.startswith(f"{train} sets cudnn.benchmark")
+    assert source_remarks(asked(f"python {train}"), ModelSummary("torchinfo", (Layer("Linear"),))) == ()
+    train.write_text("# torch.backends.cudnn.benchmark = True\n")
+    assert source_remarks(asked(f"python {train}"), convolutions) == ()
+    assert source_remarks(asked("python missing.py"), convolutions) == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"', True),
+        ("os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')", True),
+        ('if os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "":', False),
+        ('# os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"', False),
+    ],
+)
+def test_a_variable_that_python_sets_itself_is_remarked(tmp_path: Path, line: str, said: bool) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(f"import os\n{line}\n")
+    remarks = source_remarks(asked(f"python {train}"), ModelSummary("torchinfo", (Layer("Linear"),)))
+    assert bool(remarks) == said
+    if said:
+        assert f"{train} sets PYTORCH_CUDA_ALLOC_CONF itself" in remarks[0]
+
+
+def test_a_memory_line_does_not_know_the_variables_of_the_job() -> None:
+    job = asked("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    job = job._replace(settings=job.settings.under(job_environment({}, job.script)))
+    line = MemoryLine("0" * 16, "corrected", "adam", "both", 100, 100, 32, ())
+    remark = variables_remark(job, Workload(line=line))
+    assert remark is not None
+    assert remark.startswith("the job sets alloc-conf=expandable_segments:True; a memory line holds for")
+    assert variables_remark(job, Workload(job=TrainingJob(32))) is None
+    assert variables_remark(asked("python train.py"), Workload(line=line)) is None

@@ -8,6 +8,7 @@ from typing import Optional, Tuple
 
 from slurm_gpumem.estimators.known.fingerprint import key_of
 from slurm_gpumem.estimators.known.store import KnownModel, find
+from slurm_gpumem.estimators.traced.older_torch import lacks_attention
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
@@ -23,7 +24,7 @@ def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
     """The summary with its model's trace, where one is stored for such a training; otherwise as it is."""
     known = recognized(summary)
     trace = None if known is None else _trace_for(known, job)
-    if known is None or trace is None:
+    if known is None or trace is None or lacks_attention(trace, job.torch):
         return summary
     # What the text leaves out no longer matters, but for the input's size.
     warnings = () if summary.has_shapes else (f"the text shows no input size; {known.input} is assumed",)

@@ -19,6 +19,7 @@ from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.structural.workspaces import sum_bytes
 from slurm_gpumem.estimators.tape import Tensor
+from slurm_gpumem.estimators.versions import FUSED_ATTENTION, follows
 from slurm_gpumem.summaries.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]
@@ -310,7 +311,7 @@ def attend(
             first = walk.tape.new((), made[0].elements, walk.low)
             made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
         _eager(walk, made, out, walk.count(matrix), drops=style.drops)
-    elif style.written_out:
+    elif style.written_out or not follows(FUSED_ATTENTION, walk.job.torch):
         keys = made[1 if len(made) == 3 else 0].shape
         tokens = max(1, prod(keys[1:-1]))
         if style.positions:

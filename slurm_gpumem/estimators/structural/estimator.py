@@ -6,6 +6,7 @@ import gc
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, Tuple
 
+from slurm_gpumem.estimators.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.structural import loss
 from slurm_gpumem.estimators.structural.blocks import expand_hidden
 from slurm_gpumem.estimators.structural.modules import run_all
@@ -15,6 +16,7 @@ from slurm_gpumem.estimators.structural.stream import ACTIVATIONS, GRADIENTS, OP
 from slurm_gpumem.estimators.structural.tree import build_tree
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.versions import FOREACH, GRADIENTS_FREED, follows
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
 
@@ -107,6 +109,9 @@ def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, R
         cublas_workspace=gpu.cublas_workspace_bytes if walk.uses_matmul else 0,
         accumulation=job.grad_accumulation,
         data_parallel=job.gpus > 1,
+        allocator=allocator_settings(job.alloc_conf),
+        keeps_gradients=not follows(GRADIENTS_FREED, job.torch),
+        foreach=follows(FOREACH, job.torch) or not rule.by_pytorch,
     )
     return walk, replay(walk.tape, plan)
 

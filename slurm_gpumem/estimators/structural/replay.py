@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator
+from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.structural.stream import (
     BASE,
     FLOWING,
@@ -22,6 +23,9 @@ from slurm_gpumem.estimators.tape import Tape
 _LARGEST = 1 << 42
 """Bytes in all tensors of a step up to which the allocator is simulated byte by byte."""
 
+_AT_ONCE = 2
+"""Intermediate results that a formula over one parameter holds: its operand and its result."""
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -35,6 +39,11 @@ class StepPlan:
     accumulation: int = 1
     data_parallel: bool = False
     steps: int = 2
+    keeps_gradients: bool = False
+    """Gradients are set to zero between steps, not released (PyTorch before 2.0)."""
+    allocator: AllocatorSettings = DEFAULTS
+    foreach: bool = True
+    """The optimizer's temporaries exist for all parameters at once."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
     keep: Events = []
     passes = 0
     for step in range(plan.steps):
-        if step:
+        if step and not plan.keeps_gradients:
             events += [(GRADS + index, FREE) for index in range(len(tape.params))]
         for micro in range(min(plan.accumulation, 2)):
             base = BASE + (OTHER_STEP if passes % 2 else 0)
@@ -82,7 +91,7 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
                 events.insert(at, (WORK + OTHER_STEP, plan.cublas_workspace))
             phases.append((len(events), "backward"))
             at = len(events) + stream.backward_matmul if stream.backward_matmul >= 0 else -1
-            if micro:
+            if micro or (step and plan.keeps_gradients):
                 events += _accumulating(stream.backward, base)
             else:
                 events += [(key + base if key < RANGE else key, size) for key, size in stream.backward]
@@ -92,17 +101,17 @@ def replay(tape: Tape, plan: StepPlan) -> Replay:
             keep += [(base + store, 1) for store in stream.survivors]
         phases.append((len(events), "optimizer"))
         events += _update(tape.params, plan, first=step == 0)
-    stats = _play(events, sum(tape.sizes) + sum(tape.params))
+    stats = _play(events, sum(tape.sizes) + sum(tape.params), plan.allocator)
     phase = [name for start, name in phases if start <= stats.peak_event][-1]
     return Replay(stats, _alive(events, stats.peak_event), phase)
 
 
-def _play(events: Events, total: int) -> AllocatorStats:
+def _play(events: Events, total: int, settings: AllocatorSettings) -> AllocatorStats:
     """Replay; sizes beyond any GPU (a badly guessed input) are simulated at a smaller scale."""
     scale = max(1, total // _LARGEST)
     if scale > 1:
         events = [(key, size // scale if size > 0 else size) for key, size in events]
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(settings)
     allocator.replay(events)
     stats = allocator.stats()
     if scale == 1:
@@ -135,6 +144,12 @@ def _update(params: Sequence[int], plan: StepPlan, *, first: bool) -> Events:
         for index, size in enumerate(params):
             events += [(STATES + index * 8 + state, size) for state in range(plan.states)]
     temporaries = list(enumerate(list(params) * plan.temporaries, STATES + OTHER_STEP))
+    if not plan.foreach:
+        held = range(_AT_ONCE if plan.temporaries else 0)
+        for size in params:
+            one = [(STATES + OTHER_STEP + number, size) for number in held]
+            events += one + [(key, FREE) for key, _ in one]
+        return events
     events += temporaries
     # A list releases its members from the last to the first.
     events += [(key, FREE) for key, _ in reversed(temporaries)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.allocator_settings import AllocatorSettings, allocator_settings
 from slurm_gpumem.estimators.corrected.trees import Correction
 from slurm_gpumem.estimators.corrected.width import packaged as widths
 from slurm_gpumem.estimators.coverage import request_at
@@ -16,6 +17,7 @@ from slurm_gpumem.estimators.traced.learned import (
     requests_of,
     spread_of,
 )
+from slurm_gpumem.estimators.traced.older_torch import in_version
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
 from slurm_gpumem.estimators.workspaces.benchmark import BEYOND
@@ -45,14 +47,16 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     trace = summary.trace
     if trace is None:
         raise UsageError("this summary has no trace; `gpumem summarize` makes one from the model's code")
-    return estimate_trace(trace, job, gpu, packaged(), summary.warnings)
+    trace, warnings = in_version(trace, job.torch)
+    return estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
 
 
 def estimate_trace(
     trace: Trace, job: TrainingJob, gpu: Gpu, correction: Optional[Correction], warnings: Tuple[str, ...] = ()
 ) -> Estimate:
     """The estimate under a given correction (None: none)."""
-    timeline = replay(trace, job.batch_size, gpu)
+    settings = allocator_settings(job.alloc_conf)
+    timeline = replay(trace, job.batch_size, gpu, settings)
     context = gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
     parts = parts_of(timeline, context)
     if job.gpus > 1:
@@ -64,7 +68,7 @@ def estimate_trace(
     if correction is not None:
         wide = widths()[GROUP]
         moved = context - REFERENCE_CONTEXT_MIB
-        spread = _spread(trace, timeline, job.batch_size, gpu, correction)
+        spread = _spread(trace, timeline, job.batch_size, gpu, correction, settings)
         asked = requests_of(float(peak - moved), spread, job.batch_size, wide)
         requests, coverage = tuple(max(peak, at + moved) for at in asked), wide.coverage
     if timeline.tried:
@@ -89,12 +93,19 @@ def estimate_trace(
     )
 
 
-def _spread(trace: Trace, timeline: Timeline, batch: int, gpu: Gpu, correction: Correction) -> float:
+def _spread(
+    trace: Trace,
+    timeline: Timeline,
+    batch: int,
+    gpu: Gpu,
+    correction: Correction,
+    settings: AllocatorSettings,
+) -> float:
     """The trace's spread, at the batch size that was traced: the doubt then follows the peak and no rule."""
     if batch != trace.job.batch:
-        timeline = replay(trace, None, gpu)
+        timeline = replay(trace, None, gpu, settings)
     total = timeline.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
-    return spread_of(features(trace, timeline, total, None, gpu), correction)
+    return spread_of(features(trace, timeline, total, None, gpu, settings), correction)
 
 
 def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import List, Optional
 
+from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.traced.replay import Timeline, reserved_with, workspaces
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.summaries.trace_types import Trace
@@ -34,7 +35,12 @@ NAMES = (
 
 
 def features(
-    trace: Trace, timeline: Timeline, total_mib: float, batch: Optional[int], gpu: Optional[Gpu]
+    trace: Trace,
+    timeline: Timeline,
+    total_mib: float,
+    batch: Optional[int],
+    gpu: Optional[Gpu],
+    settings: AllocatorSettings = DEFAULTS,
 ) -> List[float]:
     """The numbers by NAMES; `total_mib` is the estimate with the context of the GPU of the measurements."""
     total = total_mib * MIB
@@ -59,12 +65,22 @@ def features(
         float(any(site.operator == "cudnn::rnn" for site in trace.sites)),
         float(bool(trace.remarks)),
         max((size for _, size in timeline.live_at_peak), default=0) / total,
-        *(log(1 + _change(trace, timeline, batch, gpu, answer) / total) for answer in ("most", "least")),
+        *(
+            log(1 + _change(trace, timeline, batch, gpu, answer, settings) / total)
+            for answer in ("most", "least")
+        ),
     ]
 
 
-def _change(trace: Trace, timeline: Timeline, batch: Optional[int], gpu: Optional[Gpu], answer: str) -> float:
+def _change(
+    trace: Trace,
+    timeline: Timeline,
+    batch: Optional[int],
+    gpu: Optional[Gpu],
+    answer: str,
+    settings: AllocatorSettings,
+) -> float:
     """How far the peak moves with another answer to how much cuDNN takes, in bytes."""
     if not trace.uses_conv:
         return 0.0
-    return reserved_with(trace, batch, gpu, answer) - timeline.stats.peak_reserved
+    return reserved_with(trace, batch, gpu, answer, settings) - timeline.stats.peak_reserved

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
+from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.traced.steps import further_step
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
@@ -46,11 +47,16 @@ class Timeline:
         return found
 
 
-def replay(trace: Trace, batch: Optional[int] = None, gpu: Optional[Gpu] = None) -> Timeline:
+def replay(
+    trace: Trace,
+    batch: Optional[int] = None,
+    gpu: Optional[Gpu] = None,
+    settings: AllocatorSettings = DEFAULTS,
+) -> Timeline:
     """The trace at a batch size (default: its own) on a GPU, and a few steps more for what is reserved."""
     sizes = site_sizes(trace, batch, gpu)
     events = _events(trace.events, sizes)
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(settings)
     allocator.replay(events)
     stats = allocator.stats()
     return Timeline(
@@ -74,10 +80,16 @@ def _tried(trace: Trace, batch: Optional[int], events: List[Event]) -> int:
     return most
 
 
-def reserved_with(trace: Trace, batch: Optional[int], gpu: Optional[Gpu], workspace: str) -> int:
+def reserved_with(
+    trace: Trace,
+    batch: Optional[int],
+    gpu: Optional[Gpu],
+    workspace: str,
+    settings: AllocatorSettings = DEFAULTS,
+) -> int:
     """Peak of reserved bytes with another answer to how much cuDNN takes."""
     sizes = site_sizes(trace, batch, gpu, workspace)
-    allocator = CachingAllocator()
+    allocator = CachingAllocator(settings)
     allocator.replay(_events(trace.events, sizes))
     return _reserved_later(allocator, trace, sizes)
 

@@ -1,0 +1,72 @@
+"""Variables of PyTorch and CUDA that a job runs with: set where it is submitted, or in its script."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.slurm.gpu_options import Wishes
+from slurm_gpumem.slurm.script import BatchScript
+
+VARIABLES = {
+    "PYTORCH_CUDA_ALLOC_CONF": "alloc-conf",
+    "PYTORCH_ALLOC_CONF": "alloc-conf",
+    "CUBLAS_WORKSPACE_CONFIG": "cublas-workspace",
+    "CUDA_MODULE_LOADING": "module-loading",
+}
+"""What each says of a job, by the key of its #GPUMEM line."""
+_SET = re.compile(rf"(?<![\w$-])({'|'.join(VARIABLES)})=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)")
+_LOADING = ("lazy", "eager")
+_NO_OPTIONS = Wishes({})
+
+
+class Variables(NamedTuple):
+    """What was found, by the key that it stands for: value and where it is set."""
+
+    found: Mapping[str, Tuple[str, str]]
+    remarks: Tuple[str, ...] = ()
+    """What is set and cannot be read here."""
+
+
+def job_environment(
+    environ: Mapping[str, str], script: Optional[BatchScript] = None, options: Wishes = _NO_OPTIONS
+) -> Variables:
+    """The last setting of each counts, as in a shell; --export=NONE leaves out the environment."""
+    found: Dict[str, Tuple[str, str]] = {}
+    remarks: List[str] = []
+    for where, name, value in (*_inherited(environ, options), *_written(script, options)):
+        plain = value.strip("\"'")
+        if "$" in plain or "`" in plain:
+            remarks.append(f"{where} sets {name}={plain}, which cannot be read here: the default is assumed")
+            found.pop(VARIABLES[name], None)
+        elif name != "CUDA_MODULE_LOADING":
+            found[VARIABLES[name]] = (plain, where)
+        elif plain.lower() in _LOADING:
+            found[VARIABLES[name]] = (plain.lower(), where)
+    return Variables({key: value for key, value in found.items() if value[0]}, tuple(remarks))
+
+
+def _inherited(environ: Mapping[str, str], options: Wishes) -> Iterator[Tuple[str, str, str]]:
+    """What sbatch hands on from where it is called."""
+    export = options.get("export") or "ALL"
+    if "ALL" in export.split(","):
+        for name in VARIABLES:
+            if name in environ:
+                yield f"{name} (environment)", name, environ[name]
+    for part in export.split(","):
+        given = _SET.fullmatch(part)
+        if given:
+            yield "--export", given[1], given[2]
+
+
+def _written(script: Optional[BatchScript], options: Wishes) -> Iterator[Tuple[str, str, str]]:
+    lines = []
+    if script is not None:
+        lines = [(f"{script.name}, line {n}", line) for n, line in enumerate(script.text().split("\n"), 1)]
+    wrapped = options.get("wrap")
+    if wrapped:
+        lines.append(("--wrap", wrapped))
+    for where, line in lines:
+        if not line.lstrip().startswith("#"):
+            for given in _SET.finditer(line):
+                yield where, given[1], given[2]
