@@ -14,6 +14,8 @@ from typing import Any, Dict, List, Optional
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.guards import wanted
+
 aten = torch.ops.aten
 
 
@@ -65,6 +67,13 @@ def is_wrapped(tensor: Tensor) -> bool:
 def value_of(tensor: Any) -> Optional[Tensor]:
     """The values of a meta tensor, if known."""
     value: Optional[Tensor] = getattr(tensor, _NAME, None)
+    if (
+        value is None
+        and isinstance(tensor, Tensor)
+        and tensor.numel() == 0
+        and tensor.layout == torch.strided
+    ):
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
     if value is not None and value.layout == torch.strided and hasattr(value.untyped_storage(), _LOST):
         return None
     return value
@@ -221,6 +230,10 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
             recorder.assume(f"a value that {where} compares is not known; took {number.item():.0f}")
         return number.item()
     truth = tensor.dtype == torch.bool
+    check = wanted() if truth else None
+    if check is not None:
+        recorder.assume(f"a check of values in {where} is taken as passed")
+        return check
     made_up: Any = recorder.guess.truth if truth else 1
     if tensor.is_floating_point():
         made_up = recorder.guess.next_number()

@@ -7,6 +7,7 @@ facts is answered for the GPU type that the trace is for.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from typing import Any, Callable, Dict, Iterator, List, Tuple
@@ -333,9 +334,23 @@ def _default_tensor_type(world: CudaWorld) -> Callable[[Any], None]:
         if isinstance(kind, str) and kind.startswith("torch.cuda."):
             kind = LEGACY.get(kind.rsplit(".", 1)[1], kind)
         world.default_is_cuda = isinstance(kind, LegacyType)
+        _legacy_constructor(world)
         torch.set_default_dtype(kind.dtype if hasattr(kind, "dtype") else _dtype_named(kind))
 
     return set_default_tensor_type
+
+
+def _legacy_constructor(world: CudaWorld) -> None:
+    """`torch.Tensor([1.0])` asks no function that could be replaced; it follows the default type only."""
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = torch._C.TensorBase.__new__(cls, *args, **kwargs)
+        here = world.default_is_cuda and cls is torch.Tensor and made.device.type == "cpu"
+        return made.to(META) if here else made
+
+    # The compiler compares the constructor's signature with its own when it is loaded.
+    importlib.import_module("torch._dynamo")
+    torch.Tensor.__new__ = staticmethod(__new__)  # type: ignore[method-assign]
 
 
 def _dtype_named(kind: Any) -> torch.dtype:

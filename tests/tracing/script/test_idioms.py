@@ -18,6 +18,24 @@ pytestmark = needs_torch
 FURTHER_STREAM = 70 << 20
 HEAD = "import torch, torch.nn as nn, torch.nn.functional as F\n"
 SCRIPTS: Dict[str, str] = {
+    # Checks of values that stop a script, numbers of an empty tensor, and the oldest constructor of all.
+    "checks": """
+torch.set_default_tensor_type("torch.cuda.FloatTensor")
+layer = nn.Linear(8, 8); optimizer = torch.optim.Adam(layer.parameters())
+for step in range(5):
+    x = torch.randn(4, 8)
+    far = torch.cat([x, torch.Tensor([1e10]).expand(x[..., :1].shape)], -1)
+    none = torch.tensor([], device="cuda")
+    if (torch.cat([none, none]).unique(return_counts=True)[1] > 1).any():
+        raise ValueError("repeated")
+    if torch.isnan(x).any():
+        raise ValueError("not a number")
+    if not torch.isfinite(x).all():
+        raise ValueError("infinite")
+    assert (x < 100).all()
+    assert not torch.equal(x, x + 1)
+    optimizer.zero_grad(); layer(far[:, :8]).sum().backward(); optimizer.step()
+""",
     # A graph whose edges are found on the GPU, in data that came from the CPU; 5 edges for each node.
     "graph": """
 n = 2000
@@ -150,6 +168,12 @@ def test_places_found_in_data_from_the_cpu_are_as_many_as_there_are(
     found = _sizes(runs["graph"], "nonzero")
     assert found
     assert max(found) <= 2000 * 5 * 2 * 8  # not 2,000 x 2,000 of them
+
+
+def test_checks_of_values_pass_and_old_constructors_follow_the_default_type(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    assert _trace(runs["checks"]).job.optimizer == "adam"
 
 
 def test_experts_get_as_many_rows_as_their_masks_have(runs: Dict[str, Future[TracedScript]]) -> None:
