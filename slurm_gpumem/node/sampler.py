@@ -42,7 +42,7 @@ from slurm_gpumem.node.roster import Roster
 from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.node.suspects import note_fault
-from slurm_gpumem.node.usage import GpuUsage, JobUsage, stretch_of, usage_from
+from slurm_gpumem.node.usage import GpuUsage, JobUsage, Stretch, stretch_of, usage_from
 
 _ACCOUNTING_EVERY = 5
 _ELSEWHERE_EVERY = 5
@@ -72,6 +72,7 @@ class Sampler:
         self._unfenced: Dict[int, int] = {}
         self._trained: Dict[str, Dict[int, Optional[Alone]]] = {}
         """By GPU, the jobs that trained at the last look; some may be gone at the next."""
+        self._idle: Dict[str, float] = {}
         self._left: Dict[int, JobUsage] = {}
         """Of jobs that have gone since the last look: their last seconds are still to be accounted for."""
         self._had: Dict[Tuple[int, str], bool] = {}
@@ -225,8 +226,20 @@ class Sampler:
             name=gpu.name if gpu else "",
             other_mib=round(sum(others), 1),
             mps_clients=None if None in clients else sum(map(bool, clients)),
+            idle_s=self._idle_s(uuid, seen),
             sample=self._meter.last(uuid),
         )
+
+    def _idle_s(self, uuid: str, seen: Optional[Stretch]) -> Optional[float]:
+        """How long jobs have held memory of a GPU that does nothing; None where its activity is not known."""
+        if seen is not None:
+            if not seen.activity_known:
+                self._idle.pop(uuid, None)
+            else:
+                before = self._idle.get(uuid, 0.0)
+                self._idle[uuid] = before + seen.seconds if seen.idle and seen.sharers else 0.0
+        idle = self._idle.get(uuid)
+        return None if idle is None else round(idle, 1)
 
     def _finish_use(self) -> None:
         """The records of jobs that went, closed by their epilogs, with all that was measured of them."""

@@ -45,6 +45,11 @@ class Stretch(NamedTuple):
         seen = self.sample.utilization if seen is None else seen
         return seen is not None and seen < IDLE_BELOW
 
+    @property
+    def activity_known(self) -> bool:
+        """Whether the GPU says what it does at all."""
+        return self.sample.sm_active is not None or self.sample.utilization is not None
+
 
 def stretch_of(
     reading: Reading, allocated: int, alone: Mapping[int, Optional[Alone]], *, turns: bool

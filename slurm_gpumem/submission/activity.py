@@ -18,6 +18,18 @@ class Activity(NamedTuple):
     """... and whether the job chose it itself."""
     because: str
     """"pressure": it slows others down that much; "tolerance": others slow it down that much."""
+    site: float = 0.0
+    """The slowdown that others' shares are for."""
+    utilization: Optional[Utilization] = None
+    mode: str = ""
+
+    def worst(self, share: float) -> Optional[float]:
+        """How many times as long as alone it may take with that share of a GPU, as predicted."""
+        if self.utilization is None:
+            return None
+        from slurm_gpumem.utilization.budget import worst_slowdown
+
+        return worst_slowdown(self.utilization, share, self.site, self.mode)
 
 
 def weigh_activity(
@@ -31,7 +43,8 @@ def weigh_activity(
     site = policy.slowdown_in(partitions)
     if own is not None and policy.ignores_utilization(partitions):
         return none, ["max-slowdown has no effect: the site keeps activity out (sharing.utilization)"]
-    unknown = any(estimate is not None and estimate.utilization is None for estimate in estimates)
+    # Every site has a limit; only who asked for one wants to know that it says nothing here.
+    unknown = own is not None and any(e is not None and e.utilization is None for e in estimates)
     warnings = ["its activity is not known, so only memory decides its share"] if unknown else []
     from slurm_gpumem.errors import ConfigError
 
@@ -50,6 +63,7 @@ def activity_of(
         return None
     from slurm_gpumem.utilization.budget import activity_budget
 
+    others = limit if site is None else site
     mode = "timeslice" if policy.node_mps == "timeslice" else "mps"
-    found = activity_budget(utilization, limit, limit if site is None else site, mode)
-    return Activity(found.share, limit, own is not None, found.because)
+    found = activity_budget(utilization, limit, others, mode)
+    return Activity(found.share, limit, own is not None, found.because, others, utilization, mode)

@@ -200,7 +200,9 @@ def test_runs_that_failed_are_no_exclusive_time(tmp_path: Path) -> None:
     hour = 3600.0
     write(tmp_path / "spool", record(1, exit_code=1, state="FAILED", verdict="oom"))
     write(tmp_path / "spool", record(1, restarts=1, start=NOON + hour, end=NOON + 2 * hour))
-    write(tmp_path / "spool", record(2, exit_code=1, state="FAILED", start=NOON + 3 * hour, end=NOON + 4 * hour))
+    write(
+        tmp_path / "spool", record(2, exit_code=1, state="FAILED", start=NOON + 3 * hour, end=NOON + 4 * hour)
+    )
     total = opened(tmp_path).summary()
     assert (total.gpu_s, total.alone_s) == (3 * hour, hour)
     assert (total.redone, total.redone_s, total.failed_runs, total.failed_s) == (1, hour, 1, hour)
