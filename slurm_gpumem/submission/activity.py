@@ -43,8 +43,7 @@ def weigh_activity(
     site = policy.slowdown_in(partitions)
     if own is not None and policy.ignores_utilization(partitions):
         return none, ["max-slowdown has no effect: the site keeps activity out (sharing.utilization)"]
-    # Every site has a limit; only who asked for one wants to know that it says nothing here.
-    unknown = own is not None and any(e is not None and e.utilization is None for e in estimates)
+    unknown = any(estimate is not None and estimate.utilization is None for estimate in estimates)
     warnings = ["its activity is not known, so only memory decides its share"] if unknown else []
     from slurm_gpumem.errors import ConfigError
 
