@@ -60,9 +60,11 @@ def activity_of(
     limit = site if own is None else own
     if utilization is None or limit is None:
         return None
-    from slurm_gpumem.utilization.budget import activity_budget
+    from slurm_gpumem.utilization.budget import activity_budget, asked_share
 
     others = limit if site is None else site
     mode = "timeslice" if policy.node_mps == "timeslice" else "mps"
     found = activity_budget(utilization, limit, others, mode)
-    return Activity(found.share, limit, own is not None, found.because, others, utilization, mode)
+    return Activity(
+        asked_share(found.share, limit), limit, own is not None, found.because, others, utilization, mode
+    )
