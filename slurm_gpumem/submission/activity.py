@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
+from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import Estimate, Utilization
 
 
@@ -43,7 +44,9 @@ def weigh_activity(
     site = policy.slowdown_in(partitions)
     if own is not None and policy.ignores_utilization(partitions):
         return none, ["max-slowdown has no effect: the site keeps activity out (sharing.utilization)"]
-    unknown = any(estimate is not None and estimate.utilization is None for estimate in estimates)
+    # Nobody chose the default limit: who did not ask need not hear that it says nothing of this job.
+    chosen = own is not None or site != SHARING.default("max_slowdown")
+    unknown = chosen and any(e is not None and e.utilization is None for e in estimates)
     warnings = ["its activity is not known, so only memory decides its share"] if unknown else []
     from slurm_gpumem.errors import ConfigError
 
