@@ -21,7 +21,7 @@ from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import LockTimeoutError, lock_for_life
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import MPS_SHARED, FaultEvent
+from slurm_gpumem.formats.job_record import MPS_SHARED, TIMESLICE, FaultEvent
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_live
 from slurm_gpumem.formats.notes import FaultNote, write_fault_note
 from slurm_gpumem.node import jobs
@@ -193,7 +193,7 @@ class Sampler:
         gpu, wall = self.gpus.get(uuid), self._epoch + time.monotonic()
         allocated = {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}
         trained = self._trained.get(uuid, {})
-        turns = any(here[job_id].mode == "timeslice" for job_id in allocated if job_id in here)
+        turns = any(here[job_id].mode == TIMESLICE for job_id in allocated if job_id in here)
         seen = stretch_of(reading, len(allocated), trained, turns=turns) if reading else None
         if reading is not None and seen is not None:
             for job_id in reading.sharers & self._left.keys():
