@@ -17,6 +17,10 @@ _RUN = "(end - start) * gpus"
 _GRANTED = "CASE WHEN shards > 0 THEN limit_mib ELSE gpu_mib END"
 _WASTE = f"max(0, {_GRANTED} - own_peak_mib) * {_RUN}"
 
+_FAILED = f"(oom OR state = {FAILED_WORD})"
+_WORK = f"end IS NOT NULL AND NOT redone AND NOT {_FAILED}"
+"""Runs that exclusive use would have had, too: their time can be compared."""
+
 FACTS: Tuple[Tuple[str, str], ...] = (
     ("jobs", "sum(head)"),
     ("estimated", "count(error_pm)"),
@@ -27,6 +31,16 @@ FACTS: Tuple[Tuple[str, str], ...] = (
     ("observed", f"sum(head AND sharing = {OBSERVED_WORD})"),
     ("gpu_s", f"sum({_RUN})"),
     ("used_s", "sum(used_s)"),
+    ("alone_s", f"sum(CASE WHEN {_WORK} THEN alone_s END)"),
+    ("alone_used_s", f"sum(CASE WHEN {_WORK} AND alone_s IS NOT NULL THEN used_s END)"),
+    ("alone_run_s", f"sum(CASE WHEN {_WORK} AND alone_s IS NOT NULL THEN {_RUN} END)"),
+    ("alone_unknown", f"sum({_WORK} AND alone_s IS NULL)"),
+    ("alone_seen", f"sum({_WORK} AND alone_s IS NOT NULL AND guessed = 0)"),
+    ("alone_guessed", f"sum({_WORK} AND alone_s IS NOT NULL AND guessed = 1)"),
+    ("redone", "sum(redone)"),
+    ("redone_s", "sum(CASE WHEN redone THEN used_s END)"),
+    ("failed_runs", f"sum(end IS NOT NULL AND NOT redone AND {_FAILED})"),
+    ("failed_s", f"sum(CASE WHEN NOT redone AND {_FAILED} THEN used_s END)"),
     ("strangers", "sum(strangers)"),
     ("would_s", "sum(would_s)"),
     ("would_of_s", f"sum(CASE WHEN would_s IS NOT NULL THEN {_RUN} END)"),
@@ -40,6 +54,8 @@ FACTS: Tuple[Tuple[str, str], ...] = (
     ),
     ("failed", f"sum(head AND state = {FAILED_WORD})"),
     ("energy_j", "sum(energy_j)"),
+    ("idle_energy_j", "sum(idle_energy_j)"),
+    ("idle_s", "sum(idle_s)"),
     ("energy_jobs", "sum(head AND energy_j IS NOT NULL)"),
     ("granted_mib_s", f"sum(CASE WHEN own_peak_mib IS NOT NULL THEN ({_GRANTED}) * {_RUN} END)"),
     ("wasted_mib_s", f"sum({_WASTE})"),

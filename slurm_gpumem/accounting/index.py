@@ -174,6 +174,7 @@ class IndexWriter:
             state,
             judged,
             error,
+            0,
             schema.NONE_WORD,
         )
         return row
@@ -231,6 +232,10 @@ class IndexWriter:
             self._db.executemany(
                 "UPDATE job SET head = 0, judged = 0, error_pm = NULL, state = own_state WHERE id = ?",
                 [(row["id"],) for row in rows if row is not head],
+            )
+            self._db.executemany(
+                "UPDATE job SET redone = ? WHERE id = ?",
+                [(row["restarts"] < head["restarts"], row["id"]) for row in rows],
             )
             self._fold_into(head, last, rows, len(ooms | found & {row["restarts"] for row in rows}))
 

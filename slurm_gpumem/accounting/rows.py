@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import GpuFigures, JobRecord
+from slurm_gpumem.formats.job_record import PREDICTED, GpuFigures, JobRecord
 from slurm_gpumem.formats.remembered import Recipe
 
 LEAST_SAMPLES = 3
@@ -38,6 +38,13 @@ class Rest(NamedTuple):
     mean_mib: str
     why: str
     """Of a run that recovery started: why the run before it ended."""
+    alone_by: str
+    """Where `alone_s` is known from."""
+    alone_sm: str
+    """Its SM activity while it had its GPU to itself."""
+
+
+_RESTS = len(Rest._fields)
 
 
 class Run(NamedTuple):
@@ -68,6 +75,14 @@ class Run(NamedTuple):
     oom: int
     sm_share: Optional[float]
     energy_j: Optional[float]
+    idle_energy_j: Optional[float]
+    """Its part of the energy while none of its GPU's jobs held memory."""
+    idle_s: Optional[float]
+    """GPU-seconds in which it held memory and the GPU did nothing."""
+    alone_s: Optional[float]
+    """GPU-seconds that it would have taken without neighbours; None where that is not known."""
+    guessed: Optional[int]
+    """Of a run beside others: 1 where that rests on predicted activity."""
     gpus: int
     month: int
     """The local month of its start, counted from the year 0."""
@@ -90,7 +105,7 @@ def recipe_of(text: str) -> Recipe:
 
 def rest_of(text: str) -> Rest:
     """The rest from the index's text for it."""
-    return Rest(*text.split(_SEPARATOR)) if text.count(_SEPARATOR) == 11 else Rest(*[""] * 12)
+    return Rest(*text.split(_SEPARATOR)) if text.count(_SEPARATOR) == _RESTS - 1 else Rest(*[""] * _RESTS)
 
 
 def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
@@ -110,6 +125,9 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
     observed = not shards and claimed.mode == "observe"
     month, day = _month_and_day(int(start // _QUARTER_S))
     gpu_s = None if end is None else (end - start) * (len(devices) or 1)
+    basis = measured.alone_by
+    alone = None if end is None else measured.time_alone(end - start)
+    idle, idle_energy = _summed(figures, "idle_s"), _summed(figures, "idle_energy_j")
     rest = (
         claimed.parts,
         mode,
@@ -123,6 +141,8 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         "" if gpu_sm is None else str(gpu_sm),
         "" if mean is None else str(round(mean)),
         claimed.why if restarts else "",
+        basis,
+        _alone_sm(figures),
     )
     return Run(
         cluster,
@@ -151,6 +171,10 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         int(record.out_of_memory),
         sm_share,
         energy,
+        idle_energy,
+        idle,
+        None if alone is None else alone * (len(devices) or 1),
+        int(basis == PREDICTED) if met else None,
         len(devices) or 1,
         month,
         day,
@@ -184,6 +208,16 @@ def short_gpu_name(name: str) -> str:
     """ "a100" of "NVIDIA A100-SXM4-40GB", "rtx 4090" of "NVIDIA GeForce RTX 4090"; "" of others."""
     match = _SHORT_NAME.search(name)
     return match[1].lower() if match else ""
+
+
+def _summed(measured: Mapping[str, GpuFigures], name: str) -> Optional[float]:
+    known = [value for figures in measured.values() if (value := getattr(figures, name)) is not None]
+    return sum(known) if known else None
+
+
+def _alone_sm(measured: Mapping[str, GpuFigures]) -> str:
+    known = [figures.alone_sm for figures in measured.values() if figures.alone_sm is not None]
+    return str(round(sum(known) / len(known), 4)) if known and len(known) == len(measured) else ""
 
 
 def split_parts(text: str) -> Dict[str, int]:

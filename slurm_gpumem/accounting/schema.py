@@ -16,7 +16,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.rows import Run
 
-VERSION = 4
+VERSION = 5
 """Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(
@@ -29,8 +29,20 @@ RUN_KEY = ("job_id", "restarts", "node", "cluster", "uid")
 PLACED = ("folder", "settled", "strangers")
 """Where its record lies, whether that may still change, and whether it met jobs whose records are not ours to
 read: then the GPU's time cannot be split. In root's index nobody is a stranger."""
-FOLDED = ("head", "first_start", "peak_mib", "records", "attempts", "ooms", "state", "judged", "error_pm")
-"""Columns computed from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged."""
+FOLDED = (
+    "head",
+    "first_start",
+    "peak_mib",
+    "records",
+    "attempts",
+    "ooms",
+    "state",
+    "judged",
+    "error_pm",
+    "redone",
+)
+"""Columns computed from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged;
+`redone`: a later run did its work again."""
 JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined", "array_job", "array_task")
 """Columns from Slurm's accounting."""
 FIXED_WORDS = (
@@ -43,7 +55,20 @@ _CACHE_KIB = 65_536
 DIMENSIONS = ("user", "account", "model", "gpu", "partition", "day")
 
 _REALS = frozenset(
-    ["start", "end", "energy_j", "sm_share", "submit", "wait_s", "used_s", "would_s", "first_start"]
+    [
+        "start",
+        "end",
+        "energy_j",
+        "idle_energy_j",
+        "idle_s",
+        "alone_s",
+        "sm_share",
+        "submit",
+        "wait_s",
+        "used_s",
+        "would_s",
+        "first_start",
+    ]
 )
 _TEXTS = frozenset(("rest", "devices", "job_name"))
 
@@ -58,7 +83,7 @@ _SUMMED = (
     "start", "end", "gpus", "user", "account", "model", "gpu", "partition", "month", "day", "head", "judged",
     "state", "sharing", "estimator", "shards", "limit_mib", "gpu_mib", "own_peak_mib", "peak_mib",
     "estimate_mib", "request_mib", "error_pm", "ooms", "oom", "used_s", "would_s", "energy_j", "sm_share",
-    "wait_s", "strangers", "job_id",
+    "idle_energy_j", "idle_s", "alone_s", "guessed", "redone", "wait_s", "strangers", "job_id",
 )  # fmt: skip
 """What summaries read: first in the row, since SQLite steps through a row from its begin."""
 ALL_COLUMNS: Tuple[str, ...] = (*_SUMMED, *(name for name in _OF_ALL if name not in _SUMMED))

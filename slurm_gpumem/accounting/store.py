@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 from slurm_gpumem.accounting import index_file, schema
 from slurm_gpumem.accounting.gather import Progress, refresh
 from slurm_gpumem.accounting.remember import remember_own
-from slurm_gpumem.accounting.rows import recipe_of, rest_of, split_parts
+from slurm_gpumem.accounting.rows import Rest, recipe_of, rest_of, split_parts
 from slurm_gpumem.accounting.schema import UNJOINED
 from slurm_gpumem.accounting.sums import Sums
 from slurm_gpumem.accounting.types import (
@@ -172,6 +172,10 @@ class Store:
             gpu_sm=float(rest.gpu_sm) if rest.gpu_sm else None,
             energy_j=folded.get("energy_j", row["energy_j"]),
             gpu_s=folded.get("gpu_s", (row["end"] - row["start"]) * row["gpus"] if ended else None),
+            alone_s=row["alone_s"],
+            slowdown=_slowdown(row, rest),
+            alone_by=rest.alone_by,
+            idle_s=row["idle_s"],
             used_s=folded.get("used_s", None if row["strangers"] else row["used_s"]),
             would_s=folded.get("would_s", row["would_s"]),
             notes=tuple(rest.notes.split("\n")) if rest.notes else (),
@@ -272,6 +276,13 @@ def open_store(
             remember_own(connection)
 
     return Store(index_file.open_own(settings, fill, update=update), settings, everybody=only is None)
+
+
+def _slowdown(row: Mapping[str, Any], rest: Rest) -> Optional[float]:
+    """Of a run beside others."""
+    if row["end"] is None or not row["alone_s"] or not rest.met:
+        return None
+    return float((row["end"] - row["start"]) * row["gpus"] / row["alone_s"])
 
 
 def _number(text: str) -> Optional[int]:

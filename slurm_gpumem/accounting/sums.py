@@ -14,8 +14,10 @@ _WORST = len(_SUMS)
 _INTEGERS = frozenset((
     "jobs", "estimated", "under_estimate", "under_request", "remembered", "shared", "observed", "ooms",
     "oom_recovered", "oom_lost", "oom_avoided", "failed", "energy_jobs", "wait_jobs",
-    "strangers",
+    "strangers", "alone_unknown", "alone_seen", "alone_guessed", "redone", "failed_runs",
 ))  # fmt: skip
+_SPLIT = ("used_s", "sm_used_s", "alone_used_s", "redone_s", "failed_s")
+"""Follow from how a GPU's time is split, which one user's records do not tell."""
 _CUBE_FILTERS = (("users", "user"), ("accounts", "account"), ("partitions", "partition"), ("models", "model"))
 
 Where = Tuple[str, List[Any]]
@@ -67,7 +69,7 @@ class Sums:
                 name: int(value) if name in _INTEGERS else value for name, value in zip(_SUMS, sums)
             }
             if values["strangers"]:
-                values["used_s"] = values["sm_used_s"] = None
+                values.update(dict.fromkeys(_SPLIT))
             values["peak_mib_s"] = values["granted_mib_s"] - values.pop("wasted_mib_s")
             median, p95 = percentiles(errors.get(key, ()), (0.5, 0.95))
             found.append(JobTotals(self._name(group, key), median_error=median, p95_error=p95, **values))

@@ -150,7 +150,7 @@ class JobRow:
     gpu_sm: Optional[float]
     energy_j: Optional[float]
     gpu_s: Optional[float]
-    """GPU-seconds that exclusive use would have taken: run time × GPUs."""
+    """Run time × GPUs, of all runs."""
     used_s: Optional[float]
     """GPU-seconds it took, its GPUs' time split evenly over the jobs that were there at each moment. None in
     one's own report where others' jobs were: only root's index knows when."""
@@ -164,6 +164,14 @@ class JobRow:
     array_job: Optional[int] = None
     """Of an array's task: the number of the array, and the task's in it. Slurm's accounting says so."""
     array_task: Optional[int] = None
+    alone_s: Optional[float] = None
+    """GPU-seconds that the last run would have taken without neighbours; None where that is not known."""
+    slowdown: Optional[float] = None
+    """How many times as long the last run took as it would have alone; None where not known, or alone."""
+    alone_by: str = ""
+    """Where that is known from: "measured", "remembered" or "predicted" activity."""
+    idle_s: Optional[float] = None
+    """GPU-seconds in which the last run held memory and the GPU did nothing."""
 
     @property
     def name(self) -> str:
@@ -267,10 +275,30 @@ class JobTotals:
     shared: int = 0
     observed: int = 0
     gpu_s: float = 0.0
-    """GPU-seconds that exclusive use would have taken, of jobs that ended."""
+    """Run time × GPUs, of runs that ended."""
     used_s: Optional[float] = 0.0
     """GPU-seconds in which a GPU was taken by these jobs; None where jobs of others were there, too, whose
     records are not ours to read."""
+    alone_s: float = 0.0
+    """GPU-seconds that exclusive use would have taken, of the runs in `alone_run_s`: those that did not fail
+    and whose time alone is known."""
+    alone_used_s: Optional[float] = 0.0
+    """What those runs took; None as `used_s`."""
+    alone_run_s: float = 0.0
+    """Run time × GPUs of those runs."""
+    alone_unknown: int = 0
+    """Runs that did not fail and whose time alone is not known."""
+    alone_seen: int = 0
+    """Runs beside others whose time alone is known by measured or remembered activity …"""
+    alone_guessed: int = 0
+    """… and by predicted activity."""
+    redone: int = 0
+    """Runs whose work a later run did again."""
+    redone_s: Optional[float] = 0.0
+    """What those took: exclusive use would not have had them."""
+    failed_runs: int = 0
+    """Last runs that failed."""
+    failed_s: Optional[float] = 0.0
     strangers: int = 0
     """Runs that met such jobs; none in root's index."""
     would_s: float = 0.0
@@ -287,6 +315,10 @@ class JobTotals:
     """Jobs whose peak was above their estimate and within what they were given: the reserve held them."""
     failed: int = 0
     energy_j: float = 0.0
+    idle_energy_j: float = 0.0
+    """While jobs had a GPU and none of them held memory of it: nobody's."""
+    idle_s: float = 0.0
+    """GPU-seconds in which jobs held memory and the GPU did nothing."""
     energy_jobs: int = 0
     granted_mib_s: float = 0.0
     """Memory kept from others × time."""
@@ -305,6 +337,18 @@ class JobTotals:
     def jobs_per_gpu(self) -> Optional[float]:
         """Average number of jobs on a GPU that has any."""
         return self.gpu_s / self.used_s if self.used_s else None
+
+    @property
+    def saved(self) -> Optional[float]:
+        """Part of the exclusive GPU time that sharing saved, runs done again counted against it.
+
+        None where the runs whose time alone is known are less than half of all run time.
+        """
+        if self.alone_used_s is None or self.redone_s is None or not self.alone_s:
+            return None
+        if self.alone_run_s < self.gpu_s / 2:
+            return None
+        return 1 - (self.alone_used_s + self.redone_s) / self.alone_s
 
     @property
     def unused(self) -> Optional[float]:

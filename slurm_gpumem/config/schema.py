@@ -43,14 +43,14 @@ _PARTITION_KEYS = (
     Key(
         "max_slowdown",
         SLOWDOWN,
-        None,
-        "how much longer a step may take beside others than alone (1.15); unset: only memory decides shares",
+        2.0,
+        "how many times as long a step may take beside others as alone, as predicted (docs/sharing.md)",
     ),
     Key(
         "utilization",
         one_of("budget", "ignore"),
         "budget",
-        '"budget": where a slowdown is set, a share is the larger of memory and activity; "ignore": memory',
+        '"budget": a share is the larger of memory and activity; "ignore": only memory decides',
     ),
 )
 

@@ -45,8 +45,18 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def recall(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[int, ...]:
     """Measured peaks of the same job, the latest first."""
-    words = (summary.fingerprint, str(job.batch_size), job.optimizer, job.precision, variant(job))
-    return _peaks(words, gpu)
+    return _peaks(_words(summary, job), gpu)
+
+
+def recall_activity(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[int, ...]:
+    """SM activity, in percent, of runs of the same job that had such a GPU to themselves for a while."""
+    from slurm_gpumem.formats.remembered import ACTIVITY
+
+    return tuple(percent for percent in _peaks(_words(summary, job), gpu, ACTIVITY) if percent <= 100)
+
+
+def _words(summary: ModelSummary, job: TrainingJob) -> Tuple[str, str, str, str, str]:
+    return summary.fingerprint, str(job.batch_size), job.optimizer, job.precision, variant(job)
 
 
 def of_script(key: str, gpu: Gpu) -> Optional[Estimate]:
@@ -69,13 +79,13 @@ def of_script(key: str, gpu: Gpu) -> Optional[Estimate]:
     )
 
 
-def _peaks(words: Tuple[str, str, str, str, str], gpu: Gpu) -> Tuple[int, ...]:
+def _peaks(words: Tuple[str, str, str, str, str], gpu: Gpu, table: str = "runs") -> Tuple[int, ...]:
     from slurm_gpumem.formats.remembered import Recipe, read_remembered
 
     recipe = Recipe(*words)
     found: Tuple[int, ...] = ()
     for path in remembered_files():
-        by_gpu = read_remembered(path, recipe)
+        by_gpu = read_remembered(path, recipe, table)
         same = [peaks for name, peaks in by_gpu.items() if plain_gpu(name) == plain_gpu(gpu.name)]
         # Both files may hold the same runs: the one that has more of them is taken.
         found = max(found, tuple(chain.from_iterable(same)), key=len)

@@ -185,7 +185,7 @@ class Utilization:
     launch_bound: bool
     """Whether the step waits for the CPU that starts its kernels more than for the GPU."""
     source: str
-    """What it was predicted from: "summary" or "trace"."""
+    """What it was predicted from: "summary" or "trace"; "remembered": earlier runs showed its SM activity."""
     measured: bool
     """Whether runs on such a GPU stand behind it, or runs on another one scaled to it."""
     warnings: Tuple[str, ...] = ()

@@ -43,7 +43,9 @@ class CommentRecord(NamedTuple):
     """0: the job is not to be shared."""
     sm: Optional[int] = None
     dram: Optional[int] = None
-    """Predicted activity, in percent."""
+    """Activity alone on the GPU, in percent: predicted, or as `sm_by` says."""
+    sm_by: str = ""
+    """"remembered" where earlier runs measured `sm`."""
     slow: str = ""
     """The slowdown that the site allows."""
     on_oom: str = ""
@@ -89,7 +91,7 @@ class CommentRecord(NamedTuple):
 
 
 _KEYS = (
-    "est", "req", "by", "via", "base", "gpu", "batch", "shards", "sm", "dram", "slow", "oom", "tell",
+    "est", "req", "by", "via", "base", "gpu", "batch", "shards", "sm", "dram", "smby", "slow", "oom", "tell",
     "model", "fp", "opt", "prec", "more", "parts", "mode", "retry", "was", "again", "why", "run", "need",
     "whole",
 )  # fmt: skip

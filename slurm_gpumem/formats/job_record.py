@@ -46,6 +46,13 @@ _DECODE = json.JSONDecoder().raw_decode
 """What json.loads calls in the end."""
 
 
+_UNCLEAR = 0.05
+"""A run's time alone counts as known when what its neighbours cost is not known for less than this of it."""
+MEASURED, REMEMBERED, PREDICTED = "measured", "remembered", "predicted"
+BASES = (MEASURED, REMEMBERED, PREDICTED)
+"""Where a job's activity alone is known from, the best first."""
+
+
 class BadRecordError(ValueError):
     """This cannot be used; says why in a few words, the same for the same kind of fault."""
 
@@ -62,7 +69,19 @@ class GpuFigures(NamedTuple):
     energy_j: Optional[float] = None
     """The job's even part of it."""
     sm_active_share: Optional[float] = None
-    """The job's even part of the SM activity."""
+    """The job's even part of the SM activity; mean over its whole run."""
+    slowed_s: Optional[float] = None
+    """Seconds that it lost to neighbours: see node/alone.py."""
+    unclear_s: Optional[float] = None
+    """Seconds beside neighbours in which that was not known."""
+    alone_by: str = ""
+    """Where the activities alone behind `slowed_s` are known from: the weakest of BASES."""
+    alone_sm: Optional[float] = None
+    """Its SM activity while it had the GPU to itself."""
+    idle_s: Optional[float] = None
+    """Seconds in which it held memory and the GPU did nothing."""
+    idle_energy_j: Optional[float] = None
+    """Its even part of the energy while jobs had the GPU and none held memory of it."""
     curve: str = ""
     """See formats/curve.py."""
     # Means over the whole GPU while the job was there: one for each row of MEASURES in node/sources/base.py.
@@ -108,6 +127,26 @@ class Measurement(NamedTuple):
     """Other jobs that it met on its GPUs."""
     samples: int = 0
     events: Tuple[FaultEvent, ...] = ()
+
+    def time_alone(self, run_s: float) -> Optional[float]:
+        """Seconds that a run of that length would have taken without neighbours; None where not known."""
+        if self.shards and not self.samples:
+            return None
+        if not self.met:
+            return run_s
+        slowed, unclear, measured = 0.0, 0.0, False
+        for figures in self.gpu.values():
+            # The slowest of its GPUs keeps the others waiting.
+            slowed, unclear = max(slowed, figures.slowed_s or 0.0), max(unclear, figures.unclear_s or 0.0)
+            measured = measured or figures.gpu_sm_active is not None
+        return max(0.0, run_s - slowed) if measured and unclear <= _UNCLEAR * run_s else None
+
+    @property
+    def alone_by(self) -> str:
+        """What its time alone rests on: the weakest of its GPUs' bases; "" without neighbours."""
+        bases = ("", *BASES)
+        words = [figures.alone_by for figures in self.gpu.values() if figures.alone_by in bases]
+        return max(words, key=bases.index, default="") if self.met else ""
 
 
 class JobRecord(NamedTuple):
@@ -293,7 +332,11 @@ def measurement_table(measured: Measurement) -> Dict[str, Any]:
     return {
         **measured._asdict(),
         "gpu": {
-            uuid: {**figures._asdict(), "curve": figures.curve or None}
+            uuid: {
+                **figures._asdict(),
+                "curve": figures.curve or None,
+                "alone_by": figures.alone_by or None,
+            }
             for uuid, figures in measured.gpu.items()
         },
         "events": [_event_table(event) for event in measured.events],
@@ -319,9 +362,23 @@ def write_job_record(spool: Path, record: JobRecord, *, durable: bool = False) -
 
 
 def _figures(table: Mapping[str, Any]) -> GpuFigures:
-    number, called, memory, peak, mean, energy, share, curve, *means = values_of(
-        table, _FIGURES, GpuFigures._fields
-    )
+    (
+        number,
+        called,
+        memory,
+        peak,
+        mean,
+        energy,
+        share,
+        slowed,
+        unclear,
+        basis,
+        alone,
+        idle,
+        idle_j,
+        curve,
+        *means,
+    ) = values_of(table, _FIGURES, GpuFigures._fields)
     return GpuFigures(
         number if type(number) is int and 0 <= number < MOST_WHOLE else None,
         clean_name(called) if type(called) is str else "",
@@ -330,6 +387,12 @@ def _figures(table: Mapping[str, Any]) -> GpuFigures:
         mean if (type(mean) is float or type(mean) is int) and 0 <= mean < MOST_MIB else None,
         energy if (type(energy) is float or type(energy) is int) and 0 <= energy < MOST_AMOUNT else None,
         share if (type(share) is float or type(share) is int) and 0 <= share < MOST_RATIO else None,
+        slowed if (type(slowed) is float or type(slowed) is int) and 0 <= slowed < MOST_AMOUNT else None,
+        unclear if (type(unclear) is float or type(unclear) is int) and 0 <= unclear < MOST_AMOUNT else None,
+        clean_name(basis) if type(basis) is str else "",
+        alone if (type(alone) is float or type(alone) is int) and 0 <= alone < MOST_RATIO else None,
+        idle if (type(idle) is float or type(idle) is int) and 0 <= idle < MOST_AMOUNT else None,
+        idle_j if (type(idle_j) is float or type(idle_j) is int) and 0 <= idle_j < MOST_AMOUNT else None,
         curve if type(curve) is str else "",
         *[
             value if (type(value) is float or type(value) is int) and 0 <= value < most else None

@@ -36,6 +36,8 @@ class LiveGpu(NamedTuple):
     other_mib: Optional[float] = None
     """Memory of processes that are no shared job's."""
     mps_clients: Optional[int] = None
+    idle_s: Optional[float] = None
+    """How long jobs have held memory of it while it did nothing; 0 when it does something."""
     sample: GpuSample = GpuSample()
 
 
@@ -109,6 +111,7 @@ def _gpu(table: Mapping[str, Any]) -> LiveGpu:
         name=name(get("name")),
         other_mib=amount(get("other_mib")),
         mps_clients=whole(get("mps_clients")),
+        idle_s=amount(get("idle_s")),
         sample=GpuSample._make(amount(get(key)) for key in GpuSample._fields),
     )
 

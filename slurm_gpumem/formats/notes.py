@@ -39,6 +39,8 @@ class UsageNote(NamedTuple):
     energy_j: Optional[float] = None
     sm_active_share: Optional[float] = None
     """Its part of the SM activity, mean over its GPUs."""
+    slowdown: Optional[float] = None
+    """How many times as long it took so far as it would have alone, where that is known."""
     met: Tuple[int, ...] = ()
     """Other jobs that it met on its GPUs."""
     samples: int = 0
@@ -81,6 +83,7 @@ def read_usage_note(path: Path, job_id: int) -> UsageNote:
         peak_mib=amount(get("peak_mib")),
         energy_j=amount(get("energy_j")),
         sm_active_share=amount(get("sm_active_share")),
+        slowdown=amount(get("slowdown")),
         met=whole_list(get("met"), _MOST_JOBS),
         samples=whole(get("samples")) or 0,
     )

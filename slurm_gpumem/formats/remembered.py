@@ -1,4 +1,4 @@
-"""The remembered file, `gpumem-remembered/1`: measured peaks of one user's runs, by what was run.
+"""The remembered file, `gpumem-remembered/1`: measured peaks and activity of a user's runs, by what was run.
 
 The accounting writes one for each user; `gpusbatch` reads it before it estimates. Nobody can talk down what
 another's job asks for: it holds one's own runs only, and a file that somebody else put there is not read.
@@ -10,7 +10,8 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Mapping, NamedTuple, Sequence, Union
+from types import MappingProxyType
+from typing import Any, Dict, Mapping, NamedTuple, Sequence, Union
 
 from slurm_gpumem.files import read_plain, write_atomic
 from slurm_gpumem.formats.values import whole_list
@@ -24,7 +25,9 @@ SCRIPT_MARK = "s"
 _MOST_BYTES, _MOST_PEAKS = 16 * MIB, 100
 
 PeaksByGpu = Mapping[str, Sequence[int]]
-"""GPU type → measured peaks in MiB, the latest first."""
+"""GPU type → measured peaks in MiB, or SM activity alone in percent, the latest first."""
+PEAKS, ACTIVITY = "runs", "activity"
+"""The tables of the file."""
 
 
 class Recipe(NamedTuple):
@@ -49,22 +52,29 @@ def own_file() -> Path:
     return Path(named) if named else Path(cache_path(NAME))
 
 
-def read_remembered(path: Union[str, Path], recipe: Recipe) -> PeaksByGpu:
-    """Peaks of runs of a recipe; none where the file is missing, broken, a trap or another user's."""
+def read_remembered(path: Union[str, Path], recipe: Recipe, table_name: str = PEAKS) -> PeaksByGpu:
+    """Peaks (or activity) of a recipe's runs; none where the file is missing, broken or not one's own."""
     try:
         table = json.loads(read_plain(path, most_bytes=_MOST_BYTES, owners=(os.geteuid(), 0)).data)
     except (OSError, ValueError, RecursionError):
         return {}
-    runs = table.get("runs") if isinstance(table, dict) and table.get("schema") == SCHEMA else None
+    runs = table.get(table_name) if isinstance(table, dict) and table.get("schema") == SCHEMA else None
     by_gpu = runs.get(" ".join(recipe)) if isinstance(runs, dict) else None
     if not isinstance(by_gpu, dict):
         return {}
     return {gpu: tuple(filter(None, whole_list(peaks, _MOST_PEAKS))) for gpu, peaks in by_gpu.items()}
 
 
-def write_remembered(path: Path, runs: Mapping[Recipe, PeaksByGpu], *, mode: int = 0o600) -> None:
+def write_remembered(
+    path: Path,
+    runs: Mapping[Recipe, PeaksByGpu],
+    activity: Mapping[Recipe, PeaksByGpu] = MappingProxyType({}),
+    *,
+    mode: int = 0o600,
+) -> None:
     """Write a user's file, whole or not at all."""
-    by_key = {" ".join(recipe): by_gpu for recipe, by_gpu in runs.items()}
-    table = {"schema": SCHEMA, "made_at": round(time.time()), "runs": by_key}
+    table: Dict[str, Any] = {"schema": SCHEMA, "made_at": round(time.time())}
+    for name, values in ((PEAKS, runs), (ACTIVITY, activity)):
+        table[name] = {" ".join(recipe): by_gpu for recipe, by_gpu in values.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(table, separators=(",", ":")) + "\n", mode=mode)

@@ -54,6 +54,8 @@ def line(note: UsageNote) -> str:
     if note.energy_j:
         words.append(f"{note.energy_j / 3600:.3g} Wh")
     words.append(_companions(note.met))
+    if note.met and note.slowdown is not None:
+        words.append(f"{note.slowdown:.2f} times as long as alone")
     return ", ".join(words) + _advice(note, peak)
 
 

@@ -9,6 +9,7 @@ from typing import Dict, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import remove
+from slurm_gpumem.formats.job_record import Measurement
 from slurm_gpumem.formats.live import LiveJob
 from slurm_gpumem.formats.notes import UsageNote, write_usage_note
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -55,6 +56,12 @@ class EndNotes:
             peak_mib=measured.peak_mib,
             energy_j=measured.energy_j,
             sm_active_share=round(sum(shares) / len(shares), 4) if shares else None,
+            slowdown=_slowdown(measured, job.now() - job.started),
             met=measured.met,
             samples=measured.samples,
         )
+
+
+def _slowdown(measured: Measurement, run_s: float) -> Optional[float]:
+    alone = measured.time_alone(run_s)
+    return round(run_s / alone, 3) if alone and measured.met else None

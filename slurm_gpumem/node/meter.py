@@ -3,7 +3,7 @@
 Process lists are looked at every second, since a peak between two looks is lost. These values are not
 like that: GPM's activity is a counter, so that two readings some seconds apart hold all that was
 between them. A reading is due every few seconds, and whenever other jobs are on the GPU than
-at the last one, so that each stretch belongs to one set of jobs.
+at the last one or other ones of them have begun to train, so that each stretch belongs to one set of jobs.
 
 The driver's energy counter is exact and by far the most expensive value (4 ms of CPU time on an H200). It is
 read when the jobs change and else once a minute; until then power times time is used, and the difference
@@ -31,12 +31,15 @@ class Reading:
     """Negative when more was given before than the counter says."""
     sharers: FrozenSet[int]
     """The jobs that held memory of the GPU in that stretch."""
+    training: FrozenSet[int] = frozenset()
+    """Those of them that had begun their steps."""
 
 
 @dataclass(frozen=True)
 class _State:
     at: float
     sharers: FrozenSet[int]
+    training: FrozenSet[int]
     sample: GpuSample
 
 
@@ -58,18 +61,21 @@ class Meter:
         self._states: Dict[str, _State] = {}
         self._energies: Dict[str, _Energy] = {}
 
-    def read(self, uuid: str, active: FrozenSet[int], now: float) -> Optional[Reading]:
+    def read(
+        self, uuid: str, active: FrozenSet[int], now: float, training: FrozenSet[int] = frozenset()
+    ) -> Optional[Reading]:
         """A reading when one is due, else None; raises SourceError like its source."""
         before = self._states.get(uuid)
-        if before is not None and before.sharers == active and now - before.at < self._every_s:
+        same = before is not None and (before.sharers, before.training) == (active, training)
+        if before is not None and same and now - before.at < self._every_s:
             return None
         # When the GPU does not answer now, the stretch goes on until it does.
         sample = self._source.sample(uuid)
-        energy_j = self._energy(uuid, before, _State(now, active, sample))
-        self._states[uuid] = _State(now, active, sample)
+        energy_j = self._energy(uuid, before, _State(now, active, training, sample))
+        self._states[uuid] = _State(now, active, training, sample)
         if before is None:
-            return Reading(sample, 0.0, None, active)
-        return Reading(sample, now - before.at, energy_j, before.sharers)
+            return Reading(sample, 0.0, None, active, training)
+        return Reading(sample, now - before.at, energy_j, before.sharers, before.training)
 
     def last(self, uuid: str) -> GpuSample:
         """The values of the last reading, for whoever looks at the screen."""

@@ -54,6 +54,12 @@ _ROWS: Tuple[Metric, ...] = (
     Metric("gpumem_gpu_dram_active_ratio", "Activity of its memory.", GPU, "dram_active"),
     Metric("gpumem_gpu_utilization_ratio", "Part of the time in which any kernel ran.", GPU, "utilization"),
     Metric("gpumem_gpu_power_watts", "Power.", GPU, "power_w"),
+    Metric(
+        "gpumem_gpu_held_idle_seconds",
+        "How long jobs have held memory of the GPU while it did nothing.",
+        GPU,
+        "idle_s",
+    ),
     Metric("gpumem_job_info", "1; its labels say whose job it is and how it shares."),
     Metric("gpumem_job_memory_bytes", "Memory that the job's processes hold on the GPU."),
     Metric("gpumem_job_memory_peak_bytes", "The most it has held there so far.", JOB_ON_GPU, "peak_mib", MIB),
@@ -62,6 +68,12 @@ _ROWS: Tuple[Metric, ...] = (
         "Its even part of the GPU's SM activity, mean so far.",
         JOB_ON_GPU,
         "sm_active_share",
+    ),
+    Metric(
+        "gpumem_job_held_idle_seconds",
+        "Time so far in which it held memory of the GPU while that did nothing.",
+        JOB_ON_GPU,
+        "idle_s",
     ),
     Metric(
         "gpumem_job_memory_limit_bytes",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Iterator, List, Tuple
 
 from slurm_gpumem.files import locked, remove, remove_dead_drafts
-from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, record_name, write_job_record
+from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, record_name, write_job_record
 from slurm_gpumem.node import records
 from slurm_gpumem.node.jobs import RunFolder
 
@@ -73,6 +73,12 @@ class RecordStore:
         with self._lock(timeout_s):
             self._flush()
             records.amend_state(self.spool, job_id, restarts, self.node, state)
+
+    def amend_use(self, job_id: int, restarts: int, measured: Measurement, timeout_s: float) -> None:
+        """Activity and energy of a run's last seconds."""
+        with self._lock(timeout_s):
+            self._flush()
+            records.amend_use(self.spool, job_id, restarts, self.node, measured)
 
     def left_open(self) -> List[Tuple[int, int]]:
         """(job, restarts) of this node's records that nobody has written for a while and nobody closed.

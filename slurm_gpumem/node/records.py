@@ -85,6 +85,14 @@ def amend_state(spool: Path, job_id: int, restarts: int, node: str, state: str) 
         write_job_record(spool, record._replace(state=state), durable=True)
 
 
+def amend_use(spool: Path, job_id: int, restarts: int, node: str, measured: Measurement) -> None:
+    """Activity and energy up to the run's end: the epilog knows them up to the reading before."""
+    record = find_record(spool, job_id, restarts, node)
+    if record is not None and record.end is not None:
+        whole = record.measured._replace(gpu=measured.gpu, energy_j=measured.energy_j)
+        write_job_record(spool, record._replace(measured=whole), durable=True)
+
+
 def hints(record: JobRecord, earlier: Iterable[JobRecord] = ()) -> Tuple[str, ...]:
     """What the measurements say about a failed job; whoever decides also reads the job's own output.
 

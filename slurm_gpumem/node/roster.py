@@ -36,7 +36,7 @@ _SPOOL_LOCK_S = 1.0
 class Listener(Protocol):
     """Who wants to know what becomes of the jobs."""
 
-    def gone(self, job_id: int, job: Optional[NodeJob]) -> None:
+    def gone(self, job_id: int, job: Optional[NodeJob], usage: JobUsage) -> None:
         """Its epilog was here."""
 
     def finishing(self) -> None:
@@ -94,8 +94,9 @@ class Roster:
             before = self.announced
             self.announced = {job.job_id: job for job in jobs.all_jobs(self._folder)}
             for job_id in [job_id for job_id in self.usage if job_id not in self.announced | self.adopted]:
-                self._ended[job_id, self.usage.pop(job_id).restarts] = 0
-                self._listener.gone(job_id, before.get(job_id))
+                usage = self.usage.pop(job_id)
+                self._ended[job_id, usage.restarts] = 0
+                self._listener.gone(job_id, before.get(job_id), usage)
         for job in self.announced.values():
             if self.usage.setdefault(job.job_id, JobUsage(job.restarts)).restarts != job.restarts:
                 self.usage[job.job_id] = JobUsage(job.restarts)

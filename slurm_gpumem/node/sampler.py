@@ -20,10 +20,12 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.files import LockTimeoutError, lock_for_life
-from slurm_gpumem.formats.job_record import MPS_SHARED, FaultEvent
+from slurm_gpumem.formats.comment import CommentRecord
+from slurm_gpumem.formats.job_record import MPS_SHARED, TIMESLICE, FaultEvent
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_live
 from slurm_gpumem.formats.notes import FaultNote, write_fault_note
 from slurm_gpumem.node import jobs
+from slurm_gpumem.node.alone import Alone, claimed_alone, trains
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
@@ -40,7 +42,7 @@ from slurm_gpumem.node.roster import Roster
 from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.node.suspects import note_fault
-from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
+from slurm_gpumem.node.usage import GpuUsage, JobUsage, Stretch, stretch_of, usage_from
 
 _ACCOUNTING_EVERY = 5
 _ELSEWHERE_EVERY = 5
@@ -68,6 +70,11 @@ class Sampler:
         self._end_notes = EndNotes(folder, config)
         self._own_live = OwnLiveFiles(folder)
         self._unfenced: Dict[int, int] = {}
+        self._trained: Dict[str, Dict[int, Optional[Alone]]] = {}
+        """By GPU, the jobs that trained at the last look; some may be gone at the next."""
+        self._idle: Dict[str, float] = {}
+        self._left: Dict[int, JobUsage] = {}
+        """Of jobs that have gone since the last look: their last seconds are still to be accounted for."""
         self._had: Dict[Tuple[int, str], bool] = {}
         self._looked = time.monotonic()
         self._epoch = time.time() - self._looked
@@ -94,6 +101,7 @@ class Sampler:
         seen: List[int] = []
         self._unfenced = {}
         wanted = {uuid for job in here.values() for uuid in job.gpus}
+        wanted.update(uuid for usage in self._left.values() for uuid in usage.gpus)
         # Jobs that no prolog announced are looked for on the other GPUs, which costs, so not each time.
         everywhere = self._ticks % _ELSEWHERE_EVERY == 0
         for uuid in sorted(wanted | set(self.gpus) if everywhere else wanted):
@@ -103,7 +111,8 @@ class Sampler:
                 active = frozenset(job_id for job_id in by_job if job_id is not None)
                 if uuid not in wanted and not active:
                     continue
-                reading = self._meter.read(uuid, active, now)
+                training = self._training(uuid, here, by_job)
+                reading = self._meter.read(uuid, active, now, frozenset(training))
             except SourceError as error:
                 # A hiccup, or a GPU off the bus: say it once, and look again next time.
                 self.problems.report(uuid, str(error))
@@ -111,7 +120,9 @@ class Sampler:
             self.problems.resolved(uuid)
             seen.extend(process.pid for process in found)
             gpus[uuid] = self._account(uuid, here, reading, by_job, seconds)
+            self._trained[uuid] = training
             self._take_driver_peaks(uuid, by_job)
+        self._finish_use()
         self._owners.keep_only(frozenset(seen))
         self._note_faults()
         self._enforce(now)
@@ -140,8 +151,9 @@ class Sampler:
         self.problems.attempt(self._own_live.close)
         self.source.close()
 
-    def gone(self, job_id: int, job: Optional[NodeJob]) -> None:
+    def gone(self, job_id: int, job: Optional[NodeJob], usage: JobUsage) -> None:
         """What the job had on its GPUs a look ago, it has lost since."""
+        self._left[job_id] = usage
         self._watch.forget(job_id)
         self._end_notes.forget(job_id)
         for uuid in job.gpus if job else ():
@@ -179,7 +191,14 @@ class Sampler:
         here = {**self.roster.adopted, **here}
         # A clock that is set while we run moves nothing on the curves.
         gpu, wall = self.gpus.get(uuid), self._epoch + time.monotonic()
-        for job_id in {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}:
+        allocated = {*active, *(job.job_id for job in here.values() if uuid in job.gpus)}
+        trained = self._trained.get(uuid, {})
+        turns = any(here[job_id].mode == TIMESLICE for job_id in allocated if job_id in here)
+        seen = stretch_of(reading, len(allocated), trained, turns=turns) if reading else None
+        if reading is not None and seen is not None:
+            for job_id in reading.sharers & self._left.keys():
+                self._left[job_id].gpus[uuid].add_activity(seen, job_id, held=True, now=wall)
+        for job_id in allocated:
             mine = by_job.get(job_id, [])
             sizes = [process.mib for process in mine if process.mib is not None]
             mib = sum(sizes) if sizes else (None if mine else 0.0)
@@ -191,11 +210,8 @@ class Sampler:
                     gpu_usage.number, gpu_usage.name = gpu.number, gpu.name
                     gpu_usage.memory_mib = gpu_usage.memory_mib or gpu.memory_mib
             gpu_usage.add_memory(mib, len(mine), seconds, wall)
-            if reading is not None:
-                sharers = len(reading.sharers) if job_id in reading.sharers else 0
-                gpu_usage.add_activity(
-                    reading.sample, reading.seconds, sharers=sharers, energy_j=reading.energy_j, now=wall
-                )
+            if reading is not None and seen is not None:
+                gpu_usage.add_activity(seen, job_id, held=job_id in reading.sharers, now=wall)
             usage.samples += 1
             self._unfenced[job_id] = self._unfenced.get(job_id, 0) + sum(p.mps is False for p in mine)
             usage.companions.update(other for other in active if other != job_id and mine)
@@ -210,8 +226,43 @@ class Sampler:
             name=gpu.name if gpu else "",
             other_mib=round(sum(others), 1),
             mps_clients=None if None in clients else sum(map(bool, clients)),
+            idle_s=self._idle_s(uuid, seen),
             sample=self._meter.last(uuid),
         )
+
+    def _idle_s(self, uuid: str, seen: Optional[Stretch]) -> Optional[float]:
+        """How long jobs have held memory of a GPU that does nothing; None where its activity is not known."""
+        if seen is not None:
+            if not seen.activity_known:
+                self._idle.pop(uuid, None)
+            else:
+                before = self._idle.get(uuid, 0.0)
+                self._idle[uuid] = before + seen.seconds if seen.idle and seen.sharers else 0.0
+        idle = self._idle.get(uuid)
+        return None if idle is None else round(idle, 1)
+
+    def _finish_use(self) -> None:
+        """The records of jobs that went, closed by their epilogs, with all that was measured of them."""
+        left, self._left = self._left, {}
+        for job_id, usage in left.items():
+            amend = partial(self.roster.store.amend_use, job_id, usage.restarts, usage.measured(), 1.0)
+            self.problems.attempt(amend)
+
+    def _training(
+        self, uuid: str, here: Mapping[int, NodeJob], by_job: Mapping[Optional[int], List[GpuProcess]]
+    ) -> Dict[int, Optional[Alone]]:
+        """The jobs that train on a GPU now, with their activity alone."""
+        found: Dict[int, Optional[Alone]] = {}
+        for job_id, processes in by_job.items():
+            job, usage = here.get(job_id or 0), self.roster.usage.get(job_id or 0)
+            if job_id is None or usage is None:
+                continue
+            claim = job.claimed if job else CommentRecord()
+            sizes = [process.mib for process in processes if process.mib is not None]
+            if trains(sum(sizes) if sizes else None, claim.estimate_mib):
+                gpu = usage.gpus.get(uuid)
+                found[job_id] = (gpu.measured_alone() if gpu else None) or claimed_alone(claim)
+        return found
 
     def _take_driver_peaks(self, uuid: str, by_job: Mapping[Optional[int], List[GpuProcess]]) -> None:
         """What the driver's own accounting saw between our looks, where the site enabled it.

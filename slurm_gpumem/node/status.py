@@ -14,11 +14,14 @@ from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
 from slurm_gpumem.node.mps import MpsService
 from slurm_gpumem.node.service import sampler_runs
 from slurm_gpumem.text import printable
+from slurm_gpumem.units import duration
 
 SCHEMA = "gpumem-node-status/1"
 _FILLS = "█▒░▓"
 _ASCII_FILLS = "#=-+"
 _BAR = 44
+_IDLE_SHOWN_S = 60.0
+"""A GPU that is held does nothing for shorter times while jobs start, read or write."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def render(status: NodeStatus, *, utf8: bool = True) -> List[str]:
     for uuid, gpu in sorted(live.gpus.items(), key=lambda item: item[1].number or 0):
         here = {job_id: job for job_id, job in sorted(live.jobs.items()) if uuid in job.gpus}
         lines += ["", _gpu_line(uuid, gpu, here, utf8), *_job_lines(uuid, here, utf8)]
+        lines += _idle_lines(gpu)
         lines += _mps_lines(uuid, status)
     if not live.gpus:
         lines += ["", "no shared job is on this node"]
@@ -122,6 +126,12 @@ def _job_lines(uuid: str, here: Mapping[int, LiveJob], utf8: bool) -> List[str]:
         mark = fills[number % len(fills)]
         lines.append(f"  {mark} {job_id:>8} {job.user[:10]:<10} {sizes}  {job.mode}{over}{outside}")
     return lines
+
+
+def _idle_lines(gpu: LiveGpu) -> List[str]:
+    if gpu.idle_s is None or gpu.idle_s < _IDLE_SHOWN_S:
+        return []
+    return [f"    HELD AND IDLE for {duration(gpu.idle_s)}: its jobs hold memory, and it does nothing"]
 
 
 def _mps_lines(uuid: str, status: NodeStatus) -> List[str]:

@@ -1,21 +1,71 @@
 """What one job has used so far: sums that need no history.
 
 On a shared GPU, activity and energy belong to nobody alone. They are split evenly over the jobs that
-hold memory of the GPU at that look; memory is each process's own and is not split.
+hold memory of the GPU at that look; memory is each process's own and is not split. Energy while none of the
+GPU's jobs holds memory is kept apart.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Set
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set
 
-from slurm_gpumem.formats.job_record import FaultEvent, GpuFigures, Measurement
+from slurm_gpumem.formats.job_record import BASES, MEASURED, FaultEvent, GpuFigures, Measurement
 from slurm_gpumem.formats.live import GpuSample, LiveJob
+from slurm_gpumem.node.alone import IDLE_BELOW, LEAST_ALONE_S, Alone, speed_beside, weakest_basis
 from slurm_gpumem.node.curve import UsageCurve, curve_from
+from slurm_gpumem.node.meter import Reading
 from slurm_gpumem.node.sources.base import MEASURES
 
 _MEANS = tuple(measure.field for measure in MEASURES if measure.mean)
+
+
+class Stretch(NamedTuple):
+    """What a GPU did between two readings, and who was there."""
+
+    sample: GpuSample
+    seconds: float
+    energy_j: Optional[float]
+    sharers: int
+    """Jobs that held memory of the GPU."""
+    allocated: int
+    """Jobs that had the GPU, with or without memory."""
+    training: FrozenSet[int] = frozenset()
+    """Those of the sharers that had begun their steps."""
+    speed: Optional[float] = 1.0
+    """Of those: the part of their speed alone; None where it cannot be known."""
+    basis: str = ""
+    """Where that is known from."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the GPU was seen to do nothing."""
+        seen = self.sample.sm_active
+        seen = self.sample.utilization if seen is None else seen
+        return seen is not None and seen < IDLE_BELOW
+
+    @property
+    def activity_known(self) -> bool:
+        """Whether the GPU says what it does at all."""
+        return self.sample.sm_active is not None or self.sample.utilization is not None
+
+
+def stretch_of(
+    reading: Reading, allocated: int, alone: Mapping[int, Optional[Alone]], *, turns: bool
+) -> Stretch:
+    """What a reading says of the jobs that were there up to now, by their activities alone."""
+    training = {job_id: alone.get(job_id) for job_id in reading.training}
+    return Stretch(
+        reading.sample,
+        reading.seconds,
+        reading.energy_j,
+        len(reading.sharers),
+        allocated,
+        reading.training,
+        speed_beside(training, reading.sample.sm_active, turns=turns),
+        weakest_basis(training),
+    )
 
 
 @dataclass
@@ -44,6 +94,13 @@ class GpuUsage:
     share: _Mean = field(default_factory=_Mean)
     """The job's even part of the SM activity."""
     energy_j: Optional[float] = None
+    idle_energy_j: Optional[float] = None
+    slowed_s: Optional[float] = None
+    unclear_s: float = 0.0
+    alone_by: str = ""
+    alone: _Mean = field(default_factory=_Mean)
+    """Its SM activity with the GPU to itself."""
+    idle_s: Optional[float] = None
     processes: int = 0
     curve: Optional[UsageCurve] = None
     number: Optional[int] = None
@@ -65,25 +122,42 @@ class GpuUsage:
             self.memory.add(mib, seconds)
             self.curve.add_memory(now, mib)
 
-    def add_activity(
-        self,
-        sample: GpuSample,
-        seconds: float,
-        *,
-        sharers: int,
-        energy_j: Optional[float],
-        now: Optional[float] = None,
-    ) -> None:
-        """One reading; `sharers` had memory of the GPU in that time, this job among them, else it is 0."""
+    def add_activity(self, seen: Stretch, job_id: int, *, held: bool, now: Optional[float] = None) -> None:
+        """One reading; `held`: the job had memory of the GPU in that time."""
+        sample, seconds = seen.sample, seen.seconds
         for name, mean in self.whole.items():
             mean.add(getattr(sample, name), seconds)
-        if sharers:
-            if sample.sm_active is not None:
-                self.share.add(sample.sm_active / sharers, seconds)
-                if self.curve is not None and seconds > 0:
-                    self.curve.add_activity(now or time.time(), sample.sm_active / sharers, seconds)
-            if energy_j is not None:
-                self.energy_j = (self.energy_j or 0.0) + energy_j / sharers
+        if not held:
+            # Its run goes on: a mean over the moments with memory alone would say more than it did.
+            self.share.add(None if sample.sm_active is None else 0.0, seconds)
+            if not seen.sharers and seen.allocated and seen.energy_j is not None:
+                self.idle_energy_j = (self.idle_energy_j or 0.0) + seen.energy_j / seen.allocated
+            return
+        if sample.sm_active is not None:
+            self.share.add(sample.sm_active / seen.sharers, seconds)
+            if self.curve is not None and seconds > 0:
+                self.curve.add_activity(now or time.time(), sample.sm_active / seen.sharers, seconds)
+        if seen.energy_j is not None:
+            self.energy_j = (self.energy_j or 0.0) + seen.energy_j / seen.sharers
+        if seen.idle:
+            self.idle_s = (self.idle_s or 0.0) + seconds
+        if job_id in seen.training:
+            self._add_speed(seen)
+
+    def _add_speed(self, seen: Stretch) -> None:
+        if seen.sharers == 1:
+            self.alone.add(seen.sample.sm_active, seen.seconds)
+        if seen.speed is None:
+            self.unclear_s += seen.seconds
+            return
+        self.slowed_s = (self.slowed_s or 0.0) + (1 - seen.speed) * seen.seconds
+        self.alone_by = max((self.alone_by, seen.basis), key=("", *BASES).index)
+
+    def measured_alone(self) -> Optional[Alone]:
+        """Its activity with the GPU to itself, once it had that for long enough."""
+        if self.alone.weight < LEAST_ALONE_S:
+            return None
+        return Alone(self.alone.total / self.alone.weight, MEASURED)
 
     def figures(self) -> GpuFigures:
         """For the record."""
@@ -96,6 +170,12 @@ class GpuUsage:
             mean_mib=self.memory.value(1),
             energy_j=_rounded(self.energy_j),
             sm_active_share=self.share.value(4),
+            slowed_s=_rounded(self.slowed_s),
+            unclear_s=_rounded(self.unclear_s) if self.unclear_s else None,
+            alone_by=self.alone_by,
+            alone_sm=self.alone.value(4) if self.measured_alone() else None,
+            idle_s=_rounded(self.idle_s),
+            idle_energy_j=_rounded(self.idle_energy_j),
             curve=self.curve.text() if self.curve else "",
             **means,
         )
@@ -164,7 +244,14 @@ def usage_from(live: LiveJob) -> JobUsage:
     )
     for uuid, figures in before.gpu.items():
         usage.gpus[uuid] = GpuUsage(
-            peak_mib=figures.peak_mib, energy_j=figures.energy_j, curve=curve_from(figures.curve)
+            peak_mib=figures.peak_mib,
+            energy_j=figures.energy_j,
+            idle_energy_j=figures.idle_energy_j,
+            slowed_s=figures.slowed_s,
+            unclear_s=figures.unclear_s or 0.0,
+            alone_by=figures.alone_by if figures.alone_by in BASES else "",
+            idle_s=figures.idle_s,
+            curve=curve_from(figures.curve),
         )
     return usage
 

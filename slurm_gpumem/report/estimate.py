@@ -94,7 +94,7 @@ def activity_line(activity: Optional[Activity]) -> List[str]:
         return []
     return [
         f"within a slowdown of {activity.limit:g} its activity takes {activity.share * 100:.0f} % of the "
-        "GPU; the share is the larger of this and memory's"
+        "GPU; the larger of it and memory decides"
     ]
 
 

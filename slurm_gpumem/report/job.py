@@ -172,8 +172,16 @@ def _verdict(row: JobRow) -> List[str]:
     lines = ["  " + ", ".join(said)] if said else []
     use = []
     if row.used_s is not None and row.gpu_s is not None:
-        alone, used = gpu_hours(row.gpu_s, row.used_s)
-        use.append(f"{used} instead of {alone} exclusive")
+        run, used = gpu_hours(row.gpu_s, row.used_s)
+        use.append(f"{used} for {run} of run time")
+    if row.slowdown is not None:
+        use.append(
+            f"ran {row.slowdown:.2f} times as long as alone (by {row.alone_by or 'measured'} activity)"
+        )
+    elif row.companions and row.end is not None:
+        use.append("how much slower than alone is not known")
+    if row.idle_s:
+        use.append(f"held its GPU idle for {duration(row.idle_s)}")
     if row.energy_j is not None:
         use.append(energy(row.energy_j))
     if use:

@@ -142,11 +142,14 @@ def footer(summary: JobTotals) -> str:
     if summary.median_error is not None:
         above = f"{summary.under_request:,} exceeded their request"
         said[0] += f": median error {percent(summary.median_error)}, {above}"
-    if summary.gpu_s and summary.shared and summary.used_s is not None:
-        alone, used = gpu_hours(summary.gpu_s, summary.used_s)
+    if summary.shared and summary.saved is not None:
+        alone, used = gpu_hours(summary.alone_s, (summary.alone_used_s or 0) + (summary.redone_s or 0))
         said.append(f"{used} instead of {alone} exclusive")
+    elif summary.shared and summary.gpu_s and summary.used_s is not None:
+        run, used = gpu_hours(summary.gpu_s, summary.used_s)
+        said.append(f"{used} for {run} of run time")
     elif summary.gpu_s:
-        said.append(gpu_hours(summary.gpu_s)[0] + (" if exclusive" if summary.used_s is None else ""))
+        said.append(gpu_hours(summary.gpu_s)[0] + (" of run time" if summary.used_s is None else ""))
     if summary.would_of_s:
         instead, would = gpu_hours(summary.would_of_s, summary.would_s)
         said.append(f"sharing would have taken {would} instead of {instead}")

@@ -36,9 +36,21 @@ def submission_line(plan: Plan) -> str:
         words.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
     else:
         words.append(f"asking for {format_mib(plan.reserved_mib).replace('.0 ', ' ')} ({request.reason})")
+        slower = _may_be_slower(plan)
+        if slower:
+            words.append(slower)
         if estimate is None:
             words.append("as the site sets for first runs" if plan.workload.script else "as given by hand")
     return " ".join(words)
+
+
+def _may_be_slower(plan: Plan) -> str:
+    """What sharing may cost the job, where its activity is known."""
+    largest, request = plan.largest, plan.request
+    if largest is None or largest.activity is None or request is None or not request.per_gpu:
+        return ""
+    worst = largest.activity.worst(request.units / request.per_gpu)
+    return "" if worst is None or worst < 1.05 else f"and may take up to {worst:.1f} times as long as alone"
 
 
 def explain_submission(plan: Plan) -> List[str]:

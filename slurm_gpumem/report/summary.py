@@ -30,11 +30,15 @@ def summary_lines(total: JobTotals, wasters: Sequence[Waster], about: str) -> Li
         else "",
     )
     lines += _row("GPU time", _time(total))
+    lines += _row("", _basis(total))
+    lines += _row("failed runs", _failures(total))
     lines += _row("if shared", _would(total))
     lines += _row("out of memory", _ooms(total))
     lines += _row("memory granted", _unused(total))
     lines += _row("SM activity", _activity(total))
+    lines += _row("held and idle", _held_idle(total))
     lines += _row("energy", _energy(total))
+    lines += _row("unattributed", _unattributed(total))
     lines += _row(
         "wait", f"{duration(total.wait_s / total.wait_jobs)} in the mean" if total.wait_jobs else ""
     )
@@ -94,6 +98,7 @@ def summary_json(one: JobTotals) -> Dict[str, Any]:
         key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(one).items()
     }
     values["jobs_per_gpu"] = None if one.jobs_per_gpu is None else round(one.jobs_per_gpu, 3)
+    values["saved"] = None if one.saved is None else round(one.saved, 4)
     values["unused"] = None if one.unused is None else round(one.unused, 4)
     return values
 
@@ -124,11 +129,39 @@ def _time(one: JobTotals) -> str:
         return f"{gpu_hours(one.gpu_s)[0]}, none of them shared"
     if one.used_s is None:
         beside = f"{count(one.strangers, 'run')} beside other users' jobs: only root's report has their part"
-        return f"{gpu_hours(one.gpu_s)[0]} if exclusive; {beside}"
-    saved = 1 - one.used_s / one.gpu_s
-    alone, used = gpu_hours(one.gpu_s, one.used_s)
+        alone = f"{gpu_hours(one.alone_s)[0]} if exclusive" if one.alone_s else _run_time(one)
+        return f"{alone}; {beside}"
+    if one.saved is None:
+        return f"{gpu_hours(one.used_s)[0]} for {_run_time(one)}; time alone is mostly not known"
+    alone, used = gpu_hours(one.alone_s, (one.alone_used_s or 0.0) + (one.redone_s or 0.0))
     jobs = f"{one.jobs_per_gpu or 1:.1f} jobs on a GPU"
-    return f"{used} instead of {alone} exclusive ({percent(saved)} saved), {jobs}"
+    return f"{used} instead of {alone} exclusive ({percent(one.saved)} saved), {jobs}"
+
+
+def _run_time(one: JobTotals) -> str:
+    return f"{gpu_hours(one.gpu_s)[0]} of run time"
+
+
+def _basis(one: JobTotals) -> str:
+    """What "exclusive" rests on."""
+    if not one.shared or (one.saved is None and one.used_s is not None):
+        return ""
+    beside = one.alone_seen + one.alone_guessed
+    said = f"of {count(beside, 'run')} beside others: by their activity, predicted for {one.alone_guessed:,}"
+    unknown = f"{count(one.alone_unknown, 'run')} left out: time alone not known" if one.alone_unknown else ""
+    return "; ".join(filter(None, (f"exclusive time {said}" if beside else "", unknown)))
+
+
+def _failures(one: JobTotals) -> str:
+    """Runs that exclusive use would not have had, and those that say nothing of it."""
+    redone = "" if one.redone_s is None else f" ({gpu_hours(one.redone_s)[0]}, counted as taken)"
+    failed = "" if one.failed_s is None else f" ({gpu_hours(one.failed_s)[0]}, left out above)"
+    return ", ".join(
+        (
+            *([f"{one.redone:,} done again{redone}"] if one.redone else []),
+            *([f"{one.failed_runs:,} failed{failed}"] if one.failed_runs and one.shared else []),
+        )
+    )
 
 
 def _would(one: JobTotals) -> str:
@@ -156,17 +189,27 @@ def _unused(one: JobTotals) -> str:
 def _activity(one: JobTotals) -> str:
     if not one.sm_used_s:
         return ""
-    now, before = one.sm_s / one.sm_used_s, one.sm_s / one.sm_gpu_s
-    if not one.shared:
-        return f"{percent(before)} of the GPUs that were taken"
-    return f"{percent(now)} of the GPUs that were taken; exclusive GPUs would have shown {percent(before)}"
+    now = f"{percent(one.sm_s / one.sm_used_s)} of the GPUs that were taken"
+    if not one.shared or not one.alone_s or not one.alone_run_s:
+        return now
+    # The same work in the time that it takes alone.
+    before = one.sm_s / (one.sm_gpu_s * one.alone_s / one.alone_run_s)
+    return f"{now}; exclusive GPUs would have shown {percent(before)}"
 
 
 def _energy(one: JobTotals) -> str:
+    if not one.energy_jobs:
+        return ""
+    return f"{energy(one.energy_j / one.energy_jobs)} a job, {energy(one.energy_j)} in all"
+
+
+def _unattributed(one: JobTotals) -> str:
+    return f"{energy(one.idle_energy_j)} while no job held memory of its GPU" if one.idle_energy_j else ""
+
+
+def _held_idle(one: JobTotals) -> str:
     return (
-        f"{energy(one.energy_j / one.energy_jobs)} a job, {energy(one.energy_j)} in all"
-        if one.energy_jobs
-        else ""
+        f"{gpu_hours(one.idle_s)[0]} of jobs that held memory while the GPU did nothing" if one.idle_s else ""
     )
 
 
@@ -193,7 +236,7 @@ def _cells(group: str, one: JobTotals) -> List[Tuple[str, str]]:
         ("P95", percent(one.p95_error)),
         ("Under", f"{one.under_request:,}"),
         ("GPUh", hours(one.used_s)),
-        ("Exclusive", hours(one.gpu_s)),
+        ("Exclusive", hours(one.alone_s or None)),
         ("Jobs/GPU", "" if one.jobs_per_gpu is None else f"{one.jobs_per_gpu:.1f}"),
         ("Unused", percent(one.unused)),
         ("SM%", "" if activity is None else f"{activity * 100:.0f}"),

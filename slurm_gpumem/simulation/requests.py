@@ -9,7 +9,7 @@ from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.simulation.sharing import mig_request
 from slurm_gpumem.simulation.types import WHOLE, Setup, SimJob
 from slurm_gpumem.units import ceil_div
-from slurm_gpumem.utilization.budget import budget, scale
+from slurm_gpumem.utilization.budget import asked_share, budget, scale
 from slurm_gpumem.utilization.interference import packaged
 
 ORACLE, NONE, REMEMBERED = "oracle", "none", "remembered"
@@ -62,7 +62,8 @@ class Asker:
         else:
             mib = ceil_div(mib, self._setup.shard_mib) * self._setup.shard_mib
         if self._total:
-            share = budget(job.load, self._setup.policy.by_activity, self._total, self._known).share
+            limit = self._setup.policy.by_activity
+            share = asked_share(budget(job.load, limit, self._total, self._known).share, limit)
             by_activity = ceil(share * memory / self._setup.shard_mib) * self._setup.shard_mib
             mib = max(mib, by_activity)
         return WHOLE if mib >= memory else mib

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
+from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.estimators.types import Estimate, Utilization
 
 
@@ -18,6 +19,18 @@ class Activity(NamedTuple):
     """... and whether the job chose it itself."""
     because: str
     """"pressure": it slows others down that much; "tolerance": others slow it down that much."""
+    site: float = 0.0
+    """The slowdown that others' shares are for."""
+    utilization: Optional[Utilization] = None
+    mode: str = ""
+
+    def worst(self, share: float) -> Optional[float]:
+        """How many times as long as alone it may take with that share of a GPU, as predicted."""
+        if self.utilization is None:
+            return None
+        from slurm_gpumem.utilization.budget import worst_slowdown
+
+        return worst_slowdown(self.utilization, share, self.site, self.mode)
 
 
 def weigh_activity(
@@ -31,7 +44,9 @@ def weigh_activity(
     site = policy.slowdown_in(partitions)
     if own is not None and policy.ignores_utilization(partitions):
         return none, ["max-slowdown has no effect: the site keeps activity out (sharing.utilization)"]
-    unknown = any(estimate is not None and estimate.utilization is None for estimate in estimates)
+    # Nobody chose the default limit: who did not ask need not hear that it says nothing of this job.
+    chosen = own is not None or site != SHARING.default("max_slowdown")
+    unknown = chosen and any(e is not None and e.utilization is None for e in estimates)
     warnings = ["its activity is not known, so only memory decides its share"] if unknown else []
     from slurm_gpumem.errors import ConfigError
 
@@ -48,8 +63,11 @@ def activity_of(
     limit = site if own is None else own
     if utilization is None or limit is None:
         return None
-    from slurm_gpumem.utilization.budget import activity_budget
+    from slurm_gpumem.utilization.budget import activity_budget, asked_share
 
+    others = limit if site is None else site
     mode = "timeslice" if policy.node_mps == "timeslice" else "mps"
-    found = activity_budget(utilization, limit, limit if site is None else site, mode)
-    return Activity(found.share, limit, own is not None, found.because)
+    found = activity_budget(utilization, limit, others, mode)
+    return Activity(
+        asked_share(found.share, limit), limit, own is not None, found.because, others, utilization, mode
+    )

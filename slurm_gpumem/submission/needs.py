@@ -135,4 +135,21 @@ def _estimates(
             found.append(with_utilization(measured, gpu, summary))
         else:
             found.append(estimate_with_utilization(name, summary, job, gpu, coverage))
-    return found
+    return [
+        as_active_as_before(one, remembered.recall_activity(summary, job, gpu))
+        for one, gpu in zip(found, gpus)
+    ]
+
+
+def as_active_as_before(estimate: Estimate, percents: Sequence[int]) -> Estimate:
+    """The estimate with the activity that earlier runs showed alone, in place of the predicted one."""
+    predicted = estimate.utilization
+    if predicted is None or not percents:
+        return estimate
+    from dataclasses import replace
+
+    middle = float(sorted(percents)[len(percents) // 2])
+    seen = {**predicted.intervals, "sm_active": (float(min(percents)), float(max(percents)))}
+    return replace(
+        estimate, utilization=replace(predicted, sm_active=middle, intervals=seen, source="remembered")
+    )

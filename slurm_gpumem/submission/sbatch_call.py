@@ -127,6 +127,7 @@ def _request(plan: Plan) -> CommentRecord:
         shards=request.units if request and not request.whole_gpu else 0,
         sm=round(used.sm_active) if used else None,
         dram=round(used.dram_active) if used else None,
+        sm_by="remembered" if used and used.source == "remembered" else "",
         slow=f"{activity.limit:g}" if activity else "",
         on_oom="requeue" if requeue else "fail",
         tell="end" if settings.end_line else "",

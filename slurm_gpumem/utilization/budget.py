@@ -58,6 +58,20 @@ def coefficients_of(way: str) -> str:
     return way if way in MODES else SIDE if way == SHARED else TURNS
 
 
+def asked_share(share: float, max_slowdown: float) -> float:
+    """What a job asks for by its activity: two jobs that take turns each take twice as long, so with a limit
+    of 2 or more half a GPU is enough, and any two jobs can share one."""
+    return min(share, 0.5) if max_slowdown >= 2 else share
+
+
+def worst_slowdown(utilization: Utilization, share: float, site_slowdown: float, mode: str = "mps") -> float:
+    """How many times as long its step takes where others fill up a GPU of which it has that share."""
+    model = packaged()
+    mode = coefficients_of(mode)
+    beside = scale(model, site_slowdown, mode) * max(0.0, 1 - share)
+    return prepare(load_of(utilization), model.modes[mode]).stretch(beside)
+
+
 def budget(job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, float]) -> Budget:
     """The same from a job's metrics, with S given as `total`."""
     own, tolerated = pressure(job, known), tolerance(job, max_slowdown, known)

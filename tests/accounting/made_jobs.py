@@ -81,6 +81,9 @@ def job(job_id: int = 1, **changes: object) -> JobRow:
         gpu_s=3600.0,
         used_s=1800.0,
         would_s=None,
+        alone_s=3000.0,
+        slowdown=1.2,
+        alone_by="predicted",
     )
     return replace(row, **changes)  # type: ignore[arg-type]
 
@@ -159,6 +162,7 @@ def _one(dice: random.Random, job_id: int, now: float, pool: Sequence[_Card]) ->
         energy_j=run * 280 / (1 + others),
         gpu_s=run,
         used_s=run / (1 + others),
+        alone_s=run / (1 + others * 0.2),
     )
 
 
@@ -226,6 +230,9 @@ def summary(rows: Sequence[JobRow], group: str = "") -> JobTotals:
         observed=sum(row.sharing == OBSERVED for row in rows),
         gpu_s=sum(row.gpu_s or 0 for row in rows),
         used_s=sum(row.used_s or 0 for row in rows),
+        alone_s=sum(row.alone_s or 0 for row in rows),
+        alone_used_s=sum(row.used_s or 0 for row in rows if row.alone_s),
+        alone_run_s=sum(row.gpu_s or 0 for row in rows if row.alone_s),
         would_s=sum(row.would_s or 0 for row in rows),
         would_of_s=sum(row.gpu_s or 0 for row in rows if row.would_s is not None),
         ooms=sum(row.ooms for row in rows),

@@ -16,8 +16,10 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
 from slurm_gpumem.formats.remembered import SCHEMA
+from slurm_gpumem.submission.needs import as_active_as_before
 from slurm_gpumem.summaries.reader import read_summary
-from tests.accounting.job_records import NOON, opened, record, write
+from slurm_gpumem.utilization.predict import estimate_with_utilization
+from tests.accounting.job_records import NOON, UUID, opened, record, write
 
 SUMMARY = read_summary((Path(__file__).parents[2] / "docs" / "examples" / "small-cnn.txt").read_text())
 JOB = TrainingJob(batch_size=128)
@@ -118,3 +120,17 @@ def test_only_so_many_are_kept(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         (by_gpu,) = peaks_of(store.connection, os.geteuid()).values()
     assert by_gpu == {"a100": [9014 - number for number in range(10)]}
+
+
+def test_activity_alone_is_remembered_and_takes_the_place_of_a_prediction(tmp_path: Path) -> None:
+    figures = {"number": 0, "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960.0, "peak_mib": 9000.0}
+    for number, alone in enumerate((0.61, 0.65, None), start=1):
+        ran(tmp_path, number, 9000.0, gpu={UUID: {**figures, "alone_sm": alone}})
+    recalled(tmp_path)
+    percents = remembered.recall_activity(SUMMARY, JOB, GPU)
+    assert percents == (65, 61)
+    predicted = estimate_with_utilization("structural", SUMMARY, JOB, GPU)
+    used = as_active_as_before(predicted, percents).utilization
+    assert used is not None
+    assert (used.sm_active, used.source) == (65.0, "remembered")
+    assert as_active_as_before(predicted, ()) is predicted

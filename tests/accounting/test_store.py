@@ -194,3 +194,16 @@ def test_whole_months_are_those_between() -> None:
     first, last = months_within(NOON, NOON + 70 * DAY) or (0, 0)
     assert last - first == 0
     assert months_within(NOON, NOON + 10 * DAY) is None
+
+
+def test_runs_that_failed_are_no_exclusive_time(tmp_path: Path) -> None:
+    hour = 3600.0
+    write(tmp_path / "spool", record(1, exit_code=1, state="FAILED", verdict="oom"))
+    write(tmp_path / "spool", record(1, restarts=1, start=NOON + hour, end=NOON + 2 * hour))
+    write(
+        tmp_path / "spool", record(2, exit_code=1, state="FAILED", start=NOON + 3 * hour, end=NOON + 4 * hour)
+    )
+    total = opened(tmp_path).summary()
+    assert (total.gpu_s, total.alone_s) == (3 * hour, hour)
+    assert (total.redone, total.redone_s, total.failed_runs, total.failed_s) == (1, hour, 1, hour)
+    assert total.saved is None or total.saved <= 0

@@ -35,15 +35,24 @@ def asked(desk: Any, *argv: str, env: Any = None) -> Any:
     return json.loads(done.stdout)
 
 
-def test_without_a_slowdown_only_memory_decides(desk: Any) -> None:
+def test_without_a_setting_a_step_may_take_twice_as_long_and_the_user_hears_it(desk: Any) -> None:
     found = asked(desk, *BUSY)
+    assert found["max_slowdown"] == 2
+    assert found["shards"] == max(found["shards_by_memory"], found["shards_by_activity"])
+    said = desk.call("--dry-run", *BUSY).stderr
+    assert "and may take up to " in said
+    assert "times as long as alone" in said
+
+
+def test_where_the_site_ignores_activity_only_memory_decides(desk: Any, site: Any) -> None:
+    found = asked(desk, *BUSY, env=site('[sharing]\nutilization = "ignore"\n'))
     assert found["shards"] == found["shards_by_memory"]
     assert found["shards_by_activity"] is None
     assert found["utilization"]["sm_active"] > 50
 
 
 def test_a_busy_job_asks_for_more_where_the_site_accepts_little_slowdown(desk: Any, site: Any) -> None:
-    plain = asked(desk, *BUSY)["shards"]
+    plain = asked(desk, *BUSY, env=site('[sharing]\nutilization = "ignore"\n'))["shards"]
     loose = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 3\n"))["shards"]
     strict = asked(desk, *BUSY, env=site("[sharing]\nmax_slowdown = 1.3\n"))
     assert plain <= loose <= (strict["shards"] or 40)
@@ -84,7 +93,8 @@ def test_explain_says_which_of_the_two_decided_and_what_the_other_asked(desk: An
     assert "share: by " in said
     assert " alone: " in said
     assert "keeps slowdowns within 3 (the site's limit)" in said
-    assert "no slowdown limit counts" in desk.call("--dry-run", "--explain", *BUSY).stderr
+    ignored = site('[sharing]\nutilization = "ignore"\n')
+    assert "no slowdown limit counts" in desk.call("--dry-run", "--explain", *BUSY, env=ignored).stderr
 
 
 def test_a_slowdown_below_one_is_refused_where_it_was_written(desk: Any) -> None:

@@ -120,8 +120,8 @@ def test_the_accepted_slowdown_is_the_sites_or_the_partitions_own(home: Path) ->
     assert not policy.ignores_utilization(["free", "gpu"])
 
 
-def test_without_a_slowdown_nothing_but_memory_counts(home: Path) -> None:
-    assert load(home).sharing.slowdown_in(["gpu"]) is None
+def test_without_a_setting_a_step_may_take_twice_as_long(home: Path) -> None:
+    assert load(home).sharing.slowdown_in(["gpu"]) == 2
 
 
 def test_utilization_can_be_ignored_whatever_the_slowdown(home: Path) -> None:

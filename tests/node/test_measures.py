@@ -6,7 +6,7 @@ from slurm_gpumem.formats.job_record import GpuFigures
 from slurm_gpumem.formats.live import GpuSample
 from slurm_gpumem.node.sources.base import MEASURES
 from slurm_gpumem.node.sources.dcgm import FIELDS
-from slurm_gpumem.node.usage import GpuUsage
+from slurm_gpumem.node.usage import GpuUsage, Stretch
 
 
 def test_every_value_of_a_sample_has_one_row() -> None:
@@ -16,7 +16,7 @@ def test_every_value_of_a_sample_has_one_row() -> None:
 def test_a_record_has_the_mean_of_every_value_that_wants_one() -> None:
     usage = GpuUsage()
     values = {measure.field: 0.25 for measure in MEASURES}
-    usage.add_activity(GpuSample(**values), 2.0, sharers=1, energy_j=None)
+    usage.add_activity(Stretch(GpuSample(**values), 2.0, None, 1, 1), 1, held=True)
     means = [f"gpu_{measure.field}" for measure in MEASURES if measure.mean]
     assert [getattr(usage.figures(), mean) for mean in means] == [0.25] * len(means)
     assert [field for field in GpuFigures._fields if field.startswith("gpu_")] == means

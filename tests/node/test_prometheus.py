@@ -44,6 +44,7 @@ def _live(user: str = "usr1", name: str = "card") -> Dict[str, Any]:
                 "name": name,
                 "other_mib": 66.0,
                 "mps_clients": 1,
+                "idle_s": 0.0,
                 "memory_total_mib": 81_920.0,
                 "memory_used_mib": 9_282.5,
                 "sm_active": 0.5,
@@ -65,7 +66,7 @@ def _live(user: str = "usr1", name: str = "card") -> Dict[str, Any]:
                 "processes": 1,
                 "energy_j": 12.5,
                 "now_mib": {UUID: 9_216.0},
-                "gpu": {UUID: {"peak_mib": 9_216.0, "sm_active_share": 0.25}},
+                "gpu": {UUID: {"peak_mib": 9_216.0, "sm_active_share": 0.25, "idle_s": 7.5}},
             }
         },
     }

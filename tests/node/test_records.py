@@ -23,7 +23,7 @@ from slurm_gpumem.node import records
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.jobs import NodeJob, valid_job_id
 from slurm_gpumem.node.policy import Watch
-from slurm_gpumem.node.usage import GpuUsage, JobUsage, usage_from
+from slurm_gpumem.node.usage import GpuUsage, JobUsage, Stretch, usage_from
 from slurm_gpumem.slurm.queue import JOB_NAME
 from tests.node.conftest import REPOSITORY
 
@@ -195,7 +195,8 @@ def test_peaks_are_per_gpu_and_energy_is_split_evenly() -> None:
     for mib, sharers in ((100.0, 1), (300.0, 2), (200.0, 2)):
         gpu_usage = usage.gpus.setdefault("GPU-aa", GpuUsage())
         gpu_usage.add_memory(mib, 1, 1.0)
-        gpu_usage.add_activity(GpuSample(sm_active=0.8, power_w=300.0), 1.0, sharers=sharers, energy_j=300.0)
+        seen = Stretch(GpuSample(sm_active=0.8, power_w=300.0), 1.0, 300.0, sharers, sharers)
+        gpu_usage.add_activity(seen, 1, held=True)
     measured = usage.measured()
     assert (measured.peak_mib, measured.mean_mib, measured.energy_j) == (300.0, 200.0, 600.0)
     gpu = measured.gpu["GPU-aa"]

@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Callable
 
 import pytest
@@ -13,12 +14,14 @@ from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.comment import CommentRecord
 from slurm_gpumem.formats.job_record import UNFENCED, write_job_record
-from slurm_gpumem.node import jobs, records
+from slurm_gpumem.formats.live import GpuSample, Live, read_live
+from slurm_gpumem.node import jobs, prometheus, records
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.sampler import Sampler
 from slurm_gpumem.node.service import sampler_environment
 from slurm_gpumem.node.sources.base import GpuProcess
-from slurm_gpumem.node.status import as_json, read_status, render
+from slurm_gpumem.node.status import NodeStatus, as_json, read_status, render
+from slurm_gpumem.node.tally import Tally
 from tests.node.desk import GPUS, Desk
 from tests.support.timing import best_cpu_s, slowness
 from tests.support.waiting import until
@@ -298,3 +301,31 @@ def test_a_node_without_shared_jobs_says_so(tmp_path: Path) -> None:
         read_status(RunFolder(tmp_path / "missing"), NodeConfig())
     RunFolder(tmp_path).make()
     assert "no shared job is on this node" in render(read_status(RunFolder(tmp_path), NodeConfig()))
+
+
+def test_a_gpu_that_is_held_and_does_nothing_is_shown_as_such(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.job(7)
+    pid = desk.process(7)
+    desk.hold({pid: 2000.0})
+    idle = GpuSample(2000.0, 80_000.0, sm_active=0.0, power_w=80.0)
+    monkeypatch.setattr(desk.source, "sample", lambda uuid: idle)
+    now = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("slurm_gpumem.node.sampler.time", clock)
+    for now[0] in (1000.0, 1050.0, 1100.0):
+        desk.live()
+    status = NodeStatus(read_live(desk.folder.live) or Live(), {}, True, ())
+    assert any("HELD AND IDLE for 00:01:40" in line for line in render(status)), render(status)
+    assert 'gpumem_gpu_held_idle_seconds{node="n1",gpu="0"' in node_text(status.live)
+    assert status.live.jobs[7].measured.gpu[GPUS[0].uuid].idle_s == 100.0
+    monkeypatch.setattr(desk.source, "sample", lambda uuid: idle._replace(sm_active=0.5))
+    now[0] = 1200.0
+    desk.live()
+    status = NodeStatus(read_live(desk.folder.live) or Live(), {}, True, ())
+    assert not any("IDLE" in line for line in render(status))
+
+
+def node_text(live: Live) -> str:
+    return prometheus.render(live, Tally(), running=True, users=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.lab.shared_speeds import speeds
-from slurm_gpumem.utilization.budget import budget, interpolated, scale, tolerance
+from slurm_gpumem.utilization.budget import asked_share, budget, interpolated, scale, tolerance
 from slurm_gpumem.utilization.interference import (
     MODES,
     JobLoad,
@@ -80,3 +80,8 @@ def test_a_job_that_does_little_presses_little() -> None:
 @pytest.mark.parametrize(("at", "expected"), [(1.0, 2.0), (1.5, 3.0), (2.0, 4.0), (9.0, 4.0), (0.5, 2.0)])
 def test_between_two_points_is_their_line(at: float, expected: float) -> None:
     assert interpolated([(1.0, 2.0), (2.0, 4.0)], at) == expected
+
+
+def test_any_two_jobs_may_share_where_twice_as_long_is_accepted() -> None:
+    assert asked_share(0.9, 2.0) == asked_share(0.9, 3.0) == 0.5
+    assert (asked_share(0.9, 1.9), asked_share(0.3, 2.0)) == (0.9, 0.3)

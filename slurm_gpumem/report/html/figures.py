@@ -14,13 +14,14 @@ def tiles(total: JobTotals) -> List[Tuple[str, str, str]]:
     """The figures that a meeting asks for first: (title, figure, what it says)."""
     found: List[Tuple[str, str, str]] = []
     if total.shared and total.gpu_s and total.used_s:
-        saved = 1 - total.used_s / total.gpu_s
-        words = f"instead of {hours(total.gpu_s)} alone: {percent(saved)} saved"
+        words = f"for {hours(total.gpu_s)} of run time; time alone not known"
+        if total.saved is not None:
+            words = f"{percent(total.saved)} less than {hours(total.alone_s)} alone"
         found.append(("GPU-hours", hours(total.used_s), words))
         words = f"{total.shared:,} of {count(total.jobs, 'job')} shared"
         found.append(("Jobs per GPU", f"{total.jobs_per_gpu or 0:.1f}", words))
     elif total.gpu_s:
-        how = "none shared" if total.used_s is not None else "if exclusive; some beside other users' jobs"
+        how = "none shared" if total.used_s is not None else "of run time; some beside other users' jobs"
         found.append(("GPU-hours", hours(total.gpu_s), f"{count(total.jobs, 'job')}, {how}"))
     if total.would_of_s:
         saved = 1 - total.would_s / total.would_of_s

@@ -181,9 +181,9 @@ def _group_columns(head: str) -> List[Column[JobTotals]]:
         ),
         Column(
             "Alone",
-            lambda one: hours(one.gpu_s),
-            lambda one: one.gpu_s,
-            about="GPU-hours with a GPU for each job",
+            lambda one: hours(one.alone_s or None),
+            lambda one: one.alone_s,
+            about="GPU-hours with a GPU for each job, where known",
         ),
         Column(
             "Jobs/GPU",

@@ -64,8 +64,8 @@ class BeforeAfter:
         """Count one job that has ended; one that had a GPU alone by its own wish is in neither."""
         if not row.gpu_s or row.end is None:
             return
-        if row.sharing == SHARED and row.used_s:
-            self._shared.add(row, row.gpu_s, row.used_s)
+        if row.sharing == SHARED and row.used_s and row.alone_s:
+            self._shared.add(row, row.alone_s, row.used_s)
         elif row.sharing == OBSERVED and row.would_s:
             self._observed.add(row, row.gpu_s, row.would_s)
 
@@ -74,9 +74,8 @@ class BeforeAfter:
         found = []
         if self._shared.jobs:
             note = (
-                "Before: every job with a GPU of its own, running as long as it ran. After: as measured. "
-                "A job alone on a GPU may run faster than beside others: the saving in GPU-hours is an upper "
-                "bound."
+                "Before: every job with a GPU of its own, as long as it would have run alone by its "
+                "GPUs' activity; jobs for which that is not known are left out. After: as measured."
             )
             found.append(self._shared.change("Shared jobs, as measured", note))
         if self._observed.jobs:

@@ -70,13 +70,13 @@ def test_it_tells_the_figures_of_a_meeting() -> None:
     total = summary(rows)
     words = " ".join(_Reader(text).text)
     assert "GPU sharing on cluster c" in words
-    assert f"instead of {total.gpu_s / 3600:,.0f} alone" in words
+    assert f"less than {total.alone_s / 3600:,.0f} alone" in words
     assert "60 of 60 jobs shared" in words
     data = _data(text)
     assert data["scatter"]["jobs"] == 60
     assert sum(data["errors"]["estimates"]) == sum(row.error is not None for row in rows)
     (change,) = data["changes"]
-    assert change["before_s"] == pytest.approx(total.gpu_s)
+    assert change["before_s"] == pytest.approx(total.alone_s)
     assert change["after_s"] == pytest.approx(total.used_s)
     assert 0 < change["sm"][0] < change["sm"][1] <= 1
     assert len(data["timeline"]["stays"]) == 60
