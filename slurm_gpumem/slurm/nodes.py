@@ -87,6 +87,13 @@ def units_in_partitions(
     return found
 
 
+def gpu_types_in_partitions(client: SlurmClient, partitions: Sequence[str]) -> Tuple[str, ...]:
+    """The GPU types of these partitions, MIG instances among them; GPUs without a type are left out."""
+    text = client.run(["sinfo", "-h", "-p", ",".join(partitions), "-o", "%G"], timeout_s=_TIMEOUT_S)
+    entries = [entry for line in text.splitlines() for entry in parse_gres(line)]
+    return tuple(sorted({kind for name, kind, count in entries if name == "gpu" and kind and count}))
+
+
 def parse_records(text: str, first_key: str) -> Tuple[Record, ...]:
     """One dictionary for each line `Key=value Key=value ...` that starts with `first_key`.
 
