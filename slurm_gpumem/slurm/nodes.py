@@ -19,7 +19,7 @@ from slurm_gpumem.xdg import cache_path
 WHOLE_GPU_BESIDE_SHARDS: Version = (23, 2, 6)
 """From this version on a gpu:1 job and shard jobs keep off each other's GPUs."""
 
-_SCHEMA = 1
+_SCHEMA = 2
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_]*)=")
 _TIMEOUT_S = 5.0
 
@@ -42,6 +42,10 @@ class GpuNodes(NamedTuple):
     threads_per_core: int
     memory_mib: int
     nodes: int = 1
+    features: Tuple[str, ...] = ()
+    """What --constraint may name of them."""
+    weight: int = 1
+    """The site's weight: Slurm takes the lightest nodes first."""
 
     def units_per_gpu(self, gres: str) -> int:
         """How many shards (or mps units) one GPU is divided into; 0 when it is not."""
@@ -187,9 +191,16 @@ def _gpu_nodes(node: Record) -> List[GpuNodes]:
             cpus=_number(node, "CPUEfctv") or _number(node, "CPUTot"),
             threads_per_core=max(_number(node, "ThreadsPerCore"), 1),
             memory_mib=max(_number(node, "RealMemory") - _number(node, "MemSpecLimit"), 0),
+            features=_features(node),
+            weight=_number(node, "Weight") or 1,
         )
         for gpu_type, count in gpus
     ]
+
+
+def _features(node: Record) -> Tuple[str, ...]:
+    named = node.get("ActiveFeatures") or node.get("AvailableFeatures") or ""
+    return tuple(name for name in named.split(",") if name and name != "(null)")
 
 
 def _number(node: Record, key: str) -> int:
@@ -219,7 +230,10 @@ def _read_cache(path: str) -> Tuple[Optional[Cluster], float]:
             kept: Any = json.load(file)
         if kept["schema"] != _SCHEMA or kept["configuration"] != _configuration_stamp():
             return None, 0.0
-        groups = [{**group, "partitions": tuple(group["partitions"])} for group in kept["gpu_nodes"]]
+        groups = [
+            {**group, "partitions": tuple(group["partitions"]), "features": tuple(group["features"])}
+            for group in kept["gpu_nodes"]
+        ]
         cluster = Cluster(
             gpu_nodes=tuple(GpuNodes(**group) for group in groups),
             default_partition=kept["default_partition"],

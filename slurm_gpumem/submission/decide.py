@@ -191,6 +191,11 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
             known = on if on.need.request_mib else None
             return plan._replace(request=instance, host=host, largest=known, warnings=(*said, *more))
     reason = reason or _why_undivided(reach, policy)
+    narrowed, note = _narrowed(asked, reach, needs, reason) if reason else (None, "")
+    if note:
+        plan = plan._replace(warnings=(*plan.warnings, note))
+    if narrowed is not None:
+        return plan._replace(request=narrowed)
     if reason and asked.gpus.gpus and not _wants_gpu_alone(asked):
         return plan._replace(kept_because=reason)
     if reason and not _wants_gpu_alone(asked):
@@ -225,6 +230,31 @@ def _instance(
     if found is not None and asked.gpus.gpus and asked.gpus.gpu_type:
         return f"it asks for {asked.gpus.gpu_type}, which holds it"
     return found
+
+
+def _narrowed(asked: Asked, reach: Reach, needs: Needs, reason: str) -> Tuple[Optional[GpuRequest], str]:
+    """A whole GPU of those that hold the job, where --gpu any asks for it and others are in reach; a note.
+
+    A share needs none of this: it is larger than the GPUs that do not hold the job.
+    """
+    divided = any(kind.units for kind in reach.kinds) and not reach.gpu_keeps_off_shards
+    if reach.gpu_type or asked.gpus.gpu_type or asked.gpus.keep_whole or len(reach.kinds) < 2 or divided:
+        return None, ""
+    from slurm_gpumem.submission.types_that_fit import narrow, sides
+
+    found = sides(reach.kinds, needs.needs)
+    if not str(found):
+        return None, ""
+    may_land = f"it {found}; it may land on {found.too_small[0].label}"
+    if not asked.settings.any_gpu:
+        return None, f"{may_land}: {asked.settings.spelled('gpu')} any asks only for GPUs that hold it"
+    own_constraint = asked.options.any_of("constraint")
+    chosen = narrow(found, reach.groups, reach.partitions, own_constraint=own_constraint)
+    if chosen is None:
+        return None, f"{may_land}: Slurm has no name for the GPUs that hold it"
+    word = gres_word("gpu", chosen.gpu_type, 1)
+    request = GpuRequest(word, 0, 0, chosen.gpu_type, True, f"it {found}; {reason}", narrowed=True)
+    return request._replace(constraint=chosen.constraint, partition=chosen.partition), ""
 
 
 def _divided(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> Tuple[Tuple[GpuKind, ...], Tuple[Need, ...]]:

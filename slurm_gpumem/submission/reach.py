@@ -41,6 +41,8 @@ class Reach(NamedTuple):
     """None at all where sbatch will refuse the job, in its own words: see `empty`."""
     models: Tuple[GpuModel, ...] = ()
     """For the estimate, one for each kind."""
+    groups: Tuple[GpuNodes, ...] = ()
+    """The nodes that have them."""
     gpu_type: Optional[str] = None
     """The one Slurm type that the job is bound to."""
     whole_nodes: Optional[str] = None
@@ -96,6 +98,7 @@ def find_reach(asked: Asked) -> Reach:
     return reach._replace(
         kinds=kinds,
         models=models,
+        groups=tuple(known),
         gpu_type=gpu_type,
         whole_nodes=next((name for name in partitions if name in cluster.exclusive_partitions), None),
         gpu_keeps_off_shards=cluster.version >= WHOLE_GPU_BESIDE_SHARDS,

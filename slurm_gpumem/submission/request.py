@@ -59,6 +59,12 @@ class GpuRequest(NamedTuple):
     """What the job's activity alone would ask for; 0 where it does not count."""
     instance_mib: int = 0
     """Memory of the MIG instance that is asked for; 0 where none is."""
+    constraint: str = ""
+    """The value of --constraint that keeps it to GPUs that hold the job; empty where none does."""
+    partition: str = ""
+    """The value of --partition that does; empty where the job's own stays."""
+    narrowed: bool = False
+    """Whether it leaves out GPUs in reach that do not hold the job."""
 
     @property
     def decided_by(self) -> str:

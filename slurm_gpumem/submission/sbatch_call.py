@@ -38,8 +38,10 @@ def build_call(plan: Plan) -> PlannedCall:
         return PlannedCall(unchanged_call(words))
     notes: List[str] = []
     added = _requested(plan)
-    part = plan.shared or plan.instance
+    part = plan.shared or plan.instance or (plan.request is not None and plan.request.narrowed)
     replaced = REPLACED if part else frozenset({"gres"}) if plan.request else frozenset()
+    if plan.request and plan.request.partition:
+        replaced |= {"partition"}
     comment = _comment(plan)
     if comment is not None:
         replaced |= {"comment"}
@@ -81,6 +83,10 @@ def _requested(plan: Plan) -> Dict[str, str]:
     if asked.observed:
         return {}
     added: Dict[str, str] = {}
+    if plan.request and plan.request.constraint:
+        added["constraint"] = plan.request.constraint
+    if plan.request and plan.request.partition:
+        added["partition"] = plan.request.partition
     if plan.request:
         added["gres"] = ",".join([*asked.gpus.other_gres, plan.request.gres])
     if plan.shared or plan.instance:

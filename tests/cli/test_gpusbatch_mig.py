@@ -21,10 +21,15 @@ def mig(make_module_cluster: Any) -> Any:
     lines = (
         "PartitionName=mig Nodes=n1 MaxTime=60 DefMemPerCPU=100 State=UP",
         "PartitionName=mixed Nodes=n1,n2 MaxTime=60 DefMemPerCPU=100 State=UP",
+        "PartitionName=types Nodes=n4,n5 MaxTime=60 DefMemPerCPU=100 State=UP",
         "PartitionName=strange Nodes=n3 MaxTime=60 DefMemPerCPU=100 State=UP",
     )
     strange = NodeSpec("n3", gpus=0, instances=(("5g.99gb", 1),))
-    return make_module_cluster(nodes=(ONLY_MIG, MIXED, strange), extra_conf=lines)
+    # Undivided GPUs of two sizes.
+    small, large = (
+        NodeSpec(n, gpus=0, instances=((kind, 1),)) for n, kind in (("n4", "v100"), ("n5", "a100"))
+    )
+    return make_module_cluster(nodes=(ONLY_MIG, MIXED, strange, small, large), extra_conf=lines)
 
 
 def test_a_job_gets_the_smallest_instance_that_holds_it_and_one_line_says_so(mig: Any, desk_at: Any) -> None:
@@ -90,3 +95,16 @@ def test_an_unknown_profile_is_named_and_never_asked_for(mig: Any, desk_at: Any)
     assert "5g.99gb, whose memory is not known" in beside.stderr
     assert "it is left out" in beside.stderr
     assert "shard:4" in beside.stdout
+
+
+def test_any_gpu_is_one_that_holds_the_job(mig: Any, desk_at: Any) -> None:
+    desk = desk_at(mig)
+    words = ("-p", "types", "job.sh", "--gpu-mem", "20G")
+    job = desk.submit("-G1", *words, "--gpu", "any")
+    assert desk.gres(job) == "gpu:a100:1"
+    assert desk.shown(job).get("TresPerJob") in (None, "(null)")
+    wait_for_job(mig, job, ["RUNNING", "COMPLETED"])
+    said = desk.call("--dry-run", *words, "--gpu", "any")
+    assert "asking for a whole GPU (gpu:a100:1): it fits a100 only, not v100" in said.stderr
+    plain = desk.call("--dry-run", *words)
+    assert "it may land on v100: --gpu any asks only for GPUs that hold it" in plain.stderr
