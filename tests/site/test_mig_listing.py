@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_gpumem.site.gres_file import parse_gres_conf
 from slurm_gpumem.site.mig_listing import Instance, ask_instances, parse_instances
 from slurm_gpumem.site.nodes import parse_nvidia_smi
 from slurm_gpumem.site.plan import SitePlan
@@ -79,3 +80,10 @@ def test_a_machine_without_nvidia_smi_has_no_instances(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert ask_instances() == ()
+
+
+def test_an_instance_of_several_files_counts_once_in_gres_conf() -> None:
+    group = parse_nvidia_smi(CARDS, "n1", parse_instances(LISTING, MINORS))
+    assert group is not None
+    read = parse_gres_conf("\n".join(gres_lines(SitePlan((group,)), with_gpus=True)))
+    assert (read.units("n1", "gpu"), read.units("n1", "shard")) == (4, 139)
