@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.utilization.predict import estimate_with_utilization
 
 pytestmark = pytest.mark.slurm
+
+RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 
 ONLY_MIG = NodeSpec("n1", gpus=0, instances=(("1g.18gb", 3), ("2g.35gb", 1)), cpus=16)
 MIXED = NodeSpec("n2", gpus=1, gpu_type="h200", gpu_memory_mib=139 * 1024, instances=(("5g.99gb", 1),))
@@ -30,6 +37,14 @@ def mig(make_module_cluster: Any) -> Any:
         NodeSpec(n, gpus=0, instances=((kind, 1),)) for n, kind in (("n4", "v100"), ("n5", "a100"))
     )
     return make_module_cluster(nodes=(ONLY_MIG, MIXED, strange, small, large), extra_conf=lines)
+
+
+def step_seconds(gpu: str) -> float:
+    """The predicted step of ResNet-50."""
+    job = TrainingJob(batch_size=64)
+    found = estimate_with_utilization("auto", read_summary(RESNET), job, find_gpu(gpu)).utilization
+    assert found is not None
+    return found.step_seconds
 
 
 def test_a_job_gets_the_smallest_instance_that_holds_it_and_one_line_says_so(mig: Any, desk_at: Any) -> None:
@@ -63,9 +78,11 @@ def test_an_estimate_on_an_instance_is_marked_as_not_measured_there(mig: Any, de
 
 def test_a_busy_job_skips_an_instance_with_too_few_multiprocessors(mig: Any, desk_at: Any) -> None:
     desk = desk_at(mig)
-    words = ("--dry-run", "--json", "-p", "mig", "job.sh", "--model", "summary.txt", "--batch-size", "256")
+    words = ("--dry-run", "--json", "-p", "mig", "job.sh", "--model", str(RESNET), "--batch-size", "64")
     plain = json.loads(desk.call(*words).stdout)
-    strict = json.loads(desk.call(*words, "--max-slowdown", "6").stdout)
+    small, large, whole = (step_seconds(name) for name in ("h200_1g.18gb", "h200_2g.35gb", "h200"))
+    assert small > large > whole
+    strict = json.loads(desk.call(*words, "--max-slowdown", f"{(small * large) ** 0.5 / whole:.2f}").stdout)
     assert (plain["gres"], strict["gres"]) == ("gpu:1g.18gb:1", "gpu:2g.35gb:1")
     assert "too slow" in strict["reason"]
 

@@ -11,7 +11,7 @@ from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.submission.asked import Workload
 from slurm_gpumem.submission.decide import Plan, choose_request
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
-from slurm_gpumem.submission.reach import Reach
+from slurm_gpumem.submission.reach import GpuModel, Reach
 from slurm_gpumem.submission.request import GpuKind, HostShare, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from tests.submission.test_decide import asked
@@ -40,13 +40,13 @@ def plan(
     mib = int(gib * 1024)
     on = tuple(
         NeedOnGpu(
-            closest_gpu(one.gpu_type, None),
+            GpuModel(one.gpu_type),
             Need(mib, mib + int(margin * 1024), too_slow=one.gpu_type in slow),
         )
         for one in kinds
     )
-    gpus = tuple(one.gpu for one in on)
-    reach = Reach(("gpu",), kinds, gpus, gpu_type=gpu_type, gpu_keeps_off_shards=True)
+    models = tuple(one.model for one in on)
+    reach = Reach(("gpu",), kinds, models, gpu_type=gpu_type, gpu_keeps_off_shards=True)
     return choose_request(job, Workload(mem_mib=mib), reach, Needs(on))
 
 

@@ -27,11 +27,11 @@ V100, A100, H200 = nodes("v100", "v100"), nodes("a100", "a100", "big"), nodes("h
 
 def plan(gib: float, *groups: GpuNodes, argv: Tuple[str, ...] = (), **own: Any) -> Plan:
     job = asked(*argv, **{"mem": "10G", "gpu": "any", **own})
-    kinds, gpus = gpu_kinds(groups, job.config.sharing, None)
+    kinds, models = gpu_kinds(groups, job.config.sharing, None)
     mib = int(gib * 1024)
-    on = tuple(NeedOnGpu(gpu, Need(mib, mib)) for gpu in gpus)
+    on = tuple(NeedOnGpu(model, Need(mib, mib)) for model in models)
     partitions = tuple(dict.fromkeys(name for group in groups for name in group.partitions))
-    reach = Reach(partitions, kinds, gpus, tuple(groups), gpu_keeps_off_shards=True)
+    reach = Reach(partitions, kinds, models, tuple(groups), gpu_keeps_off_shards=True)
     return choose_request(job, Workload(mem_mib=mib), reach, Needs(on))
 
 
