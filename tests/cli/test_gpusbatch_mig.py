@@ -125,3 +125,12 @@ def test_any_gpu_is_one_that_holds_the_job(mig: Any, desk_at: Any) -> None:
     assert "asking for a whole GPU (gpu:a100:1): it fits a100 only, not v100" in said.stderr
     plain = desk.call("--dry-run", *words)
     assert "it may land on v100: --gpu any asks only for GPUs that hold it" in plain.stderr
+
+
+def test_slurm_lets_a_waiting_job_climb_to_a_larger_instance(mig: Any, desk_at: Any) -> None:
+    desk = desk_at(mig)
+    job = desk.submit("-H", "-p", "mig", "job.sh", "--gpu-mem", "10G")
+    changed = mig.run(["scontrol", "update", f"JobId={job}", "Gres=gpu:2g.35gb:1"])
+    assert changed.returncode == 0, changed.stderr
+    assert desk.gres(job) == "gpu:2g.35gb:1"
+    desk.tidy()
