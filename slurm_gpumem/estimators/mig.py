@@ -11,9 +11,6 @@ import re
 from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
-from slurm_gpumem.toml_file import load_toml
-
 # "2c.3g.20gb" is a compute instance: it shares its memory with others, so it is no profile of the table.
 _PROFILE = re.compile(
     r"(?<![a-z0-9])(?:([1-9])c[._])?([1-9])g[._]([0-9]+)gb(?:[+._-](?:me|gfx))*", re.IGNORECASE
@@ -69,6 +66,10 @@ def profiles_of(gpu: str) -> Tuple[Profile, ...]:
 
 @lru_cache(maxsize=1)
 def _table() -> Dict[str, Dict[str, Profile]]:
+    # A submission on a site without MIG asks for names only.
+    from slurm_gpumem.data import data_path
+    from slurm_gpumem.toml_file import load_toml
+
     return {gpu: _profiles(gpu, fields) for gpu, fields in load_toml(data_path("models", "mig.toml")).items()}
 
 
