@@ -78,6 +78,21 @@ local function reachable(job, partitions, site, kind)
   return found, known, names == "" and "(none)" or names
 end
 
+-- The smallest MIG instance of the job's partitions that holds `mib`, if one is smaller than `granted` MiB.
+local function smallest_instance(names, site, mib, granted)
+  local best, at = nil, 1
+  while site.instances and at <= math.max(1, #names) do
+    local stop = find(names, ",", at, true) or #names + 1
+    for _, instance in ipairs(site.instances[sub(names, at, stop - 1)] or site.instances["*"] or {}) do
+      if instance.memory_mib >= mib and instance.memory_mib < (best and best.memory_mib or granted) then
+        best = instance
+      end
+    end
+    at = stop + 1
+  end
+  return best
+end
+
 -- Number of shares of this GPU that hold `mib`.
 local function shares_for(site, gpu, mib)
   if site.gres == "mps" then
@@ -269,10 +284,15 @@ local function measure(site, gpus, mib, shared)
   return gpu, math.min(needed, gpu.shares), needed, differ
 end
 
--- The plan for a job that asks to share `mib` of one of `gpus`.
+-- The plan for a job that asks to share `mib` of one of `gpus`, or gets `asked.instance` instead.
 local function share(job, site, asked, mib, gpus)
   local request, shared = asked.request, asked.request.shared
-  local gpu, count, needed, differ = measure(site, gpus, mib, shared)
+  local gpu, count, needed, differ
+  if asked.instance then
+    gpu, count, needed = asked.instance, 0, 0
+  else
+    gpu, count, needed, differ = measure(site, gpus, mib, shared)
+  end
   if shared and shared.count > count and not asked.script and given(job.argc, NO_VAL) and job.argc > 0 then
     return left(format("%s will wait forever: one GPU here has %d %ss",
       clean(as_option(shared)), count, site.gres)) -- srun would request its own number again
@@ -281,10 +301,11 @@ local function share(job, site, asked, mib, gpus)
   if site.gres == "mps" and differ then
     kind = kind or gpu.type -- a fraction of a GPU is an amount of memory only if the GPU is known
   end
-  local word = site.gres .. (kind and ":" .. kind or "") .. format(":%d", count)
+  local word = asked.instance and "gpu:" .. gpu.type .. ":1"
+    or site.gres .. (kind and ":" .. kind or "") .. format(":%d", count)
   local plan = {
     changes = rewritten(job, asked.items, request, "gres" .. request.separator .. word),
-    numbers = host_share(job, site, gpu, count),
+    numbers = asked.instance and {} or host_share(job, site, gpu, count),
     environment = {},
   }
   if #plan.changes == 0 then
@@ -315,8 +336,10 @@ local function share(job, site, asked, mib, gpus)
       end
     end
   end
-  plan.message = format("gpumem: %s became --gres=%s (one GPU has %d)%s%s",
-    came and was or "no GPU option", word, gpu.shares, asked.line and lines.told(asked.line) or "",
+  plan.message = format("gpumem: %s became --gres=%s (%s %d%s)%s%s",
+    came and was or "no GPU option", word, asked.instance and "a MIG instance of" or "one GPU has",
+    asked.instance and gpu.memory_mib or gpu.shares, asked.instance and " MiB" or "",
+    asked.line and lines.told(asked.line) or "",
     needed > count and format("; it needs %d and may run out of GPU memory", needed) or "")
   return plan
 end
@@ -344,7 +367,15 @@ function M.plan(job, partitions, site)
     return hint(site, asked.record, asked.directives, request, gpus)
   end
   local reason = reason_to_leave(job, request, asked.script, asked.directives)
-  if not reason and not gpus[1] then
+  if not reason and not request.kind and not request.shared and not asked.record and type(mib) == "number" then
+    local granted = math.huge
+    if gpus[1] then
+      local gpu, count, needed = measure(site, gpus, mib)
+      granted = needed > count and granted or count * gpu.memory_mib / gpu.shares
+    end
+    asked.instance = smallest_instance(names, site, mib, granted)
+  end
+  if not reason and not gpus[1] and not asked.instance then
     reason = clean("partition " .. names .. (known and " has no shared GPU" or " is not in gpumem_site.lua")
       .. (known and request.kind and " of type " .. request.kind or ""))
   end
@@ -457,6 +488,13 @@ function M.check_site(site)
     return "shard_mib is not a number of MiB"
   elseif type(site.partitions) ~= "table" then
     return "has no partitions"
+  end
+  for name, instances in pairs(type(site.instances) == "table" and site.instances or {}) do
+    for _, instance in ipairs(type(instances) == "table" and instances or { false }) do
+      if type(instance) ~= "table" or type(instance.type) ~= "string" or type(instance.memory_mib) ~= "number" then
+        return "partition " .. tostring(name) .. " has an instance without type or memory_mib"
+      end
+    end
   end
   for name, gpus in pairs(site.partitions) do
     for _, gpu in ipairs(type(gpus) == "table" and gpus or { false }) do

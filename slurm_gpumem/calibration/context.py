@@ -39,7 +39,9 @@ class Calibration:
         """The entry as a section of gpumem-gpus.toml."""
         # JSON strings, numbers and booleans are valid TOML.
         lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in self.fields]
-        return "\n".join([f"[{self.name}]", *lines, ""])
+        # An instance's name has a dot: "h200_1g.18gb".
+        section = f'"{self.name}"' if "." in self.name else self.name
+        return "\n".join([f"[{section}]", *lines, ""])
 
 
 def calibrate(python: str, name: str, date: str) -> Calibration:
@@ -80,8 +82,10 @@ def calibration(
     if workspaces:
         fields.append(("cublas_workspace_bytes", max(workspaces)))
     fields += [("measured", True), ("source", _source(conv_then_matmul, date))]
+    # What is measured on a MIG instance says nothing of the whole GPU.
+    entry = f"{gpu.entry}_{gpu.profile}" if gpu.entry and gpu.profile else gpu.entry
     return Calibration(
-        name=(name or gpu.entry or _slug(conv_then_matmul["gpu"])).lower(),
+        name=(name or entry or _slug(conv_then_matmul["gpu"])).lower(),
         fields=tuple(fields),
         notes=tuple(_notes(matmul_only, workspaces)),
         environment=(

@@ -17,6 +17,7 @@ from slurm_gpumem.text import count
 from slurm_gpumem.units import format_mib, parse_mib
 
 _NODE = re.compile(r"([^=]+)=([0-9]+)x([^:]+):(.+)")
+_UNDIVIDED = re.compile(r"([^=]+)=([0-9]+x[^:+]+(?:\+[0-9]+x[^:+]+)*)")
 
 
 def main(argv: List[str]) -> int:
@@ -85,6 +86,12 @@ def _spec(args: argparse.Namespace) -> ClusterSpec:
 
 def _node(text: str) -> NodeSpec:
     match = _NODE.fullmatch(text)
+    undivided = _UNDIVIDED.fullmatch(text)
+    if undivided:
+        kinds = [kind.partition("x") for kind in undivided[2].split("+")]
+        return NodeSpec(
+            undivided[1], gpus=0, instances=tuple((kind, int(number)) for number, _, kind in kinds)
+        )
     if not match:
         raise UsageError(f"--node {text!r}: write it like big=2xh100:80G (name, GPUs, type, memory of each)")
     name, gpus, gpu_type, memory = match.groups()
@@ -94,6 +101,9 @@ def _node(text: str) -> NodeSpec:
 def _describe(nodes: Sequence[NodeSpec]) -> str:
     """ "2 nodes with 4 stand-in GPUs each (a100, 40.0 GiB)", or each node by itself where they differ."""
     kinds = {(node.gpus, node.gpu_type, node.gpu_memory_mib) for node in nodes}
+    if any(node.instances for node in nodes):
+        listed = (f"{node.name} with {node.devices}" for node in nodes)
+        return f"{count(len(nodes), 'node')} with stand-in GPUs: {', '.join(listed)}"
     if len(kinds) == 1:
         each = "" if len(nodes) == 1 else " each"
         (gpus, gpu_type, memory) = kinds.pop()
@@ -128,7 +138,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=COUNTxTYPE:SIZE",
-        help="a node of its own kind, such as big=2xh100:80G; repeatable, instead of the four options above",
+        help="a node of its own kind, such as big=2xh100:80G, or, not divided, mig=4x1g.18gb+1x3g.71gb; "
+        "repeatable, instead of the four options above",
     )
     up.add_argument("--gres", default="shard", choices=["shard", "mps"], help="what GPUs are shared by")
     up.add_argument("--accounting", action="store_true", help="with MariaDB and slurmdbd")

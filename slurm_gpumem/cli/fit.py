@@ -18,7 +18,7 @@ from slurm_gpumem.estimators.registry import refuse_guess
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.report.fit import SCHEMA, fit_json, fit_lines
 from slurm_gpumem.submission.default_gpu import cluster_gpus
-from slurm_gpumem.submission.settings import job_settings
+from slurm_gpumem.submission.settings import ANY_GPU, job_settings
 from slurm_gpumem.terminal.chart import terminal_style
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
@@ -39,6 +39,7 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config()
     shard_mib = args.shard_mib or config.sharing.shard_mib
     named = args.gpu or ([config.job["gpu"].value] if "gpu" in config.job else [])
+    named = [name for name in named if name.lower() != ANY_GPU]
     gpus, notes = _large_enough(_gpus(named, config), args.shards, shard_mib)
     subject = read_subject(args.subject, args, config)
     refuse_guess(subject.summary, "auto")

@@ -190,7 +190,7 @@ def _start(cluster: Cluster, known: ClusterState) -> None:
             controller_port=controller_port,
             node_ports=dict(zip(names, node_ports)),
             database_port=database_port,
-            devices=make_devices(layout.devices, max(node.gpus for node in spec.nodes)),
+            devices=make_devices(layout.devices, max(node.devices for node in spec.nodes)),
         )
         _write_files(spec, layout, place, version(installation, env))
         starter = Starter(layout, place, installation, env, started)

@@ -47,12 +47,22 @@ def gres_conf(spec: ClusterSpec, place: Place) -> str:
     """gres.conf: each node's device files and how they are shared."""
     lines = ["AutoDetect=off"]
     for node in spec.nodes:
+        at = node.gpus
+        for kind, number in node.instances:
+            files = ",".join(place.devices[at : at + number])
+            lines.append(f"NodeName={node.name} Name=gpu Type={kind} File={files}")
+            at += number
         if not node.gpus:
             continue
         files = ",".join(place.devices[: node.gpus])
         lines.append(f"NodeName={node.name} Name=gpu Type={node.gpu_type} File={files}")
-        count = node.gpus * spec.shared_per_gpu(node)
-        lines.append(f"NodeName={node.name} Name={spec.gres} Type={node.gpu_type} Count={count}")
+        shared = f"NodeName={node.name} Name={spec.gres} Type={node.gpu_type}"
+        if node.instances:
+            # Without a file Slurm spreads them over the instances as well, and the node becomes invalid.
+            each = spec.shared_per_gpu(node)
+            lines += [f"{shared} Count={each} File={device}" for device in place.devices[: node.gpus]]
+        else:
+            lines.append(f"{shared} Count={node.gpus * spec.shared_per_gpu(node)}")
     return "\n".join([*lines, ""])
 
 
@@ -157,11 +167,12 @@ def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
         f"NodeName={node.name} NodeHostname={place.hostname} NodeAddr=127.0.0.1 "
         f"Port={place.node_ports[node.name]} CPUs={node.cpus} RealMemory={node.memory_mib} State=UNKNOWN"
     )
+    gres = [f"gpu:{kind}:{count}" for kind, count in node.instances]
     if node.gpus:
         shared = node.gpus * spec.shared_per_gpu(node)
         # If the shares have no type too, 22.05 refuses the srun steps of jobs that ask for the type.
-        line += f" Gres=gpu:{node.gpu_type}:{node.gpus},{spec.gres}:{node.gpu_type}:{shared}"
-    return line
+        gres = [f"gpu:{node.gpu_type}:{node.gpus}", *gres, f"{spec.gres}:{node.gpu_type}:{shared}"]
+    return f"{line} Gres={','.join(gres)}" if gres else line
 
 
 def _partition_lines(spec: ClusterSpec) -> List[str]:

@@ -31,6 +31,13 @@ class NodeSpec:
     gpu_memory_mib: int = 40 * 1024
     cpus: int = 64
     memory_mib: int = 512_000
+    instances: Tuple[Tuple[str, int], ...] = ()
+    """MIG instances beside the whole GPUs: Slurm's type and their number; they have no shares."""
+
+    @property
+    def devices(self) -> int:
+        """Device files that stand for its GPUs and instances."""
+        return self.gpus + sum(count for _, count in self.instances)
 
 
 def default_nodes(
@@ -113,6 +120,9 @@ def _check_nodes(spec: ClusterSpec) -> None:
             raise UsageError(
                 f"node {node.name!r} with GPU type {node.gpu_type!r}: names are letters, digits, _ and -"
             )
+        for kind, count in node.instances:
+            if not _TYPE.fullmatch(kind) or count < 1:
+                raise UsageError(f"node {node.name}: {count} instances of type {kind!r} cannot be had")
         if node.gpus < 0 or node.cpus < 1 or node.memory_mib < 1:
             raise UsageError(f"node {node.name}: counts of GPUs, CPUs and memory must be positive")
         if node.gpus and node.gpu_memory_mib < MIB_PER_SHARD:

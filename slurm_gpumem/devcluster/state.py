@@ -90,10 +90,16 @@ def _spec(content: Dict[str, Any]) -> ClusterSpec:
     return ClusterSpec(
         **{
             **content,
-            "nodes": tuple(NodeSpec(**node) for node in content["nodes"]),
+            "nodes": tuple(_node(node) for node in content["nodes"]),
             "extra_conf": tuple(content["extra_conf"]),
             "whole_nodes": tuple(content["whole_nodes"]),
             "state": Path(content["state"]),
             "slurm_root": None if content["slurm_root"] is None else Path(content["slurm_root"]),
         }
     )
+
+
+def _node(fields: Dict[str, Any]) -> NodeSpec:
+    # JSON has lists only; clusters of before MIG instances have none.
+    instances = tuple((kind, count) for kind, count in fields.get("instances", ()))
+    return NodeSpec(**{**fields, "instances": instances})

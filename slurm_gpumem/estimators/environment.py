@@ -134,6 +134,9 @@ def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -
         request += estimate.peak_mib * workspace_doubt(gpu, convolutions) // 100
         if convolutions:
             found.append(f"cuDNN workspaces on {gpu.name} as measured on an H200")
+    if gpu.profile and not gpu.calibrated:
+        whole = f"not measured on MIG: context and workspaces on {gpu.name} are those of the whole GPU"
+        estimate = replace(estimate, warnings=(*estimate.warnings, whole))
     if not found and request == estimate.request_mib:
         return estimate
     # Few environments are known: the doubt is the most that was seen, at any coverage.

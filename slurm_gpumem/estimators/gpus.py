@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
@@ -10,6 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UnknownNameError
+from slurm_gpumem.estimators.mig import Profile, gpu_in, profile_name, profile_names, profiles
 from slurm_gpumem.estimators.types import RESERVE_MIB, Gpu
 from slurm_gpumem.estimators.versions import cublas_workspace_bytes
 from slurm_gpumem.toml_file import load_toml
@@ -30,8 +32,7 @@ _NUMBERS = (
 )
 # Words of Slurm types and of NVML names that say nothing about which GPU it is.
 _NOISE = {"nvidia", "tesla", "geforce", "quadro", "gpu", "graphics", "generation", "edition"}
-# A MIG instance: "a100_3g.20gb" has 20 GB of an A100.
-_MIG_PROFILE = re.compile(r"(?<![a-z0-9])[1-9]g[._]([0-9]+)gb")
+_SEVEN = 7
 _MEMORY_WORD = re.compile(r"([0-9]+)(?:gb?|gib)?")
 
 Entry = Dict[str, Any]
@@ -50,6 +51,13 @@ def gpu_table(site_file: Optional[Path] = None) -> Dict[str, Gpu]:
 def find_gpu(name: str, site_file: Optional[Path] = None) -> Gpu:
     """The entry a person means by `name`; UnknownNameError when there is none."""
     entries = _entries(site_file)
+    profile = profile_name(name)
+    if profile:
+        found, rows = _instances(name, profile, entries)
+        if found:
+            return _instance_gpu(name, found, None, entries)
+        if name.strip().lower() not in entries:
+            raise UnknownNameError("MIG profile", name, list(profile_names(rows)))
     matched = _match(name, None, entries)
     if matched is None:
         raise UnknownNameError("GPU", name, sorted(entries))
@@ -61,16 +69,21 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
 
     Slurm types are free text ("a100", "nvidia_a100-sxm4-40gb"). An unknown one gets the entry of
     the nearest memory size. The result keeps Slurm's name and, where given, Slurm's memory;
-    `entry` says which row it was taken from (empty for an unknown type).
+    `entry` says which row it was taken from (empty for an unknown type). A MIG profile in the name
+    makes it an instance of that GPU; an unknown profile is an unknown type.
     """
     entries = _entries(site_file)
+    profile = profile_name(type_name)
+    if profile and type_name:
+        found, _ = _instances(type_name, profile, entries)
+        if found:
+            return _instance_gpu(type_name, found, memory_mib, entries)
+    if profile and type_name and type_name.strip().lower() not in entries:
+        return replace(closest_gpu(None, memory_mib, site_file), name=type_name, profile=profile)
     matched = _match(type_name, memory_mib, entries) if type_name else None
     row = matched or _nearest_memory(memory_mib, entries)
     gpu = _gpu(row, entries[row])
-    slice_of_gpu = _MIG_PROFILE.search(type_name.lower()) if type_name else None
-    reserve_mib = gpu.reserve_mib if memory_mib is None else 0
-    if memory_mib is None and slice_of_gpu:
-        memory_mib = int(slice_of_gpu[1]) * 1024
+    reserve_mib = gpu.reserve_mib if memory_mib is None and not profile else 0
     return Gpu(
         name=type_name or gpu.name,
         memory_mib=memory_mib or gpu.memory_mib,
@@ -85,15 +98,86 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
         tflops=gpu.tflops if matched else (),
         clock_mhz=gpu.clock_mhz if matched else None,
         host_factor=gpu.host_factor if matched else 1.0,
-        utilization_measured=gpu.utilization_measured and matched is not None and not slice_of_gpu,
+        utilization_measured=gpu.utilization_measured and matched is not None,
         entry=matched or "",
         measured=gpu.measured and matched is not None,
         calibrated=gpu.calibrated and matched is not None,
-        workspaces_measured=gpu.workspaces_measured and matched is not None and not slice_of_gpu,
+        workspaces_measured=gpu.workspaces_measured and matched is not None,
         workspace_scale=gpu.workspace_scale if matched else (),
         source=gpu.source if matched else f"GPU type not in the table: context as for {gpu.name}",
         reserve_mib=reserve_mib,
+        profile=profile or "",
     )
+
+
+# -- MIG instances -------------------------------------------------------------------------------
+
+
+def _instances(
+    text: str, profile: str, entries: Mapping[str, Entry]
+) -> Tuple[List[Profile], Optional[List[str]]]:
+    """The profile on each GPU that `text` may mean, and those GPUs; None: it names none."""
+    named = gpu_in(text)
+    matched = _match(named, None, entries) if named else None
+    if matched is None:
+        return profiles(profile), None
+    # "h100_1g.12gb" is one of an H100 NVL: a name without a size may mean each of its sizes.
+    family = matched.split("-")[0]
+    rows = [name for name in entries if name == family or name.startswith(f"{family}-")]
+    return (profiles(profile, [matched]) if matched != family else []) or profiles(profile, rows), rows
+
+
+def _instance_gpu(
+    name: str, found: List[Profile], memory_mib: Optional[int], entries: Mapping[str, Entry]
+) -> Gpu:
+    """An instance as a GPU: its own memory and part of the rates, context and workspaces of the whole one.
+
+    Where several GPUs have the profile, the least memory and multiprocessors count, and the largest context.
+    """
+    whole = [_gpu(profile.gpu, entries[profile.gpu]) for profile in found]
+    at = max(range(len(found)), key=lambda index: whole[index].context_mib)
+    gpu, profile = whole[at], found[at]
+    sms = min(_multiprocessors(one, of) for one, of in zip(found, whole))
+    share = sms / (gpu.sms or sms)
+    instance = replace(
+        gpu,
+        name=name,
+        memory_mib=memory_mib or min(one.mib for one in found),
+        sms=sms,
+        tflops=tuple(rate * share for rate in gpu.tflops),
+        bandwidth_gb_s=gpu.bandwidth_gb_s and round(gpu.bandwidth_gb_s * profile.mib / profile.most_mib),
+        utilization_measured=False,
+        calibrated=False,
+        workspaces_measured=False,
+        source=f"{profile.name} of {profile.gpu}; context of the whole GPU",
+        reserve_mib=0,
+        profile=profile.name,
+    )
+    own = entries.get(name.strip().lower()) or (
+        entries.get(f"{profile.gpu}_{profile.name}") if len(found) == 1 else None
+    )
+    if own is None:
+        return instance
+    # The site measured on an instance: its fields hold, the rest is part of the whole GPU's.
+    measured = _gpu(profile.gpu, {**entries[profile.gpu], **own})
+    return replace(
+        measured,
+        name=name,
+        memory_mib=memory_mib or measured.memory_mib,
+        sms=measured.sms if "sms" in own else sms,
+        tflops=measured.tflops if "tflops" in own else instance.tflops,
+        bandwidth_gb_s=measured.bandwidth_gb_s if "bandwidth_gb_s" in own else instance.bandwidth_gb_s,
+        utilization_measured=own.get("utilization_measured", False) is True,
+        workspaces_measured=own.get("workspaces_measured", False) is True,
+        reserve_mib=0,
+        profile=profile.name,
+    )
+
+
+def _multiprocessors(profile: Profile, gpu: Gpu) -> int:
+    """As listed; else by slices, of which a GPU with seven has one more that no instance gets."""
+    slices = profile.most_slices + (1 if profile.most_slices == _SEVEN else 0)
+    return profile.sms or (gpu.sms or 0) // slices * profile.slices
 
 
 # -- Reading -------------------------------------------------------------------------------------

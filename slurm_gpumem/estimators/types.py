@@ -149,6 +149,8 @@ class Gpu:
     source: str = ""
     reserve_mib: int = 0
     """Of `memory_mib`, what jobs do not get: see RESERVE_MIB. 0 where Slurm's shards leave it out already."""
+    profile: str = ""
+    """The MIG profile where it is an instance of a GPU, not a whole one: "1g.18gb"."""
 
     @property
     def usable_mib(self) -> int:

@@ -57,6 +57,7 @@ def decide(
     decided: Mapping[int, Decision],
     *,
     units: Mapping[Optional[str], int],
+    sizes: Mapping[str, int],
     limit_on: LimitOn,
 ) -> Union[Decision, Refusal]:
     """What follows a run that failed, if nothing speaks against another one; `decided` are earlier runs."""
@@ -83,10 +84,14 @@ def decide(
         need_units=ceil_div(need, config.shard_mib) if need and held.gres == "shard" else 0,
         gpu_keeps_off_shards=site.version >= WHOLE_GPU_BESIDE_SHARDS,
         limit_on=limit_on,
+        sizes=sizes,
+        need_mib=need or 0,
     )
     if isinstance(following, NoStep):
         return Refusal(following.reason)
     what = "a whole GPU" if following.whole else f"{following.units} {held.gres}s"
+    if held.gres == "gpu":
+        what = following.gres
     return Decision(
         end.run,
         now,
@@ -118,4 +123,6 @@ def record_of_next(record: CommentRecord, decision: Decision) -> CommentRecord:
 
 
 def _held(held: Tuple[str, Optional[str], int]) -> str:
+    if held[0] == "gpu" and held[1]:
+        return held[1]
     return f"{held[2]} {held[0]}{'' if held[2] == 1 else 's'}"

@@ -27,6 +27,7 @@ from slurm_gpumem.slurm.controller import Controller
 from slurm_gpumem.slurm.gres import held_by
 from slurm_gpumem.slurm.limits import exceeded
 from slurm_gpumem.slurm.queue import Job
+from slurm_gpumem.submission.instances import sizes_beside_instances
 
 _T = TypeVar("_T")
 _ROUNDS = 12
@@ -49,6 +50,7 @@ class Requeue:
         self._slurm, self._config, self._site = slurm, config, site
         self._deadline = deadline
         self._book = Book(site.state)
+        self._sizes: Dict[Tuple[str, ...], Dict[str, int]] = {}
         self._units: Dict[Tuple[Tuple[str, ...], str], Dict[Optional[str], int]] = {}
 
     def recover(self, name: str) -> Outcome:
@@ -104,6 +106,7 @@ class Requeue:
             return Refusal("no record of root's shows that a GPU fault hit it together with another job")
         held = held_by(job.request)
         units = {} if held is None or held.gres == "gpu" else self._units_per_gpu(job.partitions, held.gres)
+        sizes = {} if held is None else self._sizes_beside_instances(job.partitions)
         limits = self._patiently(lambda: self._slurm.limits_of(job)) if self._site.limits else ()
         return decide(
             job,
@@ -112,6 +115,7 @@ class Requeue:
             self._site,
             self._book.read(job.name),
             units=units,
+            sizes=sizes,
             limit_on=lambda gres, kind, count: exceeded(limits, gres, kind, count),
         )
 
@@ -120,6 +124,13 @@ class Requeue:
         if key not in self._units:
             self._units[key] = self._patiently(lambda: self._slurm.units_per_gpu(partitions, gres))
         return self._units[key]
+
+    def _sizes_beside_instances(self, partitions: Tuple[str, ...]) -> Dict[str, int]:
+        """MiB by GPU type where MIG instances are in reach; nothing elsewhere."""
+        if partitions not in self._sizes:
+            types = self._patiently(lambda: self._slurm.gpu_types(partitions))
+            self._sizes[partitions] = sizes_beside_instances(types)
+        return self._sizes[partitions]
 
     def _changed(self, job: Job, comment: JobComment, decision: Decision) -> bool:
         """Whether this requeue has its new request: that and the comment are changed in one step."""

@@ -102,6 +102,7 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
         "max_slowdown": decision.max_slowdown,
         "utilization": utilization_json(estimate.utilization) if estimate else None,
         "gres": decision.gres,
+        "instance_mib": decision.instance_mib,
         "whole_gpu": decision.whole_gpu,
         "reason": decision.reason,
         "cpus": decision.cpus,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Iterator, List, Mapping, Tuple
+from typing import Dict, Iterator, List, Mapping, Tuple
 
+from slurm_gpumem.estimators.gpus import closest_gpu
+from slurm_gpumem.estimators.mig import profile_name
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING
@@ -21,14 +23,16 @@ TYPED_STEPS = (23, 2, 0)
 def sharing_is_configured(now: Snapshot) -> Iterator[Finding]:
     """GresTypes, SelectType, and at least one node with shares."""
     types = words_of(now.config, "GresTypes")
-    if "shard" not in types and "mps" not in types:
+    if "shard" not in types and "mps" not in types and any(_profiles(node) for node in now.nodes):
+        pass  # MIG instances divide the GPUs instead.
+    elif "shard" not in types and "mps" not in types:
         yield _critical(
             "gres-types",
             f"GresTypes={','.join(types) or '(unset)'} has neither shard nor mps",
             "no GPU can be shared",
             "gpumem setup prints the lines for slurm.conf and gres.conf",
         )
-    elif not now.shared_nodes():
+    elif not now.shared_nodes() and not any(_profiles(node) for node in now.nodes):
         yield _critical(
             "no-shares",
             "no node has shards or mps units",
@@ -54,6 +58,39 @@ def one_kind_of_sharing_per_node(now: Snapshot) -> Iterator[Finding]:
             "one GPU is booked twice and CUDA_VISIBLE_DEVICES is wrong",
             "keep one of the two in Gres= and in gres.conf",
         )
+
+
+def instances_are_usable(now: Snapshot) -> Iterator[Finding]:
+    """MIG instances whose profile nobody knows, and shares that Slurm spreads over instances."""
+    unknown: Dict[str, List[str]] = {}
+    spread = []
+    for node in now.nodes:
+        for kind in _profiles(node):
+            if not closest_gpu(kind, None).entry:
+                unknown.setdefault(kind, []).append(node["NodeName"])
+        entries = parse_gres(node.get("Gres", ""))
+        if _profiles(node) and any(name in ("shard", "mps") and not kind for name, kind, _ in entries):
+            spread.append(node["NodeName"])
+    for kind, names in sorted(unknown.items()):
+        yield _warning(
+            "mig-profile",
+            f"{fold_names(names)}: MIG profile {kind} is not in the table of profiles",
+            "gpusbatch does not know its memory and never asks for it",
+            f'["{kind}"] with memory_mib in gpumem-gpus.toml, or the type that nvidia-smi mig -lgi prints',
+        )
+    if spread:
+        yield _warning(
+            "mig-shares",
+            f"{fold_names(spread)}: MIG instances beside shares without a type",
+            "Slurm spreads such shares over the instances as well, and nobody knows what one stands for",
+            "write shard:TYPE:N in Gres=, and Name=shard Type=TYPE File=/dev/nvidiaN for each whole GPU",
+        )
+
+
+def _profiles(node: Mapping[str, str]) -> List[str]:
+    """The GPU types of a node that are MIG profiles."""
+    entries = parse_gres(node.get("Gres", ""))
+    return [kind for name, kind, _ in entries if name == "gpu" and kind and profile_name(kind)]
 
 
 def shares_divide_evenly(now: Snapshot) -> Iterator[Finding]:

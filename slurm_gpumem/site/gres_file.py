@@ -56,10 +56,13 @@ def parse_gres_conf(text: str) -> GresFile:
             continue
         try:
             nodes = expand_names(listed) if listed is not None else None
-            files = expand_names(statement.value("file") or "")
+            several = statement.value("multiplefiles")
+            files = expand_names(several or statement.value("file") or "")
         except UsageError:
             complete = False
             continue
+        if count is None and several:
+            count = "1"  # All of its files are one device: a MIG instance.
         units = parse_gres(f"x:{count}") if count is not None else []
         lines.append(GresLine(nodes, name, statement.value("type"), files, units[0][2] if units else None))
     return GresFile(lines, complete)

@@ -10,6 +10,8 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 from slurm_gpumem.errors import SlurmError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_doubt
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
+from slurm_gpumem.estimators.mig import profile_name
+from slurm_gpumem.site.mig_listing import Instance, ask_instances
 from slurm_gpumem.slurm.gres import parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
 from slurm_gpumem.units import MIB, ceil_div, parse_mib
@@ -54,7 +56,15 @@ class GpuGroup:
     context: Optional[CudaContext] = None
     """None where it is not known; the plug-in then takes an H200's."""
     files: Tuple[str, ...] = ()
-    """Their device files where gres.conf names them; else they are numbered from /dev/nvidia0 on."""
+    """Their device files where gres.conf names them; else they are numbered from /dev/nvidia0 on.
+
+    Of a MIG instance, its several files with commas between them.
+    """
+
+    @property
+    def instance(self) -> bool:
+        """Whether these are MIG instances; they stay whole unless the cluster divides them already."""
+        return profile_name(self.gpu_type) is not None and not self.shares
 
 
 @dataclass(frozen=True)
@@ -105,11 +115,16 @@ def ask_nvidia_smi(here: str, *, timeout_s: float = 10.0) -> Optional[NodeGroup]
         return None
     if done.returncode != 0:
         return None
-    return parse_nvidia_smi(done.stdout.decode(errors="replace"), here)
+    return parse_nvidia_smi(done.stdout.decode(errors="replace"), here, ask_instances(timeout_s))
 
 
-def parse_nvidia_smi(text: str, here: str) -> Optional[NodeGroup]:
-    """A node group of `NVIDIA H200, 143771` lines; the smallest memory of a type counts."""
+def parse_nvidia_smi(text: str, here: str, instances: Sequence[Instance] = ()) -> Optional[NodeGroup]:
+    """A node group of `NVIDIA H200, 143771` lines; the smallest memory of a type counts.
+
+    A GPU with MIG instances is those instances, not a whole one.
+    """
+    if instances:
+        return _beside_instances(text, here, instances)
     counts: Dict[str, int] = {}
     memory: Dict[str, int] = {}
     before = ""
@@ -128,6 +143,28 @@ def parse_nvidia_smi(text: str, here: str) -> Optional[NodeGroup]:
             memory[kind] = min(memory.get(kind, int(total)), int(total))
     groups = tuple(GpuGroup(kind, count, memory[kind]) for kind, count in counts.items())
     return NodeGroup(here, groups) if groups else None
+
+
+def _beside_instances(text: str, here: str, instances: Sequence[Instance]) -> Optional[NodeGroup]:
+    cards = [line.rpartition(",") for line in text.splitlines() if "," in line]
+    divided = {instance.gpu for instance in instances}
+    whole = [",".join((card[0], card[2])) for number, card in enumerate(cards) if number not in divided]
+    files = [f"/dev/nvidia{number}" for number in range(len(cards)) if number not in divided]
+    groups = []
+    rest = parse_nvidia_smi("\n".join(whole), here)
+    for gpus in rest.gpus if rest else ():
+        groups.append(replace(gpus, files=tuple(files[: gpus.count])))
+        del files[: gpus.count]
+    found: Dict[str, List[Instance]] = {}
+    for instance in instances:
+        card = type_of(cards[instance.gpu][0]) if instance.gpu < len(cards) else "gpu"
+        found.setdefault(f"{card}_{instance.profile}", []).append(instance)
+    for kind, of_kind in found.items():
+        listed = tuple(",".join(instance.files) for instance in of_kind if instance.files)
+        # A profile that nobody knows is left for `gpumem doctor` to name.
+        memory = memory_in_table(kind) or 0
+        groups.append(GpuGroup(kind, len(of_kind), memory, files=listed))
+    return NodeGroup(here, tuple(groups))
 
 
 def type_of(name: str) -> str:

@@ -43,22 +43,26 @@ class SitePlan:
     def __post_init__(self) -> None:
         for group in self.groups:
             for gpus in group.gpus:
-                if self.shares(gpus) < 1:
+                if self.shares(gpus) < 1 and not gpus.instance:
                     raise UsageError(
                         f"{group.nodes}: a GPU of {format_mib(gpus.memory_mib)} has no room for one share "
                         f"beside a reserve of {format_mib(self.reserve_mib)}; see --shard, --reserve"
                     )
 
     def shares(self, gpus: GpuGroup) -> int:
-        """Shards (or mps units) of one of these GPUs."""
+        """Shards (or mps units) of one of these GPUs; none of a MIG instance."""
         if gpus.shares:
             return gpus.shares
+        if gpus.instance:
+            return 0
         if self.gres == "mps":
             return self.mps_per_gpu
         return max(0, gpus.memory_mib - self.reserve_mib) // self.shard_mib
 
     def usable_mib(self, gpus: GpuGroup) -> int:
-        """GPU memory that the shares of one of these GPUs stand for."""
+        """GPU memory that the shares of one of these GPUs stand for, or that a MIG instance has."""
+        if gpus.instance:
+            return gpus.memory_mib
         if self.gres == "mps":
             return max(0, gpus.memory_mib - self.reserve_mib)
         return self.shares(gpus) * self.shard_mib

@@ -23,7 +23,8 @@ def node_gres(plan: SitePlan, group: NodeGroup) -> str:
     asked for a typed share.
     """
     whole = [_word("gpu", gpus.gpu_type, gpus.count) for gpus in group.gpus]
-    shared = [_word(plan.gres, gpus.gpu_type, gpus.count * plan.shares(gpus)) for gpus in group.gpus]
+    divided = [gpus for gpus in group.gpus if not gpus.instance]
+    shared = [_word(plan.gres, gpus.gpu_type, gpus.count * plan.shares(gpus)) for gpus in divided]
     return ",".join([*whole, *shared])
 
 
@@ -34,12 +35,18 @@ def gres_lines(plan: SitePlan, *, with_gpus: bool) -> List[str]:
         first = 0
         for gpus in group.gpus:
             kind = f" Type={gpus.gpu_type}" if gpus.gpu_type else ""
+            if gpus.instance:
+                head = f"NodeName={group.nodes} Name=gpu{kind}"
+                lines += [f"{head} MultipleFiles={files}" for files in gpus.files if with_gpus]
+                continue
             if with_gpus:
                 files = ",".join(gpus.files) or _files(first, gpus.count)
                 lines.append(f"NodeName={group.nodes} Name=gpu{kind} File={files}")
             first += gpus.count
         first = 0
         for gpus in group.gpus:
+            if gpus.instance:
+                continue
             kind = f" Type={gpus.gpu_type}" if gpus.gpu_type else ""
             head = f"NodeName={group.nodes} Name={plan.gres}{kind}"
             if group.mixed:
@@ -77,7 +84,7 @@ def lua_table(plan: SitePlan) -> str:
             lines += [f"    [{_lua(name)}] = {{", *(f"      {entry}," for entry in entries), "    },"]
         else:
             lines.append(f"    [{_lua(name)}] = {{}},")
-    return "\n".join([*lines, "  },", "}", ""])
+    return "\n".join([*lines, "  },", *_lua_instances(plan), "}", ""])
 
 
 def toml_file(plan: SitePlan, current: str = "") -> str:
@@ -97,9 +104,22 @@ def toml_file(plan: SitePlan, current: str = "") -> str:
     return "\n".join(["\n".join(ours), *kept])
 
 
+def _lua_instances(plan: SitePlan) -> Sequence[str]:
+    """MIG instances by partition, the smallest first; nothing on a site without any."""
+    lines = []
+    for name in plan.partitions or ("*",):
+        inside = [group for group in plan.groups if not plan.partitions or name in group.partitions]
+        found = {(gpus.memory_mib, gpus.gpu_type) for group in inside for gpus in group.gpus if gpus.instance}
+        entries = [f"{{ type = {_lua(kind)}, memory_mib = {mib} }}" for mib, kind in sorted(found)]
+        lines += [f"    [{_lua(name)}] = {{ {', '.join(entries)} }},"] if entries else []
+    return ["  instances = {", *lines, "  },"] if lines else []
+
+
 def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:
     entries = []
     for gpus in group.gpus:
+        if gpus.instance:
+            continue
         fields = [f"type = {_lua(gpus.gpu_type)}"] if gpus.gpu_type else []
         fields += [f"shares = {plan.shares(gpus)}", f"memory_mib = {plan.usable_mib(gpus)}"]
         if gpus.context:

@@ -35,6 +35,10 @@ class Controller:
         """Shards (or mps units) of one GPU by its type, the most that any node has, in these partitions."""
         return nodes.units_in_partitions(self._client, partitions, gres)
 
+    def gpu_types(self, partitions: Tuple[str, ...]) -> Tuple[str, ...]:
+        """The GPU types of these partitions."""
+        return nodes.gpu_types_in_partitions(self._client, partitions)
+
     def limits_of(self, job: queue.Job) -> Tuple[limits.TresLimit, ...]:
         """The limits that this job alone can exceed."""
         return self._limits.of(job)

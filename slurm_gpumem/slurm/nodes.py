@@ -19,7 +19,7 @@ from slurm_gpumem.xdg import cache_path
 WHOLE_GPU_BESIDE_SHARDS: Version = (23, 2, 6)
 """From this version on a gpu:1 job and shard jobs keep off each other's GPUs."""
 
-_SCHEMA = 1
+_SCHEMA = 2
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_]*)=")
 _TIMEOUT_S = 5.0
 
@@ -42,6 +42,10 @@ class GpuNodes(NamedTuple):
     threads_per_core: int
     memory_mib: int
     nodes: int = 1
+    features: Tuple[str, ...] = ()
+    """What --constraint may name of them."""
+    weight: int = 1
+    """The site's weight: Slurm takes the lightest nodes first."""
 
     def units_per_gpu(self, gres: str) -> int:
         """How many shards (or mps units) one GPU is divided into; 0 when it is not."""
@@ -85,6 +89,13 @@ def units_in_partitions(
         for kind, units in units_by_type(line, gres).items():
             found[kind] = max(units, found.get(kind, 0))
     return found
+
+
+def gpu_types_in_partitions(client: SlurmClient, partitions: Sequence[str]) -> Tuple[str, ...]:
+    """The GPU types of these partitions, MIG instances among them; GPUs without a type are left out."""
+    text = client.run(["sinfo", "-h", "-p", ",".join(partitions), "-o", "%G"], timeout_s=_TIMEOUT_S)
+    entries = [entry for line in text.splitlines() for entry in parse_gres(line)]
+    return tuple(sorted({kind for name, kind, count in entries if name == "gpu" and kind and count}))
 
 
 def parse_records(text: str, first_key: str) -> Tuple[Record, ...]:
@@ -180,9 +191,16 @@ def _gpu_nodes(node: Record) -> List[GpuNodes]:
             cpus=_number(node, "CPUEfctv") or _number(node, "CPUTot"),
             threads_per_core=max(_number(node, "ThreadsPerCore"), 1),
             memory_mib=max(_number(node, "RealMemory") - _number(node, "MemSpecLimit"), 0),
+            features=_features(node),
+            weight=_number(node, "Weight") or 1,
         )
         for gpu_type, count in gpus
     ]
+
+
+def _features(node: Record) -> Tuple[str, ...]:
+    named = node.get("ActiveFeatures") or node.get("AvailableFeatures") or ""
+    return tuple(name for name in named.split(",") if name and name != "(null)")
 
 
 def _number(node: Record, key: str) -> int:
@@ -212,7 +230,10 @@ def _read_cache(path: str) -> Tuple[Optional[Cluster], float]:
             kept: Any = json.load(file)
         if kept["schema"] != _SCHEMA or kept["configuration"] != _configuration_stamp():
             return None, 0.0
-        groups = [{**group, "partitions": tuple(group["partitions"])} for group in kept["gpu_nodes"]]
+        groups = [
+            {**group, "partitions": tuple(group["partitions"]), "features": tuple(group["features"])}
+            for group in kept["gpu_nodes"]
+        ]
         cluster = Cluster(
             gpu_nodes=tuple(GpuNodes(**group) for group in groups),
             default_partition=kept["default_partition"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, SlurmError, UsageError
@@ -12,13 +12,16 @@ from slurm_gpumem.submission.asked import Asked, Workload, read_workload
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
 from slurm_gpumem.submission.reach import Reach, find_reach
 from slurm_gpumem.submission.request import (
+    GpuKind,
     GpuRequest,
     HostShare,
+    Need,
     fits_somewhere,
     gres_word,
     host_share,
     needs_whole_gpu,
     share_gpu,
+    type_of_whole,
     whole_gpu,
 )
 
@@ -48,6 +51,11 @@ class Plan(NamedTuple):
         return self.request is not None and self.request.units > 0
 
     @property
+    def instance(self) -> bool:
+        """Whether a MIG instance is asked for."""
+        return self.request is not None and self.request.instance_mib > 0
+
+    @property
     def reason(self) -> str:
         """Why the job asks for what it asks for."""
         return self.request.reason if self.request else self.kept_because
@@ -70,9 +78,9 @@ class Plan(NamedTuple):
 
     @property
     def reserved_mib(self) -> int:
-        """The GPU memory that the units asked for stand for; 0 without any."""
+        """The GPU memory that the units or the MIG instance asked for stand for; 0 without any."""
         if self.request is None or not self.request.units:
-            return 0
+            return self.request.instance_mib if self.request else 0
         policy = self.asked.config.sharing
         if policy.gres == "mps" and self.largest is not None:
             return self.largest.gpu.memory_mib * self.request.units // self.request.per_gpu
@@ -162,11 +170,12 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
     """A share of a GPU, a whole one, or the job's own options."""
     largest, policy = needs.largest, asked.config.sharing
     estimate = largest.estimate
+    said = (*reach.warnings, *needs.warnings)
     plan = Plan(
         asked,
         workload,
         largest if largest.need.request_mib else None,
-        warnings=(*reach.warnings, *needs.warnings, *(estimate.warnings if estimate else ())),
+        warnings=(*said, *(estimate.warnings if estimate else ())),
     )
     if asked.observed:
         return plan._replace(kept_because="the site only observes (sharing.mode)")
@@ -180,11 +189,27 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
         from slurm_gpumem.submission.does_not_fit import does_not_fit
 
         raise DoesNotFitError(does_not_fit(asked, workload, reach, largest))
+    if reason is None:
+        instance = _instance(asked, reach, needs, policy)
+        if isinstance(instance, str):
+            return plan._replace(kept_because=instance)
+        if instance is not None:
+            on = next(one for one, kind in zip(needs.on, reach.kinds) if kind.gpu_type == instance.gpu_type)
+            host = host_share(instance, reach.kinds, policy)
+            more = on.estimate.warnings if on.estimate else ()
+            known = on if on.need.request_mib else None
+            return plan._replace(request=instance, host=host, largest=known, warnings=(*said, *more))
     reason = reason or _why_undivided(reach, policy)
+    narrowed, note = _narrowed(asked, reach, needs, reason) if reason else (None, "")
+    if note:
+        plan = plan._replace(warnings=(*plan.warnings, note))
+    if narrowed is not None:
+        return plan._replace(request=narrowed)
     if reason and asked.gpus.gpus and not _wants_gpu_alone(asked):
         return plan._replace(kept_because=reason)
     if reason and not _wants_gpu_alone(asked):
-        request = GpuRequest(gres_word("gpu", reach.gpu_type, 1), 0, 0, reach.gpu_type, True, reason)
+        gpu_type = reach.gpu_type or type_of_whole(reach.kinds, needs.needs)
+        request = GpuRequest(gres_word("gpu", gpu_type, 1), 0, 0, gpu_type, True, reason)
     elif reason:
         request = _gpu_alone(reach, needs, policy, reason)
     elif largest.activity and needs_whole_gpu(reach.kinds, needs.needs):
@@ -194,6 +219,56 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
     else:
         request = share_gpu(reach.kinds, needs.needs, policy, gpu_type=reach.gpu_type)
     return plan._replace(request=request, host=host_share(request, reach.kinds, policy))
+
+
+def _instance(
+    asked: Asked, reach: Reach, needs: Needs, policy: SharingPolicy
+) -> Union[GpuRequest, str, None]:
+    """The MIG instance to ask for; why the job keeps the one it named; None where it takes none."""
+    if not any(kind.profile for kind in reach.kinds):
+        return None
+    from slurm_gpumem.submission.instances import smallest_instance
+
+    divided = _why_undivided(reach, policy) is None and not needs_whole_gpu(reach.kinds, needs.needs)
+    share_mib = None
+    if divided and fits_somewhere(*_divided(reach.kinds, needs.needs)):
+        share = share_gpu(reach.kinds, needs.needs, policy, gpu_type=reach.gpu_type)
+        taken = Plan(asked, largest=needs.largest, request=share)
+        share_mib = taken.reserved_mib
+    found = smallest_instance(reach.kinds, needs.needs, share_mib=share_mib)
+    if found is not None and asked.gpus.gpus and asked.gpus.gpu_type:
+        return f"it asks for {asked.gpus.gpu_type}, which holds it"
+    return found
+
+
+def _narrowed(asked: Asked, reach: Reach, needs: Needs, reason: str) -> Tuple[Optional[GpuRequest], str]:
+    """A whole GPU of those that hold the job, where --gpu any asks for it and others are in reach; a note.
+
+    A share needs none of this: it is larger than the GPUs that do not hold the job.
+    """
+    divided = any(kind.units for kind in reach.kinds) and not reach.gpu_keeps_off_shards
+    if reach.gpu_type or asked.gpus.gpu_type or asked.gpus.keep_whole or len(reach.kinds) < 2 or divided:
+        return None, ""
+    from slurm_gpumem.submission.types_that_fit import narrow, sides
+
+    found = sides(reach.kinds, needs.needs)
+    if not str(found):
+        return None, ""
+    may_land = f"it {found}; it may land on {found.too_small[0].label}"
+    if not asked.settings.any_gpu:
+        return None, f"{may_land}: {asked.settings.spelled('gpu')} any asks only for GPUs that hold it"
+    own_constraint = asked.options.any_of("constraint")
+    chosen = narrow(found, reach.groups, reach.partitions, own_constraint=own_constraint)
+    if chosen is None:
+        return None, f"{may_land}: Slurm has no name for the GPUs that hold it"
+    word = gres_word("gpu", chosen.gpu_type, 1)
+    request = GpuRequest(word, 0, 0, chosen.gpu_type, True, f"it {found}; {reason}", narrowed=True)
+    return request._replace(constraint=chosen.constraint, partition=chosen.partition), ""
+
+
+def _divided(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> Tuple[Tuple[GpuKind, ...], Tuple[Need, ...]]:
+    pairs = [(kind, need) for kind, need in zip(kinds, needs) if kind.units]
+    return tuple(kind for kind, _ in pairs), tuple(need for _, need in pairs)
 
 
 def _why_whole(asked: Asked, reach: Reach) -> Optional[str]:

@@ -29,7 +29,7 @@ class Decision:
     request_mib: Optional[int] = None
     """The memory that the job is to have; None where nothing is known of it."""
     gres: Optional[str] = None
-    """The value of --gres: "shard:15", "mps:a100:30", "gpu:1"; None: the job's own GPU options stay."""
+    """The value of --gres: "shard:15", "gpu:1g.18gb:1", "gpu:1"; None: the job's own GPU options stay."""
     shards: int = 0
     """Shards (or mps units); 0 for whole GPUs."""
     shards_per_gpu: Optional[int] = None
@@ -40,6 +40,8 @@ class Decision:
     """What the job's activity alone would ask for; None where it does not count."""
     max_slowdown: Optional[float] = None
     """The slowdown that counts for the job; None where none does."""
+    instance_mib: Optional[int] = None
+    """Memory of the MIG instance that is asked for; None where none is."""
     whole_gpu: bool = True
     """Whether the job has its GPUs to itself."""
     cpus: Optional[int] = None
@@ -72,6 +74,7 @@ def decision_of(plan: Plan, planned: PlannedCall) -> Decision:
         shards_by_memory=request.memory_units or None if request else None,
         shards_by_activity=request.activity_units or None if request else None,
         max_slowdown=largest.activity.limit if largest and largest.activity else None,
+        instance_mib=request.instance_mib or None if request else None,
         whole_gpu=request is None or request.whole_gpu,
         cpus=plan.host.cpus or None,
         host_memory_mib=plan.host.memory_mib or None,

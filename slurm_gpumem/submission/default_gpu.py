@@ -10,6 +10,7 @@ from slurm_gpumem.estimators.gpus import DEFAULT_GPU, find_gpu
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.slurm.nodes import discover_cluster
 from slurm_gpumem.submission.reach import gpu_kinds
+from slurm_gpumem.submission.settings import ANY_GPU
 
 _TIMEOUT_S = 1.0
 """An estimate needs no cluster; one that does not answer at once is not waited for."""
@@ -24,7 +25,7 @@ class ChosenGpus(NamedTuple):
 
 def choose_gpu(named: Optional[str], config: Config) -> ChosenGpus:
     """One GPU: the one named, else the most frequent of the cluster's default partition, else DEFAULT_GPU."""
-    if named:
+    if named and named.lower() != ANY_GPU:
         return ChosenGpus((find_gpu(named),))
     gpus = cluster_gpus(config)
     if not gpus:

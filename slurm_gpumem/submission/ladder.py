@@ -3,13 +3,16 @@
 Steps are "need+25%", "+25%" or "whole-gpu". Where the job stands is read from its own request: one that
 has a whole GPU is at the end, whatever its comment says, and every step asks for more than the last.
 No step asks for what cannot be had: more than any GPU in reach has, or more than a limit allows.
+A job on a MIG instance climbs to the next larger profiles, then to a whole GPU.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.config.ladder import Step
+from slurm_gpumem.estimators.mig import profile_name
 from slurm_gpumem.slurm.gres import Held
 from slurm_gpumem.submission.request import gres_word
 from slurm_gpumem.units import ceil_div
@@ -48,12 +51,17 @@ def next_request(
     need_units: int,
     gpu_keeps_off_shards: bool,
     limit_on: LimitOn = no_limit,
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    need_mib: int = 0,
 ) -> Union[Next, NoStep]:
     """What to ask for after `taken` steps.
 
     `units_per_gpu` are the kinds of GPUs in reach. `need_units` is what the failed run is known to have
-    needed. `gpu_keeps_off_shards` as `slurm.nodes.WHOLE_GPU_BESIDE_SHARDS` says.
+    needed. `gpu_keeps_off_shards` as `slurm.nodes.WHOLE_GPU_BESIDE_SHARDS` says. `sizes` are the MiB of
+    all types in reach where MIG instances are among them, and `need_mib` is `need_units` for those.
     """
+    if held.gres == "gpu" and taken < len(ladder) and held.gpu_type in sizes and profile_name(held.gpu_type):
+        return _larger(ladder[taken], held, sizes, need_mib, limit_on)
     kinds = {
         kind: units for kind, units in units_per_gpu.items() if held.gpu_type in (None, kind) and units > 0
     }
@@ -66,7 +74,12 @@ def next_request(
         )
     in_the_way: List[str] = []
     for following, entry in _candidates(
-        ladder[taken], held, kinds, need_units=need_units, gpu_keeps_off_shards=gpu_keeps_off_shards
+        ladder[taken],
+        held,
+        kinds,
+        need_units=need_units,
+        gpu_keeps_off_shards=gpu_keeps_off_shards,
+        whole_type=held.gpu_type or _whole_type(sizes),
     ):
         limit = limit_on(*entry)
         if limit is None:
@@ -83,6 +96,7 @@ def _candidates(
     *,
     need_units: int,
     gpu_keeps_off_shards: bool,
+    whole_type: Optional[str],
 ) -> Iterator[Tuple[Next, Held]]:
     """What the step asks for, then what a whole GPU is called, the best first."""
     largest = max(kinds.values(), default=0)
@@ -90,11 +104,35 @@ def _candidates(
     if wanted is not None and wanted < largest:
         yield _part(held, wanted), held._replace(units=wanted)
     if gpu_keeps_off_shards or not largest:
-        kind = _type_for(held, kinds)
+        kind = whole_type or _type_for(held, kinds)
         yield Next(gres_word("gpu", kind, 1), 0, True), Held("gpu", kind, 1)
     if largest:
         # Without a type it cannot be given one now; the most that any GPU has is a whole one anyway.
         yield _part(held, largest)._replace(whole=True), held._replace(units=largest)
+
+
+def _larger(
+    step: Step, held: Held, sizes: Mapping[str, int], need_mib: int, limit_on: LimitOn
+) -> Union[Next, NoStep]:
+    """The smallest larger type that the step's margin asks for, else the largest."""
+    had = sizes[held.gpu_type or ""]
+    above = sorted((mib, kind) for kind, mib in sizes.items() if mib > had)
+    if not above or need_mib > above[-1][0]:
+        return NoStep(f"no GPU or MIG instance in its reach is larger than {held.gpu_type}, or large enough")
+    wanted = _with_margin(step, had, need_mib)
+    enough = [kind for mib, kind in above if wanted is not None and mib >= wanted]
+    limit = None
+    for kind in enough or [above[-1][1]]:
+        limit = limit_on("gpu", kind, 1)
+        if limit is None:
+            return Next(gres_word("gpu", kind, 1), 0, profile_name(kind) is None)
+    return NoStep(f"more GPU memory is not allowed: {limit}")
+
+
+def _whole_type(sizes: Mapping[str, int]) -> Optional[str]:
+    """The largest whole GPU: beside MIG instances gpu:1 could be one of them."""
+    whole = [kind for kind in sizes if profile_name(kind) is None]
+    return max(whole, key=lambda kind: sizes[kind], default=None)
 
 
 def _with_margin(step: Step, had: int, needed: int) -> Optional[int]:

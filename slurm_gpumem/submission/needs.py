@@ -58,8 +58,11 @@ def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
         warnings += [*asked.settings.remarks(), *([stale] if stale else [])]
     activities, more = _activities(asked, reach, estimates)
     on = tuple(
-        NeedOnGpu(model, _need(estimate, workload.mem_mib, activity), estimate, activity)
-        for model, estimate, activity in zip(reach.models, estimates, activities)
+        # Nobody is beside a job on a MIG instance; whether it has enough multiprocessors is asked instead.
+        _on_instance(asked, workload, reach, model, estimate)
+        if kind.profile
+        else NeedOnGpu(model, _need(estimate, workload.mem_mib, activity), estimate, activity)
+        for kind, model, estimate, activity in zip(reach.kinds, reach.models, estimates, activities)
     )
     return Needs(on, (*warnings, *more))
 
@@ -93,6 +96,24 @@ def _need(estimate: Optional[Estimate], by_hand_mib: Optional[int], activity: Op
         return Need(by_hand_mib or 0, by_hand_mib or 0)
     share = activity.share if activity else 0.0
     return Need(estimate.peak_mib, max(estimate.request_mib, estimate.peak_mib), share)
+
+
+def _on_instance(
+    asked: Asked, workload: Workload, reach: Reach, model: GpuModel, estimate: Optional[Estimate]
+) -> NeedOnGpu:
+    """The need on a MIG instance: too slow where steps take longer than accepted beside the whole GPU's."""
+    need = _need(estimate, workload.mem_mib, None)
+    own, site = asked.settings.max_slowdown, asked.config.sharing.slowdown_in(reach.partitions)
+    limit = site if own is None else own
+    used = estimate.utilization if estimate else None
+    if limit is None or estimate is None or used is None or workload.summary is None:
+        return NeedOnGpu(model, need, estimate)
+    from slurm_gpumem.estimators.gpus import find_gpu
+    from slurm_gpumem.utilization.predict import with_utilization
+
+    whole = with_utilization(estimate, find_gpu(model.find().entry), workload.summary).utilization
+    slow = whole is not None and used.step_seconds > limit * whole.step_seconds
+    return NeedOnGpu(model, need._replace(too_slow=slow), estimate)
 
 
 def _for_line(gpu: Gpu, estimator: str) -> Gpu:

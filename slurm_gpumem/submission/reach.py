@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.mig import profile_name
 from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, Cluster, GpuNodes, discover_cluster
 from slurm_gpumem.submission.asked import Asked
 from slurm_gpumem.submission.request import GpuKind
@@ -40,6 +41,8 @@ class Reach(NamedTuple):
     """None at all where sbatch will refuse the job, in its own words: see `empty`."""
     models: Tuple[GpuModel, ...] = ()
     """For the estimate, one for each kind."""
+    groups: Tuple[GpuNodes, ...] = ()
+    """The nodes that have them."""
     gpu_type: Optional[str] = None
     """The one Slurm type that the job is bound to."""
     whole_nodes: Optional[str] = None
@@ -83,10 +86,19 @@ def find_reach(asked: Asked) -> Reach:
             reach = reach._replace(warnings=(*warnings, more))
     if gpu_type:
         groups = [group for group in groups if group.gpu_type == gpu_type]
-    kinds, models = gpu_kinds(groups, asked.config.sharing, by_name)
+    known = [group for group in groups if not _unknown_profile(group)]
+    if len(known) < len(groups):
+        said = _unknown_profiles(reach, [group for group in groups if group not in known])
+        if not known and asked.gpus.gpus:
+            return reach._replace(empty=said)
+        if not known:
+            raise UsageError(f"{said}.\nNothing was submitted.")
+        reach = reach._replace(warnings=(*reach.warnings, f"{said}; it is left out"))
+    kinds, models = gpu_kinds(known, asked.config.sharing, by_name)
     return reach._replace(
         kinds=kinds,
         models=models,
+        groups=tuple(known),
         gpu_type=gpu_type,
         whole_nodes=next((name for name in partitions if name in cluster.exclusive_partitions), None),
         gpu_keeps_off_shards=cluster.version >= WHOLE_GPU_BESIDE_SHARDS,
@@ -111,6 +123,18 @@ def _no_gpus(reach: Reach, cluster: Cluster) -> str:
     )
 
 
+def _unknown_profile(group: GpuNodes) -> bool:
+    return profile_name(group.gpu_type) is not None and not GpuModel(group.gpu_type).find().entry
+
+
+def _unknown_profiles(reach: Reach, groups: Sequence[GpuNodes]) -> str:
+    names = ", ".join(sorted({group.gpu_type or "" for group in groups}))
+    return (
+        f"partition {reach.names} has MIG profile {names}, whose memory is not known "
+        f'(["{groups[0].gpu_type}"] memory_mib in gpumem-gpus.toml can say it)'
+    )
+
+
 def _slurm_type(groups: Sequence[GpuNodes], gpu: str) -> Tuple[Optional[str], bool]:
     """The one Slurm type that a GPU's name means here, and whether there are types but none is meant."""
     from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
@@ -129,7 +153,9 @@ def gpu_kinds(
     kinds: Dict[Tuple[Optional[str], int], GpuKind] = {}
     models: Dict[Tuple[Optional[str], int], GpuModel] = {}
     for group in groups:
-        units = group.units_per_gpu(policy.gres)
+        profile = profile_name(group.gpu_type) or ""
+        # Shares without a type are spread over all of a node's GPUs; beside whole ones they are theirs.
+        units = 0 if profile and group.gpus < group.node_gpus else group.units_per_gpu(policy.gres)
         by_shards = units * policy.shard_mib if units and policy.gres == "shard" else None
         key = (group.gpu_type, units)
         models[key] = GpuModel(group.gpu_type, by_shards, gpu)
@@ -141,6 +167,8 @@ def gpu_kinds(
             cpus_per_gpu=group.cpus / group.node_gpus,
             threads_per_core=group.threads_per_core,
             host_mib_per_gpu=group.memory_mib // group.node_gpus,
+            profile=profile,
+            sms=(GpuModel(group.gpu_type).find().sms or 0) if profile else 0,
         )
         before = kinds.get(key)
         kinds[key] = kind if before is None else _least(before, kind)

@@ -29,6 +29,10 @@ class GpuKind(NamedTuple):
     cpus_per_gpu: float
     threads_per_core: int
     host_mib_per_gpu: int
+    profile: str = ""
+    """The MIG profile of an instance; empty for a whole GPU."""
+    sms: int = 0
+    """Multiprocessors; 0 where nobody knows."""
 
     @property
     def label(self) -> str:
@@ -53,6 +57,14 @@ class GpuRequest(NamedTuple):
     """What memory alone would ask for; 0 where nothing was worked out."""
     activity_units: int = 0
     """What the job's activity alone would ask for; 0 where it does not count."""
+    instance_mib: int = 0
+    """Memory of the MIG instance that is asked for; 0 where none is."""
+    constraint: str = ""
+    """The value of --constraint that keeps it to GPUs that hold the job; empty where none does."""
+    partition: str = ""
+    """The value of --partition that does; empty where the job's own stays."""
+    narrowed: bool = False
+    """Whether it leaves out GPUs in reach that do not hold the job."""
 
     @property
     def decided_by(self) -> str:
@@ -74,6 +86,8 @@ class Need(NamedTuple):
     request_mib: int
     activity: float = 0.0
     """Share of the GPU (0 to 1) that keeps neighbours and job within the accepted slowdown; 0: not asked."""
+    too_slow: bool = False
+    """Whether a MIG instance has too few multiprocessors for the accepted slowdown."""
 
 
 def largest_kind(kinds: Sequence[GpuKind]) -> Optional[GpuKind]:
@@ -138,6 +152,7 @@ def whole_gpu(
     """A GPU for the job alone: gpu:1, or all shards of one where Slurm would double-book gpu:1."""
     divided = [(kind, need) for kind, need in zip(kinds, needs) if kind.units]
     if gpu_keeps_off_shards or not divided or policy.gres != "shard":
+        gpu_type = gpu_type or type_of_whole(kinds, needs)
         return GpuRequest(gres_word("gpu", gpu_type, 1), 0, 0, gpu_type, True, reason)
     fitting = [kind for kind, need in divided if _fits(kind, need)] or [kind for kind, _ in divided]
     # With its type: all shards of a small GPU would be only a part of a larger one.
@@ -154,12 +169,12 @@ def host_share(request: GpuRequest, kinds: Sequence[GpuKind], policy: SharingPol
     before its GPUs are full; at least one core and `min_host_mib`, at most the site's `max_cpus`.
     """
     takers = [kind for kind in kinds if kind.units >= request.units and _is(kind, request.gpu_type)]
-    if not request.units or not takers:
+    if not (request.units or request.instance_mib) or not takers:
         return HostShare(0, 0)
     cpus = []
     memory = []
     for kind in takers:
-        part = request.units / kind.units
+        part = request.units / kind.units if request.units else 1.0
         cores = int(kind.cpus_per_gpu * part) // kind.threads_per_core
         proportion = max(cores, 1) * kind.threads_per_core
         # Slurm gives whole cores: less than one core's threads would be rounded up anyway.
@@ -168,6 +183,20 @@ def host_share(request: GpuRequest, kinds: Sequence[GpuKind], policy: SharingPol
         least = min(policy.min_host_mib, kind.host_mib_per_gpu // 4)
         memory.append(max(int(kind.host_mib_per_gpu * part), least))
     return HostShare(min(cpus), min(memory))
+
+
+def type_of_whole(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> Optional[str]:
+    """The type of a whole GPU beside MIG instances, which gpu:1 would take as well; None without any.
+
+    The smallest that holds the job, else the largest.
+    """
+    whole = [(kind, need) for kind, need in zip(kinds, needs) if not kind.profile]
+    if len(whole) == len(kinds) or not whole:
+        return None
+    holding = [kind for kind, need in whole if _fits(kind, need)]
+    if holding:
+        return min(holding, key=lambda kind: kind.memory_mib or 0).gpu_type
+    return max((kind for kind, _ in whole), key=lambda kind: kind.memory_mib or 0).gpu_type
 
 
 def gres_word(name: str, gpu_type: Optional[str], count: int) -> str:

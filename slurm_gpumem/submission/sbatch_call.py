@@ -38,7 +38,10 @@ def build_call(plan: Plan) -> PlannedCall:
         return PlannedCall(unchanged_call(words))
     notes: List[str] = []
     added = _requested(plan)
-    replaced = REPLACED if plan.shared else frozenset({"gres"}) if plan.request else frozenset()
+    part = plan.shared or plan.instance or (plan.request is not None and plan.request.narrowed)
+    replaced = REPLACED if part else frozenset({"gres"}) if plan.request else frozenset()
+    if plan.request and plan.request.partition:
+        replaced |= {"partition"}
     comment = _comment(plan)
     if comment is not None:
         replaced |= {"comment"}
@@ -48,7 +51,7 @@ def build_call(plan: Plan) -> PlannedCall:
     kept = [word for o in words.line.options if not o.ours and o.name not in replaced for word in o.words]
     argv, at = _with_script(words, [*kept, *(f"--{name}={value}" for name, value in added.items())])
     changed = script
-    if script is not None and plan.shared:
+    if script is not None and part:
         changed = script.without(lambda option: option.name in _TAKEN_OUT, sbatch_table())
         if changed is not script:
             notes.append(f"the GPU options of {script.name} are taken out of the copy that is submitted")
@@ -58,7 +61,7 @@ def build_call(plan: Plan) -> PlannedCall:
     unset = tuple(
         variable
         for name, variable in input_variables(words.program).items()
-        if plan.shared and name in _TAKEN_OUT and variable in os.environ
+        if part and name in _TAKEN_OUT and variable in os.environ
     )
     copied = changed is not script or _read_once(script)
     return PlannedCall(SbatchCall(tuple(argv), unset, changed, at, copied), added, tuple(notes))
@@ -80,9 +83,13 @@ def _requested(plan: Plan) -> Dict[str, str]:
     if asked.observed:
         return {}
     added: Dict[str, str] = {}
+    if plan.request and plan.request.constraint:
+        added["constraint"] = plan.request.constraint
+    if plan.request and plan.request.partition:
+        added["partition"] = plan.request.partition
     if plan.request:
         added["gres"] = ",".join([*asked.gpus.other_gres, plan.request.gres])
-    if plan.shared:
+    if plan.shared or plan.instance:
         # Figures per GPU become those of the one GPU that the job was to have.
         cpus = options.get("cpus-per-gpu") or plan.host.cpus
         if cpus and not options.any_of("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):

@@ -40,6 +40,10 @@ def option_name(key: str) -> str:
     return "--gpu-mem" if key == "mem" else f"--{key}"
 
 
+ANY_GPU = "any"
+"""The value of --gpu that stands for every type in reach."""
+
+
 class Setting(NamedTuple):
     """A value, where it was given, and how late in the order of precedence."""
 
@@ -180,8 +184,13 @@ class JobSettings:
 
     @property
     def gpu(self) -> Optional[str]:
-        """The GPU type to estimate for."""
-        return self.text("gpu")
+        """The GPU type to estimate for; None where none is named."""
+        return None if self.any_gpu else self.text("gpu")
+
+    @property
+    def any_gpu(self) -> bool:
+        """Whether the job takes every type of GPU in reach that holds it."""
+        return (self.text("gpu") or "").lower() == ANY_GPU
 
     @property
     def on_oom(self) -> str:

@@ -94,7 +94,7 @@ def test_no_type_name_makes_it_fail(slurm_type: str, memory_mib: Optional[int]) 
 
 def test_a_mig_instance_has_its_own_memory() -> None:
     gpu = closest_gpu("a100_3g.20gb", None, NOWHERE)
-    assert (gpu.entry, gpu.memory_mib) == ("a100", 20 * 1024)
+    assert (gpu.entry, gpu.memory_mib, gpu.usable_mib) == ("a100", 19_968, 19_968)
 
 
 def test_a_person_may_write_any_of_those_names_and_gets_the_nearest_for_a_wrong_one() -> None:

@@ -52,12 +52,13 @@ class OneJob:
         self.refuses, self.lies, self.forgets = refuses, lies, list(forgets)
         self.done: List[str] = []
         self.said, self.restarts = "", 1
+        self.gres = "gpu:a100:4,shard:a100:160\n"
         self._associations = ""
         self.limit(GrpTRES="")
         self.client = FakeSlurm(
             {
                 "squeue -j 7 -t all": lambda _: "" if self.now is None else squeue_line(self.now),
-                "sinfo -p gpu -o %G": "gpu:a100:4,shard:a100:160\n",
+                "sinfo -p gpu -o %G": lambda _: self.gres,
                 "scontrol requeuehold 7": lambda _: self._do(
                     "hold", state="PENDING", reason=REQUEUED_HELD, priority=0, restarts=self.restarts
                 ),
@@ -367,3 +368,19 @@ def test_a_lock_is_one_processs_and_other_names_are_free(tmp_path: Path) -> None
         )
     assert ours
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_job_on_a_mig_instance_comes_back_with_the_next_larger_one(state: Path) -> None:
+    comment = COMMENT.replace("shards=12", "shards=0")
+    slurm = OneJob(ENDED._replace(request="gres/gpu:1g.18gb:1", comment=comment))
+    slurm.gres = "gpu:1g.18gb:4,gpu:2g.35gb:1\ngpu:h200:8\n"
+    outcome = recover(slurm, state, config=RecoveryConfig(ladder=parse_ladder(["+25%", "whole-gpu"])))
+    assert outcome.requeued
+    assert outcome.reason.endswith("at 1g.18gb: gpu:2g.35gb:1")
+    assert slurm.now is not None
+    assert slurm.now.request == "gpu:2g.35gb:1"
+
+
+def test_a_whole_gpu_of_the_users_own_choice_still_has_no_next_step(state: Path) -> None:
+    slurm = OneJob(ENDED._replace(request="gres/gpu:a100:1"))
+    assert not recover(slurm, state).requeued

@@ -109,6 +109,18 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "shard-and-mps",
         "keep one",
     ),
+    "an unknown MIG profile": (
+        node(Gres="gpu:a100:4,gpu:5g.99gb:1,shard:a100:160"),
+        Severity.WARNING,
+        "mig-profile",
+        "memory_mib",
+    ),
+    "MIG beside shares of no type": (
+        node(Gres="gpu:a100:4,gpu:a100_1g.5gb:4,shard:160"),
+        Severity.WARNING,
+        "mig-shares",
+        "shard:TYPE:N",
+    ),
     "uneven": (node(Gres="gpu:4,shard:150"), Severity.WARNING, "uneven-shares", "multiple"),
     "uneven by type": (
         node(Gres="gpu:a100:4,gpu:t4:2,shard:a100:160,shard:t4:15"),

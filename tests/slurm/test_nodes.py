@@ -198,12 +198,13 @@ def test_a_broken_cache_is_as_good_as_none(home: Path, monkeypatch: pytest.Monke
 
 
 def test_a_cache_survives_the_round_trip(home: Path) -> None:
-    text = node("n1", "gpu:a100:4,shard:a100:160", "gpu,big")
+    text = node("n1", "gpu:a100:4,shard:a100:160", "gpu,big", "ActiveFeatures=a100,ib Weight=7")
     cluster = parse_cluster(text, PARTITIONS)
+    assert (cluster.gpu_nodes[0].features, cluster.gpu_nodes[0].weight) == (("a100", "ib"), 7)
     path = discovering._cache_path("east")
     discovering._write_cache(path, cluster)
     assert discovering._read_cache(path)[0] == cluster
-    assert json.loads(Path(path).read_text())["schema"] == 1
+    assert json.loads(Path(path).read_text())["schema"] == 2
 
 
 def test_a_home_that_cannot_be_written_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

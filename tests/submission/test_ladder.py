@@ -131,3 +131,48 @@ def test_every_step_asks_for_more(units: int, need: int, percent: int, new: bool
     following = step(parse_ladder([f"{base}+{percent}%"]), 0, Held("shard", None, units), need=need, new=new)
     assert isinstance(following, Next)
     assert following.whole or units < following.units < 40
+
+
+MIG = {"1g.18gb": 16_384, "1g.35gb": 33_280, "3g.71gb": 71_424, "h200": 142_747}
+
+
+def climb(ladder: tuple, held: Held, need_mib: int = 0, sizes: Optional[dict] = None) -> Union[Next, NoStep]:
+    return next_request(
+        ladder,
+        0,
+        held,
+        {},
+        need_units=0,
+        gpu_keeps_off_shards=True,
+        sizes=MIG if sizes is None else sizes,
+        need_mib=need_mib,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ladder", "held", "need_mib", "gres"),
+    [
+        (TWO, "1g.18gb", 0, "gpu:1g.35gb:1"),
+        (TWO, "1g.18gb", 30_000, "gpu:3g.71gb:1"),
+        (TWO, "3g.71gb", 0, "gpu:h200:1"),
+        (BY_NEED, "1g.18gb", 20_000, "gpu:1g.35gb:1"),
+        (WHOLE, "1g.18gb", 0, "gpu:h200:1"),
+    ],
+)
+def test_a_job_on_an_instance_climbs_to_larger_profiles_and_then_to_a_whole_gpu(
+    ladder: tuple, held: str, need_mib: int, gres: str
+) -> None:
+    found = climb(ladder, Held("gpu", held, 1), need_mib)
+    assert found == Next(gres, 0, "h200" in gres)
+
+
+def test_there_is_no_step_above_the_largest_or_to_one_that_is_known_to_be_too_small() -> None:
+    only = {"1g.18gb": 16_384, "1g.35gb": 33_280}
+    assert isinstance(climb(TWO, Held("gpu", "1g.35gb", 1), sizes=only), NoStep)
+    assert isinstance(climb(TWO, Held("gpu", "1g.18gb", 1), 40_000, only), NoStep)
+
+
+def test_a_share_that_becomes_a_whole_gpu_beside_instances_names_its_type() -> None:
+    held, units = Held("shard", None, 12), {"h200": 139}
+    found = next_request(WHOLE, 0, held, units, need_units=0, gpu_keeps_off_shards=True, sizes=MIG)
+    assert found == Next("gpu:h200:1", 0, True)

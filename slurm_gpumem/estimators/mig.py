@@ -1,0 +1,82 @@
+"""MIG instances: which profile a Slurm type names, and what one instance of it has (models/mig.toml).
+
+Sites and Slurm's AutoDetect write a profile with or without its GPU: "1g.18gb", "a100_2g.10gb",
+"nvidia_h100_80gb_hbm3_1g.10gb", "h100-1g.10gb". The same profile may be of several GPUs; where the GPU is
+not named, what holds on all of them counts.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+# "2c.3g.20gb" is a compute instance: it shares its memory with others, so it is no profile of the table.
+_PROFILE = re.compile(
+    r"(?<![a-z0-9])(?:([1-9])c[._])?([1-9])g[._]([0-9]+)gb(?:[+._-](?:me|gfx))*", re.IGNORECASE
+)
+
+
+class Profile(NamedTuple):
+    """What one instance of a profile has on one GPU."""
+
+    name: str
+    """ "1g.18gb"."""
+    gpu: str
+    """Its entry in the GPU table."""
+    mib: int
+    sms: Optional[int]
+    slices: int
+    most_slices: int
+    """Compute slices of the whole GPU."""
+    most_mib: int
+    """Memory of the profile that is the whole GPU."""
+
+
+def profile_name(gpu_type: Optional[str]) -> Optional[str]:
+    """The profile that a Slurm type (or a person) names, as the table spells it; None for a whole GPU."""
+    found = _PROFILE.search(gpu_type or "")
+    if not found:
+        return None
+    compute = f"{found[1]}c." if found[1] else ""
+    return f"{compute}{found[2]}g.{int(found[3])}gb"
+
+
+def gpu_in(gpu_type: str) -> str:
+    """What a type with a profile says of the GPU: "nvidia_a100" of "nvidia_a100_1g.5gb"; may be empty."""
+    rest = _PROFILE.sub(" ", gpu_type)
+    return re.sub(r"(?i)(?<![a-z0-9])mig(?![a-z0-9])", " ", rest).strip(" _-.:")
+
+
+def profiles(name: str, gpus: Optional[Sequence[str]] = None) -> List[Profile]:
+    """This profile on each GPU that has it, of `gpus` or of all."""
+    return [table[name] for gpu, table in _table().items() if name in table and (gpus is None or gpu in gpus)]
+
+
+def profile_names(gpus: Optional[Sequence[str]] = None) -> Tuple[str, ...]:
+    """Every profile of these GPUs, or of all."""
+    found = {name for gpu, table in _table().items() if gpus is None or gpu in gpus for name in table}
+    return tuple(sorted(found))
+
+
+def profiles_of(gpu: str) -> Tuple[Profile, ...]:
+    """The profiles of one GPU, the smallest first."""
+    return tuple(sorted(_table().get(gpu, {}).values(), key=lambda profile: (profile.mib, profile.slices)))
+
+
+@lru_cache(maxsize=1)
+def _table() -> Dict[str, Dict[str, Profile]]:
+    # A submission on a site without MIG asks for names only.
+    from slurm_gpumem.data import data_path
+    from slurm_gpumem.toml_file import load_toml
+
+    return {gpu: _profiles(gpu, fields) for gpu, fields in load_toml(data_path("models", "mig.toml")).items()}
+
+
+def _profiles(gpu: str, fields: Dict[str, Any]) -> Dict[str, Profile]:
+    rows = {name: row for name, row in fields.items() if isinstance(row, dict)}
+    slices, mib = max(row["slices"] for row in rows.values()), max(row["mib"] for row in rows.values())
+    return {
+        name: Profile(name, gpu, row["mib"], row.get("sms"), row["slices"], slices, mib)
+        for name, row in rows.items()
+    }
