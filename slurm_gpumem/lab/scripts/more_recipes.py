@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import pickle
@@ -38,8 +39,7 @@ def forecast_table(path: Path, rows: int = 3000, columns: int = 21) -> None:
 
 def cloud_files(folder: Path) -> None:
     """ModelNet40 as HDF5: ply_data_train0.h5, ply_data_test0.h5 of 2,048 points a cloud."""
-    import h5py
-
+    h5py: Any = importlib.import_module("h5py")
     numpy, draw = _numpy(40)
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", 160), ("test", 64)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -168,14 +170,14 @@ class MultiResolution(nn.Module):
         x = self.stem(x)
         xs = [f(x) for f in self.first]
         for blocks, mix in zip(self.blocks, self.mix):
-            xs = [F.relu(x + b(x)) for x, b in zip(xs, blocks)]
+            xs = [F.relu(x + b(x)) for x, b in zip(xs, blocks)]  # type: ignore[call-overload]
             ys = []
             for o in range(3):
-                acc = 0
+                acc: Any = 0
                 for i in range(3):
                     m = mix[3 * o + i](xs[i])  # type: ignore[index]
                     acc = acc + F.interpolate(m, size=xs[o].shape[-2:], mode="bilinear", align_corners=False)
-                ys.append(F.relu(acc))  # type: ignore[arg-type]
+                ys.append(F.relu(acc))
             xs = ys
         up = torch.cat([F.interpolate(x, size=xs[0].shape[-2:]) for x in xs], 1)
         heat = self.head(up)

@@ -335,7 +335,7 @@ class SoftMoeVision(nn.Module):
             logits = torch.einsum("bnd,des->bnes", x, slots)
             dispatch, combine = logits.softmax(1), logits.flatten(2).softmax(-1).view_as(logits)
             inp = torch.einsum("bnd,bnes->ebsd", x, dispatch)
-            out = torch.stack([f(i) for f, i in zip(experts, inp)])
+            out = torch.stack([f(i) for f, i in zip(experts, inp)])  # type: ignore[call-overload]
             x = x + torch.einsum("ebsd,bnes->bnd", out, combine)
         return self.head(x.mean(1))
 
