@@ -10,6 +10,9 @@ import struct
 from pathlib import Path
 from typing import Callable, Dict
 
+from slurm_gpumem.lab.scripts.image_files import images
+from slurm_gpumem.lab.scripts.more_recipes import MORE_RECIPES
+
 
 def mnist(folder: Path, train: int = 1280, test: int = 320) -> None:
     """torchvision's MNIST, as it lies after a download: FOLDER/MNIST/raw."""
@@ -72,17 +75,6 @@ def enwik8(path: Path) -> None:
     random.seed(8)
     data = bytes(random.choices(range(32, 127), k=1_000_000)) * 96
     path.write_bytes(gzip.compress(data, 1))
-
-
-def images(folder: Path, count: int = 48, size: int = 256) -> None:
-    """JPEG files of random colours (needs Pillow)."""
-    from PIL import Image
-
-    folder.mkdir(parents=True, exist_ok=True)
-    random.seed(count)
-    for index in range(count):
-        small = Image.frombytes("RGB", (16, 16), random.randbytes(16 * 16 * 3))
-        small.resize((size, size)).save(folder / f"{index:04}.jpg")
 
 
 def image_classes(folder: Path) -> None:
@@ -188,4 +180,5 @@ RECIPES: Dict[str, Callable[[Path], None]] = {
     "sentence-pairs": sentence_pairs,
     "texts": texts,
     "conversations": conversations,
+    **MORE_RECIPES,
 }

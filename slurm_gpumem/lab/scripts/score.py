@@ -1,6 +1,8 @@
 """Score traced scripts against their runs on the GPU.
 
-python -m slurm_gpumem.lab.scripts.score rows.jsonl [--gpu h200] [--blind [--later]] [--as-traced]
+    python -m slurm_gpumem.lab.scripts.score rows.jsonl [more.jsonl ...] [--gpu h200] [--blind [--later]] [--as-traced]
+
+Traces and runs may lie in different files: rows of one name are put together.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
     errors: List[float] = []
     needs: List[int] = []
     requests: List[int] = []
+    silent: List[str] = []
     failed: List[str] = []
     failed_alone: List[str] = []
     seconds: List[float] = []
@@ -70,6 +73,8 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
         errors.append(made.peak_mib / need - 1)
         needs.append(need)
         requests.append(made.request_mib)
+        if made.request_mib < need and not made.warnings:
+            silent.append(str(row["name"]))
         seconds.append(float(row["trace_seconds"]))
         phases = [name for name in row["trace_facts"]["phases"] if name in ("evaluate", "checkpoint")]
         found.append(
@@ -86,8 +91,9 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
     found += [
         f"{len(needs)} scripts: median {100 * median(sizes):.1f} %, "
         f"P90 {100 * sizes[int(0.9 * len(sizes))]:.1f} %; "
-        f"request below need {below} ({100 * below / len(needs):.1f} %); "
-        f"sum of requests / sum of needs {sum(requests) / sum(needs):.2f}; "
+        f"request below need {below} ({100 * below / len(needs):.1f} %), without a warning {len(silent)}"
+        + (f" ({', '.join(silent)}); " if silent else "; ")
+        + f"sum of requests / sum of needs {sum(requests) / sum(needs):.2f}; "
         f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}",
         f"not traced: {len(failed)} of {len(failed) + len(needs)} ({', '.join(failed) or 'none'}); "
         f"time to trace: median {median(seconds):.1f} s"

@@ -56,6 +56,14 @@ def _cifar(module):
     module.cifar.CIFAR10.__init__ = init
 
 
+def _old_numpy(numpy):
+    """Names that numpy 2 took away and scripts of their time still use."""
+    names = {"Inf": numpy.inf, "NaN": numpy.nan, "int": int, "float": float, "cumproduct": numpy.cumprod}
+    for name, value in names.items():
+        if not hasattr(numpy, name):
+            setattr(numpy, name, value)
+
+
 def _measure(torch):
     """Write the peak of what PyTorch reserved and allocated, again and again until the end."""
     path = os.environ["GPUMEM_SCRIPTS_MEASURE"]
@@ -149,7 +157,7 @@ def _no_tensorboard():
     sys.modules["torch.utils.tensorboard"] = module
 
 
-_actions = {"torchvision.datasets": _cifar}
+_actions = {"torchvision.datasets": _cifar, "numpy": _old_numpy}
 if os.environ.get("GPUMEM_SCRIPTS_MEASURE"):
     _actions["torch"] = _measure
 sys.meta_path.insert(0, _After(_actions))

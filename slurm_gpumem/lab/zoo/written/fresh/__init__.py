@@ -1,0 +1,1 @@
+"""Networks of the second blind set: kept apart, nothing is fitted on them."""
