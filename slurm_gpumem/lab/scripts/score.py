@@ -1,6 +1,7 @@
 """Score traced scripts against their runs on the GPU.
 
-    python -m slurm_gpumem.lab.scripts.score rows.jsonl [more.jsonl ...] [--gpu h200] [--blind [--later]] [--as-traced]
+    python -m slurm_gpumem.lab.scripts.score rows.jsonl [more.jsonl ...] [--gpu h200] [--as-traced]
+        [--blind [--later]]
 
 Traces and runs may lie in different files: rows of one name are put together.
 """
@@ -61,14 +62,18 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
     for row in sorted(rows, key=lambda row: str(row["name"])):
         if row.get("process_bytes", 0) < _ON_THE_CPU:
             continue  # failed by itself, or never used the GPU
+        if row["run_code"] not in (0, None):
+            failed_alone.append(str(row["name"]))
+            continue
         if "summary" not in row:
-            (failed if row["run_code"] in (0, None) else failed_alone).append(str(row["name"]))
+            failed.append(str(row["name"]))
             continue
         made = estimate(row["summary"], gpu=gpu)
         if as_traced:
             made = replace(made, peak_mib=row["peak_mib"], request_mib=row["request_mib"])
-        need = round(row["process_bytes"] / MIB)
         reserved = round(row["reserved_bytes"] / MIB)
+        # Workspaces that cuDNN tries for a moment are over between two looks at the process.
+        need = max(round(row["process_bytes"] / MIB), reserved + made.parts["context"])
         traced = made.peak_mib - made.parts["context"]
         errors.append(made.peak_mib / need - 1)
         needs.append(need)
@@ -97,7 +102,7 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
         f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}",
         f"not traced: {len(failed)} of {len(failed) + len(needs)} ({', '.join(failed) or 'none'}); "
         f"time to trace: median {median(seconds):.1f} s"
-        + (f"; end with the same error on the GPU: {', '.join(failed_alone)}" if failed_alone else ""),
+        + (f"; left out, ended with an error on the GPU: {', '.join(failed_alone)}" if failed_alone else ""),
     ]
     return found
 
