@@ -21,6 +21,8 @@ from slurm_gpumem.lab.places import MODELS
 from slurm_gpumem.units import MIB, ceil_div
 
 _ON_THE_CPU = 64 << 20
+_NEVER_TRAINED = 1 << 30
+"""A run that ended with an error and took less than this had not begun: little more than a context."""
 ROWS = MODELS / "lab" / "scripts" / "rows.jsonl.gz"
 BLIND = ROWS.with_name("blind.jsonl.gz")
 LATER = ROWS.with_name("blind-later.jsonl.gz")
@@ -62,7 +64,8 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
     for row in sorted(rows, key=lambda row: str(row["name"])):
         if row.get("process_bytes", 0) < _ON_THE_CPU:
             continue  # failed by itself, or never used the GPU
-        if row["run_code"] not in (0, None):
+        ended = row["run_code"] not in (0, None)
+        if ended and ("summary" not in row or row["process_bytes"] < _NEVER_TRAINED):
             failed_alone.append(str(row["name"]))
             continue
         if "summary" not in row:
