@@ -159,3 +159,12 @@ XLNetForSequenceClassification  [2, 2]                 --
 ├─Linear: 1-2                [2, 2]                 130
 """
     assert _walk(rows, "Output Shape          ").summary.batch == 2
+
+
+def test_tokens_taken_for_channels_make_no_absurd_width() -> None:
+    block = "├─Sequential: 1-2          [2, 1, 196, 384]          35,489,280\n"
+    rows = f"Nest                         [2, 1000]                 --\n{block}"
+    totals = f"Total params: 35,489,280\n{RULE}Forward/backward pass size (MB): 458.83\n{RULE}"
+    text = f"{RULE}Layer (type:depth-idx)  Output Shape  Param #\n{RULE}{rows}{RULE}{totals}"
+    walk = simulate(read_summary(text), TrainingJob(BATCH), find_gpu("h200"))[0]
+    assert _saved(walk) < 2 * 458.83e6 / 2 * BATCH / 2 * 1.1

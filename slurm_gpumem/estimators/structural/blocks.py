@@ -34,6 +34,8 @@ _LAYER = re.compile("norm|^conv|^linear")
 _MOST_REPEATS = 96
 _FEW = 4
 _SCALES = (0.1, 30.0)
+_ABSURD = 2.0
+"""Guessed outputs are never more than this many times what the totals leave for them."""
 
 
 def expand_hidden(summary: ModelSummary, tree: List[Node]) -> bool:
@@ -114,7 +116,9 @@ def _share_out(summary: ModelSummary, blocks: Sequence[_Block], rest: float, bat
     inner_all = sum(inner * block.repeats for block, inner, _ in made)
     outer_all = sum(outer * block.repeats for block, _, outer in made)
     if inner_all:
-        scale = min(_SCALES[1], max(_SCALES[0], (rest - outer_all) / inner_all))
+        # A width that parameters imply may be absurd (tokens taken for channels): the total bounds it.
+        least = min(_SCALES[0], _ABSURD * rest / inner_all)
+        scale = min(_SCALES[1], max(least, (rest - outer_all) / inner_all))
         for block, _, _ in made:
             block.scale = scale if block.pattern.axis == 1 else max(1.0, scale)
 
