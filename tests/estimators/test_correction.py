@@ -14,8 +14,8 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected import relatives
 from slurm_gpumem.estimators.corrected.anchors import anchors
 from slurm_gpumem.estimators.corrected.features import KNOWN, NAMES
-from slurm_gpumem.estimators.corrected.trees import SIZE_CAP, from_json, load, read_json
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.trees import SIZE_CAP, from_json, load, read_json
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.lab.fit.folds import FOLDS, fold_of, group_of, load_folds
 from slurm_gpumem.summaries.reader import read_summary
@@ -119,7 +119,7 @@ def test_damaged_file_is_refused(damage: str) -> None:
     else:
         content["features"] = content["features"][1:]
     with pytest.raises(ConfigError):
-        from_json(content, "a file")
+        from_json(content, "a file", KNOWN)
 
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000, "{}", " " * (SIZE_CAP + 1)])
@@ -127,7 +127,7 @@ def test_file_that_is_no_correction_is_refused(tmp_path: Path, text: str) -> Non
     path = tmp_path / "correction.json"
     path.write_text(text)
     with pytest.raises(ConfigError):
-        load(path)
+        load(path, KNOWN)
 
 
 @pytest.mark.parametrize("damage", ["cut off", "garbled", "missing"])
@@ -143,7 +143,7 @@ def test_a_packed_file_that_cannot_be_unpacked_is_named(tmp_path: Path, damage: 
 def test_plain_python_agrees_with_the_training_code_on_1000_rows() -> None:
     numpy = pytest.importorskip("numpy", reason="the training extra is not installed")
     pytest.importorskip("sklearn", reason="the training extra is not installed")
-    from slurm_gpumem.estimators.corrected.trees import Ensemble
+    from slurm_gpumem.estimators.trees import Ensemble
     from slurm_gpumem.lab.fit import correction as fit
 
     draw = numpy.random.default_rng(0)

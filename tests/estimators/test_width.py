@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.corrected.width import FILE, from_json, packaged
 from slurm_gpumem.estimators.coverage import LEVELS, between
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.estimators.width import FILE, from_json, packaged
 from slurm_gpumem.lab.fit.folds import FOLDS
 from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.lab.places import GROUND_TRUTH, HANDWRITTEN, WIDTH_FOLDS

@@ -9,9 +9,9 @@ from math import ceil, exp, log
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators.corrected import width
+from slurm_gpumem.estimators import width
 from slurm_gpumem.estimators.corrected.anchors import anchors, grows
-from slurm_gpumem.estimators.corrected.features import NAMES, features
+from slurm_gpumem.estimators.corrected.features import KNOWN, NAMES, features
 from slurm_gpumem.estimators.corrected.relatives import (
     Near,
     NeighbourRuns,
@@ -21,23 +21,20 @@ from slurm_gpumem.estimators.corrected.relatives import (
     neighbour_runs,
     packaged,
 )
-from slurm_gpumem.estimators.corrected.trees import Correction, load
 from slurm_gpumem.estimators.corrected.unseen import unseen
-from slurm_gpumem.estimators.corrected.width import Width
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.structural.estimator import estimate_with
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.structural.replay import Replay
 from slurm_gpumem.estimators.structural.walk import Walk
+from slurm_gpumem.estimators.trees import Correction, load
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.width import REFERENCE_CONTEXT_MIB, Width
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 from slurm_gpumem.units import MIB
 
 FILE = "correction.json"
 MEASURED_GPU = "h200"
-REFERENCE_CONTEXT_MIB = 764
-"""Context of the measured GPU. Ratios are of whole processes there, so that an error of a few MiB in a tiny
-job's tensors does not look large; on another GPU the same tensors are corrected by the same MiB."""
 UNUSUAL, WRITTEN, WRITTEN_FLAT, SHAPELESS = "unusual", "written", "written-flat", "shapeless"
 """Groups of texts beside those of `group_of`: see `width_group`."""
 _SLACK = 1e-9
@@ -55,7 +52,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 @lru_cache(maxsize=1)
 def _packaged() -> Correction:
-    return load(data_path("models", FILE))
+    return load(data_path("models", FILE), KNOWN)
 
 
 @lru_cache(maxsize=32)

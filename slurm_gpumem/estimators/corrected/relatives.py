@@ -34,7 +34,7 @@ from typing import (
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.corrected.features import NAMES as FEATURES
-from slurm_gpumem.estimators.corrected.trees import check_numbers, read_json
+from slurm_gpumem.estimators.trees import check_numbers, read_json
 from slurm_gpumem.summaries.types import ModelSummary
 
 FILE = "relatives.json.gz"

@@ -6,8 +6,6 @@ from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.allocator_settings import AllocatorSettings, allocator_settings
-from slurm_gpumem.estimators.corrected.trees import Correction
-from slurm_gpumem.estimators.corrected.width import packaged as widths
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.traced.features import features
 from slurm_gpumem.estimators.traced.learned import (
@@ -19,7 +17,9 @@ from slurm_gpumem.estimators.traced.learned import (
 )
 from slurm_gpumem.estimators.traced.older_torch import in_version
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
+from slurm_gpumem.estimators.trees import Correction
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
+from slurm_gpumem.estimators.width import packaged as widths
 from slurm_gpumem.estimators.workspaces.benchmark import BEYOND
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary

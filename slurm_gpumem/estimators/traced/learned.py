@@ -7,10 +7,10 @@ from math import ceil, exp
 from typing import Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators.corrected.estimator import REFERENCE_CONTEXT_MIB as REFERENCE_CONTEXT_MIB
-from slurm_gpumem.estimators.corrected.trees import Correction, load
-from slurm_gpumem.estimators.corrected.width import Width
 from slurm_gpumem.estimators.traced.features import NAMES
+from slurm_gpumem.estimators.trees import Correction, load
+from slurm_gpumem.estimators.width import REFERENCE_CONTEXT_MIB as REFERENCE_CONTEXT_MIB
+from slurm_gpumem.estimators.width import Width
 
 FILE = "trace-correction.json"
 GROUP = "trace"

@@ -21,7 +21,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from slurm_gpumem.estimators.corrected import estimator, relatives
 from slurm_gpumem.estimators.corrected.features import KNOWN
 from slurm_gpumem.estimators.corrected.relatives import NeighbourRuns
-from slurm_gpumem.estimators.corrected.trees import FORMAT
+from slurm_gpumem.estimators.trees import FORMAT
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.correction_rows import Row, rows
 from slurm_gpumem.lab.fit.relatives_file import to_json

@@ -13,11 +13,12 @@ from joblib import Parallel, delayed
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.corrected.anchors import anchors
-from slurm_gpumem.estimators.corrected.estimator import REFERENCE_CONTEXT_MIB, width_group
 from slurm_gpumem.estimators.corrected.estimator import group_of as shown_group
+from slurm_gpumem.estimators.corrected.estimator import width_group
 from slurm_gpumem.estimators.corrected.features import features
 from slurm_gpumem.estimators.corrected.relatives import classes_of
 from slurm_gpumem.estimators.structural.estimator import simulate
+from slurm_gpumem.estimators.width import REFERENCE_CONTEXT_MIB
 from slurm_gpumem.lab.fit.folds import group_of
 from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, real_mib
 from slurm_gpumem.summaries.reader import read_summary

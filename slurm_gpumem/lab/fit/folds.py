@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, List, Mapping, Sequence
 
 from slurm_gpumem.estimators.corrected.features import KNOWN
-from slurm_gpumem.estimators.corrected.trees import Correction, from_json, read_json
 from slurm_gpumem.estimators.traced.features import NAMES as TRACED
+from slurm_gpumem.estimators.trees import Correction, from_json, read_json
 from slurm_gpumem.lab.places import CORRECTION_FOLDS, TRACE_FOLDS
 
 FOLDS = 5

@@ -7,9 +7,10 @@ from math import ceil
 from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 from slurm_gpumem.estimators.corrected.estimator import correct_peak, joined
-from slurm_gpumem.estimators.corrected.trees import from_json
-from slurm_gpumem.estimators.corrected.width import packaged as packaged_widths
+from slurm_gpumem.estimators.corrected.features import KNOWN
 from slurm_gpumem.estimators.coverage import between
+from slurm_gpumem.estimators.trees import from_json
+from slurm_gpumem.estimators.width import packaged as packaged_widths
 from slurm_gpumem.lab.fit.correction_rows import Row
 from slurm_gpumem.lab.fit.folds import fold_of_name
 from slurm_gpumem.lab.fit.relatives_of_rows import NeighboursOfRows
@@ -43,7 +44,7 @@ def held_out(
     lonely: bool = False,
 ) -> List[Held]:
     """Every row, answered by its fold; `lonely`: as if no model of its family had been measured."""
-    corrections = [from_json(part, "the fold just fitted") for part in parts]
+    corrections = [from_json(part, "the fold just fitted", KNOWN) for part in parts]
     # The widths in force: `lab.fit.widths` fits them to this correction afterwards.
     widths = packaged_widths()
     told = [neighbours.without(number, lonely) for number in range(len(parts))]

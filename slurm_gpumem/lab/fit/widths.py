@@ -1,7 +1,7 @@
 """Fit how wide requests must be: `python -m slurm_gpumem.lab.fit.widths [--rows FILE]`.
 
 For every group of texts and for traces: how far above its peak a job's need lies, at each coverage, in units
-that follow the job's spread, size and batch (estimators/corrected/width.py). The powers of the units are
+that follow the job's spread, size and batch (estimators/width.py). The powers of the units are
 those that ask for least at the group's own coverage. A text is judged by trees that never saw its model, as
 if no model of its family had been measured; a group is what the estimator itself makes of a text, so
 hand-written networks of all data sets are one.
@@ -19,13 +19,13 @@ from math import exp, log
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.estimators.corrected import width
+from slurm_gpumem.estimators import width
 from slurm_gpumem.estimators.corrected.estimator import CorrectedPeak, correct_peak
 from slurm_gpumem.estimators.corrected.estimator import group_of as shown_group
 from slurm_gpumem.estimators.corrected.relatives import neighbour_runs, packaged
-from slurm_gpumem.estimators.corrected.width import FORMAT, Width
 from slurm_gpumem.estimators.coverage import EXPLAINED, LEVELS, between
 from slurm_gpumem.estimators.traced import learned
+from slurm_gpumem.estimators.width import FORMAT, Width
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.correction_rows import Row, rows
 from slurm_gpumem.lab.fit.relatives_file import only

@@ -11,12 +11,12 @@ from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected.estimator import corrected
 from slurm_gpumem.estimators.corrected.relatives import Relatives, packaged
-from slurm_gpumem.estimators.corrected.trees import Correction, read_json
-from slurm_gpumem.estimators.corrected.width import Width
-from slurm_gpumem.estimators.corrected.width import from_json as widths_from_json
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.traced import learned
+from slurm_gpumem.estimators.trees import Correction, read_json
 from slurm_gpumem.estimators.types import Estimate
+from slurm_gpumem.estimators.width import Width
+from slurm_gpumem.estimators.width import from_json as widths_from_json
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.fit.relatives_file import only
 from slurm_gpumem.lab.ground_truth import TOOLS, GroundTruth, MeasuredRun, part_of, real_mib

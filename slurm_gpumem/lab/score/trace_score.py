@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.corrected.trees import FORMAT, from_json
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.traced import learned
 from slurm_gpumem.estimators.traced.features import NAMES, features
 from slurm_gpumem.estimators.traced.replay import replay
+from slurm_gpumem.estimators.trees import FORMAT, from_json
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of

@@ -18,11 +18,14 @@ from typing import Any, Dict, Mapping, NamedTuple, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.corrected.trees import read_json, usable_number
 from slurm_gpumem.estimators.coverage import LEAST, LEVELS, MOST
+from slurm_gpumem.estimators.trees import read_json, usable_number
 
 FILE = "widths.json"
 FORMAT = "gpumem-widths/1"
+REFERENCE_CONTEXT_MIB = 764
+"""Context of the measured GPU. Ratios are of whole processes there, so that an error of a few MiB in a tiny
+job's tensors does not look large; on another GPU the same tensors are corrected by the same MiB."""
 _UNIT_MIB = 4096.0
 """A job of this size has a doubt of its steps times its spread."""
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Mapping, Sequence, Tuple, Union
 
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.corrected.features import KNOWN
 
 FORMAT = "gpumem-correction/3"
 SIZE_CAP = 4 << 20
@@ -59,7 +58,7 @@ class Correction:
     card: Mapping[str, Any]
 
 
-def load(path: Path, names: Sequence[str] = KNOWN) -> Correction:
+def load(path: Path, names: Sequence[str]) -> Correction:
     """Read and check one correction; ConfigError says what is wrong with the file."""
     return from_json(read_json(path), str(path), names)
 
@@ -79,7 +78,7 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f"{path}: is not JSON: {error}") from None
 
 
-def from_json(content: Any, where: str, names: Sequence[str] = KNOWN) -> Correction:
+def from_json(content: Any, where: str, names: Sequence[str]) -> Correction:
     """Check what a file says, number by number; `names` are the features it must have been fitted on."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ConfigError(f"{where}: is not a correction of format {FORMAT}; `make fit` writes one")
