@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Optional
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.tracing.guards import wanted
 
@@ -67,16 +68,18 @@ def is_wrapped(tensor: Tensor) -> bool:
 def value_of(tensor: Any) -> Optional[Tensor]:
     """The values of a meta tensor, if known."""
     value: Optional[Tensor] = getattr(tensor, _NAME, None)
-    if (
-        value is None
-        and isinstance(tensor, Tensor)
-        and tensor.numel() == 0
-        and tensor.layout == torch.strided
-    ):
+    if value is None and _is_empty(tensor):
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     if value is not None and value.layout == torch.strided and hasattr(value.untyped_storage(), _LOST):
         return None
     return value
+
+
+def _is_empty(tensor: Any) -> bool:
+    """Whether it has no values at all, and not only none yet (lazy layers)."""
+    if not isinstance(tensor, Tensor) or is_lazy(tensor):
+        return False
+    return tensor.layout == torch.strided and tensor.numel() == 0
 
 
 def give(tensor: Tensor, value: Tensor) -> None:
