@@ -53,6 +53,23 @@ def test_a_plain_convolution_is_copied_and_a_depthwise_one_is_not() -> None:
     assert workspace_bytes(convolution(channels_last=True), 32) < one / 2
 
 
+def test_the_gradient_of_a_wide_kernel_of_one_tap_is_a_product_for_each_sample() -> None:
+    """A transformer's feed-forward layers as 1-D convolutions: 4 GiB at a batch size of 512."""
+    one_tap = {"size": (25,), "out_size": (25,), "kernel": (1,), "stride": (1,), "padding": (0,)}
+    asked = convolution(call="weight", channels=1024, outputs=2048, dilation=(1,), **one_tap)
+    assert workspace_bytes(asked, 512) == 512 * 1024 * 2048 * 4
+    assert workspace_bytes(replace(asked, dtype="bf16"), 512) < 512 * MIB
+    cases = [case for case in load_calls(OPERATORS, every=11) if is_such(case.call.convolution)]
+    assert len(cases) > 5
+    for case in cases:
+        assert case.bytes == pytest.approx(case.call.rows * case.call.weight, rel=0.02)
+
+
+def is_such(c: Convolution) -> bool:
+    plain = (c.call, c.dtype, c.kernel, c.stride, c.groups) == ("weight", "fp32", (1,), (1,), 1)
+    return plain and not c.transposed and min(c.channels, c.outputs) >= 256
+
+
 def test_the_middle_answer_lies_between_the_least_and_the_most() -> None:
     for call in CALLS:
         for channels in (3, 17, 64, 250):
