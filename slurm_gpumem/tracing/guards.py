@@ -8,7 +8,7 @@ import os
 import sys
 from functools import lru_cache
 from types import FrameType
-from typing import Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 
@@ -16,6 +16,8 @@ _NOT_THE_ASKER = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
+_ROUNDS = 20
+"""Equal answers after which a loop counts as endless; values may become known in its first rounds."""
 
 
 def wanted() -> Optional[bool]:
@@ -23,9 +25,7 @@ def wanted() -> Optional[bool]:
 
     `if bad.any(): raise …` wants False, `assert ok.all()` True.
     """
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_ASKER):
-        frame = frame.f_back
+    frame = _asker()
     if frame is None:
         return None
     for first, last, truth in _checks(frame.f_code.co_filename):
@@ -34,15 +34,61 @@ def wanted() -> Optional[bool]:
     return None
 
 
+class EndlessLoop(RuntimeError):
+    """A loop's end depends on values that a trace does not have."""
+
+
+def count_rounds(rounds: Dict[Tuple[int, int], int]) -> None:
+    """Call it before an unknown value is answered; EndlessLoop where a loop asks for it again and again.
+
+    Unknown values are always answered alike: a loop that only its condition ends would never end.
+    """
+    frame = _asker()
+    if frame is None:
+        return
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    if not any(first <= line <= last for first, last in _open_loops(path)):
+        return
+    asked = rounds[id(frame), line] = rounds.get((id(frame), line), 0) + 1
+    if asked > _ROUNDS:
+        raise EndlessLoop(
+            f"how often the loop at {os.path.basename(path)}, line {line}, runs depends on values on the "
+            "GPU, which a trace does not have"
+        )
+
+
+def _asker() -> Optional[FrameType]:
+    """The frame of the script or of a library that asks for a value."""
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_ASKER):
+        frame = frame.f_back
+    return frame
+
+
+@lru_cache(maxsize=64)
+def _open_loops(path: str) -> Tuple[Tuple[int, int], ...]:
+    """Lines of the conditions of a file's `while` loops that nothing else ends: no count, break or return."""
+    found = []
+    for node in ast.walk(_parsed(path)):
+        if not isinstance(node, ast.While) or isinstance(node.test, ast.BoolOp):
+            continue
+        if not any(isinstance(inner, (ast.Break, ast.Return)) for inner in ast.walk(node)):
+            found.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
+    return tuple(found)
+
+
+def _parsed(path: str) -> ast.Module:
+    try:
+        return ast.parse("".join(linecache.getlines(path)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])  # no source, or not this Python's
+
+
 @lru_cache(maxsize=64)
 def _checks(path: str) -> Tuple[Tuple[int, int, bool], ...]:
     """Lines of the conditions of a file that raise, and the truth with which they do not."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
-        return ()  # no source, or not this Python's
     found = []
-    for node in ast.walk(tree):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Assert):
             found.append(_lines_of(node.test, True))
         elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.choices import choices_of
-from slurm_gpumem.tracing.guards import wanted
+from slurm_gpumem.tracing.guards import count_rounds, wanted
 from slurm_gpumem.tracing.values import give, is_wrapped, value_of
 
 aten = torch.ops.aten
@@ -99,6 +99,7 @@ def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     check = wanted()
     if check is not None:
         return check
+    count_rounds(recorder.guess.rounds)
     recorder.guess.used = True
     return recorder.guess.truth
 

@@ -18,6 +18,7 @@ from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.batches import maker, require_size
 from slurm_gpumem.tracing.constants import known_constants
 from slurm_gpumem.tracing.described import checkpointing_seen, precision_of
+from slurm_gpumem.tracing.guards import EndlessLoop
 from slurm_gpumem.tracing.loop import Inputs, Plan, run
 from slurm_gpumem.tracing.meta_model import meta_twin, unwrapped
 from slurm_gpumem.tracing.own_step import Step, run_own_step
@@ -109,7 +110,7 @@ def _summary(asked: _Asked) -> ModelSummary:
     try:
         return _traced(asked, "meta", guess)
     except _FAILURES as error:
-        if guess.used:
+        if guess.used and not isinstance(error, EndlessLoop):
             # It checked a condition, got True for an unknown value, and raised an error: "labels too large?"
             with suppress(*_FAILURES):
                 return _traced(asked, "meta", Guess(truth=False))

@@ -9,6 +9,9 @@ from typing import Any, List, NamedTuple
 _OFFLINE = ("Offline", "offline", "ConnectionError", "Connection refused", "getaddrinfo", "name resolution",
             "unreachable")  # fmt: skip
 
+ENDLESS = "EndlessLoop"
+"""The kind of failure after which another guess at values would only skip the loop."""
+
 
 class Advice(NamedTuple):
     """How whoever called allows a command more."""
@@ -93,6 +96,8 @@ def _hint(state: Any) -> str:
         return "Prepare its data first: a trace reads real files."
     if state.kind == "ModuleNotFoundError":
         return "Run it in the environment that the job uses: activate it before, or name its python."
+    if state.kind == ENDLESS:
+        return "Measure a run instead: submit it with a GPU of its own once."
     if state.kind == "EOFError":
         return "It asks for input; nobody answers while it is traced."
     if any(word in text for word in _OFFLINE):

@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.script.messages import Advice, explain
+from slurm_gpumem.tracing.script.messages import ENDLESS, Advice, explain
 from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read
 
 _HERE = Path(__file__).resolve().parent
@@ -111,7 +111,7 @@ def trace_command(
     started = time.monotonic()
     asked = _Asked(command, limits, gpu, extra_path, environment, folder, progress)
     state, traced = _once(asked, truth=True)
-    if traced is None and state.guessed and not state.stopped:
+    if traced is None and state.guessed and not state.stopped and state.kind != ENDLESS:
         # A value that nobody knows was taken to be true, and the script did not like it.
         again, traced = _once(asked, truth=False)
         state = again if traced is not None else state

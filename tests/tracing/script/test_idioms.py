@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Dict, Iterator, List
 
 import pytest
 
+from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.own import parse
 from slurm_gpumem.summaries.trace_types import Site, Trace
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
@@ -220,3 +222,22 @@ def test_weights_of_a_recurrent_layer_are_copied_into_one_buffer(
     runs: Dict[str, Future[TracedScript]],
 ) -> None:
     assert 4 * 64 * (32 + 64 + 2) * 4 in _sizes(runs["layouts"], "zeros")
+
+
+ADAPTIVE = """
+import torch
+from torch import nn
+layer = nn.Linear(64, 64).cuda(); optimizer = torch.optim.Adam(layer.parameters())
+for step in range(5):
+    x = torch.randn(32, 64, device="cuda"); now, end = torch.tensor([0.0, 1.0], device="cuda")
+    while end > now:
+        change = layer(x); x = x + change; now = now + 1 / change.norm()
+    optimizer.zero_grad(); x.pow(2).mean().backward(); optimizer.step()
+"""
+
+
+def test_a_loop_that_only_values_on_the_gpu_end_is_named_and_not_skipped(tmp_path: Path) -> None:
+    """Solvers with adaptive steps: each round keeps its tensors, and nobody knows how many there are."""
+    (tmp_path / "train.py").write_text(ADAPTIVE)
+    with pytest.raises(TargetError, match=r"how often the loop at train.py, line 7,(.|\n)*Measure a run"):
+        trace_command([sys.executable, "train.py"], folder=str(tmp_path))
