@@ -97,8 +97,10 @@ def test_values_that_come_from_constants_are_read_and_others_are_said_to_be_made
     assert "took 1" in found["reader"]["remarks"][0]
 
 
-def test_a_model_that_stops_at_a_made_up_truth_is_told_the_opposite(found: Dict[str, Any]) -> None:
-    assert ["took 0" in remark for remark in found["guarded"]["remarks"]] == [True]
+def test_a_model_that_stops_at_a_made_up_truth_gets_the_opposite(found: Dict[str, Any]) -> None:
+    seen, unseen = found["guarded"]["remarks"]
+    assert ["taken as passed" in remark for remark in seen] == [True]
+    assert ["took 0" in remark for remark in unseen] == [True]
 
 
 def test_a_recurrent_layer_is_one_operator(found: Dict[str, Any]) -> None:

@@ -180,10 +180,24 @@ class Guarded(nn.Module):
         return out
 
 
+class GuardedElsewhere(Guarded):
+    """The line that reads the truth does not show that it leads to an error."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        too_large = bool((x.abs() >= 32).any())
+        if too_large:
+            raise ValueError("too large")
+        out: torch.Tensor = self.linear(x)
+        return out
+
+
 def guarded() -> Dict[str, Any]:
-    summary = summarize(Guarded(), torch.empty(4, 8, device="meta"), optimizer="sgd")
-    assert summary.trace is not None
-    return {"remarks": summary.trace.remarks}
+    remarks = []
+    for model in (Guarded(), GuardedElsewhere()):
+        summary = summarize(model, torch.empty(4, 8, device="meta"), optimizer="sgd")
+        assert summary.trace is not None
+        remarks.append(summary.trace.remarks)
+    return {"remarks": remarks}
 
 
 def recurrent() -> Dict[str, Any]:
