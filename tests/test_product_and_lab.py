@@ -31,6 +31,7 @@ ASKS_WHERE_IT_IS = {
     "tracing/child/blame.py": "the package's root, to tell its frames from the user's",
     "tracing/child/load.py": "files of the user's modules",
     "tracing/child/sandbox.py": "the package's root, for a child's import path",
+    "tracing/guards.py": "the package's root, to tell its frames from those that ask for a value",
     "tracing/script/injected/sitecustomize.py": "its own folder, to find the user's file of that name",
     "tracing/script/run.py": "the package's root and its own programs, for the traced command",
 }
