@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -19,6 +20,7 @@ from slurm_gpumem.units import ceil_div, exact_mib, format_at_least, format_mib
 
 SCHEMA = "gpumem-estimate/1"
 WIDTH = 96
+_MARGIN = " " * len("alone on the GPU: ")
 
 
 def result_line(summary: ModelSummary, estimate: Estimate, shard_mib: int) -> str:
@@ -124,17 +126,21 @@ def _utilization_lines(estimate: Estimate) -> List[str]:
     utilization = estimate.utilization
     if utilization is None:
         why = estimate.no_utilization
-        return [f"alone on the GPU: SM activity unknown: {why}"] if why else []
+        return _folded(f"alone on the GPU: SM activity unknown: {why}") if why else []
     low, high = utilization.intervals["sm_active"]
     shortest, longest = utilization.intervals["step_seconds"]
     bound = "the CPU's launches" if utilization.launch_bound else "the GPU"
     return [
         f"alone on the GPU: SM activity {utilization.sm_active:.0f} % ({low:.0f} to {high:.0f}), "
         f"occupancy {utilization.sm_occupancy:.0f} %, memory {utilization.dram_active:.0f} % busy",
-        f"                  step {_time(utilization.step_seconds)} ({_time(shortest)} to {_time(longest)}), "
+        f"{_MARGIN}step {_time(utilization.step_seconds)} ({_time(shortest)} to {_time(longest)}), "
         f"bound by {bound}",
-        *(f"                  {warning}" for warning in utilization.warnings),
+        *(line for warning in utilization.warnings for line in _folded(_MARGIN + warning)),
     ]
+
+
+def _folded(line: str) -> List[str]:
+    return textwrap.wrap(line, WIDTH, initial_indent="", subsequent_indent=_MARGIN, drop_whitespace=True)
 
 
 def _time(seconds: float) -> str:
