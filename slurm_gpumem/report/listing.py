@@ -21,7 +21,7 @@ _MEASURED = 2000
 """Rows that widths are taken from; later ones are cut to them."""
 _LEFT_OVER = 100
 _LEAST_TEXT = 6
-_BAD_STATES = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT", "BOOT_FAIL", "DEADLINE")
+_BAD_STATES = ("FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "TIMEOUT")
 
 
 class TableStyle(NamedTuple):

@@ -188,7 +188,7 @@ def placement_is_known(now: Snapshot) -> Iterator[Finding]:
         fix = (
             "gpumem setup --placement spread, unless whole GPUs must stay free"
             if now.version >= SPREADING
-            else "nothing before Slurm 23.11: docs/admin/placement.md says what helps"
+            else "nothing before Slurm 23.11: `gpumem docs placement` says what helps"
         )
     yield Finding(Severity.NOTE, "placement", what, why, fix)
 

@@ -158,7 +158,7 @@ def _placement(asked: Optional[str], snapshot: Optional[Snapshot]) -> str:
     if asked == SPREAD and snapshot is not None and not can_spread:
         raise UsageError(
             f"--placement spread needs {SPREAD_WORD}, which Slurm {snapshot.version_text} does not have "
-            "(23.11 and later do): shares fill one GPU after the other there. docs/admin/placement.md says "
+            "(23.11 and later do): shares fill one GPU after the other there. `gpumem docs placement` says "
             "what helps"
         )
     return asked or (SPREAD if can_spread else PACK)

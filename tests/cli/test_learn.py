@@ -299,11 +299,11 @@ def test_torn_and_foreign_files_are_counted_and_passed_over(site: Site) -> None:
 def test_estimates_follow_the_layer_and_a_broken_one_is_a_warning(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = estimate(SUMMARY, batch_size=16, gpu="a100")
+    plain = estimate(SUMMARY, batch_size=16, gpu="a100", estimator="corrected")
     site.fill(200, 20, 0.8, 0.05)
     assert site.learn().returncode == 0
     monkeypatch.setenv("GPUMEM_SITE_CONFIG", str(site.config))
-    moved = estimate(SUMMARY, batch_size=16, gpu="a100")
+    moved = estimate(SUMMARY, batch_size=16, gpu="a100", estimator="corrected+site")
     layer = site.layer()
     wanted = layer.move(plain.peak_mib, plain.request_mib, "a100", "")[0]
     assert moved.peak_mib == pytest.approx(wanted, abs=2)
@@ -312,7 +312,7 @@ def test_estimates_follow_the_layer_and_a_broken_one_is_a_warning(
     assert sum(moved.parts.values()) == moved.peak_mib
     assert estimate(SUMMARY, batch_size=16, gpu="a100", estimator="corrected").peak_mib == plain.peak_mib
     site.learned.write_text(site.learned.read_text().replace('"offset": ', '"offset": 1e9'))
-    broken = estimate(SUMMARY, batch_size=16, gpu="a100")
+    broken = estimate(SUMMARY, batch_size=16, gpu="a100", estimator="corrected+site")
     assert (broken.peak_mib, "is not used" in broken.warnings[-1]) == (plain.peak_mib, True)
     assert site.learn().returncode == 2
 

@@ -13,7 +13,7 @@ from slurm_gpumem import estimate
 from slurm_gpumem.lab.score.blind import answers, lines, main, memory_cells, utilization_cells
 from slurm_gpumem.units import MIB
 
-TEXT = (Path(__file__).parents[1] / "estimators" / "data" / "small_cnn.txt").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt").read_text()
 
 
 def _data(folder: Path, need_mib: int, **changes: Any) -> Path:

@@ -68,10 +68,10 @@ def test_a_curve_goes_on_where_it_was(desk: Desk, set_clock: SetClock, jump: flo
 def test_faults_from_before_the_clock_was_set_back_are_nobodys_an_hour_later() -> None:
     faults = FaultLog()
     faults.fault(Fault("GPU-a", 10 * HOUR, "xid", 31))
-    faults.lost(Loss(1, 1000, "GPU-a", 10 * HOUR))
+    faults.lost(Loss(1, 1000, 1000, "GPU-a", 10 * HOUR))
     assert len(faults.events(10 * HOUR)) == 1
     assert faults.events(9 * HOUR) == []
-    faults.lost(Loss(2, 1000, "GPU-a", 10 * HOUR + 1))
+    faults.lost(Loss(2, 1000, 1000, "GPU-a", 10 * HOUR + 1))
     assert faults.events(10 * HOUR + 1) == []
 
 

@@ -170,14 +170,14 @@ def test_an_event_that_comes_late_changes_the_closed_record(tmp_path: Path) -> N
 
 def test_jobs_that_lose_their_processes_with_a_fault_are_told_of_each_other() -> None:
     log = FaultLog()
-    log.lost(Loss(7, 1000, "GPU-aa", 50.0))
-    log.lost(Loss(9, 2000, "GPU-aa", 50.5))
-    log.lost(Loss(10, 1000, "GPU-bb", 50.5))
+    log.lost(Loss(7, 1000, 1000, "GPU-aa", 50.0))
+    log.lost(Loss(9, 2000, 2000, "GPU-aa", 50.5))
+    log.lost(Loss(10, 1000, 1000, "GPU-bb", 50.5))
     assert log.events(50.6) == []
     log.fault(Fault("GPU-aa", 51.0, "xid", 31))
     first = {loss.job_id: event.others for loss, event in log.events(51.0)}
     assert first == {7: (), 9: ()}
-    log.lost(Loss(8, 1000, "GPU-aa", 52.0))
+    log.lost(Loss(8, 1000, 1000, "GPU-aa", 52.0))
     assert {loss.job_id: event.others for loss, event in log.events(52.0)} == {7: (8,), 8: (7,)}
     assert log.events(53.0) == []
     assert log.events(500.0) == []
@@ -186,7 +186,7 @@ def test_jobs_that_lose_their_processes_with_a_fault_are_told_of_each_other() ->
 def test_a_job_that_ends_long_after_a_fault_has_nothing_to_do_with_it() -> None:
     log = FaultLog()
     log.fault(Fault("GPU-aa", 50.0, "xid", 31))
-    log.lost(Loss(7, 1000, "GPU-aa", 58.0))
+    log.lost(Loss(7, 1000, 1000, "GPU-aa", 58.0))
     assert log.events(58.0) == []
 
 

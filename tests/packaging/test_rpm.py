@@ -59,10 +59,11 @@ def test_the_copied_package_is_the_wheel(tmp_path: Path) -> None:
     names = _files(package)
     modules = {str(path.relative_to(ROOT / "slurm_gpumem")) for path in (ROOT / "slurm_gpumem").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == {
-        n for n in modules if not n.startswith("lab/")
+        n for n in modules if not n.startswith(("lab/", "adapters/hydra/"))
     }
     assert {"models/gpus.toml", "lua/gpumem.lua", "prolog/prolog.sh", "report/html/assets/page.html"} <= names
-    assert not [name for name in names if "lab" in Path(name).parts or name.endswith(".md")]
+    assert not [name for name in names if "lab" in Path(name).parts]
+    assert {Path(name).parts[0] for name in names if name.endswith(".md")} == {"docs"}
     environ = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "/usr/bin:/bin"}
     gpumem = [sys.executable, str(tmp_path / "bin" / "gpumem"), "--help"]
     done = subprocess.run(gpumem, cwd="/", env=environ, capture_output=True, text=True, check=True)

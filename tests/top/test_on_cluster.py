@@ -12,6 +12,7 @@ import struct
 import subprocess
 import tempfile
 import termios
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,13 +151,22 @@ def test_on_a_terminal_it_is_drawn_again_and_again_and_leaves_the_screen_as_it_w
     for name in ("COLUMNS", "LINES", "NO_COLOR"):
         env.pop(name, None)
     argv = [str(site.python), "-m", "slurm_gpumem", "top", "-i", "0.1"]
-    started = subprocess.Popen(argv, stdout=theirs, stdin=subprocess.DEVNULL, env=env, cwd="/")
+    started = subprocess.Popen(
+        argv,
+        stdout=theirs,
+        stdin=subprocess.DEVNULL,
+        env=env,
+        cwd="/",
+        # A shell that runs the tests in the background ignores it, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(theirs)
     seen = b""
     deadline = time.monotonic() + 60
     while seen.count(b"\x1b[H") < 3 and time.monotonic() < deadline:
         seen += os.read(ours, 65536)
     started.send_signal(signal.SIGINT)
+    threading.Timer(30, started.kill).start()
     try:
         while True:
             seen += os.read(ours, 65536)

@@ -75,7 +75,12 @@ def test_of_a_text_with_somebodys_own_classes_utilization_is_unknown_and_says_wh
 
 
 def test_of_a_text_without_shapes_utilization_is_unknown_and_says_what_has_them() -> None:
-    found = estimate("ResNet(\n  (conv1): Conv2d(3, 64, kernel_size=(7, 7))\n)\n", batch_size=8, gpu="h200")
+    found = estimate(
+        "ResNet(\n  (conv1): Conv2d(3, 64, kernel_size=(7, 7))\n)\n",
+        batch_size=8,
+        gpu="h200",
+        estimator="corrected",
+    )
     assert found.utilization is None
     assert "no shapes" in found.no_utilization
 
