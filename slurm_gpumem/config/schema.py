@@ -44,7 +44,7 @@ _PARTITION_KEYS = (
         "max_slowdown",
         SLOWDOWN,
         2.0,
-        "how many times as long a step may take beside others as alone, as predicted (`gpumem docs sharing`)",
+        "how many times as long a step may take beside others as alone, as predicted (gpumem docs sharing)",
     ),
     Key(
         "utilization",
