@@ -213,17 +213,3 @@ def test_wrong_options_are_said(tmp_path: Path, args: List[str], message: str) -
 def test_a_model_is_in_one_part_for_good() -> None:
     assert part_of("torchvision/resnet50") == "development"
     assert part_of("torchvision/vgg16") == "hold-out"
-
-
-def test_fresh_jobs_are_scored_as_a_user_would_be_answered(tmp_path: Path) -> None:
-    _write(tmp_path, [_row(1), _row(2, source="timm", process_bytes=90_000 * MIB)])
-    done = _run("--fresh", "--data", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("| input | code | runs |")
-    cells = {line.split("|")[2].strip(): line for line in lines[2:] if line.startswith("| torchsummary")}
-    assert set(cells) == {"library", "hand-written"}
-    assert "| 100.0% |" in cells["library"]
-    refused = _run("--fresh")
-    assert refused.returncode == 2
-    assert "--data" in refused.stderr

@@ -54,7 +54,7 @@ BATCH_POWERS = (0.0, 0.1, 0.2)
 GRUMBLE = 1.5
 """A request of more than this multiple of the need counts beside the memory that it holds."""
 FEW_KINDS = 0.8
-"""Hand-written networks come in more kinds than were measured: of the misses allowed, so many are used."""
+"""Hand-written networks come in more kinds than were measured: this share of the allowed misses is used."""
 MOST_MIB = 1 << 20
 """A peak beyond a TiB is no estimate: no GPU has it, so such a job is refused."""
 
@@ -197,7 +197,7 @@ def fit_group(needs: Sequence[Need], coverage: float) -> Width:
 def _with_steps(needs: Sequence[Need], wide: Width) -> Width:
     ordered = sorted((one.need - one.peak) / wide.unit_mib(one.peak, one.spread, one.batch) for one in needs)
     count = len({one.unit for one in needs})
-    # Runs of one family err together, so it is families that count: so many hold this share of what comes.
+    # Runs of one family err together, so families are counted, not runs.
     levels = [min(1.0, level * (count + 1) / count) for level in LEVELS]
     if all(one.group.startswith("written") for one in needs):
         levels = [1 - (1 - level) * FEW_KINDS for level in levels]

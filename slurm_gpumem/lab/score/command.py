@@ -48,15 +48,6 @@ def main(argv: List[str]) -> int:
 
         print("\n".join(utilization_lines()))
         return 0
-    if args.fresh or args.traces:
-        from slurm_gpumem.lab.score.fresh import fresh_lines
-
-        if not args.fresh or args.data is None:
-            raise UsageError(
-                "--fresh needs --data with jobs that nothing was fitted on; --traces goes with it"
-            )
-        print("\n".join(fresh_lines(args.data, args.traces)))
-        return 0
     # What was stored was made from the fullest texts, so it has nothing to say of others.
     stored = {} if args.format else load_predictions()
     known = [*registry.estimator_names(), *stored]
@@ -228,14 +219,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help=f"folder of measured runs ({shown(GROUND_TRUTH)})"
-    )
-    parser.add_argument(
-        "--fresh",
-        action="store_true",
-        help="of jobs that nothing was fitted on (--data): one Markdown table by kind of code and input",
-    )
-    parser.add_argument(
-        "--traces", type=Path, metavar="DIR", help="with --fresh: folder of lab.score.trace_rows"
     )
     parser.add_argument("--worst", type=int, default=10, metavar="N", help="runs listed by name (10)")
     parser.add_argument("--shard-mib", type=int, default=1024, metavar="MIB", help="MiB per shard (1024)")
