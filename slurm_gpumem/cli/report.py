@@ -100,7 +100,7 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
 
         jobs = [shown.detail_json(detail, shard_mib) for detail in details]
         print(json.dumps({"schema": SCHEMA, **_about(store, args), "jobs": jobs}))
-    elif details:
+    elif rows:
         unicode = speaks_unicode()
         print(
             "\n\n".join("\n".join(shown.job_lines(detail, shard_mib, unicode=unicode)) for detail in details)
