@@ -5,6 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+FOLDERS = ("~/.local/share/gpumem", "/usr/local/share/gpumem", "/usr/share/gpumem")
+"""Where optional files that are too large for the package may lie."""
+
+
+def package_folder(name: str) -> str:
+    """A folder of the package."""
+    return str(_PACKAGE / name)
 
 
 def data_path(folder: str, name: str) -> Path:

@@ -67,5 +67,7 @@ def _slips(one: str, other: str) -> int:
             if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
                 cost = min(cost, before[j - 2] + 1)
             row.append(cost)
+        if min(row) > 2 and min(last) > 2:
+            return 3  # what follows can only add to it
         before = last
     return row[-1]

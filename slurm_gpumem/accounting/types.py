@@ -3,12 +3,12 @@
 Sizes are MiB, times are Unix seconds, durations seconds, shares parts of 1. None is "not known".
 Texts come from users (model, user and job names) and may hold anything but NUL: whoever prints them
 makes them harmless for their own format (`texts.py` has the terminal's and the spreadsheet's way).
+Tuples, because defining dataclasses of this size would take a third of the time of `gpumem report`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.formats.curve import Curve as Curve
 
@@ -22,8 +22,7 @@ GROUPS = ("user", "account", "model", "gpu", "partition", "day")
 """What a summary can be taken by."""
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(NamedTuple):
     """One GPU of the cluster."""
 
     node: str
@@ -40,8 +39,7 @@ class Device:
         return f"{self.node}/gpu{self.number}" if self.number is not None else f"{self.node}/{self.uuid[:12]}"
 
 
-@dataclass(frozen=True)
-class GpuStay:
+class GpuStay(NamedTuple):
     """One run of a job on one GPU."""
 
     device: Device
@@ -60,8 +58,7 @@ class GpuStay:
     curve: Optional[Curve] = None
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(NamedTuple):
     """One run of a job on one node, as its record describes it."""
 
     restarts: int
@@ -86,8 +83,7 @@ class Attempt:
     stays: Tuple[GpuStay, ...] = ()
 
 
-@dataclass(frozen=True)
-class JobRow:
+class JobRow(NamedTuple):
     """One job with all its runs, joined with what Slurm's accounting knows of it."""
 
     job_id: int
@@ -220,8 +216,7 @@ class JobRow:
         return self.ooms > 0 and self.state == "COMPLETED"
 
 
-@dataclass(frozen=True)
-class JobDetail:
+class JobDetail(NamedTuple):
     """One job in depth: its row and every run with its curves."""
 
     row: JobRow
@@ -230,8 +225,7 @@ class JobDetail:
     """Records that the index knows and that are not there (or not readable) any more."""
 
 
-@dataclass(frozen=True)
-class Filters:
+class Filters(NamedTuple):
     """Which jobs; empty is all."""
 
     users: Tuple[str, ...] = ()
@@ -253,8 +247,7 @@ class Filters:
 ALL = Filters()
 
 
-@dataclass(frozen=True)
-class JobTotals:
+class JobTotals(NamedTuple):
     """Sums over the jobs of one group, or of all."""
 
     group: str
@@ -356,8 +349,7 @@ class JobTotals:
         return 1 - self.peak_mib_s / self.granted_mib_s if self.granted_mib_s else None
 
 
-@dataclass(frozen=True)
-class Waster:
+class Waster(NamedTuple):
     """Who keeps the most memory from others without using it."""
 
     user: str
@@ -368,8 +360,7 @@ class Waster:
     """The job that wasted the most."""
 
 
-@dataclass(frozen=True)
-class Freshness:
+class Freshness(NamedTuple):
     """How far the store is up to date, and what was left out."""
 
     records: int

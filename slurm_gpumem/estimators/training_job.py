@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, TrainingJob
-from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.training_names import NOT_MODELLED, plain_name
+
+if TYPE_CHECKING:
+    from slurm_gpumem.summaries.trace_types import Trace
 
 _NAMES = ("optimizer", "precision", "loss", "input_dtype", "module_loading")
 PRECISION_TITLES = {

@@ -6,16 +6,14 @@ MiB of every step; percent of every step. "-" is not known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import List, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 MOST_STEPS = 1000
 """A reader takes no more; a sampler writes far fewer."""
 _MOST_TIME = 1e11
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """Memory and activity in steps of equal length; at most some dozens of them."""
 
     start: float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, TextIO, Tuple
 
 from slurm_gpumem.accounting.types import JobTotals, Waster
@@ -88,14 +87,14 @@ def write_summary_json(
     if group is not None:
         table["by"] = group
         table["groups"] = [summary_json(one) for one in groups]
-    table["wasters"] = [asdict(waster) for waster in wasters]
+    table["wasters"] = [waster._asdict() for waster in wasters]
     file.write(json.dumps(table) + "\n")
 
 
 def summary_json(one: JobTotals) -> Dict[str, Any]:
     """A summary's figures, the computed ones among them."""
     values: Dict[str, Any] = {
-        key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(one).items()
+        key: round(value, 3) if isinstance(value, float) else value for key, value in one._asdict().items()
     }
     values["jobs_per_gpu"] = None if one.jobs_per_gpu is None else round(one.jobs_per_gpu, 3)
     values["saved"] = None if one.saved is None else round(one.saved, 4)

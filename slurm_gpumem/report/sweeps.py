@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Callable, Iterator, List, NamedTuple, Sequence, Set, Tuple, Union
 
 from slurm_gpumem.accounting.types import Filters, JobRow
@@ -36,7 +35,7 @@ def folded(
         if key in shown:
             continue
         shown.add(key)
-        beside = select(replace(filters, jobs=(row.array_job,)))
+        beside = select(filters._replace(jobs=(row.array_job,)))
         tasks = [task for task in beside if (task.cluster, task.array_job) == key]
         yield Sweep(tuple(tasks)) if len(tasks) > 1 else row
 

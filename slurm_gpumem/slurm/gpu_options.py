@@ -46,9 +46,7 @@ ENVIRONMENT = {
 """sbatch's input variables for the options that matter here."""
 _PREFIXES = {"srun": "SLURM_", "salloc": "SALLOC_"}
 
-_INNER_SRUN = re.compile(
-    r"^[^#\n]*\bsrun\b[^#\n]*\s(?:--gres[= ]+\S*gpu|--gpus(?:-per-[a-z]+)?[= ]|-G[ =]?[0-9a-z])", re.MULTILINE
-)
+_INNER_SRUN = r"(?m)^[^#\n]*\bsrun\b[^#\n]*\s(?:--gres[= ]+\S*gpu|--gpus(?:-per-[a-z]+)?[= ]|-G[ =]?[0-9a-z])"
 
 
 class Asked(NamedTuple):
@@ -153,7 +151,7 @@ def _why_whole(
         return "it asks for several kinds of GPUs"
     if not nodes and tasks.isdigit() and int(tasks) > 1:
         return f"its {tasks} tasks may run on several nodes (-N 1 would share)"
-    if script is not None and _INNER_SRUN.search(script.text()):
+    if script is not None and "srun" in script.text() and re.search(_INNER_SRUN, script.text()):
         # Such a step is refused in an allocation that has shards only.
         return f"an srun in {script.name} asks for a GPU itself"
     return None

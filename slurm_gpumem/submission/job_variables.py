@@ -15,7 +15,7 @@ VARIABLES = {
     "CUDA_MODULE_LOADING": "module-loading",
 }
 """What each says of a job, by the key of its #GPUMEM line."""
-_SET = re.compile(rf"(?<![\w$-])({'|'.join(VARIABLES)})=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)")
+_SET = rf"(?<![\w$-])({'|'.join(VARIABLES)})=(\"[^\"]*\"|'[^']*'|[^\s;&|]*)"
 _LOADING = ("lazy", "eager")
 _NO_OPTIONS = Wishes({})
 
@@ -54,7 +54,7 @@ def _inherited(environ: Mapping[str, str], options: Wishes) -> Iterator[Tuple[st
             if name in environ:
                 yield f"{name} (environment)", name, environ[name]
     for part in export.split(","):
-        given = _SET.fullmatch(part)
+        given = re.fullmatch(_SET, part) if "=" in part else None
         if given:
             yield "--export", given[1], given[2]
 
@@ -67,6 +67,7 @@ def _written(script: Optional[BatchScript], options: Wishes) -> Iterator[Tuple[s
     if wrapped:
         lines.append(("--wrap", wrapped))
     for where, line in lines:
-        if not line.lstrip().startswith("#"):
-            for given in _SET.finditer(line):
+        # The names first: compiling the pattern takes longer than all else here.
+        if not line.lstrip().startswith("#") and any(name in line for name in VARIABLES):
+            for given in re.finditer(_SET, line):
                 yield where, given[1], given[2]

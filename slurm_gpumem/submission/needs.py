@@ -84,7 +84,8 @@ def _activities(
 ) -> Tuple[Sequence[Optional[Activity]], Sequence[str]]:
     """What the job's activity takes on each kind, and warnings; nothing where no slowdown limit counts."""
     own, policy = asked.settings.max_slowdown, asked.config.sharing
-    if own is None and policy.slowdown_in(reach.partitions) is None:
+    nothing_asked = own is None and not any(estimates)
+    if nothing_asked or (own is None and policy.slowdown_in(reach.partitions) is None):
         return [None] * len(estimates), ()
     from slurm_gpumem.submission.activity import weigh_activity
 
@@ -139,11 +140,11 @@ def _estimates(
         return [None for _ in reach.models]
     gpus = reach.gpus
     from slurm_gpumem.estimators import remembered
-    from slurm_gpumem.utilization.predict import estimate_with_utilization, with_utilization
+    from slurm_gpumem.submission.kept_estimates import estimate_once
 
     name = asked.settings.text("estimator") or "auto"
     if name not in ("auto", remembered.NAME):
-        return [estimate_with_utilization(name, summary, job, gpu, coverage) for gpu in gpus]
+        return [estimate_once(name, summary, job, gpu, coverage) for gpu in gpus]
     from slurm_gpumem.accounting.notice import note_new_runs
 
     note_new_runs()
@@ -152,10 +153,12 @@ def _estimates(
     for gpu in gpus:
         peaks = remembered.recall(summary, job, gpu)
         if len(peaks) >= least:
+            from slurm_gpumem.utilization.predict import with_utilization
+
             measured = remembered.from_peaks(summary, job, gpu, peaks)
             found.append(with_utilization(measured, gpu, summary))
         else:
-            found.append(estimate_with_utilization(name, summary, job, gpu, coverage))
+            found.append(estimate_once(name, summary, job, gpu, coverage))
     return [
         as_active_as_before(one, remembered.recall_activity(summary, job, gpu))
         for one, gpu in zip(found, gpus)

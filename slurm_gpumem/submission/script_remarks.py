@@ -13,19 +13,20 @@ if TYPE_CHECKING:
     from slurm_gpumem.submission.reach import GpuModel
     from slurm_gpumem.summaries.types import ModelSummary
 
-_BATCH = re.compile(
+# Patterns are compiled where they are used: most jobs need none of them.
+_BATCH = (
     r"(?<![\w-])(--(?:per[-_]device[-_])?(?:train[-_])?batch[-_]?size[= ]|[\w.]*batch_size=)[\"']?([0-9]+)\b"
 )
 """As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=8."""
-_PYTHON_FILE = re.compile(r"[\w./~-]+\.py\b")
-_BENCHMARK = re.compile(r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b")
-_SETS_VARIABLE = re.compile(
+_PYTHON_FILE = r"[\w./~-]+\.py\b"
+_BENCHMARK = r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b"
+_SETS_VARIABLE = (
     r"""(?m)^[^#\n]*\benviron(?:\[|\.setdefault\()\s*["']("""
     + "|".join(VARIABLES)
     + r""")["']\s*(?:\]\s*=[^=]|,)"""
 )
 _SOURCE_CAP = 1 << 20
-_PREALLOCATES = re.compile(r"(?i)(?<![a-z])(?:jax|flax|tensorflow|keras)(?![a-z])|_tf\.py")
+_PREALLOCATES = r"(?i)(?<![a-z])(?:jax|flax|tensorflow|keras)(?![a-z])|_tf\.py"
 _SETTLED = ("XLA_PYTHON_CLIENT", "XLA_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 """Variables with which a script has already said how much it takes."""
 
@@ -37,7 +38,7 @@ def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
         return None
     found: List[Tuple[str, str, int]] = []
     for where, line in _commands(asked):
-        found += [(where, match[0], int(match[2])) for match in _BATCH.finditer(line)]
+        found += [(where, match[0], int(match[2])) for match in re.finditer(_BATCH, line)]
     if not found or any(number == batch for _, _, number in found):
         return None
     where, words, _ = found[0]
@@ -64,18 +65,18 @@ def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, 
         return ()
     convolutions = any("conv" in layer.kind.lower() for layer in summary.layers)
     found: List[str] = []
-    for name in sorted({name for _, line in _commands(asked) for name in _PYTHON_FILE.findall(line)}):
+    for name in sorted({name for _, line in _commands(asked) for name in re.findall(_PYTHON_FILE, line)}):
         try:
             with open(os.path.expanduser(name), "rb") as file:
                 text = file.read(_SOURCE_CAP).decode("utf-8", "replace")
         except OSError:
             continue  # not here, or not ours to read: the job may find it where it runs
-        if convolutions and _BENCHMARK.search(text):
+        if convolutions and re.search(_BENCHMARK, text):
             found.append(
                 f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
                 "text cannot show; gpusbatch --trace counts them"
             )
-        variable = _SETS_VARIABLE.search(text)
+        variable = re.search(_SETS_VARIABLE, text)
         if variable:
             found.append(
                 f"{name} sets {variable[1]} itself, which the estimate does not follow; export it in the job "
@@ -90,7 +91,7 @@ def preallocation_remark(
     """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
     lines = [line for _, line in _commands(asked)]
     by_framework = summary is not None and summary.shows.preallocates
-    if not (by_framework or any(_PREALLOCATES.search(line) for line in lines)):
+    if not (by_framework or any(re.search(_PREALLOCATES, line) for line in lines)):
         return None
     if any(name in line for line in lines for name in _SETTLED):
         return None

@@ -33,8 +33,15 @@ def read_summary(source: Union[str, os.PathLike[str]]) -> ModelSummary:
     if isinstance(source, str) and "\n" in source:
         return parse(source, origin="summary text")
     path = Path(source)
-    summary = parse(_read_text(path), origin=str(path))
-    return summary if summary.name else replace(summary, name=path.stem)
+    text = _read_text(path)
+    summary = parse(text, origin=str(path))
+    return replace(summary, name=summary.name or path.stem, digest=_digest(text))
+
+
+def _digest(text: str) -> str:
+    from hashlib import blake2b
+
+    return blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
 def _read_text(path: Path) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
-from slurm_gpumem.summaries.trace_types import Trace
+if TYPE_CHECKING:
+    # Most texts have none, and its classes take a while.
+    from slurm_gpumem.summaries.trace_types import Trace
 
 Shape = Tuple[int, ...]
 """Sizes of one tensor, -1 where the summary leaves a size open ("-1", "None").
@@ -116,6 +118,8 @@ class ModelSummary:
     """Every allocation of the first training steps; only our own summaries have it."""
     shows: Shows = SHOWS_EVERYTHING
     """What its format can show."""
+    digest: str = field(default="", compare=False, repr=False)
+    """Of the text that it was read from; empty where it was made otherwise."""
 
     @property
     def leaves(self) -> Tuple[Layer, ...]:

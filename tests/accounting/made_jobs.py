@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.accounting.types import (
@@ -85,7 +85,7 @@ def job(job_id: int = 1, **changes: object) -> JobRow:
         slowdown=1.2,
         alone_by="predicted",
     )
-    return replace(row, **changes)  # type: ignore[arg-type]
+    return row._replace(**changes)
 
 
 @dataclass
@@ -169,8 +169,7 @@ def _one(dice: random.Random, job_id: int, now: float, pool: Sequence[_Card]) ->
 def observed(rows: Iterable[JobRow]) -> List[JobRow]:
     """The same jobs at a site that only looks on."""
     return [
-        replace(
-            row,
+        row._replace(
             sharing=OBSERVED,
             shards=0,
             limit_mib=None,

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import FOLDERS, data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.known.fingerprint import KEY_BYTES
 from slurm_gpumem.estimators.types import TrainingJob
@@ -30,7 +30,6 @@ FORMAT = b"gpumem-known-models/1\n"
 FILE = "known-models.bin"
 MORE = "known-models-more.bin"
 """The optional file with the models that are used less."""
-FOLDERS = ("~/.local/share/gpumem", "/usr/local/share/gpumem", "/usr/share/gpumem")
 _ROW = struct.Struct(f"<{KEY_BYTES}sHH")
 _LARGEST = 64 << 20
 """Bytes of one model's part, unpacked, at most."""

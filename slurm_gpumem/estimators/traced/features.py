@@ -83,4 +83,4 @@ def _change(
     """How far the peak moves with another answer to how much cuDNN takes, in bytes."""
     if not trace.uses_conv:
         return 0.0
-    return reserved_with(trace, batch, gpu, answer, settings) - timeline.stats.peak_reserved
+    return reserved_with(trace, timeline, batch, gpu, answer, settings) - timeline.stats.peak_reserved

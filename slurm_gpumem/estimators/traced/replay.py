@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
@@ -82,22 +83,29 @@ def _tried(trace: Trace, batch: Optional[int], events: List[Event]) -> int:
 
 def reserved_with(
     trace: Trace,
+    timeline: Timeline,
     batch: Optional[int],
     gpu: Optional[Gpu],
     workspace: str,
     settings: AllocatorSettings = DEFAULTS,
 ) -> int:
-    """Peak of reserved bytes with another answer to how much cuDNN takes."""
+    """Peak of reserved bytes with another answer to how much cuDNN takes than in the timeline."""
     sizes = site_sizes(trace, batch, gpu, workspace)
+    if sizes == timeline.sizes:
+        return timeline.stats.peak_reserved
     allocator = CachingAllocator(settings)
     allocator.replay(_events(trace.events, sizes))
     return _reserved_later(allocator, trace, sizes)
 
 
+_further_step = lru_cache(maxsize=2)(further_step)
+"""An estimate plays the same trace several times."""
+
+
 def _reserved_later(allocator: CachingAllocator, trace: Trace, sizes: Sequence[int]) -> int:
     """Reserved bytes after more steps, until they no longer grow."""
     reserved = allocator.stats().peak_reserved
-    further = further_step(trace)
+    further = _further_step(trace)
     if further is None:
         return reserved
     block, calm = sum(value >= 0 for value in trace.events), 0

@@ -15,7 +15,7 @@ def numbered(source: PageSource) -> PageSource:
     def number(user: str) -> str:
         return numbers.setdefault(user, f"user {len(numbers) + 1}")
 
-    by_user = [replace(one, group=number(one.group)) for one in source.by_user]
-    rows = (replace(row, user=number(row.user)) for row in source.rows)
-    wasters = [replace(one, user=number(one.user), worst_job=None) for one in source.wasters]
+    by_user = [one._replace(group=number(one.group)) for one in source.by_user]
+    rows = (row._replace(user=number(row.user)) for row in source.rows)
+    wasters = [one._replace(user=number(one.user), worst_job=None) for one in source.wasters]
     return replace(source, rows=rows, by_user=by_user, wasters=wasters, names=False)

@@ -180,21 +180,19 @@ def test_a_site_that_observes_sees_what_sharing_would_save() -> None:
 def test_a_requeued_jobs_runs_stand_on_the_timeline_where_they_were() -> None:
     row = job(1, attempts=2, ooms=1)
     told = detail(row)
-    first = replace(
-        told.runs[0],
+    first = told.runs[0]._replace(
         end=START + 600,
-        stays=tuple(replace(stay, end=START + 600) for stay in told.runs[0].stays),
+        stays=tuple(stay._replace(end=START + 600) for stay in told.runs[0].stays),
     )
-    second = replace(
-        told.runs[0],
+    second = told.runs[0]._replace(
         restarts=1,
         start=START + 900,
         stays=tuple(
-            replace(stay, start=START + 900, curve=None, device=Device("n2", "GPU-2", 3, "", 40_960))
+            stay._replace(start=START + 900, curve=None, device=Device("n2", "GPU-2", 3, "", 40_960))
             for stay in told.runs[0].stays
         ),
     )
-    made = replace(source([row]), detail=lambda row: replace(told, runs=(first, second)))
+    made = replace(source([row]), detail=lambda row: told._replace(runs=(first, second)))
     data = _data(page(made))["timeline"]
     assert [name for name, _, _ in data["gpus"]] == ["n1/gpu0", "n2/gpu3"]
     assert [(stay[1], stay[2]) for stay in data["stays"]] == [

@@ -35,7 +35,7 @@ def test_a_sweep_is_one_block_with_its_spread() -> None:
         job(10 + task, array_job=10, array_task=task, peak_mib=8_192 + 1_024 * task, run_s=600.0 * (task + 1))
         for task in range(3)
     ]
-    shown = own_page([*rows[:2], replace(rows[2], state="FAILED")])
+    shown = own_page([*rows[:2], rows[2]._replace(state="FAILED")])
     assert re.search(r"10 \(3 tasks\) resnet50 2 COMPLETED, 1 FAILED", shown)
     assert "peak 8.0G to 10.0G, median 9.0G" in shown
     assert "ran 00:10:00 to 00:30:00, median 00:20:00" in shown
@@ -72,7 +72,7 @@ def test_on_ones_own_page_there_is_no_list_of_users_and_on_everybodys_no_advice(
 
 
 def test_without_names_no_user_is_named_anywhere_in_the_file() -> None:
-    rows = [replace(row, user=f"secret-{row.user}") for row in made_jobs(60)]
+    rows = [row._replace(user=f"secret-{row.user}") for row in made_jobs(60)]
     text = page(numbered(source(rows)))
     assert "secret" not in text
     assert "user 1" in text

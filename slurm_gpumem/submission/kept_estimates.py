@@ -1,0 +1,136 @@
+"""Estimates that are kept: a model that is submitted again as before is not estimated again.
+
+An estimate is known by the summary's text, the training, the GPU and the code and data that made it; those
+are compared by size and time of change, so that an upgrade, a file that the site learned or an edited source
+counts at once. A kept estimate that cannot be read is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
+
+from slurm_gpumem.config.paths import site_config_path
+from slurm_gpumem.data import FOLDERS, package_folder
+from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, Unseen, Utilization
+from slurm_gpumem.xdg import cache_path
+
+if TYPE_CHECKING:
+    from slurm_gpumem.summaries.types import ModelSummary
+
+SCHEMA = "gpumem-estimate/1"
+_CODE, _DATA = ("estimators", "summaries", "utilization"), ("models", "models/environments")
+"""Folders of the package that an estimate rests on."""
+_MOST_BYTES = 1 << 20
+_KEPT = 500
+"""Estimates of one user; the oldest go first."""
+_TUPLES = ("warnings", "assumptions", "requests", "base")
+
+
+def estimate_once(
+    name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float]
+) -> Estimate:
+    """The estimate with the job's utilization: the kept one, else a new one, which is kept."""
+    path = _path(name, summary, job, gpu, coverage) if summary.digest else None
+    found = _kept(path, job) if path else None
+    if found is not None:
+        return found
+    from slurm_gpumem.utilization.predict import estimate_with_utilization
+
+    made = estimate_with_utilization(name, summary, job, gpu, coverage)
+    if path:
+        _keep(path, made)
+    return made
+
+
+def _path(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu, coverage: Optional[float]) -> str:
+    from hashlib import blake2b
+
+    parts = (SCHEMA, name, summary.digest, summary.name, job, gpu, coverage, *_rests_on())
+    return cache_path("estimates", blake2b(repr(parts).encode(), digest_size=16).hexdigest())
+
+
+def _rests_on() -> Iterator[Tuple[object, ...]]:
+    """State of each file that an estimate is made by: the package's, those beside the site's gpumem.toml."""
+    for folder in _CODE:
+        yield from sorted(_states(package_folder(folder)))
+    for folder in (*map(package_folder, _DATA), *map(os.path.expanduser, FOLDERS)):
+        yield from sorted(_states(folder, below=False))
+    site = os.path.dirname(site_config_path()) or "."
+    yield from sorted(row for row in _states(site, below=False) if row[0].startswith("gpumem"))
+
+
+def _states(folder: str, *, below: bool = True) -> Iterator[Tuple[str, int, int]]:
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    if below and entry.name != "__pycache__":
+                        yield from _states(entry.path)
+                else:
+                    found = entry.stat()
+                    yield entry.name, found.st_size, found.st_mtime_ns
+    except OSError:
+        return  # not there, or not ours to read: then no estimate reads it either
+
+
+def _kept(path: str, job: TrainingJob) -> Optional[Estimate]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if os.fstat(fd).st_uid != os.geteuid():
+                return None
+            return _estimate(json.loads(file.read(_MOST_BYTES)), job)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # nothing is kept, or it is damaged
+
+
+def _keep(path: str, made: Estimate) -> None:
+    from pathlib import Path
+
+    from slurm_gpumem.files import write_atomic
+
+    place = Path(path)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(place, json.dumps(_content(made)), mode=0o600)
+        _drop_oldest(place.parent.iterdir())
+    except OSError:
+        pass  # A full disk or a home that cannot be written: the next submission estimates again.
+
+
+def _drop_oldest(paths: Any) -> None:
+    found = list(paths)
+    if len(found) <= _KEPT:
+        return
+    found.sort(key=lambda path: path.stat().st_mtime)
+    for path in found[: len(found) - _KEPT * 9 // 10]:
+        path.unlink(missing_ok=True)
+
+
+def _content(made: Estimate) -> Dict[str, Any]:
+    """All but the training, which is known, and the rebuilt step, which nobody asks for after a decision."""
+    content = {one.name: getattr(made, one.name) for one in fields(made) if one.name not in ("job", "step")}
+    if made.utilization is not None:
+        used = {one.name: getattr(made.utilization, one.name) for one in fields(made.utilization)}
+        content["utilization"] = used
+    return content
+
+
+def _estimate(content: Dict[str, Any], job: TrainingJob) -> Estimate:
+    """The estimate of a file; ValueError, KeyError or TypeError where it is damaged."""
+    for name in _TUPLES:
+        content[name] = None if content[name] is None else tuple(content[name])
+    used, unseen = content["utilization"], content["unseen"]
+    if used is not None:
+        intervals = {name: (float(low), float(high)) for name, (low, high) in used["intervals"].items()}
+        used = Utilization(**{**used, "intervals": intervals, "warnings": tuple(used["warnings"])})
+    if unseen is not None:
+        share, classes, no_shapes = unseen
+        unseen = Unseen(float(share), tuple(classes), bool(no_shapes))
+    found = Estimate(**{**content, "utilization": used, "unseen": unseen}, job=job)
+    if not all(isinstance(size, int) and size > 0 for size in (found.peak_mib, found.request_mib)):
+        raise ValueError("no sizes")
+    return found
