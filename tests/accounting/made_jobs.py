@@ -85,7 +85,8 @@ def job(job_id: int = 1, **changes: object) -> JobRow:
         slowdown=1.2,
         alone_by="predicted",
     )
-    return replace(row, **changes)  # type: ignore[arg-type]
+    made = replace(row, **changes)  # type: ignore[arg-type]
+    return replace(made, company=tuple(map(str, made.companions)))
 
 
 @dataclass
