@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
@@ -156,6 +156,11 @@ class Gpu:
     def usable_mib(self) -> int:
         """What the processes of jobs can have of it, their contexts included."""
         return max(1, self.memory_mib - self.reserve_mib)
+
+    def in_shards(self, shard_mib: int) -> Gpu:
+        """The same, usable in whole shards only, as Slurm hands them out: what is left over is nobody's."""
+        whole = self.usable_mib // shard_mib * shard_mib
+        return replace(self, reserve_mib=self.memory_mib - whole) if self.reserve_mib and whole else self
 
     def context_for(self, *, conv: bool, matmul: bool) -> int:
         """MiB outside the allocator for a job with convolutions and/or matrix products."""
