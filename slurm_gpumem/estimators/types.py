@@ -207,6 +207,8 @@ class Unseen(NamedTuple):
     """Those classes, the weightiest first; empty where every forward is known."""
     no_shapes: bool = False
     """Whether the text shows no shapes either, so that the activations are a guess."""
+    no_torch: bool = False
+    """Whether it is the text of another framework's model, which cannot be traced either."""
 
     @property
     def is_much(self) -> bool:
@@ -220,6 +222,8 @@ class Unseen(NamedTuple):
             return "the text shows no shapes, so what the activations take cannot be known"
         if not self.classes:
             return ""
+        if self.no_torch:
+            return "rules and measured runs are PyTorch's; what this model's framework takes may differ"
         return f"what {self.classes[0]}.forward does cannot be seen in a text; `gpumem trace` can"
 
 
