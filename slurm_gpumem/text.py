@@ -21,6 +21,17 @@ def fitted(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "+"
 
 
+def wrapped(text: str, width: int) -> List[str]:
+    """Lines of at most `width`, broken between words; a word that is longer has a line of its own."""
+    lines: List[str] = []
+    for word in text.split(" "):
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
 def count(number: int, one: str, many: Optional[str] = None) -> str:
     """ "1 job", "1,200 jobs"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -30,6 +30,9 @@ _OPTIMIZERS: Dict[str, str] = {
     "momentum": "sgd-momentum",
     "sgd-nesterov": "sgd-momentum",
     "nesterov": "sgd-momentum",
+    "rmsprop-bnb": "rmsprop",
+    "rmsprop-bnb-8bit": "rmsprop",
+    "rmsprop-bnb-32bit": "rmsprop",
 }
 _PRECISIONS: Dict[str, str] = {
     # Lightning's Trainer(precision=...)
@@ -58,6 +61,9 @@ NOT_MODELLED = frozenset(
      "prodigy", "nadam", "radam", "adamax", "adadelta", "lbfgs", "schedule-free-adamw", "dadaptation")
 )  # fmt: skip
 """Optimizers that exist and whose memory no rule of ours gives; no other name is near them in meaning."""
+PURE_FP16 = frozenset(("16-true", "fp16-true", "float16", "half", "pure-fp16"))
+"""Weights in fp16, which no rule of ours gives either: with "fp16" frameworks mean mixed precision."""
+_MODULES = ("torch.optim.", "optim.", "transformers.", "bitsandbytes.optim.", "bnb.optim.")
 
 
 def plain_name(text: str, what: str = "") -> str:
@@ -66,6 +72,8 @@ def plain_name(text: str, what: str = "") -> str:
     `what` is "optimizer" or "precision" where frameworks have other names for the same thing.
     """
     name = text.strip().lower().replace("_", "-")
+    if what == "optimizer" and "." in name:
+        name = name[max((len(module) for module in _MODULES if name.startswith(module)), default=0) :]
     return _ALIASES.get(what, {}).get(name, name)
 
 

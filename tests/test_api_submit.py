@@ -84,8 +84,8 @@ def test_a_decision_is_the_estimate_the_request_and_the_command(site: Job) -> No
     memory, shards = ceil_div(guess.request_mib, 1024), 20  # half a GPU is the most that activity asks for
     assert (decision.peak_mib, decision.request_mib) == (guess.peak_mib, guess.request_mib)
     assert (decision.gres, decision.shards, decision.shards_per_gpu) == (f"shard:{shards}", shards, 40)
-    wanted = f"{shards} of 40 shards on an a100, for its activity; memory alone: {memory}"
-    assert decision.reason == wanted
+    assert decision.reason == f"{shards} of 40 shards on an a100"
+    assert (decision.shards_by_memory, decision.shards_by_activity) == (memory, shards)
     assert not decision.whole_gpu
     assert decision.estimate is not None
     assert decision.estimate.parts == guess.parts

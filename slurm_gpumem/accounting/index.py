@@ -25,7 +25,13 @@ _INSERT = (
     f"INSERT INTO job ({_NAMES}) "
     f"VALUES ({', '.join('?' * (len(_OWN) + 1))}) "
     f"ON CONFLICT ({', '.join(schema.RUN_KEY)}) DO UPDATE SET "
-    + ", ".join(f'"{name}" = excluded."{name}"' for name in _OWN)
+    + ", ".join(
+        f'"{name}" = coalesce(excluded."{name}", "{name}")'
+        if name in ("array_job", "array_task")
+        # Slurm's accounting may have said so before the node did.
+        else f'"{name}" = excluded."{name}"'
+        for name in _OWN
+    )
 )
 
 

@@ -88,7 +88,9 @@ def _folder(config: AccountingConfig) -> Path:
         about = os.stat(folder, follow_symlinks=False)
     except OSError as error:
         raise AccountingError(f"{folder}: cannot keep the index there: {error.strerror}") from None
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
+    if about.st_uid != os.geteuid():
+        raise AccountingError(f"{folder}: is another user's; GPUMEM_INDEX=DIR names a folder for the index")
+    if not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o022:
         raise AccountingError(
             f"{folder}: others may write there, and so to the index; GPUMEM_INDEX=DIR names another folder"
         )

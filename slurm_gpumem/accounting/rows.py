@@ -92,6 +92,8 @@ class Run(NamedTuple):
     """GPU-seconds, until it is known whom it shared them with."""
     would_s: Optional[float]
     """GPU-seconds of a job that was only observed, had it shared by its request."""
+    array_job: Optional[int]
+    array_task: Optional[int]
     rest: str
     """A Rest, joined."""
     devices: Tuple[_Device, ...]
@@ -118,7 +120,7 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         job_id, restarts, uid, node, start, cluster, partition, user, mode, gpus, claim,
         measured, end, exit_code, signal, _, hints, verdict, notes,
     ) = record  # fmt: skip
-    shards, _, limit, peak, mean, energy, figures, met, samples, _ = measured
+    shards, _, limit, peak, mean, energy, figures, met, samples, _, array_job, array_task = measured
     claimed = claim or _NO_CLAIM
     request = claimed.request_mib
     devices, sm_share, gpu_sm, gpu, gpu_mib = _gpus(gpus, figures)
@@ -182,6 +184,8 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         gpu_s * shared_part(request, gpu_mib, shard_mib)
         if observed and gpu_s and request and gpu_mib
         else None,
+        array_job,
+        array_task,
         _SEPARATOR.join(rest),
         devices,
     )

@@ -112,8 +112,8 @@ def _put(
         (writer.word(last.account), job_id, head),
     )
     db.execute(
-        "UPDATE job SET job_name = ?, submit = ?, wait_s = ?, slurm_state = ?, joined = 1, array_job = ?, "
-        "array_task = ? WHERE id = ?",
+        "UPDATE job SET job_name = ?, submit = ?, wait_s = ?, slurm_state = ?, joined = 1, "
+        "array_job = coalesce(?, array_job), array_task = coalesce(?, array_task) WHERE id = ?",
         (last.name, first.submit, wait, writer.word(last.state), last.array_job, last.array_task, head),
     )
     seen = parse_end(last.comment)

@@ -16,7 +16,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.rows import Run
 
-VERSION = 5
+VERSION = 6
 """Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(
@@ -43,7 +43,7 @@ FOLDED = (
 )
 """Columns computed from all rows of a job; `error_pm` is |error| in thousandths, of jobs that are judged;
 `redone`: a later run did its work again."""
-JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined", "array_job", "array_task")
+JOINED = ("account", "job_name", "submit", "wait_s", "slurm_state", "joined")
 """Columns from Slurm's accounting."""
 FIXED_WORDS = (
     "", "shared", "whole", "observed", "COMPLETED", "TIMEOUT", "RUNNING", "FAILED", "remembered"

@@ -36,6 +36,7 @@ class Store:
         self._everybody = everybody
         self._texts = _Texts(connection)
         self._devices = _Devices(connection)
+        self._names = _Names(connection)
         self._sums = Sums(connection, self._texts)
 
     def __enter__(self) -> Store:
@@ -132,6 +133,7 @@ class Store:
             folded = self._all_runs(row)
         ended = row["end"] is not None
         met = folded.get("met", rest.met)
+        companions = tuple(sorted({int(job) for job in met.split()} - {row["job_id"]}))
         return JobRow(
             job_id=row["job_id"],
             cluster=text[row["cluster"]],
@@ -157,7 +159,8 @@ class Store:
             gpu=text[row["gpu"]],
             gpu_memory_mib=row["gpu_mib"],
             devices=tuple(self._devices[int(number)] for number in row["devices"].split()),
-            companions=tuple(sorted({int(job) for job in met.split()} - {row["job_id"]})),
+            companions=companions,
+            company=tuple(self._names[row["cluster"], job] for job in companions),
             submit=row["submit"],
             start=row["first_start"],
             end=row["end"],
@@ -217,6 +220,27 @@ class _Texts(Dict[int, str]):
         row = self._db.execute("SELECT text FROM word WHERE id = ?", (number,)).fetchone()
         text = self[number] = row[0] if row else ""
         return text
+
+
+class _Names(Dict[Tuple[int, int], str]):
+    """Names of jobs by (cluster, number), read when asked for: "4711_3" for a task of an array."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        super().__init__()
+        self._db = connection
+        found = connection.execute("SELECT 1 FROM job WHERE array_job IS NOT NULL LIMIT 1").fetchone()
+        self._has_arrays = found is not None
+
+    def __missing__(self, job: Tuple[int, int]) -> str:
+        if not self._has_arrays:
+            return str(job[1])
+        row = self._db.execute(
+            "SELECT array_job, array_task FROM job "
+            "WHERE cluster = ? AND job_id = ? AND array_job IS NOT NULL",
+            job,
+        ).fetchone()
+        name = self[job] = f"{row[0]}_{row[1]}" if row else str(job[1])
+        return name
 
 
 class _Devices(Dict[int, Device]):

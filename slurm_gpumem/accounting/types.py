@@ -123,6 +123,7 @@ class JobRow(NamedTuple):
     devices: Tuple[Device, ...]
     """Of the last run."""
     companions: Tuple[int, ...]
+    """Numbers of jobs that it met on its GPUs."""
     """Jobs that it met on its GPUs, in any run."""
     # -- life
     submit: Optional[float]
@@ -158,8 +159,10 @@ class JobRow(NamedTuple):
     oom_limit_mib: Optional[int] = None
     """What the last run that ran out of memory had been given."""
     array_job: Optional[int] = None
-    """Of an array's task: the number of the array, and the task's in it. Slurm's accounting says so."""
+    """Of an array's task: the number of the array, and the task's in it. Slurm says so."""
     array_task: Optional[int] = None
+    company: Tuple[str, ...] = ()
+    """The names of `companions`, as `name` is this one's."""
     alone_s: Optional[float] = None
     """GPU-seconds that the last run would have taken without neighbours; None where that is not known."""
     slowdown: Optional[float] = None

@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         for warning in (*config.warnings, *settings.remarks(), *summary.warnings):
             say(f"warning: {warning}")
         return 0
-    chosen_gpu = choose_gpu(settings.gpu, config)
+    chosen_gpu = choose_gpu(settings.gpu, config, shard_mib)
     (gpu,) = chosen_gpu.gpus
     names = registry.names_for(summary) if estimator == ALL else [estimator]
     coverage = settings.coverage or config.sharing.coverage

@@ -40,7 +40,7 @@ def _run(args: argparse.Namespace) -> int:
     shard_mib = args.shard_mib or config.sharing.shard_mib
     named = args.gpu or ([config.job["gpu"].value] if "gpu" in config.job else [])
     named = [name for name in named if name.lower() != ANY_GPU]
-    gpus, notes = _large_enough(_gpus(named, config), args.shards, shard_mib)
+    gpus, notes = _large_enough(_gpus(named, config, shard_mib), args.shards, shard_mib)
     subject = read_subject(args.subject, args, config)
     refuse_guess(subject.summary, "auto")
     stated = job_settings(config, (), os.environ, own_options(args)).coverage
@@ -55,18 +55,17 @@ def _run(args: argparse.Namespace) -> int:
     return 0 if any(answer.holds(subject.asked) for answer in found.limits) else 1
 
 
-def _gpus(named: Sequence[str], config: Config) -> Sequence[Gpu]:
+def _gpus(named: Sequence[str], config: Config, shard_mib: int) -> Sequence[Gpu]:
     """The GPUs named, else the cluster's, else the usual ones."""
-    if named:
-        return [find_gpu(name) for name in named]
-    return cluster_gpus(config) or [find_gpu(name) for name in USUAL_GPUS]
+    found = () if named else cluster_gpus(config)
+    return found or [find_gpu(name).in_shards(shard_mib) for name in named or USUAL_GPUS]
 
 
 def _large_enough(
     gpus: Sequence[Gpu], shards: Optional[int], shard_mib: int
 ) -> Tuple[Sequence[Gpu], Sequence[str]]:
     """The GPUs that have this many shards, and a note on the others; UsageError when none has."""
-    enough = [gpu for gpu in gpus if shards is None or shards * shard_mib <= gpu.memory_mib]
+    enough = [gpu for gpu in gpus if shards is None or shards * shard_mib <= gpu.usable_mib]
     if not enough:
         gpu = max(gpus, key=lambda gpu: gpu.memory_mib)
         raise UsageError(

@@ -68,7 +68,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _list(store: Store, filters: Filters, columns: List[fields.Column], args: argparse.Namespace) -> int:
     from slurm_gpumem.report import listing as shown
-    from slurm_gpumem.report.sweeps import Listed, folded
+    from slurm_gpumem.report.sweeps import Listed, expanded, folded
 
     rows = store.select(filters)
     if args.json:
@@ -79,7 +79,9 @@ def _list(store: Store, filters: Filters, columns: List[fields.Column], args: ar
         shown.out(shown.parsable_lines(rows, columns, header=not args.noheader))
     else:
         unicode = speaks_unicode()
-        listed: Iterator[Listed] = rows if args.array or args.jobs else folded(rows, store.select, filters)
+        listed: Iterator[Listed] = rows if args.jobs else folded(rows, store.select, filters)
+        if args.array:
+            listed = expanded(listed)
         style = shown.TableStyle(unicode, terminal_width(), palette(args.color))
         shown.out(shown.table_lines(listed, columns, header=not args.noheader, style=style))
         if not args.noheader:
@@ -107,27 +109,25 @@ def _in_depth(store: Store, filters: Filters, args: argparse.Namespace) -> int:
         )
     missing = set(filters.jobs) - {row.job_id for row in rows} - {row.array_job for row in rows}
     tasks = set(filters.tasks) - {(row.array_job, row.array_task) for row in rows}
-    if tasks:
-        names = ", ".join(f"{job}_{task}" for job, task in sorted(tasks))
-        say(f"no record of task {names}; tasks have their names here once Slurm's accounting has told them")
-    if missing:
-        _say_of_missing(sorted(missing), everybody=store.freshness.everybody)
+    names = [*map(str, sorted(missing)), *(f"{job}_{task}" for job, task in sorted(tasks))]
+    if names:
+        _say_of_missing(names, everybody=store.freshness.everybody)
     return 1 if (missing or tasks) and not rows else 0
 
 
-def _say_of_missing(jobs: List[int], *, everybody: bool) -> None:
+def _say_of_missing(names: List[str], *, everybody: bool) -> None:
     """Why there is nothing on a job: it has not started, or nobody wrote a record of it."""
     from slurm_gpumem.errors import SlurmError
     from slurm_gpumem.slurm.client import COMMANDS
     from slurm_gpumem.slurm.queue import waiting_jobs
 
     try:
-        waiting = waiting_jobs(COMMANDS, jobs)
+        waiting = waiting_jobs(COMMANDS, names)
     except SlurmError:
         waiting = {}  # Without Slurm's word the question below is as good as before.
     for job, why in waiting.items():
         say(f"job {job} has not started yet ({why}); there is something to report once it runs")
-    others = [str(job) for job in jobs if job not in waiting]
+    others = [name for name in names if name not in waiting]
     if others:
         whose = "" if everybody else " of yours"
         say(f"no record of job {', '.join(others)}{whose}; was it submitted with gpusbatch?")

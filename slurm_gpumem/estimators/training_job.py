@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.training_names import NOT_MODELLED, plain_name
+from slurm_gpumem.training_names import NOT_MODELLED, PURE_FP16, plain_name
 
 if TYPE_CHECKING:
     from slurm_gpumem.summaries.trace_types import Trace
@@ -55,6 +55,13 @@ def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1
         raise UsageError(
             f"there is no rule for the memory of the optimizer {optimizer!r}.\nTrace the training, which "
             "needs none (gpumem trace -- python train.py), or give the GPU memory by hand (--gpu-mem 12G)."
+        )
+    if values.get("precision") in PURE_FP16:
+        raise UsageError(
+            f"there is no rule for weights in fp16 ({values['precision']}); amp-fp16 is mixed precision, as "
+            "frameworks mean it with fp16.\n"
+            "Trace the training, which needs none (gpumem trace -- python train.py), or give the GPU "
+            "memory by hand (--gpu-mem 12G)."
         )
     return TrainingJob(gpus=gpus, **values)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from slurm_gpumem.errors import UnknownNameError, UsageError
@@ -157,6 +157,11 @@ class Gpu:
         """What the processes of jobs can have of it, their contexts included."""
         return max(1, self.memory_mib - self.reserve_mib)
 
+    def in_shards(self, shard_mib: int) -> Gpu:
+        """The same, usable in whole shards only, as Slurm hands them out: what is left over is nobody's."""
+        whole = self.usable_mib // shard_mib * shard_mib
+        return replace(self, reserve_mib=self.memory_mib - whole) if self.reserve_mib and whole else self
+
     def context_for(self, *, conv: bool, matmul: bool) -> int:
         """MiB outside the allocator for a job with convolutions and/or matrix products."""
         if conv and matmul:
@@ -202,6 +207,8 @@ class Unseen(NamedTuple):
     """Those classes, the weightiest first; empty where every forward is known."""
     no_shapes: bool = False
     """Whether the text shows no shapes either, so that the activations are a guess."""
+    no_torch: bool = False
+    """Whether it is the text of another framework's model, which cannot be traced either."""
 
     @property
     def is_much(self) -> bool:
@@ -215,6 +222,8 @@ class Unseen(NamedTuple):
             return "the text shows no shapes, so what the activations take cannot be known"
         if not self.classes:
             return ""
+        if self.no_torch:
+            return "rules and measured runs are PyTorch's; what this model's framework takes may differ"
         return f"what {self.classes[0]}.forward does cannot be seen in a text; `gpumem trace` can"
 
 

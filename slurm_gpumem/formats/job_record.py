@@ -127,6 +127,9 @@ class Measurement(NamedTuple):
     """Other jobs that it met on its GPUs."""
     samples: int = 0
     events: Tuple[FaultEvent, ...] = ()
+    array_job: Optional[int] = None
+    """Of an array's task, as Slurm says: the number of the array, and the task's in it."""
+    array_task: Optional[int] = None
 
     def time_alone(self, run_s: float) -> Optional[float]:
         """Seconds that a run of that length would have taken without neighbours; None where not known."""
@@ -296,7 +299,7 @@ def job_record_from(table: Mapping[str, Any]) -> JobRecord:
 
 def measurement_from(table: Mapping[str, Any]) -> Measurement:
     """The sampler's part of a record's or of a live job's JSON."""
-    shards, verified, limit, peak, mean, energy, gpu, met, samples, events = values_of(
+    shards, verified, limit, peak, mean, energy, gpu, met, samples, events, array, task = values_of(
         table, _MEASURED, _MEASURED_KEYS
     )
     return Measurement(
@@ -312,6 +315,8 @@ def measurement_from(table: Mapping[str, Any]) -> Measurement:
         whole_list(met, _MOST_MET) if met else (),
         samples if type(samples) is int and 0 <= samples < MOST_WHOLE else 0,
         _events(events) if events else (),
+        array if type(array) is int and 0 <= array < MOST_WHOLE else None,
+        task if type(task) is int and 0 <= task < MOST_WHOLE else None,
     )
 
 

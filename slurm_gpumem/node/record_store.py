@@ -18,6 +18,7 @@ from slurm_gpumem.files import locked, remove, remove_dead_drafts
 from slurm_gpumem.formats.job_record import FaultEvent, JobRecord, Measurement, record_name, write_job_record
 from slurm_gpumem.node import records
 from slurm_gpumem.node.jobs import RunFolder
+from slurm_gpumem.slurm.queue import SlurmJob
 
 _DAY_S = 86_400.0
 _OLDEST_S = 30 * _DAY_S
@@ -68,11 +69,11 @@ class RecordStore:
             self._flush()
             records.amend_record(self.spool, job_id, restarts, self.node, event)
 
-    def amend_state(self, job_id: int, restarts: int, state: str, timeout_s: float) -> None:
+    def amend_end(self, restarts: int, ended: SlurmJob, timeout_s: float) -> None:
         """How Slurm says that a run ended."""
         with self._lock(timeout_s):
             self._flush()
-            records.amend_state(self.spool, job_id, restarts, self.node, state)
+            records.amend_end(self.spool, restarts, self.node, ended)
 
     def amend_use(self, job_id: int, restarts: int, measured: Measurement, timeout_s: float) -> None:
         """Activity and energy of a run's last seconds."""

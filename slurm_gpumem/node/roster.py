@@ -198,6 +198,7 @@ class Roster:
         usage, known = self.usage[job.job_id], self._slurm.get(job.job_id)
         if known is not None:
             usage.verified, usage.shards = True, known.shards
+            usage.array_job, usage.array_task = known.array_job, known.array_task
             claimed = job.claimed.shards
             if claimed is not None and known.shards is not None and claimed != known.shards:
                 usage.notes.add(f"its comment claims {claimed} shards, Slurm gave {known.shards}")
@@ -210,14 +211,14 @@ class Roster:
 
     def _note_end(self, answer: Answer) -> None:
         """How a job ended, from Slurm: an Epilog gets "0:0" for a job that was cancelled."""
-        state = answer.job.state if answer.job is not None and answer.job.is_over else ""
+        ended = answer.job if answer.job is not None and answer.job.is_over else None
         for job_id, restarts in [run for run in self._ended if run[0] == answer.job_id]:
-            if state:
+            if ended is not None:
                 self._problems.attempt(
-                    lambda: self.store.amend_state(job_id, restarts, state, _SPOOL_LOCK_S)  # noqa: B023
+                    lambda: self.store.amend_end(restarts, ended, _SPOOL_LOCK_S)  # noqa: B023
                 )
             # Requeued, or forgotten: Slurm will not say any more.
-            if state or self._ended[job_id, restarts] >= _ASK_OF_ENDS:
+            if ended is not None or self._ended[job_id, restarts] >= _ASK_OF_ENDS:
                 self._count(job_id, restarts)
             else:
                 self._ended[job_id, restarts] += 1

@@ -194,6 +194,8 @@ class JobUsage:
     companions: Set[int] = field(default_factory=set)
     events: List[FaultEvent] = field(default_factory=list)
     notes: Set[str] = field(default_factory=set)
+    array_job: Optional[int] = None
+    array_task: Optional[int] = None
 
     def peak_mib(self) -> Optional[float]:
         """The most on any one GPU: shards are counted per GPU."""
@@ -227,6 +229,8 @@ class JobUsage:
             met=tuple(sorted(self.companions)),
             samples=self.samples,
             events=tuple(self.events),
+            array_job=self.array_job,
+            array_task=self.array_task,
         )
 
 
@@ -240,6 +244,8 @@ def usage_from(live: LiveJob) -> JobUsage:
         limit_mib=before.limit_mib,
         companions=set(before.met),
         events=list(before.events),
+        array_job=before.array_job,
+        array_task=before.array_task,
         notes={*live.notes, "sampler was restarted; means are of its last run"},
     )
     for uuid, figures in before.gpu.items():

@@ -13,6 +13,7 @@ from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
 from slurm_gpumem.estimators.whatif import Alternatives
 from slurm_gpumem.report.doubt import doubt_json, doubt_lines
 from slurm_gpumem.submission.activity import Activity
+from slurm_gpumem.submission.script_remarks import PREALLOCATION
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.bars import parts_lines, speaks_unicode
 from slurm_gpumem.text import count
@@ -151,7 +152,8 @@ def warnings_of(summary: ModelSummary, estimate: Estimate) -> Tuple[str, ...]:
     """What the reader and the estimator warn of, each once, in order."""
     # What a text leaves out does not matter where its model's own trace answers.
     by_text = summary.warnings if summary.trace is not None or not by_trace(estimate) else ()
-    return tuple(dict.fromkeys((*by_text, *estimate.warnings)))
+    taken = (PREALLOCATION,) if summary.shows.preallocates else ()
+    return tuple(dict.fromkeys((*by_text, *estimate.warnings, *taken)))
 
 
 def estimate_json(

@@ -94,7 +94,7 @@ def note(row: JobRow, arrow: str = "->") -> str:
 
 
 def _with(row: JobRow) -> str:
-    return ",".join(map(str, row.companions))
+    return ",".join(row.company)
 
 
 def _nodes(row: JobRow) -> str:

@@ -79,7 +79,7 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
         asked = f", {short_mib(row.request_mib)} requested" if row.request_mib else ""
         third.append(f"its share is not measured yet{asked}")
     if row.companions:
-        third.append(f"shared with {', '.join(map(str, row.companions))}")
+        third.append(f"shared with {', '.join(row.company)}")
     elif row.share_known:
         third.append("alone on its GPU" if row.end is not None else "alone on its GPU so far")
     if row.attempts > 1:

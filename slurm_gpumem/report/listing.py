@@ -48,7 +48,7 @@ def table_lines(
         least = len(names[at]) if header else 1
         most = max(column.field.width, WIDTH) if spreads else column.field.width
         widths.append(column.width or max(least, min(longest, most)))
-    if columns[-1].width is None:
+    if columns[-1].width is None and not columns[-1].field.right:
         widths[-1] = max(widths[-1], _LEFT_OVER)
     if style.width is not None:
         widths = _fitted_widths(widths, columns, style.width)
@@ -67,7 +67,11 @@ def _fitted_widths(widths: Sequence[int], columns: Sequence[Column], width: int)
         may_shrink = [
             at
             for at, column in enumerate(columns)
-            if not column.field.right and column.width is None and found[at] > least[at]
+            if not column.field.right
+            # A job's number is what one types next.
+            and column.field.key != "job_id"
+            and column.width is None
+            and found[at] > least[at]
         ]
         if not may_shrink:
             break

@@ -7,6 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from slurm_gpumem.submission.decide import NOT_RUN_YET
+from slurm_gpumem.terminal.say import WIDTH
+from slurm_gpumem.text import wrapped
 from slurm_gpumem.units import format_mib
 
 if TYPE_CHECKING:
@@ -20,28 +22,42 @@ SCHEMA = "gpumem-submit/1"
 
 
 def submission_line(plan: Plan) -> str:
-    """What was estimated, what is asked for, why: one line for stderr."""
+    """What was estimated and what is asked for, on a line for stderr; behind it, what to know of that."""
     if plan.asked.goes_unchanged:
         return plan.asked.goes_unchanged
     estimate, request = plan.largest.estimate if plan.largest else None, plan.request
     if plan.kept_because == NOT_RUN_YET:
         return (
             f"{plan.script_name}: its GPU memory is not known, so it keeps its whole GPU and is measured for "
-            "the next time; --trace would share this one"
+            "the next time\n--trace would share this one"
         )
     words = [_estimated(plan, estimate)] if estimate else []
+    details = _details(plan, estimate)
     if request is None:
         words.append(f"GPU options left as they are: {plan.kept_because}")
     elif request.whole_gpu:
         words.append(f"asking for a whole GPU ({request.gres}): {request.reason}")
     else:
-        words.append(f"asking for {format_mib(plan.reserved_mib).replace('.0 ', ' ')} ({request.reason})")
-        slower = _may_be_slower(plan)
-        if slower:
-            words.append(slower)
+        asking = f"asking for {format_mib(plan.reserved_mib).replace('.0 ', ' ')} ({request.reason})"
         if estimate is None:
-            words.append("as the site sets for first runs" if plan.workload.script else "as given by hand")
-    return " ".join(words)
+            asking += " as the site sets for first runs" if plan.workload.script else " as given by hand"
+        words.append(asking)
+    pieces = [" ".join(words)] if len(" ".join(words)) <= WIDTH else words
+    pieces += [details] if details else []
+    return "\n".join(line for piece in pieces for line in wrapped(piece, WIDTH))
+
+
+def _details(plan: Plan, estimate: Optional[Estimate]) -> str:
+    """Where the estimate is known from, what decided the share, what it may cost; "" where nothing did."""
+    known, request = "", plan.request
+    if estimate is not None and not plan.workload.script:
+        from slurm_gpumem.estimators.remembered import NAME
+
+        known = estimate.assumptions[0] if estimate.estimator == NAME and estimate.assumptions else ""
+    shared = request is not None and not request.whole_gpu
+    by_activity = shared and request is not None and request.units > request.memory_units > 0
+    decided = f"for its activity (memory alone: {request.memory_units})" if request and by_activity else ""
+    return "; ".join(filter(None, (known, decided, _may_be_slower(plan) if shared else "")))
 
 
 def _may_be_slower(plan: Plan) -> str:
@@ -50,7 +66,7 @@ def _may_be_slower(plan: Plan) -> str:
     if largest is None or largest.activity is None or request is None or not request.per_gpu:
         return ""
     worst = largest.activity.worst(request.units / request.per_gpu)
-    return "" if worst is None or worst < 1.05 else f"and may take up to {worst:.1f} times as long as alone"
+    return "" if worst is None or worst < 1.05 else f"may take up to {worst:.1f} times as long as alone"
 
 
 def explain_submission(plan: Plan) -> List[str]:
@@ -113,19 +129,20 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
 def _estimated(plan: Plan, estimate: Estimate) -> str:
     if plan.workload.script:
         return f"{plan.script_name}, {estimate.assumptions[0]},"
-    from slurm_gpumem.estimators.remembered import NAME
     from slurm_gpumem.estimators.training_job import describe_estimated, describe_job
     from slurm_gpumem.terminal.bars import speaks_unicode
 
     model = plan.asked.settings.model
-    source = os.path.basename(model) if model else "memory line"
+    source = _source(model)
     arrow = "→" if speaks_unicode(sys.stderr) else "->"
-    measured = estimate.estimator == NAME and estimate.assumptions
-    known_from = f" ({estimate.assumptions[0]})" if measured else ""
     peak = format_mib(estimate.peak_mib)
     summary = plan.workload.summary
     job = describe_estimated(summary, estimate) if summary else describe_job(estimate.job)
-    return f"{source}, {job} {arrow} peak {peak}{known_from},"
+    return f"{source}, {job} {arrow} peak {peak},"
+
+
+def _source(model: Optional[str]) -> str:
+    return "standard input" if model == "-" else os.path.basename(model) if model else "memory line"
 
 
 def _share_lines(

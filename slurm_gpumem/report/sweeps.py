@@ -40,6 +40,12 @@ def folded(
         yield Sweep(tuple(tasks)) if len(tasks) > 1 else row
 
 
+def expanded(listed: Iterator[Listed]) -> Iterator[JobRow]:
+    """Every task on its own, those of one array together and in order."""
+    for item in listed:
+        yield from item.tasks if isinstance(item, Sweep) else (item,)
+
+
 def sweep_text(field: Field, sweep: Sweep) -> str:
     """One cell of its line: what all tasks have in common, or from the least to the most."""
     tasks = sweep.tasks

@@ -11,6 +11,23 @@ MEMORY_LINE = "memory-line"
 """A key that stands in scripts only: the model's memory by batch size, which the job_submit plug-in reads."""
 
 
+_MEANT = {
+    "memory": "mem",
+    "gpu-mem": "mem",
+    "gpu-memory": "mem",
+    "gpumem": "mem",
+    "vram": "mem",
+    "batch": "batch-size",
+    "bs": "batch-size",
+    "summary": "model",
+    "optim": "optimizer",
+    "dtype": "precision",
+    "exclusive": "exclusive-gpu",
+    "slowdown": "max-slowdown",
+}
+"""Keys that people write, and those that mean the same here."""
+
+
 class Directive(NamedTuple):
     """One key=value of a #GPUMEM line."""
 
@@ -43,7 +60,12 @@ def read_directives(
         if not _is_directive(line):
             warnings += _slip(line, where)
             continue
-        for word in _words(line[len(MARK) :], where, warnings):
+        words = _words(line[len(MARK) :], where, warnings)
+        if any(a.endswith("=") or b.startswith("=") for a, b in zip(words, words[1:])):
+            joined = "=".join(part.strip() for part in line[len(MARK) :].split("="))
+            warnings.append(f"{where}: is ignored; write it without blanks around =, like {MARK} {joined}")
+            continue
+        for word in words:
             key, equals, value = word.partition("=")
             if word in switches:
                 found.append(Directive(key, "yes", number))
@@ -92,5 +114,6 @@ def _words(text: str, where: str, warnings: List[str]) -> List[str]:
 def _nearest(key: str, known: List[str]) -> str:
     from slurm_gpumem.text import near_names
 
-    near = near_names(key, known)
+    meant = _MEANT.get(key.lower().lstrip("-").replace("_", "-"))
+    near = [meant] if meant in known else near_names(key, known)
     return f" (did you mean {near[0]!r}?)" if near else ""

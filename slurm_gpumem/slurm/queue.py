@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.arrays import array_tasks
 from slurm_gpumem.slurm.client import SlurmClient
 from slurm_gpumem.slurm.gres import shares
 from slurm_gpumem.slurm.states import FINAL, WAITING
@@ -18,9 +20,10 @@ JOB_NAME = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10})?")
 REQUEUED_HELD = "job requeued in held state"
 """The reason that `scontrol requeuehold` leaves; a user's or an administrator's own hold has another."""
 TIMEOUT_S = 5.0
+_TASK = re.compile(r"([0-9]{1,10})_([0-9]{1,10})")
 _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 """JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
-_SAMPLED_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,RestartCnt:8 ,tres-per-node:128 "
+_SAMPLED_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,RestartCnt:8 ,tres-per-node:128 ,JobArrayID:40 "
 _JOB_COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
     ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16), ("JobID", 16),
@@ -42,6 +45,9 @@ class SlurmJob(NamedTuple):
     """Per node; None for a job without shared GPUs."""
     state: str
     restarts: int = 0
+    array_job: Optional[int] = None
+    """Of an array's task: the number of the array, and the task's in it."""
+    array_task: Optional[int] = None
 
     @property
     def is_over(self) -> bool:
@@ -126,12 +132,28 @@ def find_job(client: SlurmClient, name: str) -> Optional[Job]:
     return next((job for job in found if job is not None and (job.name == name or job.het)), None)
 
 
-def waiting_jobs(client: SlurmClient, jobs: Sequence[int]) -> Dict[int, str]:
-    """Those of these jobs that are pending, with the reason."""
-    argv = ["squeue", "-h", "-a", "-t", "PENDING", "-o", "%A|%r"]
-    rows = (line.partition("|") for line in client.run(argv, timeout_s=TIMEOUT_S).split("\n"))
-    found = {int(name): reason for name, _, reason in rows if name.isdigit()}
-    return {job: found[job] for job in jobs if job in found}
+def waiting_jobs(client: SlurmClient, names: Sequence[str]) -> Dict[str, str]:
+    """Those of these jobs, arrays and tasks ("4711_3") that are pending, with the reason."""
+    argv = ["squeue", "-h", "-a", "-t", "PENDING", "-o", "%F|%i|%r"]
+    found: Dict[str, str] = {}
+    for line in client.run(argv, timeout_s=TIMEOUT_S).split("\n"):
+        number, shown, reason = [*line.split("|", 2), "", "", ""][:3]
+        for name in names:
+            if name in (number, shown) or _is_among(name, shown):
+                found.setdefault(name, reason)
+    return found
+
+
+def _is_among(name: str, shown: str) -> bool:
+    """Whether a task is one of those that squeue shows as "4711_[3-5,9%2]"; a long list is cut there."""
+    array, _, task = name.partition("_")
+    if not task or not shown.startswith(f"{array}_["):
+        return False
+    listed = shown.partition("[")[2].rstrip("]")
+    try:
+        return int(task) in array_tasks(listed)
+    except UsageError:
+        return True
 
 
 def stdout_of(client: SlurmClient, name: str, *, timeout_s: float = TIMEOUT_S) -> Optional[str]:
@@ -190,7 +212,9 @@ def parse_slurm_job(text: str, job_id: int) -> Optional[SlurmJob]:
     for words in map(str.split, text.splitlines()):
         if len(words) >= 4 and words[0] == str(job_id) and words[1].isdigit():
             asked = shares(words[4]) if len(words) > 4 else None
-            return SlurmJob(job_id, int(words[1]), asked, words[2], _number(words[3]))
+            task = _TASK.fullmatch(words[-1])
+            array = (int(task[1]), int(task[2])) if task else (None, None)
+            return SlurmJob(job_id, int(words[1]), asked, words[2], _number(words[3]), *array)
     return None
 
 

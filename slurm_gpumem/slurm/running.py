@@ -18,6 +18,7 @@ _COLUMNS = (
 )  # fmt: skip
 """Fixed widths, so that no name can pose as another column."""
 _FORMAT = ",".join(f"{name}:{width}" for name, width in _COLUMNS)
+_NUMBER = re.compile(r"[0-9]+")
 _LEFT = re.compile(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)")
 
 
@@ -37,18 +38,23 @@ class RunningJob(NamedTuple):
     left_s: Optional[float]
     """Until its time limit; None without one."""
 
+    @property
+    def place(self) -> Tuple[int, ...]:
+        """By this, jobs stand in the order of their numbers and tasks in the order of their array."""
+        return tuple(int(number) for number in _NUMBER.findall(self.shown)) or (self.job_id,)
+
 
 def running_gpu_jobs(client: SlurmClient, uid: Optional[int] = None) -> List[RunningJob]:
     """Those of one user, for which the controller looks at that user's jobs alone; else everybody's."""
     who = ["-a"] if uid is None else ["-u", str(uid)]
     argv = ["squeue", "-h", *who, "-t", "RUNNING", "-O", _FORMAT]
     found = map(_parse, client.run(argv, timeout_s=TIMEOUT_S).split("\n"))
-    return sorted((job for job in found if job is not None), key=lambda job: job.job_id)
+    return sorted((job for job in found if job is not None), key=lambda job: job.place)
 
 
-def placed(client: SlurmClient, job_id: int) -> List[Placement]:
-    """Which GPUs a running job is on."""
-    return placements(client.run(["scontrol", "-d", "show", "job", str(job_id)], timeout_s=TIMEOUT_S))
+def placed(client: SlurmClient, shown: str) -> List[Placement]:
+    """Which GPUs a running job is on, by the name that squeue shows: its number may mean its whole array."""
+    return placements(client.run(["scontrol", "-d", "show", "job", shown], timeout_s=TIMEOUT_S))
 
 
 def _parse(line: str) -> Optional[RunningJob]:

@@ -290,6 +290,8 @@ def _because_of_unseen_code(asked: Asked, unseen: Unseen) -> Optional[str]:
             f"({memory}), or take a whole GPU ({alone}). Nothing was submitted."
         )
     if rule == "whole-gpu" and not unseen.no_shapes:
+        if unseen.no_torch:
+            return "it is no PyTorch model (text.unknown)"
         return f"{unseen.classes[0]}.forward cannot be seen in a text (text.unknown)"
     # No width is enough for a guess: such a text says as little as none.
     return "the text shows no shapes" if unseen.no_shapes else None

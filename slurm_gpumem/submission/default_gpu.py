@@ -23,14 +23,18 @@ class ChosenGpus(NamedTuple):
     notes: Tuple[str, ...] = ()
 
 
-def choose_gpu(named: Optional[str], config: Config) -> ChosenGpus:
-    """One GPU: the one named, else the most frequent of the cluster's default partition, else DEFAULT_GPU."""
+def choose_gpu(named: Optional[str], config: Config, shard_mib: Optional[int] = None) -> ChosenGpus:
+    """One GPU: the one named, else the most frequent of the cluster's default partition, else DEFAULT_GPU.
+
+    What jobs can use of it is counted in whole shards, of `shard_mib` or as the site has them.
+    """
+    size = shard_mib or config.sharing.shard_mib
     if named and named.lower() != ANY_GPU:
-        return ChosenGpus((find_gpu(named),))
+        return ChosenGpus((find_gpu(named).in_shards(size),))
     gpus = cluster_gpus(config)
     if not gpus:
         assumed = f"no cluster answers here, so a GPU of type {DEFAULT_GPU} is assumed; --gpu names another"
-        return ChosenGpus((find_gpu(DEFAULT_GPU),), (assumed,))
+        return ChosenGpus((find_gpu(DEFAULT_GPU).in_shards(size),), (assumed,))
     others = [gpu.name for gpu in gpus[1:]]
     note = f"for {gpus[0].name}, the most frequent GPU here; --gpu names another: {', '.join(others)}"
     return ChosenGpus(gpus[:1], (note,) if others else ())

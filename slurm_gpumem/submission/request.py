@@ -127,8 +127,7 @@ def share_gpu(
         per_gpu=kind.units,
         gpu_type=gpu_type,
         whole_gpu=False,
-        reason=_part_reason(count, takers, policy.gres)
-        + (f", for its activity; memory alone: {memory_count}" if count > memory_count else ""),
+        reason=_part_reason(count, takers, policy.gres),
         memory_units=memory_count,
         activity_units=activity,
     )

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 # Patterns are compiled where they are used: most jobs need none of them.
 _BATCH = (
-    r"(?<![\w-])(--(?:per[-_]device[-_])?(?:train[-_])?batch[-_]?size[= ]|[\w.]*batch_size=)[\"']?([0-9]+)\b"
+    r"(?<![\w-])(--(?:per[-_]device[-_])?(?:train[-_])?(?:batch[-_]?size|bs)[= ]|[\w.]*batch_size=|-bs? +)"
+    r"[\"']?([0-9]+|\$\{?\w+\}?)(?!\w)"
 )
-"""As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=8."""
+"""As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=$BS, -b 8."""
+_RUNS_PYTHON = r"python|\.py\b|torchrun|accelerate|deepspeed"
+"""Only there -b is a batch."""
+_ASSIGNED = r"(?m)^[ \t]*(?:export[ \t]+)?(\w+)=[\"']?([0-9]+)[\"']?[ \t]*(?:#.*)?$"
 _PYTHON_FILE = r"[\w./~-]+\.py\b"
 _BENCHMARK = r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b"
 _SETS_VARIABLE = (
@@ -26,9 +30,14 @@ _SETS_VARIABLE = (
     + r""")["']\s*(?:\]\s*=[^=]|,)"""
 )
 _SOURCE_CAP = 1 << 20
+PREALLOCATION = (
+    "JAX takes 75 % of the whole GPU's memory at its start and TensorFlow nearly all of it, unless set "
+    "otherwise; the estimate follows PyTorch's allocator, which takes what it needs"
+)
 _PREALLOCATES = r"(?i)(?<![a-z])(?:jax|flax|tensorflow|keras)(?![a-z])|_tf\.py"
 _SETTLED = ("XLA_PYTHON_CLIENT", "XLA_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR")
 """Variables with which a script has already said how much it takes."""
+_FRACTION = r"\bXLA_(?:PYTHON_)?CLIENT_MEM_FRACTION=[\"']?([0-9]*\.[0-9]+)"
 
 
 def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
@@ -38,11 +47,25 @@ def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
         return None
     found: List[Tuple[str, str, int]] = []
     for where, line in _commands(asked):
-        found += [(where, match[0], int(match[2])) for match in re.finditer(_BATCH, line)]
+        for match in re.finditer(_BATCH, line):
+            number = _number(match[2], asked)
+            if number is not None and (
+                match[1][1] == "-" or "=" in match[1] or re.search(_RUNS_PYTHON, line)
+            ):
+                found.append((where, match[0], number))
     if not found or any(number == batch for _, _, number in found):
         return None
     where, words, _ = found[0]
     return f"{where} has {words}, but the estimate is for a batch of {batch}: make them agree"
+
+
+def _number(text: str, asked: Asked) -> Optional[int]:
+    """A number, or the one that the script gives a variable; None where it gives none, or several."""
+    if text.isdigit():
+        return int(text)
+    lines = asked.script.text() if asked.script is not None else ""
+    values = {value for name, value in re.findall(_ASSIGNED, lines) if name == text.strip("${}")}
+    return int(values.pop()) if len(values) == 1 else None
 
 
 def variables_remark(asked: Asked, workload: Workload) -> Optional[str]:
@@ -93,7 +116,8 @@ def preallocation_remark(
     by_framework = summary is not None and summary.shows.preallocates
     if not (by_framework or any(re.search(_PREALLOCATES, line) for line in lines)):
         return None
-    if any(name in line for line in lines for name in _SETTLED):
+    asks = [float(match[1]) for line in lines for match in re.finditer(_FRACTION, line)]
+    if not asks and any(name in line for line in lines for name in _SETTLED):
         return None
     from slurm_gpumem.estimators.gpus import closest_gpu
 
@@ -101,9 +125,13 @@ def preallocation_remark(
     # A process sees the whole GPU's memory, whatever its limit is.
     total = max(gpu.memory_mib, closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0)
     part = max(1, (share_mib - gpu.context_mib) * 100 // total)
+    if asks:
+        if asks[-1] * 100 < part + 1:
+            return None
+        set_to = f"XLA_PYTHON_CLIENT_MEM_FRACTION={asks[-1]:g}"
+        return f"{set_to} of the GPU is more than this share: 0.{part:02} fits"
     return (
-        "JAX takes 75 % of the whole GPU's memory at its start and TensorFlow nearly all of it, more than "
-        "this share; the estimate follows PyTorch's allocator, which takes what it needs.\n"
+        f"{PREALLOCATION}\n"
         f"Write into the script: export XLA_PYTHON_CLIENT_MEM_FRACTION=0.{part:02} (JAX) or "
         "export TF_FORCE_GPU_ALLOW_GROWTH=true (TensorFlow)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -329,6 +330,9 @@ class JobSettings:
         if "\n" in path or os.path.exists(path):
             return path
         path = os.path.expanduser(os.path.expandvars(path))
+        unset = re.search(r"\$\{?([A-Za-z_]\w*)", path) if "$" in path else None
+        if unset and unset[1] not in os.environ and not os.path.exists(path):
+            raise UsageError(f"{model.origin}: {model.value}: the variable {unset[1]} is not set here")
         if self._script_folder and not os.path.isabs(path) and not os.path.exists(path):
             beside = os.path.join(self._script_folder, path)
             if os.path.exists(beside):

@@ -97,12 +97,12 @@ class Everybody:
 
     def _place(self) -> int:
         """Ask where new jobs are; how many are left for the next look."""
-        runs = {(job.job_id, job.restarts) for job in self._jobs}
+        runs = {(job.job_id, job.restarts): job.shown for job in self._jobs}
         self._places = {run: places for run, places in self._places.items() if run in runs}
-        new = sorted(runs - set(self._places))
+        new = sorted(runs.keys() - self._places.keys())
         for run in new[:_MOST_PLACED]:
             try:
-                self._places[run] = placed(self._commands, run[0])
+                self._places[run] = placed(self._commands, runs[run])
             except SlurmError:
                 self._places[run] = []  # ended since it was listed
         return max(0, len(new) - _MOST_PLACED)

@@ -85,7 +85,8 @@ def job(job_id: int = 1, **changes: object) -> JobRow:
         slowdown=1.2,
         alone_by="predicted",
     )
-    return row._replace(**changes)
+    made = row._replace(**changes)
+    return made._replace(company=tuple(map(str, made.companions)))
 
 
 @dataclass

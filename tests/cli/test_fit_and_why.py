@@ -96,6 +96,26 @@ def test_fit_refuses_more_shards_than_one_gpu_has(traced: str) -> None:
     assert "\na100 " in several.stdout
 
 
+@pytest.mark.parametrize(("gpu", "shards"), [("h100", 79), ("a100", 40)])
+def test_fit_refuses_shards_that_no_job_can_have(traced: str, gpu: str, shards: int) -> None:
+    done = _gpumem("fit", traced, "--gpu", gpu, "--shards", str(shards))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"which is {shards - 1} shards" in done.stderr
+    assert _gpumem("fit", traced, "--gpu", gpu, "--shards", str(shards - 1)).returncode == 0
+
+
+def test_an_estimate_never_asks_for_more_shards_than_fit_gives_out() -> None:
+    """Only doubt makes these too large: the request ends at what jobs can have of it, in whole shards."""
+    for batch in ("700", "750"):
+        words = ("estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", batch, "--gpu", "h100")
+        done = _gpumem(*words)
+        assert "request 78.0 GiB = 78 shards" in done.stdout
+        assert "does not surely fit" in done.stderr
+        assert "one h100 has 78.0 GiB for jobs" in done.stderr
+    result = json.loads(_gpumem(*words, "--shard-mib", "4096", "--json").stdout)
+    assert (result["gpu_usable_mib"], result["request_mib"], result["shards"]) == (76 * 1024, 76 * 1024, 19)
+
+
 def test_estimate_says_what_does_not_fit_and_which_gpu_it_assumed() -> None:
     large = _gpumem("estimate", str(EXAMPLES / "resnet50.txt"), "--batch-size", "512", "--gpu", "a100")
     assert "does not fit: one a100 has 40.0 GiB, of which jobs can use 39.0 GiB" in large.stdout

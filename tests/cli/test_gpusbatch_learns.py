@@ -31,7 +31,7 @@ def test_an_unknown_script_keeps_its_whole_gpu_and_says_what_could_be_done(desk:
     desk.script("job.sh", "python train.py --batch-size 64 --seed $1", HEAD)
     done = desk.call("--dry-run", "job.sh", "1")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("gpumem: ") == 1
     assert "keeps its whole GPU and is measured" in done.stderr
     assert "--trace" in done.stderr
     assert "--gres" not in done.stdout

@@ -410,7 +410,8 @@ def test_a_sweep_is_one_line_with_its_spread_unless_it_is_expanded(sweep: Path, 
     folded = ["11_[0-3]", "resnet50", "11.6G", "8.8G..12.5G", "+3%..+32%", "mixed"]
     assert lines[2] == [*folded, "4", "tasks:", "3", "COMPLETED,", "1", "FAILED"]
     _, out, _ = report("-n", "--array", "-o", "JobID,JobIDRaw")
-    assert {"11_0 12", "11_3 11"} < {" ".join(line.split()) for line in out.splitlines()}
+    tasks = ["11_0 12", "11_1 13", "11_2 14", "11_3 11"]
+    assert [" ".join(line.split()) for line in out.splitlines()] == ["20 20", "21 21", *tasks]
     assert "6 jobs" in report()[1]
 
 
@@ -427,8 +428,41 @@ def test_an_arrays_number_is_all_its_tasks_in_order_and_a_task_has_its_own(
     assert [job["array_task_id"] for job in json.loads(report("-j", "11_2", "--json")[1])["jobs"]] == [2]
     code, out, err = report("-j", "11_9")
     assert (code, out.strip()) == (1, "")
-    assert "no record of task 11_9" in err
+    assert "no record of job 11_9" in err
     assert main(["report", "-j", "11_x"]) == 2
+
+
+def test_a_node_knows_tasks_too_and_neighbours_have_the_names_that_slurm_gives_them(
+    site: Path, report: Report
+) -> None:
+    for task, job_id in enumerate([12, 13, 11]):
+        others = [other for other in (11, 12, 13) if other != job_id]
+        made = hour_ago(job_id, array_job=11, array_task=task, met=[*others, 99])
+        write(site / "spool", made)
+    assert report("-j", "11", "-n", "-o", "JobID,With")[1].split() == [
+        *("11_0", "11_2,11_1,99"),
+        *("11_1", "11_2,11_0,99"),
+        *("11_2", "11_0,11_1,99"),
+    ]
+    assert report("-j", "11_2")[1].startswith("Job 11_2 ")
+    assert "shared with 11_0, 11_1, 99" in report("-j", "11_2")[1]
+    # Slurm's accounting, without a word on arrays, takes nothing away; nor does a record that is read again.
+    with open_store() as store:
+        rows = [{"job_id": 11, "user": "usr1", "cluster": "site", "state": {"current": "COMPLETED"}}]
+        sacct.apply(store.connection, [11], parse_runs(json.dumps({"jobs": rows})))
+    assert report("-n", "-o", "JobID")[1].split() == ["11_[0-2]"]
+
+
+def test_a_column_of_figures_is_no_wider_where_it_stands_last(site: Path, report: Report) -> None:
+    write(site / "spool", hour_ago(7, peak_mib=11600.0))
+    assert report("-o", "JobID,Peak")[1].splitlines()[:2] == ["JobID  Peak", "7     11.3G"]
+
+
+def test_a_jobs_name_is_never_cut_to_fit() -> None:
+    rows = [job(123456789, array_job=123456789, array_task=123, model="m" * 60, user="u" * 60)]
+    columns = fields.columns("JobID,User,Model,GPU,Est,Req,Peak,Note")
+    shown = list(table_lines(rows, columns, header=False, style=TableStyle(width=60)))
+    assert shown[0].startswith("123456789_123 ")
 
 
 def test_a_job_may_be_named_without_an_option(site: Path, report: Report) -> None:

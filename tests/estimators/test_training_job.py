@@ -171,3 +171,19 @@ def test_a_job_that_differs_from_its_trace_is_warned_of(stated: StatedTraining, 
     assert warning in registry.run("trace", summary, job, find_gpu("h200")).warnings
     same = training_job(summary, StatedTraining())
     assert "trace again" not in " ".join(registry.run("trace", summary, same, find_gpu("h200")).warnings)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("torch.optim.AdamW", "adamw"), ("bnb.optim.AdamW8bit", "adamw"), ("rmsprop_bnb_8bit", "rmsprop")],
+)
+def test_an_optimizer_may_be_named_with_its_module(written: str, meant: str) -> None:
+    summary = ModelSummary("torchinfo", (Layer("Linear", params=8),))
+    assert training_job(summary, StatedTraining(batch_size=8, optimizer=written)).optimizer == meant
+
+
+@pytest.mark.parametrize("written", ["half", "float16", "16-true"])
+def test_weights_in_fp16_are_refused_with_what_frameworks_mean(written: str) -> None:
+    summary = ModelSummary("torchinfo", (Layer("Linear", params=8),))
+    with pytest.raises(UsageError, match=r"(?s)no rule for weights in fp16 .*amp-fp16 is mixed precision"):
+        training_job(summary, StatedTraining(batch_size=8, precision=written))

@@ -24,7 +24,7 @@ from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.jobs import NodeJob, valid_job_id
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, Stretch, usage_from
-from slurm_gpumem.slurm.queue import JOB_NAME
+from slurm_gpumem.slurm.queue import JOB_NAME, SlurmJob
 from tests.node.conftest import REPOSITORY
 
 JOB = NodeJob(
@@ -135,14 +135,18 @@ def test_the_kernels_pid_is_no_evidence_against_the_process_it_names() -> None:
         assert closed("1:0", events=(event,)).hints == ("neighbour-fault",)
 
 
+ENDED = SlurmJob(7, 1000, None, "CANCELLED", array_job=5, array_task=3)
+
+
 def test_a_state_is_only_put_into_a_record_that_is_closed(tmp_path: Path) -> None:
     write_job_record(tmp_path, closed()._replace(end=None))
-    records.amend_state(tmp_path, 7, 0, "n1", "CANCELLED")
+    records.amend_end(tmp_path, 0, "n1", ENDED)
     assert next(records.read_records(tmp_path, 7)).state == ""
     write_job_record(tmp_path, closed())
-    records.amend_state(tmp_path, 7, 0, "n1", "CANCELLED")
-    assert next(records.read_records(tmp_path, 7)).state == "CANCELLED"
-    records.amend_state(tmp_path, 99, 0, "n1", "CANCELLED")
+    records.amend_end(tmp_path, 0, "n1", ENDED)
+    found = next(records.read_records(tmp_path, 7))
+    assert (found.state, found.measured.array_job, found.measured.array_task) == ("CANCELLED", 5, 3)
+    records.amend_end(tmp_path, 0, "n1", ENDED._replace(job_id=99))
     assert list(records.read_records(tmp_path, 99)) == []
 
 

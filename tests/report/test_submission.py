@@ -52,9 +52,34 @@ def test_the_line_names_the_model_its_peak_and_the_share() -> None:
     assert made.largest is not None
     assert made.largest.estimate is not None
     peak = made.largest.estimate.peak_mib / 1024
-    line = submission_line(made)
+    line = submission_line(made).replace("\n", " ")
     assert line.startswith("small.json, batch 16, ")
     assert line.endswith(f" peak {peak:.1f} GiB, asking for 3 GiB (3 of 40 shards on an a100)")
+
+
+def test_what_decided_the_share_and_what_it_may_cost_stand_below_the_line() -> None:
+    busy = Activity(0.5, 2, False, "pressure")
+    share = SHARE._replace(units=20, activity_units=20, reason="20 of 40 shards on an a100")
+    *_, asked, why = submission_line(plan(share, activity=busy)).split("\n")
+    assert asked.endswith("asking for 20 GiB (20 of 40 shards on an a100)")
+    assert why.startswith("for its activity (memory alone: 3)")
+
+
+@pytest.mark.parametrize("name", ["small.json", "the-model-of-an-experiment-with-a-name-of-some-length.json"])
+def test_no_line_is_wider_than_110_columns(name: str) -> None:
+    made = plan(SHARE._replace(units=20, activity_units=20), activity=Activity(0.5, 2, False, "pressure"))
+    own = OwnOptions({"model": name})
+    asked = made.asked._replace(settings=job_settings(Config(), (), {}, own))
+    lines = submission_line(made._replace(asked=asked)).split("\n")
+    assert lines[0].startswith(name)
+    assert max(len(f"gpumem: {line}") for line in lines) <= 110
+
+
+def test_a_summary_from_standard_input_is_called_that() -> None:
+    made = plan()
+    settings = job_settings(Config(), (), {}, OwnOptions({"model": "-"}))
+    line = submission_line(made._replace(asked=made.asked._replace(settings=settings)))
+    assert line.startswith("standard input, batch 16, ")
 
 
 def test_the_arrow_is_ascii_where_stderr_is(monkeypatch: pytest.MonkeyPatch) -> None:

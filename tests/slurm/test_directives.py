@@ -78,3 +78,25 @@ def test_a_longer_word_is_no_directive() -> None:
 @given(st.lists(st.text(max_size=40), max_size=5))
 def test_no_text_breaks_the_reading(lines: List[str]) -> None:
     read("#!/bin/sh\n" + "\n".join("#GPUMEM " + line for line in lines))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("memory", "mem"), ("gpu-mem", "mem"), ("GPU_MEM", "mem"), ("vram", "mem"), ("bs", "batch-size")],
+)
+def test_a_key_that_means_a_known_one_is_answered_with_it(written: str, meant: str) -> None:
+    script = BatchScript("job.sh", "job.sh", f"#!/bin/bash\n#GPUMEM {written}=12G\n".encode())
+    directives = read_directives(script, ("mem", "memory-line", "batch-size"))
+    assert directives.found == ()
+    assert directives.warnings == (
+        f"job.sh, line 2: unknown key {written!r} (did you mean {meant!r}?); ignored",
+    )
+
+
+@pytest.mark.parametrize("line", ["mem = 12G", "mem =12G", "mem= 12G"])
+def test_blanks_around_the_equals_sign_are_said_once_with_the_right_line(line: str) -> None:
+    script = BatchScript("job.sh", "job.sh", f"#!/bin/bash\n#GPUMEM {line}\n".encode())
+    directives = read_directives(script, ("mem",))
+    assert directives.found == ()
+    [warning] = directives.warnings
+    assert warning.endswith("like #GPUMEM mem=12G")

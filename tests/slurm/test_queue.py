@@ -34,11 +34,19 @@ from tests.support.squeue import squeue_cells
         ("5 1000 RUNNING 2 gres:gpu:1,gres:shard:3", 3),
         ("5 1000 RUNNING 2 N/A", None),
         ("5 1000 RUNNING 2", None),
+        ("5 1000 RUNNING 2 gres:shard:12 5", 12),
+        ("5 1000 RUNNING 2 N/A 5+0", None),
     ],
 )
 def test_slurms_count_of_shards_is_read_in_every_versions_spelling(line: str, shards: object) -> None:
     expected = SlurmJob(5, 1000, shards, "RUNNING", 2)  # type: ignore[arg-type]
     assert parse_slurm_job(f"4 1 PENDING 0\n{line}\n", 5) == expected
+
+
+def test_a_task_is_known_by_its_array_also_when_the_answer_has_all_of_the_array() -> None:
+    text = "7 1000 RUNNING 0 gres:shard:2 5_1\n5 1000 RUNNING 0 gres:shard:2 5_12\n"
+    assert parse_slurm_job(text, 5) == SlurmJob(5, 1000, 2, "RUNNING", 0, 5, 12)
+    assert parse_slurm_job(text, 7) == SlurmJob(7, 1000, 2, "RUNNING", 0, 5, 1)
 
 
 @pytest.mark.parametrize(

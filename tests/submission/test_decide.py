@@ -87,7 +87,7 @@ def test_an_mps_unit_stands_for_its_part_of_the_gpus_memory() -> None:
         ),
         (asked("--gres=gpu:2", exclusive_gpu="yes"), {}, None, "it asks for 2 GPUs"),
         (asked(mem="10G"), {"activity": 1.0}, "gpu:1", "a slowdown of 1.15 is out of reach"),
-        (asked(mem="10G"), {"activity": 0.5}, "shard:20", "for its activity; memory alone: 10"),
+        (asked(mem="10G"), {"activity": 0.5}, "shard:20", "20 of 40 shards on an a100"),
     ],
 )
 def test_every_other_decision_has_its_reason(

@@ -43,6 +43,9 @@ def asked(body: str, *argv: str) -> Asked:
         ("srun python train.py --batch_size=256 --epochs 3", "--batch_size=256"),
         ("python run.py --per_device_train_batch_size 256", "--per_device_train_batch_size 256"),
         ("python run.py data.batch_size=256", "data.batch_size=256"),
+        ("python run.py --bs=256", "--bs=256"),
+        ("python run.py -b 256", "-b 256"),
+        ("torchrun run.py -bs 256", "-bs 256"),
     ],
 )
 def test_another_batch_size_in_the_command_is_remarked_with_its_line(body: str, words: str) -> None:
@@ -58,10 +61,31 @@ def test_another_batch_size_in_the_command_is_remarked_with_its_line(body: str, 
         "python train.py --batch-size $N",
         "python a.py --batch-size 256\npython b.py --batch-size 32",
         "python train.py --eval-batch-size 256",
+        "tar -b 256 x.tar",
+        "N=32\npython train.py --batch-size $N",
+        "N=64\nN=256\npython train.py --batch-size $N",
+        "python train.py --batch-size $((N * 2))",
     ],
 )
 def test_no_remark_where_the_batch_agrees_or_is_not_known(body: str) -> None:
     assert batch_remark(asked(body), Workload(job=TrainingJob(32))) is None
+
+
+@pytest.mark.parametrize("spelled", ["$N", "${N}", '"$N"'])
+def test_a_batch_size_that_the_script_gives_a_variable_is_known(spelled: str) -> None:
+    body = f"export N=256 # samples\npython train.py --batch-size {spelled}"
+    remark = batch_remark(asked(body), Workload(job=TrainingJob(32)))
+    assert remark is not None
+    assert "job.sh, line 4: has --batch-size" in remark
+
+
+@pytest.mark.parametrize(
+    ("fraction", "fits"), [("0.9", False), (".75", False), ("0.23", True), ("0.05", True)]
+)
+def test_a_fraction_that_is_more_than_the_share_is_remarked(fraction: str, fits: bool) -> None:
+    remark = remark_for(f"export XLA_PYTHON_CLIENT_MEM_FRACTION={fraction}\npython -m jax_train")
+    assert (remark is None) == fits
+    assert fits or "of the GPU is more than this share: 0.23 fits" in (remark or "")
 
 
 def test_a_batch_divided_over_several_gpus_draws_no_remark() -> None:

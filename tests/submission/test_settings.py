@@ -176,6 +176,9 @@ def test_a_file_that_is_called_like_a_variable_is_that_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NOT_SET", raising=False)
+    with pytest.raises(UsageError, match="the variable NOT_SET is not set here"):
+        _ = settings(directives={"model": "${NOT_SET}/m.txt"}).model
     (tmp_path / "$HOME.txt").write_text("x")
     assert settings(directives={"model": "$HOME.txt"}).model == "$HOME.txt"
 

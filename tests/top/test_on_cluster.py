@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
@@ -184,3 +184,24 @@ def test_in_a_pipe_it_is_printed_once_and_without_escapes(site: Site) -> None:
     assert "\x1b" not in shown
     assert shown.count("gpumem top") == 1
     assert "\x1b[32m" in site.top("--color", "always")
+
+
+def test_tasks_of_an_array_stand_in_order_and_each_on_its_own_gpu(site: Site) -> None:
+    command = "gpumem-standin --peak 500 --steps 2000 --seconds 600"
+    array = submit(
+        site.cluster, "--gres=shard:2", "-J", "sweep", "--array=1-3", command=command, output="/dev/null"
+    )
+
+    def tasks() -> List[Dict[str, Any]]:
+        return [job for job in site.top_json(user=None)["jobs"] if job["name"] == "sweep"]
+
+    try:
+        until(lambda: len(tasks()) == 3, 60)
+        table = site.top_json(user=None)
+        # The last task's own number is the array's, too.
+        assert [job["shown"] for job in tasks()] == [f"{array}_{task}" for task in (1, 2, 3)]
+        assert [len(job["gpus"]) for job in tasks()] == [1, 1, 1]
+        assert sum(held["shares"] for gpu in table["gpus"] for held in gpu["held"]) == 36 + 3 * 2
+    finally:
+        site.cluster.run(["scancel", array])
+        until(lambda: not tasks(), 60)

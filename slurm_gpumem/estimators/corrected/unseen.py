@@ -98,6 +98,8 @@ def known_classes() -> KnownClasses:
 def unseen(summary: ModelSummary) -> Unseen:
     """How much of this text's model is unseen, and whose."""
     known = known_classes()
+    if summary.shows.preallocates:
+        return Unseen(1.0, tuple(sorted({layer.kind for layer in summary.layers})), no_torch=True)
     if not summary.shows.nesting:
         return _without_nesting(summary, known)
     total = 0

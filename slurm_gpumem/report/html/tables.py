@@ -150,7 +150,7 @@ def _where(row: JobRow) -> str:
 
 
 def _company(row: JobRow) -> str:
-    shown = ", ".join(map(str, row.companions[:3]))
+    shown = ", ".join(row.company[:3])
     return shown + (f" +{len(row.companions) - 3}" if len(row.companions) > 3 else "")
 
 
