@@ -19,6 +19,11 @@ _BATCH = re.compile(
 """As training scripts take it: --batch-size 256, --per_device_train_batch_size=8, batch_size=8."""
 _PYTHON_FILE = re.compile(r"[\w./~-]+\.py\b")
 _BENCHMARK = re.compile(r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b")
+_PREFETCHES = re.compile(
+    r"(?m)^[^#\n]*?(?:\b(?P<name>\w*[Pp]refetcher|PrefetchLoader|create_loader)\(|\b(?P<dali>nvidia\.dali)\b)"
+)
+"""Loaders that copy the next batch to the GPU while the step runs: Apex's data_prefetcher and what is written
+after it, timm's create_loader (use_prefetcher is its default), DALI's pipelines."""
 _SETS_VARIABLE = re.compile(
     r"""(?m)^[^#\n]*\benviron(?:\[|\.setdefault\()\s*["']("""
     + "|".join(VARIABLES)
@@ -74,6 +79,12 @@ def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, 
             found.append(
                 f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
                 "text cannot show; gpusbatch --trace counts them"
+            )
+        prefetches = _PREFETCHES.search(text)
+        if prefetches:
+            found.append(
+                f"{name} uses {prefetches['name'] or prefetches['dali']}: such loaders hold about one batch "
+                "more on the GPU than a text counts; gpusbatch --trace counts it"
             )
         variable = _SETS_VARIABLE.search(text)
         if variable:
