@@ -216,9 +216,10 @@ def _said_of_context(gpu: Gpu) -> str:
     said = f"the CUDA context on {gpu.name} was not measured here: "
     if least == most:
         return said + f"{taken} MiB elsewhere (gpumem calibrate measures it)"
+    where = f"{taken} taken" if taken == most else f"{taken} in the peak, {most} in the request"
     return said + (
-        f"{least} to {most} MiB elsewhere, {taken} in the peak and {most} in the request (gpumem calibrate "
-        "measures it, the job's torch.__version__ as --torch narrows it)"
+        f"{least} to {most} MiB elsewhere, {where} (--torch with the job's torch.__version__ narrows it, "
+        "gpumem calibrate measures it)"
     )
 
 
