@@ -187,6 +187,7 @@ def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convoluti
         request_mib=request,
         requests=tuple(at + more for at in estimate.requests),
         floor_mib=max(1, estimate.floor_mib - gpu.context_spare_mib),
+        spare_mib=min(gpu.context_spare_mib, max(0, context - LEAST_CONTEXT_MIB)),
         base=_base(
             estimate.peak_mib - elsewhere,
             request - gpu.context_doubt_mib - elsewhere,

@@ -103,7 +103,9 @@ def adjusted(estimate: Estimate, fingerprint_of: Callable[[], str], path: Option
     base = estimate.base or (estimate.peak_mib, estimate.request_mib)
     # What an unknown environment added comes on top where the site has not learned what it is.
     kept = (0, 0)
-    if not layer.knows(estimate.gpu):
+    if layer.knows(estimate.gpu):
+        estimate = replace(estimate, spare_mib=0)
+    else:
         kept = (estimate.peak_mib - base[0], estimate.request_mib - base[1])
 
     def moved(request: int) -> Tuple[float, float]:

@@ -255,6 +255,8 @@ class Estimate:
     """Share of jobs that request_mib is meant to hold for; models/widths.md shows how held-out ones fared."""
     requests: Tuple[int, ...] = ()
     """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
+    spare_mib: int = 0
+    """How much smaller the peak may be: the context was taken from the larger of several environments."""
     group: str = ""
     """The group of jobs whose measured needs decide the doubt (models/widths.json); "" where none does."""
     wanted_mib: Optional[int] = None

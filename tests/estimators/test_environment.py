@@ -94,6 +94,27 @@ def test_a_version_that_may_meet_an_old_driver_has_the_usual_peak_and_the_wide_r
     assert text("a100", "2.11").request_mib == surely.request_mib
 
 
+def test_no_job_is_said_not_to_fit_because_of_a_context_that_nobody_measured() -> None:
+    summary = read_summary(RESNET)
+    gpu = find_gpu("rtx3060", NOWHERE)
+    lazy, unknown = (
+        [
+            run("corrected", summary, TrainingJob(batch, module_loading=loading), gpu)
+            for batch in range(80, 130)
+        ]
+        for loading in ("lazy", "auto")
+    )
+    for known, either in zip(lazy, unknown):
+        assert (either.peak_mib <= gpu.usable_mib) == (known.peak_mib <= gpu.usable_mib)
+        assert sum(either.parts.values()) == either.peak_mib <= either.request_mib
+        assert either.floor_mib <= either.peak_mib
+    between = [one for one in unknown if one.peak_mib == one.request_mib == gpu.usable_mib]
+    assert between
+    assert all("does not surely fit" in one.warnings[-1] for one in between)
+    peaks = [one.peak_mib for one in unknown]
+    assert peaks == sorted(peaks)
+
+
 def test_a_build_without_cuda_says_nothing_of_the_job_on_the_gpu() -> None:
     assert environment_of(TrainingJob(1, torch="2.11.0+cpu")) == Environment()
     assert environment_of(TrainingJob(1, torch="2.11.0+cu130")) == Environment("2.11.0", "13.0")
