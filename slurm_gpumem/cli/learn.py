@@ -11,9 +11,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from slurm_gpumem.config.accounting import load_accounting_config
 from slurm_gpumem.errors import NotLearnedError, UsageError
 from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.site_contexts import LearnedContext, contexts_learned
 from slurm_gpumem.estimators.site_fit import COVERAGE, SiteRun, usable
 from slurm_gpumem.estimators.site_layer import SiteLayer, layer_path
-from slurm_gpumem.site.learn import Learned, current_layers, learn, write_layers
+from slurm_gpumem.site.learn import Learned, current_layers, learn, with_reported, write_layers
 from slurm_gpumem.site.learn_runs import LearnableRuns, read_runs
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
@@ -36,13 +37,18 @@ def main(argv: List[str]) -> int:
     now = current_layers(path)
     if not args.json:
         print("\n".join(_read_lines(found, runs, folders)))
-    learned = learn(found, runs, now, args.coverage)
+    contexts = contexts_learned(found.contexts)
+    learned = learn(found, runs, now, args.coverage, contexts)
+    gained = {one.layer.estimator: one.layer for one in learned if one.better}
+    reported = with_reported(registry.LEARNT, {**now, **gained}, contexts)
+    gained.update(reported)
     if args.json:
-        print(json.dumps(_as_json(learned, path, dry=args.dry_run)))
+        print(json.dumps(_as_json(learned, path, contexts if reported else {}, dry=args.dry_run)))
     else:
         for one in learned:
             print("\n".join(_compared(one, now.get(one.layer.estimator))))
-    gained = {one.layer.estimator: one.layer for one in learned if one.better}
+        if reported:
+            print("\n".join(_reported_lines(contexts)))
     if not gained:
         raise NotLearnedError(
             "what these runs teach is not better than what is in force on models that it has not seen.\n"
@@ -75,6 +81,16 @@ def _read_lines(found: LearnableRuns, runs: Mapping[str, List[SiteRun]], folders
     return lines
 
 
+def _reported_lines(contexts: Mapping[str, LearnedContext]) -> List[str]:
+    return [
+        "",
+        *(
+            f"CUDA context on {kind}: {one.beyond_mib:+,.0f} MiB, as jobs of {one.users} users reported"
+            for kind, one in contexts.items()
+        ),
+    ]
+
+
 def _compared(learned: Learned, now: Optional[SiteLayer]) -> List[str]:
     layer = learned.layer
     lines = ["", f"{layer.estimator:<10} {'jobs':>6}  median error  above request  kept in vain"]
@@ -83,7 +99,11 @@ def _compared(learned: Learned, now: Optional[SiteLayer]) -> List[str]:
             f"{name:<10} {held.runs:>6,}  {held.median_error * 100:>10.1f} %  "
             f"{held.above_request * 100:>11.1f} %  {held.in_vain * 100:>10.1f} %"
         )
-    constants = "".join(f", {value:+,.0f} MiB on {kind}" for kind, value in sorted(layer.constants.items()))
+    constants = "".join(
+        f", {value:+,.0f} MiB on {kind}"
+        for kind, value in sorted(layer.constants.items())
+        if len(layer.constants) > 1 or round(value) != round(layer.constant)
+    )
     lines += [
         "learned: each model by a fit that has not seen it; users weigh the same, the worst is left out",
         "",
@@ -101,11 +121,14 @@ def _percent(offset: float) -> str:
     return f"{(exp(offset) - 1) * 100:+.1f} %"
 
 
-def _as_json(learned: Sequence[Learned], path: str, *, dry: bool) -> Dict[str, Any]:
+def _as_json(
+    learned: Sequence[Learned], path: str, contexts: Mapping[str, LearnedContext], *, dry: bool
+) -> Dict[str, Any]:
     return {
         "schema": SCHEMA,
         "path": path,
-        "written": any(one.better for one in learned) and not dry,
+        "written": (any(one.better for one in learned) or bool(contexts)) and not dry,
+        "contexts": {kind: one._asdict() for kind, one in contexts.items()},
         "estimators": {
             one.layer.estimator: {
                 "better": one.better,

@@ -47,15 +47,23 @@ def with_coverage(estimate: Estimate, coverage: float) -> Estimate:
 
 
 def within(estimate: Estimate, gpu: Gpu) -> Estimate:
-    """The estimate with a request of at most the whole GPU where only doubt asks for more than there is."""
-    if not estimate.requests or not estimate.request_mib > gpu.usable_mib >= estimate.peak_mib:
+    """The estimate with a request of at most the whole GPU where only doubt asks for more than there is.
+
+    The same where only a context that nobody measured brings the peak there: with it no job could run.
+    """
+    least = estimate.peak_mib - estimate.spare_mib
+    if not estimate.requests or not estimate.request_mib > gpu.usable_mib >= least:
         return estimate
+    beyond = max(0, estimate.peak_mib - gpu.usable_mib)
     said = (
         f"does not surely fit: the job may need {format_mib(estimate.request_mib)}, and one {gpu.name} has "
         f"{format_mib(gpu.usable_mib)} for jobs; {remedies(estimate, gpu)[0]} tells, a smaller batch helps"
     )
     return replace(
         estimate,
+        peak_mib=estimate.peak_mib - beyond,
+        parts={name: size - (beyond if name == "context" else 0) for name, size in estimate.parts.items()},
+        floor_mib=min(estimate.floor_mib, gpu.usable_mib),
         request_mib=gpu.usable_mib,
         wanted_mib=estimate.request_mib,
         base=_base(estimate),

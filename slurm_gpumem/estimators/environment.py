@@ -2,6 +2,10 @@
 
 The context belongs to the environment (CUDA, lazy or eager loading of modules, library sizes) more than to
 the GPU: an A100 has been seen with 522 and with 1,727 MiB. models/environments holds what was measured where.
+
+Where the versions say how modules are loaded, the nearest documented environment of that kind counts. Where
+nothing does, the peak has the median of those documented for such GPUs, which has the least expected error
+(of an even number the upper one: too little costs a job more than too much), and the request covers them all.
 """
 
 from __future__ import annotations
@@ -26,6 +30,10 @@ _CONTEXTS = ("context_bare_mib", "context_conv_mib", "context_matmul_mib", "cont
 _TEXTS = ("gpu", "compute_capability", "torch", "cuda", "driver", "loading", "known", "source")
 _FIRST_LAZY_TORCH, _FIRST_LAZY_CUDA = (1, 13), (11, 7)
 """PyTorch asks for lazy loading itself from 1.13 on (pull request 86509); CUDA has it from 11.7 on."""
+_SURELY_LAZY_TORCH, _SURELY_LAZY_CUDA, _SURELY_LAZY_CAPABILITY = (2, 8), (12, 0), (9, 0)
+"""Lazy loading needs a driver from R515 on (CUDA C++ Programming Guide, Lazy Loading). CUDA 11 runs on older
+ones, CUDA 12 does not; PyTorch 2.8 is the first without a build for CUDA 11 (RELEASE.md), and Hopper needs
+CUDA 11.8, its driver R520 (CUDA 11.8 release notes) and thereby PyTorch 2.0."""
 _SIZE_CAP = 4096
 WORKSPACE_DOUBT = 8
 """Added to a traced request, in per cent of the peak, where convolutions run on a GPU whose cuDNN choices
@@ -42,15 +50,28 @@ class Environment(NamedTuple):
     loading: str = ""
     """"lazy", "eager", or "" where nobody said."""
 
-    @property
-    def module_loading(self) -> str:
-        """As set, or as the versions do it by default; "" where they are not known."""
+    def usual_loading(self, compute_capability: str = "") -> str:
+        """As set, or as the versions (or those that such a GPU needs) do it; "" where nothing is known."""
         if self.loading:
             return self.loading
         torch, cuda = _version(self.torch), _version(self.cuda)
         if (torch and torch < _FIRST_LAZY_TORCH) or (cuda and cuda < _FIRST_LAZY_CUDA):
             return "eager"
-        return "lazy" if torch else ""
+        return "lazy" if torch or self._is_surely_lazy(compute_capability) else ""
+
+    def possible_loading(self, compute_capability: str = "") -> Tuple[str, ...]:
+        """The ways that a request must hold for: an old driver loads eagerly whatever PyTorch asks for."""
+        usual = self.usual_loading(compute_capability)
+        if usual and (self.loading or usual == "eager" or self._is_surely_lazy(compute_capability)):
+            return (usual,)
+        return LOADING
+
+    def _is_surely_lazy(self, compute_capability: str) -> bool:
+        return (
+            _version(self.torch) >= _SURELY_LAZY_TORCH
+            or _version(self.cuda) >= _SURELY_LAZY_CUDA
+            or _version(compute_capability) >= _SURELY_LAZY_CAPABILITY
+        )
 
 
 class Measured(NamedTuple):
@@ -69,42 +90,62 @@ class Measured(NamedTuple):
 
 
 def environment_of(job: TrainingJob) -> Environment:
-    """What the job says of its environment: "2.6.0+cu124" names PyTorch and CUDA."""
+    """What the job says of its environment: "2.6.0+cu124" names PyTorch and CUDA.
+
+    A build without CUDA traced the job elsewhere: what runs on the GPU is another one.
+    """
     torch, _, build = job.torch.partition("+")
     found = re.fullmatch(r"cu(\d{2})(\d)", build)
     loading = "" if job.module_loading == "auto" else job.module_loading
-    return Environment(torch, f"{found[1]}.{found[2]}" if found else "", loading)
+    return Environment("" if build == "cpu" else torch, f"{found[1]}.{found[2]}" if found else "", loading)
+
+
+def loads_eagerly(job: TrainingJob) -> bool:
+    """Whether the job says so, by its settings or its versions."""
+    return environment_of(job).usual_loading() == "eager"
 
 
 def in_environment(gpu: Gpu, environment: Environment) -> Gpu:
     """The GPU with the context that a job in this environment has, as far as anybody knows."""
-    loading = environment.module_loading
-    if gpu.measured and (gpu.calibrated or loading != "eager"):
+    usual = environment.usual_loading(gpu.compute_capability)
+    if gpu.measured and (gpu.calibrated or usual != "eager"):
         return gpu
     known = measured_environments()
-    alike = [entry for entry in known if entry.loading == (loading or "lazy")]
-    nearest = min(alike, key=lambda entry: _distance(entry, gpu, environment))
-    bare, conv, matmul, both = _filled(nearest)
-    # Where nobody says how modules are loaded, the request holds for both ways.
-    ways = (loading,) if loading else LOADING
-    most = max(_most(gpu, [entry for entry in known if entry.loading == way]) for way in ways)
+    ways = environment.possible_loading(gpu.compute_capability)
+    documented = [_alike(gpu, [entry for entry in known if entry.loading == way]) for way in ways]
+    if usual:
+        alike = [entry for entry in known if entry.loading == usual]
+        taken = min(alike, key=lambda entry: _distance(entry, gpu, environment))
+    else:
+        every = sorted(_alike(gpu, known), key=_whole)
+        taken = every[len(every) // 2]
+    bare, conv, matmul, both = contexts_of(taken)
+    sizes = [_whole(entry) for entries in documented for entry in entries]
     return replace(
         gpu,
         context_bare_mib=bare,
         context_conv_mib=conv,
         context_matmul_mib=matmul,
         context_mib=both,
-        context_doubt_mib=max(0, most - both),
-        source=f"context as on {nearest.gpu} ({nearest.source})",
+        context_doubt_mib=max(0, max(sizes) - both),
+        context_spare_mib=max(0, both - min(sizes)),
+        source=f"context as on {taken.gpu} ({taken.source})",
     )
 
 
-def _most(gpu: Gpu, entries: Sequence[Measured]) -> int:
-    """The largest context seen on such a GPU, else on its generation, else anywhere."""
-    own = [entry for entry in entries if entry.gpu == gpu.entry]
-    major = gpu.compute_capability.split(".")[0]
-    near = own or [entry for entry in entries if entry.compute_capability.split(".")[0] == major] or entries
-    return max(entry.contexts[3] or 0 for entry in near)
+def _alike(gpu: Gpu, entries: Sequence[Measured]) -> List[Measured]:
+    """Those of such a GPU, else of its architecture, else of its generation, else all."""
+    own, family = gpu.compute_capability, gpu.entry.split("-")[0]
+    same = [entry for entry in entries if entry.gpu == family]
+    same = same or [entry for entry in entries if entry.compute_capability == own]
+    major = own.split(".")[0]
+    same = same or [entry for entry in entries if entry.compute_capability.split(".")[0] == major]
+    return same or list(entries)
+
+
+def _whole(entry: Measured) -> int:
+    """Its context with both libraries, which every file has."""
+    return entry.contexts[3] or 0
 
 
 def workspace_doubt(gpu: Gpu, convolutions: bool) -> int:
@@ -114,9 +155,14 @@ def workspace_doubt(gpu: Gpu, convolutions: bool) -> int:
     return WORKSPACE_DOUBT if convolutions else OTHER_DOUBT
 
 
-def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -> Estimate:
-    """The request made wide enough for what was not measured on this GPU; the message says what that is."""
+def widened(estimate: Estimate, gpu: Gpu, usual: Gpu, *, traced: bool, convolutions: bool) -> Estimate:
+    """The request made wide enough for what was not measured on this GPU; the message says what that is.
+
+    `usual` is the GPU for jobs of which nothing is known: a site learns its constants relative to that.
+    """
     found: List[str] = []
+    context = estimate.parts["context"]
+    elsewhere = context - _same_libraries(context, gpu, usual)
     request = estimate.request_mib + gpu.context_doubt_mib
     if not gpu.entry:
         found.append(
@@ -124,12 +170,7 @@ def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -
             "(NVML) and adds it"
         )
     if not gpu.measured:
-        context = estimate.parts["context"]
-        most = f" to {context + gpu.context_doubt_mib}" if gpu.context_doubt_mib else ""
-        found.append(
-            f"the CUDA context on {gpu.name} was not measured here: {context}{most} MiB elsewhere "
-            "(gpumem calibrate measures it)"
-        )
+        found.append(_said_of_context(gpu))
     if traced and not gpu.workspaces_measured:
         request += estimate.peak_mib * workspace_doubt(gpu, convolutions) // 100
         if convolutions:
@@ -137,7 +178,7 @@ def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -
     if gpu.profile and not gpu.calibrated:
         whole = f"not measured on MIG: context and workspaces on {gpu.name} are those of the whole GPU"
         estimate = replace(estimate, warnings=(*estimate.warnings, whole))
-    if not found and request == estimate.request_mib:
+    if not found and request == estimate.request_mib and not elsewhere:
         return estimate
     # Few environments are known: the doubt is the most that was seen, at any coverage.
     more = request - estimate.request_mib
@@ -145,7 +186,41 @@ def widened(estimate: Estimate, gpu: Gpu, *, traced: bool, convolutions: bool) -
         estimate,
         request_mib=request,
         requests=tuple(at + more for at in estimate.requests),
+        floor_mib=max(1, estimate.floor_mib - gpu.context_spare_mib),
+        spare_mib=min(gpu.context_spare_mib, max(0, context - LEAST_CONTEXT_MIB)),
+        base=_base(
+            estimate.peak_mib - elsewhere,
+            request - gpu.context_doubt_mib - elsewhere,
+            estimate.peak_mib,
+            request,
+        ),
         assumptions=(*estimate.assumptions, *found),
+    )
+
+
+def _base(peak: int, request: int, now_peak: int, now_request: int) -> Optional[Tuple[int, int]]:
+    return None if (peak, request) == (now_peak, now_request) else (peak, request)
+
+
+def _same_libraries(context: int, gpu: Gpu, usual: Gpu) -> int:
+    """The context that a job with the same libraries has on `usual`."""
+    for conv, matmul in ((True, True), (False, True), (True, False), (False, False)):
+        if gpu.context_for(conv=conv, matmul=matmul) == context:
+            return usual.context_for(conv=conv, matmul=matmul)
+    return context
+
+
+def _said_of_context(gpu: Gpu) -> str:
+    """Which context is taken, between which documented ones, and what would tell."""
+    taken = gpu.context_mib
+    least, most = taken - gpu.context_spare_mib, taken + gpu.context_doubt_mib
+    said = f"the CUDA context on {gpu.name} was not measured here: "
+    if least == most:
+        return said + f"{taken} MiB elsewhere (gpumem calibrate measures it)"
+    where = f"{taken} taken" if taken == most else f"{taken} in the peak, {most} in the request"
+    return said + (
+        f"{least} to {most} MiB elsewhere, {where} (--torch with the job's torch.__version__ narrows it, "
+        "gpumem calibrate measures it)"
     )
 
 
@@ -188,7 +263,7 @@ def _context(path: Path, fields: Mapping[str, Any], name: str) -> Optional[int]:
     return value
 
 
-def _filled(nearest: Measured) -> Tuple[int, int, int, int]:
+def contexts_of(nearest: Measured) -> Tuple[int, int, int, int]:
     """What was not measured apart differs from the whole as where all of it was, loaded the same way."""
     contexts, both = nearest.contexts, nearest.contexts[3] or 0
     whole = next(
@@ -210,7 +285,7 @@ def _distance(entry: Measured, gpu: Gpu, environment: Environment) -> Tuple[int,
     generation = abs(capability[0] - own[0]) * 10 + abs(capability[1] - own[1]) if own else 0
     torch, wanted = _version(entry.torch), _version(environment.torch)
     apart = abs(torch[0] - wanted[0]) * 100 + abs(torch[1] - wanted[1]) if torch and wanted else 0
-    return (entry.gpu != gpu.entry, generation, apart)
+    return (entry.gpu != gpu.entry.split("-")[0], generation, apart)
 
 
 def _version(text: str) -> Tuple[int, ...]:

@@ -110,6 +110,16 @@ def closest_gpu(type_name: Optional[str], memory_mib: Optional[int], site_file: 
     )
 
 
+@lru_cache(maxsize=256)
+def family_of(name: str) -> str:
+    """The package's row of a name, whatever its memory: "a100" of "NVIDIA A100-SXM4-80GB"; "" for none.
+
+    A site's own entries do not change what the names of one GPU have in common.
+    """
+    matched = _match(gpu_in(name) or name, None, _package_entries())
+    return matched.split("-")[0] if matched else ""
+
+
 # -- MIG instances -------------------------------------------------------------------------------
 
 
@@ -185,11 +195,7 @@ def _multiprocessors(profile: Profile, gpu: Gpu) -> int:
 
 def _entries(site_file: Optional[Path]) -> Dict[str, Entry]:
     """Each GPU's fields: defaults, then the package's, then the site's."""
-    tables = _package_tables()
-    defaults = tables["defaults"]
-    entries: Dict[str, Entry] = {
-        name: {**defaults, **fields} for name, fields in tables.items() if name != "defaults"
-    }
+    defaults, entries = _package_tables()["defaults"], _package_entries()
     path = site_gpu_file() if site_file is None else site_file
     if path.exists():
         for name, fields in load_toml(path).items():
@@ -197,6 +203,11 @@ def _entries(site_file: Optional[Path]) -> Dict[str, Entry]:
             _check(path, key, fields, known=key in entries)
             entries[key] = {**entries.get(key, defaults), **fields, "calibrated": True}
     return entries
+
+
+def _package_entries() -> Dict[str, Entry]:
+    tables = _package_tables()
+    return {name: {**tables["defaults"], **fields} for name, fields in tables.items() if name != "defaults"}
 
 
 @lru_cache(maxsize=1)

@@ -116,11 +116,14 @@ def _run(name: str, summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estima
     function: Estimator = importlib.import_module(module).estimate
     if not has_layer(name):
         return function(summary, job, gpu)
-    from slurm_gpumem.estimators.environment import environment_of, in_environment, widened
+    from slurm_gpumem.estimators.environment import Environment, environment_of, in_environment, widened
     from slurm_gpumem.estimators.variables import not_simulated, with_workspaces
 
     here = with_workspaces(in_environment(gpu, environment_of(job)), job)
     convolutions = summary.trace is not None and summary.trace.uses_conv
-    found = widened(function(summary, job, here), here, traced=name == TRACE, convolutions=convolutions)
+    usual = in_environment(gpu, Environment())
+    found = widened(
+        function(summary, job, here), here, usual, traced=name == TRACE, convolutions=convolutions
+    )
     notes = not_simulated(job, here)
     return replace(found, warnings=(*found.warnings, *notes)) if notes else found

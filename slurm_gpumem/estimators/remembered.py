@@ -17,6 +17,7 @@ from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.gpus import family_of
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import format_mib
@@ -134,6 +135,9 @@ def variant(job: TrainingJob) -> str:
 
 def plain_gpu(name: str) -> str:
     """What is common to the names of one GPU type: "a100" of "nvidia_a100-sxm4-40gb" and of "A100"."""
+    family = family_of(name)
+    if family:
+        return family
     match = _GPU_NAME.search(name.lower().replace("nvidia", ""))
     return re.sub(r"[ _-]", "", match[0]) if match else name.lower()
 

@@ -52,11 +52,13 @@ class SiteRun(NamedTuple):
     user: str
     gpu: str
     peak_mib: int
-    """As estimated, without a site's layer."""
+    """As estimated, without a site's layer and with the context of jobs that say nothing of theirs."""
     request_mib: int
     took_mib: int
     censored: bool
     """It needed at least `took_mib`, nobody knows how much more."""
+    came: Tuple[int, int] = (0, 0)
+    """Peak and request as they came, with what the job said of its environment; zeros: as above."""
 
     @property
     def ratio(self) -> float:
@@ -122,6 +124,11 @@ def fit(runs: Sequence[SiteRun], estimator: str, coverage: float = COVERAGE) -> 
     )
 
 
+def nothing_learned(estimator: str, coverage: float = COVERAGE) -> SiteLayer:
+    """A layer that changes nothing."""
+    return SiteLayer(estimator, 0.0, {}, 0.0, {}, 1.0, 1.0, coverage, {})
+
+
 def held_out(runs: Sequence[SiteRun], estimator: str, coverage: float = COVERAGE) -> LayerScore:
     """How fits do on the models that they have not seen."""
     answers: List[Tuple[SiteRun, float, float]] = []
@@ -136,7 +143,7 @@ def held_out(runs: Sequence[SiteRun], estimator: str, coverage: float = COVERAGE
 def in_force(runs: Sequence[SiteRun], layer: Optional[SiteLayer]) -> LayerScore:
     """How the layer that the site has does on the same runs; None: it has none."""
     if layer is None:
-        return judge([(run, run.peak_mib, run.request_mib) for run in runs])
+        return judge([(run, run.came[0] or run.peak_mib, run.came[1] or run.request_mib) for run in runs])
     return judge(_answers(runs, layer))
 
 
@@ -206,7 +213,7 @@ def _weighed(runs: Sequence[SiteRun]) -> List[Tuple[SiteRun, float]]:
 
 def _location(runs: Sequence[SiteRun], estimator: str, coverage: float, *, factor: bool) -> SiteLayer:
     """A constant, a factor, or both: whichever leaves the least error, the constant where it is close."""
-    none = SiteLayer(estimator, 0.0, {}, 0.0, {}, 1.0, 1.0, coverage, {})
+    none = nothing_learned(estimator, coverage)
     constant = _of_users(runs, _constant)
     by_type = none._replace(constant=constant, constants=_constants(runs, constant))
     if not factor:
@@ -249,8 +256,6 @@ def _constants(runs: Sequence[SiteRun], constant: float) -> Dict[str, float]:
     by_kind: Dict[str, List[SiteRun]] = {}
     for run in runs:
         by_kind.setdefault(plain_gpu(run.gpu), []).append(run)
-    if len(by_kind) == 1:
-        return {}
     found = {}
     for kind, own in by_kind.items():
         if not shortage(own):

@@ -20,6 +20,7 @@ from math import ceil, exp, isfinite, log
 from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.paths import beside_site_config
+from slurm_gpumem.estimators.environment import loads_eagerly
 from slurm_gpumem.estimators.remembered import plain_gpu
 from slurm_gpumem.estimators.types import Estimate
 
@@ -44,7 +45,7 @@ class SiteLayer(NamedTuple):
     constant: float
     """MiB that jobs take beyond their estimate, for GPU types without a constant of their own."""
     constants: Mapping[str, float]
-    """The same by the type of the GPU, where enough ran on it."""
+    """The same by the type of the GPU, where enough ran on it; there the context is not in doubt any more."""
     offset: float
     """log(measured / estimated) after the constant, of a model that has not run here."""
     models: Mapping[str, float]
@@ -55,6 +56,10 @@ class SiteLayer(NamedTuple):
     """The same for models in `models`."""
     coverage: float
     card: Mapping[str, Any]
+
+    def knows(self, gpu: str) -> bool:
+        """Whether enough ran on this type of GPU to know its context."""
+        return plain_gpu(gpu) in self.constants
 
     def move(self, peak: float, request: float, gpu: str, fingerprint: str) -> Tuple[float, float]:
         """Peak and request in MiB as the site's jobs suggest them."""
@@ -95,12 +100,28 @@ def adjusted(estimate: Estimate, fingerprint_of: Callable[[], str], path: Option
     if layer is None:
         return estimate
     fingerprint = fingerprint_of()
-    peak, request = layer.move(estimate.peak_mib, estimate.request_mib, estimate.gpu, fingerprint)
-    requests = tuple(
-        ceil(layer.move(estimate.peak_mib, at, estimate.gpu, fingerprint)[1]) for at in estimate.requests
+    base = estimate.base or (estimate.peak_mib, estimate.request_mib)
+    # What an unknown environment added comes on top where the site has not learned what it is.
+    kept = (0, 0)
+    if layer.knows(estimate.gpu):
+        estimate = replace(estimate, spare_mib=0)
+    else:
+        kept = (estimate.peak_mib - base[0], estimate.request_mib - base[1])
+
+    def moved(request: int) -> Tuple[float, float]:
+        peak, bound = layer.move(base[0], request, estimate.gpu, fingerprint)
+        return peak + kept[0], bound + kept[1]
+
+    peak, request = moved(base[1])
+    requests = [moved(at - estimate.request_mib + base[1])[1] for at in estimate.requests]
+    if loads_eagerly(estimate.job):
+        # Few jobs do: what the others taught does not make its context smaller.
+        peak, request = max(peak, estimate.peak_mib), max(request, estimate.request_mib)
+        requests = list(map(max, requests, estimate.requests))
+    known = fingerprint in layer.models
+    return _with(
+        replace(estimate, requests=tuple(map(ceil, requests))), round(peak), ceil(request), known=known
     )
-    moved = replace(estimate, requests=requests)
-    return _with(moved, round(peak), ceil(request), known=fingerprint in layer.models)
 
 
 def _with(estimate: Estimate, peak: int, request: int, *, known: bool) -> Estimate:
@@ -124,7 +145,7 @@ def _with(estimate: Estimate, peak: int, request: int, *, known: bool) -> Estima
         parts=parts,
         estimator=estimate.estimator + SUFFIX,
         assumptions=(*estimate.assumptions, f"moved by {moved:+,} MiB as measured {source} suggest"),
-        base=(estimate.peak_mib, estimate.request_mib),
+        base=estimate.base or (estimate.peak_mib, estimate.request_mib),
     )
 
 

@@ -145,7 +145,9 @@ class Gpu:
     workspace_scale: Tuple[float, ...] = ()
     """What they take there as a multiple of the table's: fp32, fp16, bf16; empty where they are as in it."""
     context_doubt_mib: int = 0
-    """How much larger the context may be than is known here."""
+    """How much larger the context may be than is known here,"""
+    context_spare_mib: int = 0
+    """... and how much smaller."""
     source: str = ""
     reserve_mib: int = 0
     """Of `memory_mib`, what jobs do not get: see RESERVE_MIB. 0 where Slurm's shards leave it out already."""
@@ -262,12 +264,15 @@ class Estimate:
     """Share of jobs that request_mib is meant to hold for; models/widths.md shows how held-out ones fared."""
     requests: Tuple[int, ...] = ()
     """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
+    spare_mib: int = 0
+    """How much smaller the peak may be: the context was taken from the larger of several environments."""
     group: str = ""
     """The group of jobs whose measured needs decide the doubt (models/widths.json); "" where none does."""
     wanted_mib: Optional[int] = None
     """The request that its coverage needs, where that is more than the GPU has; None otherwise."""
     base: Optional[Tuple[int, int]] = None
-    """Peak and request before a site's layer, another coverage or the GPU's size moved them; None: as is."""
+    """Peak and request before the environment, a site's layer, another coverage or the GPU's size moved
+    them: with the context that a job has of which nothing is known; None: as is."""
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it ..."""
     no_utilization: str = ""

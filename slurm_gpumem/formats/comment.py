@@ -15,7 +15,7 @@ from slurm_gpumem.formats.verdicts import VERDICTS
 
 PREFIX = "gpumem/1:"
 END_PREFIX = "gpumem-end/1:"
-"""What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210`."""
+"""What the task epilog saw at a run's end: `gpumem-end/1:run=0,saw=oom,by=torch,need=14210,ctx=522`."""
 MAX_COMMENT_BYTES = 1024
 """slurmctld refuses a job whose comment is longer."""
 PART_NAMES = ("weights", "gradients", "optimizer", "activations", "workspace", "fragmentation", "context")
@@ -112,6 +112,8 @@ class End(NamedTuple):
     """The pattern that matched its log."""
     need_mib: Optional[int] = None
     """What it would have needed at least, where that is known."""
+    context_mib: Optional[int] = None
+    """What its process held outside PyTorch's allocator, where the log says it."""
 
 
 def format_record(record: CommentRecord) -> str:
@@ -174,6 +176,7 @@ def format_end(end: End) -> str:
         "saw": end.saw,
         "by": _UNSAFE.sub("-", end.by).strip("-"),
         "need": end.need_mib,
+        "ctx": end.context_mib,
     }
     return END_PREFIX + ",".join(f"{key}={value}" for key, value in fields.items() if value not in ("", None))
 
@@ -186,7 +189,13 @@ def parse_end(comment: str) -> Optional[End]:
     run = _number(fields.get("run", ""))
     if run is None or fields.get("saw") not in VERDICTS:
         return None
-    return End(run, fields["saw"], clean_name(fields.get("by", "")), _number(fields.get("need", "")))
+    return End(
+        run,
+        fields["saw"],
+        clean_name(fields.get("by", "")),
+        _number(fields.get("need", "")),
+        _number(fields.get("ctx", "")),
+    )
 
 
 def _number(text: str) -> Optional[int]:

@@ -15,7 +15,7 @@ from typing import Callable, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.formats.comment import parse_end, parse_record
+from slurm_gpumem.formats.comment import End, parse_end, parse_record
 from slurm_gpumem.formats.job_record import MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent
 from slurm_gpumem.formats.live import read_live
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
@@ -87,15 +87,22 @@ def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         job,
         env.get("SLURMD_NODENAME", ""),
         status,
-        end.saw if end is not None and judged else "",
+        end if judged else None,
     )
 
 
 def finish(
-    folder: RunFolder, config: NodeConfig, job: NodeJob, node: str, status: str, verdict: str = ""
+    folder: RunFolder,
+    config: NodeConfig,
+    job: NodeJob,
+    node: str,
+    status: str,
+    seen_end: Optional[End] = None,
 ) -> None:
     """What ends a job's stay: the epilog's work, and the sampler's for an epilog that was killed."""
-    record = records.open_record(job, node)._replace(verdict=verdict)
+    record = records.open_record(job, node)
+    if seen_end is not None:
+        record = record._replace(verdict=seen_end.saw, context_mib=seen_end.context_mib)
     live = read_live(folder.live)
     seen = live.jobs.get(job.job_id) if live is not None else None
     if seen is not None and seen.restarts == job.restarts:

@@ -68,7 +68,7 @@ def _task_epilog(env: Mapping[str, str]) -> None:
     comment = parse_comment(job.comment) if job else None
     if verdict is None or job is None or comment is None or comment.record is None:
         return
-    end = End(run, verdict, log.pattern, log.need_mib)
+    end = End(run, verdict, log.pattern, log.need_mib, log.context_mib)
     noted = with_end(comment, end)
     if noted is None:
         _write_line("gpumem: how this run ended was not noted: the job's comment has no room left")

@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from slurm_gpumem.errors import ConfigError, NotLearnedError, UsageError
-from slurm_gpumem.estimators.site_fit import LayerScore, SiteRun, better, fit, held_out, in_force, shortage
+from slurm_gpumem.estimators.site_contexts import LearnedContext, with_contexts
+from slurm_gpumem.estimators.site_fit import (
+    LayerScore,
+    SiteRun,
+    better,
+    fit,
+    held_out,
+    in_force,
+    nothing_learned,
+    shortage,
+)
 from slurm_gpumem.estimators.site_layer import SiteLayer, layers_json, load_layers
 from slurm_gpumem.files import write_atomic
 from slurm_gpumem.site.learn_runs import LearnableRuns
@@ -28,11 +38,18 @@ class Learned:
 
 
 def learn(
-    found: LearnableRuns, runs: Mapping[str, List[SiteRun]], now: Mapping[str, SiteLayer], coverage: float
+    found: LearnableRuns,
+    runs: Mapping[str, List[SiteRun]],
+    now: Mapping[str, SiteLayer],
+    coverage: float,
+    contexts: Mapping[str, LearnedContext],
 ) -> List[Learned]:
-    """Fit a layer for each estimator that has enough usable runs; NotLearnedError says what is missing."""
+    """Fit a layer for each estimator that has enough usable runs; NotLearnedError says what is missing.
+
+    Where jobs' reports teach `contexts`, no run is needed.
+    """
     missing = {estimator: shortage(own) for estimator, own in runs.items()}
-    if all(missing.values()):
+    if all(missing.values()) and not contexts:
         lines = [f"{estimator}: {why}." for estimator, why in missing.items()]
         raise NotLearnedError("\n".join([*lines, "Nothing was changed."]))
     return [
@@ -40,6 +57,19 @@ def learn(
         for estimator, own in runs.items()
         if not missing[estimator]
     ]
+
+
+def with_reported(
+    estimators: Iterable[str], layers: Mapping[str, SiteLayer], contexts: Dict[str, LearnedContext]
+) -> Dict[str, SiteLayer]:
+    """The layers that jobs' reports of their context change, new ones for estimators that had none."""
+    changed: Dict[str, SiteLayer] = {}
+    for estimator in estimators:
+        before = layers.get(estimator)
+        layer = with_contexts(before or nothing_learned(estimator), contexts)
+        if layer.constants != (before.constants if before else {}):
+            changed[estimator] = layer
+    return changed
 
 
 def _learn_one(

@@ -26,6 +26,8 @@ from slurm_gpumem.accounting.record_files import (
 )
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, run_from
 from slurm_gpumem.accounting.types import JUDGED_STATES
+from slurm_gpumem.estimators.environment import LEAST_CONTEXT_MIB, MOST_CONTEXT_MIB
+from slurm_gpumem.estimators.site_contexts import ContextReport
 from slurm_gpumem.estimators.site_fit import SiteRun
 from slurm_gpumem.estimators.site_layer import SUFFIX
 from slurm_gpumem.formats.comment import sizes_of
@@ -40,6 +42,8 @@ class LearnableRuns(NamedTuple):
     records: int
     left_out: Mapping[str, int]
     """Why records were not used, and how many."""
+    contexts: Sequence[ContextReport] = ()
+    """What jobs reported of their CUDA context."""
 
 
 def read_runs(
@@ -48,6 +52,7 @@ def read_runs(
     """Jobs that one of `estimators` estimated and a node measured; of a job's runs the most informative."""
     left_out: Dict[str, int] = {}
     by_job: Dict[Tuple[str, str, int, str], SiteRun] = {}
+    contexts: List[ContextReport] = []
     records = 0
     for data in _records(folders):
         records += 1
@@ -60,6 +65,9 @@ def read_runs(
             continue
         claimed = record.claimed.estimator
         estimator = claimed[: -len(SUFFIX)] if claimed.endswith(SUFFIX) else claimed
+        reported = _context_report(record) if estimator in estimators else None
+        if reported is not None:
+            contexts.append(reported)
         learned = _site_run(record, estimator, estimators)
         if isinstance(learned, str):
             left_out[learned] = left_out.get(learned, 0) + 1
@@ -73,7 +81,22 @@ def read_runs(
     runs: Dict[str, List[SiteRun]] = {estimator: [] for estimator in estimators}
     for key, learned in by_job.items():
         runs[key[0]].append(learned)
-    return LearnableRuns(runs, records, left_out)
+    return LearnableRuns(runs, records, left_out, contexts)
+
+
+def _context_report(record: JobRecord) -> Optional[ContextReport]:
+    """What the job's owner says of its context, as far as it can be true."""
+    claim, reported = record.claimed, record.context_mib
+    assumed = claim.part_sizes.get("context")
+    if reported is None or assumed is None or claim.estimate_mib is None:
+        return None
+    run = run_from(record)
+    most = min(MOST_CONTEXT_MIB, run.own_peak_mib or 0)
+    if run.gpus != 1 or not LEAST_CONTEXT_MIB <= reported <= most:
+        return None
+    base = sizes_of(claim.base)
+    moved = claim.estimate_mib - base[0] if len(base) == 2 else 0
+    return ContextReport(str(record.uid), run.gpu, reported - assumed + moved)
 
 
 def _site_run(record: JobRecord, estimator: str, estimators: Sequence[str]) -> Union[SiteRun, str]:
@@ -84,10 +107,14 @@ def _site_run(record: JobRecord, estimator: str, estimators: Sequence[str]) -> U
     if estimator not in estimators:
         return f"not estimated by {' or '.join(estimators)}"
     peak, request = claim.estimate_mib, claim.request_mib
-    if claim.estimator != estimator:
-        # Peak and request before the site's layer.
-        base = sizes_of(claim.base)
-        peak, request = base if len(base) == 2 else (None, None)
+    came = (0, 0)
+    base = sizes_of(claim.base)
+    if len(base) == 2:
+        # Peak and request before what the environment, another coverage or the site's layer made of them.
+        came = (peak or 0, request or 0) if claim.estimator == estimator else came
+        peak, request = base
+    elif claim.estimator != estimator:
+        peak, request = None, None
     if not peak or not request or not claim.fingerprint:
         return "without an estimate or the model's fingerprint"
     run = run_from(record)
@@ -97,11 +124,11 @@ def _site_run(record: JobRecord, estimator: str, estimators: Sequence[str]) -> U
     if record.out_of_memory:
         if not measured.limit_mib:
             return "out of memory without a limit"
-        return SiteRun(claim.fingerprint, user, gpu, peak, request, measured.limit_mib, True)
+        return SiteRun(claim.fingerprint, user, gpu, peak, request, measured.limit_mib, True, came)
     if not run.own_peak_mib or measured.samples < LEAST_SAMPLES:
         return "not measured, or too briefly"
     censored = record.known_state not in JUDGED_STATES
-    return SiteRun(claim.fingerprint, user, gpu, peak, request, run.own_peak_mib, censored)
+    return SiteRun(claim.fingerprint, user, gpu, peak, request, run.own_peak_mib, censored, came)
 
 
 def _records(folders: Iterable[str]) -> Iterator[bytes]:

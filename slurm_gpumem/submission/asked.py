@@ -133,6 +133,10 @@ def read_asked(words: JobWords) -> Asked:
     gpus = gpu_wish(options, script)
     in_force = job_environment(os.environ, script, options)
     if asks:
+        from slurm_gpumem.submission.job_torch import torch_of_job
+
+        seen = torch_of_job(os.environ, script, options)
+        in_force = in_force._replace(found={**({"torch": seen} if seen else {}), **in_force.found})
         settings = settings.under(in_force)
         warnings += in_force.remarks
     several = words.line.het_job or (script is not None and script.het_job)

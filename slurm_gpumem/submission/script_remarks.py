@@ -24,6 +24,11 @@ _RUNS_PYTHON = r"python|\.py\b|torchrun|accelerate|deepspeed"
 _ASSIGNED = r"(?m)^[ \t]*(?:export[ \t]+)?(\w+)=[\"']?([0-9]+)[\"']?[ \t]*(?:#.*)?$"
 _PYTHON_FILE = r"[\w./~-]+\.py\b"
 _BENCHMARK = r"(?m)^[^#\n]*\bcudnn\.benchmark\s*=\s*True\b"
+_PREFETCHES = (
+    r"(?m)^[^#\n]*?(?:\b(?P<name>\w*[Pp]refetcher|PrefetchLoader|create_loader)\(|\b(?P<dali>nvidia\.dali)\b)"
+)
+"""Loaders that copy the next batch to the GPU while the step runs: Apex's data_prefetcher and what is written
+after it, timm's create_loader (use_prefetcher is its default), DALI's pipelines."""
 _SETS_VARIABLE = (
     r"""(?m)^[^#\n]*\benviron(?:\[|\.setdefault\()\s*["']("""
     + "|".join(VARIABLES)
@@ -98,6 +103,12 @@ def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, 
             found.append(
                 f"{name} sets cudnn.benchmark: cuDNN then tries algorithms with large workspaces, which a "
                 "text cannot show; gpusbatch --trace counts them"
+            )
+        prefetches = re.search(_PREFETCHES, text)
+        if prefetches:
+            found.append(
+                f"{name} uses {prefetches['name'] or prefetches['dali']}: such loaders hold about one batch "
+                "more on the GPU than a text counts; gpusbatch --trace counts it"
             )
         variable = re.search(_SETS_VARIABLE, text)
         if variable:

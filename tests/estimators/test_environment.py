@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Tuple
 
 import pytest
 
@@ -9,11 +11,15 @@ from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UsageError
 from slurm_gpumem.estimators.environment import (
     Environment,
+    environment_of,
     in_environment,
     measured_environments,
     read_environment,
 )
-from slurm_gpumem.estimators.gpus import find_gpu, gpu_table
+from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table
+from slurm_gpumem.estimators.registry import run
+from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
 
 RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 NOWHERE = Path("/nonexistent/gpumem-gpus.toml")
@@ -23,20 +29,37 @@ def text(gpu: str, torch: str = "", loading: str = "auto") -> Estimate:
     return estimate(RESNET, batch_size=32, gpu=gpu, torch=torch, module_loading=loading)
 
 
+BOTH = ("lazy", "eager")
+
+
 @pytest.mark.parametrize(
-    ("torch", "cuda", "loading", "answer"),
+    ("torch", "cuda", "loading", "capability", "usual", "possible"),
     [
-        ("2.6.0", "12.4", "", "lazy"),
-        ("1.13.1", "11.7", "", "lazy"),
-        ("1.12.1", "11.3", "", "eager"),
-        ("2.0", "11.6", "", "eager"),
-        ("2.6.0", "", "eager", "eager"),
-        ("", "12.4", "", ""),
-        ("", "", "", ""),
+        ("2.6.0", "12.4", "", "8.0", "lazy", ("lazy",)),
+        ("2.11", "", "", "8.0", "lazy", ("lazy",)),
+        # CUDA 11 runs on drivers that cannot load lazily.
+        ("2.6.0", "11.8", "", "8.0", "lazy", BOTH),
+        ("2.6.0", "", "", "8.0", "lazy", BOTH),
+        ("1.13.1", "11.7", "", "8.0", "lazy", BOTH),
+        ("1.12.1", "11.3", "", "8.0", "eager", ("eager",)),
+        ("2.0", "11.6", "", "8.0", "eager", ("eager",)),
+        ("2.6.0", "", "eager", "8.0", "eager", ("eager",)),
+        ("", "", "lazy", "8.0", "lazy", ("lazy",)),
+        ("", "12.4", "", "8.0", "lazy", ("lazy",)),
+        ("", "", "", "8.0", "", BOTH),
+        ("", "", "", "", "", BOTH),
+        # No PyTorch and no driver that load eagerly know such GPUs.
+        ("", "", "", "9.0", "lazy", ("lazy",)),
+        ("", "", "", "12.0", "lazy", ("lazy",)),
+        ("", "", "eager", "9.0", "eager", ("eager",)),
     ],
 )
-def test_versions_say_how_modules_are_loaded(torch: str, cuda: str, loading: str, answer: str) -> None:
-    assert Environment(torch, cuda, loading).module_loading == answer
+def test_versions_say_how_modules_are_loaded(
+    torch: str, cuda: str, loading: str, capability: str, usual: str, possible: Tuple[str, ...]
+) -> None:
+    environment = Environment(torch, cuda, loading)
+    assert environment.usual_loading(capability) == usual
+    assert environment.possible_loading(capability) == possible
 
 
 def test_an_a100_has_the_context_that_was_seen_in_such_an_environment() -> None:
@@ -49,12 +72,70 @@ def test_an_a100_has_the_context_that_was_seen_in_such_an_environment() -> None:
 
 
 def test_where_nobody_says_how_modules_are_loaded_the_request_holds_for_both_ways() -> None:
-    modern, old, unknown = text("a100", "2.6"), text("a100", "1.12"), text("a100")
-    assert unknown.peak_mib == modern.peak_mib < old.peak_mib
+    modern, old, unknown = text("a100", "2.6.0+cu124"), text("a100", "1.12"), text("a100")
+    # Both are documented of an A100: the upper median, since too little costs a job more than too much.
+    assert modern.peak_mib < old.peak_mib
+    assert unknown.parts["context"] == old.parts["context"] == 1727
     assert unknown.request_mib >= old.peak_mib
-    assert modern.request_mib < unknown.request_mib
-    assert "the CUDA context on a100 was not measured here: 522 to 1727 MiB elsewhere" in " ".join(
-        unknown.assumptions
+    assert modern.request_mib < unknown.request_mib - 1000
+    said = "the CUDA context on a100 was not measured here: 522 to 1727 MiB elsewhere, "
+    assert f"{said}1727 taken (--torch with" in " ".join(unknown.assumptions)
+    likely = " ".join(text("a100", "2.6").assumptions)
+    assert f"{said}522 in the peak, 1727 in the request (--torch with" in likely
+    # Under the floor it cannot run, whichever way modules are loaded.
+    assert unknown.floor_mib <= modern.floor_mib
+
+
+def test_a_version_that_may_meet_an_old_driver_has_the_usual_peak_and_the_wide_request() -> None:
+    surely, likely, old = text("a100", "2.6.0+cu124"), text("a100", "2.6"), text("a100", "1.12")
+    assert likely.peak_mib == surely.peak_mib
+    assert likely.request_mib >= old.peak_mib
+    assert likely.request_mib > surely.request_mib + 1000
+    assert text("a100", "2.11").request_mib == surely.request_mib
+
+
+def test_no_job_is_said_not_to_fit_because_of_a_context_that_nobody_measured() -> None:
+    summary = read_summary(RESNET)
+    gpu = find_gpu("rtx3060", NOWHERE)
+    lazy, unknown = (
+        [
+            run("corrected", summary, TrainingJob(batch, module_loading=loading), gpu)
+            for batch in range(80, 130)
+        ]
+        for loading in ("lazy", "auto")
+    )
+    for known, either in zip(lazy, unknown):
+        assert (either.peak_mib <= gpu.usable_mib) == (known.peak_mib <= gpu.usable_mib)
+        assert sum(either.parts.values()) == either.peak_mib <= either.request_mib
+        assert either.floor_mib <= either.peak_mib
+    between = [one for one in unknown if one.peak_mib == one.request_mib == gpu.usable_mib]
+    assert between
+    assert all("does not surely fit" in one.warnings[-1] for one in between)
+    peaks = [one.peak_mib for one in unknown]
+    assert peaks == sorted(peaks)
+
+
+def test_a_build_without_cuda_says_nothing_of_the_job_on_the_gpu() -> None:
+    assert environment_of(TrainingJob(1, torch="2.11.0+cpu")) == Environment()
+    assert environment_of(TrainingJob(1, torch="2.11.0+cu130")) == Environment("2.11.0", "13.0")
+
+
+@pytest.mark.parametrize("name", ["h200", "a100", "v100", "rtx3090", "rtx3060", "l40s", "t4", "mystery"])
+def test_every_answer_says_what_was_measured_where_and_only_what_is_known_is_narrow(name: str) -> None:
+    summary, job = read_summary(RESNET), TrainingJob(batch_size=32)
+    gpu = closest_gpu(name, 40_960, NOWHERE)
+    made = run("auto", summary, job, gpu)
+    said, doubt = " ".join(made.assumptions), made.request_mib - made.parts["context"]
+    measured = run("auto", summary, job, find_gpu("h200", NOWHERE))
+    assert ("was not measured here" in said) == (name != "h200")
+    assert (f"cuDNN workspaces on {name} as measured on an H200" in said) == (name != "h200")
+    assert ("is not in the table" in said) == (name == "mystery")
+    if name != "h200":
+        assert doubt > measured.request_mib - measured.parts["context"]
+    calibrated = replace(gpu, measured=True, calibrated=True, workspaces_measured=True)
+    narrow = run("auto", summary, job, calibrated)
+    assert narrow.request_mib - narrow.peak_mib == pytest.approx(
+        measured.request_mib - measured.peak_mib, abs=64
     )
 
 

@@ -19,13 +19,13 @@ from slurm_gpumem.formats.job_record import (
     write_job_record,
 )
 from slurm_gpumem.formats.live import GpuSample, Live, LiveJob, live_from, live_table
-from slurm_gpumem.node import records
+from slurm_gpumem.node import hook, records
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.jobs import NodeJob, valid_job_id
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, Stretch, usage_from
 from slurm_gpumem.slurm.queue import JOB_NAME, SlurmJob
-from tests.node.conftest import REPOSITORY
+from tests.node.conftest import REPOSITORY, Node
 
 JOB = NodeJob(
     7, 65534, "nobody", ("GPU-aa",), "mps", 100.0, claim=CommentRecord(estimate_mib=7000, request_mib=8192)
@@ -262,3 +262,26 @@ def test_a_job_within_its_shards_is_left_alone() -> None:
 def test_a_process_outside_mps_is_flagged_by_its_own_policy() -> None:
     config = NodeConfig(on_unfenced="warn", grace_s=1.0)
     assert [action for action, _ in checks(config, [0, 2], mib=1.0, unfenced=2)] == ["warn"]
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "context"),
+    [
+        ("1:0", "run=0,saw=oom,by=torch,need=14210,ctx=522", 522),
+        ("0:0", "run=0,saw=oom,by=torch,need=14210,ctx=522", None),
+        ("1:0", "run=3,saw=oom,by=torch,need=14210,ctx=522", None),
+        ("1:0", "run=0,saw=oom,by=torch,ctx=-5", None),
+        ("1:0", f"run=0,saw=oom,by=torch,ctx={'9' * 400}", None),
+    ],
+)
+def test_the_context_that_a_failed_runs_log_reports_is_in_its_record(
+    node: Node, monkeypatch: pytest.MonkeyPatch, status: str, end: str, context: Optional[int]
+) -> None:
+    node = node.with_config(mps="timeslice")
+    monkeypatch.setattr(hook, "start_sampler", lambda folder, name: None)
+    hook.prolog(node.folder, node.config, node.env(7))
+    comment = f"{node.env(7)['SLURM_JOB_COMMENT']} gpumem-end/1:{end}"
+    hook.epilog(node.folder, node.config, node.env(7, SLURM_JOB_EXIT_CODE2=status, SLURM_JOB_COMMENT=comment))
+    record = records.find_record(node.config.spool, 7, 0, "n1")
+    assert record is not None
+    assert record.context_mib == context

@@ -133,6 +133,28 @@ def test_pytorch_jobs_and_those_that_have_settled_it_get_no_remark(
     assert remark_for(body, summary_format) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("loader = data_prefetcher(train_loader)", "data_prefetcher"),
+        ("    prefetcher = CUDAPrefetcher(loader, opt)", "CUDAPrefetcher"),
+        ("loader = timm.data.create_loader(dataset, (3, 224, 224), 64)", "create_loader"),
+        ("from nvidia.dali.plugin.pytorch import DALIClassificationIterator", "nvidia.dali"),
+        ("loader = DataLoader(data, prefetch_factor=4)", ""),
+        ("# loader = data_prefetcher(train_loader)", ""),
+    ],
+)
+def test_a_loader_that_prefetches_to_the_gpu_is_remarked_for_a_text(
+    tmp_path: Path, line: str, name: str
+) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(f"import torch\n{line}\n")
+    remarks = source_remarks(asked(f"python {train}"), ModelSummary("torchinfo", (Layer("Linear"),)))
+    assert [f"{train} uses {name}: such loaders hold about one batch" in remark for remark in remarks] == (
+        [True] if name else []
+    )
+
+
 def test_a_file_that_sets_cudnn_benchmark_is_remarked_for_a_text_of_convolutions(tmp_path: Path) -> None:
     train = tmp_path / "train.py"
     train.write_text("import torch\ntorch.backends.cudnn.benchmark = True\n")
