@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import List, Sequence
 
 from slurm_gpumem.devcluster import cluster, processes
-from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes, default_state
+from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, Undivided, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.gpus import closest_gpu
+from slurm_gpumem.estimators.mig import gpu_in, profile_name
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import format_mib, parse_mib
 
-_NODE = re.compile(r"([^=]+)=([0-9]+)x([^:]+):(.+)")
-_UNDIVIDED = re.compile(r"([^=]+)=([0-9]+x[^:+]+(?:\+[0-9]+x[^:+]+)*)")
+_SHARED = re.compile(r"([0-9]+)x([^:]+):(.+)")
+_UNDIVIDED = re.compile(r"([0-9]+)x([^:]+)")
 
 
 def main(argv: List[str]) -> int:
@@ -85,17 +87,24 @@ def _spec(args: argparse.Namespace) -> ClusterSpec:
 
 
 def _node(text: str) -> NodeSpec:
-    match = _NODE.fullmatch(text)
-    undivided = _UNDIVIDED.fullmatch(text)
-    if undivided:
-        kinds = [kind.partition("x") for kind in undivided[2].split("+")]
-        return NodeSpec(
-            undivided[1], gpus=0, instances=tuple((kind, int(number)) for number, _, kind in kinds)
-        )
-    if not match:
+    """ "n1=2xh100:80G" has shares, "n1=3x1g.18gb+1x2g.35gb" has none, "n1=1xh200:139G+3x1g.18gb" has both."""
+    name, _, kinds = text.partition("=")
+    first, *rest = kinds.split("+")
+    shared = _SHARED.fullmatch(first)
+    undivided = [_UNDIVIDED.fullmatch(kind) for kind in (rest if shared else [first, *rest])]
+    instances = tuple(_undivided(kind[2], int(kind[1])) for kind in undivided if kind)
+    if not name or len(instances) < len(undivided):
         raise UsageError(f"--node {text!r}: write it like big=2xh100:80G (name, GPUs, type, memory of each)")
-    name, gpus, gpu_type, memory = match.groups()
-    return NodeSpec(name, int(gpus), gpu_type, parse_mib(memory, default_unit="g"))
+    if not shared:
+        return NodeSpec(name, gpus=0, instances=instances)
+    number, gpu_type, memory = shared.groups()
+    return NodeSpec(name, int(number), gpu_type, parse_mib(memory, default_unit="g"), instances=instances)
+
+
+def _undivided(gpu_type: str, number: int) -> Undivided:
+    profile = profile_name(gpu_type) or ""
+    memory = closest_gpu(gpu_type, None).usable_mib
+    return Undivided(gpu_type, number, memory, profile, gpu_in(gpu_type) if profile else "")
 
 
 def _describe(nodes: Sequence[NodeSpec]) -> str:

@@ -32,6 +32,10 @@ COMMANDS = {
         "slurm_gpumem.cli.what_if",
         "what sharing would have done to the jobs that this site had",
     ),
+    "mig-plan": (
+        "slurm_gpumem.cli.mig_plan",
+        "which MIG layout would have served the jobs that this site had best",
+    ),
     "docs": ("slurm_gpumem.cli.docs", "the documentation, page by page, offline"),
     "doctor": ("slurm_gpumem.cli.doctor", "check a running cluster's sharing, like a Nagios check"),
 }
@@ -39,7 +43,17 @@ COMMANDS = {
 
 READERS = {
     "for your jobs": ("estimate", "trace", "summarize", "fit", "why", "top", "report", "simulate", "docs"),
-    "for admins": ("setup", "doctor", "what-if", "node", "collect", "recover", "learn", "calibrate"),
+    "for admins": (
+        "setup",
+        "doctor",
+        "what-if",
+        "mig-plan",
+        "node",
+        "collect",
+        "recover",
+        "learn",
+        "calibrate",
+    ),
     "for developers": ("devcluster", "accuracy"),
 }
 """Every command, by whom it is for, in the order in which one meets them."""

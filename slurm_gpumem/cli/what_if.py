@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import List
 
-from slurm_gpumem.errors import AccountingError, SlurmError, UsageError
+from slurm_gpumem.cli.history_options import (
+    add_history_options,
+    gpu_nodes,
+    history,
+    measured_use,
+    since_moment,
+)
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.simulation.fleet_text import parse_fleet
-from slurm_gpumem.simulation.gpu_use import RECORDS, GpuUse
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import screen, what_if_json
-from slurm_gpumem.slurm.history import PastJob, ask_history, history_command, parse_history
-from slurm_gpumem.slurm.nodes import GpuNodes, discover_cluster
+from slurm_gpumem.slurm.history import history_command
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
@@ -28,7 +31,7 @@ MODES = ("mps", "mps-shared", "timeslice")
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    since = _since(args.since)
+    since = since_moment(args.since)
     if args.command:
         print(" ".join(history_command(since)) + " > sacct.txt")
         return 0
@@ -39,10 +42,10 @@ def main(argv: List[str]) -> int:
 
         need_jinja2()
         target = check_target(args.html, "what-if.html")
-    jobs = _history(args.from_file, since)
-    records = {} if args.from_file else _records()
+    jobs = history(args.from_file, since)
+    records = {} if args.from_file else measured_use()
     memory = parse_mib(args.gpu_memory, default_unit="g") if args.gpu_memory else None
-    pools = find_pools(jobs, () if args.from_file else _nodes(), memory)
+    pools = find_pools(jobs, () if args.from_file else gpu_nodes(), memory)
     if args.gpus:
         pools = _with_gpus(pools, args.gpus)
     with StatusLine() as line:
@@ -59,52 +62,6 @@ def main(argv: List[str]) -> int:
     return 0
 
 
-def _history(path: Optional[Path], since: str) -> List[PastJob]:
-    if path is None:
-        jobs = ask_history(since)
-        where = "sacct"
-    else:
-        where = str(path)
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                jobs = parse_history(file, where)
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    if not jobs:
-        raise UsageError(
-            f"{where}: no job that ran on GPUs. AllocTRES must show gres/gpu: slurm.conf needs "
-            "AccountingStorageTRES=gres/gpu (Slurm's default where GresTypes has gpu)."
-        )
-    return jobs
-
-
-def _records() -> Dict[str, GpuUse]:
-    """What our own records measured, where there are any; before an installation there are none."""
-    from slurm_gpumem.accounting.store import open_store
-    from slurm_gpumem.config.accounting import load_accounting_config
-
-    if not any(Path(folder).is_dir() for folder in load_accounting_config().folders):
-        return {}
-    try:
-        with open_store() as store:
-            return {
-                str(row.job_id): GpuUse(row.peak_mib, row.sm_share, RECORDS)
-                for row in store.select()
-                if row.peak_mib
-            }
-    except AccountingError as error:
-        say(f"job records are left out: {error}")
-        return {}
-
-
-def _nodes() -> Sequence[GpuNodes]:
-    try:
-        return discover_cluster()[0].gpu_nodes
-    except SlurmError as error:
-        say(f"the cluster's nodes are taken from its jobs: {error}")
-        return ()
-
-
 def _with_gpus(pools: List[Pool], text: str) -> List[Pool]:
     fleet = parse_fleet(text)
     if len(pools) > 1:
@@ -117,27 +74,13 @@ def _with_gpus(pools: List[Pool], text: str) -> List[Pool]:
     return [pools[0]._replace(fleet=fleet, counted=True)]
 
 
-def _since(text: str) -> str:
-    from slurm_gpumem.report.times import parse_time
-
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(parse_time(text)))
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpumem what-if",
         description="Play the jobs that this site had without and with sharing GPUs. "
         "Needs nothing but sacct; changes nothing.",
     )
-    parser.add_argument("--since", default="30d", metavar="TIME", help="jobs from then on (default: 30d)")
-    parser.add_argument(
-        "--from", dest="from_file", type=Path, metavar="FILE", help="output of sacct instead of asking it"
-    )
-    parser.add_argument("--command", action="store_true", help="print the sacct command for --from and stop")
-    parser.add_argument("--gpus", metavar="N", help="the GPUs, where they cannot be seen: 16x8xa100-40gb")
-    parser.add_argument(
-        "--gpu-memory", metavar="SIZE", help="memory of a GPU, where its type does not tell it"
-    )
+    add_history_options(parser)
     parser.add_argument(
         "--mode",
         choices=MODES,

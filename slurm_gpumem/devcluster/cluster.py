@@ -24,7 +24,7 @@ from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.ports import PortReservation
 from slurm_gpumem.devcluster.processes import Process
 from slurm_gpumem.devcluster.scripts import find_python, write_script
-from slurm_gpumem.devcluster.spec import ClusterSpec
+from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec
 from slurm_gpumem.devcluster.state import ClusterState
 from slurm_gpumem.devcluster.tree import TreeSlurm
 from slurm_gpumem.errors import DevClusterError
@@ -214,16 +214,23 @@ def _write_files(
         (layout.conf / "slurmdbd.conf").write_text(config.slurmdbd_conf(layout, place))
     if spec.job_submit_lua is not None:
         _copy_lua(Path(spec.job_submit_lua), layout.conf)
-    ledger.create(
-        layout.ledger,
-        {node.name: [node.gpu_memory_mib] * node.gpus for node in spec.nodes},
-        {node.name: node.gpu_type or "" for node in spec.nodes},
-    )
+    ledger.create(layout.ledger, {node.name: _stand_ins(node) for node in spec.nodes})
     _install_stand_in(layout)
     for folder in (layout.conf, layout.library, layout.hooks):
         _let_read(folder)
     if spec.accounting:
         (layout.conf / "slurmdbd.conf").chmod(0o600)
+
+
+def _stand_ins(node: NodeSpec) -> List[ledger.StandIn]:
+    """In the order of the device files: shared GPUs, then the others."""
+    whole = [ledger.StandIn(node.gpu_memory_mib, node.gpu_type)] * node.gpus
+    others = [
+        ledger.StandIn(kind.memory_mib, kind.gpu if kind.profile else kind.gpu_type, kind.profile)
+        for kind in node.instances
+        for _ in range(kind.number)
+    ]
+    return [*whole, *others]
 
 
 def _let_read(folder: Path) -> None:

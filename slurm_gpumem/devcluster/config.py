@@ -48,10 +48,10 @@ def gres_conf(spec: ClusterSpec, place: Place) -> str:
     lines = ["AutoDetect=off"]
     for node in spec.nodes:
         at = node.gpus
-        for kind, number in node.instances:
-            files = ",".join(place.devices[at : at + number])
-            lines.append(f"NodeName={node.name} Name=gpu Type={kind} File={files}")
-            at += number
+        for kind in node.instances:
+            files = ",".join(place.devices[at : at + kind.number])
+            lines.append(f"NodeName={node.name} Name=gpu Type={kind.gpu_type} File={files}")
+            at += kind.number
         if not node.gpus:
             continue
         files = ",".join(place.devices[: node.gpus])
@@ -167,7 +167,7 @@ def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
         f"NodeName={node.name} NodeHostname={place.hostname} NodeAddr=127.0.0.1 "
         f"Port={place.node_ports[node.name]} CPUs={node.cpus} RealMemory={node.memory_mib} State=UNKNOWN"
     )
-    gres = [f"gpu:{kind}:{count}" for kind, count in node.instances]
+    gres = [f"gpu:{kind.gpu_type}:{kind.number}" for kind in node.instances]
     if node.gpus:
         shared = node.gpus * spec.shared_per_gpu(node)
         # If the shares have no type too, 22.05 refuses the srun steps of jobs that ask for the type.

@@ -106,17 +106,22 @@ class LedgerGpu:
             os.close(descriptor)
 
 
-def create(
-    folder: Path, memory_mib: Mapping[str, Sequence[int]], types: Optional[Mapping[str, str]] = None
-) -> None:
-    """Create the ledgers: for each node, the memory of each of its GPUs, and their type where it is given.
+@dataclass(frozen=True)
+class StandIn:
+    """What a ledger says of its GPU or MIG instance."""
 
-    Every user may write to them.
-    """
-    for node, gpus in memory_mib.items():
-        for index, capacity in enumerate(gpus):
+    memory_mib: int
+    gpu_type: str = ""
+    profile: str = ""
+    """ "1g.18gb" of an instance; "" of a whole GPU."""
+
+
+def create(folder: Path, nodes: Mapping[str, Sequence[StandIn]]) -> None:
+    """Create the ledgers of each node's GPUs and instances; every user may write to them."""
+    for node, gpus in nodes.items():
+        for index, gpu in enumerate(gpus):
             path = LedgerGpu(folder, node, index)._path
-            ledger = {"capacity_mib": capacity, "type": (types or {}).get(node, "")}
+            ledger = {"capacity_mib": gpu.memory_mib, "type": gpu.gpu_type, "profile": gpu.profile}
             path.write_text(json.dumps({**ledger, "holders": [], "peaks": {}}))
             path.chmod(0o666)
 

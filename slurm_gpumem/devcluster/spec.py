@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import NamedTuple, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.xdg import state_path
@@ -21,6 +21,20 @@ _SOCKET_PATH_LIMIT = 107
 _LONGEST_SOCKET = "run/munge.sock.2"
 
 
+class Undivided(NamedTuple):
+    """GPUs or MIG instances of one type that have no shares."""
+
+    gpu_type: str
+    """Slurm's: "1g.18gb", "v100"."""
+    number: int
+    memory_mib: int = 16 * 1024
+    """Of each."""
+    profile: str = ""
+    """Of MIG instances."""
+    gpu: str = ""
+    """What they are instances of, where the type says it."""
+
+
 @dataclass(frozen=True)
 class NodeSpec:
     """One simulated compute node."""
@@ -31,13 +45,13 @@ class NodeSpec:
     gpu_memory_mib: int = 40 * 1024
     cpus: int = 64
     memory_mib: int = 512_000
-    instances: Tuple[Tuple[str, int], ...] = ()
-    """MIG instances beside the whole GPUs: Slurm's type and their number; they have no shares."""
+    instances: Tuple[Undivided, ...] = ()
+    """MIG instances, or GPUs that are not shared, beside the shared GPUs."""
 
     @property
     def devices(self) -> int:
         """Device files that stand for its GPUs and instances."""
-        return self.gpus + sum(count for _, count in self.instances)
+        return self.gpus + sum(kind.number for kind in self.instances)
 
 
 def default_nodes(
@@ -120,9 +134,11 @@ def _check_nodes(spec: ClusterSpec) -> None:
             raise UsageError(
                 f"node {node.name!r} with GPU type {node.gpu_type!r}: names are letters, digits, _ and -"
             )
-        for kind, count in node.instances:
-            if not _TYPE.fullmatch(kind) or count < 1:
-                raise UsageError(f"node {node.name}: {count} instances of type {kind!r} cannot be had")
+        for kind in node.instances:
+            if not _TYPE.fullmatch(kind.gpu_type) or kind.number < 1:
+                raise UsageError(
+                    f"node {node.name}: {kind.number} instances of type {kind.gpu_type!r} cannot be had"
+                )
         if node.gpus < 0 or node.cpus < 1 or node.memory_mib < 1:
             raise UsageError(f"node {node.name}: counts of GPUs, CPUs and memory must be positive")
         if node.gpus and node.gpu_memory_mib < MIB_PER_SHARD:

@@ -105,7 +105,7 @@ def _visible_gpus() -> List[LedgerGpu]:
 
 def _number(name: str) -> int:
     """A GPU's number: CUDA accepts indexes and UUIDs, and a stand-in's UUID ends in its index."""
-    return int(name.rpartition("-")[2], 16) if name.startswith("GPU-") else int(name)
+    return int(name.rpartition("-")[2], 16) if name.startswith(("GPU-", "MIG-")) else int(name)
 
 
 def _default_curve(peak: int, steps: int) -> List[int]:

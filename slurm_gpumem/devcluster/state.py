@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Optional
 
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process, alive
-from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec
+from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, Undivided
 from slurm_gpumem.errors import DevClusterError
 from slurm_gpumem.files import write_atomic
 
@@ -100,6 +100,6 @@ def _spec(content: Dict[str, Any]) -> ClusterSpec:
 
 
 def _node(fields: Dict[str, Any]) -> NodeSpec:
-    # JSON has lists only; clusters of before MIG instances have none.
-    instances = tuple((kind, count) for kind, count in fields.get("instances", ()))
+    # JSON has lists only.
+    instances = tuple(Undivided(*kind) for kind in fields["instances"])
     return NodeSpec(**{**fields, "instances": instances})

@@ -39,8 +39,9 @@ SCHEMA = "gpumem-job/2"
 MAX_BYTES = MIB
 _SCHEMA_PREFIX = "gpumem-job/"
 _MOST_MET, _MOST_STATE = 64, 24
-MPS, MPS_SHARED, TIMESLICE, UNFENCED = "mps", "mps-shared", "timeslice", "unfenced"
-"""The mode of a run that should have got MPS and did not; its notes say why."""
+MPS, MPS_SHARED, TIMESLICE, UNFENCED, MIG = "mps", "mps-shared", "timeslice", "unfenced", "mig"
+"""UNFENCED is the mode of a run that should have got MPS and did not (its notes say why), MIG that of one
+on an instance of its own, which the hardware fences."""
 _NO_CLAIM = CommentRecord()
 _DECODE = json.JSONDecoder().raw_decode
 """What json.loads calls in the end."""
@@ -63,7 +64,9 @@ class GpuFigures(NamedTuple):
     number: Optional[int] = None
     name: str = ""
     memory_mib: Optional[float] = None
-    """Number, name and memory are the GPU's own."""
+    """Number, name and memory are the GPU's own; name and memory of a MIG instance are the instance's."""
+    instance: str = ""
+    """Numbers of the GPU and compute instance, "3/0"; "" of a whole GPU."""
     peak_mib: Optional[float] = None
     mean_mib: Optional[float] = None
     energy_j: Optional[float] = None
@@ -116,7 +119,7 @@ class Measurement(NamedTuple):
     shards_verified: bool = False
     """Whether that is Slurm's own count."""
     limit_mib: Optional[int] = None
-    """What the shards stand for."""
+    """What the shards stand for; on a MIG instance its memory."""
     peak_mib: Optional[float] = None
     mean_mib: Optional[float] = None
     """The largest over its GPUs: shards are per GPU."""
@@ -166,7 +169,7 @@ class JobRecord(NamedTuple):
     partition: str = ""
     user: str = ""
     mode: str = ""
-    """MPS (its user's own server), MPS_SHARED (one for all users), TIMESLICE or UNFENCED."""
+    """MPS (its user's own server), MPS_SHARED (one for all users), TIMESLICE, MIG or UNFENCED."""
     gpus: Tuple[str, ...] = ()
     """UUIDs, in Slurm's order."""
     claim: Optional[CommentRecord] = None
@@ -343,6 +346,7 @@ def measurement_table(measured: Measurement) -> Dict[str, Any]:
             uuid: {
                 **figures._asdict(),
                 "curve": figures.curve or None,
+                "instance": figures.instance or None,
                 "alone_by": figures.alone_by or None,
             }
             for uuid, figures in measured.gpu.items()
@@ -374,6 +378,7 @@ def _figures(table: Mapping[str, Any]) -> GpuFigures:
         number,
         called,
         memory,
+        instance,
         peak,
         mean,
         energy,
@@ -391,6 +396,7 @@ def _figures(table: Mapping[str, Any]) -> GpuFigures:
         number if type(number) is int and 0 <= number < MOST_WHOLE else None,
         clean_name(called) if type(called) is str else "",
         memory if (type(memory) is float or type(memory) is int) and 0 <= memory < MOST_MIB else None,
+        clean_name(instance) if type(instance) is str else "",
         peak if (type(peak) is float or type(peak) is int) and 0 <= peak < MOST_MIB else None,
         mean if (type(mean) is float or type(mean) is int) and 0 <= mean < MOST_MIB else None,
         energy if (type(energy) is float or type(energy) is int) and 0 <= energy < MOST_AMOUNT else None,

@@ -33,6 +33,8 @@ class LiveGpu(NamedTuple):
 
     number: Optional[int] = None
     name: str = ""
+    instance: str = ""
+    """Numbers of the GPU and compute instance, "3/0"; "" of a whole GPU."""
     other_mib: Optional[float] = None
     """Memory of processes that are no shared job's."""
     mps_clients: Optional[int] = None
@@ -109,6 +111,7 @@ def _gpu(table: Mapping[str, Any]) -> LiveGpu:
     return LiveGpu(
         number=whole(get("number")),
         name=name(get("name")),
+        instance=name(get("instance")),
         other_mib=amount(get("other_mib")),
         mps_clients=whole(get("mps_clients")),
         idle_s=amount(get("idle_s")),
@@ -119,6 +122,7 @@ def _gpu(table: Mapping[str, Any]) -> LiveGpu:
 def _gpu_table(gpu: LiveGpu) -> Dict[str, Any]:
     own = {**gpu._asdict(), **gpu.sample._asdict()}
     del own["sample"]
+    own["instance"] = gpu.instance or None
     return {key: value for key, value in own.items() if value is not None}
 
 

@@ -15,6 +15,7 @@ class TaskGpu(NamedTuple):
     """One GPU of the job."""
 
     number: int
+    """As SLURM_JOB_GPUS counts."""
     uuid: str
     pipe: str
     """The folder of the user's MPS daemon there."""

@@ -13,7 +13,7 @@ from typing import Optional, Sequence
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import LockTimeoutError, allow_readers, locked, read_json, write_json
-from slurm_gpumem.formats.job_record import MPS, MPS_SHARED
+from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED
 from slurm_gpumem.formats.live import LiveJob, read_live
 from slurm_gpumem.formats.task_file import TaskFile, TaskGpu, write_task_file
 from slurm_gpumem.node import jobs
@@ -205,14 +205,16 @@ def task_file(folder: RunFolder, config: NodeConfig, job: NodeJob, gpus: Sequenc
         record=job.claim is not None,
         end_line=config.wants_end_line(job.claimed.tell == "end"),
         gpus=tuple(
-            TaskGpu(gpu.number, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)
+            TaskGpu(gpu.listed, gpu.uuid, str(folder.pipe(gpu.uuid, job.daemon_uid)), gpu.memory_mib or 0)
             for gpu in gpus
         ),
     )
 
 
 def claimed_mib(config: NodeConfig, job: NodeJob) -> Optional[int]:
-    """What the job's record claims to have been given, in whole shards."""
+    """What the job's record claims to have been given, in whole shards; None on a MIG instance."""
+    if job.mode == MIG:
+        return None
     shards, request = job.claimed.shards, job.claimed.request_mib
     if shards is None and request is not None:
         shards = -(-request // config.shard_mib)

@@ -11,12 +11,12 @@ import os
 import sys
 import time
 from dataclasses import replace
-from typing import Callable, List, Mapping, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.formats.comment import End, parse_end, parse_record
-from slurm_gpumem.formats.job_record import MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent
+from slurm_gpumem.formats.comment import CommentRecord, End, parse_end, parse_record
+from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent
 from slurm_gpumem.formats.live import read_live
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
 from slurm_gpumem.node import fence, jobs, records
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 def prolog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> None:
     """Note the job, have its user's MPS daemon running on its GPUs, open its record, wake the sampler."""
     node = env.get("SLURMD_NODENAME", "")
-    gpus = pick(find_gpus(config, node), env.get("SLURM_JOB_GPUS", "")[:4096])
+    gpus = pick(_in_slurms_order(find_gpus(config, node), node, env), env)
     job = job_from(config, env, gpus)
     if job is None:
         return
@@ -159,19 +159,37 @@ def job_from(config: NodeConfig, env: Mapping[str, str], gpus: Sequence[NodeGpu]
     if job_id is None or not uid.isdigit() or not gpus or "off" in modes:
         return None
     restarts = env.get("SLURM_JOB_RESTART_COUNT", "")
+    claim = parse_record(env.get("SLURM_JOB_COMMENT", "")[:4096])
     return NodeJob(
         job_id=job_id,
         uid=int(uid),
         user=env.get("SLURM_JOB_USER", "")[:64],
         gpus=tuple(gpu.uuid for gpu in gpus),
-        mode=TIMESLICE if "timeslice" in modes else MPS_SHARED if modes == {"shared"} else MPS,
+        mode=_mode(modes, gpus, claim),
         started=round(time.time(), 3),
         restarts=int(restarts) if restarts.isdigit() else 0,
         cluster=env.get("SLURM_CLUSTER_NAME", "")[:64],
         partition=partition,
         sluid=jobs.valid_sluid(env.get("SLURM_JOB_SLUID", "")),
-        claim=parse_record(env.get("SLURM_JOB_COMMENT", "")[:4096]),
+        claim=claim,
     )
+
+
+def _in_slurms_order(gpus: Sequence[NodeGpu], node: str, env: Mapping[str, str]) -> Sequence[NodeGpu]:
+    # Stand-ins are counted by their device files. Only nodes with instances need Slurm's files.
+    if not any(gpu.parent for gpu in gpus):
+        return gpus
+    from slurm_gpumem.node.gres_order import in_slurms_order
+
+    return in_slurms_order(gpus, node, env)
+
+
+def _mode(modes: Set[str], gpus: Sequence[NodeGpu], claim: Optional[CommentRecord]) -> str:
+    # Nobody is beside a job on an instance, and none of its neighbours can take its memory. Only a site that
+    # divides instances into shards has something to fence there.
+    if any(gpu.instance for gpu in gpus) and not (claim and claim.shards):
+        return MIG
+    return TIMESLICE if "timeslice" in modes else MPS_SHARED if modes == {"shared"} else MPS
 
 
 def start_sampler(folder: RunFolder, node: str) -> None:

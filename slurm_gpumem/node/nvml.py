@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from ctypes import Structure, byref, c_char, c_double, c_uint, c_ulonglong, c_void_p
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.units import MIB
 
@@ -22,6 +22,7 @@ _ABSENT = (_NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _FUNCTION_NOT_FOUND)
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
 """NVML_VALUE_NOT_AVAILABLE: in usedGpuMemory when the driver does not know (some containers, vGPU)."""
 _XID_EVENTS = 8
+_MIG_ON = 1
 
 
 class NvmlError(Exception):
@@ -31,6 +32,16 @@ class NvmlError(Exception):
         super().__init__(f"{function}: NVML error {code}")
         self.code = code
         self.lost = code == _GPU_IS_LOST
+
+
+class MigDevice(NamedTuple):
+    """One MIG instance: to CUDA and NVML a device of its own."""
+
+    uuid: str
+    parent: str
+    """UUID of its GPU."""
+    gpu_instance: int
+    compute_instance: int
 
 
 class _Memory(Structure):
@@ -113,6 +124,7 @@ class Nvml:
         self._handles: Dict[str, Any] = {}
         self._versions: Dict[str, Optional[Tuple[Any, Any]]] = {}
         self._events: Optional[Any] = None
+        self._instances: Dict[str, MigDevice] = {}
 
     def close(self) -> None:
         """Shut NVML down; a failure then concerns nobody."""
@@ -133,6 +145,49 @@ class Nvml:
             self._handles[uuid] = handle
             found.append((index, uuid))
         return found
+
+    def mig_devices(self, uuid: str) -> Optional[List[MigDevice]]:
+        """The MIG instances of a GPU; None where it is not divided, or the driver knows no MIG.
+
+        Empty is an answer: in MIG mode and without an instance nothing can run on it.
+        """
+        current, pending, most = c_uint(), c_uint(), c_uint()
+        gpu = self._handle(uuid)
+        if not self._ask("nvmlDeviceGetMigMode", gpu, byref(current), byref(pending)):
+            return None
+        if current.value != _MIG_ON or not self._ask("nvmlDeviceGetMaxMigDeviceCount", gpu, byref(most)):
+            return None
+        found = []
+        for index in range(most.value):
+            handle, instance, compute = c_void_p(), c_uint(), c_uint()
+            try:
+                # Places without an instance are "not found"; one may go between these calls.
+                if (
+                    self._ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, c_uint(index), byref(handle))
+                    and self._ask("nvmlDeviceGetGpuInstanceId", handle, byref(instance))
+                    and self._ask("nvmlDeviceGetComputeInstanceId", handle, byref(compute))
+                ):
+                    own = self._text("nvmlDeviceGetUUID", handle, 96)
+                    self._handles[own] = handle
+                    found.append(MigDevice(own, uuid, instance.value, compute.value))
+            except NvmlError as error:
+                if error.lost:
+                    raise
+        kept = [known for known in self._instances.values() if known.parent != uuid]
+        self._instances = {known.uuid: known for known in (*kept, *found)}
+        return found
+
+    def instance(self, uuid: str) -> Optional[MigDevice]:
+        """The MIG instance of that UUID, looked for on all GPUs if it is new; None where there is none."""
+        if uuid not in self._instances:
+            for _, gpu in self.devices():
+                self.mig_devices(gpu)
+        return self._instances.get(uuid)
+
+    def forget(self, uuid: str) -> None:
+        """Look for an instance again: its handle ends with it, and its UUID may come back."""
+        if self._instances.pop(uuid, None) is not None:
+            self._handles.pop(uuid, None)
 
     def name(self, uuid: str) -> str:
         return self._text("nvmlDeviceGetName", self._handle(uuid), 96)
@@ -209,7 +264,7 @@ class Nvml:
         self._events = events
 
     def xids(self) -> List[Tuple[Optional[str], int]]:
-        """(UUID, Xid) since the last call; never waits."""
+        """(UUID, Xid) since the last call; never waits. A whole GPU's is one of each of its instances."""
         found: List[Tuple[Optional[str], int]] = []
         wait = getattr(self._lib, "nvmlEventSetWait_v2", None)
         while wait is not None and self._events is not None and len(found) < 100:
@@ -217,7 +272,11 @@ class Nvml:
             code = wait(self._events, byref(data), c_uint(0))
             if code != _SUCCESS:
                 break
-            found.append((self._uuid_of(data.device), int(data.data)))
+            gpu = self._uuid_of(data.device)
+            divided = [known for known in self._instances.values() if known.parent == gpu]
+            hit = [known.uuid for known in divided if known[2:] == (data.gpu_instance, data.compute)]
+            whose: List[Optional[str]] = [*(hit or [known.uuid for known in divided])]
+            found += [(uuid, int(data.data)) for uuid in whose or [gpu]]
         return found
 
     def gpm_supported(self, uuid: str) -> bool:
@@ -226,13 +285,20 @@ class Nvml:
             support.supported
         )
 
-    def gpm_sample(self, uuid: str, sample: Optional[c_void_p] = None) -> Optional[c_void_p]:
-        """Fill a sample (a new one without `sample`); two of them make metrics."""
+    def gpm_sample(
+        self, uuid: str, sample: Optional[c_void_p] = None, instance: Optional[MigDevice] = None
+    ) -> Optional[c_void_p]:
+        """Fill a sample (a new one without `sample`) of a GPU or of its `instance`; two make metrics."""
         if sample is None:
             sample = c_void_p()
             if not self._ask("nvmlGpmSampleAlloc", byref(sample)):
                 return None
-        return sample if self._ask("nvmlGpmSampleGet", self._handle(uuid), sample) else None
+        if instance is not None:
+            parent = self._handle(instance.parent)
+            got = self._ask("nvmlGpmMigSampleGet", parent, c_uint(instance.gpu_instance), sample)
+        else:
+            got = self._ask("nvmlGpmSampleGet", self._handle(uuid), sample)
+        return sample if got else None
 
     def gpm_metrics(
         self, first: c_void_p, second: c_void_p, ids: Mapping[str, int]

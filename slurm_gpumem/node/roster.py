@@ -207,7 +207,7 @@ class Roster:
             usage.shards = (
                 None if claim is None else (claim - self._config.headroom_mib) // self._config.shard_mib
             )
-        usage.limit_mib = None if usage.shards is None else self._config.job_mib(usage.shards)
+        usage.limit_mib = usage.instance_mib if usage.shards is None else self._config.job_mib(usage.shards)
 
     def _note_end(self, answer: Answer) -> None:
         """How a job ended, from Slurm: an Epilog gets "0:0" for a job that was cancelled."""

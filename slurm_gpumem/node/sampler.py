@@ -30,7 +30,7 @@ from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
 from slurm_gpumem.node.fence import settle_limit
-from slurm_gpumem.node.gpus import NodeGpu, find_gpus
+from slurm_gpumem.node.gpus import NodeGpu, find_gpus, is_instance
 from slurm_gpumem.node.jobs import SHARED_UID, NodeJob, RunFolder
 from slurm_gpumem.node.log import log
 from slurm_gpumem.node.meter import Meter, Reading
@@ -39,7 +39,7 @@ from slurm_gpumem.node.owners import Owners
 from slurm_gpumem.node.policy import Watch
 from slurm_gpumem.node.problem_log import ProblemLog
 from slurm_gpumem.node.roster import Roster
-from slurm_gpumem.node.sources.base import GpuProcess, MetricSource, SourceError
+from slurm_gpumem.node.sources.base import GoneError, GpuProcess, MetricSource, SourceError
 from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.node.suspects import note_fault
 from slurm_gpumem.node.usage import GpuUsage, JobUsage, Stretch, stretch_of, usage_from
@@ -83,6 +83,8 @@ class Sampler:
         self._last_written: List[Tuple[int, Optional[float], int, int, int]] = []
         self._written = float("-inf")
         self._accounted: Set[Tuple[int, float]] = set()
+        self._on_instances: Set[Tuple[int, int]] = set()
+        """(job, restarts) on MIG instances at the last look."""
         self._settled: Set[Tuple[int, int]] = set()
         """(job, restarts) by whose verified share the shared server's limit was set."""
         self._take_up()
@@ -104,6 +106,7 @@ class Sampler:
         wanted.update(uuid for usage in self._left.values() for uuid in usage.gpus)
         # Jobs that no prolog announced are looked for on the other GPUs, which costs, so not each time.
         everywhere = self._ticks % _ELSEWHERE_EVERY == 0
+        self._know_instances(here)
         for uuid in sorted(wanted | set(self.gpus) if everywhere else wanted):
             try:
                 found = self.source.processes(uuid)
@@ -116,6 +119,8 @@ class Sampler:
             except SourceError as error:
                 # A hiccup, or a GPU off the bus: say it once, and look again next time.
                 self.problems.report(uuid, str(error))
+                if isinstance(error, GoneError):
+                    self._note_gone(uuid, here)
                 continue
             self.problems.resolved(uuid)
             seen.extend(process.pid for process in found)
@@ -165,6 +170,19 @@ class Sampler:
         """What the epilog would have read."""
         self._write_live({})
 
+    def _know_instances(self, here: Mapping[int, NodeJob]) -> None:
+        """The layout may be another than when the sampler, or the job before on an instance, started."""
+        runs = {(job.job_id, job.restarts) for job in here.values() if any(map(is_instance, job.gpus))}
+        if runs - self._on_instances:
+            found = find_gpus(self.config, self.node)
+            self.gpus = {gpu.uuid: gpu for gpu in found} if found else self.gpus
+        self._on_instances = runs
+
+    def _note_gone(self, uuid: str, here: Mapping[int, NodeJob]) -> None:
+        self.gpus.pop(uuid, None)
+        for job_id in (job_id for job_id, job in here.items() if uuid in job.gpus):
+            self.roster.usage[job_id].notes.add(f"MIG instance {uuid} was removed while it ran")
+
     def _by_job(
         self, found: Sequence[GpuProcess], sluids: Mapping[str, int], uids: Mapping[int, int], uuid: str
     ) -> Dict[Optional[int], List[GpuProcess]]:
@@ -207,8 +225,10 @@ class Sampler:
             if gpu_usage.memory_mib is None:
                 gpu_usage.memory_mib = self._meter.last(uuid).memory_total_mib
                 if gpu is not None:
-                    gpu_usage.number, gpu_usage.name = gpu.number, gpu.name
+                    gpu_usage.number, gpu_usage.name, gpu_usage.instance = gpu.number, gpu.name, gpu.instance
                     gpu_usage.memory_mib = gpu_usage.memory_mib or gpu.memory_mib
+                if is_instance(uuid):
+                    usage.note_instance(gpu_usage.memory_mib)
             gpu_usage.add_memory(mib, len(mine), seconds, wall)
             if reading is not None and seen is not None:
                 gpu_usage.add_activity(seen, job_id, held=job_id in reading.sharers, now=wall)
@@ -224,6 +244,7 @@ class Sampler:
         return LiveGpu(
             number=gpu.number if gpu else None,
             name=gpu.name if gpu else "",
+            instance=gpu.instance if gpu else "",
             other_mib=round(sum(others), 1),
             mps_clients=None if None in clients else sum(map(bool, clients)),
             idle_s=self._idle_s(uuid, seen),

@@ -106,7 +106,8 @@ class GpuUsage:
     number: Optional[int] = None
     name: str = ""
     memory_mib: Optional[float] = None
-    """Number, name and memory of the GPU itself."""
+    """Number, name and memory of the GPU or MIG instance itself."""
+    instance: str = ""
 
     def add_memory(
         self, mib: Optional[float], processes: int, seconds: float, now: Optional[float] = None
@@ -166,6 +167,7 @@ class GpuUsage:
             number=self.number,
             name=self.name,
             memory_mib=_rounded(self.memory_mib),
+            instance=self.instance,
             peak_mib=_rounded(self.peak_mib),
             mean_mib=self.memory.value(1),
             energy_j=_rounded(self.energy_j),
@@ -189,6 +191,8 @@ class JobUsage:
     shards: Optional[int] = None
     verified: bool = False
     limit_mib: Optional[int] = None
+    instance_mib: Optional[int] = None
+    """Memory of its smallest MIG instance."""
     samples: int = 0
     gpus: Dict[str, GpuUsage] = field(default_factory=dict)
     companions: Set[int] = field(default_factory=set)
@@ -200,6 +204,11 @@ class JobUsage:
     def peak_mib(self) -> Optional[float]:
         """The most on any one GPU: shards are counted per GPU."""
         return max((gpu.peak_mib for gpu in self.gpus.values() if gpu.peak_mib is not None), default=None)
+
+    def note_instance(self, mib: Optional[float]) -> None:
+        """It has a MIG instance of that memory: the hardware's own limit."""
+        if mib is not None:
+            self.instance_mib = min(int(mib), self.instance_mib or int(mib))
 
     def processes(self) -> int:
         """Its GPU processes at the last look."""
@@ -242,6 +251,7 @@ def usage_from(live: LiveJob) -> JobUsage:
         shards=before.shards,
         verified=before.shards_verified,
         limit_mib=before.limit_mib,
+        instance_mib=None if before.shards else before.limit_mib,
         companions=set(before.met),
         events=list(before.events),
         array_job=before.array_job,
@@ -257,6 +267,7 @@ def usage_from(live: LiveJob) -> JobUsage:
             unclear_s=figures.unclear_s or 0.0,
             alone_by=figures.alone_by if figures.alone_by in BASES else "",
             idle_s=figures.idle_s,
+            instance=figures.instance,
             curve=curve_from(figures.curve),
         )
     return usage

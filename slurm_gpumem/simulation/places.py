@@ -28,7 +28,9 @@ class PlaceIndex:
         self.fleet, self.policy = fleet, policy
         self.gpus = [GpuState(index) for index in range(fleet.gpus)]
         self.free_cores = [fleet.cores_per_node] * fleet.nodes
-        self._idle = MaxTree([fleet.gpus_per_node] * fleet.nodes)
+        each = [fleet.gpus_per_node] * fleet.nodes
+        each[-1] -= fleet.missing
+        self._idle = MaxTree(each)
         self._free = MaxTree([fleet.memory_mib] * fleet.gpus)
         self._sorted = policy.order in _RANKED
         self._ranks: List[Tuple[float, int]] = []

@@ -52,11 +52,13 @@ class Fleet(NamedTuple):
     """0: not counted."""
     name: str = "GPU"
     max_watts: float = 400.0
+    missing: int = 0
+    """GPUs that the last node has fewer than the others."""
 
     @property
     def gpus(self) -> int:
         """Number of GPUs."""
-        return self.nodes * self.gpus_per_node
+        return self.nodes * self.gpus_per_node - self.missing
 
 
 class Policy(NamedTuple):

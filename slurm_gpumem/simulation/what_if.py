@@ -19,6 +19,7 @@ from slurm_gpumem.simulation.policies import POLICIES, timing_of
 from slurm_gpumem.simulation.pools import Pool
 from slurm_gpumem.simulation.prior import PRIORS, Prior, draw_load, draw_memory, load_at
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
+from slurm_gpumem.slurm.history import PastJob
 
 ALONE, SHARED, BOUNDED = "whole GPUs", "shared", "shared, bounded"
 REQUEST_MARGIN = 0.2
@@ -95,14 +96,9 @@ def what_if(
 ) -> WhatIf:
     """Play all pools under every assumption that matters; `progress` hears what is being done."""
     past = [job for pool in pools for job in pool.jobs]
-    sources: Dict[str, int] = {}
     single = [job for job in past if job.gpus == 1]
-    for job in single:
-        use = gpu_use(job, records)
-        source = use.source if use else ASSUMED
-        sources[source] = sources.get(source, 0) + 1
-    assumed = sources.get(ASSUMED, 0) / max(1, len(single))
-    names = list(PRIORS) if assumed > _CERTAIN else ["middle"]
+    sources = sources_of(past, records)
+    names = assumptions(sources)
     totals: Dict[str, Mapping[str, Totals]] = {}
     gains: List[Tuple[Pool, Dict[str, Outcome]]] = []
     for number, name in enumerate(names, 1):
@@ -121,13 +117,29 @@ def what_if(
         users=len({job.user for job in past}),
         days=(last - first) / 86_400,
         pools=tuple(pools),
-        sources={name: number / max(1, len(single)) for name, number in sources.items()},
+        sources=sources,
         recorded_wait_h=sum(waits) / len(waits),
         recorded_p95_h=percentile(waits, 0.95),
         totals=totals,
         partitions=_gains(gains, "partition"),
         by_user=_gains(gains, "user"),
     )
+
+
+def sources_of(jobs: Sequence[PastJob], records: Mapping[str, GpuUse]) -> Dict[str, float]:
+    """By source of memory: share of the jobs on one GPU."""
+    found: Dict[str, int] = {}
+    for job in jobs:
+        if job.gpus == 1:
+            use = gpu_use(job, records)
+            source = use.source if use else ASSUMED
+            found[source] = found.get(source, 0) + 1
+    return {name: number / sum(found.values()) for name, number in found.items()}
+
+
+def assumptions(sources: Mapping[str, float]) -> List[str]:
+    """Those to play: one where (nearly) all is known."""
+    return list(PRIORS) if sources.get(ASSUMED, 0.0) > _CERTAIN else ["middle"]
 
 
 def to_trace(pool: Pool, prior: Prior, records: Mapping[str, GpuUse]) -> List[SimJob]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_gpumem.devcluster.jobs import wait_for_job
-from slurm_gpumem.devcluster.spec import NodeSpec
+from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
@@ -19,8 +19,10 @@ pytestmark = pytest.mark.slurm
 
 RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 
-ONLY_MIG = NodeSpec("n1", gpus=0, instances=(("1g.18gb", 3), ("2g.35gb", 1)), cpus=16)
-MIXED = NodeSpec("n2", gpus=1, gpu_type="h200", gpu_memory_mib=139 * 1024, instances=(("5g.99gb", 1),))
+ONLY_MIG = NodeSpec("n1", gpus=0, instances=(Undivided("1g.18gb", 3), Undivided("2g.35gb", 1)), cpus=16)
+MIXED = NodeSpec(
+    "n2", gpus=1, gpu_type="h200", gpu_memory_mib=139 * 1024, instances=(Undivided("5g.99gb", 1),)
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,10 @@ def mig(make_module_cluster: Any) -> Any:
         "PartitionName=types Nodes=n4,n5 MaxTime=60 DefMemPerCPU=100 State=UP",
         "PartitionName=strange Nodes=n3 MaxTime=60 DefMemPerCPU=100 State=UP",
     )
-    strange = NodeSpec("n3", gpus=0, instances=(("5g.99gb", 1),))
+    strange = NodeSpec("n3", gpus=0, instances=(Undivided("5g.99gb", 1),))
     # Undivided GPUs of two sizes.
     small, large = (
-        NodeSpec(n, gpus=0, instances=((kind, 1),)) for n, kind in (("n4", "v100"), ("n5", "a100"))
+        NodeSpec(n, gpus=0, instances=(Undivided(kind, 1),)) for n, kind in (("n4", "v100"), ("n5", "a100"))
     )
     return make_module_cluster(nodes=(ONLY_MIG, MIXED, strange, small, large), extra_conf=lines)
 

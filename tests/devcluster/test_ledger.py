@@ -16,7 +16,7 @@ from slurm_gpumem.devcluster.ledger import LedgerError, LedgerGpu, OutOfMemoryEr
 
 @pytest.fixture
 def gpu(tmp_path: Path) -> LedgerGpu:
-    ledger.create(tmp_path, {"n1": [1000, 2000]})
+    ledger.create(tmp_path, {"n1": [ledger.StandIn(1000), ledger.StandIn(2000)]})
     return LedgerGpu(tmp_path, "n1", 0)
 
 

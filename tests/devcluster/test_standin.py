@@ -25,7 +25,7 @@ slurm = pytest.mark.slurm
 @pytest.fixture
 def gpu(tmp_path: Path) -> LedgerGpu:
     (tmp_path / "ledger").mkdir()
-    ledger.create(tmp_path / "ledger", {"n1": [1000]})
+    ledger.create(tmp_path / "ledger", {"n1": [ledger.StandIn(1000)]})
     return LedgerGpu(tmp_path / "ledger", "n1", 0)
 
 

@@ -28,7 +28,9 @@ LIVE = Live(
     interval_s=1.0,
     source="gpm",
     gpus={
-        "GPU-aa": LiveGpu(0, "NVIDIA A100", 66.0, 2, 7.5, GpuSample(9282.5, 81_920.0, 0.5, power_w=310.5)),
+        "GPU-aa": LiveGpu(
+            0, "NVIDIA A100", "3/0", 66.0, 2, 7.5, GpuSample(9282.5, 81_920.0, 0.5, power_w=310.5)
+        ),
         "GPU-bb": LiveGpu(),
     },
     jobs={

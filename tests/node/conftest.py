@@ -112,7 +112,7 @@ def write_site_config(root: Path, config: NodeConfig) -> None:
 def node(state_folder: Path) -> Iterator[Node]:
     """A node with four stand-in GPUs of 40 GiB, hooks installed, no sampler unless a hook starts one."""
     (state_folder / "ledger").mkdir()
-    ledger.create(state_folder / "ledger", {NODE: [40 * 1024] * 4})
+    ledger.create(state_folder / "ledger", {NODE: [ledger.StandIn(40 * 1024)] * 4})
     control = state_folder / "bin" / MPS_STANDIN.name
     control.parent.mkdir()
     shutil.copy(MPS_STANDIN, control)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.formats.comment import CommentRecord
@@ -16,7 +16,7 @@ from slurm_gpumem.node import jobs
 from slurm_gpumem.node.gpus import NodeGpu
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
 from slurm_gpumem.node.sampler import Sampler
-from slurm_gpumem.node.sources.base import GpuProcess, SourceError
+from slurm_gpumem.node.sources.base import GoneError, GpuProcess, SourceError
 from tests.support.waiting import until
 
 GPUS = [NodeGpu(number, f"GPU-0000000{number}", "card", 80_000) for number in range(8)]
@@ -33,17 +33,21 @@ class Played:
         self.pending: List[Tuple[Optional[str], int]] = []
         self.accounts: Dict[int, Tuple[float, float, float]] = {}
         self.samples = 0
+        self.total_mib: Dict[str, float] = {}
+        self.gone: Set[str] = set()
 
     def sample(self, uuid: str) -> GpuSample:
         if self.broken.get(uuid):
             raise SourceError("nvmlDeviceGetMemoryInfo: NVML error 15")
         self.samples += 1
-        return GpuSample(2000.0, 80_000.0, sm_active=0.5, power_w=300.0)
+        return GpuSample(2000.0, self.total_mib.get(uuid, 80_000.0), sm_active=0.5, power_w=300.0)
 
     def energy_j(self, uuid: str) -> Optional[float]:
         return 100.0 * self.samples
 
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        if uuid in self.gone:
+            raise GoneError(f"{uuid}: this MIG instance is there no more")
         return self.found.get(uuid, ())
 
     def xids(self) -> Sequence[Tuple[Optional[str], int]]:
@@ -94,13 +98,16 @@ class Desk:
         *,
         mode: str = "timeslice",
         gpu: int = 0,
+        gpus: Optional[Tuple[str, ...]] = None,
         claim: Optional[CommentRecord] = None,
         uid: Optional[int] = None,
     ) -> None:
         owner = os.getuid() if uid is None else uid
         jobs.put(
             self.folder,
-            NodeJob(job_id, owner, f"user{job_id}", (GPUS[gpu].uuid,), mode, time.time(), claim=claim),
+            NodeJob(
+                job_id, owner, f"user{job_id}", gpus or (GPUS[gpu].uuid,), mode, time.time(), claim=claim
+            ),
         )
 
     def process(self, job_id: int, uid: Optional[int] = None) -> int:

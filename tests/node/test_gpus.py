@@ -67,17 +67,21 @@ def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
 
 def test_a_job_gets_its_gpus_in_slurms_order() -> None:
     gpus = [NodeGpu(number, f"GPU-{number:04x}") for number in range(4)]
-    assert [gpu.number for gpu in pick(gpus, "3,1,9")] == [3, 1]
+    assert [gpu.number for gpu in pick(gpus, {"SLURM_JOB_GPUS": "3,1,9"})] == [3, 1]
 
 
 def test_uuids_in_slurms_list_are_understood_too() -> None:
     gpus = [NodeGpu(number, f"GPU-{number:04x}") for number in range(4)]
-    assert [gpu.number for gpu in pick(gpus, "GPU-0003,GPU-0001,GPU-0003,GPU-ffff,MIG-0001")] == [3, 1]
-    assert pick(gpus, "GPU-0003;rm") == ()
+    assert [
+        gpu.number for gpu in pick(gpus, {"SLURM_JOB_GPUS": "GPU-0003,GPU-0001,GPU-0003,GPU-ffff,MIG-0001"})
+    ] == [3, 1]
+    assert pick(gpus, {"SLURM_JOB_GPUS": "GPU-0003;rm"}) == ()
 
 
 def test_stand_in_gpus_are_the_nodes_own_and_keep_their_uuids(tmp_path: Path) -> None:
-    ledger.create(tmp_path, {"n1": [1024, 2048], "n11": [4096]})
+    ledger.create(
+        tmp_path, {"n1": [ledger.StandIn(1024), ledger.StandIn(2048)], "n11": [ledger.StandIn(4096)]}
+    )
     first = standin_gpus(tmp_path, "n1")
     assert [(gpu.number, gpu.memory_mib) for gpu in first] == [(0, 1024), (1, 2048)]
     assert first == standin_gpus(tmp_path, "n1")

@@ -39,7 +39,7 @@ def main(slurm_root: Path, folder: Path) -> None:
         for number, gres in enumerate(("gpu:1", "shard:12"), start=1):
             task = cluster.run(["srun", f"--gres={gres}", "sh", "-c", SEEN], check=True).stdout
             seen = {"prolog": _table((folder / f"prolog.{number}").read_text()), "task": _table(task)}
-            ours = pick(find_gpus(NodeConfig(), "n1"), seen["prolog"]["SLURM_JOB_GPUS"])
+            ours = pick(find_gpus(NodeConfig(), "n1"), seen["prolog"])
             print(json.dumps({**seen, "ours": [gpu.uuid for gpu in ours]}))
     finally:
         cluster.stop()

@@ -137,7 +137,7 @@ def test_the_packages_live_and_leave_without_a_trace(tree: Tree) -> None:
     assert (tree.root / "usr/share/doc/slurm-gpumem-doc/html/index.html").exists()
 
     # The hooks find their settings, the site's and the code.
-    ledger.create(_made(tree.root / "tmp/ledger"), {"n1": [40 * 1024]})
+    ledger.create(_made(tree.root / "tmp/ledger"), {"n1": [ledger.StandIn(40 * 1024)]})
     site = tree.root / "etc/slurm/gpumem.toml"
     site.write_text(
         '[node]\nmode = "timeslice"\nsource = "standin"\nledger = "/tmp/ledger"\nidle_exit_s = 1\n'

@@ -49,6 +49,10 @@ class SourceError(Exception):
     """A GPU or its source does not answer now; the next reading may succeed."""
 
 
+class GoneError(SourceError):
+    """A MIG instance is there no more; a later one may get its UUID."""
+
+
 class MetricSource(Protocol):
     """Anything that can measure GPUs."""
 

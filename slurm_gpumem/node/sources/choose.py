@@ -25,13 +25,15 @@ def choose_source(config: NodeConfig, node: str, gpus: Sequence[NodeGpu]) -> Met
         base = NvmlSource(nvml, list(indexes))
     except (OSError, NvmlError):
         return NoSource()
+    counters = any(nvml.gpm_supported(uuid) for uuid in indexes)
     if config.source in ("auto", "dcgm") and shutil.which("dcgmi"):
         from slurm_gpumem.node.sources.dcgm import DcgmSource
 
-        dcgm = DcgmSource(base, indexes, config.interval_s)
+        instances = GpmSource(base) if counters else None
+        dcgm = DcgmSource(base, indexes, config.interval_s, instances=instances)
         if dcgm.answers():
             return dcgm
         dcgm.stop()
-    if config.source in ("auto", "gpm") and any(nvml.gpm_supported(uuid) for uuid in indexes):
+    if config.source in ("auto", "gpm") and counters:
         return GpmSource(base)
     return base

@@ -8,8 +8,9 @@ import time
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.formats.live import GpuSample
+from slurm_gpumem.node.gpus import is_instance
 from slurm_gpumem.node.sources.base import MEASURES
-from slurm_gpumem.node.sources.nvml import NvmlSource, OverNvml
+from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource, OverNvml
 
 FIELDS: Mapping[int, str] = {measure.dcgm: measure.field for measure in MEASURES if measure.dcgm is not None}
 """By DCGM's field numbers; memory, power and energy are the same from NVML, without a daemon between."""
@@ -56,8 +57,11 @@ class DcgmSource(OverNvml):
         indexes: Mapping[str, int],
         interval_s: float,
         fields: Mapping[int, str] = FIELDS,
+        instances: Optional[GpmSource] = None,
     ) -> None:
         super().__init__(base)
+        self._instances = instances
+        """For MIG instances, which DCGM numbers in a way of its own."""
         self._indexes = indexes
         self._fields = fields
         self._command = [
@@ -83,6 +87,8 @@ class DcgmSource(OverNvml):
         return False
 
     def sample(self, uuid: str) -> GpuSample:
+        if is_instance(uuid):
+            return (self._instances or self._base).sample(uuid)
         self._read()
         index = self._indexes.get(uuid, -1)
         # dcgmi prints more often than this is called: the mean of what it has printed since.

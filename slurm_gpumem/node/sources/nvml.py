@@ -1,4 +1,8 @@
-"""Measurements from NVML: memory, utilization and power everywhere; GPM's counters on Hopper and later."""
+"""Measurements from NVML: memory, utilization and power everywhere; GPM's counters on Hopper and later.
+
+A MIG instance is a device of its own for memory, processes and GPM. The driver has power, energy,
+utilization and its accounting for whole GPUs only: of an instance they are not known.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.formats.live import GpuSample
-from slurm_gpumem.node.nvml import Nvml, NvmlError
-from slurm_gpumem.node.sources.base import MEASURES, GpuProcess, SourceError
+from slurm_gpumem.node.gpus import is_instance
+from slurm_gpumem.node.nvml import MigDevice, Nvml, NvmlError
+from slurm_gpumem.node.sources.base import MEASURES, GoneError, GpuProcess, SourceError
 
 _CLIENTS_EVERY = 10
 _GPM_METRICS = {measure.field: measure.gpm for measure in MEASURES if measure.gpm is not None}
@@ -35,29 +40,47 @@ class NvmlSource:
         nvml.watch_xids(uuids)
 
     def sample(self, uuid: str) -> GpuSample:
+        whole = self.instance(uuid) is None
         try:
             memory = self.nvml.memory_mib(uuid)
             return GpuSample(
                 memory_used_mib=memory[0] if memory else None,
                 memory_total_mib=memory[1] if memory else None,
-                utilization=self.nvml.utilization(uuid),
-                power_w=self.nvml.power_w(uuid),
+                utilization=self.nvml.utilization(uuid) if whole else None,
+                power_w=self.nvml.power_w(uuid) if whole else None,
             )
         except NvmlError as error:
+            self.nvml.forget(uuid)
             raise SourceError(str(error)) from None
 
+    def instance(self, uuid: str) -> Optional[MigDevice]:
+        """The MIG instance that has this UUID, None for a whole GPU; GoneError when it is there no more."""
+        if not is_instance(uuid):
+            return None
+        try:
+            found = self.nvml.instance(uuid)
+        except NvmlError as error:
+            raise SourceError(str(error)) from None
+        if found is None:
+            raise GoneError(f"{uuid}: this MIG instance is there no more")
+        return found
+
     def energy_j(self, uuid: str) -> Optional[float]:
+        if is_instance(uuid):
+            return None
         try:
             return self.nvml.energy_j(uuid)
         except NvmlError as error:
             raise SourceError(str(error)) from None
 
     def processes(self, uuid: str) -> Tuple[GpuProcess, ...]:
+        self.instance(uuid)
         try:
             found: Dict[int, Optional[float]] = dict(self.nvml.processes(uuid))
             known = self._clients[uuid] = self._look_for_clients(uuid, found, self._clients.get(uuid))
         except NvmlError as error:
             self._clients.pop(uuid, None)
+            self.nvml.forget(uuid)
             raise SourceError(str(error)) from None
         return tuple(
             GpuProcess(pid, mib, None if known.pids is None else pid in known.pids)
@@ -85,6 +108,8 @@ class NvmlSource:
         return self.nvml.xids()
 
     def finished(self, uuid: str) -> Dict[int, Tuple[float, float, float]]:
+        if is_instance(uuid):
+            return {}
         try:
             return self.nvml.accounting_peaks(uuid)
         except NvmlError as error:
@@ -130,7 +155,7 @@ class GpmSource(OverNvml):
         plain = self._base.sample(uuid)
         try:
             before, spare = self._samples.get(uuid, (None, None))
-            now = self._base.nvml.gpm_sample(uuid, spare)
+            now = self._base.nvml.gpm_sample(uuid, spare, self._base.instance(uuid))
             if now is None:
                 return plain
             self._samples[uuid] = (now, before)
