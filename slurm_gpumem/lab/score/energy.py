@@ -19,7 +19,7 @@ from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets, load_solo, w
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.power import IDLE, PER_ACTIVE, PER_DRAM, watts
 from slurm_gpumem.simulation.types import Fleet
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, predicted_speeds
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, SetJob, prepared, speeds
 
 HEAVY = 1.2
 """Jobs whose activities alone add up to more than this do not fit beside each other."""
@@ -53,11 +53,12 @@ def energy_ratio(one: SharedSet, fleet: Fleet) -> EnergyRatio:
     """Of a measured set; modelled from what was measured of each job alone."""
     alone = _dot(one.speeds, one.solo_watts)
     loads = [load_from(solo) for solo in one.solo]
-    users = [str(user) for user in one.users or (0,) * len(one.jobs)]
-    speeds = predicted_speeds(way_of(one), loads, users)
-    active = min(1.0, _dot(speeds, [load.active for load in loads]))
-    dram = min(1.0, _dot(speeds, [load.dram for load in loads]))
-    one_by_one = _dot(speeds, [watts(fleet, load.active, load.dram) for load in loads])
+    users = one.users or (0,) * len(one.jobs)
+    jobs = [SetJob(str(user), *prepared(load)) for user, load in zip(users, loads)]
+    kept = speeds(way_of(one), jobs)
+    active = min(1.0, _dot(kept, [load.active for load in loads]))
+    dram = min(1.0, _dot(kept, [load.dram for load in loads]))
+    one_by_one = _dot(kept, [watts(fleet, load.active, load.dram) for load in loads])
     return EnergyRatio(one.watts / alone, watts(fleet, active, dram) / one_by_one)
 
 
