@@ -54,7 +54,7 @@ def energy_ratio(one: SharedSet, fleet: Fleet) -> EnergyRatio:
     alone = _dot(one.speeds, one.solo_watts)
     loads = [load_from(solo) for solo in one.solo]
     users = one.users or (0,) * len(one.jobs)
-    jobs = [SetJob(str(user), *prepared(load)) for user, load in zip(users, loads)]
+    jobs = [SetJob(str(user), prepared(load)) for user, load in zip(users, loads)]
     kept = speeds(way_of(one), jobs)
     active = min(1.0, _dot(kept, [load.active for load in loads]))
     dram = min(1.0, _dot(kept, [load.dram for load in loads]))
