@@ -85,6 +85,13 @@ def _jobs(args: argparse.Namespace, fleet: Fleet) -> List[SimJob]:
 
 def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
     fleet = parse_fleet(args.gpus, cores_per_node=args.cores)
+    if args.power_limit is not None:
+        if not 0 < args.power_limit <= fleet.max_watts:
+            raise UsageError(
+                f"--power-limit is watts of each GPU, up to {fleet.max_watts:g} for {fleet.name}, "
+                f"not {args.power_limit:g}"
+            )
+        fleet = fleet._replace(power_limit=args.power_limit)
     steps = parse_ladder([word for word in args.ladder.split(",") if word])
     ladder = tuple(step.margin_percent for step in steps if step.margin_percent is not None)
     margin = None if args.margin is None else parse_mib(args.margin)
@@ -139,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--cores", type=int, default=0, metavar="N", help="cores of a node (default: not counted)"
+    )
+    parser.add_argument(
+        "--power-limit", type=float, metavar="W", help="watts of each GPU, where a site or machine caps them"
     )
     parser.add_argument(
         "--policy", default="exclusive,slurm-pack", metavar="NAMES", help='or "all" (--policies lists them)'

@@ -54,6 +54,10 @@ class SharedSet(NamedTuple):
     """Whose jobs they are; all of one user where empty."""
     pool: str = ""
     """The jobs that stood ready together; each was measured alone once for all sets of its pool."""
+    watts: float = 0.0
+    """Of the GPU while they ran together."""
+    solo_watts: Tuple[float, ...] = ()
+    """Of the GPU while each had it to itself."""
 
 
 def way_of(one: SharedSet) -> str:
@@ -155,6 +159,8 @@ def _set(row: Mapping[str, Any], solo: Mapping[str, Any]) -> SharedSet:
         solo=tuple(_values(solo[key]) for key in row["jobs"]),
         users=tuple(row.get("users", ())),
         pool=str(row.get("pool", "")),
+        watts=row.get("power_w") or 0.0,
+        solo_watts=tuple(solo[key].get("power_w") or 0.0 for key in row["jobs"]),
     )
 
 

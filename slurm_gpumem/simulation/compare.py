@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import Figures, as_json, figures, spread
+from slurm_gpumem.simulation.figures import Figures, Spread, as_json, figures, spread
 from slurm_gpumem.simulation.types import Setup, SimJob
 from slurm_gpumem.simulation.vary import varied
 
@@ -52,27 +52,29 @@ def values_of(row: Compared, figure: str) -> List[float]:
 
 def cells(row: Compared) -> List[str]:
     """One line of the table: means over the seeds."""
-    return [
-        _number(spread([value / divisor for value in values_of(row, name)]).mean)
-        for _, name, divisor in COLUMNS
-    ]
+    return [_number(found.mean) for found in _spreads(row)]
 
 
 def table(rows: Sequence[Compared]) -> List[str]:
     """Lines for a terminal; over several seeds the lowest and highest stand in a line below."""
-    width = max([len("policy"), *(len(row.label) for row in rows)])
-    widths = [max(len(title), 8) for title, _, _ in COLUMNS]
-    lines = [" ".join([f"{'policy':<{width}}", *(f"{c[0]:>{w}}" for c, w in zip(COLUMNS, widths))])]
+    lines = [["policy", *(title for title, _, _ in COLUMNS)]]
     for row in rows:
-        spreads = [
-            spread([value / divisor for value in values_of(row, name)]) for _, name, divisor in COLUMNS
-        ]
-        shown = [f"{cell:>{w}}" for cell, w in zip(cells(row), widths)]
-        lines.append(" ".join([f"{row.label:<{width}}", *shown]))
+        lines.append([row.label, *cells(row)])
         if len(row.runs) > 1:
-            ranges = [f"{_number(found.low)}–{_number(found.high)}" for found in spreads]
-            lines.append(" ".join([" " * width, *(f"{cell:>{w}}" for cell, w in zip(ranges, widths))]))
-    return lines
+            ranges = (f"{_number(found.low)}–{_number(found.high)}" for found in _spreads(row))
+            lines.append(["", *ranges])
+    widths = [max(8 if place else 0, *(len(line[place]) for line in lines)) for place in range(len(lines[0]))]
+    return [
+        " ".join(
+            f"{cell:>{width}}" if place else f"{cell:<{width}}"
+            for place, (cell, width) in enumerate(zip(line, widths))
+        )
+        for line in lines
+    ]
+
+
+def _spreads(row: Compared) -> List[Spread]:
+    return [spread([value / divisor for value in values_of(row, name)]) for _, name, divisor in COLUMNS]
 
 
 def comparison_json(rows: Sequence[Compared]) -> Dict[str, Any]:

@@ -102,7 +102,7 @@ class Engine:
         self._watts = self._active = 0.0
         self._used = self._busy = self._most_waiting = 0
         for gpu in self.index.gpus:
-            gpu.watts = watts(setup.fleet.max_watts, 0.0, 0.0)
+            gpu.watts = watts(setup.fleet, 0.0, 0.0)
             self._watts += gpu.watts
         self.queue: Queue = queue_for(self)
 
@@ -312,7 +312,7 @@ class Engine:
         active = min(1.0, active)
         self._active += active - gpu.active
         gpu.active, gpu.dram = active, min(1.0, dram)
-        power = watts(self.setup.fleet.max_watts, active, gpu.dram)
+        power = watts(self.setup.fleet, active, gpu.dram)
         self._watts += power - gpu.watts
         gpu.watts = power
         self._busy += (1 if tasks else 0) - (0 if was_idle else 1)

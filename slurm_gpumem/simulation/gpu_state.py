@@ -14,7 +14,7 @@ class Task:
 
     __slots__ = (
         "compute", "gpus", "granted_mib", "job", "left", "limit_end", "load", "side", "since", "speed",
-        "speeds", "start", "turns", "use_mib", "user", "version", "whole",
+        "speeds", "start", "use_mib", "user", "version", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -22,7 +22,7 @@ class Task:
     ) -> None:
         self.job, self.gpus, self.granted_mib, self.whole = job, gpus, granted_mib, whole
         self.load: JobLoad = job.load
-        self.side, self.turns = prepared(job.load)
+        self.side = prepared(job.load)
         self.user = job.user
         self.compute = compute
         self.use_mib = job.startup_mib

@@ -1,7 +1,8 @@
 """The policies by name: the documents' own, oracles, Slurm's placements, and ours.
 
-The published manager (RAD-RM, dissertation chapter 6) always takes an idle GPU first and shares one only when
-none is idle; it judges GPUs by what a monitor sees (free memory now, mean SM activity of the last 90 s).
+The published manager (RAD-RM, dissertation chapter 6) takes an idle GPU first and shares one only when none
+is idle, except under MUG, which fills the GPUs in use. It judges GPUs by what a monitor sees: free memory
+now, mean SM activity of the last 90 s.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ POLICIES: Dict[str, Policy] = {
         _published("round-robin", "next"),
         _published("magm", "worst", 5 * GB, MAX_ACTIVE),
         _published("lug", "least", 5 * GB, MAX_ACTIVE),
-        _published("mug", "most", 5 * GB, MAX_ACTIVE),
+        _published("mug", "most", 5 * GB, MAX_ACTIVE)._replace(idle_first=False),
         _published("first-fit", "first", 2 * GB, MAX_ACTIVE),
         _published("best-fit", "best", 2 * GB, MAX_ACTIVE),
         _published("worst-fit", "worst", 2 * GB, MAX_ACTIVE),
@@ -57,7 +58,7 @@ WHAT: Dict[str, str] = {
     "round-robin": "one GPU after the other, without a condition",
     "magm": "most available GPU memory: at least 5 GB free and SM activity up to 80 %",
     "lug": "least utilized GPU, same conditions",
-    "mug": "most utilized GPU, same conditions",
+    "mug": "most utilized GPU, before any idle one, same conditions",
     "first-fit": "first GPU with the job's memory and 2 GB, SM activity up to 80 %",
     "best-fit": "the one with the least free memory, same conditions",
     "worst-fit": "the one with the most free memory, same conditions",

@@ -1,12 +1,15 @@
 """Watts of a GPU by its activity.
 
-On the jobs that the project measured alone on an H200 (447, `models/lab/ground-truth`), power is a line of SM
-activity and DRAM activity, 30 W off on average (of 700). Other GPUs get the same line, scaled to their limit.
+On the jobs that the project measured alone on an H200, power is a line of SM activity and DRAM activity;
+other GPUs get the same line, scaled to the limit of their kind. `slurm_gpumem.lab.score.energy` fits it and
+compares it with sets of jobs. It is meant for comparing ways to run the same work, not for a power bill.
 """
 
 from __future__ import annotations
 
 from typing import Mapping
+
+from slurm_gpumem.simulation.types import Fleet
 
 IDLE, PER_ACTIVE, PER_DRAM = 102.6 / 700, 444.5 / 700, 188.0 / 700
 """Of the power limit."""
@@ -20,6 +23,10 @@ def max_watts(gpu_name: str) -> float:
     return MAX_WATTS.get(gpu_name.split("-")[0].lower(), USUAL_MAX_WATTS)
 
 
-def watts(limit: float, active: float, dram: float) -> float:
-    """At these shares of activity."""
-    return limit * min(1.0, IDLE + PER_ACTIVE * active + PER_DRAM * dram)
+def watts(fleet: Fleet, active: float, dram: float) -> float:
+    """Of one GPU at these shares of activity.
+
+    A limit below that of its kind cuts the line off; what the lower clocks cost in speed is not simulated.
+    """
+    limit = fleet.power_limit or fleet.max_watts
+    return min(limit, fleet.max_watts * (IDLE + PER_ACTIVE * active + PER_DRAM * dram))

@@ -52,6 +52,9 @@ class Fleet(NamedTuple):
     """0: not counted."""
     name: str = "GPU"
     max_watts: float = 400.0
+    """That its kind of GPU may draw."""
+    power_limit: float = 0.0
+    """Watts that this site or machine lets each GPU draw; 0: as many as its kind may."""
     missing: int = 0
     """GPUs that the last node has fewer than the others."""
 

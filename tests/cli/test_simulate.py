@@ -23,6 +23,15 @@ def test_a_table_compares_policies_on_one_trace(tmp_path: Path, capsys: pytest.C
     assert [line.split("  ")[0] for line in lines[2:]] == ["exclusive", "slurm-pack text"]
 
 
+def test_ranges_over_seeds_stand_below_their_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", _trace(tmp_path), "--policy", "exclusive,lug", "--seeds", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len({len(line) for line in lines}) == 1
+    assert "–" in lines[2]
+
+
 def test_every_policy_estimator_and_mode_can_be_combined(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,6 +52,8 @@ def test_every_policy_estimator_and_mode_can_be_combined(
         (["--gpus", "many"], "'many' names no GPUs"),
         (["--gpus", "4xnothing"], "unknown GPU"),
         (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--power-limit", "0"], "--power-limit is watts of each GPU, up to 400 for a100, not 0"),
+        (["--power-limit", "500"], "up to 400 for a100, not 500"),
         (["--policy", "slurm-pack", "--max-active", "0.8"], "--max-active and --margin belong to"),
         (["--policy", "magm", "--max-slowdown", "1.1"], "--max-slowdown belongs to budget"),
         (["--policy", "magm", "--max-active", "80"], "--max-active is a share from 0 to 1"),

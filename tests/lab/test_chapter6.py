@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from slurm_gpumem.lab.chapter6 import published
 from slurm_gpumem.lab.chapter6.make_traces import KINDS, MIXES, Measured, make_trace
-from slurm_gpumem.lab.chapter6.study import Results, own_traces, report, run_all
+from slurm_gpumem.lab.chapter6.study import Results, main, own_traces, report, run_all
 from slurm_gpumem.simulation.compare import values_of
 from slurm_gpumem.utilization.interference import JobLoad
 
@@ -60,9 +61,40 @@ def test_what_the_chapter_concludes_holds_in_the_simulation(results: Results) ->
     crashes = [_mean(results, 90, label, "crashes") for label in ("RR", "MAGM", "MAGM, SMACT 75 %, 5 GB")]
     assert crashes == sorted(crashes, reverse=True)
     assert _mean(results, 60, "RR, MPS", "crashes") > _mean(results, 60, "MAGM, GPUMemNet, 80 %", "crashes")
-    # Time slices cost energy, MPS saves some.
+    # Time slices cost energy, MPS saves about what table 6.6 says.
     energy = {one.label: _mean(results, 60, one.label, "energy_mj") for one, _, _ in published.HEAVY}
     assert energy["MAGM, GPUMemNet, 80 %"] < energy["exclusive"] < energy["RR, streams"]
+    for one, _, said in published.HEAVY:
+        if said is not None:
+            assert energy[one.label] / energy["exclusive"] == pytest.approx(said / 33.198, abs=0.05)
+
+
+def test_memory_activity_and_power_over_time_are_near_the_published_curves(results: Results) -> None:
+    for label, said in published.OVER_TIME.items():
+        seconds = _mean(results, 60, label, "makespan_s")
+        watts = _mean(results, 60, label, "energy_mj") * 1e6 / seconds / published.machine().gpus
+        assert _mean(results, 60, label, "memory") == pytest.approx(said.memory, abs=0.05)
+        assert _mean(results, 60, label, "active") == pytest.approx(said.active, abs=0.07)
+        assert watts == pytest.approx(said.watts, rel=0.05)
+
+
+def test_the_authors_own_scripts_are_played_where_a_user_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "workloads").mkdir()
+    for name, gpus, mib in (("vgg", 1, 9000), ("BERT_base", 1, 12_000), ("gpt2_large_2", 2, 26_000)):
+        lines = [*"abcdefg", str(gpus), str(mib), *(str(mib + more) for more in (500, 0, 1000))]
+        (tmp_path / "workloads" / f"{name}.rad").write_text("\n".join(lines) + "\n")
+    submit = "python src/submit.py --task workloads/{}.rad\nsleep 60\n"
+    script = tmp_path / "replay.sh"
+    script.write_text("".join(submit.format(name) for name in ("vgg", "gpt2_large_2", "BERT_base")))
+    assert main(["--replay-60", str(script), "--seeds", "1"]) == 0
+    text = capsys.readouterr().out
+    assert str(script) in text
+    assert "Table 6.6" in text
+    # Nobody asked this project's estimators about the authors' tasks.
+    assert "requests, 90 tasks" in text
+    assert "requests, 60 tasks" not in text
 
 
 def test_this_projects_requests_crash_nothing_on_the_published_traces(results: Results) -> None:

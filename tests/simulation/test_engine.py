@@ -207,6 +207,23 @@ def test_energy_of_an_idle_gpu_and_of_a_busy_one() -> None:
     assert 1000 * 200 < busy < 1000 * 400
 
 
+def test_a_power_limit_caps_a_busy_gpu_and_leaves_an_idle_one_alone() -> None:
+    whole = setup("exclusive")
+    capped = whole._replace(fleet=whole.fleet._replace(power_limit=250.0))
+    heavy = [job(0, work=1000.0, load=HEAVY)]
+    assert simulate(heavy, whole).sums.joules > 1000 * 250
+    assert simulate(heavy, capped).sums.joules == pytest.approx(1000 * 250)
+    light = [job(0, work=1000.0, load=LIGHT)]
+    assert simulate(light, capped).sums.joules == simulate(light, whole).sums.joules
+
+
+def test_the_most_utilized_gpu_is_filled_before_an_idle_one_is_taken() -> None:
+    jobs = [job(0, work=1000.0), job(1, arrival=200.0, work=100.0)]
+    for policy, gpus in (("mug", [(0,), (0,)]), ("lug", [(0,), (1,)])):
+        outcome = simulate(jobs, setup(policy, gpus=2, record=True))
+        assert [run.gpus for run in sorted(outcome.runs)] == gpus
+
+
 def test_seven_of_the_smallest_mig_instances_fill_a_gpu_and_each_has_a_seventh_of_it() -> None:
     jobs = [job(number, mib=4000, load=HEAVY) for number in range(8)]
     outcome = simulate(jobs, setup("slurm-pack", mode="mig"))

@@ -8,15 +8,15 @@ from typing import Dict
 
 import pytest
 
-from slurm_gpumem.utilization.interference import JobLoad, packaged, prepare
+from slurm_gpumem.utilization.interference import JobLoad
+from slurm_gpumem.utilization.sets import SHARED, TIMESLICE, predicted_speeds
 
 PAIRS = Path(__file__).parents[2] / "models" / "lab" / "utilization" / "heavy-pairs.jsonl"
 
 
-def _work(load: JobLoad, mode: str) -> float:
+def _work(load: JobLoad, way: str) -> float:
     """What two of the same job do together, in units of one alone."""
-    job = prepare(load, packaged().modes[mode])
-    return 2 / job.stretch(job.pressure)
+    return sum(predicted_speeds(way, [load, load], ["a", "a"]))
 
 
 def _measured() -> Dict[str, Dict[str, float]]:
@@ -40,12 +40,12 @@ def test_measured_pairs_of_heavy_jobs_do_more_under_mps_than_in_turns() -> None:
 @pytest.mark.parametrize("active", [0.6, 0.75, 0.9, 0.98])
 def test_the_model_ranks_them_the_same_way_however_long_the_step(step: float, active: float) -> None:
     load = JobLoad(active, 0.4 * active, 0.45 * active, step)
-    assert _work(load, "mps") >= 1.0
+    assert _work(load, SHARED) >= 1.0
     if active >= 0.75:
-        assert _work(load, "mps") > _work(load, "timeslice")
+        assert _work(load, SHARED) > _work(load, TIMESLICE)
 
 
 def test_a_pair_with_steps_of_170_ms_does_about_what_was_measured() -> None:
     load = JobLoad(0.93, 0.4, 0.4, 0.17)
-    assert _work(load, "mps") == pytest.approx(_measured()["mps"]["conv1024"], abs=0.15)
-    assert _work(load, "timeslice") == pytest.approx(_measured()["timeslice"]["conv1024"], abs=0.15)
+    assert _work(load, SHARED) == pytest.approx(_measured()["mps"]["conv1024"], abs=0.15)
+    assert _work(load, TIMESLICE) == pytest.approx(_measured()["timeslice"]["conv1024"], abs=0.05)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import Any, Dict, List, Tuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.lab.score.sets import figures, judge_sets, load_left_out
-from slurm_gpumem.lab.utilization_runs import load_sets
+from slurm_gpumem.lab.shared_speeds import load_from
+from slurm_gpumem.lab.utilization_runs import load_sets, way_of
 from slurm_gpumem.utilization.budget import coefficients_of
 from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS, predicted_speeds
@@ -59,3 +60,25 @@ def test_the_slowest_job_of_measured_sets_of_two_users_is_predicted_within(mode:
     chosen = [one for one in load_sets() if one.mode == mode and len(set(one.users)) == 2]
     assert len(chosen) >= 11
     assert figures(judge_sets(chosen, load_left_out())).worst < bound
+
+
+def test_what_servers_of_users_taught_holds_for_processes_without_mps() -> None:
+    sliced = [one for one in load_sets() if way_of(one) == TIMESLICE]
+    assert len(sliced) >= 39
+    found = figures(judge_sets(sliced, load_left_out()))
+    assert found.each < 0.05
+    assert found.worst < 0.05
+
+
+def test_sets_that_were_measured_in_both_ways_are_ranked_as_measured() -> None:
+    work: Dict[Any, Dict[str, Tuple[float, float]]] = {}
+    for one in load_sets():
+        if len(set(one.users)) > 1:
+            loads, users = [load_from(solo) for solo in one.solo], [str(user) for user in one.users]
+            said = predicted_speeds(way_of(one), loads, users)
+            work.setdefault((one.jobs, one.users), {})[way_of(one)] = (sum(one.speeds), sum(said))
+    both = [found for found in work.values() if len(found) == 2]
+    assert len(both) >= 10
+    for found in both:
+        for measured_or_said in (0, 1):
+            assert found[SHARED][measured_or_said] > found[PER_USER][measured_or_said]

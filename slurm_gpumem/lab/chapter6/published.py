@@ -1,15 +1,21 @@
 """Chapter 6 of the dissertation: which policies were tried on which trace, and the figures that it prints.
 
-Bars of figures 6.5 to 6.12 carry no numbers; what the text says of them is here.
+Bars of figures 6.5 to 6.12 carry no numbers; what the text says of them is here. The curves of figures 6.13
+to 6.15 are vector graphics in the authors' repository: their means over time and lengths were read from it.
 """
 
 from __future__ import annotations
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.policies import GB, POLICIES, with_conditions
-from slurm_gpumem.simulation.types import Policy
+from slurm_gpumem.simulation.types import Fleet, Policy
 
+GPUS = "4xa100-40gb"
+POWER_LIMIT = 275.0
+"""Watts of each GPU in a DGX Station A100, the published machine, as nvidia-smi shows there (an A100 in a
+server may draw 400)."""
 STREAMS, MPS = "timeslice", "mps-shared"
 """Without MPS the published manager's tasks are processes that take turns; with it they share one server."""
 
@@ -22,6 +28,11 @@ class Experiment(NamedTuple):
     policy: Policy
     estimator: str = "none"
     mode: str = MPS
+
+
+def machine() -> Fleet:
+    """The published machine."""
+    return parse_fleet(GPUS)._replace(power_limit=POWER_LIMIT)
 
 
 def _policy(name: str, max_active: Optional[float] = None, margin_gb: Optional[int] = None) -> Policy:
@@ -68,6 +79,8 @@ HEAVY: Tuple[Tuple[Experiment, int, Optional[float]], ...] = (
     (Experiment("MAGM, GPUMemNet, 80 %", 60, _policy("magm", 0.8, 0), "gpumemnet"), 1, 28.502),
 )
 """With table 6.5's crashes and table 6.6's MJ."""
+LEFT_OUT: Tuple[Experiment, ...] = (Experiment("MUG, SMACT 80 %, 5 GB", 90, POLICIES["mug"]),)
+"""What the text says performed poorly, without figures."""
 OURS: Tuple[Experiment, ...] = tuple(
     Experiment(f"{policy}, {estimator}", tasks, POLICIES[policy], estimator)
     for tasks in (90, 60)
@@ -91,9 +104,25 @@ SAID: Mapping[str, Dict[str, str]] = {
         "MAGM": "among the longest",
     },
     "6.9": {"MAGM, SMACT 80 %, GPUMemNet": "shortest; about 25 % less"},
-    "6.11": {},
+    "6.11": {"MAGM, GPUMemNet, 80 %": "30 % less (length of figure 6.14's curves)"},
 }
 """What the text says of the total trace time, relative to exclusive use, by figure."""
+
+
+class OverTime(NamedTuple):
+    """Means over the time of a run and over the four GPUs."""
+
+    memory: float
+    """Share of the GPU's memory."""
+    active: float
+    watts: float
+
+
+OVER_TIME: Mapping[str, OverTime] = {
+    "exclusive": OverTime(0.25, 0.61, 217.0),
+    "MAGM, GPUMemNet, 80 %": OverTime(0.55, 0.85, 254.0),
+}
+"""Figures 6.13 to 6.15, 60 tasks. Shared GPUs draw 271 W in the median: they are at their limit of 275 W."""
 
 
 def experiments() -> List[Experiment]:
@@ -103,5 +132,6 @@ def experiments() -> List[Experiment]:
         *(one for one, _ in RECOVERY_ONLY),
         *(one for one, _ in ESTIMATED),
         *(one for one, _, _ in HEAVY),
+        *LEFT_OUT,
         *OURS,
     ]

@@ -19,8 +19,7 @@ from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.places import SIMULATION, shown
 from slurm_gpumem.simulation.compare import Compared, comparison_json, values_of
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import figures, spread
-from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.figures import Spread, figures, spread
 from slurm_gpumem.simulation.policies import PUBLISHED_TIMING, timing_of
 from slurm_gpumem.simulation.published_trace import read_replay
 from slurm_gpumem.simulation.trace_file import read_trace
@@ -28,7 +27,6 @@ from slurm_gpumem.simulation.types import Setup, SimJob
 from slurm_gpumem.simulation.vary import varied
 from slurm_gpumem.utilization.interference import JobLoad
 
-GPUS = "4xa100-40gb"
 SEEDS = 5
 Traces = Mapping[int, Sequence[SimJob]]
 Results = Dict[Tuple[int, str], Compared]
@@ -38,7 +36,7 @@ def setup_of(one: Experiment) -> Setup:
     """The published manager on the published machine; Slurm with its own timing."""
     timing = timing_of(one.policy) if one.policy.backfill else PUBLISHED_TIMING
     mode = "exclusive" if one.policy.whole else one.mode
-    return Setup(parse_fleet(GPUS), one.policy, one.estimator, mode, timing)
+    return Setup(published.machine(), one.policy, one.estimator, mode, timing)
 
 
 def run_all(traces: Traces, chosen: Sequence[Experiment], seeds: int) -> Results:
@@ -65,7 +63,7 @@ def report(results: Results) -> List[str]:
     first = published.ORACLES[0]
     lines += _times(
         "Figures 6.7 and 6.8: recovery only, 90 tasks",
-        [first, *(one for one, _ in published.RECOVERY_ONLY)],
+        [first, *(one for one, _ in published.RECOVERY_ONLY), *published.LEFT_OUT],
         "6.7",
         results,
     )
@@ -80,10 +78,10 @@ def report(results: Results) -> List[str]:
     )
     lines += _over_time(results)
     for tasks in (90, 60):
-        ours = [one for one in published.OURS if one.tasks == tasks]
-        lines += _times(
-            f"Not published: Slurm with this project's requests, {tasks} tasks", ours, "", results
-        )
+        ours = [one for one in published.OURS if (one.tasks, one.label) in results and one.tasks == tasks]
+        if ours:
+            title = f"Not published: Slurm with this project's requests, {tasks} tasks"
+            lines += _times(title, ours, "", results)
     return lines
 
 
@@ -99,16 +97,16 @@ def _energy(results: Results) -> List[str]:
     lines = [
         "",
         "Table 6.6: energy, 60 tasks",
-        f"{'':<30} published MJ  of exclusive  simulated MJ  of exclusive",
+        f"{'':<30} published MJ  of exclusive  simulated MJ  of exclusive  lowest to highest",
     ]
-    base = _mean(results[60, "exclusive"], "energy_mj")
     exclusive = published.HEAVY[0][2] or 1.0
     for one, _, said in published.HEAVY:
         if said is not None:
             found = _mean(results[60, one.label], "energy_mj")
+            of_exclusive = _of_exclusive(results, one, "energy_mj")
             lines.append(
-                f"{one.label:<30} {said:>12.1f}  {said / exclusive:>10.1%}  "
-                f"{found:>12.1f}  {found / base:>10.1%}"
+                f"{one.label:<30} {said:>12.1f}  {said / exclusive:>12.1%}  "
+                f"{found:>12.1f}  {of_exclusive.mean:>12.1%}  {_range(of_exclusive)}"
             )
     return lines
 
@@ -116,30 +114,45 @@ def _energy(results: Results) -> List[str]:
 def _times(title: str, rows: Sequence[Experiment], figure: str, results: Results) -> List[str]:
     said = published.SAID.get(figure, {})
     lines = ["", title]
-    lines.append(f"{'':<30} total h  of exclusive  wait min  run min  done min  OOM  published of the total")
-    base = _mean(results[rows[0].tasks, "exclusive"], "makespan_s")
+    lines.append(
+        f"{'':<28} total h  of exclusive  lowest to highest  wait min  run min  done min  OOM  "
+        "published of the total"
+    )
     for one in rows:
         row = results[one.tasks, one.label]
-        total = _mean(row, "makespan_s")
+        total, share = _mean(row, "makespan_s"), _of_exclusive(results, one, "makespan_s")
         times = [_mean(row, f"{name}.mean") / 60 for name in ("waiting", "execution", "completion")]
         lines.append(
-            f"{one.label:<30} {total / 3600:>7.2f}  {total / base:>12.1%}  {times[0]:>8.0f}  "
-            f"{times[1]:>7.0f}  {times[2]:>8.0f}  {_mean(row, 'crashes'):>3.1f}  "
+            f"{one.label:<28} {total / 3600:>7.2f}  {share.mean:>12.1%}  {_range(share):>17}  "
+            f"{times[0]:>8.0f}  {times[1]:>7.0f}  {times[2]:>8.0f}  {_mean(row, 'crashes'):>3.1f}  "
             f"{said.get(one.label, '')}".rstrip()
         )
     return lines
 
 
 def _over_time(results: Results) -> List[str]:
-    lines = ["", "Figures 6.13 to 6.15: means over time, 60 tasks"]
-    lines.append(f"{'':<30} memory  SM activity  watts of a GPU")
-    for label in ("exclusive", "MAGM, GPUMemNet, 80 %"):
+    lines = ["", "Figures 6.13 to 6.15: means over time, 60 tasks, published and simulated"]
+    lines.append(f"{'':<30}       memory  SM activity  watts of a GPU")
+    for label, said in published.OVER_TIME.items():
         row = results[60, label]
         power = _mean(row, "energy_mj") * 1e6 / _mean(row, "makespan_s") / row.setup.fleet.gpus
         lines.append(
-            f"{label:<30} {_mean(row, 'memory'):>6.0%}  {_mean(row, 'active'):>11.0%}  {power:>14.0f}"
+            f"{label:<30} {said.memory:>4.0%}  {_mean(row, 'memory'):>6.0%}  "
+            f"{said.active:>5.0%}  {_mean(row, 'active'):>4.0%}  {said.watts:>8.0f}  {power:>4.0f}"
         )
     return lines
+
+
+def _of_exclusive(results: Results, one: Experiment, figure: str) -> Spread:
+    """Relative to exclusive use on the same variation of the trace."""
+    base = values_of(results[one.tasks, "exclusive"], figure)
+    return spread(
+        [value / alone for value, alone in zip(values_of(results[one.tasks, one.label], figure), base)]
+    )
+
+
+def _range(found: Spread) -> str:
+    return f"{found.low:.0%} to {found.high:.0%}"
 
 
 def _mean(row: Compared, figure: str) -> float:
@@ -187,7 +200,7 @@ def _study(options: Any) -> int:
     results = run_all(traces, chosen, options.seeds)
     names = [str(path) if path else shown(SIMULATION / f"{tasks}-tasks.csv") for tasks, path in
              ((60, options.replay_60), (90, options.replay_90))]  # fmt: skip
-    print(f"{names[0]} and {names[1]} on {GPUS}, {options.seeds} variations")
+    print(f"{names[0]} and {names[1]} on {published.GPUS}, {options.seeds} variations")
     print("\n".join(report(results)))
     print("\n".join(sweeps(traces, options.seeds)))
     if options.json:

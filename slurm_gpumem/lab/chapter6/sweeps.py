@@ -1,26 +1,26 @@
-"""What chapter 6 leaves open: other bounds on SM activity, other margins, and estimates that are wrong by
-a factor."""
+"""What chapter 6 leaves open: other bounds on SM activity, other margins, tasks that take their memory sooner
+or later, and estimates that are wrong by a factor."""
 
 from __future__ import annotations
 
-from typing import Callable, List, Mapping, Sequence, Tuple
+from typing import Callable, List, Mapping, Sequence
 
-from slurm_gpumem.lab.chapter6.published import MPS
+from slurm_gpumem.lab.chapter6.published import MPS, machine
 from slurm_gpumem.simulation.engine import simulate
-from slurm_gpumem.simulation.figures import Figures, figures
-from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.figures import Figures, figures, spread
 from slurm_gpumem.simulation.policies import GB, POLICIES, PUBLISHED_TIMING, timing_of, with_conditions
 from slurm_gpumem.simulation.types import Policy, Setup, SimJob
 from slurm_gpumem.simulation.vary import varied
 
 BOUNDS = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0)
 MARGINS_GB = (0, 1, 2, 5, 8, 12)
+STARTUPS_S = (15, 30, 60, 90, 120, 180)
 FACTORS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 Traces = Mapping[int, Sequence[SimJob]]
 
 
 def sweeps(traces: Traces, seeds: int) -> List[str]:
-    """All three as lines of text."""
+    """All of them as lines of text."""
     magm = POLICIES["magm"]
 
     def bound(value: float) -> Policy:
@@ -31,6 +31,17 @@ def sweeps(traces: Traces, seeds: int) -> List[str]:
 
     lines = _sweep("MAGM without estimates, 5 GB, by bound on SMACT", BOUNDS, bound, traces, seeds)
     lines += _sweep("MAGM without estimates, SMACT 80 %, by margin in GB", MARGINS_GB, margin, traces, seeds)
+    lines += [
+        "",
+        "MAGM without estimates, SMACT 80 %, 5 GB, by seconds until tasks hold all their memory",
+        _HEADER,
+    ]
+    for seconds in STARTUPS_S:
+        late = {
+            tasks: [job._replace(startup_s=min(float(seconds), job.work)) for job in jobs]
+            for tasks, jobs in traces.items()
+        }
+        lines.append(_line(f"{seconds}", bound(0.8), "none", late, seeds))
     for name in ("magm", "slurm-pack"):
         policy = POLICIES[name]
         if not policy.granted:
@@ -46,7 +57,9 @@ def sweeps(traces: Traces, seeds: int) -> List[str]:
     return lines
 
 
-_HEADER = f"{'':<8} 90 tasks: total h  wait min  slowdown  OOM   60 tasks: total h  wait min  slowdown  OOM"
+_HEADER = "        " + "   ".join(
+    f"{tasks} tasks: total h (range)  wait min  slowdown  OOM (range)" for tasks in (90, 60)
+)
 
 
 def _sweep(
@@ -57,20 +70,19 @@ def _sweep(
 
 def _line(label: str, policy: Policy, estimator: str, traces: Traces, seeds: int) -> str:
     timing = timing_of(policy) if policy.backfill else PUBLISHED_TIMING
-    setup = Setup(parse_fleet("4xa100-40gb"), policy, estimator, MPS, timing)
-    parts: List[Tuple[float, float, float, float]] = []
-    for tasks in (90, 60):
-        runs = [figures(simulate(varied(traces[tasks], seed), setup)) for seed in range(seeds)]
-        parts.append(_means(runs))
-    cells = [f"{p[0]:>17.2f}  {p[1]:>8.0f}  {p[2]:>8.2f}  {p[3]:>3.1f}" for p in parts]
+    setup = Setup(machine(), policy, estimator, MPS, timing)
+    cells = [
+        _cells([figures(simulate(varied(traces[tasks], seed), setup)) for seed in range(seeds)])
+        for tasks in (90, 60)
+    ]
     return f"{label:<8} {cells[0]}   {cells[1]}"
 
 
-def _means(runs: Sequence[Figures]) -> Tuple[float, float, float, float]:
-    count = len(runs)
-    return (
-        sum(run.makespan_s for run in runs) / 3600 / count,
-        sum(run.waiting.mean for run in runs) / 60 / count,
-        sum(run.slowdown for run in runs) / count,
-        sum(run.crashes for run in runs) / count,
-    )
+def _cells(runs: Sequence[Figures]) -> str:
+    total = spread([run.makespan_s / 3600 for run in runs])
+    crashes = spread([run.crashes for run in runs])
+    wait = spread([run.waiting.mean / 60 for run in runs])
+    slowdown = spread([run.slowdown for run in runs])
+    hours = f"{total.mean:.2f} ({total.low:.2f}–{total.high:.2f})"
+    ooms = f"{crashes.mean:.1f} ({crashes.low:.0f}–{crashes.high:.0f})"
+    return f"{hours:>24}  {wait.mean:>8.0f}  {slowdown.mean:>8.2f}  {ooms:>11}"

@@ -34,7 +34,7 @@ from slurm_gpumem.utilization.interference import (
     Turns,
     prepare,
 )
-from slurm_gpumem.utilization.sets import PER_USER, SetJob
+from slurm_gpumem.utilization.sets import PER_USER, SIDE, SetJob
 from slurm_gpumem.utilization.sets import speeds as set_speeds
 
 Known = Dict[str, float]
@@ -87,7 +87,7 @@ def left_out(sets: Sequence[SharedSet], start: Mapping[str, float] = START) -> D
 def fit_turns(sets: Sequence[SharedSet], modes: Mapping[str, Mapping[str, float]]) -> Turns:
     """How servers take turns, from sets of several users: the grid's best, the slowest jobs counting most."""
     chosen = [
-        (one, [SetJob(str(user), *(prepare(load_from(solo), modes[mode]) for mode in MODES))
+        (one, [SetJob(str(user), prepare(load_from(solo), modes[SIDE]))
                for user, solo in zip(one.users, one.solo)])
         for one in sets
         if one.mode == PER_USER and len(set(one.users)) > 1

@@ -10,7 +10,7 @@ from slurm_gpumem.lab.places import INTERFERENCE_FOLDS
 from slurm_gpumem.lab.shared_speeds import load_from, simple_speed, speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet, way_of
 from slurm_gpumem.utilization.interference import NAMES, JobLoad, packaged, prepare
-from slurm_gpumem.utilization.sets import SIDE, TURNS, SetJob
+from slurm_gpumem.utilization.sets import SIDE, SetJob
 from slurm_gpumem.utilization.sets import speeds as set_speeds
 
 Known = Mapping[str, float]
@@ -77,10 +77,8 @@ def _speeds(
     made = []
     for place, job in enumerate(one.jobs):
         # A model that no set of a mode has was not seen by the fit of all.
-        side, turns = (left_out[mode].get(model_of(job), packaged().modes[mode]) for mode in (SIDE, TURNS))
-        jobs = [
-            SetJob(str(user), prepare(load, side), prepare(load, turns)) for user, load in zip(users, loads)
-        ]
+        side = left_out[SIDE].get(model_of(job), packaged().modes[SIDE])
+        jobs = [SetJob(str(user), prepare(load, side)) for user, load in zip(users, loads)]
         made.append(set_speeds(way_of(one), jobs)[place])
     return made
 
