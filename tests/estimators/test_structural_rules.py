@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Tuple
 
 import pytest
@@ -14,7 +15,7 @@ from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.summaries.types import Layer
+from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 RULE = "=" * 100 + "\n"
 BATCH = 32
@@ -170,3 +171,15 @@ def test_tokens_taken_for_channels_make_no_absurd_width() -> None:
         for tool in ("torchinfo_full", "torchinfo")
     )
     assert full / 2 < cut < 3 * full
+
+
+def test_a_model_that_returns_its_loss_first_is_estimated_by_its_logits() -> None:
+    # As `gpumem summarize` shows a transformers model: the loss, which has no sizes, and the logits.
+    rows = (
+        Layer("Classifier", ((2, 10),), ((2, 64),), leaf=False),
+        Layer("Linear", ((2, 10),), ((2, 64),), params=650, depth=1, name="head"),
+    )
+    plain = ModelSummary("test", rows, name="Classifier", batch=2, input_shapes=((2, 64),), total_params=650)
+    with_loss = replace(plain, layers=(replace(rows[0], outputs=((), (2, 10))), rows[1]))
+    job, gpu = TrainingJob(BATCH), find_gpu("h200")
+    assert simulate(with_loss, job, gpu)[1] == simulate(plain, job, gpu)[1]

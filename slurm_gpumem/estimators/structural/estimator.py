@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Dict, Iterator, List, Tuple
 
 from slurm_gpumem.estimators.allocator_settings import allocator_settings
@@ -84,6 +85,7 @@ def rebuild(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Walk:
     assumed = ""
     if not summary.has_shapes:
         summary, assumed = with_shapes(summary)
+    summary = _without_losses(summary)
     walk = Walk(summary, job, gpu)
     if assumed:
         walk.assume(f"the text has no shapes; assumed input: {assumed}")
@@ -97,6 +99,15 @@ def rebuild(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Walk:
     walk.param_rest()
     walk.tape.close()
     return walk
+
+
+def _without_losses(summary: ModelSummary) -> ModelSummary:
+    """A model that computes its own loss returns it first; the step goes on from the tensors after it."""
+    if not any(len(layer.outputs) > 1 and () in layer.outputs for layer in summary.layers):
+        return summary
+    rows = summary.layers
+    layers = tuple(replace(row, outputs=tuple(filter(None, row.outputs)) or row.outputs) for row in rows)
+    return replace(summary, layers=layers)
 
 
 def simulate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Walk, Replay]:
