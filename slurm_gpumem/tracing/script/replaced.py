@@ -165,7 +165,7 @@ def _short_epochs(tracer: Any) -> None:
 
     def following(self: Any) -> Any:
         given = getattr(self, "_gpumem_given", 0)
-        if given >= _LEAST_BATCHES and tracer.steps.fast_forward:
+        if given >= _LEAST_BATCHES and tracer.fast_forward():
             raise StopIteration
         self._gpumem_given = given + 1
         return real(self)

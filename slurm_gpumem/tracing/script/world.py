@@ -291,6 +291,8 @@ def install_answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int
     for owner, name, value in answers(world, gpu, allocated):
         if hasattr(owner, name):
             setattr(owner, name, value)
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # builds without CUDA; libraries take it at import
+        torch._C._cuda_getCurrentRawStream = _answering(0)
     # Modules that took the function itself at import time.
     for module, names in _TAKEN.items():
         holder = sys.modules.get(module)
