@@ -18,8 +18,8 @@ from slurm_gpumem.tracing.script.imports import AfterImport
 
 COMPUTED = "bitsandbytes: allocations computed from its source, not measured"
 PAGED = (
-    "states of a paged optimizer lie in managed memory, which moves to the GPU only while there is room: they "
-    "are not in this estimate"
+    "states of a paged optimizer lie in managed memory, which moves to the GPU only while there is room: "
+    "they are not in this estimate"
 )
 _CUDA_OPERATORS = "bitsandbytes.backends.cuda.ops"
 _FUSED_ROWS = 4
@@ -81,8 +81,10 @@ def _product_4bit(
     """A fused kernel for few rows; else the weight as a whole in the input's type."""
     if _is_fused(rows, shape, blocksize):
         return rows.new_empty((*rows.shape[:-1], shape[0]))
+    scales = []
     if absmax_8bit is not None and absmax_offset is not None:
-        absmax = torch.empty_like(absmax_8bit, dtype=torch.float32) + absmax_offset
+        scales.append(torch.empty_like(absmax_8bit, dtype=torch.float32))
+        scales.append(scales[0] + absmax_offset)
     whole = rows.new_empty(shape)
     return torch.nn.functional.linear(rows, whole, bias)
 
