@@ -22,13 +22,10 @@ def trace_lines(
 ) -> List[str]:
     """The answer, in a few lines."""
     facts = traced.facts
-    seen = ["training", *(name for phase, name in _PHASES.items() if phase in facts["phases"])]
-    missing = [name for phase, name in _PHASES.items() if phase not in facts["phases"]]
-    steps = f"{count(int(facts['steps']), 'optimizer step')} in {traced.seconds:.1f} s"
     shards = ceil_div(estimate.request_mib, shard_mib)
     lines = [
         clipped(f"{command}: {describe_model(summary)}, {describe_estimated(summary, estimate)}", _WIDTH),
-        f"  seen: {', '.join(seen)} ({steps})" + (f"; not seen: {', '.join(missing)}" if missing else ""),
+        f"  {_seen_text(facts, traced.seconds)}",
         f"  peak {estimate.peak_mib:,} MiB on {estimate.gpu} -> request {estimate.request_mib:,} MiB = "
         f"{count(shards, 'shard')}",
         f"  {_changed_text(traced.changed, traced.private)}",
@@ -40,6 +37,16 @@ def trace_lines(
             f"  memory grows by {facts['grown_bytes'] >> 20:,} MiB over these steps: something is kept"
         )
     return lines
+
+
+def _seen_text(facts: Any, seconds: float) -> str:
+    if facts["kind"] == "inference":
+        passes = count(int(facts["passes"]), "forward pass", "forward passes")
+        return f"seen: inference, no training ({passes} in {seconds:.1f} s)"
+    seen = ["training", *(name for phase, name in _PHASES.items() if phase in facts["phases"])]
+    missing = [name for phase, name in _PHASES.items() if phase not in facts["phases"]]
+    steps = f"{count(int(facts['steps']), 'optimizer step')} in {seconds:.1f} s"
+    return f"seen: {', '.join(seen)} ({steps})" + (f"; not seen: {', '.join(missing)}" if missing else "")
 
 
 def _changed_text(changed: Sequence[str], private: Any) -> str:

@@ -123,6 +123,7 @@ def _with_remarks(plan: Plan) -> Plan:
     from slurm_gpumem.submission.script_remarks import (
         batch_remark,
         preallocation_remark,
+        server_remarks,
         source_remarks,
         variables_remark,
     )
@@ -135,6 +136,7 @@ def _with_remarks(plan: Plan) -> Plan:
     ]
     if plan.shared and not (plan.request and plan.request.whole_gpu) and largest is not None:
         found.append(preallocation_remark(asked, workload.summary, largest.model, plan.reserved_mib))
+        found.append(server_remarks(asked, largest.model, plan.reserved_mib))
     return plan._replace(warnings=(*plan.warnings, *filter(None, found)))
 
 
@@ -156,6 +158,11 @@ def _by_earlier_runs(asked: Asked) -> Plan:
         return plan
     names = {gpu.name for gpu in reach.gpus}
     plan = plan._replace(workload=Workload(script=key, script_gpu=names.pop() if len(names) == 1 else None))
+    from slurm_gpumem.submission.script_remarks import server_remarks
+
+    server = server_remarks(asked, reach.models[0], None) if reach.models else None
+    if server:
+        return plan._replace(warnings=(server,))
     first_mib = asked.config.sharing.first_run_mib
     workload = plan.workload._replace(mem_mib=first_mib)
     needs = estimate_needs(asked, workload, reach)

@@ -130,12 +130,8 @@ def preallocation_remark(
     asks = [float(match[1]) for line in lines for match in re.finditer(_FRACTION, line)]
     if not asks and any(name in line for line in lines for name in _SETTLED):
         return None
-    from slurm_gpumem.estimators.gpus import closest_gpu
-
-    gpu = model.find()
-    # A process sees the whole GPU's memory, whatever its limit is.
-    total = max(gpu.memory_mib, closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0)
-    part = max(1, (share_mib - gpu.context_mib) * 100 // total)
+    total, context = _seen_memory(model)
+    part = max(1, (share_mib - context) * 100 // total)
     if asks:
         if asks[-1] * 100 < part + 1:
             return None
@@ -146,6 +142,25 @@ def preallocation_remark(
         f"Write into the script: export XLA_PYTHON_CLIENT_MEM_FRACTION=0.{part:02} (JAX) or "
         "export TF_FORCE_GPU_ALLOW_GROWTH=true (TensorFlow)"
     )
+
+
+def server_remarks(asked: Asked, model: GpuModel, share_mib: Optional[int]) -> Optional[str]:
+    """For inference servers that size themselves by the whole GPU; `share_mib` None: the job has no share."""
+    from slurm_gpumem.submission.server_fractions import server_remark, unshared_server_remark
+
+    total, context = _seen_memory(model)
+    if share_mib is None:
+        return unshared_server_remark(_commands(asked), total, context)
+    return server_remark(_commands(asked), total, context, share_mib)
+
+
+def _seen_memory(model: GpuModel) -> Tuple[int, int]:
+    """MiB that a process sees of a GPU, which is all of it whatever its limit is, and of the CUDA context."""
+    from slurm_gpumem.estimators.gpus import closest_gpu
+
+    gpu = model.find()
+    whole = closest_gpu(gpu.name, None).memory_mib if gpu.entry else 0
+    return max(gpu.memory_mib, whole), gpu.context_mib
 
 
 def _commands(asked: Asked) -> List[Tuple[str, str]]:

@@ -28,7 +28,7 @@ from slurm_gpumem.tracing.sparse_products import parts_of
 from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_wrapped
 from slurm_gpumem.units import MIB
 
-_HANDLERS = {**HANDLERS, **READ, **READS, **SIZED}
+_HANDLERS: Dict[Any, Callable[..., Any]] = {**HANDLERS, **READ, **READS, **SIZED}
 Call = Union[Convolution, Reduction]
 LT_WORKSPACE = MIB
 """What cuBLASLt keeps from its first product on, that of a linear layer with a bias."""
@@ -40,6 +40,11 @@ EQUAL_SHARES = (
     "rows go to experts (or other choices) depending on data; counted as if each got about the same number. "
     "A router out of balance needs more"
 )
+
+
+def add_handlers(handlers: Dict[Any, Callable[..., Any]]) -> None:
+    """From now on these operators, of a library, are run by these functions."""
+    _HANDLERS.update(handlers)
 
 
 @dataclass

@@ -213,6 +213,12 @@ def _real(value: Any, known: List[bool]) -> Any:
     return value
 
 
+def forget(tensor: Tensor) -> None:
+    """A tensor was written by something that nobody followed."""
+    if tensor.device.type == "meta":
+        _forget([tensor])
+
+
 def _forget(outputs: Any) -> None:
     """A tensor that was overwritten with unknown values has no known ones any more, nor has its base."""
     for output in outputs:

@@ -76,6 +76,9 @@ def why_unknown(summary: ModelSummary) -> str:
 
     On such texts predictions were off by 18 points of SM activity and more (docs/sharing.md).
     """
+    trace = summary.trace
+    if trace is not None and not any(phase.name == "backward" for phase in trace.phases):
+        return "the trace has no training, and utilization was measured on training steps"
     if not summary.has_shapes:
         return "the text has no shapes (torchinfo's has with an input size, gpumem summarize's)"
     unseen = registry.unseen_code(summary)

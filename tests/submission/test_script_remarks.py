@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Optional
 
@@ -19,9 +20,11 @@ from slurm_gpumem.submission.reach import GpuModel
 from slurm_gpumem.submission.script_remarks import (
     batch_remark,
     preallocation_remark,
+    server_remarks,
     source_remarks,
     variables_remark,
 )
+from slurm_gpumem.submission.server_fractions import SERVERS, fraction_of, unshared_server_remark
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 from slurm_gpumem.summaries.formats import BY_NAME
 from slurm_gpumem.summaries.types import Layer, ModelSummary
@@ -194,3 +197,59 @@ def test_a_memory_line_does_not_know_the_variables_of_the_job() -> None:
     assert remark.startswith("the job sets alloc-conf=expandable_segments:True; a memory line holds for")
     assert variables_remark(job, Workload(job=TrainingJob(32))) is None
     assert variables_remark(asked("python train.py"), Workload(line=line)) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("vllm serve Qwen/Qwen3-8B --port 8000", "starts vLLM, .*0.9 by default.*utilization 0.25 "),
+        (
+            "srun vllm serve Qwen/Qwen3-8B \\\n  --gpu-memory-utilization 0.9",
+            "job.sh, line 3 starts vLLM.*0.9.*utilization 0.25 ",
+        ),
+        ("python -m vllm.entrypoints.openai.api_server --model m", "starts vLLM"),
+        ("python -m sglang.launch_server --model-path m", "starts SGLang.*--mem-fraction-static 0.20 "),
+        ("sglang serve --mem-fraction-static=0.5 m", "SGLang.*mem-fraction-static 0.5"),
+        ("text-generation-launcher --model-id m", "--cuda-memory-fraction 0.23 "),
+        ("python serve.py --gpu-memory-utilization 0.8", "starts vLLM.*0.8"),
+    ],
+)
+def test_a_server_is_offered_the_fraction_that_is_the_share(body: str, words: str) -> None:
+    remark = server_remarks(asked(body), GpuModel("a100"), 10 * 1024)
+    assert remark is not None
+    assert re.search(words, remark.replace("\n", " ")), remark
+    assert "not measured" in remark
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "vllm serve m --gpu-memory-utilization 0.25",
+        "python -m sglang.launch_server --mem-fraction-static .2",
+        "python train.py",
+        "pip install vllm",
+        "# vllm serve m",
+    ],
+)
+def test_a_server_within_its_share_and_other_jobs_get_no_remark(body: str) -> None:
+    assert server_remarks(asked(body), GpuModel("a100"), 10 * 1024) is None
+
+
+def test_a_server_without_a_share_hears_which_one_its_fraction_takes() -> None:
+    vllm = server_remarks(asked("vllm serve m --gpu-memory-utilization 0.3"), GpuModel("a100"), None)
+    assert vllm is not None
+    assert "--gpu-mem 12G is the share of a GPU that this takes" in vllm
+    plain = server_remarks(asked("vllm serve m"), GpuModel("a100"), None)
+    assert plain is not None
+    assert "takes 90 % of the whole GPU's memory" in plain
+    assert server_remarks(asked("python train.py"), GpuModel("a100"), None) is None
+
+
+def test_the_share_of_a_fraction_gives_at_least_that_fraction_back() -> None:
+    for server in SERVERS:
+        for part in (0.1, 0.25, 0.5, 0.8):
+            line = f"x {server.option} {part}"
+            remark = unshared_server_remark([("job.sh", line)], 40 * 1024, 500)
+            assert remark is not None
+            gib = int(remark.split("--gpu-mem ")[1].split("G")[0])
+            assert fraction_of(server, 40 * 1024, 500, gib * 1024) >= part - 1e-9

@@ -7,6 +7,7 @@ they would be. What goes wrong in this mode ends the trace with what was seen un
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -47,6 +48,12 @@ class Onward:
         """Whether gradients of the step before are alive when a model is called, as in evaluation then."""
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
+        self.completed = 0
+        """Calls that were run to their end."""
+        self.skipped: Callable[[], None] = lambda: None
+        """Called for each call that is not run."""
+        self.keeps_answers: Callable[[], bool] = lambda: False
+        """Whether answers of skipped calls are noted: a script may collect them."""
 
     def install(self) -> None:
         """Stand before every call of a model."""
@@ -67,10 +74,13 @@ class Onward:
         usual = self._usual(key) if trains else self._counts.get(key, 0) >= _SEEN_EVALUATIONS
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
+            self.skipped()
             return self._again(known)
+        self._places.named_inputs = kwargs
         answer = real(module, *args, **kwargs)
-        if key is not None:
-            leaves, spec = pytree.tree_flatten(answer)
+        self.completed += 1
+        leaves, spec = pytree.tree_flatten(answer)
+        if key is not None and all(_has_no_state(leaf) for leaf in leaves):
             self._answers[key] = ([_leaf(leaf) for leaf in leaves], spec)
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
@@ -92,13 +102,15 @@ class Onward:
                 shapes.append((tuple(leaf.shape), leaf.dtype, leaf.requires_grad))
             elif isinstance(leaf, (int, float, str, bool, type(None))):
                 shapes.append((leaf,))  # type: ignore[arg-type]
-            else:
+            elif _has_no_state(leaf):
                 shapes.append((id(leaf),))  # type: ignore[arg-type]
+            else:
+                return None
         return (id(module), module.training, torch.is_grad_enabled(), str(spec), tuple(shapes))
 
     def _again(self, known: Tuple[List[Any], Any]) -> Any:
         leaves, spec = known
-        with self._recorder.unnoted():
+        with nullcontext() if self.keeps_answers() else self._recorder.unnoted():
             return pytree.tree_unflatten([_made(leaf) for leaf in leaves], spec)
 
     # -- Gradients ---------------------------------------------------------------------------------
@@ -128,6 +140,11 @@ class Onward:
             for root in self._places.roots.values():
                 if root.trained:
                     yield from root.module.parameters()
+
+
+def _has_no_state(leaf: Any) -> bool:
+    """Whether a value is no cache of keys and values, which grows with every call."""
+    return isinstance(leaf, Tensor) or not hasattr(leaf, "get_seq_length")
 
 
 def _leaf(value: Any) -> Any:

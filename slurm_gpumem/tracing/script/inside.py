@@ -23,7 +23,9 @@ from slurm_gpumem.tracing.child.blame import from_stack, own_words, user_line
 from slurm_gpumem.tracing.constants import known_constants
 from slurm_gpumem.tracing.script import replaced, streams
 from slurm_gpumem.tracing.script.forward import Onward
+from slurm_gpumem.tracing.script.generation import Generation
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.inference import Inference
 from slurm_gpumem.tracing.script.report_folder import Report
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
@@ -73,7 +75,11 @@ class Tracer:
         self.onward = Onward(self.recorder, self.places, lambda: self.steps.fast_forward)
         self.steps.after_backward = lambda: self.onward.after_backward(self.steps.optimizers)
         self.steps.skipped = self._skipped
-        self.recorder.every_few = self.steps.check_time
+        self.inference = Inference(self.recorder, self.steps, deadline, onward_s)
+        self.generation = Generation(self)
+        self.onward.skipped = self.inference.skipped
+        self.onward.keeps_answers = lambda: not self.steps.counts
+        self.recorder.every_few = self._check_time
 
     def install(self) -> None:
         """Put all of it into force."""
@@ -89,6 +95,7 @@ class Tracer:
         replaced.install(self)
         self.steps.install()
         self.onward.install()
+        self.generation.install()
         self._in_every_thread()
         self.world.__enter__()
         recorder.__enter__()
@@ -125,12 +132,23 @@ class Tracer:
         while True:
             time.sleep(3600)
 
+    def fast_forward(self) -> bool:
+        """Whether loaders may end their epoch: what they feed has nothing new to show."""
+        return self.steps.fast_forward or self.inference.fast_forward
+
     # -- What happens around it --------------------------------------------------------------------
 
     def _called(self, root: Any, args: Any) -> None:
         trains = torch.is_grad_enabled() and root.module.training
         self.onward.before_call(trains, self.steps.optimizers)
+        self.inference.called()
         self.steps.called(root, args)
+        self._check_time()
+
+    def _check_time(self) -> None:
+        self.steps.check_time()
+        if self.inference.is_over() and self._report.claim():
+            self.finish()
 
     def _skipped(self) -> bool:
         was, self.onward.skipping = self.onward.skipping, False
@@ -152,6 +170,13 @@ class Tracer:
             return
         if self._claimed:
             self.finish()
+        elif self.inference.was_all() and not self._failure:
+            # Another process may train later, or need more: the command goes on, and the largest counts.
+            self.recorder.off = True
+            with torch._C.DisableTorchFunction():
+                summary, facts = summary_of(self)
+            self._report.put_inference(to_json(summary))
+            self._report.say(inference=facts)
         else:
             models = [type(root.module).__name__ for root in self.places.roots.values()]
             self._report.say(ended=True, models=models, guessed=self.recorder.guess.used)
@@ -175,7 +200,12 @@ class Tracer:
                 self._onward_failure, self._failure = self._failure, ""  # what was seen until then holds
                 self.finish()
             if os.getpid() == self._owner:
-                self._report.say(failed=self._failure, guessed=self.recorder.guess.used, kind=kind.__name__)
+                self._report.say(
+                    failed=self._failure,
+                    guessed=self.recorder.guess.used,
+                    kind=kind.__name__,
+                    passes=self.onward.completed,
+                )
             if os.environ.get("GPUMEM_TRACE_DEBUG"):
                 self._report.say(note="".join(traceback.format_exception(kind, error, trace)[-8:]))
             real(kind, error, trace)

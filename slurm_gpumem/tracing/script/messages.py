@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple
+
+from slurm_gpumem.text import count
+from slurm_gpumem.tracing.script.inference import INFERENCE
 
 _OFFLINE = ("Offline", "offline", "ConnectionError", "Connection refused", "getaddrinfo", "name resolution",
             "unreachable")  # fmt: skip
@@ -36,7 +39,7 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
         ]
     elif state.failed:
         lines = [
-            f"{label}: the script failed before its first optimizer step.",
+            f"{label}: the script failed {_when(state.passes)}.",
             *state.failed.split("\n"),
             _hint(state),
         ]
@@ -48,14 +51,44 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
         ]
     else:
         models = f" It called {', '.join(dict.fromkeys(state.models))}." if state.models else ""
+        seen = ", after forward passes" if state.inferences else " or a forward pass on the GPU"
         lines = [
-            f"{label}: {_ended(state.exit_code)} without a step of an optimizer.{models}",
+            f"{label}: {_ended(state.exit_code)} without a step of an optimizer{seen}.{models}",
             _last_line(state),
-            "Only training is traced; name the command that trains.",
+            "It neither trained nor ended well after inference; name the command that does.",
         ]
     if os.environ.get("GPUMEM_TRACE_DEBUG") and state.notes:
         lines.append(state.notes[-1])
     return "\n".join(line for line in lines if line)
+
+
+def inference_notes(facts: Dict[str, Any]) -> List[str]:
+    """What a user should know of a trace without training; nothing of other traces."""
+    if facts.get("kind") != INFERENCE:
+        return []
+    passes = count(int(facts["passes"]), "forward pass", "forward passes")
+    notes = []
+    if facts["unused"]:
+        notes.append(
+            f"it made an optimizer ({facts['unused']}) that took no step: traced as inference. If the job "
+            "trains, trace the command that does"
+        )
+    if facts["new_tokens"]:
+        notes.append(
+            f"every text is taken to reach the {facts['new_tokens']:,} new tokens that generate() was "
+            "allowed; texts that end earlier need less"
+        )
+    if facts["cut_off"]:
+        grows = "memory was still growing, so a longer run needs more"
+        then = grows if facts["growing"] else "the last ones set no new peak"
+        notes.append(f"the time limit ended it after {passes} without training; {then}")
+    return notes
+
+
+def _when(passes: int) -> str:
+    if not passes:
+        return "before its first optimizer step"
+    return f"after {count(passes, 'forward pass', 'forward passes')}, before any optimizer step"
 
 
 def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:

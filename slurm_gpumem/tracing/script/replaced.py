@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._contextlib import _DecoratorContextManager
 
-from slurm_gpumem.tracing.script import parallel
+from slurm_gpumem.tracing.script import parallel, quantized, triton_kernels
 from slurm_gpumem.tracing.script.imports import AfterImport
 
 _LEAST_BATCHES = 3
@@ -31,6 +32,8 @@ def install(tracer: Any) -> None:
     _checkpoints(tracer)
     _loading()
     parallel.install(tracer)
+    quantized.install(tracer)
+    triton_kernels.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
 
@@ -84,7 +87,7 @@ def _else_by_new_ones(future: Any) -> None:
     real: Callable[..., Any] = nn.Module._apply
 
     def apply(self: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        lazy = _without_shape(self, fn)
+        apart = [*_without_shape(self, fn), *_moving_themselves(self, fn)]
         try:
             return real(self, fn, *args, **kwargs)
         except RuntimeError as error:
@@ -96,7 +99,7 @@ def _else_by_new_ones(future: Any) -> None:
             finally:
                 future.set_swap_module_params_on_conversion(True)
         finally:
-            for holder, name, value in lazy:
+            for holder, name, value in apart:
                 holder[name] = value
 
     nn.Module._apply = apply  # type: ignore[method-assign]
@@ -115,6 +118,16 @@ def _without_shape(module: Any, fn: Callable[[Any], Any]) -> List[Tuple[Dict[str
                 kind: Any = type(value)
                 found.append((holder, name, kind(device=device, dtype=like.dtype, **kept)))
                 holder[name] = None
+    return found
+
+
+def _moving_themselves(module: Any, fn: Callable[[Any], Any]) -> List[Tuple[Dict[str, Any], str, Any]]:
+    """Parameters of a type that says how it moves (quantized ones), moved and taken out of a module."""
+    found: List[Tuple[Dict[str, Any], str, Any]] = []
+    for name, value in list(module._parameters.items()):
+        if isinstance(value, nn.Parameter) and type(value).to is not nn.Parameter.to:
+            found.append((module._parameters, name, fn(value)))
+            module._parameters[name] = None
     return found
 
 
@@ -165,7 +178,7 @@ def _short_epochs(tracer: Any) -> None:
 
     def following(self: Any) -> Any:
         given = getattr(self, "_gpumem_given", 0)
-        if given >= _LEAST_BATCHES and tracer.steps.fast_forward:
+        if given >= _LEAST_BATCHES and tracer.fast_forward():
             raise StopIteration
         self._gpumem_given = given + 1
         return real(self)
@@ -177,7 +190,9 @@ def _no_compiling(tracer: Any) -> None:
     """`torch.compile` is traced eagerly."""
 
     def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        tracer.note("torch.compile is traced as eager PyTorch; a compiled model usually needs less")
+        by_package = "site-packages" in sys._getframe(1).f_code.co_filename
+        if isinstance(model, nn.Module) or not by_package:  # packages decorate functions that nobody may call
+            tracer.note("torch.compile is traced as eager PyTorch; a compiled model usually needs less")
         if model is None:
             return lambda function: function
         return model

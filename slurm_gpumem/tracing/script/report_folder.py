@@ -38,10 +38,22 @@ class Report:
 
     def put_summary(self, text: str) -> None:
         """The result, whole or not at all."""
-        path = os.path.join(self._folder, SUMMARY)
+        self._put(SUMMARY, text)
+
+    def put_inference(self, text: str) -> None:
+        """What a process that only called its models needs."""
+        self._put(inference_file(os.getpid()), text)
+
+    def _put(self, name: str, text: str) -> None:
+        path = os.path.join(self._folder, name)
         with open(path + ".new", "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(path + ".new", path)
+
+
+def inference_file(pid: int) -> str:
+    """The name of a process's own summary."""
+    return f"inference-{pid}.json"
 
 
 class Messages:

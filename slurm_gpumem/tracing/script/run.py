@@ -23,8 +23,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.script.messages import ENDLESS, Advice, explain
-from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read
+from slurm_gpumem.tracing.script.messages import ENDLESS, Advice, explain, inference_notes
+from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read, inference_file
 
 _HERE = Path(__file__).resolve().parent
 _PACKAGE_ROOT = str(_HERE.parents[2])
@@ -84,6 +84,10 @@ class State:
     training: bool = False
     cycles: int = 0
     done: Optional[Dict[str, Any]] = None
+    inferences: List[Tuple[int, Dict[str, Any]]] = field(default_factory=list)
+    """Processes that ended after forward passes and no training, with what was seen of each."""
+    passes: int = 0
+    """Forward passes before it failed."""
     failed: str = ""
     kind: str = ""
     guessed: bool = False
@@ -120,7 +124,7 @@ def trace_command(
     return replace(
         traced,
         facts=dict(state.done or {}),
-        notes=tuple(dict.fromkeys(state.notes)),
+        notes=tuple(dict.fromkeys([*state.notes, *inference_notes(state.done or {})])),
         seconds=time.monotonic() - started,
         ranks=state.ranks,
     )
@@ -170,7 +174,7 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
             finally:
                 _end(child)
             state.output = _tail(output)
-        summary = Path(folder, SUMMARY)
+        summary = Path(folder, _answered_by(state) or SUMMARY)
         if state.done is None or not summary.exists():
             return state, None
         changed = _read_json(folder, "changed.json", [])
@@ -181,6 +185,19 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _answered_by(state: State) -> str:
+    """The file of the process that needed most, where a command ended well and none of it trained."""
+    ended_well = state.exit_code == 0 and state.done is None and not state.stopped and not state.failed
+    cut_off = state.done is not None and state.done.get("cut_off") is True
+    if not state.inferences or not (ended_well or cut_off):
+        return ""
+    pid, facts = max(state.inferences, key=lambda one: int(one[1].get("peak_bytes", 0)))
+    if cut_off and state.done is not None and state.done.get("peak_bytes", 0) >= facts["peak_bytes"]:
+        return ""
+    state.done = facts
+    return inference_file(pid)
 
 
 def _watch(
@@ -231,6 +248,10 @@ def _take(message: Dict[str, Any], state: State) -> None:
     if "failed" in message and not state.done:
         state.failed = str(message["failed"])
         state.kind = str(message.get("kind", ""))
+    if type(message.get("passes")) is int:
+        state.passes = message["passes"]
+    if isinstance(message.get("inference"), dict) and type(message.get("pid")) is int:
+        state.inferences.append((message["pid"], message["inference"]))
     if type(message.get("ranks")) is int:
         state.ranks = max(state.ranks, message["ranks"])
     state.guessed = state.guessed or message.get("guessed") is True

@@ -21,7 +21,7 @@ class Root:
         self.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
         self.trained = False
         self.inputs: Any = None
-        """Shapes of its first inputs in training."""
+        """Shapes of its first inputs, in training where it was trained."""
 
 
 class ScriptPlaces(Places):
@@ -33,6 +33,8 @@ class ScriptPlaces(Places):
         self._called = called
         self._root: Optional[Root] = None
         self.depth = 0
+        self.named_inputs: Dict[str, Any] = {}
+        """What the model is called with by name; hooks get the rest."""
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if self.depth == 0:
@@ -43,6 +45,7 @@ class ScriptPlaces(Places):
         super()._before(module, args)
 
     def _begin(self, module: nn.Module, args: Any) -> None:
+        args, self.named_inputs = (args, self.named_inputs), {}
         root = self.roots.get(id(module))
         if root is None:
             prefix = "" if not self.roots else f"{type(module).__name__}."
@@ -51,10 +54,14 @@ class ScriptPlaces(Places):
                 self._modules[prefix + name] = part
             root = self.roots[id(module)] = Root(module, self, prefix)
         training = module.training and torch.is_grad_enabled()
-        self.writing = training and not root.trained
         if training and not root.trained:
-            root.trained = True
+            if not any(one.trained for one in self.roots.values()):
+                self.rows.clear()  # what was seen without training counts only where there is none
+            root.trained = self.writing = True
             root.inputs = shapes(args)
+        else:
+            self.writing = root.inputs is None and not any(one.trained for one in self.roots.values())
+            root.inputs = root.inputs or shapes(args)
         self._root = root
         self._called(root, args)
 

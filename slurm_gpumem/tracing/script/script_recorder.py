@@ -7,7 +7,8 @@ before it did is dropped, so that a thousand steps take as much room as three.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -44,6 +45,8 @@ class ScriptRecorder(Recorder):
         self._start = (0, 0)
         """First event and first block of the cycle at work."""
         self._last: Optional[List[Tuple[Any, ...]]] = None
+        self._pass = (0, 0, 0)
+        """First event and first block of the pass at work, and the peak before it."""
         self._silent = 0
         self._calls = 0
         self.every_few: Callable[[], None] = lambda: None
@@ -146,6 +149,66 @@ class ScriptRecorder(Recorder):
             self.phases.pop()
         self.kernels.by_step.pop(self.step, None)
         self.dropped += 1
+
+    # -- Inference -------------------------------------------------------------------------------
+
+    def end_pass(self, *, forget: bool) -> None:
+        """A model is called again without training; what set no new peak is dropped if there is too much."""
+        first_event, first_block, peak = self._pass
+        if forget and self.peak_bytes == peak:
+            self._forget(first_event, first_block)
+        self._pass = (len(self.events), len(self.blocks), self.peak_bytes)
+
+    def repeat_growing(self, marks: Sequence[Tuple[int, int]], more: int, most_events: int) -> bool:
+        """Add `more` rounds like the last one, each larger by what the rounds between the marks grew.
+
+        False where the first and the last of them did not do the same. Not every round is added: several
+        become one that grows as much as they do, so that `most_events` suffice.
+        """
+        first, last = self._round(marks[0], marks[1]), self._round(marks[-2], marks[-1])
+        if [one[0] for one in first] != [one[0] for one in last]:
+            return False
+        start, made = marks[-2][1], marks[-1][1] - marks[-2][1]
+        each = [(two[1] - one[1]) / (len(marks) - 2) for one, two in zip(first, last)]
+        kept = self._kept(marks)
+        rounds = max(1, min(more, most_events // max(1, len(last))))
+        before = 0
+        for number in range(1, rounds + 1):
+            after = more * number // rounds
+            count = len(self.blocks)
+            for (what, nbytes, index), growth in zip(last, each):
+                if isinstance(what, int):
+                    self.events.append(~(count + what))
+                    self.live_bytes -= self.blocks[count + what].nbytes
+                    continue
+                size = nbytes * (after - before) if index in kept else round(nbytes + growth * after)
+                self._add(replace(self.blocks[start + index], shape=(), nbytes=size))
+                count += 1
+            before = after
+        for key, (number, reference) in list(self._live.items()):
+            if number >= start and number - start not in kept:
+                self._live[key] = (number + rounds * made, reference)
+        return True
+
+    def _round(self, begin: Tuple[int, int], end: Tuple[int, int]) -> List[Tuple[Any, int, int]]:
+        """Its events: (operator, bytes, which block of the round), or (how far back, 0, -1) of a release."""
+        count = begin[1]
+        found: List[Tuple[Any, int, int]] = []
+        for event in self.events[begin[0] : end[0]]:
+            if event >= 0:
+                found.append((self.blocks[event].operator, self.blocks[event].nbytes, event - begin[1]))
+                count += 1
+            else:
+                found.append((~event - count, 0, -1))
+        return found
+
+    def _kept(self, marks: Sequence[Tuple[int, int]]) -> Set[int]:
+        """Blocks of a round, counted from its first, that neither it nor the next one releases."""
+        start, before = marks[-2][1], marks[-3][1]
+        gone = {~event for event in self.events[marks[-2][0] : marks[-1][0]] if event < 0}
+        own = {number - start for number in gone if number >= start}
+        later = {number - before for number in gone if before <= number < start}
+        return set(range(marks[-1][1] - start)) - own - later
 
     @staticmethod
     def _are_alike(one: Block, two: Block) -> bool:

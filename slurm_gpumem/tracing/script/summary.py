@@ -12,6 +12,7 @@ from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.assemble import site_of
 from slurm_gpumem.tracing.described import precision_of
 from slurm_gpumem.tracing.kernels import assembled
+from slurm_gpumem.tracing.script.inference import TRAINING
 
 
 def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
@@ -34,6 +35,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         warnings=_warnings(recorder),
     )
     facts = {
+        "kind": TRAINING,
         "steps": sum(steps.counts.values()),
         "cycles": recorder.cycles,
         "optimizers": [type(one).__name__ for one in steps.optimizers],
@@ -44,6 +46,8 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "grown_bytes": recorder.grown_bytes,
         "guessed": recorder.guess.used,
     }
+    if not steps.counts:
+        facts.update(tracer.inference.facts())
     return summary, facts
 
 

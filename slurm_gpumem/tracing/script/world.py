@@ -89,10 +89,13 @@ def _special_functions() -> Dict[Any, Callable[[Any, Tuple[Any, ...], Dict[str, 
         tensor.to: _to,
         tensor.pin_memory: lambda func, args, kwargs: args[0],
         tensor.is_pinned: lambda func, args, kwargs: False,
+        tensor.data.__set__: _set_data,
         tensor.tolist: _tolist,
         tensor.__format__: _format,
         tensor.type: _type,
         torch.device: _named,
+        # Parameters of other types ask it where they go, and are told what the script said.
+        torch._C._nn._parse_to: lambda func, args, kwargs: func(*args, **kwargs),
         **dict.fromkeys((torch.isnan, tensor.isnan, torch.isinf, tensor.isinf), _fine(False)),
         **dict.fromkeys((torch.isfinite, tensor.isfinite), _fine(True)),
     }
@@ -126,6 +129,17 @@ def _to(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     elif is_cuda(kwargs.get("device")) or _is_number(kwargs.get("device")):
         kwargs = {**kwargs, "device": META}
     return func(*args, **kwargs)
+
+
+def _set_data(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """`parameter.data = parameter.data.cuda()`: between CPU and CUDA that is allowed, to meta it is not."""
+    target, value = args
+    if _on_meta(target) == _on_meta(value):
+        return func(*args, **kwargs)
+    with torch._C.DisableTorchFunction():
+        twin = torch.Tensor._make_subclass(type(target), value, target.requires_grad)
+        twin.__dict__.update(target.__dict__)
+        torch.utils.swap_tensors(target, twin)
 
 
 def _tolist(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -291,6 +305,8 @@ def install_answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int
     for owner, name, value in answers(world, gpu, allocated):
         if hasattr(owner, name):
             setattr(owner, name, value)
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # builds without CUDA; libraries take it at import
+        torch._C._cuda_getCurrentRawStream = _answering(0)
     # Modules that took the function itself at import time.
     for module, names in _TAKEN.items():
         holder = sys.modules.get(module)
