@@ -50,7 +50,7 @@ def live_peak_mib(model: nn.Module, make_inputs: Callable[[], Dict[str, Tensor]]
     """Peak of live fake tensors over a forward and a backward pass; the model itself is a real one."""
     with FakeTensorMode(allow_non_fake_inputs=True), _Alive() as alive:
         _tensor(model(**make_inputs())).sum().backward()
-    return alive.peak / MIB
+    return float(alive.peak / MIB)
 
 
 def image_batch(batch: int, size: int, name: str = "x") -> Dict[str, Tensor]:

@@ -20,7 +20,7 @@ from slurm_gpumem.xdg import cache_path
 if TYPE_CHECKING:
     from slurm_gpumem.summaries.types import ModelSummary
 
-SCHEMA = "gpumem-estimate/1"
+SCHEMA = "gpumem-kept-estimate/1"
 _CODE, _DATA = ("estimators", "summaries", "utilization"), ("models", "models/environments")
 """Folders of the package that an estimate rests on."""
 _MOST_BYTES = 1 << 20
@@ -116,6 +116,8 @@ def _content(made: Estimate) -> Dict[str, Any]:
     if made.utilization is not None:
         used = {one.name: getattr(made.utilization, one.name) for one in fields(made.utilization)}
         content["utilization"] = used
+    if made.unseen is not None:
+        content["unseen"] = made.unseen._asdict()
     return content
 
 
@@ -128,8 +130,7 @@ def _estimate(content: Dict[str, Any], job: TrainingJob) -> Estimate:
         intervals = {name: (float(low), float(high)) for name, (low, high) in used["intervals"].items()}
         used = Utilization(**{**used, "intervals": intervals, "warnings": tuple(used["warnings"])})
     if unseen is not None:
-        share, classes, no_shapes = unseen
-        unseen = Unseen(float(share), tuple(classes), bool(no_shapes))
+        unseen = Unseen(**{**unseen, "classes": tuple(unseen["classes"])})
     found = Estimate(**{**content, "utilization": used, "unseen": unseen}, job=job)
     if not all(isinstance(size, int) and size > 0 for size in (found.peak_mib, found.request_mib)):
         raise ValueError("no sizes")
