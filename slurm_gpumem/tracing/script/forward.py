@@ -56,6 +56,7 @@ class Onward:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if places.depth:
                 return real(module, *args, **kwargs)
+            places.keywords = kwargs
             return self._root(real, module, args, kwargs)
 
         nn.Module.__call__ = call  # type: ignore[method-assign]

@@ -33,6 +33,8 @@ class ScriptPlaces(Places):
         self._called = called
         self._root: Optional[Root] = None
         self.depth = 0
+        self.keywords: Dict[str, Any] = {}
+        """Arguments by name of the call at work: hooks for all modules get the others only."""
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if self.depth == 0:
@@ -54,7 +56,7 @@ class ScriptPlaces(Places):
         self.writing = training and not root.trained
         if training and not root.trained:
             root.trained = True
-            root.inputs = shapes(args)
+            root.inputs = shapes(args) or shapes(self.keywords)
         self._root = root
         self._called(root, args)
 
