@@ -368,7 +368,9 @@ class Waster:
     granted_mib_s: float
     wasted_mib_s: float
     worst_job: Optional[int]
-    """The job that wasted the most."""
+    """The job that wasted the most ..."""
+    worst_name: str = ""
+    """... as `JobRow.name` names it."""
 
 
 @dataclass(frozen=True)

@@ -20,5 +20,5 @@ def numbered(source: PageSource) -> PageSource:
 
     by_user = [replace(one, group=number(one.group)) for one in source.by_user]
     rows = (replace(row, user=number(row.user), job_name="") for row in source.rows)
-    wasters = [replace(one, user=number(one.user), worst_job=None) for one in source.wasters]
+    wasters = [replace(one, user=number(one.user), worst_job=None, worst_name="") for one in source.wasters]
     return replace(source, rows=rows, by_user=by_user, wasters=wasters, names=False)
