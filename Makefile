@@ -14,7 +14,7 @@
 # make bench-simulate   time and memory of the simulator on large clusters
 # make bench-everyday   what people wait for: submitting, reports, memory lines, a trace that is there already
 # make bench-recovery   cost of EpilogSlurmctld for other jobs
-# make docs    the documentation site, in build/site; needs no network to be read
+# make docs    the documentation site, in build/site/VERSION beside earlier versions; needs no network to be read
 # make deb     Debian packages, in build/deb (installs what builds them); make rpm: the same for EL, in build/rpm
 # make dist    wheel and source archive for PyPI, in dist
 # make test-packages   build them, install, upgrade and remove them in clean Debian 12 and 13 (as root, minutes)
@@ -99,8 +99,12 @@ test-python:
 	@$(PYTHON) -m venv .cache/docs && .cache/docs/bin/pip install -q --disable-pip-version-check -r $<
 	@touch $@
 
+# SITE: the folder in which versions lie beside each other; those that are there stay.
+SITE := build/site
 docs: .cache/docs/.ready
-	PYTHONPATH=. packaging/site.sh .cache/docs/bin/python build/site
+	PYTHONPATH=. packaging/site.sh .cache/docs/bin/python \
+	  $(SITE)/$$(PYTHONPATH=. .cache/docs/bin/python -c 'import slurm_gpumem; print(slurm_gpumem.__version__)')
+	.cache/docs/bin/python packaging/site_versions.py $(SITE)
 
 deb: APT_PACKAGES := build-essential debhelper dh-python fakeroot lintian mkdocs mkdocs-material pybuild-plugin-pyproject \
 	python3-all python3-setuptools

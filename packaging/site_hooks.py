@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any, Mapping
 
 _SHIM = "https://unpkg.com/iframe-worker/shim"
+_VERSIONS = """\
+<script src="{top}../versions.js"></script>
+<script src="{top}site_versions.js" data-top="{top}"></script>
+"""
 _BUNDLE = re.compile(r'<script src="[^"]*assets/javascripts/bundle')
 _FROM_DISK = """\
 <script src="{top}site_worker.js"></script>
@@ -45,6 +49,8 @@ def _goes_on(before: str, line: str) -> bool:
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """Search in pages that are opened from disk, without the one script that the theme would fetch for it."""
     top = "../" * page.url.count("/")
+    # Which versions lie beside this one is known where they lie, not when this one is built.
+    output = output.replace("</body>", _VERSIONS.format(top=top) + "</body>")
     if _SHIM in output:
         return output.replace(_SHIM, f"{top}site_worker.js")
     # A release of the theme that does not know such pages.

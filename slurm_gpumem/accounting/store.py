@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.accounting import index_file, schema
@@ -113,7 +114,16 @@ class Store:
 
     def wasters(self, filters: Filters = ALL, *, limit: int = 5) -> Tuple[Waster, ...]:
         """Who keeps the most memory from others without using it."""
-        return self._sums.wasters(filters, limit)
+        found = self._sums.wasters(filters, limit)
+        return tuple(replace(one, worst_name=self._name_of(one.worst_job, one.user)) for one in found)
+
+    def _name_of(self, job_id: Optional[int], user: str) -> str:
+        """A user's job by the name that Slurm gives it; "" where there is none."""
+        row = self._db.execute(
+            "SELECT cluster FROM job JOIN word ON word.id = user WHERE job_id = ? AND word.text = ?",
+            (job_id, user),
+        ).fetchone()
+        return self._names[row[0], job_id] if row and job_id is not None else str(job_id or "")
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -160,7 +170,7 @@ class Store:
             gpu_memory_mib=row["gpu_mib"],
             devices=tuple(self._devices[int(number)] for number in row["devices"].split()),
             companions=companions,
-            company=tuple(self._names[row["cluster"], job] for job in companions),
+            company=tuple(sorted((self._names[row["cluster"], job] for job in companions), key=_by_numbers)),
             submit=row["submit"],
             start=row["first_start"],
             end=row["end"],
@@ -220,6 +230,10 @@ class _Texts(Dict[int, str]):
         row = self._db.execute("SELECT text FROM word WHERE id = ?", (number,)).fetchone()
         text = self[number] = row[0] if row else ""
         return text
+
+
+def _by_numbers(name: str) -> List[int]:
+    return [int(number) for number in name.split("_")]
 
 
 class _Names(Dict[Tuple[int, int], str]):

@@ -360,7 +360,9 @@ class Waster(NamedTuple):
     granted_mib_s: float
     wasted_mib_s: float
     worst_job: Optional[int]
-    """The job that wasted the most."""
+    """The job that wasted the most ..."""
+    worst_name: str = ""
+    """... as `JobRow.name` names it."""
 
 
 class Freshness(NamedTuple):

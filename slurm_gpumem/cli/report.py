@@ -27,9 +27,18 @@ _DEFAULT_DAYS = 7
 _TOP = 5
 
 
+_SELECTIONS = (
+    "jobs", "user", "accounts", "partition", "nodelist", "model", "state", "starttime", "endtime"
+)  # fmt: skip
+"""Options that choose jobs; in a script, the variable behind one may be empty."""
+
+
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(joined_times(argv, ("-S", "-E", "--starttime", "--endtime")))
+    for name in _SELECTIONS:
+        if getattr(args, name) is not None and not getattr(args, name).strip(" ,"):
+            raise UsageError(f"--{name} is empty; without it, all are shown")
     args.jobs = ",".join([*args.job, *([args.jobs] if args.jobs else [])]) or None
     with sizes_in(args.units):
         return _run(args)
@@ -221,6 +230,14 @@ def _user(name: str) -> str:
     return name
 
 
+def _is_user(name: str) -> bool:
+    try:
+        pwd.getpwnam(_user(name))
+    except KeyError:
+        return False
+    return True
+
+
 def _window(args: argparse.Namespace, otherwise: str = "") -> str:
     """In words, which time the answer is of."""
     if args.starttime or args.endtime:
@@ -262,6 +279,8 @@ def _say_what_is_missing(store: Store, args: argparse.Namespace) -> None:
             f"no job records in {folders}.\nThe nodes' hooks write them (gpumem docs node); "
             "accounting.dir in gpumem.toml names where they are gathered."
         )
+    elif unknown := [name for name in _words(args.user) if not _is_user(name)]:
+        say(f"no user {', '.join(unknown)} on this system")
     elif not fresh.everybody and args.user and _words(args.user) != (pwd.getpwuid(os.geteuid()).pw_name,):
         say("you see your own jobs only; root and coordinators see everybody's")
 

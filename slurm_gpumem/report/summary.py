@@ -220,7 +220,7 @@ def _waster_lines(wasters: Sequence[Waster]) -> List[str]:
         name = fitted(printable(waster.user), _NAME)
         lines.append(
             f"{name:<{width}} {wasted:>10,.0f} of {granted:,.0f} GiB-hours in {count(waster.jobs, 'job')}, "
-            f"most in {waster.worst_job}"
+            f"most in {waster.worst_name or waster.worst_job}"
         )
     return lines
 

@@ -440,17 +440,33 @@ def test_a_node_knows_tasks_too_and_neighbours_have_the_names_that_slurm_gives_t
         made = hour_ago(job_id, array_job=11, array_task=task, met=[*others, 99])
         write(site / "spool", made)
     assert report("-j", "11", "-n", "-o", "JobID,With")[1].split() == [
-        *("11_0", "11_2,11_1,99"),
-        *("11_1", "11_2,11_0,99"),
+        *("11_0", "11_1,11_2,99"),
+        *("11_1", "11_0,11_2,99"),
         *("11_2", "11_0,11_1,99"),
     ]
     assert report("-j", "11_2")[1].startswith("Job 11_2 ")
+    assert "most in 11_" in report("--summary")[1]
     assert "shared with 11_0, 11_1, 99" in report("-j", "11_2")[1]
     # Slurm's accounting, without a word on arrays, takes nothing away; nor does a record that is read again.
     with open_store() as store:
         rows = [{"job_id": 11, "user": "usr1", "cluster": "site", "state": {"current": "COMPLETED"}}]
         sacct.apply(store.connection, [11], parse_runs(json.dumps({"jobs": rows})))
     assert report("-n", "-o", "JobID")[1].split() == ["11_[0-2]"]
+
+
+@pytest.mark.parametrize("words", [["-j", ""], ["-u", ""], ["-s", " "], ["-S", ""], ["-m", ","]])
+def test_an_empty_choice_is_refused_and_not_taken_for_everything(
+    site: Path, report: Report, words: List[str]
+) -> None:
+    code, out, err = report(*words)
+    assert (code, out) == (2, "")
+    assert "is empty; without it, all are shown" in err
+
+
+def test_a_user_that_the_system_does_not_know_is_said(site: Path, report: Report) -> None:
+    write(site / "spool", hour_ago(7))
+    assert "no user nobdy on this system" in report("-u", "nobdy")[2]
+    assert "on this system" not in report("-u", "nobody")[2]
 
 
 def test_a_column_of_figures_is_no_wider_where_it_stands_last(site: Path, report: Report) -> None:

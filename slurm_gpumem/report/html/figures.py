@@ -85,7 +85,7 @@ def wasters(source: PageSource) -> List[Kept]:
         if one.granted_mib_s:
             unused += f", {percent(one.wasted_mib_s / one.granted_mib_s)} of what was granted"
         jobs = f"in {count(one.jobs, 'job')}"
-        jobs += f"; most by job {one.worst_job}" if one.worst_job is not None else ""
+        jobs += f"; most by job {one.worst_name or one.worst_job}" if one.worst_job is not None else ""
         lines.append(Kept(clipped(one.user, 64), unused, jobs))
     return lines
 

@@ -9,13 +9,16 @@ from slurm_gpumem.report.html.types import PageSource
 
 
 def numbered(source: PageSource) -> PageSource:
-    """The same page without a user's name; jobs keep their numbers, by which their owners find them."""
+    """The same page without users' names, and without names of jobs, in which users often write their own.
+
+    Jobs keep their numbers, by which their owners find them.
+    """
     numbers: Dict[str, str] = {}
 
     def number(user: str) -> str:
         return numbers.setdefault(user, f"user {len(numbers) + 1}")
 
     by_user = [one._replace(group=number(one.group)) for one in source.by_user]
-    rows = (row._replace(user=number(row.user)) for row in source.rows)
-    wasters = [one._replace(user=number(one.user), worst_job=None) for one in source.wasters]
+    rows = (row._replace(user=number(row.user), job_name="") for row in source.rows)
+    wasters = [one._replace(user=number(one.user), worst_job=None, worst_name="") for one in source.wasters]
     return replace(source, rows=rows, by_user=by_user, wasters=wasters, names=False)

@@ -72,13 +72,19 @@ def test_on_ones_own_page_there_is_no_list_of_users_and_on_everybodys_no_advice(
 
 
 def test_without_names_no_user_is_named_anywhere_in_the_file() -> None:
-    rows = [row._replace(user=f"secret-{row.user}") for row in made_jobs(60)]
+    rows = [
+        row._replace(
+            user=f"secret-{row.user}", model="" if row.job_id % 3 else row.model, job_name="secret-run"
+        )
+        for row in made_jobs(60)
+    ]
     text = page(numbered(source(rows)))
     assert "secret" not in text
     assert "user 1" in text
     assert "most by job" not in text
     assert "Users are numbered" in words(text)
     assert "secret-usr1" in page(source(rows))
+    assert "secret-run" in page(source(rows))
 
 
 def test_the_page_of_a_hundred_thousand_own_jobs_is_bounded() -> None:

@@ -13,6 +13,7 @@ from typing import Dict, Iterator, List
 import pytest
 
 from slurm_gpumem.errors import TargetError
+from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch
 
@@ -43,6 +44,15 @@ for step in range(400):
 model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
 for step in range(400):
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
+    "by-name": """
+class Named(nn.Module):
+    def __init__(self): super().__init__(); self.inner = net()
+    def forward(self, scale, rows=None): return self.inner(rows) * scale
+model = Named(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for step in range(20):
+    x, y = data(48); loss = F.cross_entropy(model(scale=2.0, rows=x.to(device)), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
     "keeps-graphs": """
@@ -192,6 +202,14 @@ def test_a_gradient_scaler_loaders_and_arguments_are_served(runs: Dict[str, Futu
     facts = runs["scaler"].result().facts
     assert facts["optimizers"] == ["SGD"]
     assert facts["steps"] >= 3
+
+
+def test_a_model_called_with_arguments_by_name_has_the_batch_of_its_tensors(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    summary = read_summary(runs["by-name"].result().summary.decode())
+    assert summary.trace is not None
+    assert (summary.batch, summary.trace.job.batch, summary.input_shapes) == (48, 48, ((48, 256),))
 
 
 def test_layers_made_under_a_default_device_are_on_it(runs: Dict[str, Future[TracedScript]]) -> None:
