@@ -8,7 +8,13 @@ import os
 from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options import COVERAGE_HELP, named_summary, own_options, positive
+from slurm_gpumem.cli.options import (
+    COVERAGE_HELP,
+    add_environment_options,
+    named_summary,
+    own_options,
+    positive,
+)
 from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_code_options, explicit_training, traced_subject
 from slurm_gpumem.config.load import load_config
@@ -20,7 +26,6 @@ from slurm_gpumem.estimators.training_job import refuse_untraced, training_job
 from slurm_gpumem.estimators.types import (
     INPUT_DTYPES,
     LOSSES,
-    MODULE_LOADING,
     OPTIMIZERS,
     PRECISIONS,
     TrainingJob,
@@ -201,10 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")
     job.add_argument("--loss", metavar="NAME", help=f"{', '.join(LOSSES)} (default: {LOSSES[0]})")
     job.add_argument("--input-dtype", metavar="NAME", help=f"{', '.join(INPUT_DTYPES)} (default: auto)")
-    job.add_argument("--torch", metavar="VERSION", help="the job's PyTorch, like 2.6 or 2.6.0+cu124")
-    job.add_argument(
-        "--module-loading", metavar="NAME", help=f"{', '.join(MODULE_LOADING)}: how CUDA loads modules"
-    )
+    add_environment_options(job)
     job.add_argument("--max-slowdown", metavar="X", help="how much longer a step may take beside others")
     job.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
     parser.add_argument("--gpu", metavar="TYPE", help="GPU type (default: the cluster's)")

@@ -7,7 +7,7 @@ import json
 import os
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options import COVERAGE_HELP, own_options, positive
+from slurm_gpumem.cli.options import COVERAGE_HELP, add_environment_options, own_options, positive
 from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import Config, load_config
@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
+    add_environment_options(parser)
     add_target_options(parser)
     add_units(parser)
     return parser

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.types import MODULE_LOADING
 from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
@@ -48,6 +49,14 @@ def age(text: str) -> float:
     if not (number.isascii() and number.isdigit() and unit in SECONDS):
         raise argparse.ArgumentTypeError(f"{text!r} is not an age; write it like 2d, 12h or 0s")
     return float(int(number) * SECONDS[unit])
+
+
+def add_environment_options(group: argparse._ActionsContainer) -> None:
+    """What decides the CUDA context on a GPU that nobody calibrated."""
+    group.add_argument("--torch", metavar="VERSION", help="the job's PyTorch, like 2.6 or 2.6.0+cu124")
+    group.add_argument(
+        "--module-loading", metavar="NAME", help=f"{', '.join(MODULE_LOADING)}: how CUDA loads modules"
+    )
 
 
 def own_options(args: argparse.Namespace) -> OwnOptions:

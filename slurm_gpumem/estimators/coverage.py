@@ -88,6 +88,8 @@ def remedies(estimate: Estimate, gpu: Gpu) -> Tuple[str, ...]:
     found = list(_REMEDIES.get(estimate.group, ("a trace (gpumem trace)",)))
     if estimate.group != "trace":
         found.append("one measured run (what it takes is remembered)")
+    if not gpu.measured and not estimate.job.torch:
+        found.append("--torch with the job's torch.__version__")
     if not gpu.measured or gpu.context_doubt_mib:
         found.append(f"gpumem calibrate on {gpu.name}")
     return tuple(found)

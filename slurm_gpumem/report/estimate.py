@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.assumptions import assumptions
+from slurm_gpumem.estimators.environment import HELD_ELSEWHERE, measured_where
 from slurm_gpumem.estimators.registry import by_trace
 from slurm_gpumem.estimators.training_job import PRECISION_TITLES, describe_estimated
 from slurm_gpumem.estimators.types import Estimate, Gpu, Utilization
@@ -45,8 +46,9 @@ def explain_lines(
     width = max(len(name) for name in estimate.parts)
     shards = ceil_div(estimate.request_mib, shard_mib)
     share = estimate.coverage
-    where = "" if gpu.measured else ", measured on other GPUs"
-    held = "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs{where})"
+    held = (
+        "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs{_measured(estimate, gpu)})"
+    )
     lines.append(
         f"  {'peak':<{width}} {exact_mib(estimate.peak_mib):>13}  {'→' if unicode else '->'} "
         f"request {exact_mib(estimate.request_mib)} = {count(shards, 'shard')}{held}"
@@ -56,6 +58,16 @@ def explain_lines(
     lines += _wrapped("assumed: ", assumptions(summary, estimate.job, gpu, estimate))
     lines += _wrapped("", _alternatives(other))
     return lines
+
+
+def _measured(estimate: Estimate, gpu: Gpu) -> str:
+    """What is to be said of a coverage that was measured on another GPU."""
+    if gpu.measured and gpu.workspaces_measured:
+        return ""
+    convolutions = any(line.startswith("cuDNN workspaces on") for line in estimate.assumptions)
+    if convolutions and (estimate.coverage or 0) > HELD_ELSEWHERE:
+        return f" on an H200, perhaps {HELD_ELSEWHERE * 100:.0f} % here"
+    return "" if gpu.measured else ", measured on other GPUs"
 
 
 def describe_model(summary: ModelSummary) -> str:
@@ -177,6 +189,7 @@ def estimate_json(
             "params": summary.total_params,
         },
         "coverage": chosen.coverage,
+        "measured": measured_where(gpu, chosen.job),
         **doubt_json(chosen, gpu),
         "utilization": utilization_json(chosen.utilization),
         "no_utilization": chosen.no_utilization or None,

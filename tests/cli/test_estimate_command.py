@@ -170,3 +170,22 @@ def test_a_text_without_shapes_is_refused_with_what_to_do_and_a_named_estimator_
     assert "depth=20" in done.stderr
     assert "gpumem trace" in done.stderr
     assert _gpumem("estimate", text, "--batch-size", "8", "--estimator", "corrected").returncode == 0
+
+
+def test_json_and_explain_say_what_was_measured_where() -> None:
+    resnet = str(Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt")
+    cases = {"h200": (), "a100": (), "l40s": ("--torch", "2.6.0+cu124")}
+    where, explained = {}, {}
+    for name, more in cases.items():
+        args = ("estimate", resnet, "--batch-size", "8", "--gpu", name, *more)
+        where[name] = json.loads(_gpumem(*args, "--json").stdout)["measured"]
+        explained[name] = _gpumem(*args, "--explain").stdout
+    assert where == {
+        "h200": {"context": "on such a GPU", "context_mib": [764, 764], "workspaces": "on such a GPU"},
+        "a100": {"context": "elsewhere", "context_mib": [522, 1727], "workspaces": "on an H200"},
+        "l40s": {"context": "elsewhere", "context_mib": [426, 426], "workspaces": "on an H200"},
+    }
+    assert "(meant to hold for 99 % of jobs)" in explained["h200"]
+    for name in ("a100", "l40s"):
+        assert "(meant to hold for 99 % of jobs on an H200, perhaps 96 % here)" in explained[name]
+    assert "--torch with the job's torch.__version__; gpumem calibrate on a100" in explained["a100"]
