@@ -78,19 +78,27 @@ local function reachable(job, partitions, site, kind)
   return found, known, names == "" and "(none)" or names
 end
 
--- The smallest MIG instance of the job's partitions that holds `mib`, if one is smaller than `granted` MiB.
+-- MiB that a job needs on one of these GPUs: given, or computed from its memory line.
+local function needed_on(mib, gpus)
+  return type(mib) == "table" and lines.request(mib, gpus) or mib
+end
+
+-- The smallest MIG instance of the job's partitions that holds `mib`, if one is smaller than `granted` MiB; and
+-- whether there are instances at all.
 local function smallest_instance(names, site, mib, granted)
-  local best, at = nil, 1
+  local best, at, seen = nil, 1, false
   while site.instances and at <= math.max(1, #names) do
     local stop = find(names, ",", at, true) or #names + 1
     for _, instance in ipairs(site.instances[sub(names, at, stop - 1)] or site.instances["*"] or {}) do
-      if instance.memory_mib >= mib and instance.memory_mib < (best and best.memory_mib or granted) then
+      seen = true
+      local smaller = instance.memory_mib < (best and best.memory_mib or granted)
+      if smaller and instance.memory_mib >= needed_on(mib, { instance }) then
         best = instance
       end
     end
     at = stop + 1
   end
-  return best
+  return best, seen
 end
 
 -- Number of shares of this GPU that hold `mib`.
@@ -367,22 +375,25 @@ function M.plan(job, partitions, site)
     return hint(site, asked.record, asked.directives, request, gpus)
   end
   local reason = reason_to_leave(job, request, asked.script, asked.directives)
-  if not reason and not request.kind and not request.shared and not asked.record and type(mib) == "number" then
+  local instances = false
+  if not reason and not request.kind and not request.shared and not asked.record then
     local granted = math.huge
     if gpus[1] then
-      local gpu, count, needed = measure(site, gpus, mib)
+      local gpu, count, needed = measure(site, gpus, needed_on(mib, gpus))
       granted = needed > count and granted or count * gpu.memory_mib / gpu.shares
     end
-    asked.instance = smallest_instance(names, site, mib, granted)
+    asked.instance, instances = smallest_instance(names, site, mib, granted)
   end
-  if not reason and not gpus[1] and not asked.instance then
+  if not reason and not gpus[1] and not asked.instance and instances then
+    reason = clean(format("no MIG instance of partition %s holds its GPU memory", names))
+  elseif not reason and not gpus[1] and not asked.instance then
     reason = clean("partition " .. names .. (known and " has no shared GPU" or " is not in gpumem_site.lua")
       .. (known and request.kind and " of type " .. request.kind or ""))
   end
   if reason then
     return left(reason)
   elseif type(mib) == "table" then
-    asked.line, mib = mib, lines.request(mib, gpus)
+    asked.line, mib = mib, lines.request(mib, asked.instance and { asked.instance } or gpus)
   end
   return share(job, site, asked, mib, gpus)
 end

@@ -7,8 +7,10 @@ import time
 from functools import lru_cache
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from slurm_gpumem.accounting.types import INSTANCE, OBSERVED, SHARED, WHOLE
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.job_record import PREDICTED, GpuFigures, JobRecord
+from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.job_record import MIG, PREDICTED, GpuFigures, JobRecord
 from slurm_gpumem.formats.remembered import Recipe
 
 LEAST_SAMPLES = 3
@@ -161,7 +163,7 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         claimed.estimator,
         gpu or claimed.gpu,
         gpu_mib,
-        "shared" if shards else "observed" if observed else "whole",
+        SHARED if shards else OBSERVED if observed else INSTANCE if mode == MIG else WHOLE,
         shards,
         limit,
         claimed.estimate_mib,
@@ -209,9 +211,12 @@ def shared_part(request_mib: int, gpu_mib: int, shard_mib: int) -> float:
 
 @lru_cache(maxsize=1024)
 def short_gpu_name(name: str) -> str:
-    """ "a100" of "NVIDIA A100-SXM4-40GB", "rtx 4090" of "NVIDIA GeForce RTX 4090"; "" of others."""
-    match = _SHORT_NAME.search(name)
-    return match[1].lower() if match else ""
+    """ "a100" of "NVIDIA A100-SXM4-40GB", "rtx 4090" of "NVIDIA GeForce RTX 4090"; "" of others.
+
+    A MIG instance has its profile behind it: "h200 1g.18gb".
+    """
+    match, profile = _SHORT_NAME.search(name), profile_name(name)
+    return " ".join(filter(None, [match[1].lower() if match else "", profile]))
 
 
 def _summed(measured: Mapping[str, GpuFigures], name: str) -> Optional[float]:

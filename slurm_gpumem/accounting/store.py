@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from dataclasses import replace
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.accounting import index_file, schema
@@ -115,7 +114,7 @@ class Store:
     def wasters(self, filters: Filters = ALL, *, limit: int = 5) -> Tuple[Waster, ...]:
         """Who keeps the most memory from others without using it."""
         found = self._sums.wasters(filters, limit)
-        return tuple(replace(one, worst_name=self._name_of(one.worst_job, one.user)) for one in found)
+        return tuple(one._replace(worst_name=self._name_of(one.worst_job, one.user)) for one in found)
 
     def _name_of(self, job_id: Optional[int], user: str) -> str:
         """A user's job by the name that Slurm gives it; "" where there is none."""

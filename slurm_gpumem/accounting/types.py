@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.formats.curve import Curve as Curve
+from slurm_gpumem.formats.gpu_names import profile_name
 
-SHARED, WHOLE, OBSERVED = "shared", "whole", "observed"
-"""How a job held its GPUs: part of one; all of it; all of it, at a site that only observes yet."""
+SHARED, WHOLE, OBSERVED, INSTANCE = "shared", "whole", "observed", "mig"
+"""How a job held its GPUs: part of one; all of it; all of it, at a site that only observes yet; a MIG
+instance."""
 
 JUDGED_STATES = ("COMPLETED", "TIMEOUT")
 """How a job ends that ran long enough to show what it needs; others may have ended before their peak."""
@@ -35,8 +37,11 @@ class Device(NamedTuple):
 
     @property
     def label(self) -> str:
-        """ "n1/gpu0", or the UUID's head where the number is not known."""
-        return f"{self.node}/gpu{self.number}" if self.number is not None else f"{self.node}/{self.uuid[:12]}"
+        """ "n1/gpu0", "n1/gpu0:1g.18gb", or the UUID's head where the number is not known."""
+        if self.number is None:
+            return f"{self.node}/{self.uuid[:12]}"
+        profile = profile_name(self.name)
+        return f"{self.node}/gpu{self.number}{f':{profile}' if profile else ''}"
 
 
 class GpuStay(NamedTuple):
@@ -108,17 +113,17 @@ class JobRow(NamedTuple):
     estimate_mib: Optional[int]
     request_mib: Optional[int]
     shards: Optional[int]
-    """Of the last run; 0 or None: a whole GPU."""
+    """Of the last run; 0 or None: a whole GPU or MIG instance."""
     limit_mib: Optional[int]
-    """What its shards stand for."""
+    """What its shards stand for; the memory of its MIG instance."""
     peak_mib: Optional[int]
     """The most on any one of its GPUs, over all runs."""
     mean_mib: Optional[int]
     # -- where and how
     sharing: str
-    """SHARED, WHOLE or OBSERVED."""
+    """SHARED, WHOLE, OBSERVED or INSTANCE."""
     gpu: str
-    """The GPUs' type, in short: "a100"."""
+    """The GPUs' type, in short: "a100", "h200 1g.18gb" of a MIG instance."""
     gpu_memory_mib: Optional[int]
     devices: Tuple[Device, ...]
     """Of the last run."""

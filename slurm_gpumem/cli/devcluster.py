@@ -13,7 +13,8 @@ from slurm_gpumem.devcluster import cluster, processes
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, Undivided, default_nodes, default_state
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import closest_gpu
-from slurm_gpumem.estimators.mig import gpu_in, profile_name
+from slurm_gpumem.estimators.mig import gpu_in
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import format_mib, parse_mib

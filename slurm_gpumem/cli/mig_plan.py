@@ -14,7 +14,7 @@ from slurm_gpumem.cli.history_options import (
     since_moment,
 )
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.mig import profile_name
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.mig_plan import MigPlan, mig_plan
 from slurm_gpumem.simulation.mig_plan_text import plan_json, screen

@@ -11,9 +11,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError, UnknownNameError
-from slurm_gpumem.estimators.mig import Profile, gpu_in, profile_name, profile_names, profiles
+from slurm_gpumem.estimators.mig import Profile, gpu_in, profile_names, profiles
 from slurm_gpumem.estimators.types import RESERVE_MIB, Gpu
 from slurm_gpumem.estimators.versions import cublas_workspace_bytes
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.toml_file import load_toml
 
 DEFAULT_GPU = "h200"

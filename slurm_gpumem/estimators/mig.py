@@ -11,8 +11,7 @@ import re
 from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-# "2c.3g.20gb" is a compute instance: it shares its memory with others, so it is no profile of the table.
-_PROFILE = r"(?i)(?<![a-z0-9])(?:([1-9])c[._])?([1-9])g[._]([0-9]+)gb(?:[+._-](?:me|gfx))*"
+from slurm_gpumem.formats.gpu_names import PROFILE
 
 
 class Profile(NamedTuple):
@@ -31,19 +30,9 @@ class Profile(NamedTuple):
     """Memory of the profile that is the whole GPU."""
 
 
-def profile_name(gpu_type: Optional[str]) -> Optional[str]:
-    """The profile that a Slurm type (or a person) names, as the table spells it; None for a whole GPU."""
-    # Most types name none, and compiling the pattern takes longer than all else here.
-    found = re.search(_PROFILE, gpu_type) if gpu_type and "gb" in gpu_type.lower() else None
-    if not found:
-        return None
-    compute = f"{found[1]}c." if found[1] else ""
-    return f"{compute}{found[2]}g.{int(found[3])}gb"
-
-
 def gpu_in(gpu_type: str) -> str:
     """What a type with a profile says of the GPU: "nvidia_a100" of "nvidia_a100_1g.5gb"; may be empty."""
-    rest = re.sub(_PROFILE, " ", gpu_type)
+    rest = re.sub(PROFILE, " ", gpu_type)
     return re.sub(r"(?i)(?<![a-z0-9])mig(?![a-z0-9])", " ", rest).strip(" _-.:")
 
 

@@ -18,7 +18,9 @@ from slurm_gpumem.config.read import read_file
 from slurm_gpumem.config.schema import ACCOUNTING
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import family_of
+from slurm_gpumem.estimators.mig import gpu_in
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import format_mib
 
@@ -87,10 +89,24 @@ def _peaks(words: Tuple[str, str, str, str, str], gpu: Gpu, table: str = "runs")
     found: Tuple[int, ...] = ()
     for path in remembered_files():
         by_gpu = read_remembered(path, recipe, table)
-        same = [peaks for name, peaks in by_gpu.items() if plain_gpu(name) == plain_gpu(gpu.name)]
+        same = [seen for name, seen in by_gpu.items() if _counts(name, gpu, whole_too=table == "runs")]
         # Both files may hold the same runs: the one that has more of them is taken.
         found = max(found, tuple(chain.from_iterable(same)), key=len)
     return found
+
+
+def _counts(measured_on: str, gpu: Gpu, *, whole_too: bool) -> bool:
+    """Whether what was measured there holds on this GPU.
+
+    A MIG instance and its GPU are two things: activity is a part of what each has, and a context may be
+    smaller on an instance. A peak on the whole GPU is an upper bound for an instance, not the reverse.
+    """
+    seen, wanted = profile_name(measured_on) or "", gpu.profile
+    named = gpu_in(gpu.name) if wanted else gpu.name
+    if seen != wanted and (seen or not whole_too):
+        return False
+    # "1g.18gb" alone may be an instance of any GPU that has it.
+    return plain_gpu(measured_on) == plain_gpu(named) if named else seen == wanted
 
 
 def from_peaks(summary: ModelSummary, job: TrainingJob, gpu: Gpu, peaks: Tuple[int, ...]) -> Estimate:

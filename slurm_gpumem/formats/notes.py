@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.files import primary_group, read_json_of, write_json
-from slurm_gpumem.formats.values import amount, moment, whole, whole_list
+from slurm_gpumem.formats.values import amount, moment, name, whole, whole_list
 
 FAULT_SCHEMA, USAGE_SCHEMA = "gpumem-fault/1", "gpumem-usage/1"
 _FAULT_HOLDS_S = 30.0
@@ -44,6 +44,8 @@ class UsageNote(NamedTuple):
     met: Tuple[int, ...] = ()
     """Other jobs that it met on its GPUs."""
     samples: int = 0
+    profile: str = ""
+    """Of its MIG instance; "" on a whole GPU."""
 
 
 def write_fault_note(path: Path, note: FaultNote) -> None:
@@ -86,6 +88,7 @@ def read_usage_note(path: Path, job_id: int) -> UsageNote:
         slowdown=amount(get("slowdown")),
         met=whole_list(get("met"), _MOST_JOBS),
         samples=whole(get("samples")) or 0,
+        profile=name(get("profile")),
     )
 
 

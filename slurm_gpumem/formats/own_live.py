@@ -42,6 +42,8 @@ class OwnJob(NamedTuple):
     """Other jobs that it has met there so far."""
     slow: str = ""
     """The slowdown that its share was sized for."""
+    profile: str = ""
+    """Of its MIG instance; "" on a whole GPU."""
 
 
 class OwnLive(NamedTuple):
@@ -102,4 +104,5 @@ def _job(table: Mapping[str, Any]) -> OwnJob:
         neighbours_mib=amount(get("neighbours_mib")),
         met=whole(get("met")) or 0,
         slow=name(get("slow")),
+        profile=name(get("profile")),
     )

@@ -53,7 +53,7 @@ def line(note: UsageNote) -> str:
         words.append(f"SM {note.sm_active_share * 100:.0f} %")
     if note.energy_j:
         words.append(f"{note.energy_j / 3600:.3g} Wh")
-    words.append(_companions(note.met))
+    words.append(f"on MIG {note.profile}" if note.profile and not note.met else _companions(note.met))
     if note.met and note.slowdown is not None:
         words.append(f"{note.slowdown:.2f} times as long as alone")
     return ", ".join(words) + _advice(note, peak)

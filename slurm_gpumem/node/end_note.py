@@ -9,6 +9,7 @@ from typing import Dict, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import remove
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import Measurement
 from slurm_gpumem.formats.live import LiveJob
 from slurm_gpumem.formats.notes import UsageNote, write_usage_note
@@ -59,6 +60,7 @@ class EndNotes:
             slowdown=_slowdown(measured, job.now() - job.started),
             met=measured.met,
             samples=measured.samples,
+            profile=", ".join(filter(None, (profile_name(gpu.name) for gpu in measured.gpu.values()))),
         )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.files import read_json
-from slurm_gpumem.formats.gpu_names import MIG, profile_of
+from slurm_gpumem.formats.gpu_names import MIG, profile_name
 
 if TYPE_CHECKING:
     from slurm_gpumem.node.nvml import Nvml
@@ -130,7 +130,7 @@ def gpus_of(nvml: Nvml) -> Tuple[NodeGpu, ...]:
         for one in instances or ():
             name, memory = nvml.name(one.uuid), _memory_mib(nvml, one.uuid)
             # A driver that names no profile leaves it open which one it is.
-            name = name if profile_of(name) else f"{name} {MIG}"
+            name = name if profile_name(name) else f"{name} {MIG}"
             found.append(NodeGpu(number, one.uuid, name, memory, None, *one[1:]))
     found.sort(key=lambda gpu: (gpu.number, gpu.gpu_instance, gpu.compute_instance))
     # As `gpumem setup` writes gres.conf: GPUs by number, instances by theirs.
@@ -153,7 +153,7 @@ def standin_gpus(ledger: Path, node: str) -> Tuple[NodeGpu, ...]:
             model, profile = str(kept.get("type", "")), str(kept.get("profile", ""))
             name = " ".join(filter(None, ["stand-in", model.upper(), profile and f"{MIG} {profile}"]))
             uuid = standin_uuid(node, int(number), instance=bool(profile))
-            found.append(NodeGpu(int(number), uuid, name, kept.get("capacity_mib")))
+            found.append(NodeGpu(int(number), uuid, name, kept.get("capacity_mib"), gpu_instance=int(number)))
     return tuple(sorted(found, key=lambda gpu: gpu.number))
 
 

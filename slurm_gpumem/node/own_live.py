@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Set
 
 from slurm_gpumem.files import remove
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.live import Live, LiveJob
 from slurm_gpumem.formats.own_live import OwnJob, OwnLive, write_own_live
 from slurm_gpumem.node.jobs import NodeJob, RunFolder
@@ -63,6 +64,7 @@ def own_job(job_id: int, job: NodeJob, live: Live) -> OwnJob:
         neighbours_mib=round(sum(held), 1) if held else None,
         met=len(measured.met),
         slow=job.claimed.slow,
+        profile=next((profile for gpu in gpus if (profile := profile_name(gpu.name))), ""),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Iterator, List, Mapping, Tuple, Union
 
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import GpuFigures
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob
 from slurm_gpumem.node.metrics import BY_SOURCE, GPU, JOB, JOB_ON_GPU, METRICS, TALLY
@@ -58,7 +59,7 @@ def render(live: Live, tally: Tally, *, running: bool, users: bool = True) -> st
     if live.source:
         families.add("gpumem_sampler_info", (*node, ("source", live.source)), 1)
     families.add("gpumem_sampler_last_look_timestamp_seconds", node, live.at)
-    for uuid, gpu in sorted(live.gpus.items(), key=lambda item: (_order(item[1]), item[0])):
+    for uuid, gpu in sorted(live.gpus.items(), key=lambda item: (_order(item[1]), item[1].instance, item[0])):
         _add_gpu(families, node, uuid, gpu, live.jobs)
     for job_id, job in sorted(live.jobs.items()):
         _add_job(families, (*node, ("jobid", str(job_id))), job, live, users)
@@ -68,7 +69,8 @@ def render(live: Live, tally: Tally, *, running: bool, users: bool = True) -> st
 
 def _add_gpu(families: Families, node: Labels, uuid: str, gpu: LiveGpu, jobs: Mapping[int, LiveJob]) -> None:
     labels = (*node, ("gpu", _gpu_name(gpu)), ("uuid", uuid))
-    families.add("gpumem_gpu_info", (*labels, ("name", gpu.name)), 1)
+    profile = (("mig_profile", profile_name(gpu.name) or ""), ("mig_instance", gpu.instance))
+    families.add("gpumem_gpu_info", (*labels, ("name", gpu.name), *(profile if gpu.instance else ())), 1)
     families.add_all(GPU, labels, {**gpu._asdict(), **gpu.sample._asdict()})
     families.add("gpumem_gpu_jobs", labels, sum(uuid in job.gpus for job in jobs.values()))
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.node import NodeConfig
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, live_table, read_live
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.jobs import SHARED_UID, RunFolder
@@ -80,7 +81,7 @@ def render(status: NodeStatus, *, utf8: bool = True) -> List[str]:
     seen = "nothing measured yet" if live.at is None else f"source {live.source}, {now - live.at:.0f} s ago"
     dash = "·" if utf8 else "-"
     lines = [f"{live.node or '?'}  {state} {dash} {seen}"]
-    for uuid, gpu in sorted(live.gpus.items(), key=lambda item: item[1].number or 0):
+    for uuid, gpu in sorted(live.gpus.items(), key=lambda item: (item[1].number or 0, item[1].instance)):
         here = {job_id: job for job_id, job in sorted(live.jobs.items()) if uuid in job.gpus}
         lines += ["", _gpu_line(uuid, gpu, here, utf8), *_job_lines(uuid, here, utf8)]
         lines += _idle_lines(gpu)
@@ -110,6 +111,8 @@ def _gpu_line(uuid: str, gpu: LiveGpu, here: Mapping[int, LiveJob], utf8: bool) 
         activity = f"  busy {sample.utilization * 100:.0f}%"
     power = "" if sample.power_w is None else f"  {sample.power_w:.0f} W"
     name = "?" if gpu.number is None else str(gpu.number)
+    profile = profile_name(gpu.name)
+    name += f":{profile} {gpu.instance}" if profile else ""
     sizes = f"{_gib(sample.memory_used_mib)}/{_gib(total)} GiB"
     return f"gpu{name} {edge[0]}{bar[:_BAR]:<{_BAR}}{edge[1]} {sizes}{activity}{power}"
 
@@ -120,7 +123,9 @@ def _job_lines(uuid: str, here: Mapping[int, LiveJob], utf8: bool) -> List[str]:
     for number, (job_id, job) in enumerate(here.items()):
         now, peak, limit = job.now_mib.get(uuid), job.measured.peak_mib, job.measured.limit_mib
         word = "" if job.measured.shards_verified or limit is None else " claimed"
-        over = "  OVER ITS SHARDS" if now is not None and limit is not None and now > limit else ""
+        shards = job.measured.shards is not None
+        word = word if shards else ""
+        over = "  OVER ITS SHARDS" if shards and now is not None and limit is not None and now > limit else ""
         outside = "  OUTSIDE MPS" if any("outside MPS" in note for note in job.notes) else ""
         sizes = f"now {_gib(now):>6}  peak {_gib(peak):>6}  of {_gib(limit):>6} GiB{word}"
         mark = fills[number % len(fills)]

@@ -14,9 +14,19 @@ RUN_ENDED = "gpumem: this run ended"
 
 
 def end_message(
-    end: End, comment: JobComment, ladder: Sequence[Step], *, enabled: bool, default: str
+    end: End,
+    comment: JobComment,
+    ladder: Sequence[Step],
+    *,
+    enabled: bool,
+    default: str,
+    on_instance: bool = False,
+    type_can_change: bool = True,
 ) -> Optional[str]:
-    """What happened and what recovery does about it; `default` is the site's on-oom."""
+    """What happened and what recovery does about it; `default` is the site's on-oom.
+
+    `on_instance`: it ran on a MIG instance, above which there are larger ones, then whole GPUs: other types.
+    """
     verdict = VERDICTS[end.saw]
     what = f"{RUN_ENDED} {verdict.ended}"
     if verdict.next_run == NO_RUN:
@@ -28,14 +38,16 @@ def end_message(
         return f"{what}; {'if it failed, Slurm runs it again as it was' if again else 'it is not run again'}."
     what = f"{what} ({end.by})"
     taken = record.retry or 0
-    if record.runs_whole:
+    if record.runs_whole and not on_instance:
         return f"{what} on a whole GPU; there is no larger one to try, so it is not run again."
     if taken >= len(ladder):
         return f"{what} at the last step of this site's recovery; it is not run again."
     if not agreed:
         return f"{what}; it is not run again (on-oom=requeue would)."
-    step = ladder[taken]
-    return f"{what}; if it failed, Slurm runs it again with {_more(step)} if limits allow it."
+    if on_instance and not type_can_change:
+        return f"{what}; this Slurm cannot change its GPU type, so it is not run again: ask for a larger one."
+    more = "a larger MIG instance or GPU" if on_instance else _more(ladder[taken])
+    return f"{what}; if it failed, Slurm runs it again with {more} if limits allow it."
 
 
 def _more(step: Step) -> str:

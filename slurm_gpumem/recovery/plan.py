@@ -12,7 +12,7 @@ from slurm_gpumem.formats.verdicts import MORE_MEMORY, NO_RUN, SAME_REQUEST, VER
 from slurm_gpumem.recovery.job_comment import JobComment
 from slurm_gpumem.slurm.config_show import Site
 from slurm_gpumem.slurm.gres import held_by, replaced
-from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS
+from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE, WHOLE_GPU_BESIDE_SHARDS
 from slurm_gpumem.slurm.queue import Job
 from slurm_gpumem.submission.ladder import LimitOn, NoStep, next_request
 from slurm_gpumem.units import ceil_div
@@ -86,6 +86,7 @@ def decide(
         limit_on=limit_on,
         sizes=sizes,
         need_mib=need or 0,
+        type_can_change=site.version >= GPU_TYPE_CAN_CHANGE,
     )
     if isinstance(following, NoStep):
         return Refusal(following.reason)

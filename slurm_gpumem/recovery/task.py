@@ -18,7 +18,9 @@ from slurm_gpumem.config.recovery import RecoveryConfig, load_recovery_config
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import End
 from slurm_gpumem.formats.job_record import BadRecordError, read_job_record, record_name
+from slurm_gpumem.formats.task_file import read_task_gpus
 from slurm_gpumem.formats.verdicts import NO_RUN, VERDICTS
+from slurm_gpumem.node.gpus import is_instance
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.recovery.end_message import end_message
 from slurm_gpumem.recovery.job_comment import JobComment, parse_comment, with_end
@@ -29,6 +31,7 @@ from slurm_gpumem.recovery.tail import is_own_stderr, read_own_stderr, read_tail
 from slurm_gpumem.recovery.verdict import Measured, verdict_on
 from slurm_gpumem.slurm.client import Commands
 from slurm_gpumem.slurm.controller import Controller
+from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE
 from slurm_gpumem.slurm.queue import Job, job_name
 
 _LOOKS = 3
@@ -74,7 +77,19 @@ def _task_epilog(env: Mapping[str, str]) -> None:
         _write_line("gpumem: how this run ended was not noted: the job's comment has no room left")
         return
     slurm.update(name, Comment=noted, **_consent(slurm, job, comment, end, config))
-    _write_line(end_message(end, comment, config.ladder, enabled=config.enabled, default=config.on_oom))
+    gpus = read_task_gpus(RunFolder(run_dir()).task_file(int(number)))
+    on_instance = any(is_instance(gpu.uuid) for gpu in gpus)
+    _write_line(
+        end_message(
+            end,
+            comment,
+            config.ladder,
+            enabled=config.enabled,
+            default=config.on_oom,
+            on_instance=on_instance,
+            type_can_change=not on_instance or slurm.site().version >= GPU_TYPE_CAN_CHANGE,
+        )
+    )
 
 
 def _judge_logs(slurm: Controller, name: str) -> LogVerdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from slurm_gpumem.accounting.types import JobRow
+from slurm_gpumem.accounting.types import INSTANCE, JobRow
 from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, percent
 
@@ -51,6 +51,8 @@ def _sizes(row: JobRow, shard_mib: int) -> List[str]:
             said.append(f"it needed its {count(row.shards, 'shard')}")
     elif row.shards and row.limit_mib:
         said.append(f"it took more than its {count(row.shards, 'shard')}: it needs {enough}")
+    elif row.sharing == INSTANCE:
+        said += [] if enough * shard_mib < (row.gpu_memory_mib or 0) else ["it needed its whole MIG instance"]
     elif row.gpu_memory_mib:
         of = row.gpu_memory_mib // shard_mib
         said.append(

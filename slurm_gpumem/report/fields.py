@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from slurm_gpumem.accounting.types import JobRow
+from slurm_gpumem.accounting.types import INSTANCE, JobRow
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.formats.verdicts import HINTS
 from slurm_gpumem.text import printable
@@ -73,7 +73,8 @@ def note(row: JobRow, arrow: str = "->") -> str:
     said: List[str] = []
     if row.ooms:
         at = f"OOM at {short_mib(row.oom_limit_mib)}" if row.oom_limit_mib else "OOM"
-        where = "whole GPU" if not row.shards else short_mib(row.limit_mib)
+        undivided = row.gpu if row.sharing == INSTANCE else "whole GPU"
+        where = short_mib(row.limit_mib) if row.shards else undivided
         if row.attempts > 1:
             end = {"COMPLETED": "finished", "RUNNING": "running"}.get(row.state, "failed again")
             said.append(f"{at} {arrow} {where}, {end}")
@@ -131,7 +132,7 @@ FIELDS: Sequence[Field] = (
     _same(lambda row: row.optimizer, 12, "Optimizer", "optimizer"),
     _same(lambda row: row.precision, 8, "Precision", "precision"),
     _same(lambda row: row.estimator, 10, "Estimator", "estimator"),
-    _same(lambda row: row.gpu, 8, "GPU", "gpu"),
+    _same(lambda row: row.gpu, 12, "GPU", "gpu"),
     _same(_nodes, 16, "Node", "node"),
     Field(
         "GPUs",

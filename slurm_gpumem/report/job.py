@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from slurm_gpumem.accounting.types import Attempt, Curve, GpuStay, JobDetail, JobRow
+from slurm_gpumem.accounting.types import INSTANCE, Attempt, Curve, GpuStay, JobDetail, JobRow
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.verdicts import OOM, VERDICTS
 from slurm_gpumem.report.advice import advice
 from slurm_gpumem.report.fields import as_json
@@ -74,13 +75,14 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
     if row.shards:
         third.append(f"{count(row.shards, 'shard')} ({short_mib(row.limit_mib)})")
     elif row.share_known:
-        third.append(f"a whole GPU{f' ({size})' if size else ''}")
+        held = "a MIG instance" if row.sharing == INSTANCE else "a whole GPU"
+        third.append(f"{held}{f' ({size})' if size else ''}")
     else:
         asked = f", {short_mib(row.request_mib)} requested" if row.request_mib else ""
         third.append(f"its share is not measured yet{asked}")
     if row.companions:
         third.append(f"shared with {', '.join(row.company)}")
-    elif row.share_known:
+    elif row.share_known and row.sharing != INSTANCE:
         third.append("alone on its GPU" if row.end is not None else "alone on its GPU so far")
     if row.attempts > 1:
         third.append(f"{count(row.attempts, 'run')}, {row.ooms} out of memory")
@@ -89,7 +91,7 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
 
 
 def _run_line(run: Attempt, attempts: int) -> str:
-    given = f"{count(run.shards, 'shard')} ({short_mib(run.limit_mib)})" if run.shards else "whole GPU"
+    given = f"{count(run.shards, 'shard')} ({short_mib(run.limit_mib)})" if run.shards else _undivided(run)
     verdict = VERDICTS[OOM] if run.oom else VERDICTS.get(run.verdict)
     end = verdict.ended if verdict and run.state != "COMPLETED" else run.state
     if run.end is None and run.restarts + 1 < attempts:
@@ -97,6 +99,11 @@ def _run_line(run: Attempt, attempts: int) -> str:
     return printable(
         f"  run {run.restarts + 1} on {run.node}, {given}: {end}, peak {short_mib(run.peak_mib) or '?'}"
     )
+
+
+def _undivided(run: Attempt) -> str:
+    profiles = [profile for stay in run.stays if (profile := profile_name(stay.device.name))]
+    return ", ".join(profiles) if profiles else "whole GPU"
 
 
 def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str]:
@@ -122,7 +129,8 @@ def _curves(row: JobRow, run: Attempt, stay: GpuStay, unicode: bool) -> List[str
     lines += memory
     known = [value for value in curve.sm_active if value is not None]
     if known:
-        whole = f", the whole GPU {percent(stay.gpu_sm)}" if stay.gpu_sm is not None else ""
+        device = "instance" if profile_name(stay.device.name) else "GPU"
+        whole = f", the whole {device} {percent(stay.gpu_sm)}" if stay.gpu_sm is not None else ""
         mean = percent(stay.sm_share if stay.sm_share is not None else sum(known) / len(known))
         lines += ["", f"  {label}SM activity: its part {mean} in the mean{whole}"]
         lines += plot(

@@ -6,7 +6,7 @@ import re
 from typing import Dict, Iterator, List, Mapping, Tuple
 
 from slurm_gpumem.estimators.gpus import closest_gpu
-from slurm_gpumem.estimators.mig import profile_name
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SPREAD_WORD, SPREADING

@@ -31,6 +31,7 @@ from slurm_gpumem.estimators.site_contexts import ContextReport
 from slurm_gpumem.estimators.site_fit import SiteRun
 from slurm_gpumem.estimators.site_layer import SUFFIX
 from slurm_gpumem.formats.comment import sizes_of
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import BadRecordError, JobRecord, parse_job_record
 
 
@@ -118,6 +119,8 @@ def _site_run(record: JobRecord, estimator: str, estimators: Sequence[str]) -> U
     if not peak or not request or not claim.fingerprint:
         return "without an estimate or the model's fingerprint"
     run = run_from(record)
+    if profile_name(run.gpu):
+        return "on a MIG instance"
     if run.gpus != 1:
         return "on several GPUs"
     user, gpu = str(record.uid), run.gpu

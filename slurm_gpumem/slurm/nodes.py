@@ -18,6 +18,8 @@ from slurm_gpumem.xdg import cache_path
 
 WHOLE_GPU_BESIDE_SHARDS: Version = (23, 2, 6)
 """From this version on a gpu:1 job and shard jobs keep off each other's GPUs."""
+GPU_TYPE_CAN_CHANGE: Version = (23, 2, 0)
+"""Before this version a waiting job whose request is changed to another GPU type gets both types."""
 
 _SCHEMA = 2
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_]*)=")

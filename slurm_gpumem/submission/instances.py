@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.gpus import closest_gpu
-from slurm_gpumem.estimators.mig import profile_name
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.submission.request import GpuKind, GpuRequest, Need, gres_word
 from slurm_gpumem.units import format_mib
 

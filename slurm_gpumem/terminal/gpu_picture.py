@@ -24,6 +24,13 @@ class GpuRow(NamedTuple):
     gpu: int
     capacity: int
     segments: Tuple[Segment, ...] = ()
+    kind: str = ""
+    """What else to call it by: a MIG profile."""
+
+    @property
+    def label(self) -> str:
+        """ "gpu0", "gpu1:1g.18gb"."""
+        return f"gpu{self.gpu}{f':{self.kind}' if self.kind else ''}"
 
 
 _UNICODE = ("█▒░", "▕", "▏")
@@ -36,10 +43,10 @@ def draw(rows: Sequence[GpuRow], *, width: int = 100, unicode: bool = True) -> L
     """The picture's lines, none wider than `width`."""
     fills, left, right = _UNICODE if unicode else _ASCII
     name_width = max((len(row.node) for row in rows), default=0)
-    index_width = max((len(str(row.gpu)) for row in rows), default=0)
+    label_width = max((len(row.label) for row in rows), default=0)
     count_width = max((len(str(row.capacity)) for row in rows), default=0)
     # Around the bar: node, two blanks, gpuN, a blank, two edges, a blank, used/capacity.
-    bar_width = max(20, width - (name_width + 2 + 3 + index_width + 1 + 2 + 1 + 2 * count_width + 1))
+    bar_width = max(20, width - (name_width + 2 + label_width + 1 + 2 + 1 + 2 * count_width + 1))
     lines = []
     shown_node = None
     for row in rows:
@@ -47,7 +54,7 @@ def draw(rows: Sequence[GpuRow], *, width: int = 100, unicode: bool = True) -> L
         shown_node = row.node
         used = sum(segment.units for segment in row.segments)
         lines.append(
-            f"{node:<{name_width}}  gpu{row.gpu:<{index_width}} {left}{_bar(row, bar_width, fills)}{right} "
+            f"{node:<{name_width}}  {row.label:<{label_width}} {left}{_bar(row, bar_width, fills)}{right} "
             f"{used:>{count_width}}/{row.capacity}"
         )
     return lines

@@ -15,6 +15,7 @@ from slurm_gpumem.config.accounting import AccountingConfig
 from slurm_gpumem.config.node import nodes_are_here, run_dir
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.curve import parse_curve
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.formats.job_record import (
     BadRecordError,
     JobRecord,
@@ -62,7 +63,7 @@ class Everybody:
         self._jobs: List[RunningJob] = []
         self._asked = float("-inf")
         self._places: Dict[Tuple[int, int], List[Placement]] = {}
-        self._gpus: List[Tuple[str, int, int]] = []
+        self._gpus: List[Tuple[str, int, int, str]] = []
         self._here = os.uname().nodename.partition(".")[0]
 
     def look(self) -> View:
@@ -107,8 +108,8 @@ class Everybody:
                 self._places[run] = []  # ended since it was listed
         return max(0, len(new) - _MOST_PLACED)
 
-    def _all_gpus(self) -> List[Tuple[str, int, int]]:
-        """(node, number, shares) of every GPU; a GPU that is not divided has one."""
+    def _all_gpus(self) -> List[Tuple[str, int, int, str]]:
+        """(node, number, shares, MIG profile) of every GPU; a GPU that is not divided has one share."""
         found = []
         for node in ask_nodes(self._commands):
             entries = parse_gres(node.get("Gres", ""))
@@ -117,7 +118,8 @@ class Everybody:
             numbers = iter(range(total))
             for kind, number in gpus:
                 units = [units_per_gpu(entries, name, kind, number, total) for name in ("shard", "mps")]
-                found += [(node["NodeName"], next(numbers), max(*units, 1)) for _ in range(number)]
+                profile = profile_name(kind) or ""
+                found += [(node["NodeName"], next(numbers), max(*units, 1), profile) for _ in range(number)]
         return found
 
     def _gpu_rows(self) -> Tuple[TopGpu, ...]:
@@ -136,8 +138,9 @@ class Everybody:
                     (shown, name, capacity if gres == "gpu" else units)
                     for shown, name, units, gres in held.get((node, number), ())
                 ),
+                profile,
             )
-            for node, number, capacity in self._gpus
+            for node, number, capacity, profile in self._gpus
         )
 
     def _live(self, node: str) -> Optional[Live]:
@@ -148,7 +151,9 @@ class Everybody:
     def _row(self, job: RunningJob, node: str, live: Optional[Live], since: float, now: float) -> TopJob:
         row = queued_row(job, node, self._config.shard_mib, since)
         places = self._places.get((job.job_id, job.restarts), ())
-        row = row._replace(gpus=tuple(place.gpu for place in places if place.node == node))
+        numbers = tuple(place.gpu for place in places if place.node == node)
+        profiles = [kind for where, number, _, kind in self._gpus if where == node and number in numbers]
+        row = row._replace(gpus=numbers, profile=profiles[0] if profiles else "")
         seen = _from_live(job, live) if live else None
         seen = seen or self._from_record(job, node, now)
         if seen is None:

@@ -129,6 +129,7 @@ def _measured(row: TopJob, seen: OwnJob, at: Optional[float]) -> TopJob:
     share = seen.gpu_mib if row.whole_gpu else seen.share_mib
     return row._replace(
         gpus=seen.gpus,
+        profile=seen.profile,
         share_mib=row.share_mib if share is None else share,
         estimate_mib=seen.estimate_mib,
         now_mib=seen.now_mib,

@@ -85,7 +85,7 @@ def _table(view: View, look: Look) -> List[str]:
         *([_Column("User", lambda job: clipped(job.user, 10))] if view.everybody else []),
         _Column("Name", lambda job: clipped(job.name, _MOST_NAME)),
         _Column("Node", lambda job: job.node),
-        _Column("GPU", lambda job: ",".join(map(str, job.gpus))),
+        _Column("GPU", _gpus),
         _Column("Share", lambda job: _share(job, look), right=True),
         _Column("Now", lambda job: short_mib(job.now_mib), right=True),
         _Column("Peak", lambda job: short_mib(job.peak_mib), right=True),
@@ -111,6 +111,11 @@ def _table(view: View, look: Look) -> List[str]:
         left_out = len(shown) - max(2, look.height - 7)
         shown = [*shown[:-left_out], f"and {count(left_out, 'more job')}"]
     return shown
+
+
+def _gpus(job: TopJob) -> str:
+    """ "0", "0,1", "1:2g.35gb" on a MIG instance."""
+    return ":".join(filter(None, [",".join(map(str, job.gpus)), job.profile]))
 
 
 def _cell(text: str, column: _Column, width: int) -> str:
@@ -159,7 +164,7 @@ def _pictures(view: View, look: Look) -> List[str]:
     busy = [gpu for gpu in view.gpus if gpu.held]
     most = len(view.gpus) if look.height is None else max(4, look.height // 2 - 4)
     chosen = list(view.gpus) if len(view.gpus) <= most else busy[:most]
-    rows = [GpuRow(gpu.node, gpu.number, gpu.capacity, _segments(gpu)) for gpu in chosen]
+    rows = [GpuRow(gpu.node, gpu.number, gpu.capacity, _segments(gpu), gpu.profile) for gpu in chosen]
     drawn = draw(rows, width=look.width, unicode=look.unicode) if rows else []
     hidden = len(view.gpus) - len(chosen)
     if hidden:

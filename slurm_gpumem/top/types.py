@@ -32,6 +32,8 @@ class TopJob(NamedTuple):
     left_s: Optional[float] = None
     seen_at: Optional[float] = None
     """Unix time of the measurement; None where there is none."""
+    profile: str = ""
+    """Of its MIG instance; "" on a whole GPU or a share."""
 
 
 class TopGpu(NamedTuple):
@@ -42,6 +44,8 @@ class TopGpu(NamedTuple):
     capacity: int
     held: Tuple[Tuple[str, str, int], ...] = ()
     """(job, name, shares) of each."""
+    profile: str = ""
+    """Of a MIG instance."""
 
 
 class View(NamedTuple):

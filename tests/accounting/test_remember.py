@@ -140,3 +140,24 @@ def test_activity_alone_is_remembered_and_takes_the_place_of_a_prediction(tmp_pa
     assert used is not None
     assert (used.sm_active, used.source) == (65.0, "remembered")
     assert as_active_as_before(predicted, ()) is predicted
+
+
+MIG = {"number": 0, "name": "NVIDIA A100-SXM4-40GB MIG 2g.10gb", "memory_mib": 9856.0, "instance": "3/0"}
+
+
+def test_a_run_on_a_mig_instance_counts_for_such_instances_only(tmp_path: Path) -> None:
+    ran(tmp_path, 1, 9000.0, mode="mig", gpu={UUID: {**MIG, "peak_mib": 9000.0, "alone_sm": 0.9}})
+    assert recalled(tmp_path) == ()
+    for name in ("a100_2g.10gb", "2g.10gb"):
+        assert remembered.recall(SUMMARY, JOB, find_gpu(name)) == (9000,)
+        assert remembered.recall_activity(SUMMARY, JOB, find_gpu(name)) == (90,)
+    for other in ("a100_3g.20gb", "h100_2g.20gb"):
+        assert remembered.recall(SUMMARY, JOB, find_gpu(other)) == ()
+
+
+def test_a_peak_on_the_whole_gpu_bounds_one_on_its_instances_but_activity_does_not(tmp_path: Path) -> None:
+    figures = {"number": 0, "name": "NVIDIA A100-SXM4-40GB", "memory_mib": 40960.0, "alone_sm": 0.2}
+    ran(tmp_path, 1, 9000.0, gpu={UUID: figures})
+    assert recalled(tmp_path) == (9000,)
+    assert remembered.recall(SUMMARY, JOB, find_gpu("a100_2g.10gb")) == (9000,)
+    assert remembered.recall_activity(SUMMARY, JOB, find_gpu("a100_2g.10gb")) == ()

@@ -12,6 +12,9 @@ from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.slurm.client import parse_version
+from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE
+from slurm_gpumem.slurm.placement import placements
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.utilization.predict import estimate_with_utilization
 
@@ -129,10 +132,18 @@ def test_any_gpu_is_one_that_holds_the_job(mig: Any, desk_at: Any) -> None:
     assert "it may land on v100: --gpu any asks only for GPUs that hold it" in plain.stderr
 
 
-def test_slurm_lets_a_waiting_job_climb_to_a_larger_instance(mig: Any, desk_at: Any) -> None:
+def test_a_waiting_job_whose_type_is_changed_gets_that_type_alone_from_slurm_23_02_on(
+    mig: Any, desk_at: Any
+) -> None:
     desk = desk_at(mig)
+    desk.script("job.sh", "sleep 60")
     job = desk.submit("-H", "-p", "mig", "job.sh", "--gpu-mem", "10G")
     changed = mig.run(["scontrol", "update", f"JobId={job}", "Gres=gpu:2g.35gb:1"])
     assert changed.returncode == 0, changed.stderr
     assert desk.gres(job) == "gpu:2g.35gb:1"
+    mig.run(["scontrol", "release", job], check=True)
+    wait_for_job(mig, job, ["RUNNING"])
+    shown = mig.run(["scontrol", "-d", "show", "job", job], check=True).stdout
+    version = parse_version(mig.run(["sinfo", "--version"], check=True).stdout)
+    assert len(placements(shown)) == (1 if version >= GPU_TYPE_CAN_CHANGE else 2)
     desk.tidy()

@@ -8,14 +8,22 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import pytest
 
 from slurm_gpumem.formats.comment import CommentRecord
-from slurm_gpumem.formats.gpu_names import profile_of
-from slurm_gpumem.formats.job_record import MIG, MPS, parse_job_record
+from slurm_gpumem.formats.gpu_names import profile_name
+from slurm_gpumem.formats.job_record import MIG, MPS, Measurement, parse_job_record
+from slurm_gpumem.formats.live import GpuSample, Live, LiveGpu, LiveJob
+from slurm_gpumem.formats.notes import UsageNote
+from slurm_gpumem.node import prometheus
+from slurm_gpumem.node.end_line import line
 from slurm_gpumem.node.gpus import NodeGpu, gpus_of, pick, standin_uuid
 from slurm_gpumem.node.gres_order import listed_order
 from slurm_gpumem.node.hook import job_from
+from slurm_gpumem.node.jobs import NodeJob
 from slurm_gpumem.node.nvml import MigDevice, Nvml
+from slurm_gpumem.node.own_live import own_job
 from slurm_gpumem.node.sources.base import GoneError, GpuProcess, SourceError
 from slurm_gpumem.node.sources.nvml import GpmSource, NvmlSource
+from slurm_gpumem.node.status import NodeStatus, render
+from slurm_gpumem.node.tally import Tally
 from slurm_gpumem.units import MIB
 from tests.node.conftest import Node
 from tests.node.desk import Desk
@@ -155,7 +163,7 @@ def test_a_divided_gpu_is_its_instances_and_each_has_its_profile_memory_and_plac
     assert (whole.number, whole.listed, whole.instance, whole.uuid) == (0, 0, "", WHOLE)
     assert (first.number, first.listed, first.instance, first.parent) == (1, 1, "3/0", DIVIDED)
     assert (second.listed, second.instance, second.memory_mib) == (2, "5/0", 33280)
-    assert [profile_of(gpu.name) for gpu in (whole, first, second)] == ["", "1g.18gb", "2g.35gb"]
+    assert [profile_name(gpu.name) for gpu in (whole, first, second)] == [None, "1g.18gb", "2g.35gb"]
 
 
 def test_a_driver_without_mig_functions_has_whole_gpus(card: DividedCard) -> None:
@@ -356,3 +364,46 @@ def test_a_job_whose_instance_was_removed_says_so_and_keeps_what_was_measured(de
     job = desk.live()["7"]
     assert job["notes"] == [f"MIG instance {uuid} was removed while it ran"]
     assert job["peak_mib"] == 900.0
+
+
+LIVE = Live(
+    "n1",
+    1_790_000_000.0,
+    1.0,
+    "gpm",
+    {
+        FIRST: LiveGpu(1, "NVIDIA H200 MIG 1g.18gb", "3/0", 0.0, sample=GpuSample(900.0, 16384.0, 0.4)),
+        WHOLE: LiveGpu(0, "NVIDIA H200", sample=GpuSample(0.0, 143_771.0)),
+    },
+    {
+        7: LiveJob(
+            "ada", MIG, (FIRST,), now_mib={FIRST: 17_000.0}, measured=Measurement(limit_mib=16384, samples=9)
+        )
+    },
+)
+
+
+def test_the_nodes_status_names_the_instance_and_speaks_of_no_shards() -> None:
+    text = "\n".join(render(NodeStatus(LIVE, {}, True, ())))
+    assert "gpu1:1g.18gb 3/0 ▕" in text
+    assert "of   16.0 GiB  mig" in text
+    assert "SHARDS" not in text
+    assert "claimed" not in text
+    assert text.index("gpu0 ") < text.index("gpu1:1g.18gb")
+
+
+def test_metrics_label_the_instance() -> None:
+    text = prometheus.render(LIVE, Tally(), running=True)
+    info = [line for line in text.splitlines() if line.startswith("gpumem_gpu_info")]
+    assert 'name="NVIDIA H200 MIG 1g.18gb",mig_profile="1g.18gb",mig_instance="3/0"' in info[1]
+    assert "mig" not in info[0]
+
+
+def test_the_owner_of_a_job_sees_its_profile() -> None:
+    job = NodeJob(7, 1000, "ada", (FIRST,), MIG, 0.0)
+    assert own_job(7, job, LIVE).profile == "1g.18gb"
+
+
+def test_the_line_at_a_jobs_end_names_the_instance() -> None:
+    note = UsageNote(7, limit_mib=16384, peak_mib=9000.0, samples=9, profile="1g.18gb")
+    assert line(note) == "gpumem: job 7 used 8.8 of 16.0 GiB of GPU memory, on MIG 1g.18gb"

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from slurm_gpumem.report.advice import advice
-from tests.accounting.job_records import opened, record, write
+from slurm_gpumem.report.job import job_lines
+from tests.accounting.job_records import UUID, opened, record, write
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,22 @@ def test_a_job_that_leaves_its_gpu_idle_is_told(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         (row,) = store.select()
     assert advice(row, 1024).endswith("the GPU waited for it most of the time (4% SM activity)")
+
+
+def test_a_job_on_a_mig_instance_is_shown_with_its_profile(tmp_path: Path) -> None:
+    name = "NVIDIA H200 MIG 1g.18gb"
+    figures = {"number": 1, "name": name, "memory_mib": 16384.0, "instance": "3/0", "peak_mib": 9000.0}
+    made = record(
+        1, mode="mig", shards=None, limit_mib=16384, peak_mib=9000.0, met=[], gpus=[UUID], gpu={UUID: figures}
+    )
+    write(tmp_path / "spool", made)
+    with opened(tmp_path) as store:
+        (row,) = store.select()
+        detail = store.detail(row)
+    assert (row.gpu, row.sharing, row.granted_mib) == ("h200 1g.18gb", "mig", 16384)
+    text = "\n".join(job_lines(detail, 1024, unicode=True))
+    assert "a MIG instance (h200 1g.18gb, 16.0G)" in text
+    assert "gpu1:1g.18gb" in text
+    assert "whole GPU" not in text
+    assert "alone on its GPU" not in text
+    assert "shard" not in text

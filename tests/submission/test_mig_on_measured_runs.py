@@ -2,26 +2,33 @@
 
 `pytest -s tests/submission/test_mig_on_measured_runs.py` prints the figures. Three requests are tried: the
 measured peak itself (does the choice do what it should?), the peak by the run's trace, and the request that
-the shipped fit makes of that trace, which is what `gpusbatch --trace` asks for; the fit saw these runs.
+the shipped fit makes of that trace, which is what `gpusbatch --trace` asks for; the fit saw these runs. Then
+what a site can do about the margin: a lower coverage, and the peak of an earlier run of the same job.
 """
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 import pytest
 
+from slurm_gpumem.estimators import remembered
 from slurm_gpumem.estimators.coverage import request_at
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu
 from slurm_gpumem.estimators.mig import profiles_of
 from slurm_gpumem.estimators.traced import learned
+from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.estimators.width import packaged as widths
 from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.submission.instances import smallest_instance
 from slurm_gpumem.submission.request import GpuKind, Need
+from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.units import MIB
 
+SUMMARY = read_summary((Path(__file__).parents[2] / "docs" / "examples" / "small-cnn.txt").read_text())
 H200 = find_gpu("h200")
 WHOLE = GpuKind("h200", 0, H200.usable_mib, 8, 16.0, 1, 64_000)
 LEAST = {"h200": 0.98, "h100": 0.96, "a100-80gb": 0.96, "a100": 0.93}
@@ -104,7 +111,7 @@ def test_by_a_trace_nearly_every_run_gets_the_smallest_profile(
         found = traces.get(row["key"])
         return None if found is None else found.reserved_bytes // MIB + found.context_mib
 
-    def request(row: Dict[str, Any]) -> Optional[int]:
+    def request(row: Dict[str, Any], coverage: Optional[float] = None) -> Optional[int]:
         found = traces.get(row["key"])
         if found is None:
             return None
@@ -112,7 +119,8 @@ def test_by_a_trace_nearly_every_run_gets_the_smallest_profile(
         moved = found.context_mib - learned.REFERENCE_CONTEXT_MIB
         spread, wide = learned.spread_of(found.features, correction), widths()[learned.GROUP]
         asked = learned.requests_of(total, spread, row["batch"], wide)
-        return request_at(tuple(max(round(total + moved), at + moved) for at in asked), wide.coverage)
+        wanted = wide.coverage if coverage is None else coverage
+        return request_at(tuple(max(round(total + moved), at + moved) for at in asked), wanted)
 
     by_peak, by_request = judged(rows, peak, gpu), judged(rows, request, gpu)
     print(f"\n{gpu}, request = traced peak: {by_peak}, smallest {by_peak.share:.1%}")
@@ -122,3 +130,22 @@ def test_by_a_trace_nearly_every_run_gets_the_smallest_profile(
     # The margin that makes none too small costs some runs a larger profile than they would have needed.
     assert by_request.too_small == 0
     assert by_request.share >= LEAST[gpu]
+    for coverage in (0.98, 0.95):
+        found = judged(rows, partial(request, coverage=coverage), gpu)
+        print(f"{gpu}, traced request at coverage {coverage}: {found}, smallest {found.share:.1%}")
+        assert found.too_small <= (1 - coverage) * found.runs
+        assert found.share > by_request.share
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_job_that_ran_before_gets_the_smallest_profile_more_often(
+    rows: List[Dict[str, Any]], gpu: str
+) -> None:
+    def request(row: Dict[str, Any]) -> int:
+        peak = -(-row["process_bytes"] // MIB)
+        return remembered.from_peaks(SUMMARY, TrainingJob(batch_size=1), H200, (peak, peak)).request_mib
+
+    found = judged(rows, request, gpu)
+    print(f"\n{gpu}, request by an earlier run of the same peak: {found}, smallest {found.share:.1%}")
+    assert found.too_small == 0
+    assert found.share >= 0.98

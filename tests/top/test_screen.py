@@ -80,3 +80,12 @@ def test_programs_get_numbers() -> None:
     table = as_json(View(100.0, True, (JOB,), (TopGpu("n1", 0, 40, (("4711", "a", 12),)),)))
     assert table["jobs"][0]["max_slowdown"] == 1.15
     assert table["gpus"][0]["held"] == [{"job": "4711", "name": "a", "shares": 12}]
+
+
+def test_a_mig_instance_is_shown_by_its_profile_in_the_table_and_in_the_picture() -> None:
+    job = JOB._replace(whole_gpu=True, shards=None, share_mib=16384.0, neighbours=0, profile="1g.18gb")
+    gpus = (TopGpu("n1", 0, 139), TopGpu("n1", 1, 1, (("4711", "resnet50", 1),), "1g.18gb"))
+    shown = "\n".join(lines(View(100.0, True, (job._replace(gpus=(1,)),), gpus), look()))
+    assert re.search(r"4711 .*n1 +1:1g\.18gb +all 16\.0G", shown)
+    assert re.search(r"\n +gpu1:1g\.18gb ▕█+ 4711 resnet50 ", shown)
+    assert re.search(r"n1  gpu0 +▕", shown)
