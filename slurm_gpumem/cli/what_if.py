@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
@@ -12,10 +13,11 @@ from slurm_gpumem.errors import AccountingError, SlurmError, UsageError
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.gpu_use import RECORDS, GpuUse
+from slurm_gpumem.simulation.policies import SLOWDOWN
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import screen, what_if_json
-from slurm_gpumem.slurm.history import PastJob, ask_history, history_command, parse_history
+from slurm_gpumem.slurm.history import UNREADABLE, History, ask_history, history_command, parse_history
 from slurm_gpumem.slurm.nodes import GpuNodes, discover_cluster
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
@@ -39,14 +41,15 @@ def main(argv: List[str]) -> int:
 
         need_jinja2()
         target = check_target(args.html, "what-if.html")
-    jobs = _history(args.from_file, since)
+    history = _history(args.from_file, since)
     records = {} if args.from_file else _records()
     memory = parse_mib(args.gpu_memory, default_unit="g") if args.gpu_memory else None
-    pools = find_pools(jobs, () if args.from_file else _nodes(), memory)
+    pools = find_pools(history.jobs, () if args.from_file else _nodes(), memory)
     if args.gpus:
         pools = _with_gpus(pools, args.gpus)
     with StatusLine() as line:
-        found = what_if(pools, records, Sharing(args.mode, args.placement, args.max_slowdown), line)
+        sharing = Sharing(args.mode, args.placement, args.max_slowdown)
+        found = what_if(pools, records, sharing, history.left_out, line)
     if args.json:
         print(json.dumps(what_if_json(found, names=args.names)))
         return 0
@@ -59,23 +62,30 @@ def main(argv: List[str]) -> int:
     return 0
 
 
-def _history(path: Optional[Path], since: str) -> List[PastJob]:
+def _history(path: Optional[Path], since: str) -> History:
+    where = "sacct" if path is None else str(path)
     if path is None:
-        jobs = ask_history(since)
-        where = "sacct"
+        found = ask_history(since)
+    elif where == "-":
+        found = parse_history(sys.stdin, where)
     else:
-        where = str(path)
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                jobs = parse_history(file, where)
+            with open(path, encoding="utf-8-sig", errors="replace") as file:
+                found = parse_history(file, where)
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    if not jobs:
+    if found.jobs:
+        return found
+    if found.left_out:
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in found.left_out.items())
+        fix = " Times must be like 2026-11-15T08:30:00: unset SLURM_TIME_FORMAT for sacct."
         raise UsageError(
-            f"{where}: no job that ran on GPUs. AllocTRES must show gres/gpu: slurm.conf needs "
-            "AccountingStorageTRES=gres/gpu (Slurm's default where GresTypes has gpu)."
+            f"{where}: no job that can be played. Left out: {reasons}." + fix * (UNREADABLE in found.left_out)
         )
-    return jobs
+    raise UsageError(
+        f"{where}: no job that ran on GPUs. AllocTRES must show gres/gpu: slurm.conf needs "
+        "AccountingStorageTRES=gres/gpu (Slurm's default where GresTypes has gpu)."
+    )
 
 
 def _records() -> Dict[str, GpuUse]:
@@ -131,7 +141,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--since", default="30d", metavar="TIME", help="jobs from then on (default: 30d)")
     parser.add_argument(
-        "--from", dest="from_file", type=Path, metavar="FILE", help="output of sacct instead of asking it"
+        "--from",
+        dest="from_file",
+        type=Path,
+        metavar="FILE",
+        help="output of sacct instead of asking it; - reads stdin",
     )
     parser.add_argument("--command", action="store_true", help="print the sacct command for --from and stop")
     parser.add_argument("--gpus", metavar="N", help="the GPUs, where they cannot be seen: 16x8xa100-40gb")
@@ -149,7 +163,11 @@ def _parser() -> argparse.ArgumentParser:
         help="Slurm's default, or LL_SHARED_GRES (from 23.11)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-slowdown", type=float, default=1.15, metavar="X", help="of the bounded case (default: 1.15)"
+        "--max-slowdown",
+        type=float,
+        default=SLOWDOWN,
+        metavar="X",
+        help=f"of the bounded case (default: {SLOWDOWN:g})",
     )
     parser.add_argument(
         "--names", action="store_true", help="name users and partitions instead of numbering them"
