@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.utilization.interference import JobLoad, packaged
+from slurm_gpumem.lab.shared_speeds import usual_load
+from slurm_gpumem.utilization.interference import packaged
 from slurm_gpumem.utilization.sets import SHARED, TIMESLICE, SetJob, prepared, speeds
 
 PAIRS, ALONE = Path("data/colocate_info.csv"), Path("analyzer/single_data.csv")
 """In the folder `simulation` of its repository."""
 GROUPS = ((0.0, 0.6), (0.6, 0.9), (0.9, 1.2), (1.2, 1.5), (1.5, 2.01), (0.0, 2.01))
 """Of the sum of both jobs' utilization."""
-_USUAL_OCCUPANCY, _USUAL_DRAM = 0.3, 0.4
-"""For each active multiprocessor: where the model's traits are 0."""
 Key = Tuple[str, ...]
 
 
@@ -70,8 +69,7 @@ def predicted(pair: LucidPair, way: str) -> List[float]:
     jobs = []
     for place, job in enumerate(pair.jobs):
         active = packaged().turns.active_at(min(1.0, job.busy))
-        load = JobLoad(active, _USUAL_OCCUPANCY * active, _USUAL_DRAM * active, job.step)
-        jobs.append(SetJob(str(place), prepared(load)))
+        jobs.append(SetJob(str(place), prepared(usual_load(active, job.step))))
     return speeds(way, jobs)
 
 
