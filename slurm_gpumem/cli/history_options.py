@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, Optional, Sequence
 
 from slurm_gpumem.errors import AccountingError, SlurmError, UsageError
 from slurm_gpumem.simulation.gpu_use import RECORDS, GpuUse
-from slurm_gpumem.slurm.history import PastJob, ask_history, parse_history
+from slurm_gpumem.slurm.history import UNREADABLE, History, ask_history, parse_history
 from slurm_gpumem.slurm.nodes import GpuNodes, discover_cluster
 from slurm_gpumem.terminal.say import say
 
@@ -18,7 +19,11 @@ def add_history_options(parser: argparse.ArgumentParser) -> None:
     """Which jobs, and on which GPUs."""
     parser.add_argument("--since", default="30d", metavar="TIME", help="jobs from then on (default: 30d)")
     parser.add_argument(
-        "--from", dest="from_file", type=Path, metavar="FILE", help="output of sacct instead of asking it"
+        "--from",
+        dest="from_file",
+        type=Path,
+        metavar="FILE",
+        help="output of sacct instead of asking it; - reads stdin",
     )
     parser.add_argument("--command", action="store_true", help="print the sacct command for --from and stop")
     parser.add_argument("--gpus", metavar="N", help="the GPUs, where they cannot be seen: 16x8xa100-40gb")
@@ -27,24 +32,31 @@ def add_history_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def history(path: Optional[Path], since: str) -> List[PastJob]:
-    """The jobs of a file, or of sacct; UsageError where there are none."""
+def history(path: Optional[Path], since: str) -> History:
+    """The jobs of a file (- is stdin), or of sacct; UsageError where there are none."""
+    where = "sacct" if path is None else str(path)
     if path is None:
-        jobs = ask_history(since)
-        where = "sacct"
+        found = ask_history(since)
+    elif where == "-":
+        found = parse_history(sys.stdin, where)
     else:
-        where = str(path)
         try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                jobs = parse_history(file, where)
+            with open(path, encoding="utf-8-sig", errors="replace") as file:
+                found = parse_history(file, where)
         except OSError as error:
             raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    if not jobs:
+    if found.jobs:
+        return found
+    if found.left_out:
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in found.left_out.items())
+        fix = " Times must be like 2026-11-15T08:30:00: unset SLURM_TIME_FORMAT for sacct."
         raise UsageError(
-            f"{where}: no job that ran on GPUs. AllocTRES must show gres/gpu: slurm.conf needs "
-            "AccountingStorageTRES=gres/gpu (Slurm's default where GresTypes has gpu)."
+            f"{where}: no job that can be played. Left out: {reasons}." + fix * (UNREADABLE in found.left_out)
         )
-    return jobs
+    raise UsageError(
+        f"{where}: no job that ran on GPUs. AllocTRES must show gres/gpu: slurm.conf needs "
+        "AccountingStorageTRES=gres/gpu (Slurm's default where GresTypes has gpu)."
+    )
 
 
 def measured_use() -> Dict[str, GpuUse]:

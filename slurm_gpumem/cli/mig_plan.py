@@ -22,6 +22,7 @@ from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import assumptions, sources_of
 from slurm_gpumem.slurm.history import PastJob, history_command
 from slurm_gpumem.terminal.progress import StatusLine
+from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
 from slurm_gpumem.units import parse_mib
 
@@ -35,7 +36,10 @@ def main(argv: List[str]) -> int:
         return 0
     if args.max_slowdown <= 1:
         raise UsageError(f"--max-slowdown is a ratio above 1, like 1.15, not {args.max_slowdown:g}")
-    jobs = history(args.from_file, since)
+    past = history(args.from_file, since)
+    jobs = list(past.jobs)
+    if past.left_out:
+        say("left out: " + ", ".join(f"{number:,} {reason}" for reason, number in past.left_out.items()))
     records = {} if args.from_file else measured_use()
     pools = _pools(jobs, args)
     sources = sources_of(jobs, records)

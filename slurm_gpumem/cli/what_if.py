@@ -16,6 +16,7 @@ from slurm_gpumem.cli.history_options import (
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.named_files import check_target, save
 from slurm_gpumem.simulation.fleet_text import parse_fleet
+from slurm_gpumem.simulation.policies import SLOWDOWN
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import screen, what_if_json
@@ -42,14 +43,15 @@ def main(argv: List[str]) -> int:
 
         need_jinja2()
         target = check_target(args.html, "what-if.html")
-    jobs = history(args.from_file, since)
+    past = history(args.from_file, since)
     records = {} if args.from_file else measured_use()
     memory = parse_mib(args.gpu_memory, default_unit="g") if args.gpu_memory else None
-    pools = find_pools(jobs, () if args.from_file else gpu_nodes(), memory)
+    pools = find_pools(past.jobs, () if args.from_file else gpu_nodes(), memory)
     if args.gpus:
         pools = _with_gpus(pools, args.gpus)
     with StatusLine() as line:
-        found = what_if(pools, records, Sharing(args.mode, args.placement, args.max_slowdown), line)
+        sharing = Sharing(args.mode, args.placement, args.max_slowdown)
+        found = what_if(pools, records, sharing, past.left_out, line)
     if args.json:
         print(json.dumps(what_if_json(found, names=args.names)))
         return 0
@@ -92,7 +94,11 @@ def _parser() -> argparse.ArgumentParser:
         help="Slurm's default, or LL_SHARED_GRES (from 23.11)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-slowdown", type=float, default=1.15, metavar="X", help="of the bounded case (default: 1.15)"
+        "--max-slowdown",
+        type=float,
+        default=SLOWDOWN,
+        metavar="X",
+        help=f"of the bounded case (default: {SLOWDOWN:g})",
     )
     parser.add_argument(
         "--names", action="store_true", help="name users and partitions instead of numbering them"

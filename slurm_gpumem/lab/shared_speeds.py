@@ -6,10 +6,18 @@ from typing import List, Mapping, Sequence
 
 from slurm_gpumem.utilization.interference import JobLoad, pressure, stretch
 
+_USUAL_OCCUPANCY, _USUAL_DRAM = 0.3, 0.4
+"""For each active multiprocessor: where interference.traits are 0."""
+
 
 def load_from(values: Mapping[str, float]) -> JobLoad:
     """A measured job by the names of its metrics."""
     return JobLoad(values["sm_active"], values["sm_occupancy"], values["dram_active"], values["step_seconds"])
+
+
+def usual_load(active: float, step: float) -> JobLoad:
+    """A job of which only activity and steps are known: what else matters is taken for usual (no trait)."""
+    return JobLoad(active, _USUAL_OCCUPANCY * active, _USUAL_DRAM * active, step)
 
 
 def speeds(jobs: Sequence[JobLoad], known: Mapping[str, float]) -> List[float]:

@@ -13,6 +13,7 @@ import zlib
 from typing import Any, Mapping, NamedTuple, Optional
 
 from slurm_gpumem.slurm.history import PastJob
+from slurm_gpumem.utilization.interference import packaged
 
 RECORDS, SLURM, JOBSTATS, ASSUMED = "job records", "gres/gpumem", "jobstats", "assumed"
 SOURCES = (RECORDS, SLURM, JOBSTATS, ASSUMED)
@@ -29,7 +30,7 @@ class GpuUse(NamedTuple):
     mib: int
     """The most on any one GPU."""
     active: Optional[float]
-    """Share of time or of multiprocessors, 0 to 1; None where only memory is known."""
+    """SM activity, 0 to 1; None where only memory is known."""
     source: str
 
 
@@ -39,7 +40,7 @@ def gpu_use(job: PastJob, records: Mapping[str, GpuUse]) -> Optional[GpuUse]:
     if found is not None:
         return found
     if job.gpu_mib is not None and job.gpus == 1:
-        return GpuUse(int(job.gpu_mib) + 1, job.gpu_util, SLURM)
+        return GpuUse(int(job.gpu_mib) + 1, _active(job.gpu_util), SLURM)
     return read_jobstats(job.comment) if job.comment.startswith(_JOBSTATS) else None
 
 
@@ -57,8 +58,13 @@ def read_jobstats(comment: str) -> Optional[GpuUse]:
         return None
     if not memory or not 0 < max(memory) < 1 << 50:
         return None
-    active = max(0.0, min(1.0, sum(busy) / len(busy) / 100)) if busy else None
-    return GpuUse(int(max(memory) / _MIB) + 1, active, JOBSTATS)
+    share = max(0.0, min(1.0, sum(busy) / len(busy) / 100)) if busy else None
+    return GpuUse(int(max(memory) / _MIB) + 1, _active(share), JOBSTATS)
+
+
+def _active(busy: Optional[float]) -> Optional[float]:
+    # Slurm and jobstats count the time with any kernel on the GPU, however small.
+    return None if busy is None else packaged().turns.active_at(busy)
 
 
 def _values(node: Any, name: str) -> Any:

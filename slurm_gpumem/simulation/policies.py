@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import Dict
 
+from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.errors import UnknownNameError, UsageError
 from slurm_gpumem.simulation.types import Policy, Timing
 
 WINDOW_S = 90.0
 MAX_ACTIVE = 0.8
+SLOWDOWN: float = SHARING.default("max_slowdown")
+"""That a site accepts unless it says otherwise."""
 GB = 1000
 """MiB in what the published manager calls a GB."""
 PUBLISHED_TIMING = Timing(decide_s=35.0, share_s=30.0)
@@ -50,7 +53,7 @@ POLICIES: Dict[str, Policy] = {
         Policy("slurm", "first", granted=True, whole=True, backfill=True),
         Policy("slurm-pack", "first", granted=True, backfill=True),
         Policy("slurm-spread", "spread", granted=True, backfill=True),
-        Policy("budget", "first", granted=True, backfill=True, by_activity=1.15),
+        Policy("budget", "first", granted=True, backfill=True, by_activity=SLOWDOWN),
     )
 }
 WHAT: Dict[str, str] = {
@@ -66,7 +69,7 @@ WHAT: Dict[str, str] = {
     "slurm": "Slurm without sharing: whole GPUs, priorities, backfill",
     "slurm-pack": "Slurm with shards as it places them by default: the first GPU that fits",
     "slurm-spread": "Slurm with shards and LL_SHARED_GRES: the freest GPU of the first node that fits",
-    "budget": "slurm-pack with shares that also cover the job's activity (slowdown of at most 1.15)",
+    "budget": f"slurm-pack with shares that also cover the job's activity (slowdown of at most {SLOWDOWN:g})",
 }
 
 

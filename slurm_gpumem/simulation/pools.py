@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.gpus import closest_gpu
+from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.simulation.power import max_watts
 from slurm_gpumem.simulation.types import Fleet
 from slurm_gpumem.slurm.history import PastJob
@@ -24,6 +25,13 @@ class Pool(NamedTuple):
     """As Slurm has it; None where the site gave none."""
     counted: bool
     """Whether the cluster itself told the number of GPUs, or its jobs let it be seen."""
+    known: bool = True
+    """Whether the GPU's type or its memory is known, or the largest GPU's memory was assumed."""
+
+    @property
+    def mig(self) -> bool:
+        """Whether its GPUs are MIG instances, which Slurm does not share further."""
+        return profile_name(self.gpu_type) is not None
 
 
 def find_pools(
@@ -89,7 +97,8 @@ def _pool(
         name=gpu.name,
         max_watts=max_watts(gpu.entry or gpu.name),
     )
-    return Pool(fleet, tuple(jobs), partitions, gpu_type, bool(groups))
+    known_gpu = bool(gpu.entry) or gpu_mib is not None
+    return Pool(fleet, tuple(jobs), partitions, gpu_type, bool(groups), known_gpu)
 
 
 def _most_at_a_time(jobs: Sequence[PastJob]) -> Dict[str, int]:

@@ -6,11 +6,12 @@ from math import ceil
 from typing import Dict, Optional, Tuple
 
 from slurm_gpumem.errors import UnknownNameError
-from slurm_gpumem.simulation.sharing import mig_request
+from slurm_gpumem.simulation.sharing import WAYS, mig_request
 from slurm_gpumem.simulation.types import WHOLE, Setup, SimJob
 from slurm_gpumem.units import ceil_div
-from slurm_gpumem.utilization.budget import asked_share, budget, scale
+from slurm_gpumem.utilization.budget import asked_share, budget, coefficients_of, scale
 from slurm_gpumem.utilization.interference import packaged
+from slurm_gpumem.utilization.sets import PER_USER
 
 ORACLE, NONE, REMEMBERED = "oracle", "none", "remembered"
 ESTIMATORS: Tuple[str, ...] = (
@@ -37,7 +38,7 @@ class Asker:
         self._setup = setup
         self._peaks: Dict[Tuple[str, str], Tuple[int, int]] = {}
         policy = setup.policy
-        mode = "timeslice" if setup.mode == "timeslice" else "mps"
+        mode = coefficients_of(WAYS.get(setup.mode, PER_USER))
         self._known = packaged().modes[mode]
         self._total = scale(packaged(), policy.by_activity, mode) if policy.by_activity else 0.0
 

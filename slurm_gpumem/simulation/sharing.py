@@ -9,7 +9,7 @@ from slurm_gpumem.utilization.interference import JobLoad
 
 MIG_SLICES = ((1, 1), (2, 2), (4, 3), (8, 7))
 """Instances: eighths of the memory and sevenths of the multiprocessors."""
-_WAYS = {"mps": sets.PER_USER, "mps-shared": sets.SHARED, "timeslice": sets.TIMESLICE}
+WAYS = {"mps": sets.PER_USER, "mps-shared": sets.SHARED, "timeslice": sets.TIMESLICE}
 
 
 class Resident(sets.Sharer, Protocol):
@@ -24,7 +24,7 @@ def speeds(mode: str, jobs: Sequence[Resident]) -> List[float]:
     """For each job on a GPU, its speed relative to having the GPU to itself."""
     if mode == "mig":
         return [min(1.0, job.compute / max(job.load.active, 1e-9)) for job in jobs]
-    return sets.speeds(_WAYS.get(mode, sets.PER_USER), jobs)
+    return sets.speeds(WAYS.get(mode, sets.PER_USER), jobs)
 
 
 def mig_request(asked_mib: int, memory_mib: int) -> int:

@@ -49,7 +49,7 @@ class Totals(NamedTuple):
 
 
 class GroupGain(NamedTuple):
-    """One partition or user: mean hours from submission to end, without and with sharing."""
+    """One partition or user: mean hours from submission to end, without sharing and within the slowdown."""
 
     name: str
     jobs: int
@@ -76,15 +76,17 @@ class WhatIf(NamedTuple):
     """By assumption, then by way; one assumption where (nearly) all is known."""
     partitions: Tuple[GroupGain, ...]
     by_user: Tuple[GroupGain, ...]
+    left_out: Mapping[str, int]
+    """Rows of the history that could not be played, by reason."""
 
 
 class Sharing(NamedTuple):
     """How GPUs would be shared."""
 
-    mode: str = "mps"
-    placement: str = "pack"
+    mode: str
+    placement: str
     """ "pack" fills one GPU after the other, Slurm's default; "spread" is LL_SHARED_GRES."""
-    slowdown: float = 1.15
+    slowdown: float
     """Of the bounded way."""
 
 
@@ -92,6 +94,7 @@ def what_if(
     pools: Sequence[Pool],
     records: Mapping[str, GpuUse],
     sharing: Sharing,
+    left_out: Mapping[str, int],
     progress: Callable[[str], None] = lambda words: None,
 ) -> WhatIf:
     """Play all pools under every assumption that matters; `progress` hears what is being done."""
@@ -114,7 +117,7 @@ def what_if(
     return WhatIf(
         jobs=len(past),
         single=len(single),
-        users=len({job.user for job in past}),
+        users=len({job.user for job in past if job.user}),
         days=(last - first) / 86_400,
         pools=tuple(pools),
         sources=sources,
@@ -123,6 +126,7 @@ def what_if(
         totals=totals,
         partitions=_gains(gains, "partition"),
         by_user=_gains(gains, "user"),
+        left_out=left_out,
     )
 
 
@@ -174,6 +178,9 @@ def _play(pool: Pool, prior: Prior, records: Mapping[str, GpuUse], sharing: Shar
     }
     found: Dict[str, Outcome] = {}
     for way, policy in ways.items():
+        if pool.mig:
+            # An instance belongs to one job, whatever is done with whole GPUs.
+            policy = ways[ALONE]
         mode = "exclusive" if policy.whole else sharing.mode
         found[way] = simulate(jobs, Setup(pool.fleet, policy, "text", mode, timing_of(policy)))
     return found
@@ -209,7 +216,7 @@ def _gains(found: Sequence[Tuple[Pool, Dict[str, Outcome]]], by: str) -> Tuple[G
     """The groups with the most jobs first."""
     sums: Dict[str, List[float]] = {}
     for pool, outcomes in found:
-        for way, place in ((ALONE, 2), (SHARED, 3)):
+        for way, place in ((ALONE, 2), (BOUNDED, 3)):
             outcome = outcomes[way]
             for job, end in zip(outcome.jobs, outcome.end):
                 if isnan(end):

@@ -30,7 +30,8 @@ def screen(found: WhatIf, slowdown: float, *, names: bool) -> List[str]:
         f"{title:<32} " + " ".join(f"{cell:>20}" for cell in cells)
         for title, *cells in cells_of(found, slowdown)
     ]
-    lines += ["", *_groups("partition", found.partitions, names=names), *_users(found, names=names)]
+    lines += ["", *_groups("partition", found.partitions, slowdown, names=names)]
+    lines += _users(found, slowdown, names=names)
     return [*lines, "", *how_sure(found)]
 
 
@@ -45,16 +46,23 @@ def cells_of(found: WhatIf, slowdown: float) -> List[Tuple[str, str, str, str]]:
 
 def about(found: WhatIf) -> List[str]:
     """What the answer rests on."""
+    users = count(found.users, "user") if found.users else "unknown users (played as one)"
     lines = [
-        f"{found.days:.0f} days, {count(found.jobs, 'job')} on GPUs by {count(found.users, 'user')}, "
+        f"{found.days:.0f} days, {count(found.jobs, 'job')} on GPUs by {users}, "
         f"{found.single / found.jobs:.0%} of them on one GPU"
     ]
+    if found.left_out:
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in found.left_out.items() if number)
+        lines.append(f"left out: {count(sum(found.left_out.values()), 'row')}: {reasons}")
     for pool in found.pools[:_SHOWN]:
         fleet = pool.fleet
+        said = [] if pool.counted else ["as seen from the jobs; --gpus says otherwise"]
+        said += [] if pool.known else ["memory assumed; --gpu-memory says otherwise"]
+        said += ["MIG: not shared further"] if pool.mig else []
         lines.append(
-            f"{fleet.gpus} × {clipped(fleet.name, 24)} of {fleet.memory_mib // 1024} GiB in "
-            f"{count(fleet.nodes, 'node')}"
-            + ("" if pool.counted else " (as seen from the jobs; --gpus says otherwise)")
+            f"{fleet.gpus} × {clipped(fleet.name if pool.known else pool.gpu_type or 'GPU', 24)} of "
+            f"{fleet.memory_mib // 1024} GiB in {count(fleet.nodes, 'node')}"
+            + (f" ({'; '.join(said)})" if said else "")
         )
     if len(found.pools) > _SHOWN:
         lines.append(f"and {count(len(found.pools) - _SHOWN, 'smaller pool')}")
@@ -73,24 +81,29 @@ def _cell(
     return text if low == high else f"{text} ({low}–{high})"
 
 
-def _groups(what: str, rows: Sequence[GroupGain], *, names: bool) -> List[str]:
-    lines = [f"{what:<20} {'jobs':>7}  recorded wait h  submission to end h: whole GPUs  shared"]
+def _groups(what: str, rows: Sequence[GroupGain], slowdown: float, *, names: bool) -> List[str]:
+    title = f"within {slowdown:g}"
+    lines = [f"{what:<20} {'jobs':>7}  recorded wait h  submission to end h: whole GPUs  {title}"]
     for number, row in enumerate(rows[:_SHOWN], 1):
         name = clipped(row.name, 20) if names else f"{what} {number}"
         lines.append(
-            f"{name:<20} {row.jobs:>7,}  {row.waited_h:>15.2f}  {row.alone_h:>31.2f}  {row.shared_h:>6.2f}"
+            f"{name:<20} {row.jobs:>7,}  {row.waited_h:>15.2f}  {row.alone_h:>31.2f}  "
+            f"{row.shared_h:>{len(title)}.2f}"
         )
     if len(rows) > _SHOWN:
         lines.append(f"and {len(rows) - _SHOWN} more")
     return lines
 
 
-def _users(found: WhatIf, *, names: bool) -> List[str]:
+def _users(found: WhatIf, slowdown: float, *, names: bool) -> List[str]:
     earlier = sum(row.shared_h < 0.98 * row.alone_h for row in found.by_user)
     later = sum(row.shared_h > 1.02 * row.alone_h for row in found.by_user)
     same = len(found.by_user) - earlier - later
-    lines = [f"users: {earlier} get results earlier on average, {later} later, {same} within 2 % of before"]
-    return [*lines, *_groups("user", found.by_user, names=True)[1:]] if names else lines
+    lines = [
+        f"users within {slowdown:g}: {earlier} get results earlier on average, {later} later, "
+        f"{same} about as before"
+    ]
+    return [*lines, *_groups("user", found.by_user, slowdown, names=True)[1:]] if names else lines
 
 
 def how_sure(found: WhatIf) -> List[str]:
@@ -138,6 +151,7 @@ def what_if_json(found: WhatIf, *, names: bool) -> Dict[str, Any]:
              "gpu": pool.fleet.name, "counted": pool.counted, "jobs": len(pool.jobs)}
             for pool in found.pools
         ],
+        "left_out": dict(found.left_out),
         "sources": dict(found.sources),
         "recorded_wait_h": found.recorded_wait_h,
         "recorded_p95_h": found.recorded_p95_h,

@@ -1,14 +1,16 @@
 """A site's past jobs from plain `sacct -P`, as every version writes it, with or without GPU use.
 
-The columns are found by the header, so that any file with the required ones can be read. Rows of steps
-("12.batch", "12.0") only add the GPU memory and utilization that Slurm recorded for them.
+The columns and the delimiter are found by the header, so that any file with the required columns can be read.
+Rows of steps ("12.batch", "12.0") only add the GPU memory and utilization that Slurm recorded for them. Rows
+of jobs with GPUs that cannot be played are counted, by what is wrong with them.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from collections import Counter
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient
@@ -19,6 +21,18 @@ FIELDS = (
     "AllocTRES", "TRESUsageInMax", "TRESUsageInAve", "AdminComment",
 )  # fmt: skip
 """AdminComment is last: it is free text, and may hold the delimiter."""
+_DELIMITERS = ("|", ";", "\t")
+"""sacct's own, and what --delimiter is usually set to; a comma stands inside AllocTRES."""
+_MOST_GPUS = 100_000
+"""Of one job: more is no number of GPUs."""
+_AHEAD_S = 2 * 86_400.0
+"""How far a clock elsewhere may be ahead of this one."""
+NOT_ENDED = "still running or never started"
+UNREADABLE = "with times that cannot be read"
+NO_TIME = "that took no time or ended before they started"
+AHEAD = "that end in the future"
+ABSURD = "with an absurd number of GPUs"
+CUT_OFF = "cut off"
 _REQUIRED = ("Submit", "Start", "End", "AllocTRES")
 _TIMEOUT_S = 600.0
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTP]?)")
@@ -51,20 +65,30 @@ class PastJob(NamedTuple):
     """AdminComment."""
 
 
+class History(NamedTuple):
+    """Jobs that ran on GPUs, and how many rows were left out."""
+
+    jobs: Tuple[PastJob, ...]
+    left_out: Mapping[str, int]
+    """By reason."""
+
+
 def history_command(since: str) -> List[str]:
     """The command whose output `parse_history` reads."""
     return ["sacct", "-a", "-P", "-S", since, f"--format={','.join(FIELDS)}"]
 
 
-def ask_history(since: str, client: SlurmClient = COMMANDS) -> List[PastJob]:
+def ask_history(since: str, client: SlurmClient = COMMANDS) -> History:
     """All jobs that used GPUs since then; SlurmError when there is no accounting."""
     return parse_history(client.run(history_command(since), timeout_s=_TIMEOUT_S).splitlines(), "sacct")
 
 
-def parse_history(lines: Iterable[str], where: str) -> List[PastJob]:
+def parse_history(lines: Iterable[str], where: str) -> History:
     """The jobs of an output of sacct -P (or -p); UsageError when it is none."""
     rows = iter(lines)
-    header = [name.strip() for name in next(rows, "").rstrip("\n").split("|")]
+    first = next(rows, "").rstrip("\r\n")
+    delimiter = max(_DELIMITERS, key=first.count)
+    header = [name.strip() for name in first.split(delimiter)]
     # sacct -p ends every line with the delimiter, -P does not.
     closed = len(header) > 1 and not header[-1]
     header = header[:-1] if closed else header
@@ -80,31 +104,50 @@ def parse_history(lines: Iterable[str], where: str) -> List[PastJob]:
     key = "JobIDRaw" if "JobIDRaw" in column else "JobID"
     jobs: Dict[str, PastJob] = {}
     used: Dict[str, Tuple[float, float]] = {}
+    left_out: Counter[str] = Counter()
+    latest = time.time() + _AHEAD_S
     for line in rows:
-        line = line.rstrip("\n")
-        cells = (line[:-1] if closed and line.endswith("|") else line).split("|", len(header) - 1)
+        line = line.rstrip("\r\n")
+        cells = (line[:-1] if closed and line.endswith(delimiter) else line).split(delimiter, len(header) - 1)
         if len(cells) < len(header):
+            left_out[CUT_OFF] += bool(line.strip())
             continue
         row = dict(zip(header, cells))
         name, _, step = row[key].partition(".")
         if step:
             _add_usage(used, name, row)
+            continue
+        gpus, gpu_type = _gpus(row["AllocTRES"])
+        if not gpus:
+            continue
+        found = _job(name, row, gpus, gpu_type, latest)
+        if isinstance(found, str):
+            left_out[found] += 1
         else:
-            found = _job(name, row)
-            if found is not None:
-                # A requeued job has a row for every run; each kept a GPU busy.
-                jobs[name if name not in jobs else f"{name}/{found.start:.0f}"] = found
-    return sorted(
+            # A requeued job has a row for every run; each kept a GPU busy.
+            jobs[name if name not in jobs else f"{name}/{found.start:.0f}"] = found
+    ordered = sorted(
         (_with_usage(job, used.get(job.job_id)) for job in jobs.values()),
         key=lambda job: (job.submit, job.job_id),
     )
+    return History(tuple(ordered), left_out)
 
 
-def _job(name: str, row: Mapping[str, str]) -> Optional[PastJob]:
+def _job(
+    name: str, row: Mapping[str, str], gpus: int, gpu_type: Optional[str], latest: float
+) -> Union[PastJob, str]:
+    """The job, or why it cannot be one."""
     submit, start, end = (_moment(row[key]) for key in ("Submit", "Start", "End"))
-    gpus, gpu_type = _gpus(row["AllocTRES"])
-    if submit is None or start is None or end is None or not gpus or end <= start:
-        return None
+    if any(row[key] in ("", "Unknown", "None") for key in ("Start", "End")):
+        return NOT_ENDED
+    if submit is None or start is None or end is None:
+        return UNREADABLE
+    if end <= start:
+        return NO_TIME
+    if end > latest:
+        return AHEAD
+    if gpus > _MOST_GPUS:
+        return ABSURD
     eligible = _moment(row.get("Eligible", ""))
     limit = row.get("TimelimitRaw", "")
     return PastJob(

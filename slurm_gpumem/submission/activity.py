@@ -66,8 +66,8 @@ def activity_of(
     from slurm_gpumem.utilization.budget import activity_budget, asked_share
 
     others = limit if site is None else site
-    mode = "timeslice" if policy.node_mps == "timeslice" else "mps"
-    found = activity_budget(utilization, limit, others, mode)
+    way = policy.node_mps
+    found = activity_budget(utilization, limit, others, way)
     return Activity(
-        asked_share(found.share, limit), limit, own is not None, found.because, others, utilization, mode
+        asked_share(found.share, limit), limit, own is not None, found.because, others, utilization, way
     )

@@ -64,6 +64,10 @@ class Turns(NamedTuple):
     capacity: float
     """What is left of the time after changing from one to the other."""
 
+    def active_at(self, busy: float) -> float:
+        """The SM activity of a job that has any kernel on the GPU for that share of the time."""
+        return 1 - float((1 - busy) ** (1 / self.need))
+
 
 class Interference(NamedTuple):
     """A checked file: coefficients and the scale of budgets, by mode of sharing."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -10,7 +11,11 @@ import pytest
 
 from slurm_gpumem.cli.gpumem import main
 from slurm_gpumem.devcluster.cluster import Cluster
-from slurm_gpumem.slurm.history import FIELDS
+from slurm_gpumem.report.html.what_if import drawing
+from slurm_gpumem.simulation.policies import SLOWDOWN
+from slurm_gpumem.simulation.pools import find_pools
+from slurm_gpumem.simulation.what_if import Sharing, what_if
+from slurm_gpumem.slurm.history import FIELDS, parse_history
 from tests.support.waiting import until
 
 
@@ -107,6 +112,15 @@ def test_the_page_has_the_figures_and_no_names(tmp_path: Path, capsys: pytest.Ca
     assert "vip" not in text
 
 
+def test_the_picture_in_the_readme_is_that_of_the_example() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    with open(docs / "examples" / "sacct.txt") as file:
+        history = parse_history(file, "example")
+    sharing = Sharing("mps", "pack", SLOWDOWN)
+    found = what_if(find_pools(history.jobs), {}, sharing, history.left_out)
+    assert drawing(found).strip() == (docs / "what-if.svg").read_text().strip()
+
+
 @pytest.mark.parametrize(
     ("content", "options", "says"),
     [
@@ -125,6 +139,55 @@ def test_a_wrong_file_or_option_is_refused(
         path.write_text(content)
     assert main(["what-if", "--from", str(path), *options]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_rows_that_cannot_be_played_are_mentioned_and_the_rest_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(_file(tmp_path, known=True, jobs=40))
+    header, *rows = path.read_text().splitlines()
+    running = rows[0].replace(rows[0].split("|")[6], "Unknown")
+    endless = rows[2].replace("gres/gpu=1", "gres/gpu=999999999").replace("gres/gpu=4", "gres/gpu=999999999")
+    # As an editor on another system saves it.
+    path.write_bytes(("\ufeff" + "\r\n".join([header, *rows, running, endless]) + "\r\n").encode())
+    assert main(["what-if", "--from", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "40 jobs on GPUs" in text
+    assert "left out: 2 rows: 1 still running or never started, 1 with an absurd number of GPUs" in text
+
+
+def test_a_file_whose_times_nobody_can_read_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(_file(tmp_path, known=False, jobs=5))
+    path.write_text(re.sub(r"\d{4}-(\d\d)-(\d\d)T", r"\2/\1 ", path.read_text()))
+    assert main(["what-if", "--from", str(path)]) == 2
+    assert "Left out: 5 with times that cannot be read" in capsys.readouterr().err
+
+
+def test_mig_instances_stay_as_they_are_and_unknown_types_are_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(_file(tmp_path, known=True, jobs=60))
+    text = path.read_text()
+    path.write_text(text.replace("gpu:a100", "gpu:a100_1g.5gb"))
+    assert main(["what-if", "--from", str(path), "--json"]) == 0
+    ways = json.loads(capsys.readouterr().out)["totals"]["middle"]
+    assert ways["shared"] == ways["whole GPUs"] == ways["shared, bounded"]
+    path.write_text(text.replace("gpu:a100", "gpu:toaster"))
+    assert main(["what-if", "--from", str(path)]) == 0
+    assert "toaster of 140 GiB in 2 nodes (as seen from the jobs" in capsys.readouterr().out
+    assert main(["what-if", "--from", str(path), "--gpu-memory", "24G"]) == 0
+    assert "toaster of 24 GiB in 2 nodes" in capsys.readouterr().out
+
+
+def test_a_history_may_come_through_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(_file(tmp_path, known=True, jobs=20)) as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert main(["what-if", "--from", "-"]) == 0
+    assert "20 jobs on GPUs" in capsys.readouterr().out
 
 
 def test_more_gpus_than_the_jobs_showed_can_be_given(

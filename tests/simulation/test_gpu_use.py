@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_gpumem.simulation.gpu_use import JOBSTATS, RECORDS, SLURM, GpuUse, gpu_use, read_jobstats
 from slurm_gpumem.slurm.history import PastJob
+from slurm_gpumem.utilization.interference import packaged
 
 JOB = PastJob("7", "anna", "gpu", 0, 1, 2, 0, ("n1",), 1, None, None, None, "")
 SUMMARY = {
@@ -27,7 +28,7 @@ def test_a_jobstats_summary_is_read_packed_or_not(packed: bool) -> None:
     data = json.dumps(SUMMARY).encode()
     text = "JS1:" + base64.b64encode(gzip.compress(data) if packed else data).decode()
     found = read_jobstats(text)
-    assert found == GpuUse((11 << 10) + 1, pytest.approx(0.7), JOBSTATS)
+    assert found == GpuUse((11 << 10) + 1, pytest.approx(1 - 0.3**0.4), JOBSTATS)
 
 
 @pytest.mark.parametrize("text", ["JS1:Short", "JS1:None", "JS1:", "JS1:e30=", "JS1:W10=", "JS1:!!!"])
@@ -51,8 +52,16 @@ def test_our_own_records_come_first_then_slurm_then_jobstats() -> None:
     job = JOB._replace(gpu_mib=5000.0, gpu_util=0.5, comment=comment)
     own = GpuUse(4000, 0.4, RECORDS)
     assert gpu_use(job, {"7": own}) == own
-    assert gpu_use(job, {}) == GpuUse(5001, 0.5, SLURM)
+    assert gpu_use(job, {}) == GpuUse(5001, pytest.approx(1 - 0.5**0.4), SLURM)
     later = gpu_use(job._replace(gpu_mib=None), {})
     assert later is not None
     assert later.source == JOBSTATS
     assert gpu_use(JOB, {}) is None
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.3, 0.9, 1.0])
+def test_time_with_any_kernel_becomes_the_activity_that_keeps_the_gpu_busy_that_long(busy: float) -> None:
+    found = gpu_use(JOB._replace(gpu_mib=5000.0, gpu_util=busy), {})
+    assert found is not None
+    assert found.active is not None
+    assert 1 - (1 - found.active) ** packaged().turns.need == pytest.approx(busy)

@@ -1,9 +1,10 @@
 """Pairs of jobs that others measured on one GPU, beside ours: the work of a pair, relative to one job alone.
 
-    python -m slurm_gpumem.lab.score.other_pairs simulation_throughputs.json
+    python -m slurm_gpumem.lab.score.other_pairs [--gavel FILE] [--lucid FOLDER]
 
-The file is Gavel's (scheduler/ of its public repository): steps per second of each job alone ("null") and of
-every pair, by GPU type. What does not fit stands there as 0 and is left out.
+Gavel's file is scheduler/simulation_throughputs.json of its public repository: steps per second of each job
+alone ("null") and of every pair, by GPU type. What does not fit stands there as 0 and is left out. Lucid's
+folder is simulation/ of its public repository (lucid_pairs.py).
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.lab.command import exit_code
-from slurm_gpumem.lab.shared_speeds import load_from, speeds
-from slurm_gpumem.lab.utilization_runs import load_sets
+from slurm_gpumem.lab.score.lucid_pairs import lucid_lines, read_pairs
+from slurm_gpumem.lab.shared_speeds import load_from
+from slurm_gpumem.lab.utilization_runs import load_sets, way_of
 from slurm_gpumem.simulation.figures import percentile
-from slurm_gpumem.utilization.interference import packaged
+from slurm_gpumem.utilization.sets import SetJob, prepared, speeds
 
 _ON_ONE_GPU = ", 1)"
 _ALONE = "null"
@@ -40,11 +42,10 @@ def pair_work(table: Mapping[str, Mapping[str, Any]]) -> List[float]:
 def our_pairs(mode: str) -> Dict[str, List[float]]:
     """Measured and predicted work of the pairs among our sets, sorted."""
     pairs = [one for one in load_sets() if one.mode == mode and len(one.jobs) == 2]
-    known = packaged().modes[mode]
-    return {
-        "measured": sorted(sum(one.speeds) for one in pairs),
-        "predicted": sorted(sum(speeds([load_from(solo) for solo in one.solo], known)) for one in pairs),
-    }
+    said = [
+        speeds(way_of(one), [SetJob("one", prepared(load_from(solo))) for solo in one.solo]) for one in pairs
+    ]
+    return {"measured": sorted(sum(one.speeds) for one in pairs), "predicted": sorted(map(sum, said))}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -52,11 +53,20 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, nargs="?", help="Gavel's table, where it is at hand")
-    return exit_code(lambda: _print(parser.parse_args(argv).file))
+    parser.add_argument("--gavel", type=Path, metavar="FILE", help="Gavel's table, where it is at hand")
+    parser.add_argument("--lucid", type=Path, metavar="FOLDER", help="Lucid's folder, where it is at hand")
+
+    def body() -> int:
+        options = parser.parse_args(argv)
+        _print(options.gavel)
+        if options.lucid is not None:
+            print("", *lucid_lines(read_pairs(options.lucid)), sep="\n")
+        return 0
+
+    return exit_code(body)
 
 
-def _print(path: Optional[Path]) -> int:
+def _print(path: Optional[Path]) -> None:
     print(f"{'work of a pair':<33} {'pairs':>5}  " + "  ".join(f"{part:>5.0%}" for part in _PARTS))
     if path is not None:
         try:
@@ -69,7 +79,6 @@ def _print(path: Optional[Path]) -> int:
     for mode in ("mps", "timeslice"):
         for name, values in our_pairs(mode).items():
             _line(f"ours, H200, {mode}, {name}", values)
-    return 0
 
 
 def _line(label: str, values: Sequence[float]) -> None:
