@@ -91,6 +91,7 @@ def estimate(
     gpu: str = DEFAULT_GPU,
     estimator: str = "auto",
     gpus: int = 1,
+    strategy: Optional[str] = None,
     grad_accumulation: Optional[int] = None,
     checkpointing: Optional[bool] = None,
     channels_last: Optional[bool] = None,
@@ -104,7 +105,8 @@ def estimate(
 
     What is not given is as the summary's trace was made, else adam, fp32 and no checkpointing. UsageError
     where something is given that the trace was made without: it has to be traced again. `coverage` is the
-    share of jobs like it that request_mib is to hold for.
+    share of jobs like it that request_mib is to hold for. On several GPUs, divided by `strategy` ("fsdp"), it
+    is for each of them.
     """
     model = summary if isinstance(summary, ModelSummary) else read_summary(summary)
     stated = StatedTraining(
@@ -118,6 +120,7 @@ def estimate(
         input_dtype=input_dtype,
         torch=torch,
         module_loading=module_loading,
+        strategy=strategy,
     )
     from slurm_gpumem.estimators.explain.changes import in_precision
     from slurm_gpumem.estimators.registry import refuse_guess
