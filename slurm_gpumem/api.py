@@ -58,6 +58,8 @@ class JobOptions(TypedDict, total=False):
     on_oom: Optional[str]
     """"requeue" or "fail"."""
     end_line: Optional[bool]
+    strategy: Optional[str]
+    """How a job on several GPUs divides its model: "ddp" (default), "fsdp", "zero3", ..."""
     trace: Optional[bool]
     """Run the script here without a GPU first, and ask for what it would allocate."""
     trace_or: Optional[str]
