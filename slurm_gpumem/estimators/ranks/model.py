@@ -49,16 +49,13 @@ class RankModel:
         self.itemsize = 2 if trace.job.precision == "bf16" else 4
         self.layers = {layer.name: layer for layer in layers}
         released = self.stream.released_at()
-        weights = [
-            e
-            for e in self.stream.events
-            if e.allocates and self.stream.site(e).operator == PARAMETER and e.block not in released
+        kept = [e for e in self.stream.events if e.allocates and e.block not in released]
+        # Traces of earlier versions do not say which weights are parameters.
+        weights = [e for e in kept if self.stream.site(e).operator == PARAMETER] or [
+            e for e in kept if self.stream.site(e).category == "weights"
         ]
-        if not weights:
-            raise UsageError(
-                "the trace does not say which of its tensors are parameters, so nothing can be divided "
-                "between GPUs.\nTrace it again (gpumem trace, gpumem summarize)."
-            )
+        self._unknown: Dict[str, int] = {}
+        """By layer: bytes of gradients without a parameter."""
         gradients = self._gradients(weights)
         self.parameters: Tuple[Parameter, ...] = tuple(
             self._parameter(event, index in gradients.values()) for index, event in enumerate(weights)
@@ -68,6 +65,17 @@ class RankModel:
         self.gradients: Set[int] = set(gradients)
         for index, parameter in enumerate(self.parameters):
             self.owner[parameter.block] = index
+
+    def refuse_unknown(self) -> None:
+        """UsageError where it cannot be seen which parameters there are, or whose the gradients are."""
+        if not self.parameters:
+            raise UsageError("the trace shows no parameters, so nothing can be divided between GPUs")
+        if sum(self._unknown.values()) > _FEW * sum(one.bytes for one in self.parameters):
+            module = max(self._unknown, key=lambda name: self._unknown[name])
+            raise UsageError(
+                f"the trace does not show whose gradients those of {module or 'the model'} are, so they "
+                "cannot be divided between GPUs"
+            )
 
     @property
     def trained(self) -> List[Parameter]:
@@ -138,7 +146,6 @@ class RankModel:
         """For each gradient's block the number of its parameter."""
         found: Dict[int, int] = {}
         free: Dict[Tuple[str, int], List[int]] = {}
-        unknown: Dict[str, int] = {}
         step: Optional[int] = None
         for event in self.stream.events:
             if not event.allocates or self.stream.site(event).category != "gradients":
@@ -157,14 +164,7 @@ class RankModel:
             if waiting:
                 found[event.block] = waiting.pop(0)
             else:
-                unknown.setdefault(self.stream.site(event).module, self.bytes_of(event))
-        total = sum(self.bytes_of(weight) for weight in weights)
-        if sum(unknown.values()) > _FEW * total:
-            module = max(unknown, key=lambda name: unknown[name])
-            raise UsageError(
-                f"the trace does not show whose gradients those of {module or 'the model'} are, so "
-                "they cannot be divided between GPUs"
-            )
+                self._unknown.setdefault(self.stream.site(event).module, self.bytes_of(event))
         return found
 
     def _states(self) -> Dict[int, int]:

@@ -34,6 +34,8 @@ def rank_trace(
     """The trace of the rank that needs most, and what was assumed; UsageError where it cannot be divided."""
     strategy = parse_strategy(text or DEFAULT)
     if not any(phase.name == "backward" for phase in trace.phases):
+        if not text:
+            return trace, ("every GPU holds the whole model",)
         raise UsageError(
             f"strategy {strategy.name}: the trace has no backward pass; only training is divided between GPUs"
         )
@@ -43,6 +45,8 @@ def rank_trace(
     if wrapped:
         raise UsageError(f"strategy {strategy.name}: the traced script wraps its model in DDP itself")
     model = RankModel(trace, layers)
+    if strategy.name != DEFAULT:
+        model.refuse_unknown()
     assumed = _CHANGES[strategy.name](model, strategy, ranks)
     _nccl(model)
     said = (f"one of {ranks} ranks under {strategy.title}: computed, not measured", *assumed)

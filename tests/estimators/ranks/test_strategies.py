@@ -15,10 +15,10 @@ from slurm_gpumem import estimate, summarize
 from slurm_gpumem.errors import GpumemError, UsageError
 from slurm_gpumem.estimators.ranks import rank_trace
 from slurm_gpumem.estimators.ranks.strategy import parse_strategy, strategy_names
-from slurm_gpumem.summaries.trace_types import BUCKET, NCCL
+from slurm_gpumem.summaries.trace_types import BUCKET, NCCL, PARAMETER
 from slurm_gpumem.summaries.types import ModelSummary
 from tests.estimators.ranks import one_rank
-from tests.estimators.ranks.rank_figures import of_rank
+from tests.estimators.ranks.rank_figures import figures, of_rank
 
 WHOLE = 4 * sum(p.numel() for p in one_rank.build().parameters())
 BLOCK = 4 * sum(p.numel() for p in one_rank.Block(one_rank.WIDTH).parameters())
@@ -161,6 +161,19 @@ def test_what_a_trace_cannot_divide_is_refused(summary: ModelSummary) -> None:
     inference = replace(summary.trace, phases=summary.trace.phases[:2])
     with pytest.raises(UsageError, match="no backward pass"):
         rank_trace(inference, summary.layers, "fsdp", 2)
+
+
+def test_where_no_strategy_is_stated_nothing_is_refused(summary: ModelSummary) -> None:
+    assert summary.trace is not None
+    inference = replace(summary.trace, phases=summary.trace.phases[:2])
+    assert rank_trace(inference, summary.layers, "", 2)[0] is inference
+    earlier = tuple(
+        replace(site, operator="aten::_to_copy", module="") if site.operator == PARAMETER else site
+        for site in summary.trace.sites
+    )
+    by_size, _ = rank_trace(replace(summary.trace, sites=earlier), summary.layers, "", 2)
+    named, _ = rank_trace(summary.trace, summary.layers, "", 2)
+    assert figures(by_size)["buckets"] == figures(named)["buckets"] == WHOLE
 
 
 def test_a_strategy_needs_several_gpus_and_a_trace(summary: ModelSummary) -> None:
