@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 
 from slurm_gpumem.errors import DoesNotFitError, UsageError
 from slurm_gpumem.submission.asked import Asked, Workload
-from slurm_gpumem.submission.needs import Needs
+from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.reach import Reach
 from slurm_gpumem.submission.request import GpuKind, fits_somewhere, largest_kind
 from slurm_gpumem.units import format_mib
@@ -43,9 +43,21 @@ def verdict(asked: Asked, workload: Workload, reach: Reach, needs: Needs) -> Tup
         return "", (f"{text}, if every one holds the whole model. {strategy} fsdp says that it is divided",)
     if asked.settings.exclusive_gpu:
         return text, ()
-    advice = f" {more}." if more else ""
+    batch = _batch_that_fits(workload, largest, kind)
+    advice = "".join(f" {words}." for words in (more, batch) if words)
     alone = asked.settings.spelled("exclusive-gpu")
     raise DoesNotFitError(f"{text}.{advice}\nNothing was submitted. Use {alone} to try anyway.")
+
+
+def _batch_that_fits(workload: Workload, largest: NeedOnGpu, kind: GpuKind) -> Optional[str]:
+    from slurm_gpumem.estimators import registry
+    from slurm_gpumem.estimators.whatif import largest_batch
+
+    assert workload.summary is not None
+    assert largest.estimate is not None
+    again = registry.same_way(largest.estimate, workload.summary, largest.gpu)
+    batch = largest_batch(largest.estimate.job, again, kind.memory_mib or 0)
+    return f"Batch {batch} would fit" if batch else None
 
 
 def _below(gpus: int) -> List[int]:
@@ -80,5 +92,8 @@ def _enough(workload: Workload, reach: Reach, kind: GpuKind, numbers: List[int])
         except UsageError:
             continue  # more stages than blocks
         if found.sure_mib <= (kind.memory_mib or 0):
-            return f"{number} × {kind.label} would hold it ({format_mib(found.peak_mib)} each)"
+            each = format_mib(found.peak_mib)
+            if number == 1:
+                return f"one {kind.label} would hold it ({each})"
+            return f"{number} × {kind.label} would hold it ({each} each)"
     return None
