@@ -9,12 +9,14 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.submission.asked import Asked
 from slurm_gpumem.submission.script_remarks import commands
 
-_PROCESSES = re.compile(r"--nproc[-_]per[-_]node[= ]+([0-9]+)\b")
+_PROCESSES = r"--nproc[-_]per[-_]node[= ]+([0-9]+)\b"
 
 
 def processes_on_a_node(asked: Asked) -> Tuple[int, str]:
     """How many processes torchrun starts on each node, and where it says so; (0, "") where nothing does."""
-    found = [(int(match[1]), where) for where, line in commands(asked) for match in _PROCESSES.finditer(line)]
+    found = [
+        (int(match[1]), where) for where, line in commands(asked) for match in re.finditer(_PROCESSES, line)
+    ]
     return max(found, default=(0, ""))
 
 
