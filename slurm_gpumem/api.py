@@ -58,6 +58,8 @@ class JobOptions(TypedDict, total=False):
     on_oom: Optional[str]
     """"requeue" or "fail"."""
     end_line: Optional[bool]
+    strategy: Optional[str]
+    """How a job on several GPUs divides its model: "ddp" (default), "fsdp", "zero3", ..."""
     trace: Optional[bool]
     """Run the script here without a GPU first, and ask for what it would allocate."""
     trace_or: Optional[str]
@@ -91,6 +93,7 @@ def estimate(
     gpu: str = DEFAULT_GPU,
     estimator: str = "auto",
     gpus: int = 1,
+    strategy: Optional[str] = None,
     grad_accumulation: Optional[int] = None,
     checkpointing: Optional[bool] = None,
     channels_last: Optional[bool] = None,
@@ -104,7 +107,8 @@ def estimate(
 
     What is not given is as the summary's trace was made, else adam, fp32 and no checkpointing. UsageError
     where something is given that the trace was made without: it has to be traced again. `coverage` is the
-    share of jobs like it that request_mib is to hold for.
+    share of jobs like it that request_mib is to hold for. On several GPUs, divided by `strategy` ("fsdp"), it
+    is for each of them.
     """
     model = summary if isinstance(summary, ModelSummary) else read_summary(summary)
     stated = StatedTraining(
@@ -118,6 +122,7 @@ def estimate(
         input_dtype=input_dtype,
         torch=torch,
         module_loading=module_loading,
+        strategy=strategy,
     )
     from slurm_gpumem.estimators.explain.changes import in_precision
     from slurm_gpumem.estimators.registry import refuse_guess

@@ -49,7 +49,7 @@ ROOMS_ALLOWED: dict[str, set[str]] = {
     "top": {"config", "formats", "slurm", "node", "terminal"},
     "report": {"formats", "accounting", "terminal", "estimators", "summaries", "submission", "simulation"},
     "site": {"config", "formats", "slurm", "accounting", "estimators", "devcluster"},
-    "simulation": {"config", "estimators", "slurm", "utilization"},
+    "simulation": {"config", "estimators", "formats", "slurm", "utilization"},
     "devcluster": {"formats", "slurm", "node", "terminal"},
     "lab": {"summaries", "tracing", "estimators", "utilization", "calibration", "simulation"},
 }

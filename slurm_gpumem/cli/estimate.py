@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 from dataclasses import replace
-from typing import List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.cli.options import (
     COVERAGE_HELP,
     add_environment_options,
+    add_ranks,
     named_summary,
     own_options,
     positive,
@@ -28,6 +29,8 @@ from slurm_gpumem.estimators.types import (
     LOSSES,
     OPTIMIZERS,
     PRECISIONS,
+    Estimate,
+    Gpu,
     TrainingJob,
 )
 from slurm_gpumem.estimators.whatif import Alternatives, alternatives
@@ -65,6 +68,9 @@ def main(argv: List[str]) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     _check(args)
+    compare = args.strategy == ALL
+    if compare:
+        args.strategy = None
     config = load_config()
     script, directives = _script(args)
     settings = job_settings(config, directives, os.environ, own_options(args), script=args.write)
@@ -81,6 +87,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     chosen_gpu = choose_gpu(settings.gpu, config, shard_mib)
     (gpu,) = chosen_gpu.gpus
+    if compare:
+        return _compare_strategies(summary, job, gpu, (*notes, *chosen_gpu.notes))
     names = registry.names_for(summary) if estimator == ALL else [estimator]
     coverage = settings.coverage or config.sharing.coverage
     estimates = [estimate_with_utilization(name, summary, job, gpu, coverage) for name in names]
@@ -110,6 +118,26 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _compare_strategies(summary: ModelSummary, job: TrainingJob, gpu: Gpu, notes: Sequence[str]) -> int:
+    """Print what each strategy needs on one GPU; a strategy that cannot divide the model says so."""
+    from slurm_gpumem.estimators.ranks.strategy import strategy_names
+    from slurm_gpumem.report.strategies import strategy_lines
+
+    if job.gpus == 1:
+        raise UsageError("--strategy all compares ways to use several GPUs: add --gpus 4")
+    if summary.trace is None:
+        raise UsageError("--strategy all needs a trace of the model: gpumem trace, gpumem summarize")
+    found: List[Tuple[str, Union[Estimate, str]]] = []
+    for name in strategy_names():
+        try:
+            found.append((name, registry.run("auto", summary, replace(job, strategy=name), gpu)))
+        except UsageError as error:
+            found.append((name, str(error).split("\n")[0]))
+    print("\n".join(strategy_lines(summary, job, gpu, found)))
+    _notes(notes)
+    return 0
+
+
 def _notes(notes: Sequence[str]) -> None:
     for note in notes:
         say(f"note: {note}")
@@ -121,7 +149,8 @@ def _subject(
     """The summary of a file or of standard input, or of code that is traced; and the job."""
     traced = traced_subject(args.summary, args, settings)
     if traced is not None:
-        return traced.summary, replace(traced.job, gpus=args.gpus), traced.notes
+        job = replace(traced.job, gpus=args.gpus, strategy=args.strategy or "")
+        return traced.summary, job, traced.notes
     summary = named_summary(args.summary)
     refuse_untraced(summary, explicit_training(args))
     job = training_job(summary, settings.stated_training(), gpus=args.gpus)
@@ -181,6 +210,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--write says where the line of --directive goes; add --directive")
     if args.directive and (args.json or args.explain):
         raise UsageError("--directive prints one line for a script; leave --json and --explain out")
+    if args.directive and args.gpus > 1:
+        raise UsageError("--directive makes a line for a part of one GPU; leave --gpus out")
+    if args.strategy == ALL and (args.json or args.explain):
+        raise UsageError("--strategy all prints a table; name one strategy for --json and --explain")
     if args.directive and args.estimator == ALL:
         raise UsageError("--directive needs one estimator, not all")
 
@@ -200,7 +233,7 @@ def _parser() -> argparse.ArgumentParser:
     job.add_argument("--batch-size", metavar="N", help="samples per GPU (default: the summary's)")
     job.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: adam)")
     job.add_argument("--precision", metavar="NAME", help=f"{', '.join(PRECISIONS)} (default: fp32)")
-    job.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs of a DDP job (default: 1)")
+    add_ranks(job)
     job.add_argument("--grad-accumulation", metavar="N", help="batches per optimizer step (default: 1)")
     job.add_argument("--checkpointing", action="store_true", help="activation checkpointing is on")
     job.add_argument("--channels-last", action="store_true", help="model and input are channels_last")

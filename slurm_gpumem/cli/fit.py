@@ -7,7 +7,13 @@ import json
 import os
 from typing import List, Optional, Sequence, Tuple
 
-from slurm_gpumem.cli.options import COVERAGE_HELP, add_environment_options, own_options, positive
+from slurm_gpumem.cli.options import (
+    COVERAGE_HELP,
+    add_environment_options,
+    add_ranks,
+    own_options,
+    positive,
+)
 from slurm_gpumem.cli.screen_options import add_units
 from slurm_gpumem.cli.target_options import TARGET_HELP, add_target_options, read_subject
 from slurm_gpumem.config.load import Config, load_config
@@ -42,6 +48,8 @@ def _run(args: argparse.Namespace) -> int:
     named = [name for name in named if name.lower() != ANY_GPU]
     gpus, notes = _large_enough(_gpus(named, config, shard_mib), args.shards, shard_mib)
     subject = read_subject(args.subject, args, config)
+    if args.gpus > 1 and args.shards is not None:
+        raise UsageError("--shards are a part of one GPU; Slurm gives a job on several GPUs whole ones")
     refuse_guess(subject.summary, "auto")
     stated = job_settings(config, (), os.environ, own_options(args)).coverage
     coverage = stated or config.sharing.coverage
@@ -84,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  gpumem fit train.py:build_model --input 3,224,224 --gpu a100-40gb\n"
         "  gpumem fit summary.json --gpu a100-40gb --shards 10\n"
+        "  gpumem fit summary.json --gpu a100-80gb --gpus 4 --strategy fsdp\n"
         "  gpumem fit timm:resnet50 --precision amp-bf16          (all usual GPUs)",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -101,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--coverage", metavar="X", help=COVERAGE_HELP)
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     add_environment_options(parser)
+    add_ranks(parser)
     add_target_options(parser)
     add_units(parser)
     return parser

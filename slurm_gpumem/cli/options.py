@@ -59,6 +59,17 @@ def add_environment_options(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_ranks(parser: argparse._ActionsContainer) -> None:
+    """The GPUs that a job runs on, and how they divide its model."""
+    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs of the job (default: 1)")
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME[,OPTION=VALUE]",
+        help="how they divide the model: ddp (default), fsdp, fsdp-grad-op, fsdp1, fsdp1-grad-op, zero1, "
+        "zero2, zero3, tp, pp (gpumem docs several-gpus); the answer is for the GPU that needs most",
+    )
+
+
 def own_options(args: argparse.Namespace) -> OwnOptions:
     """The options given, by the key that the other layers of the configuration have for them."""
     given = {key: getattr(args, key.replace("-", "_"), None) for key in JOB_KEYS}

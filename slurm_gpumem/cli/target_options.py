@@ -134,13 +134,17 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     settings = job_settings(config, (), os.environ, own_options(args)).under(job_environment(os.environ))
     given = settings.text("batch-size") is not None
     traced = traced_subject(text, args, settings, str(DEFAULT_BATCH))
+    gpus, strategy = getattr(args, "gpus", 1), getattr(args, "strategy", None) or ""
     if traced is not None:
+        traced = replace(traced, job=replace(traced.job, gpus=gpus, strategy=strategy))
         return replace(traced, batch_given=given, notes=(*settings.remarks(), *traced.notes))
     summary = named_summary(text)
     stated = settings.stated_training()
     refuse_untraced(summary, explicit_training(args))
     job = training_job(
-        summary, stated._replace(batch_size=stated.batch_size or summary.batch or DEFAULT_BATCH)
+        summary,
+        stated._replace(batch_size=stated.batch_size or summary.batch or DEFAULT_BATCH),
+        gpus=gpus,
     )
     summary, notes = in_precision(summary, job.precision)
     return Subject(summary, job, given, (*settings.remarks(), *notes))

@@ -112,7 +112,7 @@ TEXTS = Section(
 JOB_KEYS = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
     "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input-dtype", "end-line",
-    "torch", "module-loading", "coverage", "trace", "trace-or", "trace-tasks", "trace-limit",
+    "torch", "module-loading", "coverage", "strategy", "trace", "trace-or", "trace-tasks", "trace-limit",
 )  # fmt: skip
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
 JOB_SWITCHES = ("exclusive-gpu", "checkpointing", "channels-last", "end-line", "trace")
@@ -124,7 +124,7 @@ JOB = Section(
     tuple(
         Key(name, WORD, None, f"default of #GPUMEM {name}= and --{name}")
         for name in JOB_KEYS
-        if name not in ("model", "mem", "exclusive-gpu", "trace")
+        if name not in ("model", "mem", "exclusive-gpu", "trace", "strategy")
     ),
 )
 

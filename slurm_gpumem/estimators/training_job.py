@@ -37,6 +37,7 @@ class StatedTraining(NamedTuple):
     module_loading: Optional[str] = None
     alloc_conf: Optional[str] = None
     cublas_workspace: Optional[str] = None
+    strategy: Optional[str] = None
 
 
 def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1) -> TrainingJob:
@@ -119,7 +120,7 @@ def describe_job(job: TrainingJob, trace: Optional[Trace] = None) -> str:
     """The job in one line: "batch 128, Adam, fp32", and what it does out of the ordinary."""
     words = [f"batch {job.batch_size}", optimizer_title(job, trace), PRECISION_TITLES[job.precision]]
     if job.gpus > 1:
-        words.append(f"{job.gpus} GPUs")
+        words.append(f"{job.gpus} GPUs{f' ({job.strategy})' if job.strategy else ''}")
     if job.grad_accumulation > 1:
         words.append(f"{job.grad_accumulation} accumulated batches")
     if job.checkpointing:

@@ -27,13 +27,20 @@ _MARGIN = " " * len("alone on the GPU: ")
 
 def result_line(summary: ModelSummary, estimate: Estimate, shard_mib: int) -> str:
     """The answer in one line, and for which job it is one."""
-    shards = ceil_div(estimate.request_mib, shard_mib)
+    shards = _share(estimate, shard_mib)
     arrow = "→" if speaks_unicode() else "->"
     return (
         f"{summary.name or 'model'}, {describe_estimated(summary, estimate)}, {estimate.gpu} {arrow} "
         f"peak {format_mib(estimate.peak_mib)}, request {format_at_least(estimate.request_mib)} "
-        f"= {count(shards, 'shard')}"
+        f"{shards}"
     )
+
+
+def _share(estimate: Estimate, shard_mib: int) -> str:
+    """What the request is of a GPU: shards of one, or nothing to be asked for of several."""
+    if estimate.job.gpus > 1:
+        return "of each GPU"
+    return f"= {count(ceil_div(estimate.request_mib, shard_mib), 'shard')}"
 
 
 def explain_lines(
@@ -44,14 +51,13 @@ def explain_lines(
     lines = [f"{describe_model(summary)}, {describe_estimated(summary, estimate)}, {estimate.gpu}"]
     lines += parts_lines(estimate.parts, unicode=unicode)
     width = max(len(name) for name in estimate.parts)
-    shards = ceil_div(estimate.request_mib, shard_mib)
     share = estimate.coverage
     held = (
         "" if share is None else f" (meant to hold for {share * 100:.3g} % of jobs{_measured(estimate, gpu)})"
     )
     lines.append(
         f"  {'peak':<{width}} {exact_mib(estimate.peak_mib):>13}  {'→' if unicode else '->'} "
-        f"request {exact_mib(estimate.request_mib)} = {count(shards, 'shard')}{held}"
+        f"request {exact_mib(estimate.request_mib)} {_share(estimate, shard_mib)}{held}"
     )
     lines += doubt_lines(estimate, gpu, other, shard_mib)
     lines += _utilization_lines(estimate)

@@ -20,6 +20,7 @@ def fit_lines(found: BatchLimits, shard_mib: int, style: Style) -> List[str]:
     """What is printed."""
     job = found.job
     words = [optimizer_title(job, found.summary.trace), PRECISION_TITLES[job.precision]]
+    words += [f"{job.gpus} GPUs{f' ({job.strategy})' if job.strategy else ''}"] if job.gpus > 1 else []
     words += ["checkpointing"] if job.checkpointing else []
     words += ["channels_last"] if job.channels_last else []
     lines = [f"{describe_model(found.summary)}, {', '.join(words)}"]
@@ -91,10 +92,10 @@ def _sentences(asked: Optional[int], answer: BatchLimit, shard_mib: int) -> List
         )
         return lines
     e = answer.estimate
-    shards = ceil_div(e.request_mib, shard_mib)
+    shards = f"= {count(ceil_div(e.request_mib, shard_mib), 'shard')}" if e.job.gpus == 1 else "of each GPU"
     lines.append(
         f"largest batch for {place}: {answer.batch:,} (peak {format_mib(e.peak_mib)}, request "
-        f"{format_at_least(e.request_mib)} = {count(shards, 'shard')})"
+        f"{format_at_least(e.request_mib)} {shards})"
     )
     if answer.batch_at_best > answer.batch:
         lines.append(
@@ -106,6 +107,9 @@ def _sentences(asked: Optional[int], answer: BatchLimit, shard_mib: int) -> List
 
 
 def _place(answer: BatchLimit) -> str:
+    gpus = answer.estimate.job.gpus
+    if gpus > 1:
+        return f"each of {gpus} {answer.gpu.name} ({_usable(answer)})"
     if answer.shards is None:
         return f"one {answer.gpu.name} ({_usable(answer)})"
     return f"{count(answer.shards, 'shard')} of one {answer.gpu.name} ({format_mib(answer.limit_mib)})"

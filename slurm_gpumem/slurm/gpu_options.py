@@ -76,7 +76,9 @@ class GpuWish(NamedTuple):
     """The GPUs a job asked for in Slurm's own words."""
 
     gpus: int = 0
-    """How many; 0 when it asked for none."""
+    """How many on one node; 0 when it asked for none."""
+    total: int = 0
+    """... on all of its nodes together."""
     gpu_type: Optional[str] = None
     keep_whole: Optional[str] = None
     """Why the job cannot live with a part of a GPU; None when it can."""
@@ -124,11 +126,19 @@ def gpu_wish(wishes: Wishes, script: Optional[BatchScript]) -> GpuWish:
     types = [kind for kind, _, _ in entries if kind]
     return GpuWish(
         gpus=max((count for _, count, _ in entries), default=0),
+        total=max((_in_all(wishes, count, origin) for _, count, origin in entries), default=0),
         gpu_type=types[-1] if types else None,
         keep_whole=_why_whole(wishes, [(count, origin) for _, count, origin in entries], script),
         shared_gres=shared or None,
         other_gres=other,
     )
+
+
+def _in_all(wishes: Wishes, count: int, origin: str) -> int:
+    """GPUs of all nodes or tasks, of what an option says of one."""
+    times = {"--gres": "nodes", "--gpus-per-node": "nodes", "--gpus-per-task": "ntasks"}.get(origin, "")
+    number = re.match(r"[0-9]+", wishes.get(times) or "") if times else None
+    return count * max(1, int(number[0])) if number else count
 
 
 def _why_whole(

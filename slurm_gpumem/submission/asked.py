@@ -167,7 +167,7 @@ def read_workload(asked: Asked) -> Workload:
     from slurm_gpumem.summaries.reader import read_summary
 
     summary = asked.words.summary or read_summary(settings.model)
-    job = training_job(summary, settings.stated_training(), gpus=max(asked.gpus.gpus, 1))
+    job = training_job(summary, settings.stated_training(), gpus=max(asked.gpus.total, 1))
     return Workload(summary, job)
 
 

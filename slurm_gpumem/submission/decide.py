@@ -94,6 +94,10 @@ def decide(asked: Asked) -> Plan:
     if asked.learns:
         return _by_earlier_runs(asked)
     workload = read_workload(asked)
+    if asked.gpus.gpus > 1:
+        from slurm_gpumem.submission.launcher import refuse_more_ranks_than_gpus
+
+        refuse_more_ranks_than_gpus(asked)
     try:
         reach = find_reach(asked)
     except SlurmMissingError:
@@ -190,6 +194,12 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
         return plan._replace(kept_because=f"its own --gres={asked.gpus.shared_gres} stays")
     unseen = estimate.unseen if estimate else None
     reason = _why_whole(asked, reach)
+    if reason and workload.job is not None and workload.job.gpus > 1:
+        from slurm_gpumem.submission.several_gpus import verdict
+
+        holds, more = verdict(asked, workload, reach, needs)
+        reason = f"{reason}; {holds}" if holds else reason
+        plan = plan._replace(warnings=(*plan.warnings, *more))
     if reason is None and unseen:
         reason = _because_of_unseen_code(asked, unseen)
     if reason is None and not fits_somewhere(reach.kinds, needs.needs):

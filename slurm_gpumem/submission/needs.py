@@ -64,7 +64,28 @@ def estimate_needs(asked: Asked, workload: Workload, reach: Reach) -> Needs:
         else NeedOnGpu(model, _need(estimate, workload.mem_mib, activity), estimate, activity)
         for kind, model, estimate, activity in zip(reach.kinds, reach.models, estimates, activities)
     )
-    return Needs(on, (*warnings, *more))
+    return _of_all_processes(asked, Needs(on, (*warnings, *more)))
+
+
+def _of_all_processes(asked: Asked, needs: Needs) -> Needs:
+    """The need of a job whose launcher starts several processes on its one GPU: of all of them together."""
+    if (
+        not any(one.estimate for one in needs.on)
+        or asked.script is None
+        or "nproc" not in asked.script.text()
+    ):
+        return needs
+    from slurm_gpumem.estimators import remembered
+    from slurm_gpumem.submission.launcher import ranks_on_one_gpu
+
+    processes, notes = ranks_on_one_gpu(asked)
+    # Earlier runs were measured with all of their processes.
+    estimated = [one.estimate is not None and one.estimate.estimator != remembered.NAME for one in needs.on]
+    on = tuple(
+        one._replace(need=one.need.times(processes)) if by_estimate else one
+        for one, by_estimate in zip(needs.on, estimated)
+    )
+    return Needs(on, (*needs.warnings, *(notes if any(estimated) else ())))
 
 
 def _unused_coverage(asked: Asked, workload: Workload) -> List[str]:

@@ -89,6 +89,10 @@ class Need(NamedTuple):
     too_slow: bool = False
     """Whether a MIG instance has too few multiprocessors for the accepted slowdown."""
 
+    def times(self, processes: int) -> Need:
+        """The memory of several such processes."""
+        return self._replace(peak_mib=self.peak_mib * processes, request_mib=self.request_mib * processes)
+
 
 def largest_kind(kinds: Sequence[GpuKind]) -> Optional[GpuKind]:
     """The kind with the most memory, of those whose memory is known."""

@@ -51,7 +51,7 @@ def batch_remark(asked: Asked, workload: Workload) -> Optional[str]:
     if not batch or asked.gpus.gpus > 1:
         return None
     found: List[Tuple[str, str, int]] = []
-    for where, line in _commands(asked):
+    for where, line in commands(asked):
         for match in re.finditer(_BATCH, line):
             number = _number(match[2], asked)
             if number is not None and (
@@ -93,7 +93,7 @@ def source_remarks(asked: Asked, summary: Optional[ModelSummary]) -> Tuple[str, 
         return ()
     convolutions = any("conv" in layer.kind.lower() for layer in summary.layers)
     found: List[str] = []
-    for name in sorted({name for _, line in _commands(asked) for name in re.findall(_PYTHON_FILE, line)}):
+    for name in sorted({name for _, line in commands(asked) for name in re.findall(_PYTHON_FILE, line)}):
         try:
             with open(os.path.expanduser(name), "rb") as file:
                 text = file.read(_SOURCE_CAP).decode("utf-8", "replace")
@@ -123,7 +123,7 @@ def preallocation_remark(
     asked: Asked, summary: Optional[ModelSummary], model: GpuModel, share_mib: int
 ) -> Optional[str]:
     """For TensorFlow and JAX on a shared GPU: what they take at the start, and the part that fits."""
-    lines = [line for _, line in _commands(asked)]
+    lines = [line for _, line in commands(asked)]
     by_framework = summary is not None and summary.shows.preallocates
     if not (by_framework or any(re.search(_PREALLOCATES, line) for line in lines)):
         return None
@@ -150,8 +150,8 @@ def server_remarks(asked: Asked, model: GpuModel, share_mib: Optional[int]) -> O
 
     total, context = _seen_memory(model)
     if share_mib is None:
-        return unshared_server_remark(_commands(asked), total, context)
-    return server_remark(_commands(asked), total, context, share_mib)
+        return unshared_server_remark(commands(asked), total, context)
+    return server_remark(commands(asked), total, context, share_mib)
 
 
 def _seen_memory(model: GpuModel) -> Tuple[int, int]:
@@ -163,7 +163,7 @@ def _seen_memory(model: GpuModel) -> Tuple[int, int]:
     return max(gpu.memory_mib, whole), gpu.context_mib
 
 
-def _commands(asked: Asked) -> List[Tuple[str, str]]:
+def commands(asked: Asked) -> List[Tuple[str, str]]:
     """Lines that run something, and the script's arguments, with where they stand."""
     found = []
     script = asked.script

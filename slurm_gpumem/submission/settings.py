@@ -279,6 +279,7 @@ class JobSettings:
             module_loading=self.text("module-loading"),
             alloc_conf=self.text("alloc-conf"),
             cublas_workspace=self.text("cublas-workspace"),
+            strategy=self.text("strategy"),
         )
 
     def remarks(self) -> Tuple[str, ...]:

@@ -37,6 +37,15 @@ CALL_TYPES = ("fp32", "fp16", "bf16", "fp64")
 WAYS = ("meta", "real")
 """How a model was traced: on meta tensors, or by a small real run on the CPU."""
 
+PARAMETER = "parameter"
+"""The operator of a block that holds a parameter of the model; the layer is the one that owns it."""
+BUCKET = "ddp::bucket"
+"""... of a buffer through which DDP reduces gradients."""
+NCCL = "nccl"
+"""... of what NCCL takes outside of PyTorch's allocator. On an H200, PyTorch 2.11, a group of one process:"""
+NCCL_FIRST_GROUP, NCCL_FURTHER_GROUP = 558 << 20, 388 << 20
+"""bytes from the first collective on, and for each further group."""
+
 Polynomial = Tuple[int, ...]
 """Bytes as coefficients of 1, batch, batch², ..."""
 

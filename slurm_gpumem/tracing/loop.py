@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor, nn
 
+from slurm_gpumem.summaries.trace_types import PARAMETER
 from slurm_gpumem.tracing.assemble import Seen
 from slurm_gpumem.tracing.recorder import Recorder
 
@@ -125,7 +126,7 @@ def note_model(model: nn.Module, recorder: Recorder, name: str = "") -> None:
     if isinstance(model, nn.RNNBase) and not any(p.dtype == torch.bfloat16 for p in parameters):
         _note_flat(parameters, recorder, name)
     for parameter in parameters:
-        recorder.note(parameter, "parameter", "weights", name)
+        recorder.note(parameter, PARAMETER, "weights", name)
     for buffer in model.buffers(recurse=False):
         recorder.note(buffer, "buffer", "buffers", name)
 
@@ -133,8 +134,8 @@ def note_model(model: nn.Module, recorder: Recorder, name: str = "") -> None:
 def _note_flat(parameters: Sequence[Tensor], recorder: Recorder, name: str) -> None:
     """A recurrent layer's weights are copied into one buffer once on the GPU; those in bf16 are not."""
     sizes = [parameter.numel() * parameter.element_size() for parameter in parameters]
-    single = [recorder.take(size, "parameter", "weights", name) for size in sizes]
-    recorder.take(sum(sizes), "parameter", "weights", name)
+    single = [recorder.take(size, PARAMETER, "weights", name) for size in sizes]
+    recorder.take(sum(sizes), PARAMETER, "weights", name)
     for number, parameter in zip(single, parameters):
         recorder.drop(number)
         recorder.skip(parameter)

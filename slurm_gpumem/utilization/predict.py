@@ -43,6 +43,8 @@ def estimate_with_utilization(
 
 def with_utilization(estimate: Estimate, gpu: Gpu, summary: ModelSummary) -> Estimate:
     """The same estimate with its utilization; the step is rebuilt where the estimate has none of its own."""
+    if estimate.job.gpus > 1:
+        return replace(estimate, no_utilization="how long several GPUs wait for each other is not predicted")
     if estimate.estimator.startswith(registry.TRACE):
         summary = with_stored_trace(summary, estimate.job)
     trace = summary.trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
@@ -48,7 +49,13 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
     if trace is None:
         raise UsageError("this summary has no trace; `gpumem summarize` makes one from the model's code")
     trace, warnings = in_version(trace, job.torch)
-    return estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
+    if job.gpus == 1:
+        return estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
+    from slurm_gpumem.estimators.ranks import rank_trace
+
+    trace, assumed = rank_trace(trace, summary.layers, job.strategy, job.gpus)
+    found = estimate_trace(trace, job, gpu, packaged(), (*summary.warnings, *warnings))
+    return replace(found, assumptions=(*assumed, *found.assumptions))
 
 
 def estimate_trace(
@@ -59,9 +66,6 @@ def estimate_trace(
     timeline = replay(trace, job.batch_size, gpu, settings)
     context = gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
     parts = parts_of(timeline, context)
-    if job.gpus > 1:
-        # Buckets of data-parallel training: one more copy of the gradients.
-        parts["gradients"] += _gradient_mib(trace, timeline)
     peak = sum(parts.values())
     request, coverage = round(peak * (1 + _MARGIN)), None
     requests: Tuple[int, ...] = ()
@@ -117,18 +121,6 @@ def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
     parts["fragmentation"] = max(0, round(timeline.stats.peak_reserved / MIB) - sum(parts.values()))
     parts["context"] = context
     return parts
-
-
-def _gradient_mib(trace: Trace, timeline: Timeline) -> int:
-    """All gradients of one step."""
-    first = [index for index, value in enumerate(trace.events) if value >= 0]
-    step = {phase.step for phase in trace.phases if phase.step}
-    total = 0
-    for index in first:
-        value = trace.events[index]
-        if trace.sites[value].category == "gradients" and trace.phase_of(index).step == min(step, default=0):
-            total += timeline.sizes[value]
-    return round(total / MIB)
 
 
 def _warnings(trace: Trace, job: TrainingJob) -> Tuple[str, ...]:

@@ -11,13 +11,11 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from slurm_gpumem.summaries.trace_types import BUCKET, NCCL, NCCL_FIRST_GROUP, NCCL_FURTHER_GROUP
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.streams import FURTHER_STREAM
 
 _FSDP = "FSDP on one GPU is traced as the model itself"
-_FIRST_GROUP, _FURTHER_GROUP = 558 << 20, 388 << 20
-"""What NCCL takes on the GPU, outside of PyTorch's allocator, for a group of one process: on an H200, PyTorch
-2.11. It is there from the first collective on."""
 _COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce", "barrier",
                 "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather",
                 "scatter", "all_gather_object", "broadcast_object_list")  # fmt: skip
@@ -99,9 +97,9 @@ class Nccl:
         """A group communicates: the first time, NCCL allocates its buffers."""
         if "nccl" not in Nccl.backend:
             return
-        Nccl.recorder.once("nccl", _FIRST_GROUP, "nccl")
+        Nccl.recorder.once(NCCL, NCCL_FIRST_GROUP, NCCL)
         if group is not None:
-            Nccl.recorder.once(f"nccl {id(group)}", _FURTHER_GROUP, "nccl")
+            Nccl.recorder.once(f"{NCCL} {id(group)}", NCCL_FURTHER_GROUP, NCCL)
 
 
 class DistributedDataParallel(nn.Module):
@@ -115,6 +113,10 @@ class DistributedDataParallel(nn.Module):
         if not kwargs.get("gradient_as_bucket_view"):
             trained = [p for p in module.parameters() if p.requires_grad]
             self._buckets = [torch.empty_like(p, requires_grad=False) for p in trained]
+            for bucket in self._buckets:
+                block = Nccl.recorder.block_of(bucket)
+                if block is not None:
+                    block.operator, block.category = BUCKET, "gradients"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Dict, List, Tuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from slurm_gpumem.summaries.trace_types import Phase, Site, Trace, TracedJob
+from slurm_gpumem.summaries.trace_types import PARAMETER, Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.assemble import site_of
@@ -20,6 +21,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     recorder, steps, places = tracer.recorder, tracer.steps, tracer.places
     root = places.main_root()
     job = _job(tracer, root)
+    _name_parameters(recorder, places)
     trace = _trace(recorder, job)
     module = None if root is None else root.module
     parameters = [] if module is None else list({id(p): p for p in module.parameters()}.values())
@@ -49,6 +51,16 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     if not steps.counts:
         facts.update(tracer.inference.facts())
     return summary, facts
+
+
+def _name_parameters(recorder: Any, places: Any) -> None:
+    """Mark the blocks that hold parameters, with their layers: a script makes them before its model runs."""
+    for root in places.roots.values():
+        for name, module in root.module.named_modules():
+            for parameter in module.parameters(recurse=False):
+                block = None if is_lazy(parameter) else recorder.block_of(parameter)
+                if block is not None and block.operator != PARAMETER:
+                    block.operator, block.module = PARAMETER, root.prefix + name
 
 
 def _warnings(recorder: Any) -> Tuple[str, ...]:

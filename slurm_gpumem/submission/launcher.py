@@ -1,0 +1,43 @@
+"""Processes that a job's launcher starts: no more than GPUs, and all that share one GPU count."""
+
+from __future__ import annotations
+
+import re
+from typing import Tuple
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.submission.asked import Asked
+from slurm_gpumem.submission.script_remarks import commands
+
+_PROCESSES = r"--nproc[-_]per[-_]node[= ]+([0-9]+)\b"
+
+
+def processes_on_a_node(asked: Asked) -> Tuple[int, str]:
+    """How many processes torchrun starts on each node, and where it says so; (0, "") where nothing does."""
+    found = [
+        (int(match[1]), where) for where, line in commands(asked) for match in re.finditer(_PROCESSES, line)
+    ]
+    return max(found, default=(0, ""))
+
+
+def refuse_more_ranks_than_gpus(asked: Asked) -> None:
+    """UsageError for a job whose launcher starts more processes than it has GPUs on a node."""
+    processes, where = processes_on_a_node(asked)
+    gpus = asked.gpus.gpus
+    if 1 < gpus < processes:
+        raise UsageError(
+            f"{where} torchrun starts {processes} processes on each node, for {gpus} GPUs: NCCL takes one "
+            f"process for each GPU.\nAsk for {processes} GPUs, or start {gpus}. Nothing was submitted."
+        )
+
+
+def ranks_on_one_gpu(asked: Asked) -> Tuple[int, Tuple[str, ...]]:
+    """How many processes share the one GPU of a job, each of which needs what is estimated; a note."""
+    processes, where = processes_on_a_node(asked)
+    if processes < 2 or asked.gpus.gpus > 1:
+        return 1, ()
+    note = (
+        f"{where} torchrun starts {processes} processes on one GPU: the memory of all of them is asked for. "
+        "NCCL refuses two processes on one GPU; gloo does not"
+    )
+    return processes, (note,)

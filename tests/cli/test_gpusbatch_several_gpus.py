@@ -1,0 +1,129 @@
+"""gpusbatch for jobs on several GPUs, and for several processes on one: a verdict before they queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_gpumem.summaries.own import save_summary
+from slurm_gpumem.summaries.trace_types import PARAMETER, Phase, Site, Trace, TracedJob
+from slurm_gpumem.summaries.types import Layer, ModelSummary
+
+pytestmark = pytest.mark.slurm
+
+GIB = 1 << 30
+BLOCKS = 16
+
+
+def large_model(path: Path, gib: int) -> None:
+    """A summary of a model with this many GiB of parameters in blocks, trained by Adam."""
+    size = gib * GIB // BLOCKS
+    names = [f"h.{number}" for number in range(BLOCKS)]
+    sites = []
+    for name in names:
+        sites.append(Site((size,), PARAMETER, name, "weights"))
+    forward = len(sites)
+    sites += [Site((0, 1 << 20), "aten::mm", name, "activations") for name in names]
+    gradients = len(sites)
+    sites += [Site((size,), "aten::mm", name, "gradients") for name in names]
+    states = len(sites)
+    sites += [Site((size,), "aten::zeros_like", name, "optimizer") for name in names]
+    events = list(range(forward))
+    phases = [Phase(0, "setup", 0), Phase(len(events), "forward", 1)]
+    events += range(forward, forward + BLOCKS)
+    phases.append(Phase(len(events), "backward", 1))
+    for number in reversed(range(BLOCKS)):
+        events.append(gradients + number)
+    phases.append(Phase(len(events), "optimizer", 1))
+    for number in range(BLOCKS):
+        events += [states + number, states + number]
+    trace = Trace(
+        TracedJob(batch=4, optimizer="adam"),
+        "meta",
+        tuple(sites),
+        tuple(events),
+        tuple(phases),
+        uses_matmul=True,
+    )
+    layers = tuple(Layer("Block", params=size // 4, name=name) for name in names)
+    total = gib * GIB // 4
+    summary = ModelSummary(
+        "gpumem", layers, "large", 4, total_params=total, trainable_params=total, trace=trace
+    )
+    save_summary(summary, path)
+
+
+def ask(desk: Any, gpus: int, *options: str) -> Any:
+    return desk.call("--dry-run", f"--gres=gpu:{gpus}", "job.sh", "--model", "large.json", *options)
+
+
+def test_a_job_on_more_gpus_than_its_model_needs_is_told_how_many_would_do(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 12)
+    done = ask(desk, 4, "--strategy", "fsdp")
+    assert done.returncode == 0, done.stderr
+    assert "it asks for 4 GPUs (--gres); each needs" in done.stderr
+    assert "2 × a100 would hold it" in done.stderr
+    assert "--gres=gpu:4" in done.stdout
+
+
+def test_a_model_that_its_gpus_cannot_hold_is_not_submitted_and_says_how_many_it_needs(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 30)
+    done = ask(desk, 2, "--strategy", "fsdp")
+    assert done.returncode != 0
+    assert "each of 2 GPUs needs" in done.stderr
+    assert "4 × a100 would hold it" in done.stderr
+    assert "Nothing was submitted. Use --exclusive-gpu to try anyway" in done.stderr
+    assert ask(desk, 2, "--strategy", "fsdp", "--exclusive-gpu").returncode == 0
+
+
+def test_a_job_that_needs_less_than_half_of_each_gpu_is_told_why_it_cannot_share_them(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 1)
+    done = ask(desk, 2)
+    assert done.returncode == 0, done.stderr
+    assert "parts of several GPUs cannot be asked for" in done.stderr
+    assert "--gres=gpu:2" in done.stdout
+
+
+def test_without_a_strategy_such_a_job_is_only_warned(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 30)
+    done = ask(desk, 4)
+    assert done.returncode == 0, done.stderr
+    assert "if every one holds the whole model. --strategy fsdp says that it is divided" in done.stderr
+
+
+def test_gpus_of_all_nodes_count(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 30)
+    done = ask(desk, 4, "--strategy", "fsdp", "--nodes=2")
+    assert done.returncode == 0, done.stderr
+    assert "8 GPUs (fsdp)" in done.stderr
+
+
+def test_more_processes_than_gpus_are_refused(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 1)
+    desk.script("job.sh", "torchrun --nproc-per-node=8 train.py")
+    done = ask(desk, 4, "--strategy", "fsdp")
+    assert done.returncode == 2
+    assert "torchrun starts 8 processes on each node, for 4 GPUs" in done.stderr
+
+
+def test_several_processes_on_one_gpu_ask_for_the_memory_of_all(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 1)
+    desk.script("job.sh", "torchrun --nproc_per_node 1 train.py")
+    one = ask(desk, 1)
+    desk.script("job.sh", "torchrun --nproc_per_node 3 train.py")
+    three = ask(desk, 1)
+    assert "the memory of all of them is asked for" in three.stderr
+
+    def shards(done: Any) -> int:
+        return int(done.stdout.split("shard:")[1].split()[0].strip("'\""))
+
+    assert 3 * shards(one) - 3 <= shards(three) <= 3 * shards(one)
+
+
+def test_a_strategy_for_one_gpu_is_refused(desk: Any) -> None:
+    large_model(desk.folder / "large.json", 1)
+    done = ask(desk, 1, "--strategy", "fsdp")
+    assert done.returncode == 2
+    assert "is for several GPUs" in done.stderr
