@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._contextlib import _DecoratorContextManager
 
-from slurm_gpumem.tracing.script import parallel, quantized, triton_kernels
+from slurm_gpumem.tracing.script import flash_package, longest, parallel, quantized, triton_kernels
 from slurm_gpumem.tracing.script.imports import AfterImport
 
 _LEAST_BATCHES = 3
@@ -32,8 +32,8 @@ def install(tracer: Any) -> None:
     _checkpoints(tracer)
     _loading()
     parallel.install(tracer)
-    quantized.install(tracer)
-    triton_kernels.install(tracer)
+    for package in (flash_package, longest, quantized, triton_kernels):
+        package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
 
