@@ -70,6 +70,7 @@ class Tracer:
         self.places = ScriptPlaces(self._called)
         self.recorder = ScriptRecorder(self.places, autocast, Guess(truth=truth))
         self.recorder.gpu_bytes = gpu.memory_bytes
+        self.world.elsewhere = self.recorder.elsewhere
         self.steps = Steps(self.recorder, deadline, onward_s, self.finish)
         self.steps.started = self._claim
         self.onward = Onward(self.recorder, self.places, lambda: self.steps.fast_forward)

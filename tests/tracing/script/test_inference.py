@@ -83,6 +83,12 @@ model = net().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1); mode
 with torch.no_grad():
     while True: model(torch.randn(64, 256).cuda()); time.sleep(0.05)
 """,
+    "skeleton": """
+with torch.device("meta"): skeleton = nn.Linear(16384, 16384)
+other = nn.Linear(8192, 8192).to("meta"); third = torch.empty(1 << 28, device="meta"); view = third.view(2, -1)
+model = nn.Linear(64, 64, device="meta").to_empty(device="cuda").eval()
+with torch.no_grad(): model(torch.randn(4, 64).cuda())
+""",
     "on-the-cpu": "net()(torch.randn(4, 256))",
     "features-first": """
 model = net().cuda().eval()
@@ -208,6 +214,10 @@ def test_a_loop_that_the_time_limit_cuts_off_says_whether_memory_grew(runs: Runs
         True,
     )
     assert any("still growing, so a longer run needs more" in note for note in traced.notes)
+
+
+def test_what_a_script_itself_puts_on_the_meta_device_takes_no_memory(runs: Runs) -> None:
+    assert 64 * 64 * 4 < runs["skeleton"].result().facts["peak_bytes"] < 4 << 20
 
 
 def test_training_after_inference_in_one_command_is_what_counts(runs: Runs) -> None:

@@ -64,6 +64,22 @@ class JITFunction(KernelInterface):
 def jit(function): return JITFunction()
 """,
 }
+ACCELERATE = {
+    "accelerate/__init__.py": "",
+    "accelerate/hooks.py": """
+import torch
+class AlignDevicesHook:
+    offload, place_submodules = True, True
+    def init_hook(self, module):
+        self.kept = {name: p.data for name, p in module.named_parameters()}
+        return self.post_forward(module, module)
+    def pre_forward(self, module):
+        for name in self.kept: setattr(module, name, torch.nn.Parameter(self.kept[name].to("cuda")))
+    def post_forward(self, module, output):
+        for name in self.kept: setattr(module, name, torch.nn.Parameter(self.kept[name].to("meta")))
+        return output
+""",
+}
 HEAD = "import torch, torch.nn as nn, torch.nn.functional as F\n"
 TRAIN = """
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -152,6 +168,15 @@ import sys; sys.path.insert(0, "late"); import triton
 def kernel(x, y): pass
 """
     + TRAIN,
+    "offloaded": """
+from accelerate.hooks import AlignDevicesHook
+layers, hooks = [nn.Linear(2048, 2048) for _ in range(8)], [AlignDevicesHook() for _ in range(8)]
+for layer, hook in zip(layers, hooks): hook.init_hook(layer)
+with torch.no_grad():
+    x = torch.randn(4, 2048).cuda()
+    for layer, hook in zip(layers, hooks):
+        hook.pre_forward(layer); x = hook.post_forward(layer, layer(x))
+""",
     "texts": """
 class Texts(torch.utils.data.Dataset):
     def __len__(self): return 4000
@@ -167,7 +192,7 @@ for tokens in torch.utils.data.DataLoader(Texts(), 8, shuffle=True, collate_fn=p
     model(tokens.cuda()).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """,
 }
-PACKAGES: Dict[str, Dict[str, str]] = {"flash": FLASH, "triton": TRITON, "texts": {}}
+PACKAGES: Dict[str, Dict[str, str]] = {"flash": FLASH, "offloaded": ACCELERATE, "triton": TRITON, "texts": {}}
 Runs = Dict[str, "Future[TracedScript]"]
 MIB = 1 << 20
 
@@ -238,6 +263,11 @@ def test_triton_kernels_are_not_run(runs: Runs) -> None:
     traced = runs["triton"].result()
     assert traced.facts["steps"] >= 3
     assert "Triton kernels" in _remarks(traced)
+
+
+def test_weights_that_accelerate_keeps_on_the_cpu_are_on_the_gpu_one_layer_at_a_time(runs: Runs) -> None:
+    layer = 2048 * 2048 * 4
+    assert layer < runs["offloaded"].result().facts["peak_bytes"] < 3 * layer
 
 
 def test_the_longest_text_is_in_a_traced_batch(runs: Runs) -> None:
