@@ -85,7 +85,7 @@ with torch.no_grad():
 """,
     "skeleton": """
 with torch.device("meta"): skeleton = nn.Linear(16384, 16384)
-other = nn.Linear(8192, 8192).to("meta"); third = torch.empty(1 << 28, device="meta"); view = third.view(2, -1)
+other = nn.Linear(8192, 8192).to("meta"); third = torch.empty(1 << 28, device="meta").view(2, -1)
 model = nn.Linear(64, 64, device="meta").to_empty(device="cuda").eval()
 with torch.no_grad(): model(torch.randn(4, 64).cuda())
 """,
@@ -196,7 +196,7 @@ def test_an_optimizer_that_took_no_step_is_named(runs: Runs) -> None:
     ("name", "words"),
     [
         ("fails-later", ["failed after 1 forward pass, before any optimizer step", "FileNotFoundError"]),
-        ("ends-badly", ["ended with code 3 without a step of an optimizer, after forward passes"]),
+        ("ends-badly", ["failed after 1 forward pass, before any optimizer step", "sys.exit(3)"]),
         ("prepares", ["stopped after 40 s, before its first optimizer step"]),
         ("on-the-cpu", ["without a step of an optimizer or a forward pass on the GPU"]),
     ],
