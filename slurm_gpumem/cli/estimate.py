@@ -17,7 +17,13 @@ from slurm_gpumem.cli.options import (
     positive,
 )
 from slurm_gpumem.cli.screen_options import add_units
-from slurm_gpumem.cli.target_options import TARGET_HELP, add_code_options, explicit_training, traced_subject
+from slurm_gpumem.cli.target_options import (
+    TARGET_HELP,
+    add_code_options,
+    add_generate_option,
+    explicit_training,
+    traced_subject,
+)
 from slurm_gpumem.config.load import load_config
 from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
@@ -147,6 +153,11 @@ def _subject(
     args: argparse.Namespace, settings: JobSettings
 ) -> Tuple[ModelSummary, TrainingJob, Tuple[str, ...]]:
     """The summary of a file or of standard input, or of code that is traced; and the job."""
+    if args.generate is not None:
+        from slurm_gpumem.cli.generate_option import generated_subject
+
+        found = generated_subject(args.summary, args, settings)
+        return found.summary, found.job, found.notes
     traced = traced_subject(args.summary, args, settings)
     if traced is not None:
         job = replace(traced.job, gpus=args.gpus, strategy=args.strategy or "")
@@ -259,5 +270,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--write", metavar="JOB.SH", help="with --directive: put the line into this script")
     parser.add_argument("--json", action="store_true", help=f"machine-readable, schema {SCHEMA}")
     add_code_options(parser)
+    add_generate_option(parser)
     add_units(parser)
     return parser

@@ -129,6 +129,16 @@ def add_code_options(parser: argparse.ArgumentParser) -> None:
     child.add_argument("--show-output", action="store_true", help="what the code prints, on stderr")
 
 
+def add_generate_option(parser: argparse.ArgumentParser) -> None:
+    """For commands that answer for one batch size."""
+    parser.add_argument(
+        "--generate",
+        type=int,
+        metavar="TOKENS",
+        help="inference of a Hugging Face model: texts of --input 1024 tokens, and as many new ones as this",
+    )
+
+
 def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject:
     """Read the summary, or trace the code; errors say how to name either."""
     settings = job_settings(config, (), os.environ, own_options(args)).under(job_environment(os.environ))

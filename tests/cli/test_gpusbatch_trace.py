@@ -270,6 +270,27 @@ def test_an_array_is_traced_at_its_ends_and_asks_for_the_larger(desk: TraceDesk)
     assert (wrong.returncode, "the array has no task 5" in wrong.stderr) == (2, True)
 
 
+INFERS = """
+import torch
+model = torch.nn.Linear(64, 64).cuda().eval()
+with torch.no_grad(): model(torch.randn(8, 64).cuda())
+"""
+
+
+def test_a_job_that_only_infers_is_submitted_with_what_it_needs(desk: TraceDesk) -> None:
+    desk.write("infer.py", INFERS)
+    desk.job("$PYTHON infer.py\ntouch after.txt")
+    done = desk.call("--trace", "--hold", "job.sh")
+    assert done.returncode == 0, done.stderr
+    assert "batch 8, inference, fp32" in done.stderr
+    assert not (desk.folder / "after.txt").exists()
+    # The script goes on after a command that failed; its inference does not count anyway.
+    desk.write("infer.py", INFERS + "import sys; sys.exit(3)")
+    failed = desk.call("--trace", "--hold", "job.sh")
+    assert (failed.returncode, "Nothing was submitted" in failed.stderr) == (2, True), failed.stderr
+    assert "failed after 1 forward pass" in failed.stderr
+
+
 BAD = {
     "never-trains": ("import torch", "without a step of an optimizer"),
     "asks": ("import torch; input('go on?')", "nobody answers"),

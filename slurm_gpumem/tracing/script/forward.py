@@ -158,7 +158,7 @@ def _leaf(value: Any) -> Any:
 def _made(leaf: Any) -> Any:
     if not isinstance(leaf, _Leaf):
         return leaf
-    device = "meta" if leaf.on_gpu else "cpu"
+    device = "cuda" if leaf.on_gpu else "cpu"
     if not leaf.needs_gradient:
         return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)
     base = torch.empty((), dtype=leaf.dtype, device=device, requires_grad=True)

@@ -65,11 +65,13 @@ class Tracer:
         self._finished = False
         self._claimed = False
         self._failure = self._onward_failure = ""
+        self._exit_code: Any = None
         self.world = CudaWorld()
         autocast = _kept.enter_context(autocast_on_meta())
         self.places = ScriptPlaces(self._called)
         self.recorder = ScriptRecorder(self.places, autocast, Guess(truth=truth))
         self.recorder.gpu_bytes = gpu.memory_bytes
+        self.world.elsewhere = self.recorder.elsewhere
         self.steps = Steps(self.recorder, deadline, onward_s, self.finish)
         self.steps.started = self._claim
         self.onward = Onward(self.recorder, self.places, lambda: self.steps.fast_forward)
@@ -101,7 +103,7 @@ class Tracer:
         recorder.__enter__()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._at_exit)
-        self._hook_hard_exit()
+        self._hook_exits()
         self._hook_exceptions()
         threading.Thread(target=self._heartbeat, daemon=True).start()
         self._report.say(torch=str(torch.__version__), python=sys.executable, argv=sys.argv[:40])
@@ -170,6 +172,9 @@ class Tracer:
             return
         if self._claimed:
             self.finish()
+        elif self.inference.was_all() and self._exit_code:
+            failed = f"it ended by sys.exit({self._exit_code!r})"
+            self._report.say(failed=failed, passes=self.onward.completed)
         elif self.inference.was_all() and not self._failure:
             # Another process may train later, or need more: the command goes on, and the largest counts.
             self.recorder.off = True
@@ -181,8 +186,8 @@ class Tracer:
             models = [type(root.module).__name__ for root in self.places.roots.values()]
             self._report.say(ended=True, models=models, guessed=self.recorder.guess.used)
 
-    def _hook_hard_exit(self) -> None:
-        """`os._exit` after training: what was seen until then holds."""
+    def _hook_exits(self) -> None:
+        """`os._exit` after training: what was seen until then holds. The code of `sys.exit` is kept."""
         real = os._exit
 
         def hard_exit(status: int) -> NoReturn:
@@ -190,6 +195,13 @@ class Tracer:
             real(status)
 
         os._exit = hard_exit
+        leave = sys.exit
+
+        def noting_exit(code: Any = None) -> NoReturn:
+            self._exit_code = code
+            leave(code)
+
+        sys.exit = noting_exit
 
     def _hook_exceptions(self) -> None:
         real = sys.excepthook

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._contextlib import _DecoratorContextManager
 
-from slurm_gpumem.tracing.script import parallel, quantized, triton_kernels
+from slurm_gpumem.tracing.script import flash_package, longest, offload, parallel, quantized, triton_kernels
 from slurm_gpumem.tracing.script.imports import AfterImport
 
 _LEAST_BATCHES = 3
@@ -32,8 +32,8 @@ def install(tracer: Any) -> None:
     _checkpoints(tracer)
     _loading()
     parallel.install(tracer)
-    quantized.install(tracer)
-    triton_kernels.install(tracer)
+    for package in (flash_package, longest, offload, quantized, triton_kernels):
+        package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
 
@@ -143,7 +143,7 @@ def _flat_recurrent_weights() -> None:
         if len(kinds) != 1 or ("meta", torch.bfloat16) in kinds or kinds.pop()[0] != "meta":
             return
         with torch.no_grad():
-            flat = torch.zeros(sum(w.numel() for w in weights), dtype=weights[0].dtype, device="meta")
+            flat = torch.zeros(sum(w.numel() for w in weights), dtype=weights[0].dtype, device="cuda")
             for weight, part in zip(weights, flat.split([w.numel() for w in weights])):
                 weight.data = part.view(weight.shape)
 
@@ -237,7 +237,7 @@ def _checkpoints(tracer: Any) -> None:
 def _loading() -> None:
     """What was saved on a GPU, or is asked onto one, is loaded to the CPU and moved to "cuda" from there."""
     real = torch.load
-    from slurm_gpumem.tracing.script.world import META, is_cuda
+    from slurm_gpumem.tracing.script.world import CUDA, is_cuda
 
     def load(*args: Any, **kwargs: Any) -> Any:
         asked = args[1] if len(args) > 1 else kwargs.pop("map_location", None)
@@ -249,7 +249,7 @@ def _loading() -> None:
 
         kept = asked if asked is not None and not is_cuda(asked) else place
         found = real(args[0], kept, *args[2:], **kwargs)
-        return _moved(found, META) if any(on_gpu) else found
+        return _moved(found, CUDA) if any(on_gpu) else found
 
     torch.load = load
 

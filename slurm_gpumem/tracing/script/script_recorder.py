@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from slurm_gpumem.tracing.autocast import Autocast
 from slurm_gpumem.tracing.recorder import Block, Recorder
@@ -94,6 +95,28 @@ class ScriptRecorder(Recorder):
         """The block that `take` gave goes."""
         super().drop(number)
         self.live_bytes -= self.blocks[number].nbytes
+
+    def elsewhere(self, make: Callable[[], Any]) -> Any:
+        """Make tensors that are not on the GPU, though they look like it."""
+        with self.unnoted():
+            result = make()
+        with torch._C.DisableTorchFunction():
+            for tensor in pytree.tree_leaves(result):
+                plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided
+                if plain and tensor.untyped_storage()._cdata not in self._live:
+                    self.skip(tensor)
+        return result
+
+    def leave(self, tensor: Tensor) -> None:
+        """This tensor is no longer on the GPU, though it stands where one was."""
+        if tensor.device.type != self._device:
+            return
+        key = tensor.untyped_storage()._cdata
+        number, reference = self._live.get(key, (-1, None))
+        if number >= 0:
+            self.events.append(~number)
+            self.live_bytes -= self.blocks[number].nbytes
+            self._live[key] = (-1, reference)
 
     # -- Cycles ----------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ class CudaWorld(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.default_is_cuda = False
+        self.elsewhere: Callable[[Callable[[], Any]], Any] = lambda make: make()
+        """Makes tensors that the script itself asks onto "meta": they take no memory anywhere."""
         self._special = _special_functions()
         self._constructors = set(_device_constructors())
 
@@ -37,7 +39,8 @@ class CudaWorld(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         special = self._special.get(func)
-        if special is not None:
+        to_meta = func is torch.Tensor.to and is_meta(args[1] if len(args) > 1 else kwargs.get("device"))
+        if special is not None and not to_meta:
             return special(func, args, kwargs)
         # Layers pass device=None on, which means the default.
         device = kwargs.get("device")
@@ -50,6 +53,8 @@ class CudaWorld(TorchFunctionMode):
             kwargs = {**kwargs, "pin_memory": False}
         if any(is_cuda(arg) for arg in args):
             args = tuple(META if is_cuda(arg) else arg for arg in args)
+        elif to_meta or is_meta(device):
+            return self.elsewhere(lambda: func(*args, **kwargs))
         return func(*args, **kwargs)
 
 
@@ -58,6 +63,11 @@ def is_cuda(device: Any) -> bool:
     if isinstance(device, torch.device):
         return device.type == "cuda"
     return isinstance(device, str) and (device == "cuda" or device.startswith("cuda:"))
+
+
+def is_meta(device: Any) -> bool:
+    """Whether a value names the device without memory."""
+    return device.type == "meta" if isinstance(device, torch.device) else bool(device == "meta")
 
 
 def _is_number(device: Any) -> bool:
@@ -185,9 +195,9 @@ class LegacyType:
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
             given = args[0]
             if isinstance(given, torch.Tensor):
-                return given.to(device=META, dtype=self.dtype)
-            return torch.tensor(given, dtype=self.dtype).to(META)
-        return torch.empty(*args, dtype=self.dtype, device=META)
+                return given.to(device=CUDA, dtype=self.dtype)
+            return torch.tensor(given, dtype=self.dtype).to(CUDA)
+        return torch.empty(*args, dtype=self.dtype, device=CUDA)
 
 
 LEGACY = {
@@ -362,7 +372,7 @@ def _legacy_constructor(world: CudaWorld) -> None:
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = torch._C.TensorBase.__new__(cls, *args, **kwargs)
         here = world.default_is_cuda and cls is torch.Tensor and made.device.type == "cpu"
-        return made.to(META) if here else made
+        return made.to(CUDA) if here else made
 
     # The compiler compares the constructor's signature with its own when it is loaded.
     importlib.import_module("torch._dynamo")

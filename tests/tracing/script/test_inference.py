@@ -19,6 +19,7 @@ from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from slurm_gpumem.utilization.predict import with_utilization
+from tests.support.generating_library import LIBRARY
 from tests.support.needs import needs_torch
 
 pytestmark = needs_torch
@@ -27,40 +28,6 @@ HEAD = """
 import os, sys, time, torch, torch.nn as nn, torch.nn.functional as F
 def net(): return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1000))
 """
-LIBRARY = {
-    "transformers/__init__.py": "",
-    "transformers/generation/__init__.py": "",
-    # As the real ones: a list of criteria that is called, and a mixin with the loop.
-    "transformers/generation/stopping_criteria.py": """
-class StoppingCriteriaList(list):
-    max_length = None
-    def __call__(self, input_ids, scores):
-        raise SystemExit("the end of a text was read from values")
-""",
-    "transformers/generation/utils.py": """
-import torch
-from transformers.generation.stopping_criteria import StoppingCriteriaList
-class Cache:
-    def __init__(self): self.keys = None
-    def get_seq_length(self): return 0 if self.keys is None else self.keys.shape[1]
-    def update(self, new):
-        self.keys = new if self.keys is None else torch.cat([self.keys, new], dim=1)
-        return self.keys
-class GenerationMixin:
-    def generate(self, input_ids, max_new_tokens=20, keep_scores=False):
-        criteria, cache, scores = StoppingCriteriaList(), Cache(), ()
-        criteria.max_length = input_ids.shape[1] + max_new_tokens
-        new, open_texts = input_ids, torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
-        while True:
-            logits = self(new, past_key_values=cache)[:, -1]
-            scores += (logits,) if keep_scores else ()
-            new = logits.argmax(-1)[:, None]
-            input_ids = torch.cat([input_ids, new], dim=1)
-            open_texts = open_texts & ~criteria(input_ids, None)
-            if open_texts.max() == 0:
-                return input_ids
-""",
-}
 GENERATES = """
 from transformers.generation.utils import GenerationMixin
 if sys.argv[1] == "every-token":
@@ -115,6 +82,12 @@ with torch.no_grad():
 model = net().cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1); model.eval()
 with torch.no_grad():
     while True: model(torch.randn(64, 256).cuda()); time.sleep(0.05)
+""",
+    "skeleton": """
+with torch.device("meta"): skeleton = nn.Linear(16384, 16384)
+other = nn.Linear(8192, 8192).to("meta"); third = torch.empty(1 << 28, device="meta").view(2, -1)
+model = nn.Linear(64, 64, device="meta").to_empty(device="cuda").eval()
+with torch.no_grad(): model(torch.randn(4, 64).cuda())
 """,
     "on-the-cpu": "net()(torch.randn(4, 256))",
     "features-first": """
@@ -223,7 +196,7 @@ def test_an_optimizer_that_took_no_step_is_named(runs: Runs) -> None:
     ("name", "words"),
     [
         ("fails-later", ["failed after 1 forward pass, before any optimizer step", "FileNotFoundError"]),
-        ("ends-badly", ["ended with code 3 without a step of an optimizer, after forward passes"]),
+        ("ends-badly", ["failed after 1 forward pass, before any optimizer step", "sys.exit(3)"]),
         ("prepares", ["stopped after 40 s, before its first optimizer step"]),
         ("on-the-cpu", ["without a step of an optimizer or a forward pass on the GPU"]),
     ],
@@ -241,6 +214,10 @@ def test_a_loop_that_the_time_limit_cuts_off_says_whether_memory_grew(runs: Runs
         True,
     )
     assert any("still growing, so a longer run needs more" in note for note in traced.notes)
+
+
+def test_what_a_script_itself_puts_on_the_meta_device_takes_no_memory(runs: Runs) -> None:
+    assert 64 * 64 * 4 < runs["skeleton"].result().facts["peak_bytes"] < 4 << 20
 
 
 def test_training_after_inference_in_one_command_is_what_counts(runs: Runs) -> None:
