@@ -98,8 +98,8 @@ def test_a_network_of_plain_layers_under_an_own_class_is_all_unseen() -> None:
     rows = [Layer("DeepKernelGP", SHAPE, leaf=False), Layer("Sequential", SHAPE, depth=1, leaf=False)]
     rows += [Layer(kind, SHAPE, depth=2, params=10) for kind in ("Linear", "ReLU", "Linear")]
     assert unseen(text(*rows)).share == 1.0
-    theirs = [Layer("Sequential", SHAPE, leaf=False), *(replace(row, depth=row.depth - 1) for row in rows[2:])]
-    assert not unseen(text(*theirs)).classes
+    plain = [Layer("Sequential", SHAPE, leaf=False), *(replace(row, depth=1) for row in rows[2:])]
+    assert not unseen(text(*plain)).classes
 
 
 def test_mambaout_has_no_scan_that_a_text_hides() -> None:
