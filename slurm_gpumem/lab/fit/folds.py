@@ -69,7 +69,7 @@ def fold_of_run(row: Mapping[str, Any]) -> int:
 
 
 def author_of(row: Mapping[str, Any]) -> str:
-    """Who wrote a hand-written network: each collection of them was written by somebody else."""
+    """Who wrote a hand-written network: collections were written separately, each counts as one author."""
     plan = str(row.get("run", "")).partition("-20")[0]
     return next((author for author in AUTHORS[1:] if plan.startswith(author)), AUTHORS[0])
 
