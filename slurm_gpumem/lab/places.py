@@ -18,6 +18,7 @@ MODELS = _LAB.parents[1] / "models"
 DATA = MODELS / "lab"
 GROUND_TRUTH = DATA / "ground-truth"
 HANDWRITTEN = DATA / "handwritten"
+BLIND_CHECKS = (DATA / "blind-check", DATA / "blind-check-2")
 OPERATORS = GROUND_TRUTH / "operators.jsonl.xz"
 SETS = DATA / "utilization"
 GPUUTILNET = SETS / "gpuutilnet.json.gz"

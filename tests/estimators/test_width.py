@@ -16,9 +16,9 @@ from slurm_gpumem.estimators.coverage import LEVELS, between
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.estimators.width import FILE, from_json, packaged
-from slurm_gpumem.lab.fit.folds import FOLDS
-from slurm_gpumem.lab.ground_truth import load_ground_truth
-from slurm_gpumem.lab.places import GROUND_TRUTH, HANDWRITTEN, WIDTH_FOLDS
+from slurm_gpumem.lab.fit.folds import FOLDS, fold_of_run, kind_of_code
+from slurm_gpumem.lab.ground_truth import load_ground_truth, load_ground_truth_rows
+from slurm_gpumem.lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, WIDTH_FOLDS
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
@@ -110,6 +110,16 @@ def test_every_fold_has_widths_for_every_group() -> None:
     parts = [from_json(part, "a fold") for part in json.loads(WIDTH_FOLDS.read_text())]
     assert len(parts) == FOLDS
     assert all(sorted(part) == GROUPS for part in parts)
+
+
+def test_an_authors_hand_written_networks_are_held_out_together() -> None:
+    folds = {}
+    for folder in (HANDWRITTEN, *BLIND_CHECKS):
+        own = [row for row in load_ground_truth_rows(folder) if kind_of_code(row) == "hand-written"]
+        found = {fold_of_run(row) for row in own}
+        assert len(found) == 1
+        folds[folder] = found.pop()
+    assert len(set(folds.values())) == len(folds)
 
 
 @pytest.mark.parametrize(
