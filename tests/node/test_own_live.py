@@ -58,7 +58,7 @@ def test_nothing_in_it_names_another_users_job_or_user(desk: Desk) -> None:
     assert not {"2", "3", "4", "user2", "user3"} & set(map(str, [*mine, *mine.values()])) - {"2"}
     assert set(mine) == {
         "gpus", "shards", "share_mib", "gpu_mib", "estimate_mib", "now_mib", "peak_mib", "sm_active",
-        "neighbours", "neighbours_mib", "met", "slow",
+        "neighbours", "neighbours_mib", "met", "slow", "profile",
     }  # fmt: skip
 
 
