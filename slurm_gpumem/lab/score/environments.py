@@ -1,6 +1,6 @@
 """Requests on GPUs that nobody calibrated, if their contexts are those that were documented.
 
-    python -m slurm_gpumem.lab.score.environments [--every 40]
+    python -m slurm_gpumem.lab.score.environments [--every 60]
 
 Allocations carry over between GPUs almost exactly, so the H200's measured runs with the context of each file
 of models/environments in place of their own play other machines. The estimate knows nothing of the
@@ -23,7 +23,7 @@ from slurm_gpumem.lab.score.accuracy import quantile
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
-EVERY = 40
+EVERY = 60
 MODERN = "2.6.0+cu124"
 KNOWLEDGE = ("nothing", f"torch {MODERN}", "how modules are loaded")
 TOOL = "torchinfo_deep"
