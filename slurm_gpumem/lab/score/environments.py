@@ -1,6 +1,6 @@
 """Requests on GPUs that nobody calibrated, if their contexts are those that were documented.
 
-    python -m slurm_gpumem.lab.score.environments [--every 40]
+    python -m slurm_gpumem.lab.score.environments [--every 60]
 
 Allocations carry over between GPUs almost exactly, so the H200's measured runs with the context of each file
 of models/environments in place of their own play other machines. The estimate knows nothing of the
@@ -23,7 +23,7 @@ from slurm_gpumem.lab.score.accuracy import quantile
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 
-EVERY = 40
+EVERY = 60
 MODERN = "2.6.0+cu124"
 KNOWLEDGE = ("nothing", f"torch {MODERN}", "how modules are loaded")
 TOOL = "torchinfo_deep"
@@ -79,13 +79,15 @@ def played(jobs: Sequence[Played], true: Measured, knowledge: str) -> Figures:
     loading = true.loading if knowledge == KNOWLEDGE[2] else "auto"
     errors, below, asked, needed = [], 0, 0, 0
     for one in jobs:
+        need = one.allocated_mib + contexts[one.libraries]
+        if need > gpu.usable_mib:
+            continue  # nobody could have measured it there
         job = one.job.__class__(**{**vars(one.job), "torch": torch, "module_loading": loading})
         made = run("corrected", one.summary, job, gpu)
-        need = one.allocated_mib + contexts[one.libraries]
         errors.append(abs(made.peak_mib / need - 1))
         below += made.request_mib < need
         asked, needed = asked + made.request_mib, needed + need
-    return Figures(len(jobs), quantile(errors, 0.5), below / len(jobs), asked / needed - 1)
+    return Figures(len(errors), quantile(errors, 0.5), below / len(errors), asked / needed - 1)
 
 
 def documented() -> List[Tuple[str, Measured]]:
