@@ -10,7 +10,7 @@ from typing import Dict, Optional, Sequence
 
 from slurm_gpumem.errors import AccountingError, SlurmError, UsageError
 from slurm_gpumem.simulation.gpu_use import RECORDS, GpuUse
-from slurm_gpumem.slurm.history import UNREADABLE, History, ask_history, parse_history
+from slurm_gpumem.slurm.history import UNREADABLE, History, ask_history, left_out_text, parse_history
 from slurm_gpumem.slurm.nodes import GpuNodes, discover_cluster
 from slurm_gpumem.terminal.say import say
 
@@ -48,7 +48,7 @@ def history(path: Optional[Path], since: str) -> History:
     if found.jobs:
         return found
     if found.left_out:
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in found.left_out.items())
+        reasons = left_out_text(found.left_out)
         fix = " Times must be like 2026-11-15T08:30:00: unset SLURM_TIME_FORMAT for sacct."
         raise UsageError(
             f"{where}: no job that can be played. Left out: {reasons}." + fix * (UNREADABLE in found.left_out)

@@ -20,7 +20,7 @@ from slurm_gpumem.simulation.mig_plan import MigPlan, mig_plan
 from slurm_gpumem.simulation.mig_plan_text import plan_json, screen
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import assumptions, sources_of
-from slurm_gpumem.slurm.history import PastJob, history_command
+from slurm_gpumem.slurm.history import PastJob, history_command, left_out_text
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
@@ -39,7 +39,7 @@ def main(argv: List[str]) -> int:
     past = history(args.from_file, since)
     jobs = list(past.jobs)
     if past.left_out:
-        say("left out: " + ", ".join(f"{number:,} {reason}" for reason, number in past.left_out.items()))
+        say(f"left out: {left_out_text(past.left_out)}")
     records = {} if args.from_file else measured_use()
     pools = _pools(jobs, args)
     sources = sources_of(jobs, records)

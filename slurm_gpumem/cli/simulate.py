@@ -47,6 +47,10 @@ def main(argv: List[str]) -> int:
         # Before the work, not after it: what is missing is known at once.
         need_jinja2()
         target = check_target(args.html, "simulation.html")
+    if args.cores < 0:
+        raise UsageError(f"--cores must be 0 (not counted) or more, not {args.cores}")
+    if args.max_slowdown is not None and args.max_slowdown <= 1:
+        raise UsageError(f"--max-slowdown is a ratio above 1, like 1.5, not {args.max_slowdown:g}")
     setups = _setups(args)
     jobs = _jobs(args, setups[0][1].fleet)
     if args.write is not None:
@@ -99,6 +103,11 @@ def _setups(args: argparse.Namespace) -> List[Tuple[str, Setup]]:
     names = _words(args.policy, list(POLICIES))
     estimators = _words(args.estimator, list(ESTIMATORS))
     modes = _words(args.mode, list(MODES))
+    if all(find_policy(name).whole for name in names):
+        # Conditions belong to policies that share: without any, they are refused instead of ignored.
+        with_conditions(
+            find_policy(names[0]), max_active=args.max_active, margin_mib=margin, slowdown=args.max_slowdown
+        )
     for name, estimator, mode in product(names, estimators, modes):
         policy = find_policy(name)
         if policy.whole:

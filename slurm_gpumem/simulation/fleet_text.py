@@ -11,6 +11,8 @@ from slurm_gpumem.simulation.types import Fleet
 
 _TEXT = re.compile(r"(?:([0-9]{1,6})x)?([0-9]{1,6})x(.+)")
 
+MOST_GPUS = 1_000_000
+
 
 def parse_fleet(text: str, *, cores_per_node: int = 0, shard_mib: int = 1024) -> Fleet:
     """The GPUs that a text names; their memory in whole shards."""
@@ -18,9 +20,12 @@ def parse_fleet(text: str, *, cores_per_node: int = 0, shard_mib: int = 1024) ->
     if match is None or not int(match[2]) or (match[1] is not None and not int(match[1])):
         raise UsageError(f"{text!r} names no GPUs; write 4xa100-40gb, or 16x8xh100 for 16 nodes of 8")
     gpu = find_gpu(match[3])
+    nodes, per_node = int(match[1] or 1), int(match[2])
+    if nodes * per_node > MOST_GPUS:
+        raise UsageError(f"{text!r} names {nodes * per_node:,} GPUs; up to {MOST_GPUS:,} can be simulated")
     return Fleet(
-        nodes=int(match[1] or 1),
-        gpus_per_node=int(match[2]),
+        nodes=nodes,
+        gpus_per_node=per_node,
         memory_mib=gpu.memory_mib // shard_mib * shard_mib,
         cores_per_node=cores_per_node,
         name=gpu.name,

@@ -30,7 +30,7 @@ _LARGEST = 1e12
 def read_trace(path: Path) -> List[SimJob]:
     """The jobs of a file; UsageError says in which line what is wrong."""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8-sig", newline="") as file:
             return list(_jobs(path, file))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None

@@ -26,7 +26,7 @@ def load_trace(path: Path, name: Optional[str] = None) -> List[SimJob]:
 def format_of(path: Path) -> str:
     """The format by the first lines; our own where nothing else shows."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
             head = file.read(_HEAD)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None

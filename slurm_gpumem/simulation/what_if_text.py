@@ -6,6 +6,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from slurm_gpumem.simulation.gpu_use import ASSUMED, SOURCES
 from slurm_gpumem.simulation.what_if import ALONE, BOUNDED, SHARED, GroupGain, Totals, WhatIf
+from slurm_gpumem.slurm.history import left_out_text
 from slurm_gpumem.text import clipped, count
 
 SCHEMA = "gpumem-what-if/1"
@@ -52,8 +53,8 @@ def about(found: WhatIf) -> List[str]:
         f"{found.single / found.jobs:.0%} of them on one GPU"
     ]
     if found.left_out:
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in found.left_out.items() if number)
-        lines.append(f"left out: {count(sum(found.left_out.values()), 'row')}: {reasons}")
+        rows = count(sum(found.left_out.values()), "row")
+        lines.append(f"left out: {rows}: {left_out_text(found.left_out)}")
     for pool in found.pools[:_SHOWN]:
         fleet = pool.fleet
         said = [] if pool.counted else ["as seen from the jobs; --gpus says otherwise"]

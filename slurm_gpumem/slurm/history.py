@@ -73,6 +73,11 @@ class History(NamedTuple):
     """By reason."""
 
 
+def left_out_text(left_out: Mapping[str, int]) -> str:
+    """How many rows were left out, by reason."""
+    return ", ".join(f"{number:,} {reason}" for reason, number in left_out.items())
+
+
 def history_command(since: str) -> List[str]:
     """The command whose output `parse_history` reads."""
     return ["sacct", "-a", "-P", "-S", since, f"--format={','.join(FIELDS)}"]
@@ -110,7 +115,8 @@ def parse_history(lines: Iterable[str], where: str) -> History:
         line = line.rstrip("\r\n")
         cells = (line[:-1] if closed and line.endswith(delimiter) else line).split(delimiter, len(header) - 1)
         if len(cells) < len(header):
-            left_out[CUT_OFF] += bool(line.strip())
+            if line.strip():
+                left_out[CUT_OFF] += 1
             continue
         row = dict(zip(header, cells))
         name, _, step = row[key].partition(".")

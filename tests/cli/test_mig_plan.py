@@ -60,7 +60,7 @@ def test_busy_jobs_ask_for_more_than_their_memory_needs(
     path = history(tmp_path, jobs=60, mib=3000, util=66)
     found = planned(capsys, "--from", path)
     asked = found["totals"]["middle"]["this layout"]["asked"]
-    # Busy for 66 % of the time is an SM activity of 35 %, 38 of 108 multiprocessors: 3g has 42, 2g 28.
+    # Busy for 66 % of the time is an SM activity of 35 %: 38 of 108 multiprocessors. 3g has 42, 2g 28.
     assert sum(jobs for kind, jobs in asked.items() if kind[0] in "12") == 0
     assert asked.get("3g.20gb", 0) + asked.get("4g.20gb", 0) == 60
 

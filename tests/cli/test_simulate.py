@@ -23,6 +23,15 @@ def test_a_table_compares_policies_on_one_trace(tmp_path: Path, capsys: pytest.C
     assert [line.split("  ")[0] for line in lines[2:]] == ["exclusive", "slurm-pack text"]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(_trace(tmp_path))
+    path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
+    assert main(["simulate", str(path)]) == 0
+    assert "12 jobs" in capsys.readouterr().out
+
+
 def test_ranges_over_seeds_stand_below_their_means(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,6 +61,10 @@ def test_every_policy_estimator_and_mode_can_be_combined(
         (["--gpus", "many"], "'many' names no GPUs"),
         (["--gpus", "4xnothing"], "unknown GPU"),
         (["--seeds", "0"], "--seeds must be at least 1"),
+        (["--cores", "-4"], "--cores must be 0 (not counted) or more, not -4"),
+        (["--gpus", "9999x9999xa100-40gb"], "up to 1,000,000 can be simulated"),
+        (["--policy", "budget", "--max-slowdown", "0.5"], "--max-slowdown is a ratio above 1"),
+        (["--policy", "exclusive,slurm", "--max-slowdown", "1.5"], "shares no GPU"),
         (["--power-limit", "0"], "--power-limit is watts of each GPU, up to 400 for a100, not 0"),
         (["--power-limit", "500"], "up to 400 for a100, not 500"),
         (["--policy", "slurm-pack", "--max-active", "0.8"], "--max-active and --margin belong to"),

@@ -95,6 +95,10 @@ def test_a_row_that_cannot_be_played_is_counted_by_its_reason(values: Dict[str, 
     assert found.left_out == {reason: 1}
 
 
+def test_an_empty_line_is_no_row() -> None:
+    assert parse_history([HEADER, _row(), "", "\n"], "x").left_out == {}
+
+
 @pytest.mark.parametrize("delimiter", [";", "\t"])
 def test_the_delimiter_is_found_by_the_header(delimiter: str) -> None:
     lines = [line.replace("|", delimiter) + "\r\n" for line in (HEADER, _row())]
