@@ -22,6 +22,7 @@
 # make fit     fit the learned correction on the measured runs in models/lab (a few minutes)
 # make fit-workspaces  fit cuDNN's workspaces on the measured convolutions (minutes)
 # make fit-utilization  fit utilization and interference on the measured jobs and sets (a few minutes)
+# make gpumemnet  train the published estimators of memory on computed labels (half an hour of one core)
 # make gpuutilnet  train the published classifiers on the same jobs, for comparison
 # make chapter6  simulate the published evaluation of policies and estimators, published beside simulated
 # make accuracy  score every estimator on the measured training runs in models/lab
@@ -46,7 +47,7 @@ IN_PARALLEL := -n $(WORKERS) --dist loadfile
 # Tests start hundreds of Pythons: compiled files are kept for the next one.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
+.PHONY: accuracy chapter6 bench bench-accounting bench-estimate bench-everyday bench-recovery bench-sampler bench-simulate bench-slurmctld bench-trace demo fit fit-utilization fit-workspaces gpumemnet gpuutilnet check docs-check test test-python test-recovery test-slurm-versions deb dist docs rpm test-packages lint format setup setup-test setup-train apt clean
 
 apt:
 	@missing=""; for p in $(APT_PACKAGES); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
@@ -212,6 +213,10 @@ fit-utilization: setup-train
 # Its own traces; the authors' with ARGS="--replay-60 FILE --replay-90 FILE".
 chapter6: $(BIN)/gpumem
 	@$(BIN)/python -m slurm_gpumem.lab.chapter6.study $(ARGS)
+
+# What it has computed stays in build/gpumemnet: a run that was stopped goes on where it was.
+gpumemnet: setup-train
+	@$(BIN)/python -W ignore -m slurm_gpumem.lab.gpumemnet.train $(ARGS)
 
 gpuutilnet: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.gpuutilnet

@@ -18,8 +18,11 @@ ESTIMATORS = {
     "trace": "slurm_gpumem.estimators.traced",
     "structural": "slurm_gpumem.estimators.structural",
     "horus": "slurm_gpumem.estimators.published.horus",
+    "horus-authors": "slurm_gpumem.estimators.published.horus_authors",
     "faketensor": "slurm_gpumem.estimators.published.faketensor",
     "deepspeed": "slurm_gpumem.estimators.published.deepspeed",
+    "gpumemnet": "slurm_gpumem.estimators.published.gpumemnet",
+    "gpumemnet-transformer": "slurm_gpumem.estimators.published.gpumemnet.transformer",
 }
 DEFAULT = "corrected"
 FROM_RUNS = {"remembered": "slurm_gpumem.estimators.remembered"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,10 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.published.counting import elements
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.formats.comment import PART_NAMES
+from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary, Shows
 
+RESNET = Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt"
 M = 2**20
 # 8 Mi parameters; per sample 1 Mi numbers out of the convolution, 1 Mi out of the in-place ReLU.
 SUMMARY = ModelSummary(
@@ -79,3 +82,19 @@ def test_frozen_parameters_have_no_gradients_and_no_states() -> None:
     frozen = replace(SUMMARY, trainable_params=2 * M)
     parts = registry.run("faketensor", frozen, TrainingJob(1), GPU).parts
     assert (parts["weights"], parts["gradients"], parts["optimizer"]) == (32, 8, 16)
+
+
+# What the publication's figures 5.11 and 5.12 show for Horus, in MiB.
+PUBLISHED_HORUS = {32: 7904, 128: 28923}
+
+
+@pytest.mark.parametrize("batch", sorted(PUBLISHED_HORUS))
+def test_horus_as_the_authors_compute_it_gives_the_published_bars_for_resnet50(batch: int) -> None:
+    summary = read_summary(RESNET.read_text())
+    found = registry.run("horus-authors", summary, TrainingJob(batch), find_gpu("a100-80gb"))
+    assert found.peak_mib == pytest.approx(PUBLISHED_HORUS[batch], abs=2)
+
+
+def test_the_two_readings_of_horus_differ_in_what_a_gradient_is_of() -> None:
+    assert _parts("horus", TrainingJob(4))["gradients"] == 32
+    assert _parts("horus-authors", TrainingJob(4))["gradients"] == 4 * 32

@@ -1,13 +1,32 @@
-"""GPUMemNet's twins: what they look at, and that they learn what can be learned from it."""
+"""GPUMemNet trained here: its data, its labels, its networks; and its form fitted on our own runs."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from dataclasses import replace
+from math import cos, pi, sin
+from pathlib import Path
 
 import pytest
 
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.estimators.published.gpumemnet.features import FAMILIES, features
+from slurm_gpumem.estimators.published.gpumemnet.network import (
+    encoders,
+    encoders_class,
+    perceptrons,
+    perceptrons_class,
+)
+from slurm_gpumem.lab.gpumemnet.configurations import (
+    SIZES,
+    Configuration,
+    configuration,
+    mlp_arguments,
+    summary_of,
+)
+from slurm_gpumem.lab.gpumemnet.data import examples
+from slurm_gpumem.lab.gpumemnet.labels import EDGES, check_measured, class_of, label
 from slurm_gpumem.lab.gpumemnet.rows import LONGEST, layer_type, net_rows
 from slurm_gpumem.lab.ground_truth import GroundTruth
 from tests.support.needs import needs_torch
@@ -71,3 +90,115 @@ def test_every_run_has_a_family_features_and_a_bounded_sequence(ground_truth: Gr
         assert 0 < len(row.sequence) <= LONGEST
         if row.synthetic:
             assert row.family in row.model or row.model.split("/")[0] in ("mlp", "cnn", "transformer")
+
+
+# One row of the authors' data set of MLPs: how they count, and what they measured.
+AUTHORS_ROW = (
+    "input:2346_output:197_depth:2_arch:pyramid_batch:996_act:relu_dropout:0.3382_"
+    "dropout:True_batchnorm:True.out"
+)
+AUTHORS_MIB = 1545
+
+
+def test_an_mlp_is_counted_as_in_the_authors_data() -> None:
+    arguments = mlp_arguments("pyramid", 2346, 197, 2, "ReLU")
+    drawn = Configuration("mlp", 0, 996, {**arguments, "dropout": 0.3, "norm": True})
+    relu = 6 * pi / 11
+    assert features(summary_of(drawn), 996).totals == (3, 996, 3_560_152, 7430, 2, 2, sin(relu), cos(relu))
+    assert label(drawn) == pytest.approx(AUTHORS_MIB, rel=0.02)
+
+
+def test_labels_can_be_held_against_the_authors_file(tmp_path: Path) -> None:
+    path = tmp_path / "mlp.csv"
+    path.write_text(f"Filename,Activation Function,Max GPU Memory (MiB)\n{AUTHORS_ROW},ReLU,{AUTHORS_MIB}\n")
+    found = check_measured(path)
+    assert (found.count, found.same_class) == (1, 1.0)
+    path.write_text("Filename,Activation Function,Max GPU Memory (MiB)\nsomething,ReLU,1\n")
+    with pytest.raises(UsageError, match="row 2"):
+        check_measured(path)
+
+
+def test_classes_are_those_of_the_authors_code() -> None:
+    assert [class_of("mlp", mib) for mib in (1443, 2000, 2001, 5000, 9000)] == [0, 0, 1, 3, 4]
+    assert [class_of("cnn", mib) for mib in (1703, 7999, 8000, 39_999, 40_000, 90_000)] == [0, 0, 1, 4, 5, 5]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_configuration_is_the_same_each_time_and_in_the_published_ranges(family: str) -> None:
+    drawn = [configuration(family, number) for number in range(200)]
+    assert drawn == [configuration(family, number) for number in range(200)]
+    seen = [features(summary_of(one), one.batch) for one in drawn]
+    assert {one.family for one in seen} == {family}
+    batches = {"mlp": (1, 1024), "cnn": (2, 62), "transformer": (1, 128)}[family]
+    assert all(batches[0] <= one.batch <= batches[1] for one in drawn)
+    if family == "transformer":
+        # Table 5.6: the output projections of attention are counted twice there, as linear and by themselves.
+        assert all(9 <= one.totals[5] + one.totals[6] <= 157 for one in seen)
+        assert all(4 <= one.totals[7] <= 78 and 6 <= one.totals[8] <= 117 for one in seen)
+
+
+def test_labels_that_are_there_are_not_computed_again(tmp_path: Path) -> None:
+    (tmp_path / "mlp.jsonl").write_text("[0, 4500]\n")
+    first = examples("mlp", 2, tmp_path)
+    assert first[0].label == class_of("mlp", 4500)
+    assert len((tmp_path / "mlp.jsonl").read_text().splitlines()) == 2
+    assert examples("mlp", 2, tmp_path) == first
+
+
+@pytest.mark.parametrize(("family", "least"), [("mlp", 0.9), ("cnn", 0.7), ("transformer", 0.7)])
+@pytest.mark.parametrize("name", ["gpumemnet", "gpumemnet-transformer"])
+def test_the_shipped_networks_know_configurations_that_they_were_not_trained_on(
+    name: str, family: str, least: float
+) -> None:
+    answer = perceptrons_class if name == "gpumemnet" else encoders_class
+    net = (perceptrons() if name == "gpumemnet" else encoders())[family]
+    last = SIZES[family]
+    drawn = [configuration(family, number) for number in range(last - 60, last)]
+    right = [
+        answer(net, features(summary_of(one), one.batch)) == class_of(family, label(one)) for one in drawn
+    ]
+    assert sum(right) / len(right) >= least
+    assert net["edges"] == list(EDGES[family])
+
+
+EXPORTS = """
+import torch
+torch.set_num_threads(1)
+from slurm_gpumem.estimators.published.gpumemnet import network
+from slurm_gpumem.estimators.published.gpumemnet.features import Features
+from slurm_gpumem.lab.gpumemnet import ensembles
+from slurm_gpumem.lab.gpumemnet.ensembles import CNN_DEPTHS, Encoders, Perceptrons
+
+ensembles.DIGITS = 9
+
+torch.manual_seed(1)
+net = Perceptrons(5, 3, CNN_DEPTHS)
+wide = Encoders(4, 6, 2, 3)
+for _ in range(20):
+    net(torch.randn(32, 5) * 100)
+    wide(torch.randn(32, 6, 4) * 100, torch.randn(32, 2) * 100)
+net.eval(), wide.eval()
+members, encoders = net.exported(), [encoder.exported() for encoder in wide.encoders]
+for _ in range(20):
+    totals, sequence, beside = torch.randn(5) * 100, torch.randn(6, 4) * 100, torch.randn(2) * 100
+    theirs = net(totals[None])[0].tolist()
+    ours = network._mean(members, totals.tolist())
+    assert max(abs(a - b) for a, b in zip(theirs, ours)) < 1e-3, (theirs, ours)
+    found = Features("x", (), tuple(beside.tolist()), tuple(map(tuple, sequence.tolist())))
+    for encoder, module in zip(encoders, wide.encoders):
+        theirs = module(sequence[None], beside[None])[0].tolist()
+        ours = network._mean(encoder["members"], [*network._encoded(encoder, found.sequence), *found.beside])
+        assert max(abs(a - b) for a, b in zip(theirs, ours)) < 1e-3, (theirs, ours)
+"""
+
+
+@needs_torch
+def test_exported_networks_compute_what_torch_computes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", EXPORTS],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -96,7 +96,7 @@ def measured_jobs() -> List[Measured]:
         ours = found.estimator in ("corrected", "trace")
         mib = found.request_mib if ours else found.peak_mib
         estimates.setdefault(found.run.key, {})[ESTIMATORS[found.estimator]] = max(1, mib)
-    for found in score_stored(chosen, load_predictions()["gpumemnet-transformer"]):
+    for found in score_stored(chosen, load_predictions()["gpumemnet-refit-transformer"]):
         estimates[found.run.key]["gpumemnet"] = found.request_mib
     jobs = []
     for key, answers in estimates.items():

@@ -1,1 +1,1 @@
-"""GPUMemNet trained again on our measured runs, for comparison."""
+"""GPUMemNet: trained as its authors do (`train`), and its form trained on our measured runs (`refit`)."""

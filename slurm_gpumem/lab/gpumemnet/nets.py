@@ -1,7 +1,7 @@
 """GPUMemNet's two classifiers: ensembles of 13 small perceptrons, and of 13 small Transformer encoders.
 
 As published: 13 members, the perceptrons 1 to 7 and 1 to 6 layers deep with different numbers of neurons,
-classes of equal width in memory, cross-entropy, Adam. models/lab/predictions/gpumemnet.md says what was
+classes of equal width in memory, cross-entropy, Adam. models/lab/predictions/gpumemnet-refit.md says what was
 assumed beyond that.
 """
 

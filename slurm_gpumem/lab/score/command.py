@@ -36,7 +36,7 @@ _LEGEND = """\
 median, P90: absolute error of the peak. <req: runs that took more than the request; silent: without a
 warning. Σ: all requests as a multiple of all needs, which is what Slurm counts. >1.5×, >2×: requests above
 that multiple of the need; over: median of what they hold beyond it. exact, short: shards of {shard} MiB
-asked for, against those needed. corrected, trace, gpumemnet: each model by a fit that saw neither it nor its
+asked for, against those needed. corrected, trace, *-refit-*: each model by a fit that saw neither it nor its
 namesakes; trace: on those runs that were traced again (python -m slurm_gpumem.lab.score.trace_rows)."""
 
 
