@@ -81,9 +81,13 @@ class Inference:
         now = time.monotonic()
         if now <= self._deadline or self._steps.counts:
             return False
-        at_work = now - self._called_at < _STILL_AT_WORK_S and self.passes >= _LEAST_PASSES
-        self.cut_off = at_work and not self._may_train()
+        self.cut_off = self.at_work and self.passes >= _LEAST_PASSES and not self._may_train()
         return self.cut_off
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a model was called just now."""
+        return self.passes > 0 and time.monotonic() - self._called_at < _STILL_AT_WORK_S
 
     def was_all(self) -> bool:
         """Whether a process that ends now has done inference on the GPU, and nothing else."""

@@ -239,10 +239,10 @@ class Tracer:
         """Where the script is, once a second, until training is seen; then how far it is."""
         while not self._finished:
             time.sleep(1.0)
+            # No look at frames while models are called: they would keep the script's tensors alive.
             if self._claimed:
-                # No look at frames any more: they would keep the script's tensors alive.
                 self._report.say(cycles=self.recorder.cycles)
-            else:
+            elif not self.inference.at_work:
                 self._report.say(at=_line_of_main_thread())
 
 
