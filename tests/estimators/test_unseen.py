@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected import unseen as room
-from slurm_gpumem.estimators.corrected.estimator import strange_layers
 from slurm_gpumem.estimators.corrected.unseen import known_classes, unseen
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
@@ -93,18 +91,13 @@ def test_a_wrapper_around_a_known_model_leaves_little_unseen() -> None:
     assert not found.is_much
 
 
-def test_a_network_of_plain_layers_under_an_own_class_is_all_unseen() -> None:
-    # DeepKernelGP: the text shows a small Sequential, and forward makes a kernel matrix of the whole batch.
-    rows = [Layer("DeepKernelGP", SHAPE, leaf=False), Layer("Sequential", SHAPE, depth=1, leaf=False)]
-    rows += [Layer(kind, SHAPE, depth=2, params=10) for kind in ("Linear", "ReLU", "Linear")]
-    assert unseen(text(*rows)).share == 1.0
-    plain = [Layer("Sequential", SHAPE, leaf=False), *(replace(row, depth=1) for row in rows[2:])]
-    assert not unseen(text(*plain)).classes
-
-
-def test_mambaout_has_no_scan_that_a_text_hides() -> None:
-    assert strange_layers(text(Layer("MambaMixer", SHAPE)))
-    assert not strange_layers(text(Layer("MambaOutStage", SHAPE)))
+def test_a_text_of_nodes_says_that_its_batch_may_be_another() -> None:
+    # Two graphs of 256 nodes each: nothing in the text shows the 2.
+    truth = load_ground_truth(HANDWRITTEN)
+    summary = read_summary(truth.texts["own/w-gat@256"]["torchinfo_deep"].rstrip("\n") + "\n")
+    few, many = (registry.run("corrected", summary, TrainingJob(b), find_gpu("h200")) for b in (64, 1024))
+    assert [said for said in few.warnings if "512 leads every shape" in said]
+    assert not [said for said in many.warnings if "leads every shape" in said]
 
 
 def test_lists_belong_to_the_class_that_owns_them() -> None:

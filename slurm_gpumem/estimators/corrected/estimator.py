@@ -39,11 +39,10 @@ UNUSUAL, WRITTEN, WRITTEN_FLAT, SHAPELESS = "unusual", "written", "written-flat"
 """Groups of texts beside those of `group_of`: see `width_group`."""
 _SLACK = 1e-9
 _UNSEEN_LAYERS = re.compile(
-    r"Mamba(?!Out)|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
+    r"Mamba|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
     r"(?:GCN|GAT|SAGE|GIN|Graph|Cheb|Edge|Message)\w*(?:Conv|Layer|Passing)|^MessagePassing"
 )
-"""Layers whose work is mostly done in operations that no summary shows: state-space and graph models.
-MambaOut is what its name says: gated convolutions without the scan."""
+"""Layers whose work is mostly done in operations that no summary shows: state-space and graph models."""
 
 
 def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
@@ -109,6 +108,12 @@ def corrected(
     warnings: Tuple[str, ...] = plain.warnings
     if code.message:
         warnings = (*warnings, code.message)
+    if code.is_much and counts_nodes(summary, job):
+        warnings = (
+            *warnings,
+            f"{summary.batch} leads every shape and is taken for the text's batch size; where it counts "
+            "nodes or points of fewer samples, the estimate is too low",
+        )
     if group == UNUSUAL:
         named = strange_layers(summary)
         warnings = (*warnings, f"unlike the measured models ({named}); the request is wider than usual")
@@ -260,6 +265,12 @@ def strange_layers(summary: ModelSummary) -> str:
     if any(_is_3d(layer) for layer in summary.layers):
         reasons.append("3-D convolutions")
     return "; ".join(reasons)
+
+
+def counts_nodes(summary: ModelSummary, job: TrainingJob) -> bool:
+    """Whether what leads the shapes may count nodes: more than the job's batch, over rows of features."""
+    shapes = [shape for layer in summary.layers if layer.leaf for shape in layer.outputs]
+    return (summary.batch or 0) > job.batch_size and all(len(shape) == 2 for shape in shapes)
 
 
 def _is_3d(layer: Layer) -> bool:

@@ -75,11 +75,6 @@ class KnownClasses:
         own = [name for name in inside if not _is_free(name)]
         return not own or sum(name in known.below for name in own) >= _FITS * len(own)
 
-    def is_of_library(self, kind: str) -> bool:
-        """Whether this is a known class, and no layer of torch.nn that everybody uses."""
-        known = self[kind] if kind not in _SEQUENCES else None
-        return known is not None and "t" not in known.marks
-
 
 def _is_free(kind: str) -> bool:
     family = family_of(kind)
@@ -108,7 +103,6 @@ def unseen(summary: ModelSummary) -> Unseen:
     if not summary.shows.nesting:
         return _without_nesting(summary, known)
     total = 0
-    library = False
     weights: Dict[str, int] = {}
     owners: List[Tuple[int, str]] = []
     for layer, inside in inner_kinds(summary):
@@ -122,16 +116,11 @@ def unseen(summary: ModelSummary) -> Unseen:
         own = "" if known.fits(layer.kind, inside) else layer.kind
         if own:
             weights.setdefault(own, 0)
-        else:
-            library = library or known.is_of_library(layer.kind)
         if layer.leaf:
             owner = owner or own
         if owner:
             weights[owner] += size
         owners.append((layer.depth, owner if layer.kind in LISTS else own))
-    if weights and not library:
-        # Nothing but layers of torch.nn: all that happens between them is somebody's.
-        total = 0
     return _shared(weights, total)
 
 
