@@ -94,12 +94,12 @@ class Measured(NamedTuple):
 def environment_of(job: TrainingJob) -> Environment:
     """What the job says of its environment: "2.6.0+cu124" names PyTorch and CUDA.
 
-    A build without CUDA traced the job elsewhere: what runs on the GPU is another one.
+    Of a build without CUDA, which traced the job elsewhere, only the version counts.
     """
     torch, _, build = job.torch.partition("+")
     found = re.fullmatch(r"cu(\d{2})(\d)", build)
     loading = "" if job.module_loading == "auto" else job.module_loading
-    return Environment("" if build == "cpu" else torch, f"{found[1]}.{found[2]}" if found else "", loading)
+    return Environment(torch, f"{found[1]}.{found[2]}" if found else "", loading)
 
 
 def loads_eagerly(job: TrainingJob) -> bool:
