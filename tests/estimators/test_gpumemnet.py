@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import lzma
 import subprocess
 import sys
 from pathlib import Path
@@ -111,9 +111,9 @@ def test_an_answer_needs_neither_torch_nor_numpy() -> None:
     assert len(done.stdout.split()) == 2
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}"), gzip.compress(b'{"format": "x"}')])
+@pytest.mark.parametrize("content", [b"no xz", lzma.compress(b"{}"), lzma.compress(b'{"format": "x"}')])
 def test_a_damaged_file_of_networks_is_named(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "gpumemnet.json.gz"
+    path = tmp_path / "gpumemnet.json.xz"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="is no file of networks"):
         network.load(path)

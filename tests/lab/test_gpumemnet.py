@@ -166,10 +166,7 @@ import torch
 torch.set_num_threads(1)
 from slurm_gpumem.estimators.published.gpumemnet import network
 from slurm_gpumem.estimators.published.gpumemnet.features import Features
-from slurm_gpumem.lab.gpumemnet import ensembles
 from slurm_gpumem.lab.gpumemnet.ensembles import CNN_DEPTHS, Encoders, Perceptrons
-
-ensembles.DIGITS = 9
 
 torch.manual_seed(1)
 net = Perceptrons(5, 3, CNN_DEPTHS)

@@ -11,8 +11,8 @@ the tenth that was neither trained on nor used to stop, as the exported networks
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
+import lzma
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] = ()) -> int:
             content["families"][family] = network
             content["card"][family] = asdict(figure)
             figures.append(figure)
-            path.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), 9, mtime=0))
+            path.write_bytes(_packed(content))
     print("\n".join(table(figures)))
     return 0
 
@@ -132,10 +132,24 @@ def _network(kind: str, family: str, example: Example, length: int) -> nn.Module
 
 def _exported(net: nn.Module, family: str) -> Dict[str, Any]:
     if isinstance(net, Perceptrons):
-        return {"edges": EDGES[family], "members": net.exported()}
+        return {"edges": EDGES[family], "members": _rounded(net.exported(), 3)}
     assert isinstance(net, Encoders)
     encoders = [encoder.exported() for encoder in net.encoders]  # type: ignore[operator]
-    return {"edges": EDGES[family], "encoders": encoders}
+    return {"edges": EDGES[family], "encoders": _rounded(encoders, 2)}
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    """Every number with this many digits: more changed none of the answers that were compared."""
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(inner, digits) for name, inner in value.items()}
+    return [_rounded(inner, digits) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _packed(content: Dict[str, Any]) -> bytes:
+    text = json.dumps(content, separators=(",", ":"))
+    return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
 def _tensors(net: nn.Module, found: Sequence[Example]) -> Tuple[Inputs, Tensor]:
@@ -228,7 +242,7 @@ def _agreements(count: int, measured: Optional[Path]) -> List[str]:
 def _stored(path: Path) -> Dict[str, Any]:
     """What a file has of other families stays; a run that was stopped goes on."""
     if path.exists():
-        with gzip.open(path) as file:
+        with lzma.open(path) as file:
             content: Dict[str, Any] = json.loads(file.read())
         return content
     return {"format": FORMAT, "card": {}, "families": {}}

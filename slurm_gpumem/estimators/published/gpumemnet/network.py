@@ -1,6 +1,6 @@
 """GPUMemNet's trained networks, run without torch or numpy.
 
-    models/gpumemnet.json.gz, models/gpumemnet-transformer.json.gz:
+    models/gpumemnet.json.xz, models/gpumemnet-transformer.json.xz:
     {"format": "gpumemnet/1", "card": {...}, "families": {family: network}}
 
 A network has `edges` (upper edges of its classes in MiB) and `members`: lists of layers [weights by output,
@@ -11,8 +11,8 @@ of its own as its head. Attention is a matrix product there: in the authors' cod
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 from functools import lru_cache
 from math import cos, exp, log, sin, sqrt
 from pathlib import Path
@@ -23,8 +23,8 @@ from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.published.gpumemnet.features import Features
 
 FORMAT = "gpumemnet/1"
-PERCEPTRONS = "gpumemnet.json.gz"
-ENCODERS = "gpumemnet-transformer.json.gz"
+PERCEPTRONS = "gpumemnet.json.xz"
+ENCODERS = "gpumemnet-transformer.json.xz"
 _SIZE_CAP = 8 << 20
 _EPSILON = 1e-5
 _WAVELENGTH = 10_000.0
@@ -46,12 +46,12 @@ def encoders() -> Mapping[str, Any]:
 def load(path: Path) -> Mapping[str, Any]:
     """The networks of a file by family."""
     try:
-        with gzip.open(path) as file:
+        with lzma.open(path) as file:
             content = json.loads(file.read(_SIZE_CAP))
         if content["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         families: Dict[str, Any] = content["families"]
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, lzma.LZMAError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: is no file of networks ({error})") from None
     return families
 
