@@ -8,7 +8,7 @@ from slurm_gpumem.estimators import width
 from slurm_gpumem.estimators.coverage import EXPLAINED, between
 from slurm_gpumem.estimators.width import Width
 from slurm_gpumem.lab.fit import folds
-from slurm_gpumem.lab.fit.widths import COVERAGE, Need, fit_group, request, share
+from slurm_gpumem.lab.fit.width_fit import COVERAGE, Need, fit_group, request, share
 from slurm_gpumem.lab.score.accuracy import quantile
 
 _HEAD = (
