@@ -7,7 +7,7 @@
 #SBATCH --time=00:10:00
 #
 # Lines with #GPUMEM tell gpusbatch what is trained, so that it can estimate the GPU memory.
-#GPUMEM model=gpt2.txt batch-size=4 optimizer=adam precision=amp-bf16
+#GPUMEM model=gpt2.txt batch-size=4 optimizer=adam precision=amp-bf16 torch=2.11
 
 # Your own script would train here: python train.py
 # In the demo a stand-in takes its place and holds as much GPU memory as this very training took on an

@@ -245,7 +245,7 @@ def _window(args: argparse.Namespace, otherwise: str = "") -> str:
         return since + (f" until {args.endtime}" if args.endtime else "")
     if args.summary or args.jobs or args.all_time:
         return f" {otherwise}" if otherwise else ""
-    return f" (last {_DEFAULT_DAYS} days; change with -S)"
+    return f" (last {_DEFAULT_DAYS} days; see -S)"
 
 
 def _about(store: Store, args: argparse.Namespace) -> Dict[str, Any]:

@@ -128,7 +128,7 @@ def _play(cluster: Cluster, logs: Path, took: float) -> List[Outcome]:
 
 def _unprepared(cluster: Cluster, cache: Path) -> None:
     """Trace docs/examples/train.sh where that is possible, else show the trace that is in the repository."""
-    missing = "this is root, who may not trace" if os.geteuid() == 0 else ""
+    missing = "Root may not trace" if os.geteuid() == 0 else ""
     if importlib.util.find_spec("torch") is None:
         missing = "PyTorch is not installed here"
     _say(
@@ -138,7 +138,7 @@ def _unprepared(cluster: Cluster, cache: Path) -> None:
     )
     options = ["--trace"]
     if missing:
-        _say(f"({missing}: what follows is from a recorded trace of train.py, docs/examples/train.json.)")
+        _say(f"({missing}: this is from a recorded trace, docs/examples/train.json.)")
         options = ["--model", "train.json"]
     print(f"\n$ gpusbatch {' '.join(options)} --dry-run train.sh", flush=True)
     python = str(Path(sys.executable).parent)
