@@ -7,7 +7,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Tuple
+from typing import Callable, List, Tuple
 
 import pytest
 from hypothesis import given, settings
@@ -110,6 +110,26 @@ def test_lines_of_real_models_say_what_the_estimate_says(name: str) -> None:
             above = 2 * TOLERANCE if registry.by_trace(full) and gpu.name == "v100" else TOLERANCE
             assert 1 - TOLERANCE <= peak / full.peak_mib <= 1 + above
             assert 1 - TOLERANCE <= request / full.request_mib <= 1 + above
+
+
+@pytest.mark.parametrize(("name", "batch"), [("resnet50", 128), ("vit", 128), ("mobilenetv3", 64)])
+def test_a_line_of_a_stored_trace_is_off_by_two_per_cent_at_most(name: str, batch: int) -> None:
+    summary = read_summary(EXAMPLES / f"{name}.txt")
+    made: List[int] = []
+
+    def estimated(job: TrainingJob, gpu: Gpu) -> Estimate:
+        made.append(job.batch_size)
+        return registry.run("auto", summary, job, gpu)
+
+    job = TrainingJob(batch)
+    line = make_line(summary.fingerprint, job, estimated)
+    assert len(made) < 120
+    gpu = find_gpu("h200")
+    for other in range(batch // 4, 4 * batch, batch // 5 + 1):
+        full = registry.run("auto", summary, replace(job, batch_size=other), gpu)
+        peak, request = line.memory(other, in_environment(gpu, Environment()))
+        assert peak == pytest.approx(full.peak_mib, rel=2 * TOLERANCE)
+        assert request == pytest.approx(full.request_mib, rel=2 * TOLERANCE)
 
 
 def test_beyond_its_knots_it_goes_on_straight_and_warns() -> None:

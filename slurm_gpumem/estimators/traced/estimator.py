@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Dict, List, Optional, Tuple
 
 from slurm_gpumem.errors import UsageError
@@ -106,10 +107,20 @@ def _spread(
     settings: AllocatorSettings,
 ) -> float:
     """The trace's spread, at the batch size that was traced: the doubt then follows the peak and no rule."""
-    if batch != trace.job.batch:
-        timeline = replay(trace, None, gpu, settings)
+    as_traced = batch == trace.job.batch
+    found = _features(trace, timeline, gpu, settings) if as_traced else _as_traced(trace, gpu, settings)
+    return spread_of(found, correction)
+
+
+@lru_cache(maxsize=4)
+def _as_traced(trace: Trace, gpu: Gpu, settings: AllocatorSettings) -> Tuple[float, ...]:
+    """The features at the traced batch; kept, because a memory line asks for hundreds of batches."""
+    return _features(trace, replay(trace, None, gpu, settings), gpu, settings)
+
+
+def _features(trace: Trace, timeline: Timeline, gpu: Gpu, settings: AllocatorSettings) -> Tuple[float, ...]:
     total = timeline.stats.peak_reserved / MIB + REFERENCE_CONTEXT_MIB
-    return spread_of(features(trace, timeline, total, None, gpu, settings), correction)
+    return tuple(features(trace, timeline, total, None, gpu, settings))
 
 
 def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:

@@ -25,11 +25,9 @@ MORE_EVENTS = 500_000
 
 @dataclass(frozen=True)
 class Timeline:
-    """What the allocator held after every event, and what lived at its peak."""
+    """What the allocator held at most, and what lived then."""
 
     stats: AllocatorStats
-    allocated: Tuple[int, ...]
-    """Bytes in live blocks after each of the trace's events."""
     live_at_peak: Tuple[Tuple[Site, int], ...]
     """The blocks alive at the peak of allocated bytes, with their bytes, in the order of their allocation."""
     phase: Phase
@@ -62,7 +60,6 @@ def replay(
     stats = allocator.stats()
     return Timeline(
         stats=replace(stats, peak_reserved=_reserved_later(allocator, trace, sizes)),
-        allocated=_live_bytes(events),
         live_at_peak=_alive(trace, events, stats.peak_event),
         phase=trace.phase_of(max(stats.peak_event, 0)),
         sizes=sizes,
@@ -171,7 +168,7 @@ def _size(site: Site, batch: int, cublas: int, sms: int, workspace: str) -> int:
     return cublas if site.is_cublas else site.bytes_at(batch)
 
 
-def _live_bytes(events: List[Event]) -> Tuple[int, ...]:
+def _live_bytes(events: Sequence[Event]) -> Tuple[int, ...]:
     sizes: Dict[object, int] = {}
     total = 0
     line = []
