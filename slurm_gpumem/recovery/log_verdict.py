@@ -178,8 +178,8 @@ def _context(line: str) -> Optional[int]:
     held, own = _HELD.search(line), _OF_PYTORCH.search(line)
     if held is None or own is None:
         return None
-    beyond = round(_mib(held) - _mib(own) - _mib(own, 3))
-    return beyond if 0 < beyond < _ABSURD_MIB else None
+    beyond = _mib(held) - _mib(own) - _mib(own, 3)
+    return round(beyond) if 0 < beyond < _ABSURD_MIB else None
 
 
 def _mib(match: re.Match[str], at: int = 1) -> float:

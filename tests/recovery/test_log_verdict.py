@@ -54,6 +54,8 @@ def test_what_was_held_and_asked_for_is_read_from_pytorchs_own_words() -> None:
         # As PyTorch prints it under an MPS limit.
         ("17179869183.95 GiB", "1.25 GiB", "3.00 MiB", None),
         ("1.00 GiB", "2.00 GiB", "0 bytes", None),
+        (f"{'9' * 400} GiB", "2.00 GiB", "0 bytes", None),
+        (f"{'9' * 400} GiB", f"{'9' * 400} GiB", "1.2.3 GiB", None),
     ],
 )
 def test_what_the_process_held_outside_the_allocator_is_read_from_pytorchs_own_words(
