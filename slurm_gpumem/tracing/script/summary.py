@@ -34,7 +34,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         total_params=sum(p.numel() for p in parameters),
         trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
         trace=trace,
-        warnings=_warnings(recorder),
+        warnings=_warnings(recorder, trace),
     )
     facts = {
         "kind": TRAINING,
@@ -63,8 +63,14 @@ def _name_parameters(recorder: Any, places: Any) -> None:
                     block.operator, block.module = PARAMETER, root.prefix + name
 
 
-def _warnings(recorder: Any) -> Tuple[str, ...]:
+def _warnings(recorder: Any, trace: Trace) -> Tuple[str, ...]:
     found = tuple(recorder.warnings)
+    if all(site.category == "workspace" for site in trace.sites):
+        return (
+            *found,
+            "it put nothing on the GPU: its model and its batches stay on the CPU. Does it move them "
+            '(.to("cuda")), or does an option choose the device?',
+        )
     if recorder.uses_conv and torch.backends.cudnn.benchmark:
         return (
             *found,

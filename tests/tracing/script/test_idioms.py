@@ -97,6 +97,12 @@ for step in range(5):
     loss = out.float().pow(2).mean(); optimizer.zero_grad(); loss.backward(); optimizer.step()
     dist.all_reduce(loss.detach().clone()); half.clip_grad_norm_(1.0)
 """,
+    # Somebody who has no GPU wrote it.
+    "cpu": """
+layer = nn.Linear(64, 64); optimizer = torch.optim.Adam(layer.parameters())
+for step in range(5):
+    optimizer.zero_grad(); layer(torch.randn(16, 64)).sum().backward(); optimizer.step()
+""",
     # Batch first: gradients lie the other way round; a picture that is saved as bytes; scores by class.
     "layouts": """
 rnn = nn.LSTM(32, 64, batch_first=True).cuda(); head = nn.Linear(64, 500).cuda()
@@ -216,6 +222,12 @@ def test_modes_kernels_and_streams_count_as_on_a_gpu(runs: Dict[str, Future[Trac
     assert [site.bytes_at(1) for site in found if site.operator == "stream"] == [FURTHER_STREAM]
     assert sum(site.operator == "cublas" for site in found) == 3  # on each stream
     assert any(site.operator == "cuda graph" for site in found)
+
+
+def test_a_training_on_the_cpu_is_said_to_be_one(runs: Dict[str, Future[TracedScript]]) -> None:
+    (warning,) = parse(runs["cpu"].result().summary.decode(), origin="cpu").warnings
+    assert "nothing on the GPU" in warning
+    assert not parse(runs["graph"].result().summary.decode(), origin="graph").warnings
 
 
 def test_weights_of_a_recurrent_layer_are_copied_into_one_buffer(
