@@ -53,6 +53,10 @@ def _run(args: argparse.Namespace) -> int:
     refuse_guess(subject.summary, "auto")
     stated = job_settings(config, (), os.environ, own_options(args)).coverage
     coverage = stated or config.sharing.coverage
+    trace = subject.summary.trace
+    if trace is not None and not trace.scalable:
+        one = f"this trace shows batch size {trace.job.batch} only, so no larger one was tried"
+        notes = [*notes, f"{one}; trace the script with a larger batch"]
     found = batch_limits(subject.summary, subject.job, subject.asked, gpus, args.shards, shard_mib, coverage)
     if args.json:
         print(json.dumps(fit_json(found, shard_mib, (*notes, *subject.notes))))

@@ -76,6 +76,15 @@ def test_fit_says_no_with_its_exit_code(traced: str) -> None:
     assert "does not fit 1 shard of one h200" in done.stdout
 
 
+def test_fit_says_that_a_scripts_trace_shows_one_batch_only() -> None:
+    script = Path(__file__).resolve().parents[2] / "docs" / "examples" / "train.json"
+    done = _gpumem("fit", str(script), "--gpu", "a100")
+    assert done.returncode == 0
+    assert "shows batch size 128 only" in done.stderr
+    told = json.loads(_gpumem("fit", str(script), "--gpu", "a100", "--json").stdout)["notes"]
+    assert any("batch size 128 only" in note for note in told)
+
+
 def test_fit_without_a_gpu_shows_the_usual_ones(traced: str) -> None:
     done = _gpumem("fit", traced)
     assert done.returncode == 0
