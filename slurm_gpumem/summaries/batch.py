@@ -8,7 +8,7 @@ from slurm_gpumem.summaries.rows import Row
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Shape, depends_on_batch
 
 _MANY = 4
-"""One layer in so many makes a leading size a common one."""
+"""A leading size that one layer in this number has is a common one."""
 
 
 def detect_batch(rows: Sequence[Row], inputs: Sequence[Shape] = ()) -> Optional[int]:

@@ -50,7 +50,7 @@ class Figures(NamedTuple):
 
 
 def sample(every: int = EVERY) -> List[Played]:
-    """Every so many-th measured run that has a text with all layers."""
+    """Every n-th measured run that has a text with all layers."""
     truth = load_ground_truth()
     own = find_gpu("h200")
     known = [own.context_bare_mib, own.context_conv_mib, own.context_matmul_mib, own.context_mib]

@@ -55,7 +55,7 @@ class Inference:
             self._repeated += 1
 
     def asked_for(self, tokens: int) -> None:
-        """A call of `generate` may add so many tokens."""
+        """A call of `generate` may add this number of tokens."""
         self.new_tokens = max(self.new_tokens, tokens)
 
     def _count(self) -> None:
