@@ -128,6 +128,15 @@ def write_all(handle: int, data: bytes) -> None:
         data = data[os.write(handle, data) :]
 
 
+def keep_newest(folder: Path, most: int) -> None:
+    """Remove the oldest files of a folder that is to hold `most` at most."""
+    found = list(folder.iterdir())
+    if len(found) > most:
+        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in found[most:]:
+            path.unlink(missing_ok=True)
+
+
 # -- Reading ---------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,14 @@ from typing import Dict, Optional, Sequence
 
 from slurm_gpumem.errors import AccountingError, SlurmError, UsageError
 from slurm_gpumem.simulation.gpu_use import RECORDS, GpuUse
-from slurm_gpumem.slurm.history import UNREADABLE, History, ask_history, left_out_text, parse_history
+from slurm_gpumem.slurm.history import (
+    UNREADABLE,
+    History,
+    ask_history,
+    history_command,
+    left_out_text,
+    parse_history,
+)
 from slurm_gpumem.slurm.nodes import GpuNodes, discover_cluster
 from slurm_gpumem.terminal.say import say
 
@@ -30,6 +37,19 @@ def add_history_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-memory", metavar="SIZE", help="memory of a GPU, where its type does not tell it"
     )
+
+
+def checked_since(args: argparse.Namespace) -> Optional[str]:
+    """The time of --since as sacct reads it; None after --command, which only prints what to run."""
+    from slurm_gpumem.report.times import parse_time
+
+    since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(parse_time(args.since)))
+    if args.command:
+        print(" ".join(history_command(since)) + " > sacct.txt")
+        return None
+    if args.max_slowdown <= 1:
+        raise UsageError(f"--max-slowdown is a ratio above 1, like 1.15, not {args.max_slowdown:g}")
+    return since
 
 
 def history(path: Optional[Path], since: str) -> History:
@@ -85,10 +105,3 @@ def gpu_nodes() -> Sequence[GpuNodes]:
     except SlurmError as error:
         say(f"the cluster's nodes are taken from its jobs: {error}")
         return ()
-
-
-def since_moment(text: str) -> str:
-    """A time of --since as sacct reads it."""
-    from slurm_gpumem.report.times import parse_time
-
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(parse_time(text)))

@@ -8,10 +8,10 @@ from typing import List, Optional
 
 from slurm_gpumem.cli.history_options import (
     add_history_options,
+    checked_since,
     gpu_nodes,
     history,
     measured_use,
-    since_moment,
 )
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.formats.gpu_names import profile_name
@@ -20,7 +20,7 @@ from slurm_gpumem.simulation.mig_plan import MigPlan, mig_plan
 from slurm_gpumem.simulation.mig_plan_text import plan_json, screen
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import assumptions, sources_of
-from slurm_gpumem.slurm.history import PastJob, history_command, left_out_text
+from slurm_gpumem.slurm.history import PastJob, left_out_text
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
@@ -30,12 +30,9 @@ from slurm_gpumem.units import parse_mib
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand; 1 where no GPU here can be divided."""
     args = _parser().parse_args(argv)
-    since = since_moment(args.since)
-    if args.command:
-        print(" ".join(history_command(since)) + " > sacct.txt")
+    since = checked_since(args)
+    if since is None:
         return 0
-    if args.max_slowdown <= 1:
-        raise UsageError(f"--max-slowdown is a ratio above 1, like 1.15, not {args.max_slowdown:g}")
     past = history(args.from_file, since)
     jobs = list(past.jobs)
     if past.left_out:

@@ -8,10 +8,10 @@ from typing import List
 
 from slurm_gpumem.cli.history_options import (
     add_history_options,
+    checked_since,
     gpu_nodes,
     history,
     measured_use,
-    since_moment,
 )
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.named_files import check_target, save
@@ -20,7 +20,6 @@ from slurm_gpumem.simulation.policies import SLOWDOWN
 from slurm_gpumem.simulation.pools import Pool, find_pools
 from slurm_gpumem.simulation.what_if import Sharing, what_if
 from slurm_gpumem.simulation.what_if_text import screen, what_if_json
-from slurm_gpumem.slurm.history import history_command
 from slurm_gpumem.terminal.progress import StatusLine
 from slurm_gpumem.terminal.say import say
 from slurm_gpumem.text import count
@@ -32,12 +31,9 @@ MODES = ("mps", "mps-shared", "timeslice")
 def main(argv: List[str]) -> int:
     """Entry point of the subcommand."""
     args = _parser().parse_args(argv)
-    since = since_moment(args.since)
-    if args.command:
-        print(" ".join(history_command(since)) + " > sacct.txt")
+    since = checked_since(args)
+    if since is None:
         return 0
-    if args.max_slowdown <= 1:
-        raise UsageError(f"--max-slowdown is a ratio above 1, like 1.15, not {args.max_slowdown:g}")
     if args.html:
         from slurm_gpumem.report.html.render import need_jinja2
 

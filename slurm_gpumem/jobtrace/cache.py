@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional
 
-from slurm_gpumem.files import read_plain, write_atomic
+from slurm_gpumem.files import keep_newest, read_plain, write_atomic
 from slurm_gpumem.jobtrace.batch_script import ScriptRun
 from slurm_gpumem.tracing.script.run import TracedScript
 from slurm_gpumem.units import MIB
@@ -61,7 +61,7 @@ def keep(run: ScriptRun, traced: TracedScript, started: float) -> Optional[str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomic(path, gzip.compress(head.encode() + b"\n" + traced.summary, 1), mode=0o600)
-        _drop_oldest(path.parent)
+        keep_newest(path.parent, _KEPT)
     except OSError as error:
         return f"the trace is not kept for the next time: {error.filename}: {error.strerror}"
     return None
@@ -116,9 +116,3 @@ def _changed_since(path: str, started: float) -> bool:
         return os.stat(path).st_mtime >= started
     except OSError:
         return False
-
-
-def _drop_oldest(folder: Path) -> None:
-    kept = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in kept[_KEPT:]:
-        path.unlink(missing_ok=True)

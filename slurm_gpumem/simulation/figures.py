@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from math import isnan
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 from slurm_gpumem.simulation.engine import Outcome
+from slurm_gpumem.simulation.types import SimJob
+
+_HOUR = 3600.0
 
 
 class Times(NamedTuple):
@@ -100,6 +103,34 @@ class Spread(NamedTuple):
 def spread(values: Sequence[float]) -> Spread:
     """Mean, lowest and highest."""
     return Spread(_mean(values), min(values), max(values))
+
+
+class Waits(NamedTuple):
+    """How jobs of a site fared, in hours; nan where none ended."""
+
+    waiting_h: float
+    waiting_p95_h: float
+    completion_h: float
+    slowdown: float
+    """Mean of jobs on one GPU; 1 where there are none."""
+
+
+def waits_of(outcomes: Sequence[Outcome], alone_s: Callable[[SimJob], float]) -> Waits:
+    """The same over several clusters; `alone_s` is what a job takes on a whole GPU to itself."""
+    waiting: List[float] = []
+    completion: List[float] = []
+    slowdowns: List[float] = []
+    for outcome in outcomes:
+        for job, start, end in zip(outcome.jobs, outcome.start, outcome.end):
+            if isnan(end):
+                continue
+            waiting.append((start - job.arrival) / _HOUR)
+            completion.append((end - job.arrival) / _HOUR)
+            if job.gpus == 1:
+                slowdowns.append((end - start) / alone_s(job))
+    waiting.sort()
+    slowdown = _mean(slowdowns) if slowdowns else 1.0
+    return Waits(_mean(waiting), percentile(waiting, 0.95), _mean(completion), slowdown)
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:

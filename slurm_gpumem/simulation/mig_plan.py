@@ -13,14 +13,13 @@ one as far as they go.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isnan
 from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.estimators.mig import Profile, profiles_of
 from slurm_gpumem.estimators.mig_layouts import Layout, counted, layouts
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.figures import percentile
+from slurm_gpumem.simulation.figures import waits_of
 from slurm_gpumem.simulation.gpu_use import GpuUse
 from slurm_gpumem.simulation.policies import POLICIES, timing_of
 from slurm_gpumem.simulation.pools import Pool
@@ -31,7 +30,6 @@ from slurm_gpumem.simulation.what_if import to_trace
 WHOLE_GPU = "whole"
 AS_IT_IS, PLANNED, SHARES = WAYS = ("whole GPUs", "this layout", "shares")
 """Ways to run the jobs; shares are of whole GPUs, by memory and activity."""
-_HOUR = 3600.0
 _MOST_SEARCHED = 1000
 """Jobs that plans are compared on: the last ones of the history. What is shown is played with all."""
 _MOST_CHANGES = 8
@@ -238,28 +236,14 @@ def _changes(plan: Plan, able: Sequence[Layout], step: int) -> Iterator[Dict[Lay
 def _figures(
     outcomes: Sequence[Outcome], jobs: Mapping[int, SimJob], asked: Mapping[str, int], slow: int
 ) -> PlanFigures:
-    waiting: List[float] = []
-    completion: List[float] = []
-    slowdowns: List[float] = []
-    for outcome in outcomes:
-        for job, start, end in zip(outcome.jobs, outcome.start, outcome.end):
-            if isnan(end):
-                continue
-            waiting.append((start - job.arrival) / _HOUR)
-            completion.append((end - job.arrival) / _HOUR)
-            if job.gpus == 1:
-                slowdowns.append((end - start) / jobs[job.number].work)
-    waiting.sort()
+    # On an instance a job's work is stretched already: what it takes on a whole GPU is in `jobs`.
+    times = waits_of(outcomes, lambda job: jobs[job.number].work)
     return PlanFigures(
-        waiting_h=_mean(waiting),
-        waiting_p95_h=percentile(waiting, 0.95) if waiting else 0.0,
-        completion_h=_mean(completion),
-        slowdown=_mean(slowdowns) if slowdowns else 1.0,
+        waiting_h=times.waiting_h,
+        waiting_p95_h=times.waiting_p95_h,
+        completion_h=times.completion_h,
+        slowdown=times.slowdown,
         over_limit=sum(outcome.over_limit for outcome in outcomes),
         asked=asked,
         slow=slow,
     )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -13,7 +13,7 @@ from random import Random
 from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.simulation.engine import Outcome, simulate
-from slurm_gpumem.simulation.figures import percentile
+from slurm_gpumem.simulation.figures import percentile, waits_of
 from slurm_gpumem.simulation.gpu_use import ASSUMED, GpuUse, gpu_use
 from slurm_gpumem.simulation.policies import POLICIES, timing_of
 from slurm_gpumem.simulation.pools import Pool
@@ -187,25 +187,14 @@ def _play(pool: Pool, prior: Prior, records: Mapping[str, GpuUse], sharing: Shar
 
 
 def _totals(outcomes: Sequence[Outcome]) -> Totals:
-    waiting: List[float] = []
-    completion: List[float] = []
-    slowdowns: List[float] = []
-    for outcome in outcomes:
-        for job, start, end in zip(outcome.jobs, outcome.start, outcome.end):
-            if isnan(end):
-                continue
-            waiting.append((start - job.arrival) / _HOUR)
-            completion.append((end - job.arrival) / _HOUR)
-            if job.gpus == 1:
-                slowdowns.append((end - start) / job.work)
-    waiting.sort()
+    times = waits_of(outcomes, lambda job: job.work)
     return Totals(
         gpu_hours=sum(outcome.sums.busy_seconds for outcome in outcomes) / _HOUR,
-        waiting_h=_mean(waiting),
-        waiting_p95_h=percentile(waiting, 0.95),
-        completion_h=_mean(completion),
+        waiting_h=times.waiting_h,
+        waiting_p95_h=times.waiting_p95_h,
+        completion_h=times.completion_h,
         queue=sum(outcome.sums.waiting_seconds / (outcome.span or 1.0) for outcome in outcomes),
-        slowdown=_mean(slowdowns) if slowdowns else 1.0,
+        slowdown=times.slowdown,
         over_limit=sum(outcome.over_limit for outcome in outcomes),
         crashes=sum(sum(outcome.crashes) for outcome in outcomes),
         energy_kwh=sum(outcome.sums.joules for outcome in outcomes) / 3.6e6,
@@ -232,7 +221,3 @@ def _gains(found: Sequence[Tuple[Pool, Dict[str, Outcome]]], by: str) -> Tuple[G
         for name, row in sums.items()
     ]
     return tuple(sorted(rows, key=lambda row: -row.jobs))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")

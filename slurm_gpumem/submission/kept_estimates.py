@@ -90,24 +90,15 @@ def _kept(path: str, job: TrainingJob) -> Optional[Estimate]:
 def _keep(path: str, made: Estimate) -> None:
     from pathlib import Path
 
-    from slurm_gpumem.files import write_atomic
+    from slurm_gpumem.files import keep_newest, write_atomic
 
     place = Path(path)
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomic(place, json.dumps(_content(made)), mode=0o600)
-        _drop_oldest(place.parent.iterdir())
+        keep_newest(place.parent, _KEPT)
     except OSError:
         pass  # A full disk or a home that cannot be written: the next submission estimates again.
-
-
-def _drop_oldest(paths: Any) -> None:
-    found = list(paths)
-    if len(found) <= _KEPT:
-        return
-    found.sort(key=lambda path: path.stat().st_mtime)
-    for path in found[: len(found) - _KEPT * 9 // 10]:
-        path.unlink(missing_ok=True)
 
 
 def _content(made: Estimate) -> Dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import torch
 
 from slurm_gpumem.lab.gpumemnet import nets
+from slurm_gpumem.lab.gpumemnet.f1 import f1_score
 from slurm_gpumem.lab.gpumemnet.rows import FAMILIES, NetRow, net_rows
 from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.lab.places import PREDICTIONS, shown
@@ -123,16 +124,6 @@ def predict(rows: Sequence[NetRow], kind: str) -> Dict[str, Tuple[int, int]]:
             found[row.key] = (told * width + width // 2, (told + 1) * width)
         _progress(f"{family}, {kind}: {len(own)} runs")
     return found
-
-
-def f1_score(told: Sequence[int], real: Sequence[int]) -> float:
-    """F1 of each class, weighted by how often it is the right one."""
-    total = 0.0
-    for value in set(real):
-        right = sum(a == b == value for a, b in zip(told, real))
-        said, wanted = list(told).count(value), list(real).count(value)
-        total += wanted * (2 * right / (said + wanted))
-    return total / len(real)
 
 
 def card(figures: Sequence[Figure], rows: Sequence[NetRow]) -> Dict[str, Any]:

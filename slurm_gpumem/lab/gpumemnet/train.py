@@ -33,6 +33,7 @@ from slurm_gpumem.estimators.published.gpumemnet.network import (
 from slurm_gpumem.lab.gpumemnet.configurations import SEED, SIZES
 from slurm_gpumem.lab.gpumemnet.data import Example, examples, split
 from slurm_gpumem.lab.gpumemnet.ensembles import Encoders, Perceptrons, depths_for
+from slurm_gpumem.lab.gpumemnet.f1 import f1_score
 from slurm_gpumem.lab.gpumemnet.labels import EDGES, Agreement, check, check_measured
 from slurm_gpumem.lab.places import MODELS, shown
 
@@ -205,16 +206,6 @@ def _loss(net: nn.Module, inputs: Inputs, labels: Tensor) -> float:
             logits = net(*(tensor[chosen] for tensor in inputs))
             total += float(nn.functional.cross_entropy(logits, labels[chosen], reduction="sum"))
     return total / len(labels)
-
-
-def f1_score(told: Sequence[int], real: Sequence[int]) -> float:
-    """F1 of each class, weighted by how often it is the right one."""
-    total = 0.0
-    for value in set(real):
-        right = sum(a == b == value for a, b in zip(told, real))
-        said, wanted = list(told).count(value), list(real).count(value)
-        total += wanted * (2 * right / (said + wanted))
-    return total / len(real)
 
 
 def table(figures: Sequence[Figure]) -> List[str]:
