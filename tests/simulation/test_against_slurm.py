@@ -1,10 +1,10 @@
-"""The simulator against real Slurm daemons: sleepers with shards, the same jobs in both."""
+"""The simulator against real Slurm daemons: waiting jobs with shards, the same in both."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Sequence, Set
+from typing import Callable, Dict, List, NamedTuple, Sequence, Set
 
 import pytest
 
@@ -22,84 +22,107 @@ CYCLE_S = 5.0
 GPUS, SHARDS = 4, 40
 JOBS = 16
 IDLE = JobLoad(0.001, 0.0, 0.0, 0.03)
-"""Sleepers do not slow each other down."""
-BETWEEN_S = 0.8
-"""From the end of a job to the start of the one that waited for it: within Slurm's next second."""
-APART_S = 1.2
-"""Ends that are closer than this come in either order: Slurm's clock ticks in seconds."""
+"""Jobs that only wait do not slow each other down."""
+LIMIT_S = 3600.0
+APART_S = 4 * CYCLE_S
+"""Simulated time from one end to the next: all that can start has started by then."""
 
 
-class Seen(NamedTuple):
-    start: float
-    end: float
-    gpu: int
+class Planned(NamedTuple):
+    shards: int
+    seconds: float
 
 
-Plan = Sequence[tuple[int, float]]
-"""Shards and seconds of each job; 40 shards are a whole GPU."""
+Plan = Sequence[Planned]
+GpuOfJob = Dict[int, int]
+
+
+class Step(NamedTuple):
+    """A job ends, and then these run."""
+
+    ended: int
+    running: GpuOfJob
 
 
 def _played(plan: Plan) -> Outcome:
     jobs = [
-        SimJob(number, 0.0, seconds + BETWEEN_S, 1, shards * 1024, IDLE, user="a", limit=60.0,
-               estimates={"text": shards * 1024})
-        for number, (shards, seconds) in enumerate(plan)
+        SimJob(number, 0.0, job.seconds, 1, job.shards * 1024, IDLE, user="a", limit=LIMIT_S,
+               estimates={"text": job.shards * 1024})
+        for number, job in enumerate(plan)
     ]  # fmt: skip
     timing = SLURM_TIMING._replace(backfill_s=CYCLE_S)
     fleet = Fleet(1, GPUS, SHARDS * 1024)
     return simulate(jobs, Setup(fleet, POLICIES["slurm-pack"], "text", "mps", timing, record=True))
 
 
-def _clear_plan(seed: int) -> Plan:
-    """Jobs that end one after the other, so that their order does not hang on a fraction of a second."""
+def _plan(seed: int) -> Plan:
+    """Jobs that end one at a time."""
     rng = random.Random(seed)
-    plan: List[tuple[int, float]] = []
+    plan: List[Planned] = []
     taken: Set[int] = set()
     for _ in range(JOBS):
         shards = rng.choice([8, 12, 16, 24, 30, 40])
-        start = _played([*plan, (shards, 5.0)]).start[len(plan)]
-        place = int((start + rng.uniform(3.0, 10.0)) / APART_S) + 1
+        start = _played([*plan, Planned(shards, APART_S)]).start[len(plan)]
+        place = int(start / APART_S) + rng.randint(1, 5)
         while place in taken:
             place += 1
         taken.add(place)
-        plan.append((shards, place * APART_S - start - BETWEEN_S))
+        plan.append(Planned(shards, place * APART_S - start))
     return plan
 
 
-def _run(cluster: Cluster, folder: Path, plan: Plan) -> List[Seen]:
-    ids: List[str] = []
-    for shards, seconds in plan:
-        log = f"{folder}/$SLURM_JOB_ID"
+def _steps(outcome: Outcome) -> List[Step]:
+    """What runs at the start (no job has ended: -1) and after each end."""
+
+    def running(after: float) -> GpuOfJob:
+        moment = after + APART_S * 0.9
+        return {run.job: run.gpus[0] for run in outcome.runs if run.start <= moment < run.end}
+
+    ends = sorted((run.end, run.job) for run in outcome.runs)
+    return [Step(-1, running(0.0)), *(Step(job, running(end)) for end, job in ends)]
+
+
+def _submit_all(cluster: Cluster, folder: Path, plan: Plan) -> List[Path]:
+    """The jobs, released at one moment: each writes its GPU to its file and waits for a second file there."""
+    cluster.run(["scontrol", "update", "partition=gpu", "state=DOWN"], check=True)
+    files = [folder / str(number) for number in range(len(plan))]
+    for file, job in zip(files, plan):
         command = (
-            f"echo $(date +%s.%N) $CUDA_VISIBLE_DEVICES > {log}; sleep {seconds:.2f}; date +%s.%N >> {log}"
+            f"echo $CUDA_VISIBLE_DEVICES > {file}; until [ -e {file}.end ]; do sleep 0.1; done; rm {file}"
         )
-        options = (f"--gres=shard:{shards}", "--cpus-per-task=1", "--mem=1G", "--time=1", "--hold")
-        ids.append(submit(cluster, *options, command=command))
-    cluster.run(["scontrol", "release", ",".join(ids)], check=True)
-    until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 120)
-    found = []
-    for job in ids:
-        start, gpu, end = (folder / job).read_text().split()
-        found.append(Seen(float(start), float(end), int(gpu)))
-    return found
+        options = (f"--gres=shard:{job.shards}", "--cpus-per-task=1", "--mem=1G", f"--time={LIMIT_S / 60:g}")
+        submit(cluster, *options, command=command)
+    cluster.run(["scontrol", "update", "partition=gpu", "state=UP"], check=True)
+    return files
 
 
-@pytest.mark.timing
+def _seen(files: Sequence[Path]) -> GpuOfJob:
+    """The GPUs of the jobs that have started and not been ended."""
+    found = {}
+    for number, file in enumerate(files):
+        if file.exists() and not file.with_suffix(".end").exists():
+            found[number] = file.read_text().strip()
+    return {number: int(gpu) for number, gpu in found.items() if gpu}
+
+
+def _wait_for(step: Step, files: Sequence[Path]) -> None:
+    until(
+        lambda: _seen(files) == step.running,
+        60,
+        but=lambda: f"after the end of {step.ended}: {step.running}, but {_seen(files)}",
+    )
+
+
 @pytest.mark.slurm
-def test_the_same_jobs_go_to_the_same_gpus_at_the_same_times_as_under_slurm(
-    make_cluster: Callable[..., Cluster], state_folder: Path
+@pytest.mark.parametrize("seed", [1, 24])
+def test_the_same_jobs_start_on_the_same_gpus_after_each_end_as_under_slurm(
+    make_cluster: Callable[..., Cluster], state_folder: Path, seed: int
 ) -> None:
     state_folder.chmod(0o777)
     cluster = make_cluster(nodes=(NodeSpec("n1", gpus=GPUS),))
-    plan = _clear_plan(24)
-    real = _run(cluster, state_folder, plan)
-    played = _played(plan)
-    gpus = {run.job: run.gpus[0] for run in played.runs}
-    first = min(seen.start for seen in real)
-    assert [gpus[number] for number in range(JOBS)] == [seen.gpu for seen in real]
-    by_start = sorted(range(JOBS), key=lambda number: (round(real[number].start - first), number))
-    assert [round(played.start[number]) for number in by_start] == sorted(map(round, played.start))
-    for number, seen in enumerate(real):
-        assert played.start[number] == pytest.approx(seen.start - first, abs=CYCLE_S)
-    total = max(seen.end for seen in real) - first
-    assert played.span - BETWEEN_S == pytest.approx(total, rel=0.05)
+    plan = _plan(seed)
+    files = _submit_all(cluster, state_folder, plan)
+    for step in _steps(_played(plan)):
+        if step.ended >= 0:
+            files[step.ended].with_suffix(".end").touch()
+        _wait_for(step, files)
