@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.devcluster.demo import demo
+from slurm_gpumem.terminal.command import run_command
 
 if __name__ == "__main__":
     sys.exit(run_command(demo))

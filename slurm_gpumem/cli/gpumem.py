@@ -6,7 +6,7 @@ import importlib
 import sys
 from typing import List, Optional
 
-from slurm_gpumem.cli.run import run_command
+from slurm_gpumem.terminal.command import run_command
 
 COMMANDS = {
     "devcluster": ("slurm_gpumem.cli.devcluster", "a real Slurm with stand-in GPUs on this machine"),

@@ -6,7 +6,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Dict, Iterable, List, NamedTuple, Optional
 
-from slurm_gpumem.cli.run import run_command
 from slurm_gpumem.config.schema import JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.slurm.options import (
@@ -31,6 +30,7 @@ from slurm_gpumem.slurm.sbatch import (
 from slurm_gpumem.slurm.script import BatchScript, ScriptError, read_script
 from slurm_gpumem.submission.asked import NOTHING_ASKED, Asked, JobWords, read_asked
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.terminal.command import run_command
 from slurm_gpumem.terminal.say import say
 
 if TYPE_CHECKING:

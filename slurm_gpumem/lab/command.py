@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Callable
 
-from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.terminal.command import run_command
 
 
 def require(*libraries: str) -> None:
@@ -16,14 +16,14 @@ def require(*libraries: str) -> None:
 
 
 def exit_code(body: Callable[[], int]) -> int:
-    """`body`'s exit code; an error of the input's becomes one message on stderr."""
-    try:
-        return body()
-    except GpumemError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    except ModuleNotFoundError as error:
-        if str(error.name).split(".")[0] == "slurm_gpumem":
-            raise
-        print(f"{error.name} is not installed: pip install 'slurm-gpumem[train]'", file=sys.stderr)
-        return 2
+    """`body`'s exit code; an error of the input's and a missing library become one message on stderr."""
+
+    def with_libraries() -> int:
+        try:
+            return body()
+        except ModuleNotFoundError as error:
+            if str(error.name).split(".")[0] == "slurm_gpumem":
+                raise
+            raise UsageError(f"{error.name} is not installed: pip install 'slurm-gpumem[train]'") from error
+
+    return run_command(with_libraries)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -100,3 +102,10 @@ def test_the_authors_own_scripts_are_played_where_a_user_has_them(
 def test_this_projects_requests_crash_nothing_on_the_published_traces(results: Results) -> None:
     for one in published.OURS:
         assert _mean(results, one.tasks, one.label, "crashes") == 0
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    code = f"{sys.executable} -m slurm_gpumem.lab.chapter6.study --seeds 1 | head -n 1"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert "60-tasks.csv" in done.stdout
+    assert done.stderr == ""
