@@ -9,24 +9,24 @@ from slurm_gpumem.units import MIB
 from slurm_gpumem.utilization.roofline import Times
 from slurm_gpumem.utilization.work import KINDS, StepWork
 
-NAMES = (
-    "log_gpu_seconds",
-    "log_cpu_seconds",
-    "log_cpu_over_gpu",
-    "coverage",
-    "short",
-    "logit_active",
-    "logit_occupied",
-    "logit_dram",
-    "log_kernels",
-    "log_flops_a_kernel",
-    "log_bytes_a_kernel",
-    "log_parameter_mib",
-    "points_a_product",
-    "casts_a_product",
-    "guessed",
-    *(f"share_{kind}" for kind in KINDS),
-)
+_IN_WORDS = {
+    "log_gpu_seconds": "the GPU's time for a step",
+    "log_cpu_seconds": "the CPU's time for a step",
+    "log_cpu_over_gpu": "the CPU's time beside the GPU's",
+    "coverage": "how much of the GPU its kernels fill",
+    "short": "its share of short kernels",
+    "logit_active": "its SM activity",
+    "logit_occupied": "its occupancy",
+    "logit_dram": "its memory traffic",
+    "log_kernels": "its number of kernels",
+    "log_flops_a_kernel": "the arithmetic of its kernels",
+    "log_bytes_a_kernel": "the bytes that its kernels move",
+    "log_parameter_mib": "its number of parameters",
+    "points_a_product": "its elementwise operations beside its matrix products",
+    "casts_a_product": "its casts beside its matrix products",
+    "guessed": "layers whose work is guessed",
+}
+NAMES = (*_IN_WORDS, *(f"share_{kind}" for kind in KINDS))
 _LIMIT = 6.0
 
 
@@ -34,6 +34,11 @@ class TextQuality(NamedTuple):
     """What is known of a text or trace besides its work."""
 
     guessed: bool = False
+
+
+def in_words(name: str) -> str:
+    """A feature as people call it."""
+    return _IN_WORDS.get(name) or f"its time in {name[len('share_') :].replace('_', ' ')} kernels"
 
 
 def logit(share: float) -> float:

@@ -11,7 +11,7 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.known.recognize import with_stored_trace
 from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, TrainingStep, Utilization
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.utilization.features import NAMES, TextQuality, features, logit
+from slurm_gpumem.utilization.features import NAMES, TextQuality, features, in_words, logit
 from slurm_gpumem.utilization.model import LEVELS, TARGETS, SourceModel, UtilizationModel, packaged
 from slurm_gpumem.utilization.roofline import Times, rates_of, step_times
 from slurm_gpumem.utilization.work import StepWork, step_work
@@ -97,8 +97,8 @@ def predict(
     found = predict_targets(work, quality, gpu, fitted, model.outside)
     warnings: List[str] = []
     if found.unusual:
-        named = ", ".join(name.replace("_", " ") for name in found.unusual[:3])
-        warnings.append(f"utilization: unlike the measured jobs (beyond the usual: {named})")
+        named = ", ".join(map(in_words, found.unusual[:3]))
+        warnings.append(f"utilization: unlike the measured jobs in {named}")
     if not gpu.utilization_measured:
         how = (
             "scaled from an H200's by peak rates" if gpu.tflops else "as on an H200: its rates are not known"

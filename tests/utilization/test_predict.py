@@ -14,7 +14,7 @@ from slurm_gpumem.estimators.structural.estimator import rebuild
 from slurm_gpumem.estimators.types import TrainingJob, Utilization
 from slurm_gpumem.report.estimate import Alternatives, explain_lines
 from slurm_gpumem.summaries.reader import read_summary
-from slurm_gpumem.utilization.features import TextQuality, logit
+from slurm_gpumem.utilization.features import NAMES, TextQuality, in_words, logit
 from slurm_gpumem.utilization.model import packaged
 from slurm_gpumem.utilization.predict import centers, level_of, predict, with_utilization
 from slurm_gpumem.utilization.work import step_work
@@ -49,7 +49,7 @@ def test_a_job_beyond_the_measured_range_says_so_and_is_less_sure() -> None:
     usual = predicted("resnet50", batch_size=64)
     huge = predicted("resnet50", batch_size=1_000_000)
     assert not usual.warnings
-    assert any("unlike the measured jobs" in warning for warning in huge.warnings)
+    assert any("unlike the measured jobs in the " in warning for warning in huge.warnings)
 
 
 WRITTEN = """\
@@ -139,3 +139,8 @@ def test_it_costs_little_beside_the_memory_estimate() -> None:
     # Measured at about 2 ms.
     best = best_cpu_s(lambda: with_utilization(replace(plain), gpu, summary), 20)
     assert best < 0.01 * slowness()
+
+
+def test_what_is_unusual_is_said_in_words() -> None:
+    assert [name for name in NAMES if "_" in in_words(name)] == []
+    assert in_words("share_conv_half") == "its time in conv half kernels"
