@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -31,6 +32,7 @@ def own(path: Path) -> Path:
     return path
 
 
+@functools.cache
 def user_python() -> Optional[Tuple[str, Dict[str, str]]]:
     """A Python that the user may start and its environment; None where there is none."""
     # Ours may be in a home directory that others cannot enter: then the system's, with our packages.
