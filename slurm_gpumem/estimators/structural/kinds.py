@@ -243,6 +243,12 @@ _NO_DROPOUT = re.compile(
     r"ViT|DeiT|Beit|BEiT|Swin|ConvNext|Dino|Segformer|PVT|Pvt|VisionTransformer|^Block$|^Attention$|^Mlp$|^MLPBlock$"
     r"|^EncoderBlock$|WindowAttention|Llama|Mistral|Qwen|Gemma|Phi|CLIP|Siglip|GPTNeoX|Falcon|Bloom|Mamba|Levit|Poolformer"
     r"|(?<!TS)Mixer|NormMlp|ConvMlp|ClassifierHead|EfficientNet|ResNet|MobileNet|RegNet"
+    # Further classes of timm, all of whose models drop nothing by default.
+    r"|TalkingHeadAttn|XCA|Xcit|AttentionCl|SpatialGatingBlock|FocalModulation|TransformerBlock2d|EvaBlock|^Eva$"
+    r"|^CrossVit|CrossAttentionBlock|FactorAttn|RelPosAttention|MultiQueryAttention2d|LinearTransformerBlock|Outlook"
+    r"|CrossCovarianceAttn|ClassAttn|ClassBlock|^VOLO$|^CoaT$|ConVit|GPSA|MHSA|^TNT$|^Twins$|MetaFormer"
+    r"|EfficientFormer|^Nest$|RepVit|SwiftFormer|NextTransformerBlock|NaFlex|^Cait$|MultiScaleVit|^SelecSls$"
+    r"|^HighResolutionNet$|^DLA$|^Visformer$"
 )
 
 

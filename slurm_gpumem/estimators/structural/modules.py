@@ -106,7 +106,7 @@ def _leaf(walk: Walk, node: Node) -> None:
 
 
 def _parallel(walk: Walk, taken: Optional[Shape]) -> Optional[Tensor]:
-    """The earlier of two results that two layers made of one smaller tensor: activated, it scales the other."""
+    """The earlier of two results of layers that widen one tensor: activated, it scales the other."""
     cur = walk.cur
     first = walk.waiting(cur) if taken is None or taken == cur.shape else None
     if first is None or cur.slot in walk.activated or first.slot in walk.activated:
@@ -251,6 +251,8 @@ def _container(walk: Walk, node: Node) -> None:
     forward = forward_of(walk, node)
     if forward is not None:
         forward(walk, node, run)
+        walk.param(own, trainable=row.trainable)
+        own = 0
     elif is_attention(row.kind) and attention.projections(node):
         attention.container(walk, node, run)
     elif uncalled:

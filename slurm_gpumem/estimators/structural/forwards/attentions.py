@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 from slurm_gpumem.estimators.structural import attention
 from slurm_gpumem.estimators.structural.attention import Run
@@ -12,9 +12,10 @@ from slurm_gpumem.estimators.structural.layers import rule_for
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.tape import Tensor
-from slurm_gpumem.summaries.types import Shape
+from slurm_gpumem.summaries.types import Layer, Shape
 
 _FLOAT = 4
+_ACTIVATIONS = ("hard", "input_act", "relu")
 _NEST_HEAD = 32
 _HIERA_HEAD = 72
 """About the width of Hiera's heads: those of its sizes are between 56 and 96."""
@@ -22,8 +23,13 @@ _HIERA_WINDOW = 64
 """Tokens of a window in its first stage."""
 
 
-def math_attention(walk: Walk, fused: Tensor, shape: Shape, matrix: int) -> None:
-    """PyTorch's formula where no fused kernel applies: in fp32, over scaled copies of queries and keys."""
+def math_attention(
+    walk: Walk, fused: Tensor, shape: Shape, matrix: int, *, keeps_fused: bool = False
+) -> None:
+    """PyTorch's formula where no fused kernel applies: in fp32, over scaled copies of queries and keys.
+
+    `keeps_fused`: queries are also used as they are.
+    """
     walk.uses_matmul = True
     count, each = walk.count(shape), fused.elements // 3
     source = fused
@@ -31,7 +37,8 @@ def math_attention(walk: Walk, fused: Tensor, shape: Shape, matrix: int) -> None
         # Queries are pooled: the maximum keeps its input and its result.
         source = walk.tape.new((), count, fused.width)
         walk.tape.op((fused,), source, saved=(fused, source))
-    queries = walk.tape.op((source,), walk.tape.new((), count, _FLOAT))
+    kept = (fused,) if keeps_fused else ()
+    queries = walk.tape.op((source,), walk.tape.new((), count, _FLOAT), saved=kept)
     keys = walk.tape.op((fused,), walk.tape.new((), each, _FLOAT))
     values = walk.tape.op((fused,), walk.tape.new((), each, _FLOAT))
     macs = matrix * walk.head
@@ -45,9 +52,21 @@ def math_attention(walk: Walk, fused: Tensor, shape: Shape, matrix: int) -> None
 
 
 def blocks_of_tokens(walk: Walk, node: Node, run: Run) -> None:
-    """Attention within blocks, [batch, blocks, tokens, width]: five dimensions, which no fused kernel takes."""
+    """Attention within blocks, [batch, blocks, tokens, width]: no fused kernel takes five dimensions."""
     shape = node.row.outputs[0]
     _around(walk, node, run, shape, walk.count(shape) // _NEST_HEAD * shape[-2])
+
+
+def relative_windows(walk: Walk, node: Node, run: Run) -> None:
+    """Attention of SAM's image encoder: a learned bias of distances, which no fused kernel takes."""
+    shape = node.row.outputs[0]
+    matrix = walk.count(shape) // walk.head * prod(shape[1:-1])
+    _around(walk, node, run, shape, matrix, keeps_fused=True)
+
+
+def fits_relative_windows(node: Node) -> bool:
+    """Whether it has numbers for distances besides its layers."""
+    return fits_fused(node) and node.row.params > 0
 
 
 def mask_units(walk: Walk, node: Node, run: Run) -> None:
@@ -66,7 +85,9 @@ def mask_units(walk: Walk, node: Node, run: Run) -> None:
     _around(walk, node, run, shape, queries * heads * max(1, tokens // windows))
 
 
-def _around(walk: Walk, node: Node, run: Run, shape: Shape, matrix: int) -> None:
+def _around(
+    walk: Walk, node: Node, run: Run, shape: Shape, matrix: int, *, keeps_fused: bool = False
+) -> None:
     """The fused projection, the attention and what follows it."""
     first = attention.projections(node)[0]
     at = node.children.index(first)
@@ -74,7 +95,7 @@ def _around(walk: Walk, node: Node, run: Run, shape: Shape, matrix: int) -> None
         run(walk, child)
     walk.tape.label = node.row.kind
     fused = walk.lowered(walk.take(walk.cur))
-    math_attention(walk, fused, shape, matrix)
+    math_attention(walk, fused, shape, matrix, keeps_fused=keeps_fused)
     for child in node.children[at + 1 :]:
         if family_of(child.row.kind) != "dropout" or child.row.outputs[:1] == (shape,):
             run(walk, child)
@@ -86,7 +107,7 @@ def fits_fused(node: Node) -> bool:
 
 
 def positional_gate(walk: Walk, node: Node, run: Run) -> None:
-    """ConViT's attention: scores of content and of position, each through a softmax, mixed by a learned gate."""
+    """ConViT's attention: scores of content and of position, each through a softmax, mixed by a gate."""
     entry = walk.cur
     linear = [child.row for child in node.children if family_of(child.row.kind) == "linear"]
     fused_row, position_row, value_row, out_row = linear
@@ -125,7 +146,7 @@ def fits_positional_gate(node: Node) -> bool:
 
 
 def halo(walk: Walk, node: Node, run: Run) -> None:
-    """HaloNet's attention: blocks of 8 x 8 pixels look at a larger window around them, which is copied out."""
+    """HaloNet's attention: blocks of pixels look at a larger window around them, which is copied out."""
     entry = walk.cur
     first, second = (child.row for child in node.children[:2])
     queries, both = (rule_for(row)(walk, row, entry) for row in (first, second))
@@ -162,3 +183,77 @@ def fits_halo(node: Node) -> bool:
     known: Sequence[str] = ("Conv2d", "Conv2d", "PosEmbedRel")
     shown = bool(node.row.outputs) and all(child.row.outputs for child in node.children[:3])
     return kinds == list(known) and shown and len(node.children[2].row.outputs[0]) == 4
+
+
+def cross_covariance(walk: Walk, node: Node, run: Run) -> None:
+    """XCiT's attention between channels: by the cosine of their queries and keys over all tokens."""
+    first, *following = node.children
+    run(walk, first)
+    walk.tape.label = node.row.kind
+    matrix = next(child.row.outputs[0] for child in following if _is_matrix(child))
+    attention.compare_by_angle(walk, walk.take(walk.cur), node.row.outputs[0], walk.count(matrix))
+    for child in following:
+        if not _is_matrix(child):
+            run(walk, child)
+
+
+def _is_matrix(node: Node) -> bool:
+    shape = node.row.outputs[0] if node.row.outputs else ()
+    return family_of(node.row.kind) in ("softmax", "dropout") and len(shape) == 4 and shape[2] == shape[3]
+
+
+def fits_cross_covariance(node: Node) -> bool:
+    """Whether one layer makes queries, keys and values, and a row shows the matrix."""
+    return (
+        fits_fused(node)
+        and node.children[0] is attention.projections(node)[0]
+        and any(map(_is_matrix, node.children))
+    )
+
+
+def biased_heads(walk: Walk, node: Node, run: Run) -> None:
+    """LeViT's attention, written out: scores with a bias for each distance, then an activation.
+
+    Its own parameters are a number for each head and distance, of which there are as many as keys.
+    """
+    at = next(index for index, child in enumerate(node.children) if _activation(child) is not None)
+    made: List[Tensor] = []
+    entry = walk.cur
+    for child in node.children[:at]:
+        walk.cur = entry
+        run(walk, child)
+        made.append(walk.take(walk.cur))
+    walk.tape.label = node.row.kind
+    shape = node.row.outputs[0]
+    tokens, keys = _tokens(shape), _tokens(made[0].shape)
+    heads = max(1, node.row.params // max(1, keys))
+    samples = walk.count(shape) // max(1, prod(shape[1:]))
+    act = _activation(node.children[at])
+    taken = act.outputs[0] if act is not None else shape
+    out = walk.tape.new(taken, walk.count(taken), walk.low)
+    # Queries first: what makes them comes last where there are fewer of them.
+    attention.written_out(walk, made[::-1], out, samples * heads * tokens * keys)
+    walk.give(out)
+    for child in node.children[at:]:
+        run(walk, child)
+
+
+def _tokens(shape: Shape) -> int:
+    return max(1, prod(shape[2:]) if len(shape) == 4 else shape[1])
+
+
+def _activation(node: Node) -> Optional[Layer]:
+    """The activation that a child is or begins with."""
+    first = node
+    while first.children:
+        first = first.children[0]
+    return first.row if family_of(first.row.kind) in _ACTIVATIONS and first.row.outputs else None
+
+
+def fits_biased_heads(node: Node) -> bool:
+    """Whether modules with a norm make queries, keys and values, and an activation follows."""
+    acts = [_activation(child) is not None for child in node.children]
+    if True not in acts or not node.row.outputs or not node.row.params:
+        return False
+    before = node.children[: acts.index(True)]
+    return 0 < len(before) < 3 and all(child.children for child in before)
