@@ -39,7 +39,7 @@ UNUSUAL, WRITTEN, WRITTEN_FLAT, SHAPELESS = "unusual", "written", "written-flat"
 """Groups of texts beside those of `group_of`: see `width_group`."""
 _SLACK = 1e-9
 _UNSEEN_LAYERS = re.compile(
-    r"Mamba|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
+    r"Mamba(?!Out)|S4|SSM|StateSpace|Hyena|RWKV|Rwkv|Retention|"
     r"(?:GCN|GAT|SAGE|GIN|Graph|Cheb|Edge|Message)\w*(?:Conv|Layer|Passing)|^MessagePassing"
 )
 """Layers whose work is mostly done in operations that no summary shows: state-space and graph models."""

@@ -130,10 +130,21 @@ def around_uncalled(walk: Walk, node: Node, params: int, run: Run) -> None:
     fused = walk.tape.new((), 3 * x.elements, walk.low)
     macs = fused.elements * x.shape[-1]
     _project(walk, (x, *copies), fused, gradients, 3 * x.shape[-1], macs)
-    style = _Style(grouped=False, written_out=False)
-    attend(walk, [fused], node.row.outputs[0], matrix=_matrix(node), style=style)
+    matrix = _matrix(node)
+    bias = [child for child in node.children if child.children and child.row.called]
+    if bias and matrix is not None:
+        # Layers that make a bias from distances: Swin's second version, which compares by angle.
+        for child in bias:
+            run(walk, child)
+            walk.take(walk.cur)
+        walk.tape.label = node.row.kind
+        compare_by_angle(walk, fused, node.row.outputs[0], walk.count(matrix))
+    else:
+        bias, style = [], _Style(grouped=False, written_out=False)
+        attend(walk, [fused], node.row.outputs[0], matrix=matrix, style=style)
     for child in node.children:
-        run(walk, child)
+        if child not in bias and not (bias and child.row.outputs[:1] == (matrix,)):
+            run(walk, child)
 
 
 def _project(
@@ -172,7 +183,7 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     out = walk.tape.new(shape, x.elements, walk.low)
     matrix = _matrix(node)
     if matrix is not None:
-        _eager(walk, (fused,), out, walk.count(matrix), drops=_drops_matrix(node))
+        written_out(walk, (fused,), out, walk.count(matrix), drops=_drops_matrix(node))
     elif called:
         # The bias is computed from distances: [.., 2w - 1, 2w - 1, 2].
         distances_shape = next((child.row.inputs[0] for child in called if child.row.inputs), shape)
@@ -183,7 +194,7 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
         _cosine(walk, fused, out, round(x.elements / _WINDOW_HEAD * tokens))
     else:
         scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
-        _eager(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
+        written_out(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
     joined = walk.tape.op((out,), walk.tape.new(shape, x.elements, walk.low))
     rest = sum(params[1:])
     copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
@@ -201,11 +212,11 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     sources = projections(node)
     made: List[Tensor] = []
     matrix = _matrix(node)
-    written_out = computes_matrix(node.row.kind) or node.row.kind in (HIDDEN_EAGER, HIDDEN_DROPPING)
+    in_python = computes_matrix(node.row.kind) or node.row.kind in (HIDDEN_EAGER, HIDDEN_DROPPING)
     by_function = node.row.kind in ("T5Attention", HIDDEN_DROPPING) or drops_eagerly(node.row.kind)
-    drops = (written_out and by_function) or _drops_matrix(node)
+    drops = (in_python and by_function) or _drops_matrix(node)
     positions = position_scores(node.row.kind)
-    style = _Style(_grouped([child.row for child in sources]), written_out, drops and walk.drops(), positions)
+    style = _Style(_grouped([child.row for child in sources]), in_python, drops and walk.drops(), positions)
     if matrix is None and "Window" in node.row.kind and node.row.outputs:
         # Hidden: the usual windows of 7 x 7 tokens and heads of 32.
         shape = node.row.outputs[0]
@@ -310,7 +321,7 @@ def attend(
             kept = (walk.count(matrix) // matrix[-1] * columns * walk.low,) * 2
             first = walk.tape.new((), made[0].elements, walk.low)
             made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
-        _eager(walk, made, out, walk.count(matrix), drops=style.drops)
+        written_out(walk, made, out, walk.count(matrix), drops=style.drops)
     elif style.written_out or not follows(FUSED_ATTENTION, walk.job.torch):
         keys = made[1 if len(made) == 3 else 0].shape
         tokens = max(1, prod(keys[1:-1]))
@@ -320,7 +331,7 @@ def attend(
             kept = (count // walk.head * columns * walk.low,) * 2
             first = walk.tape.new((), made[0].elements, walk.low)
             made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
-        _eager(walk, made, out, count // walk.head * tokens, drops=style.drops)
+        written_out(walk, made, out, count // walk.head * tokens, drops=style.drops)
     elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)
     else:
@@ -399,10 +410,10 @@ def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
     keys = walk.tape.op((made[1],), walk.tape.new((), queries.elements, queries.width))
     values = walk.tape.op((made[2],), walk.tape.new((), queries.elements, queries.width))
     tokens = max(1, queries.shape[-2] if len(queries.shape) == 3 else queries.shape[1])
-    _eager(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
+    written_out(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
 
 
-def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drops: bool = False) -> None:
+def written_out(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drops: bool = False) -> None:
     """Scores, softmax and the product with the values, each a separate tensor."""
     scores = walk.tape.new((), matrix, walk.low)
     walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True, macs=matrix * walk.head)
@@ -416,7 +427,7 @@ def _eager(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drop
     walk.tape.op(saved, out, saved=saved, matmul=True, macs=matrix * walk.head)
 
 
-def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int) -> None:
+def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int, values: Optional[Tensor] = None) -> None:
     """Queries and keys divided by their lengths, and scores by a learned temperature, which keeps them."""
     unit = []
     for _ in range(2):
@@ -428,8 +439,17 @@ def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int) -> None:
     walk.tape.op((scores,), warm, saved=(scores,))
     probabilities = walk.tape.new((), matrix, walk.wide)
     walk.tape.op((warm,), probabilities, saved=(probabilities,))
-    low = walk.lowered(probabilities)
-    walk.tape.op((low, fused), out, saved=(low, fused), matmul=True, macs=matrix * _WINDOW_HEAD)
+    mixed = (walk.lowered(probabilities), fused if values is None else values)
+    walk.tape.op(mixed, out, saved=mixed, matmul=True, macs=matrix * _WINDOW_HEAD)
+
+
+def compare_by_angle(walk: Walk, fused: Tensor, shape: Shape, matrix: int) -> None:
+    """Attention by the cosine of queries and keys, which leaves a copy of the values and of its result."""
+    count = fused.elements // 3
+    out = walk.tape.new(shape, count, walk.low)
+    values = walk.tape.op((fused,), walk.tape.new((), count, walk.low))
+    _cosine(walk, fused, out, matrix, values)
+    walk.give(walk.tape.op((out,), walk.tape.new(shape, count, walk.low)))
 
 
 def multihead(walk: Walk, node: Node) -> None:
@@ -455,7 +475,7 @@ def multihead(walk: Walk, node: Node) -> None:
     if len(row.outputs) > 1 and len(row.outputs[1]) >= 2:
         # It returns its weights, averaged over the heads: the matrix itself has all of them.
         heads = max(1, width // walk.head)
-        _eager(walk, (separate,), out, walk.count(row.outputs[1]) * heads)
+        written_out(walk, (separate,), out, walk.count(row.outputs[1]) * heads)
     else:
         statistics = 4 * max(1, out.elements // walk.head)
         walk.tape.op(

@@ -32,6 +32,7 @@ _FAMILIES: Tuple[Tuple[str, str], ...] = (
     ("frozen_norm", r"FrozenBatchNorm"),
     ("batch_norm", r"BatchNorm\w*$"),
     ("instance_norm", r"InstanceNorm"),
+    ("evo_norm", r"^EvoNorm2dS"),
     ("group_norm_act", r"GroupNormAct|GroupNorm1Act|EvoNorm|FilterResponseNorm"),
     ("group_norm", r"GroupNorm(?!Conv)"),
     ("rms_norm", r"RMSNorm|RmsNorm|T5LayerNorm|LayerNormSimple|SimpleNorm"),
@@ -70,7 +71,7 @@ _ATTENTION = re.compile(r"[Aa]ttention|[Aa]ttn|^MHA|MHSA")
 _PLAIN = re.compile(
     r"^Sequential$|^ModuleList$|^ModuleDict$|Stage$|Encoder$|Decoder$|Model$|Embeddings?$|Transform$|^Conv\w*(?:Norm|BN|Bn)\w*$"
 )
-_BRANCHES = re.compile(r"^RepV|^RepConv|^RepDw|^Rep(?:Vgg|VGG)|MobileOne|ReparamLarge")
+_BRANCHES = re.compile(r"^RepV(?!i[tT])|^RepConv|^RepDw|^Rep(?:Vgg|VGG)|MobileOne|ReparamLarge")
 _GATE = re.compile(r"Squeeze|^SE|Excit|Effective|Eca|^GlobalContext")
 # transformers models that use one matrix as embedding and as output layer, and those that do not.
 _TIED = re.compile(r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|DoubleHeads|ForPreTraining")
@@ -242,6 +243,12 @@ _NO_DROPOUT = re.compile(
     r"ViT|DeiT|Beit|BEiT|Swin|ConvNext|Dino|Segformer|PVT|Pvt|VisionTransformer|^Block$|^Attention$|^Mlp$|^MLPBlock$"
     r"|^EncoderBlock$|WindowAttention|Llama|Mistral|Qwen|Gemma|Phi|CLIP|Siglip|GPTNeoX|Falcon|Bloom|Mamba|Levit|Poolformer"
     r"|(?<!TS)Mixer|NormMlp|ConvMlp|ClassifierHead|EfficientNet|ResNet|MobileNet|RegNet"
+    # Further classes of timm, all of whose models drop nothing by default.
+    r"|TalkingHeadAttn|XCA|Xcit|AttentionCl|SpatialGatingBlock|FocalModulation|TransformerBlock2d|EvaBlock|^Eva$"
+    r"|^CrossVit|CrossAttentionBlock|FactorAttn|RelPosAttention|MultiQueryAttention2d|LinearTransformerBlock|Outlook"
+    r"|CrossCovarianceAttn|ClassAttn|ClassBlock|^VOLO$|^CoaT$|ConVit|GPSA|MHSA|^TNT$|^Twins$|MetaFormer"
+    r"|EfficientFormer|^Nest$|RepVit|SwiftFormer|NextTransformerBlock|NaFlex|^Cait$|MultiScaleVit|^SelecSls$"
+    r"|^HighResolutionNet$|^DLA$|^Visformer$"
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import Callable, Dict, Optional, Tuple
 
-from slurm_gpumem.estimators.structural import activations
+from slurm_gpumem.estimators.structural import activations, norms
 from slurm_gpumem.estimators.structural.kernels import sides, taps_and_groups
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.structural.shapes import output_shape
@@ -170,8 +170,10 @@ def _group_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 
 
 def _rms_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
-    if row.kind in ("RMSNorm", "RmsNorm", "RmsNorm2d"):
+    if row.kind in ("RMSNorm", "RmsNorm"):
         return _layer_norm(walk, row, x)
+    if row.kind in ("RmsNorm2d", "RmsNormAct2d"):
+        return norms.image_rms_norm(walk, row, x)
     # Written out in Python: square, mean, rsqrt; the scaled input is kept for the weight's gradient.
     x = walk.widened(x)
     params = walk.param(row.params, trainable=row.trainable)
@@ -332,6 +334,7 @@ RULES: Dict[str, Rule] = {
     "frozen_norm": _frozen_norm,
     "batch_norm": _batch_norm,
     "instance_norm": _batch_norm,
+    "evo_norm": norms.evo_norm,
     "group_norm_act": _group_norm_act,
     "group_norm": _group_norm,
     "rms_norm": _rms_norm,

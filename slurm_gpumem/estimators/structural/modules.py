@@ -6,6 +6,7 @@ from math import prod
 from typing import List, Optional
 
 from slurm_gpumem.estimators.structural import attention
+from slurm_gpumem.estimators.structural.forwards.registry import forward_of
 from slurm_gpumem.estimators.structural.inputs import conv_input
 from slurm_gpumem.estimators.structural.kinds import (
     drops_branches,
@@ -21,7 +22,7 @@ from slurm_gpumem.estimators.structural.layers import input_shape, norm_of, rule
 from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Scope, Walk
 from slurm_gpumem.estimators.tape import Tensor
-from slurm_gpumem.summaries.types import Layer
+from slurm_gpumem.summaries.types import Layer, Shape
 
 _ACTIVATIONS = ("relu", "hard", "input_act", "output_act")
 _TRANSFORMER_NORMS = ("layer_norm", "rms_norm", "affine")
@@ -77,6 +78,11 @@ def _leaf(walk: Walk, node: Node) -> None:
         # The latest result in another shape: not the block's input, although that may have the same shape.
         x = walk.take(walk.tape.view(walk.cur, taken))
     else:
+        parallel = _parallel(walk, taken) if family in _ACTIVATIONS else None
+        if parallel is not None:
+            other = walk.take(walk.cur)
+            walk.multiply(rule_for(row)(walk, row, walk.take(parallel)), other)
+            return
         x = walk.find(conv_input(walk, row) if family == "conv" else input_shape(row))
     if family in _TRANSFORMER_NORMS:
         x = _residual_stream(walk, x)
@@ -86,6 +92,7 @@ def _leaf(walk: Walk, node: Node) -> None:
             walk.stream = out
         return
     out = walk.give(rule_for(row)(walk, row, x))
+    walk.sources[out.slot] = x
     if node.activated is not None:
         walk.activated.add(walk.give(rule_for(node.activated)(walk, node.activated, walk.take(out))).slot)
         return
@@ -96,6 +103,18 @@ def _leaf(walk: Walk, node: Node) -> None:
             walk.multiply(out, x)
         elif walk.scopes and walk.scopes[-1].entry is x and scales_activation(walk.scopes[-1].kind):
             walk.give(walk.tape.op((walk.take(out),), walk.make(out.shape, out.width, grad=out.grad)))
+
+
+def _parallel(walk: Walk, taken: Optional[Shape]) -> Optional[Tensor]:
+    """The earlier of two results of layers that widen one tensor: activated, it scales the other."""
+    cur = walk.cur
+    first = walk.waiting(cur) if taken is None or taken == cur.shape else None
+    if first is None or cur.slot in walk.activated or first.slot in walk.activated:
+        return None
+    source, other = walk.sources.get(cur.slot), walk.sources.get(first.slot)
+    if source is None or other is None or source.shape != other.shape or cur.elements <= source.elements:
+        return None
+    return first
 
 
 def _activates(kind: str) -> bool:
@@ -218,7 +237,7 @@ def _container(walk: Walk, node: Node) -> None:
     family = family_of(row.kind)
     first_op = len(walk.tape.ops)
     own = 0 if node.guessed else row.params
-    if family in ("batch_norm_act", "group_norm_act", "batch_norm", "layer_norm"):
+    if family in ("batch_norm_act", "group_norm_act", "batch_norm", "layer_norm", "rms_norm"):
         walk.give(norm_of(row)(walk, row, walk.take(entry)))
         own = 0
     adds = may_add_input(row.kind) and not has_branches(row.kind)
@@ -229,7 +248,12 @@ def _container(walk: Walk, node: Node) -> None:
             walk.stream = entry
     merged = False
     uncalled = attention.uncalled_projection(node)
-    if is_attention(row.kind) and attention.projections(node):
+    forward = forward_of(walk, node)
+    if forward is not None:
+        forward(walk, node, run)
+        walk.param(own, trainable=row.trainable)
+        own = 0
+    elif is_attention(row.kind) and attention.projections(node):
         attention.container(walk, node, run)
     elif uncalled:
         attention.around_uncalled(walk, node, uncalled, run)
@@ -263,6 +287,7 @@ def _container(walk: Walk, node: Node) -> None:
     _finish(walk, node, scope, own, adds and not merged)
     walk.scopes.pop()
     walk.tape.hold(entry)
+    walk.sources[walk.cur.slot] = entry
     walk.give(walk.cur)
     if walk.job.checkpointing and may_add_input(row.kind):
         _checkpoint(walk, first_op)
@@ -293,7 +318,11 @@ def _branches(walk: Walk, children: List[Node], entry: Tensor) -> None:
     made: List[Tensor] = []
     for child in children:
         family = family_of(child.row.kind)
-        if family in _ACTIVATIONS or family == "identity" or is_gate(child.row.kind):
+        # A norm beside the convolutions is a branch; after all of them it normalizes their sum.
+        of_sum = family == "batch_norm" and child is children[-1] and len(made) > 1 and not child.children
+        if of_sum and entry.shape == made[0].shape:
+            made.append(entry)
+        if family in _ACTIVATIONS or family == "identity" or is_gate(child.row.kind) or of_sum:
             _add_all(walk, made)
             made = []
             run(walk, child)

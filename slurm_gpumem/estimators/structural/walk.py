@@ -63,6 +63,8 @@ class Walk:
         """Slots of activations' results."""
         self.halves: Set[int] = set()
         """Slots of views of one half."""
+        self.sources: Dict[int, Tensor] = {}
+        """By the slot of a module's result: what the module took."""
         self.head = 64
         """Width of an attention head; the common one unless a row shows it."""
         self.rotary = False

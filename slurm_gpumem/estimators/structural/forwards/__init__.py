@@ -1,0 +1,1 @@
+"""What `forward` of classes of known libraries does between its layers, where no row shows it."""

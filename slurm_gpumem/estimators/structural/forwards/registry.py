@@ -1,0 +1,50 @@
+"""Which class has which rule: by its name, by where it stands, and by the layers it must have."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Optional, Tuple
+
+from slurm_gpumem.estimators.structural.attention import Run
+from slurm_gpumem.estimators.structural.forwards import attentions, gates, heads, states
+from slurm_gpumem.estimators.structural.tree import Node
+from slurm_gpumem.estimators.structural.walk import Walk
+
+Forward = Callable[[Walk, Node, Run], None]
+Fits = Callable[[Node], bool]
+
+_BY_CLASS: Dict[str, Tuple[Forward, Fits]] = {
+    "GatedConvBlock": (gates.gated_conv, gates.fits_gated_conv),
+    "ParallelScalingBlock": (gates.parallel_scaling, gates.fits_parallel_scaling),
+    "SelectiveKernel": (gates.selective_kernel, gates.fits_selective_kernel),
+    "GPSA": (attentions.positional_gate, attentions.fits_positional_gate),
+    "MaskUnitAttention": (attentions.mask_units, attentions.fits_fused),
+    "SegformerDecodeHead": (heads.joined_stages, heads.fits_joined_stages),
+    "XCA": (attentions.cross_covariance, attentions.fits_cross_covariance),
+    "LevitAttention": (attentions.biased_heads, attentions.fits_biased_heads),
+    "LevitAttentionSubsample": (attentions.biased_heads, attentions.fits_biased_heads),
+    "HieraMaskUnitAttention": (attentions.mask_units, attentions.fits_fused),
+    "MambaMixer": (states.selective_scan, states.fits_selective_scan),
+    "FalconMambaMixer": (states.selective_scan, states.fits_selective_scan),
+    "HaloAttn": (attentions.halo, attentions.fits_halo),
+}
+_INSIDE: Dict[Tuple[str, str], Tuple[Forward, Fits]] = {
+    ("NestLevel", "Attention"): (attentions.blocks_of_tokens, attentions.fits_fused),
+    ("VisionTransformerSAM", "Attention"): (
+        attentions.relative_windows,
+        attentions.fits_relative_windows,
+    ),
+    ("LevitStage", "Attention"): (attentions.biased_heads, attentions.fits_biased_heads),
+    ("LevitStage", "AttentionDownsample"): (attentions.biased_heads, attentions.fits_biased_heads),
+}
+"""(an enclosing class, class): names that several models use."""
+
+
+def forward_of(walk: Walk, node: Node) -> Optional[Forward]:
+    """The rule for a container of a known class; None: its layers in order, as for any other."""
+    if node.guessed:
+        return None
+    found = _BY_CLASS.get(node.row.kind)
+    if found is None:
+        around = (_INSIDE.get((scope.kind, node.row.kind)) for scope in walk.scopes)
+        found = next(filter(None, around), None)
+    return found[0] if found is not None and found[1](node) else None
