@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
-from slurm_gpumem.estimators.corrected import relatives
 from slurm_gpumem.estimators.corrected.anchors import anchors
 from slurm_gpumem.estimators.corrected.features import KNOWN, NAMES
 from slurm_gpumem.estimators.gpus import find_gpu
@@ -132,11 +132,11 @@ def test_file_that_is_no_correction_is_refused(tmp_path: Path, text: str) -> Non
 
 @pytest.mark.parametrize("damage", ["cut off", "garbled", "missing"])
 def test_a_packed_file_that_cannot_be_unpacked_is_named(tmp_path: Path, damage: str) -> None:
-    whole = data_path("models", relatives.FILE).read_bytes()
-    path = tmp_path / relatives.FILE
+    whole = gzip.compress(data_path("models", "correction.json").read_bytes())
+    path = tmp_path / "folds.json.gz"
     if damage != "missing":
         path.write_bytes(whole[:5000] if damage == "cut off" else whole[:3000] + b"?" * 500 + whole[3500:])
-    with pytest.raises(ConfigError, match=relatives.FILE):
+    with pytest.raises(ConfigError, match=r"folds\.json\.gz"):
         read_json(path)
 
 

@@ -108,23 +108,26 @@ def test_a_file_says_what_was_written() -> None:
     assert dict(again.groups) == known().groups
 
 
-@pytest.mark.parametrize("damage", ["format", "weights", "number", "model", "class", "profile"])
+@pytest.mark.parametrize("damage", ["format", "weights", "number", "model", "class", "run", "line"])
 def test_a_damaged_file_is_refused(damage: str) -> None:
     content = to_json(known())
-    profiles = json.loads(content["groups"]["complete"])
+    first, *lines = content["groups"]["complete"].split("\n")
+    named, runs = json.loads(first), [json.loads(line) for line in lines]
     if damage == "format":
         content["format"] = "another"
     elif damage == "weights":
         content["weights"].pop()
     elif damage == "number":
-        profiles[0][1][0][1] = "much"
+        runs[0][0][1] = "much"
     elif damage == "model":
-        profiles[0][1][0][0] = 99
+        runs[0][0][0] = 99
     elif damage == "class":
-        profiles[0][0] = [1000]
+        named[0] = [1000]
+    elif damage == "run":
+        runs[0][0] = 7
     else:
-        profiles[0] = 7
-    content["groups"]["complete"] = json.dumps(profiles)
+        runs.pop()
+    content["groups"]["complete"] = "\n".join(map(json.dumps, [named, *runs]))
     with pytest.raises(ConfigError, match="make fit"):
         from_json(content, "a file").near("complete", BOTTLENECK)
 

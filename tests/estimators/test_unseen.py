@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import pytest
 
+from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.corrected import unseen as room
-from slurm_gpumem.estimators.corrected.unseen import known_classes, unseen
+from slurm_gpumem.estimators.corrected.unseen import FILE, KnownClasses, known_classes, unseen
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.lab.ground_truth import load_ground_truth
@@ -106,16 +106,25 @@ def test_lists_belong_to_the_class_that_owns_them() -> None:
     assert unseen(text(*rows)).share == 1.0
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"something else\n")], ids=["empty", "no gzip", "other"]
-)
+@pytest.mark.parametrize("content", [b"", b"something else\n"], ids=["empty", "other"])
 def test_a_damaged_list_of_classes_is_named(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "known-classes.gz"
+    path = tmp_path / "known-classes.txt"
     path.write_bytes(content)
     monkeypatch.setattr(room, "data_path", lambda *parts: path)
     known_classes.cache_clear()
-    with pytest.raises(ConfigError, match=r"known-classes\.gz"):
+    with pytest.raises(ConfigError, match=r"known-classes\.txt"):
         known_classes()
     known_classes.cache_clear()
+
+
+def test_every_known_class_is_found_and_no_other() -> None:
+    first, *lines = data_path("models", FILE).read_text().splitlines()
+    assert lines == sorted(lines)
+    known = KnownClasses(data_path("models", FILE).read_bytes())
+    for line in lines:
+        name, marks, *below = line.split(" ")
+        assert known[name] == (marks, frozenset(below))
+    for name in ("", "A", "Conv", "Conv2", "zzz", first, "ResNe", "ResNetX", lines[0][:-1] + "?"):
+        assert known[name] is None, name

@@ -5,24 +5,26 @@ there. So what a relative took beyond its structural estimate, as a share of its
 job will. Two models are as alike as the class names that their texts have in common, rare ones counting most;
 of a relative's runs, those count most whose activations, precision and size are like the job's.
 
-    {"format": "gpumem-relatives/1", "models": [names], "classes": [names], "weights": [a number each],
-     "groups": {group: "[[[class, ...], [[model, beyond, activations, amp, log_total], ...]], ...]"}}
+    {"format": "gpumem-relatives/2", "models": [names], "classes": [names], "weights": [a number each],
+     "groups": {group: lines}}
 
-Each group is JSON in a string: a job has one, and reading the others would take longer than its estimate.
+Each group is a string of lines, the first one JSON: for each set of classes that texts name, their numbers.
+The others are in the same order and JSON too, [[model, beyond, activations, amp, log_total], ...]: the runs
+of these texts. A job has one group and few relatives; reading the others would take longer than its estimate.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain
+from functools import cached_property, lru_cache
 from math import exp, log, sqrt
 from typing import (
     AbstractSet,
     Any,
     Dict,
     FrozenSet,
+    Iterable,
     Iterator,
     List,
     Mapping,
@@ -37,8 +39,8 @@ from slurm_gpumem.estimators.corrected.features import NAMES as FEATURES
 from slurm_gpumem.estimators.trees import check_numbers, read_json
 from slurm_gpumem.summaries.types import ModelSummary
 
-FILE = "relatives.json.gz"
-FORMAT = "gpumem-relatives/1"
+FILE = "relatives.json"
+FORMAT = "gpumem-relatives/2"
 _ALIKE = 0.07
 """Models that have this much less in common count 1/e as much."""
 _LEAST_ALIKE = 0.5
@@ -67,9 +69,16 @@ class Run(NamedTuple):
 class Profile:
     """Runs of models whose texts name the same classes."""
 
-    classes: FrozenSet[str]
-    length: float
-    runs: Tuple[Run, ...]
+    classes: Tuple[str, ...]
+    text: str
+    """The runs as JSON."""
+
+    @cached_property
+    def runs(self) -> Tuple[Run, ...]:
+        """The runs; ValueError and the like where they are damaged."""
+        content = json.loads(self.text)
+        check_numbers([value for run in content for value in run])
+        return tuple(map(Run._make, content))
 
 
 Near = Tuple[Tuple[float, Run], ...]
@@ -83,21 +92,35 @@ class Relatives:
     models: Tuple[str, ...]
     weights: Mapping[str, float]
     groups: Mapping[str, Tuple[Profile, ...]]
+    where: str = "the relatives"
+    """The file that they are from; for messages."""
 
     def near(self, group: str, classes: AbstractSet[str]) -> Near:
         """The runs of all models that have much in common with these classes."""
-        weights = self.weights
-        rarest = max(weights.values(), default=1.0)
-        own = {name: weights.get(name, rarest) ** 2 for name in classes}
+        squares = {name: weight**2 for name, weight in self.weights.items()}
+        rarest = max(squares.values(), default=1.0)
+        own = {name: squares.get(name, rarest) for name in classes}
         length = sqrt(sum(own.values()))
         found: List[Tuple[float, Run]] = []
         for profile in self.groups.get(group, ()):
-            shared = sum(own[name] for name in profile.classes if name in own)
-            alike = shared / (length * profile.length) if shared else 0.0
+            shared = sum([own[name] for name in profile.classes if name in own])
+            if shared < (_LEAST_ALIKE * length) ** 2:
+                continue  # Not even if it had no other classes.
+            other = sqrt(sum([squares[name] for name in profile.classes])) or 1.0
+            alike = shared / (length * other) if shared else 0.0
             if alike >= _LEAST_ALIKE:
                 counts = exp((alike - 1) / _ALIKE)
-                found.extend((counts, run) for run in profile.runs)
+                found.extend((counts, run) for run in self._runs(profile))
         return tuple(found)
+
+    def _runs(self, profile: Profile) -> Tuple[Run, ...]:
+        try:
+            runs = profile.runs
+            if not all(0 <= run.model < len(self.models) for run in runs):
+                raise ValueError("a run of a model that is not listed")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _damaged(self.where, error) from None
+        return runs
 
 
 @dataclass(frozen=True)
@@ -171,28 +194,29 @@ def packaged() -> Relatives:
     return from_json(read_json(path), str(path))
 
 
-def profile_of(classes: FrozenSet[str], runs: Sequence[Run], weights: Mapping[str, float]) -> Profile:
-    """Runs of such models; a class counts by its weight."""
-    return Profile(classes, sqrt(sum([weights[name] ** 2 for name in classes])) or 1.0, tuple(runs))
+def profile_of(classes: AbstractSet[str], runs: Iterable[Sequence[float]]) -> Profile:
+    """Runs of such models."""
+    return Profile(tuple(sorted(classes)), json.dumps(list(runs), separators=(",", ":")))
 
 
 class _Groups(Mapping[str, Tuple[Profile, ...]]):
-    """The groups of a file, each read and checked when it is first asked for."""
+    """The groups of a file, each read when it is first asked for."""
 
-    def __init__(
-        self, texts: Mapping[str, str], weights: Mapping[str, float], models: int, where: str
-    ) -> None:
-        self._texts, self._weights, self._models, self._where = texts, weights, models, where
-        self._classes = list(weights)
+    def __init__(self, texts: Mapping[str, str], classes: Sequence[str], where: str) -> None:
+        self._texts, self._classes, self._where = texts, classes, where
         self._read: Dict[str, Tuple[Profile, ...]] = {}
 
     def __getitem__(self, group: str) -> Tuple[Profile, ...]:
         if group not in self._read:
-            text = self._texts[group]
+            first, *lines = self._texts[group].split("\n")
             try:
-                self._read[group] = self._profiles(json.loads(text))
-            except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+                named = json.loads(first)
+                if len(named) != len(lines):
+                    raise ValueError(f"{len(named)} sets of classes and {len(lines)} lines of runs")
+                sets = [tuple([self._classes[at] for at in numbers]) for numbers in named]
+            except (TypeError, ValueError, IndexError, RecursionError) as error:
                 raise _damaged(self._where, error) from None
+            self._read[group] = tuple(map(Profile, sets, lines))
         return self._read[group]
 
     def __iter__(self) -> Iterator[str]:
@@ -200,19 +224,6 @@ class _Groups(Mapping[str, Tuple[Profile, ...]]):
 
     def __len__(self) -> int:
         return len(self._texts)
-
-    def _profiles(self, content: Any) -> Tuple[Profile, ...]:
-        every = [run for _, runs in content for run in runs]
-        check_numbers(list(chain.from_iterable(every)))
-        models = [run[0] for run in every]
-        if models and not (min(models) >= 0 and max(models) < self._models):
-            raise ValueError("a run of a model that is not listed")
-        return tuple(
-            profile_of(
-                frozenset([self._classes[at] for at in named]), list(map(Run._make, runs)), self._weights
-            )
-            for named, runs in content
-        )
 
 
 def from_json(content: Any, where: str) -> Relatives:
@@ -225,7 +236,7 @@ def from_json(content: Any, where: str) -> Relatives:
         weights = dict(zip(classes, content["weights"]))
         if not len(weights) == len(content["weights"]) == len(classes):
             raise ValueError("as many weights as classes are needed")
-        return Relatives(models, weights, _Groups(dict(content["groups"]), weights, len(models), where))
+        return Relatives(models, weights, _Groups(dict(content["groups"]), classes, where), where)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(where, error) from None
 

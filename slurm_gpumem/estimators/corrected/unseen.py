@@ -4,10 +4,10 @@ What a class of torch.nn, torchvision, timm or transformers does between its lay
 measured. Of a class that somebody wrote, a text shows the layers but not what its `forward` does with their
 outputs (attention by einsum, a scan, concatenations, distances to a codebook).
 
-models/known-classes.gz lists the known classes and what stands below each of them; a class counts as known if
-its name is there and most of what stands below it fits, so that an own class called `Block` does not pass for
-timm's. It is text, searched for the few names that a model has, because reading it all would take longer than
-an estimate: after a first line with its format, a line is
+models/known-classes.txt lists the known classes and what stands below each of them; a class counts as known
+if its name is there and most of what stands below it fits, so that an own class called `Block` does not pass
+for timm's. It is text in order, searched for the few names that a model has, because reading it all would
+take longer than an estimate: after a first line with its format, a line is
 
     NAME MARKS NAME NAME ...
 
@@ -17,8 +17,6 @@ the classes that may stand below it.
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from functools import lru_cache
 from math import prod
 from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple
@@ -29,8 +27,8 @@ from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.types import Unseen
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
-FILE = "known-classes.gz"
-FORMAT = "gpumem-known-classes/1"
+FILE = "known-classes.txt"
+FORMAT = b"gpumem-known-classes/1\n"
 LISTS = frozenset(["ModuleList", "ModuleDict", "ParameterList", "ParameterDict"])
 """They have no forward: who owns them calls what is in them."""
 _SEQUENCES = frozenset([*LISTS, "Sequential"])
@@ -54,16 +52,29 @@ class Entry(NamedTuple):
 class KnownClasses:
     """The file, each name looked up when it is first asked for."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, data: bytes) -> None:
+        self._data = data
         self._found: Dict[str, Optional[Entry]] = {}
 
     def __getitem__(self, kind: str) -> Optional[Entry]:
         if kind not in self._found:
-            at = self._text.find(f"\n{kind} ")
-            line = self._text[at + 1 : self._text.find("\n", at + 1)].split(" ") if at >= 0 else []
+            line = self._line(kind.encode("utf-8", "backslashreplace") + b" ").split(" ")
             self._found[kind] = Entry(line[1], frozenset(line[2:])) if len(line) > 1 else None
         return self._found[kind]
+
+    def _line(self, start: bytes) -> str:
+        """The line that begins so; empty where none does."""
+        data, low, high = self._data, len(FORMAT), len(self._data)
+        while low < high:
+            middle = (low + high) // 2
+            begin = data.rfind(b"\n", low, middle) + 1 or low
+            end = data.find(b"\n", middle)
+            end = high if end < 0 else end
+            line = data[begin:end]
+            if line.startswith(start):
+                return line.decode("utf-8", "replace")
+            low, high = (end + 1, high) if line < start else (low, begin)
+        return ""
 
     def fits(self, kind: str, inside: FrozenSet[str]) -> bool:
         """Whether a class of this name over these classes is the one that is known."""
@@ -86,12 +97,12 @@ def known_classes() -> KnownClasses:
     """The package's own list."""
     path = data_path("models", FILE)
     try:
-        text = gzip.decompress(path.read_bytes()).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-    if not text.startswith(f"{FORMAT}\n"):
-        raise ConfigError(f"{path}: is not a list of classes of format {FORMAT}")
-    return KnownClasses(text)
+    if not data.startswith(FORMAT):
+        raise ConfigError(f"{path}: is not a list of classes of format {FORMAT.decode().strip()}")
+    return KnownClasses(data)
 
 
 @lru_cache(maxsize=8)

@@ -21,8 +21,9 @@ T = TypeVar("T")
 
 def read_columns(path: Path) -> Tuple[Dict[str, Any], List[Sequence[Any]]]:
     """A file's header and columns; OSError or ValueError if it is not such a file."""
-    first, _, rest = path.read_bytes().partition(b"\n")
-    header = json.loads(first)
+    data = path.read_bytes()
+    begin = data.index(b"\n") + 1
+    header, rest = json.loads(data[:begin]), memoryview(data)[begin:]
     if zlib.crc32(rest) != header["crc32"]:
         raise ValueError("it is damaged")
     columns: List[Sequence[Any]] = []

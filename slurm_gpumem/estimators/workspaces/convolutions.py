@@ -101,9 +101,11 @@ class Tree:
 
     def leaf(self, values: Sequence[float]) -> int:
         """The leaf that these values lead to."""
-        node = 0
-        while self.features[node] >= 0:
-            node = node + 1 if values[self.features[node]] <= self.thresholds[node] else self.rights[node]
+        features, thresholds, rights = self.features, self.thresholds, self.rights
+        node, feature = 0, features[0]
+        while feature >= 0:
+            node = node + 1 if values[feature] <= thresholds[node] else rights[node]
+            feature = features[node]
         return node
 
 
@@ -121,71 +123,90 @@ class Forest:
 
 def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle") -> int:
     """Bytes of the workspace at a batch size; "least" and "most" of the answers show how certain it is."""
-    return _answers(convolution, evaluate(convolution.batch, batch))[ANSWERS.index(answer)]
+    rows = evaluate(convolution.batch, batch)
+    return _answers(convolution.call, _of_any_call(convolution), rows)[ANSWERS.index(answer)]
 
 
 def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
     """The workspaces of all three calls at once: forward, the input's gradient, the weight's gradient."""
-    calls = (replace(convolution, call=name) for name in CALLS)
-    forward, of_input, of_weight = (_answers(call, rows)[1] for call in calls)
+    asked = _of_any_call(convolution)
+    forward, of_input, of_weight = (_answers(call, asked, rows)[1] for call in CALLS)
     return forward, of_input, of_weight
 
 
 @lru_cache(maxsize=4096)
-def _answers(convolution: Convolution, rows: int) -> Tuple[int, ...]:
-    known = _known(convolution, rows)
+def _of_any_call(convolution: Convolution) -> Convolution:
+    """The same for all calls and batch sizes of a convolution: they share most of the work."""
+    return replace(convolution, call=CALLS[0], batch=())
+
+
+@lru_cache(maxsize=4096)
+def _answers(call: str, convolution: Convolution, rows: int) -> Tuple[int, ...]:
+    known = _known(call, convolution, rows)
     if known is not None:
         return known, known, known
-    if _sums_products(convolution):
+    if _sums_products(call, convolution):
         whole = rows * Call(convolution, rows).weight
         return whole, whole, whole
-    found = _by_trees(convolution, rows)
+    found = _by_trees(call, convolution, rows)
     twin = _twin(convolution)
-    known = None if twin is None else _known(twin, rows)
+    known = None if twin is None else _known(call, twin, rows)
     if known is not None:
         return min(known, found[0]), known, max(known, found[-1])
     return found[0], found[len(found) // 2], found[-1]
 
 
-def _sums_products(c: Convolution) -> bool:
+def _sums_products(call: str, c: Convolution) -> bool:
     """Whether a weight's gradient is one product of matrices for each sample, which are then summed.
 
     All measured ones of these widths are, whatever their length and batch size; most of what the trees were
     fitted on is narrower than the layers of transformers.
     """
+    if call != "weight":
+        return False
     pointwise = (c.kernel, c.stride, c.padding, c.groups) == ((1,), (1,), (0,), 1)
-    wide = min(c.channels, c.outputs) >= PRODUCTS_FROM
-    return pointwise and wide and c.call == "weight" and c.dtype == "fp32" and not c.transposed
+    return (
+        pointwise and min(c.channels, c.outputs) >= PRODUCTS_FROM and c.dtype == "fp32" and not c.transposed
+    )
 
 
-def _by_trees(convolution: Convolution, rows: int) -> List[int]:
+def _by_trees(call: str, convolution: Convolution, rows: int) -> List[int]:
+    return _forests()[call].answers(*_numbers(convolution, rows))
+
+
+@lru_cache(maxsize=1024)
+def _numbers(convolution: Convolution, rows: int) -> Tuple[List[float], List[float]]:
+    """What the trees of all calls look at."""
     call = Call(convolution, rows)
-    return _forests()[convolution.call].answers(features(call), base_bytes(call))
+    return features(call), base_bytes(call)
 
 
-def _known(convolution: Convolution, rows: int) -> Optional[int]:
+def _known(call: str, convolution: Convolution, rows: int) -> Optional[int]:
     """Bytes, if this call or its neighbours were measured."""
     measured = measured_calls.packaged()
-    known = measured.bytes_at(convolution, rows)
+    known = measured.bytes_at(convolution, rows, call)
     if known is None and measured.covers(convolution, rows):
         # Measured, and not kept: the trees are right.
-        found = _by_trees(convolution, rows)
+        found = _by_trees(call, convolution, rows)
         return found[len(found) // 2]
-    return _between(convolution, rows, measured) if known is None else known
+    return _between(call, convolution, rows, measured) if known is None else known
 
 
+@lru_cache(maxsize=1024)
 def _twin(convolution: Convolution) -> Optional[Convolution]:
     """The same in the other 16-bit type: cuDNN mostly treats both alike, except for depthwise ones."""
     other = {"fp16": "bf16", "bf16": "fp16"}.get(convolution.dtype)
     return None if other is None or _depthwise(convolution) else replace(convolution, dtype=other)
 
 
-def _between(convolution: Convolution, rows: int, measured: measured_calls.Measured) -> Optional[int]:
+def _between(
+    call: str, convolution: Convolution, rows: int, measured: measured_calls.Measured
+) -> Optional[int]:
     """What follows from the nearest measured batch sizes on both sides, if one law holds for both."""
-    near = measured.neighbours(convolution, rows)
+    near = measured.neighbours(convolution, rows, call)
     if near is None:
         return None
-    low, high = ((Call(convolution, other), _answers(convolution, other)[1]) for other in near)
+    low, high = ((Call(convolution, other), _answers(call, convolution, other)[1]) for other in near)
     return same_law(low, high, Call(convolution, rows))
 
 
@@ -212,11 +233,12 @@ def base_bytes(call: Call) -> List[float]:
     depthwise = _depthwise(c)
     step = 1 if depthwise else ALIGNMENT_BYTES // call.width if c.groups == 1 else GROUP_ALIGNMENT
     wider, taller = _aligned(channels, step) / channels, _aligned(outputs, step) / outputs
-    data, output, weight = call.data * wider, call.output * taller, call.weight * wider * taller
-    each = call.rows * call.weight
+    taken, made, one = call.data, call.output, call.weight
+    data, output, weight = taken * wider, made * taller, one * wider * taller
+    each = call.rows * one
     return [
         0.0, data, output, data + output, data + weight, output + weight, data + output + weight,
-        data + output + 2 * weight, call.weight, each, min(each, call.data + call.output),
+        data + output + 2 * weight, one, each, min(each, taken + made),
     ]  # fmt: skip
 
 
@@ -224,16 +246,17 @@ def features(call: Call) -> List[float]:
     """The values named in FEATURES; sizes as logarithms."""
     c = call.convolution
     channels, outputs = c.channels // c.groups, c.outputs // c.groups
-    taps, both = prod(c.kernel), max(call.data + call.output, 1)
+    data, output, weight, width = call.data, call.output, call.weight, call.width
+    taps, places, both = prod(c.kernel), prod(c.out_size), max(data + output, 1)
     return [
         _log(call.rows), _log(channels), _log(outputs), _log(c.groups), float(_depthwise(c)),
-        float(len(c.size)), _log(prod(c.size)), _log(prod(c.out_size)), _log(taps), float(max(c.kernel)),
-        _log(prod(c.stride)), float(max(c.dilation)), float(c.transposed), float(call.width),
-        float(c.channels_last), float(channels % 8), float(outputs % 8), _log(call.data), _log(call.output),
-        _log(call.weight), _log(call.output // call.width * channels * taps), _log(call.weight / both),
-        _log(call.rows * call.weight / both), float(c.size[-1]), float(c.out_size[-1]), _log(channels * taps),
-        _log(outputs * taps), _log(call.data / max(call.output, 1)), float(max(c.padding)),
-        _log(prod(c.out_size) * call.rows), float(c.dtype == "fp16"),
+        float(len(c.size)), _log(prod(c.size)), _log(places), _log(taps), float(max(c.kernel)),
+        _log(prod(c.stride)), float(max(c.dilation)), float(c.transposed), float(width),
+        float(c.channels_last), float(channels % 8), float(outputs % 8), _log(data), _log(output),
+        _log(weight), _log(output // width * channels * taps), _log(weight / both),
+        _log(call.rows * weight / both), float(c.size[-1]), float(c.out_size[-1]), _log(channels * taps),
+        _log(outputs * taps), _log(data / max(output, 1)), float(max(c.padding)),
+        _log(places * call.rows), float(c.dtype == "fp16"),
     ]  # fmt: skip
 
 

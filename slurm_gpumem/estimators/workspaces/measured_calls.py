@@ -47,13 +47,13 @@ class Measured:
         at = bisect_left(self.known, mark)
         return at < len(self.known) and self.known[at] == mark and bool(self.powers[at] & rows)
 
-    def bytes_at(self, convolution: Convolution, rows: int) -> Optional[int]:
-        """The measurement at exactly this batch size, if the trees predict otherwise."""
-        mark = call_mark(convolution, rows)
+    def bytes_at(self, convolution: Convolution, rows: int, call: str = "") -> Optional[int]:
+        """The measurement at exactly this batch size, if the trees predict otherwise; `call`: of another."""
+        mark = call_mark(convolution, rows, call)
         at = bisect_left(self.calls, mark)
         return UNIT * self.units[at] if at < len(self.calls) and self.calls[at] == mark else None
 
-    def neighbours(self, convolution: Convolution, rows: int) -> Optional[Tuple[int, int]]:
+    def neighbours(self, convolution: Convolution, rows: int, call: str = "") -> Optional[Tuple[int, int]]:
         """The nearest measured batch sizes below and above; None for a power of two."""
         if rows < 3 or not rows & (rows - 1):
             return None
@@ -61,7 +61,7 @@ class Measured:
         if not (self.covers(convolution, low) and self.covers(convolution, 2 * low)):
             return None
         middle = halfway(low)
-        if self.bytes_at(convolution, middle) is None:
+        if self.bytes_at(convolution, middle, call) is None:
             return low, 2 * low
         return (low, middle) if rows < middle else (middle, 2 * low)
 
@@ -71,14 +71,15 @@ def halfway(power: int) -> int:
     return power * 3 // 2
 
 
+@lru_cache(maxsize=4096)
 def convolution_mark(convolution: Convolution) -> int:
     """A convolution in 64 bits, the same for all its calls and batch sizes."""
     return _mark(_text(convolution))
 
 
-def call_mark(convolution: Convolution, rows: int) -> int:
-    """A hash of a call at a batch size in 64 bits."""
-    return _mark(f"{convolution.call} {rows} {_text(convolution)}")
+def call_mark(convolution: Convolution, rows: int, call: str = "") -> int:
+    """A hash of a call at a batch size in 64 bits; `call`: another one than the convolution's own."""
+    return _mark(f"{call or convolution.call} {rows} {_text(convolution)}")
 
 
 def _mark(text: str) -> int:

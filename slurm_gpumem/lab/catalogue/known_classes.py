@@ -1,4 +1,4 @@
-"""Write models/known-classes.gz: the classes whose forward is known, and what stands below each of them.
+"""Write models/known-classes.txt: the classes whose forward is known, and what stands below each of them.
 
     python -m slurm_gpumem.lab.catalogue.known_classes torchvision=DIR timm=DIR transformers=DIR
 
@@ -10,7 +10,6 @@ the libraries' own sources (DIR: a folder that holds the package), where the nam
 from __future__ import annotations
 
 import ast
-import gzip
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -121,7 +120,7 @@ def content(folders: Dict[str, Path]) -> str:
     for name, inside in measured.items():
         below.setdefault(name, set()).update(inside)
     torch = torch_classes()
-    lines = [FORMAT]
+    lines = [FORMAT.decode().strip()]
     for name in sorted({*below, *torch}):
         marks = "t" if name in torch else "m" if name in measured else "-"
         lines.append(" ".join([name, marks, *sorted(below.get(name, ()))]))
@@ -139,7 +138,7 @@ def _write(folders: Dict[str, Path]) -> int:
     missing = [name for name in LIBRARIES if name not in folders]
     if missing:
         raise UsageError(f"say where the sources are: {' '.join(f'{name}=DIR' for name in missing)}")
-    (MODELS / FILE).write_bytes(gzip.compress(content(folders).encode(), mtime=0))
+    (MODELS / FILE).write_text(content(folders))
     return 0
 
 

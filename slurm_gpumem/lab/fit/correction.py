@@ -1,6 +1,6 @@
 """Fit the learned correction and its spread on measured runs: `python -m slurm_gpumem.lab.fit.correction`.
 
-Writes models/correction.json (fitted on all rows), models/relatives.json.gz (what each run teaches about like
+Writes models/correction.json (fitted on all rows), models/relatives.json (what each run teaches about like
 ones) and models/lab/folds/correction.json.gz (one fit a fold, without that fold's models; `gpumem
 accuracy` scores with these), and prints the cross-validated figures.
 """
@@ -201,10 +201,11 @@ def main(argv: Optional[List[str]] = None) -> int:
     }
     text = json.dumps(whole, separators=(",", ":"))
     (out / estimator.FILE).write_text(text + "\n")
-    packed = ((under(out, CORRECTION_FOLDS), parts), (out / relatives.FILE, to_json(known)))
-    for path, content in packed:
-        # mtime 0: the same fit is the same file.
-        path.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0))
+    # Not packed: every estimate reads it.
+    (out / relatives.FILE).write_text(json.dumps(to_json(known), separators=(",", ":")) + "\n")
+    # mtime 0: the same fit is the same file.
+    packed = gzip.compress(json.dumps(parts, separators=(",", ":")).encode(), mtime=0)
+    under(out, CORRECTION_FOLDS).write_bytes(packed)
     report = report_lines(found, neighbours, parts, sha256((text + "\n").encode()).hexdigest(), whole["card"])
     (out / "correction.md").write_text("\n".join(report) + "\n")
     print("\n".join(report))

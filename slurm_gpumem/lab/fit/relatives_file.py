@@ -40,9 +40,7 @@ def make(models: Sequence[str], runs: Iterable[Tuple[str, FrozenSet[str], Run]])
         tuple(models),
         weights,
         {
-            group: tuple(
-                profile_of(classes, found[classes], weights) for classes in sorted(found, key=sorted)
-            )
+            group: tuple(profile_of(classes, found[classes]) for classes in sorted(found, key=sorted))
             for group, found in sorted(profiles.items())
         },
     )
@@ -53,7 +51,7 @@ def only(relatives: Relatives, wanted: Callable[[str], bool]) -> Relatives:
     kept = {number for number, name in enumerate(relatives.models) if wanted(name)}
     groups = {
         group: tuple(
-            replace(profile, runs=tuple(run for run in profile.runs if run.model in kept))
+            profile_of(set(profile.classes), [run for run in profile.runs if run.model in kept])
             for profile in profiles
         )
         for group, profiles in relatives.groups.items()
@@ -66,12 +64,10 @@ def to_json(relatives: Relatives) -> Dict[str, Any]:
     classes = list(relatives.weights)
     number = {name: at for at, name in enumerate(classes)}
 
-    def text(profiles: Iterable[Profile]) -> str:
-        content = [
-            [sorted(number[name] for name in profile.classes), [_rounded(run) for run in profile.runs]]
-            for profile in profiles
-        ]
-        return json.dumps(content, separators=(",", ":"))
+    def text(profiles: Sequence[Profile]) -> str:
+        named = [[number[name] for name in profile.classes] for profile in profiles]
+        rounded = [profile_of(set(profile.classes), map(_rounded, profile.runs)) for profile in profiles]
+        return "\n".join([json.dumps(named, separators=(",", ":")), *(profile.text for profile in rounded)])
 
     return {
         "format": FORMAT,
