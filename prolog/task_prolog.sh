@@ -7,7 +7,7 @@ here=${0%/*}
 [ -r "$here/hooks.conf" ] && . "$here/hooks.conf"
 
 number=${SLURM_STEP_GPUS:-$SLURM_JOB_GPUS}
-mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0
+mode='' shard_mib=1024 headroom_mib=0 limits=no limit_key=uuid threads=no claim_mib='' uuid='' pipe='' total=0 hook='' reports=''
 # A script that saves checkpoints can resume if this is more than 1.
 [ -n "$SLURM_SHARDS_ON_NODE" ] || [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ] &&
     echo "export GPUMEM_ATTEMPT=$((${SLURM_RESTART_COUNT:-0} + 1))"
@@ -16,6 +16,7 @@ if [ -r "$run_dir/jobs/$SLURM_JOB_ID.task" ]; then
         case $key in
         mode) mode=$one ;; shard_mib) shard_mib=$one ;; headroom_mib) headroom_mib=$one ;; limits) limits=$one ;;
         limit_key) limit_key=$one ;; threads) threads=$one ;; claim_mib) claim_mib=$one ;;
+        reports) hook=$one reports=$two/gpumem-reports.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0} ;;
         gpu) case $number in "$one" | "$two") uuid=$two pipe=$three total=$four ;; esac ;;
         esac
     done <"$run_dir/jobs/$SLURM_JOB_ID.task"
@@ -34,6 +35,18 @@ if [ "$served" = yes ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS
     [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
     [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
         echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
+fi
+# Where the site asks for it, Pythons of the job report what PyTorch reserved into a folder of the user's own. Somebody
+# else's folder of that name, or a link, is left alone: then nothing is reported.
+if [ -n "$reports" ]; then
+    (umask 077 && mkdir "$reports") 2>/dev/null
+    if [ -d "$reports" ] && [ ! -L "$reports" ] && [ -O "$reports" ]; then
+        echo "export GPUMEM_REPORT_DIR=$reports"
+        case ":$PYTHONPATH:" in
+        *":$hook:"*) ;;
+        *) echo "export PYTHONPATH=$hook${PYTHONPATH:+:$PYTHONPATH}" ;;
+        esac
+    fi
 fi
 [ -n "$next_task_prolog" ] && exec "$next_task_prolog"
 exit 0

@@ -29,11 +29,12 @@ LEAST_CONTEXT_MIB, MOST_CONTEXT_MIB = 64, 4096
 _CONTEXTS = ("context_bare_mib", "context_conv_mib", "context_matmul_mib", "context_mib")
 _TEXTS = ("gpu", "compute_capability", "torch", "cuda", "driver", "loading", "known", "source")
 _FIRST_LAZY_TORCH, _FIRST_LAZY_CUDA = (1, 13), (11, 7)
-"""PyTorch asks for lazy loading itself from 1.13 on (pull request 86509); CUDA has it from 11.7 on."""
+"""PyTorch asks for lazy loading itself from 1.13 on; CUDA has it from 11.7 on. Sources, with their addresses:
+models/environments/README.md."""
 _SURELY_LAZY_TORCH, _SURELY_LAZY_CUDA, _SURELY_LAZY_CAPABILITY = (2, 8), (12, 0), (9, 0)
-"""Lazy loading needs a driver from R515 on (CUDA C++ Programming Guide, Lazy Loading). CUDA 11 runs on older
-ones, CUDA 12 does not; PyTorch 2.8 is the first without a build for CUDA 11 (RELEASE.md), and Hopper needs
-CUDA 11.8, its driver R520 (CUDA 11.8 release notes) and thereby PyTorch 2.0."""
+"""Lazy loading needs a driver from 515 on. CUDA 11 runs on older ones (from 450 on), CUDA 12 does not (from
+525 on); PyTorch 2.8 is the first without a build for CUDA 11. That Hopper needs such a driver was not found
+in a document: not checked."""
 _SIZE_CAP = 4096
 WORKSPACE_DOUBT = 8
 """Added to a traced request, in per cent of the peak, where convolutions run on a GPU whose cuDNN choices

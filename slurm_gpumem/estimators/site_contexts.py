@@ -1,8 +1,9 @@
 """What jobs report of their CUDA context, as a constant in MiB for types of GPUs where nothing else is known.
 
 PyTorch's message about memory that ran out names what the process held and what of it PyTorch had; the rest
-is the context. It stands in the job's own log, so it is a user's word: users weigh the same however often
-they say it, and nothing is learned from fewer than three. What root calibrated goes before it.
+is the context. Other jobs report what PyTorch reserved, where the site asks for it, and the node measured
+what the process held. Either is a user's word: users weigh the same however often they say it, and nothing is
+learned from fewer than three. What root calibrated goes before it.
 """
 
 from __future__ import annotations

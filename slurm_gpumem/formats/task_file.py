@@ -40,6 +40,8 @@ class TaskFile(NamedTuple):
     """Whether its comment holds a record."""
     end_line: bool
     """Whether its output ends with a line on what it used."""
+    reports: Optional[Tuple[str, str]]
+    """Where its Pythons report what PyTorch reserved: folders of the start-up hook and of reports."""
     gpus: Tuple[TaskGpu, ...]
 
 
@@ -61,6 +63,7 @@ def format_task_file(task: TaskFile) -> str:
         *([] if task.claim_mib is None else [f"claim_mib {task.claim_mib}"]),
         *(["record yes"] if task.record else []),
         *(["end_line yes"] if task.end_line else []),
+        *([] if task.reports is None else ["reports {} {}".format(*task.reports)]),
         *(f"gpu {gpu.number} {gpu.uuid} {gpu.pipe} {gpu.memory_mib}" for gpu in task.gpus),
     ]
     return "\n".join(lines) + "\n"

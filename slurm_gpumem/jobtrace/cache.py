@@ -78,7 +78,8 @@ def _path(run: ScriptRun) -> Path:
 
 def _tracer() -> List[str]:
     """Which tracer this is: its files, so that another one traces again."""
-    files = sorted(Path(__file__).parents[1].glob("tracing/**/*.py"))
+    package = Path(__file__).parents[1]
+    files = sorted([*package.glob("tracing/**/*.py"), *package.glob("injected/*.py")])
     return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
 
 

@@ -15,7 +15,7 @@ from typing import Callable, List, Mapping, Optional, Sequence, Set
 
 from slurm_gpumem.config.node import NodeConfig, load_node_config, run_dir
 from slurm_gpumem.config.paths import site_config_path
-from slurm_gpumem.formats.comment import CommentRecord, End, parse_end, parse_record
+from slurm_gpumem.formats.comment import CommentRecord, End, Used, parse_end, parse_record, parse_used
 from slurm_gpumem.formats.job_record import MIG, MPS, MPS_SHARED, TIMESLICE, UNFENCED, FaultEvent
 from slurm_gpumem.formats.live import read_live
 from slurm_gpumem.formats.notes import FaultNote, read_fault_note, write_fault_note
@@ -77,7 +77,8 @@ def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
     job = None if job_id is None else jobs.get(folder, job_id)
     if job is None:
         return
-    end = parse_end(env.get("SLURM_JOB_COMMENT", "")[:4096])
+    comment = env.get("SLURM_JOB_COMMENT", "")[:4096]
+    end, used = parse_end(comment), parse_used(comment)
     # The task epilog does not know the exit code: what it saw in the log counts only if the run failed.
     status = env.get("SLURM_JOB_EXIT_CODE2", "")
     judged = end is not None and end.run == job.restarts and status != "0:0"
@@ -88,6 +89,7 @@ def epilog(folder: RunFolder, config: NodeConfig, env: Mapping[str, str]) -> Non
         env.get("SLURMD_NODENAME", ""),
         status,
         end if judged else None,
+        used if used is not None and used.run == job.restarts else None,
     )
 
 
@@ -98,11 +100,14 @@ def finish(
     node: str,
     status: str,
     seen_end: Optional[End] = None,
+    used: Optional[Used] = None,
 ) -> None:
     """What ends a job's stay: the epilog's work, and the sampler's for an epilog that was killed."""
     record = records.open_record(job, node)
     if seen_end is not None:
         record = record._replace(verdict=seen_end.saw, context_mib=seen_end.context_mib)
+    if used is not None:
+        record = record._replace(reserved_mib=used.reserved_mib, torch=used.torch, loading=used.loading)
     live = read_live(folder.live)
     seen = live.jobs.get(job.job_id) if live is not None else None
     if seen is not None and seen.restarts == job.restarts:

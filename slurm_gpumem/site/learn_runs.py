@@ -87,17 +87,30 @@ def read_runs(
 
 def _context_report(record: JobRecord) -> Optional[ContextReport]:
     """What the job's owner says of its context, as far as it can be true."""
-    claim, reported = record.claimed, record.context_mib
+    claim, run = record.claimed, run_from(record)
+    reported = _reported_context(record, run.own_peak_mib)
     assumed = claim.part_sizes.get("context")
     if reported is None or assumed is None or claim.estimate_mib is None:
         return None
-    run = run_from(record)
     most = min(MOST_CONTEXT_MIB, run.own_peak_mib or 0)
     if run.gpus != 1 or not LEAST_CONTEXT_MIB <= reported <= most:
         return None
     base = sizes_of(claim.base)
     moved = claim.estimate_mib - base[0] if len(base) == 2 else 0
     return ContextReport(str(record.uid), run.gpu, reported - assumed + moved)
+
+
+def _reported_context(record: JobRecord, peak_mib: Optional[int]) -> Optional[int]:
+    """As PyTorch's message about memory that ran out says, or what was measured less what PyTorch reserved.
+
+    Few jobs load eagerly: what they report says nothing of the others'.
+    """
+    if record.context_mib is not None:
+        return record.context_mib
+    brief = record.measured.samples < LEAST_SAMPLES
+    if record.reserved_mib is None or peak_mib is None or brief or record.loading == "eager":
+        return None
+    return peak_mib - record.reserved_mib
 
 
 def _site_run(record: JobRecord, estimator: str, estimators: Sequence[str]) -> Union[SiteRun, str]:

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Set, Tuple
 
 MESSAGES, SUMMARY, CLAIM = "messages.jsonl", "summary.json", "claimed"
 FILES = "files-"
-"""Begins the names of what each process of the command read (`injected/sitecustomize.py`)."""
+"""Begins the names of what each process of the command read (`injected/gpumem_trace.py`)."""
 
 
 class Report:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
@@ -263,7 +264,7 @@ def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
     """The user's environment, with the tracer in front, no network and no GPU."""
     env = dict(os.environ if asked.environment is None else asked.environment)
     closed = "http://127.0.0.1:9"  # the discard port: what has a proxy fails at once
-    injected = str(_HERE / "injected")
+    injected = package_folder("injected")
     path = env.get("PYTHONPATH", "")
     env.update(
         {

@@ -1,57 +1,25 @@
-"""Loaded at the start of every Python of a traced command; costs nothing until torch is imported.
+"""The tracer in a Python of a traced command: which files it reads, and the package once torch is there.
 
 Standard library only: it runs in the user's own environment, which need not have this package.
 """
 
+import atexit
 import importlib.util
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 _MOST_FILES = 5000
 
 
-def _other_sitecustomize():
-    """Run the sitecustomize that this file stands before, if the user has one."""
-    for folder in sys.path:
-        path = os.path.join(folder or os.curdir, "sitecustomize.py")
-        if os.path.abspath(folder or os.curdir) != _HERE and os.path.isfile(path):
-            spec = importlib.util.spec_from_file_location("sitecustomize", path)
-            module = importlib.util.module_from_spec(spec)
-            sys.modules["sitecustomize"] = module
-            spec.loader.exec_module(module)
-            return
+def begin():
+    """At the start of Python."""
+    files_read = sys.gpumem_files_read = _FilesRead()
+    sys.addaudithook(files_read.hear)
+    atexit.register(files_read.write)
 
 
-class _AfterTorch:
-    """Waits for torch's import and installs the tracer right after it."""
-
-    def __init__(self):
-        self.looking = False
-
-    def find_spec(self, name, path=None, target=None):
-        if name != "torch" or self.looking:
-            return None
-        self.looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.looking = False
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def then_install(module):
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            execute(module)
-            _install()
-
-        spec.loader.exec_module = then_install
-        return spec
-
-
-def _install():
+def install(torch):
+    """Right after torch's import."""
     folder = os.path.join(os.environ["GPUMEM_TRACE_PACKAGE"], "slurm_gpumem")
     spec = importlib.util.spec_from_file_location(
         "slurm_gpumem", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
@@ -59,9 +27,9 @@ def _install():
     package = importlib.util.module_from_spec(spec)
     sys.modules["slurm_gpumem"] = package
     spec.loader.exec_module(package)
-    from slurm_gpumem.tracing.script.inside import install
+    from slurm_gpumem.tracing.script.inside import install as install_tracer
 
-    install()
+    install_tracer()
 
 
 class _FilesRead:
@@ -91,13 +59,3 @@ class _FilesRead:
         path = os.path.join(os.environ["GPUMEM_TRACE_DIR"], f"files-{os.getpid()}.json")
         with open(path, "w") as file:
             json.dump({"files": sorted({*own, sys.executable}), "packages": sorted(installed)}, file)
-
-
-if os.environ.get("GPUMEM_TRACE_DIR"):
-    import atexit
-
-    sys.meta_path.insert(0, _AfterTorch())
-    files_read = sys.gpumem_files_read = _FilesRead()
-    sys.addaudithook(files_read.hear)
-    atexit.register(files_read.write)
-_other_sitecustomize()
