@@ -18,6 +18,8 @@ _GRANTED = "CASE WHEN shards > 0 THEN limit_mib ELSE gpu_mib END"
 _WASTE = f"max(0, {_GRANTED} - own_peak_mib) * {_RUN}"
 
 _FAILED = f"(oom OR state = {FAILED_WORD})"
+_CPUS_KNOWN = "cpus IS NOT NULL AND cpus_mean IS NOT NULL"
+
 _WORK = f"end IS NOT NULL AND NOT redone AND NOT {_FAILED}"
 """Runs that exclusive use would have had, too: their time can be compared."""
 
@@ -56,6 +58,8 @@ FACTS: Tuple[Tuple[str, str], ...] = (
     ("energy_j", "sum(energy_j)"),
     ("idle_energy_j", "sum(idle_energy_j)"),
     ("idle_s", "sum(idle_s)"),
+    ("cpu_held_s", f"sum(CASE WHEN {_CPUS_KNOWN} THEN cpus * (end - start) END)"),
+    ("cpu_used_s", f"sum(CASE WHEN {_CPUS_KNOWN} THEN cpus_mean * (end - start) END)"),
     ("energy_jobs", "sum(head AND energy_j IS NOT NULL)"),
     ("granted_mib_s", f"sum(CASE WHEN own_peak_mib IS NOT NULL THEN ({_GRANTED}) * {_RUN} END)"),
     ("wasted_mib_s", f"sum({_WASTE})"),

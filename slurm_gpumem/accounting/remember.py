@@ -1,55 +1,68 @@
-"""Measured peaks by what was run: a small file per user, which the estimator `remembered` reads."""
+"""Measured peaks, activity and CPUs by what was run: a small file per user, which `gpusbatch` reads."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, TypeVar
 
 from slurm_gpumem.accounting.rows import LEAST_SAMPLES, recipe_of, rest_of
-from slurm_gpumem.formats.remembered import Recipe, own_file, write_remembered
+from slurm_gpumem.formats.remembered import CpuRun, Recipe, own_file, write_remembered
 
 _LATEST = 10
 """Peaks kept of each; more add nothing."""
+_Value = TypeVar("_Value")
+_ByRecipe = Dict[Recipe, Dict[str, List[_Value]]]
+"""Recipe → GPU type → values, the latest first."""
+
+
+class _Latest(NamedTuple):
+    """A user's finished jobs."""
+
+    peaks: _ByRecipe[int]
+    activity: _ByRecipe[int]
+    """Percents of SM activity of runs that had their GPU to themselves for a while."""
+    cpus: _ByRecipe[CpuRun]
 
 
 def peaks_of(connection: sqlite3.Connection, uid: int) -> Dict[Recipe, Dict[str, List[int]]]:
     """Recipe → GPU type → peaks, the latest first, of a user's finished jobs."""
-    return _latest(connection, uid)[0]
+    return _latest(connection, uid).peaks
 
 
-def _latest(
-    connection: sqlite3.Connection, uid: int
-) -> Tuple[Dict[Recipe, Dict[str, List[int]]], Dict[Recipe, Dict[str, List[int]]]]:
-    """Peaks, and percents of SM activity of runs that had their GPU to themselves for a while."""
-    found: Dict[Recipe, Dict[str, List[int]]] = {}
-    active: Dict[Recipe, Dict[str, List[int]]] = {}
+def _latest(connection: sqlite3.Connection, uid: int) -> _Latest:
+    latest = _Latest({}, {}, {})
     rows = connection.execute(
-        "SELECT recipe.text, gpu.text, peak_mib, rest FROM job JOIN word AS recipe ON recipe.id = job.recipe "
-        "JOIN word AS gpu ON gpu.id = job.gpu WHERE judged = 1 AND uid = ? ORDER BY end DESC",
+        "SELECT recipe.text, gpu.text, peak_mib, cpus, rest FROM job "
+        "JOIN word AS recipe ON recipe.id = job.recipe JOIN word AS gpu ON gpu.id = job.gpu "
+        "WHERE judged = 1 AND uid = ? ORDER BY end DESC",
         (uid,),
     )
-    for text, gpu, peak, rest in rows:
+    for text, gpu, peak, cpus, rest in rows:
         recipe, others = recipe_of(text), rest_of(rest)
         samples = others.samples
         if recipe.known and samples.isdigit() and int(samples) >= LEAST_SAMPLES:
-            peaks = found.setdefault(recipe, {}).setdefault(gpu, [])
-            if len(peaks) < _LATEST:
-                peaks.append(peak)
+            _add(latest.peaks, recipe, gpu, peak)
             if others.alone_sm:
-                percents = active.setdefault(recipe, {}).setdefault(gpu, [])
-                if len(percents) < _LATEST:
-                    percents.append(max(1, round(100 * float(others.alone_sm))))
-    return found, active
+                _add(latest.activity, recipe, gpu, max(1, round(100 * float(others.alone_sm))))
+            if others.cpus_high and cpus:
+                _add(latest.cpus, recipe, gpu, CpuRun(float(others.cpus_high), cpus))
+    return latest
+
+
+def _add(values: _ByRecipe[_Value], recipe: Recipe, gpu: str, value: _Value) -> None:
+    known = values.setdefault(recipe, {}).setdefault(gpu, [])
+    if len(known) < _LATEST:
+        known.append(value)
 
 
 def write_peaks(connection: sqlite3.Connection, uid: int, path: Path, *, mode: int = 0o600) -> bool:
     """Rewrite a user's file, whole or not at all; False when nothing is remembered and nothing was."""
-    runs, active = _latest(connection, uid)
-    if not runs and not path.exists():
+    latest = _latest(connection, uid)
+    if not latest.peaks and not path.exists():
         return False
-    write_remembered(path, runs, active, mode=mode)
+    write_remembered(path, *latest, mode=mode)
     return True
 
 

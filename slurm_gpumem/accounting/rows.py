@@ -44,6 +44,8 @@ class Rest(NamedTuple):
     """Where `alone_s` is known from."""
     alone_sm: str
     """Its SM activity while it had its GPU to itself."""
+    cpus_high: str
+    """CPUs that it kept busy at most in nearly all of its busy time."""
 
 
 _RESTS = len(Rest._fields)
@@ -85,6 +87,10 @@ class Run(NamedTuple):
     """GPU-seconds that it would have taken without neighbours; None where that is not known."""
     guessed: Optional[int]
     """Of a run beside others: 1 where that rests on predicted activity."""
+    cpus: Optional[int]
+    """CPUs that it held on this node."""
+    cpus_mean: Optional[float]
+    """CPUs that it kept busy, over all of its time."""
     gpus: int
     month: int
     """The local month of its start, counted from the year 0."""
@@ -122,7 +128,10 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         job_id, restarts, uid, node, start, cluster, partition, user, mode, gpus, claim,
         measured, end, exit_code, signal, _, hints, verdict, _, _, _, _, notes,
     ) = record  # fmt: skip
-    shards, _, limit, peak, mean, energy, figures, met, samples, _, array_job, array_task = measured
+    (
+        shards, _, limit, peak, mean, energy, figures, met, samples, _, array_job, array_task,
+        cpus, cpus_mean, cpus_high,
+    ) = measured  # fmt: skip
     claimed = claim or _NO_CLAIM
     request = claimed.request_mib
     devices, sm_share, gpu_sm, gpu, gpu_mib = _gpus(gpus, figures)
@@ -147,6 +156,7 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         claimed.why if restarts else "",
         basis,
         _alone_sm(figures),
+        "" if cpus_high is None else str(cpus_high),
     )
     return Run(
         cluster,
@@ -179,6 +189,8 @@ def run_from(record: JobRecord, *, shard_mib: int = 1024) -> Run:
         idle,
         None if alone is None else alone * (len(devices) or 1),
         int(basis == PREDICTED) if met else None,
+        cpus,
+        cpus_mean,
         len(devices) or 1,
         month,
         day,

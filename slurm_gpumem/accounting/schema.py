@@ -16,7 +16,7 @@ from typing import Tuple
 
 from slurm_gpumem.accounting.rows import Run
 
-VERSION = 6
+VERSION = 7
 """Of the tables; an index of another version is rebuilt."""
 
 WORDS = frozenset(
@@ -62,6 +62,7 @@ _REALS = frozenset(
         "idle_energy_j",
         "idle_s",
         "alone_s",
+        "cpus_mean",
         "sm_share",
         "submit",
         "wait_s",
@@ -83,7 +84,8 @@ _SUMMED = (
     "start", "end", "gpus", "user", "account", "model", "gpu", "partition", "month", "day", "head", "judged",
     "state", "sharing", "estimator", "shards", "limit_mib", "gpu_mib", "own_peak_mib", "peak_mib",
     "estimate_mib", "request_mib", "error_pm", "ooms", "oom", "used_s", "would_s", "energy_j", "sm_share",
-    "idle_energy_j", "idle_s", "alone_s", "guessed", "redone", "wait_s", "strangers", "job_id",
+    "idle_energy_j", "idle_s", "alone_s", "guessed", "cpus", "cpus_mean", "redone", "wait_s",
+    "strangers", "job_id",
 )  # fmt: skip
 """What summaries read: first in the row, since SQLite steps through a row from its begin."""
 ALL_COLUMNS: Tuple[str, ...] = (*_SUMMED, *(name for name in _OF_ALL if name not in _SUMMED))

@@ -180,6 +180,12 @@ class JobRow(NamedTuple):
     """Where that is known from: "measured", "remembered" or "predicted" activity."""
     idle_s: Optional[float] = None
     """GPU-seconds in which the last run held memory and the GPU did nothing."""
+    cpus: Optional[int] = None
+    """CPUs that the last run held on its node."""
+    cpus_mean: Optional[float] = None
+    """CPUs that it kept busy, over all of its time ..."""
+    cpus_high: Optional[float] = None
+    """... and at most in nearly all of its busy time."""
 
     @property
     def name(self) -> str:
@@ -324,6 +330,10 @@ class JobTotals(NamedTuple):
     """While jobs had a GPU and none of them held memory of it: nobody's."""
     idle_s: float = 0.0
     """GPU-seconds in which jobs held memory and the GPU did nothing."""
+    cpu_held_s: float = 0.0
+    """CPU-seconds that jobs held ..."""
+    cpu_used_s: float = 0.0
+    """... and what the same jobs used of them."""
     energy_jobs: int = 0
     granted_mib_s: float = 0.0
     """Memory kept from others × time."""

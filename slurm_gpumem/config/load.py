@@ -28,6 +28,7 @@ class SharingPolicy(NamedTuple):
     shard_mib: int = SHARING.default("shard_mib")
     min_host_mib: int = SHARING.default("min_host_mib")
     max_cpus: Optional[int] = SHARING.default("max_cpus")
+    cpus: str = SHARING.default("cpus")
     first_run_mib: Optional[int] = SHARING.default("first_run_mib")
     coverage: Optional[float] = SHARING.default("coverage")
     max_slowdown: Optional[float] = SHARING.default("max_slowdown")

@@ -78,6 +78,13 @@ SHARING = Section(
             "CPUs that a shared job is given at most if it names none; unset: in proportion to its share",
         ),
         Key(
+            "cpus",
+            one_of("used", "share"),
+            "used",
+            '"used": fewer CPUs than its share has for a job whose earlier runs used fewer; "share": always '
+            "in proportion",
+        ),
+        Key(
             "first_run_mib",
             AT_LEAST_ONE,
             None,

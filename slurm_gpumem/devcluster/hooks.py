@@ -42,6 +42,7 @@ def site_tables(layout: Layout) -> List[str]:
         "ledger": str(layout.ledger),
         "spool": str(layout.records),
         "interval_s": 0.25,
+        "activity_every_s": 1,
         "record_every_s": 2,
         "slurm_every_s": 1,
         "idle_exit_s": 2,

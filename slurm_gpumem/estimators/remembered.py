@@ -11,7 +11,7 @@ import os
 import re
 from itertools import chain
 from math import ceil
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.paths import site_config_path
 from slurm_gpumem.config.read import read_file
@@ -23,6 +23,9 @@ from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob
 from slurm_gpumem.formats.gpu_names import profile_name
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import format_mib
+
+if TYPE_CHECKING:
+    from slurm_gpumem.formats.remembered import CpuRun
 
 NAME = "remembered"
 ENOUGH_RUNS = 3
@@ -56,6 +59,23 @@ def recall_activity(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[
     from slurm_gpumem.formats.remembered import ACTIVITY
 
     return tuple(percent for percent in _peaks(_words(summary, job), gpu, ACTIVITY) if percent <= 100)
+
+
+def cpus_of_runs(fingerprint: str, job: Optional[TrainingJob], gpu: Gpu) -> Tuple[CpuRun, ...]:
+    """The CPUs of runs of the same job, of a script where `job` is None."""
+    from slurm_gpumem.formats.remembered import Recipe, read_cpus
+
+    words = (
+        (str(job.batch_size), job.optimizer, job.precision, variant(job))
+        if job is not None
+        else ("", "", "", "")
+    )
+    found: Tuple[CpuRun, ...] = ()
+    for path in remembered_files():
+        by_gpu = read_cpus(path, Recipe(fingerprint, *words))
+        same = [runs for name, runs in by_gpu.items() if _counts(name, gpu, whole_too=True)]
+        found = max(found, tuple(chain.from_iterable(same)), key=len)
+    return found
 
 
 def _words(summary: ModelSummary, job: TrainingJob) -> Tuple[str, str, str, str, str]:

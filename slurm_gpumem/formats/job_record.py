@@ -133,6 +133,12 @@ class Measurement(NamedTuple):
     array_job: Optional[int] = None
     """Of an array's task, as Slurm says: the number of the array, and the task's in it."""
     array_task: Optional[int] = None
+    cpus: Optional[int] = None
+    """CPUs that it held on this node, as Slurm says."""
+    cpus_mean: Optional[float] = None
+    """CPUs that it kept busy, over all of its time ..."""
+    cpus_high: Optional[float] = None
+    """... and at most in nearly all of its busy time (node/cpu_use.py)."""
 
     def time_alone(self, run_s: float) -> Optional[float]:
         """Seconds that a run of that length would have taken without neighbours; None where not known."""
@@ -314,9 +320,10 @@ def job_record_from(table: Mapping[str, Any]) -> JobRecord:
 
 def measurement_from(table: Mapping[str, Any]) -> Measurement:
     """The sampler's part of a record's or of a live job's JSON."""
-    shards, verified, limit, peak, mean, energy, gpu, met, samples, events, array, task = values_of(
-        table, _MEASURED, _MEASURED_KEYS
-    )
+    (
+        shards, verified, limit, peak, mean, energy, gpu, met, samples, events, array, task,
+        cpus, busy, busiest,
+    ) = values_of(table, _MEASURED, _MEASURED_KEYS)  # fmt: skip
     return Measurement(
         shards if type(shards) is int and 0 <= shards < MOST_WHOLE else None,
         verified is True,
@@ -332,6 +339,9 @@ def measurement_from(table: Mapping[str, Any]) -> Measurement:
         _events(events) if events else (),
         array if type(array) is int and 0 <= array < MOST_WHOLE else None,
         task if type(task) is int and 0 <= task < MOST_WHOLE else None,
+        cpus if type(cpus) is int and 0 < cpus < MOST_WHOLE else None,
+        busy if (type(busy) is float or type(busy) is int) and 0 <= busy < MOST_AMOUNT else None,
+        busiest if (type(busiest) is float or type(busiest) is int) and 0 <= busiest < MOST_AMOUNT else None,
     )
 
 

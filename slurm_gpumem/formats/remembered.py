@@ -1,4 +1,4 @@
-"""The remembered file, `gpumem-remembered/1`: measured peaks and activity of a user's runs, by what was run.
+"""The remembered file, `gpumem-remembered/1`: what a user's runs needed (peaks, activity, CPUs), by recipe.
 
 The accounting writes one for each user; `gpusbatch` reads it before it estimates. Nobody can talk down what
 another's job asks for: it holds one's own runs only, and a file that somebody else put there is not read.
@@ -11,10 +11,10 @@ import os
 import time
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Dict, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slurm_gpumem.files import read_plain, write_atomic
-from slurm_gpumem.formats.values import whole_list
+from slurm_gpumem.formats.values import MOST_WHOLE, whole_list
 from slurm_gpumem.units import MIB
 from slurm_gpumem.xdg import cache_path
 
@@ -26,8 +26,20 @@ _MOST_BYTES, _MOST_PEAKS = 16 * MIB, 100
 
 PeaksByGpu = Mapping[str, Sequence[int]]
 """GPU type → measured peaks in MiB, or SM activity alone in percent, the latest first."""
-PEAKS, ACTIVITY = "runs", "activity"
+PEAKS, ACTIVITY, CPUS = "runs", "activity", "cpus"
 """The tables of the file."""
+
+
+class CpuRun(NamedTuple):
+    """The CPUs of one run."""
+
+    used: float
+    """At most, in nearly all of its busy time."""
+    held: int
+
+
+CpusByGpu = Mapping[str, Sequence[CpuRun]]
+"""GPU type → runs, the latest first."""
 
 
 class Recipe(NamedTuple):
@@ -54,27 +66,53 @@ def own_file() -> Path:
 
 def read_remembered(path: Union[str, Path], recipe: Recipe, table_name: str = PEAKS) -> PeaksByGpu:
     """Peaks (or activity) of a recipe's runs; none where the file is missing, broken or not one's own."""
+    by_gpu = _by_gpu(path, recipe, table_name)
+    return {gpu: tuple(filter(None, whole_list(peaks, _MOST_PEAKS))) for gpu, peaks in by_gpu.items()}
+
+
+def read_cpus(path: Union[str, Path], recipe: Recipe) -> CpusByGpu:
+    """The CPUs of a recipe's runs; what is no run is passed over."""
+    return {
+        gpu: tuple(run for table in runs[:_MOST_PEAKS] if (run := _cpu_run(table)))
+        for gpu, runs in _by_gpu(path, recipe, CPUS).items()
+        if isinstance(runs, list)
+    }
+
+
+def _by_gpu(path: Union[str, Path], recipe: Recipe, table_name: str) -> Mapping[str, Any]:
     try:
         table = json.loads(read_plain(path, most_bytes=_MOST_BYTES, owners=(os.geteuid(), 0)).data)
     except (OSError, ValueError, RecursionError):
         return {}
     runs = table.get(table_name) if isinstance(table, dict) and table.get("schema") == SCHEMA else None
     by_gpu = runs.get(" ".join(recipe)) if isinstance(runs, dict) else None
-    if not isinstance(by_gpu, dict):
-        return {}
-    return {gpu: tuple(filter(None, whole_list(peaks, _MOST_PEAKS))) for gpu, peaks in by_gpu.items()}
+    return by_gpu if isinstance(by_gpu, dict) else {}
+
+
+def _cpu_run(table: Any) -> Optional[CpuRun]:
+    if not isinstance(table, list) or len(table) != 2:
+        return None
+    used, held = table
+    known = type(used) in (int, float) and 0 <= used < MOST_WHOLE and type(held) is int
+    return CpuRun(used, held) if known and 0 < held < MOST_WHOLE else None
 
 
 def write_remembered(
     path: Path,
     runs: Mapping[Recipe, PeaksByGpu],
     activity: Mapping[Recipe, PeaksByGpu] = MappingProxyType({}),
+    cpus: Mapping[Recipe, CpusByGpu] = MappingProxyType({}),
     *,
     mode: int = 0o600,
 ) -> None:
     """Write a user's file, whole or not at all."""
     table: Dict[str, Any] = {"schema": SCHEMA, "made_at": round(time.time())}
-    for name, values in ((PEAKS, runs), (ACTIVITY, activity)):
+    tables: Tuple[Tuple[str, Mapping[Recipe, Mapping[str, Any]]], ...] = (
+        (PEAKS, runs),
+        (ACTIVITY, activity),
+        (CPUS, cpus),
+    )
+    for name, values in tables:
         table[name] = {" ".join(recipe): by_gpu for recipe, by_gpu in values.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(table, separators=(",", ":")) + "\n", mode=mode)

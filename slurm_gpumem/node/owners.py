@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Dict, Iterator, Mapping, Optional, Tuple
 
 from slurm_gpumem.node import processes
 
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _USERS_OWN = re.compile(r"/user\.slice/|/user@[0-9]+\.service")
-_STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
-_CGROUP_LIMIT = 65536
+STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})\.")
+"""The title of the process that runs a step of a job."""
 _GENERATIONS = 64
 _CHECK_AGAIN = 10
 """A known process is checked again only after this many rounds: MPS servers stay what they are."""
@@ -23,19 +23,28 @@ def job_in_cgroup(text: str, sluids: Mapping[str, int]) -> Optional[int]:
     v1: 4:memory:/slurm/uid_1000/job_42/step_batch/task_0
     v2: 0::/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0
     """
+    return next((job for job, _ in _jobs_in(text, sluids)), None)
+
+
+def job_cgroups(text: str, job_id: int, sluids: Mapping[str, int]) -> Iterator[str]:
+    """The job's own cgroups in the text of one of its processes: "/system.slice/slurmstepd.scope/job_42"."""
+    return (path for job, path in _jobs_in(text, sluids) if job == job_id)
+
+
+def _jobs_in(text: str, sluids: Mapping[str, int]) -> Iterator[Tuple[int, str]]:
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
         # Below their own slice users make and name cgroups as they like.
         if "slurm" not in path or _USERS_OWN.search(path):
             continue
         # From the top: what is further down may be the job's own making.
-        for part in path.split("/"):
+        parts = path.split("/")
+        for place, part in enumerate(parts, start=1):
             match = _JOB.fullmatch(part)
-            if match:
-                return int(match[1])
-            if part.removeprefix("job_") in sluids:
-                return sluids[part.removeprefix("job_")]
-    return None
+            job = int(match[1]) if match else sluids.get(part.removeprefix("job_"))
+            if job is not None:
+                yield job, "/".join(parts[:place])
+                break
 
 
 class Owners:
@@ -72,11 +81,7 @@ class Owners:
 
 
 def _from_cgroup(pid: int, sluids: Mapping[str, int]) -> Optional[int]:
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
-            return job_in_cgroup(file.read(_CGROUP_LIMIT), sluids)
-    except OSError:
-        return None
+    return job_in_cgroup(processes.cgroup_text(pid), sluids)
 
 
 def _from_ancestors(pid: int, uids: Mapping[int, int]) -> Optional[int]:
@@ -89,7 +94,7 @@ def _from_ancestors(pid: int, uids: Mapping[int, int]) -> Optional[int]:
         parent = None if parent is None else processes.parent_of(parent)
         if not parent or parent == 1:
             return None
-        match = _STEPD.match(processes.command_line(parent))
+        match = STEPD.match(processes.command_line(parent))
         if match and processes.uid_of(parent) in (0, os.geteuid()):
             job = int(match[1])
             return job if uids.get(job, processes.uid_of(pid)) == processes.uid_of(pid) else None

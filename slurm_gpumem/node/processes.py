@@ -64,6 +64,16 @@ def environment(pid: int, most_bytes: int = _READ_LIMIT) -> Dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 
 
+def cgroup_text(pid: int) -> str:
+    """Its cgroups, as the kernel writes them; empty when it is gone."""
+    return _read(pid, "cgroup", _READ_LIMIT).decode(errors="replace")
+
+
+def all_pids() -> Iterator[int]:
+    """Of every process that is there now."""
+    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+
+
 def named(prefix: str, uid: Optional[int] = None) -> Iterator[int]:
     """Pids of processes whose (15 character) name starts so, of one user or of all.
 

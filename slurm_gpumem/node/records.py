@@ -89,10 +89,16 @@ def amend_end(spool: Path, restarts: int, node: str, ended: SlurmJob) -> None:
 
 
 def amend_use(spool: Path, job_id: int, restarts: int, node: str, measured: Measurement) -> None:
-    """Activity and energy up to the run's end: the epilog knows them up to the reading before."""
+    """Activity, energy and CPUs up to the run's end: the epilog knows them up to the reading before."""
     record = find_record(spool, job_id, restarts, node)
     if record is not None and record.end is not None:
-        whole = record.measured._replace(gpu=measured.gpu, energy_j=measured.energy_j)
+        whole = record.measured._replace(
+            gpu=measured.gpu,
+            energy_j=measured.energy_j,
+            cpus=measured.cpus,
+            cpus_mean=measured.cpus_mean,
+            cpus_high=measured.cpus_high,
+        )
         write_job_record(spool, record._replace(measured=whole), durable=True)
 
 

@@ -199,6 +199,7 @@ class Roster:
         if known is not None:
             usage.verified, usage.shards = True, known.shards
             usage.array_job, usage.array_task = known.array_job, known.array_task
+            usage.cpus = known.cpus
             claimed = job.claimed.shards
             if claimed is not None and known.shards is not None and claimed != known.shards:
                 usage.notes.add(f"its comment claims {claimed} shards, Slurm gave {known.shards}")

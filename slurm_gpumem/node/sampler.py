@@ -26,6 +26,7 @@ from slurm_gpumem.formats.live import Live, LiveGpu, LiveJob, read_live, write_l
 from slurm_gpumem.formats.notes import FaultNote, write_fault_note
 from slurm_gpumem.node import jobs
 from slurm_gpumem.node.alone import Alone, claimed_alone, trains
+from slurm_gpumem.node.cpu_clock import CpuClock
 from slurm_gpumem.node.end_note import EndNotes
 from slurm_gpumem.node.exporter import Exporter
 from slurm_gpumem.node.faults import Fault, FaultLog, Loss
@@ -67,6 +68,8 @@ class Sampler:
         self._watch = Watch(config)
         self._faults = FaultLog()
         self._meter = Meter(source, config.activity_every_s)
+        self._cpu_clock = CpuClock()
+        self._clocked = float("-inf")
         self._end_notes = EndNotes(folder, config)
         self._own_live = OwnLiveFiles(folder)
         self._unfenced: Dict[int, int] = {}
@@ -127,6 +130,7 @@ class Sampler:
             gpus[uuid] = self._account(uuid, here, reading, by_job, seconds)
             self._trained[uuid] = training
             self._take_driver_peaks(uuid, by_job)
+        self._read_cpus(here, now)
         self._finish_use()
         self._owners.keep_only(frozenset(seen))
         self._note_faults()
@@ -250,6 +254,12 @@ class Sampler:
             idle_s=self._idle_s(uuid, seen),
             sample=self._meter.last(uuid),
         )
+
+    def _read_cpus(self, here: Mapping[int, NodeJob], now: float) -> None:
+        if now - self._clocked >= self.config.activity_every_s:
+            self._clocked = now
+            for job_id, spent_s in self._cpu_clock.read(here.values()).items():
+                self.roster.usage[job_id].cpu.add(spent_s, time.monotonic())
 
     def _idle_s(self, uuid: str, seen: Optional[Stretch]) -> Optional[float]:
         """How long jobs have held memory of a GPU that does nothing; None where its activity is not known."""

@@ -14,6 +14,7 @@ from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Se
 from slurm_gpumem.formats.job_record import BASES, MEASURED, FaultEvent, GpuFigures, Measurement
 from slurm_gpumem.formats.live import GpuSample, LiveJob
 from slurm_gpumem.node.alone import IDLE_BELOW, LEAST_ALONE_S, Alone, speed_beside, weakest_basis
+from slurm_gpumem.node.cpu_use import CpuUse
 from slurm_gpumem.node.curve import UsageCurve, curve_from
 from slurm_gpumem.node.meter import Reading
 from slurm_gpumem.node.sources.base import MEASURES
@@ -200,6 +201,9 @@ class JobUsage:
     notes: Set[str] = field(default_factory=set)
     array_job: Optional[int] = None
     array_task: Optional[int] = None
+    cpus: Optional[int] = None
+    """Its CPUs on this node, as Slurm says."""
+    cpu: CpuUse = field(default_factory=CpuUse)
 
     def peak_mib(self) -> Optional[float]:
         """The most on any one GPU: shards are counted per GPU."""
@@ -240,6 +244,9 @@ class JobUsage:
             events=tuple(self.events),
             array_job=self.array_job,
             array_task=self.array_task,
+            cpus=self.cpus,
+            cpus_mean=self.cpu.mean(),
+            cpus_high=self.cpu.high(),
         )
 
 
@@ -256,6 +263,8 @@ def usage_from(live: LiveJob) -> JobUsage:
         events=list(before.events),
         array_job=before.array_job,
         array_task=before.array_task,
+        cpus=before.cpus,
+        cpu=CpuUse(at_least=before.cpus_high),
         notes={*live.notes, "sampler was restarted; means are of its last run"},
     )
     for uuid, figures in before.gpu.items():

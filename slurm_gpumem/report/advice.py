@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import List, Optional
 
 from slurm_gpumem.accounting.types import INSTANCE, JobRow
+from slurm_gpumem.formats.remembered import CpuRun
+from slurm_gpumem.submission.host import cpus_wanted
 from slurm_gpumem.text import count
 from slurm_gpumem.units import ceil_div, percent
 
@@ -24,6 +26,7 @@ def advice(row: JobRow, shard_mib: int) -> str:
         said += _after_oom(row)
     else:
         said += _sizes(row, shard_mib)
+    said += _cpus(row)
     if row.sm_share is not None and row.sm_share < _IDLE and (row.run_s or 0) >= _IDLE_AFTER_S:
         said.append(f"the GPU waited for it most of the time ({percent(row.sm_share)} SM activity)")
     return "; ".join(said)
@@ -65,6 +68,13 @@ def _sizes(row: JobRow, shard_mib: int) -> List[str]:
     if batch is not None and row.batch is not None and batch > row.batch:
         said.append(f"batch {batch} would still fit")
     return said
+
+
+def _cpus(row: JobRow) -> List[str]:
+    if not row.cpus or row.cpus_high is None or not row.judged:
+        return []
+    enough = cpus_wanted([CpuRun(row.cpus_high, row.cpus)])
+    return [f"{enough} of its {row.cpus} CPUs would have done"] if enough and enough < row.cpus else []
 
 
 def _after_oom(row: JobRow) -> List[str]:

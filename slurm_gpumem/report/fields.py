@@ -46,15 +46,18 @@ def columns(text: str) -> List[Column]:
     aliases = {
         "elapsedraw": "elapsed",
         "sm": "sm%",
+        "cpu": "cpu%",
         "nodelist": "node",
         "estimate": "est",
     }
     for word in (word.strip() for word in text.split(",")):
         if not word:
             continue
-        # "SM%" ends with what also parts name and width.
+        # "SM%" and "CPU%" end with what also parts name and width.
         name, _, width = (
-            word.partition("%") if not word.lower().startswith("sm%") else ("SM%", "", word[3:].lstrip("%"))
+            word.partition("%")
+            if not _ends_in_percent(word)
+            else (word.partition("%")[0] + "%", "", word.partition("%")[2].lstrip("%"))
         )
         name = aliases.get(name.lower(), name.lower())
         if name not in known:
@@ -66,6 +69,10 @@ def columns(text: str) -> List[Column]:
     if not found:
         raise UsageError("-o names no column; try -o JobID,User,Peak, or --helpformat for all of them")
     return found
+
+
+def _ends_in_percent(word: str) -> bool:
+    return word.lower().startswith(("sm%", "cpu%"))
 
 
 def note(row: JobRow, arrow: str = "->") -> str:
@@ -174,6 +181,15 @@ FIELDS: Sequence[Field] = (
         True,
     ),
     Field("Idle", "idle_s", lambda row: _rounded(row.idle_s), lambda row: duration(row.idle_s), 11, True),
+    _count(lambda row: row.cpus, "CPUs", "cpus", 5),
+    Field(
+        "CPU%",
+        "cpu_used",
+        lambda row: _rounded(row.cpus_mean / row.cpus, 4) if row.cpus and row.cpus_mean is not None else None,
+        lambda row: f"{row.cpus_mean / row.cpus * 100:.0f}" if row.cpus and row.cpus_mean is not None else "",
+        4,
+        True,
+    ),
     Field("Energy", "energy_j", lambda row: row.energy_j, lambda row: energy(row.energy_j), 10, True),
     Field("With", "companions", lambda row: list(row.companions), _with, 14),
     _count(lambda row: row.ooms, "OOM", "ooms", 3),
@@ -208,6 +224,8 @@ def as_json(row: JobRow) -> Dict[str, Any]:
         "limit_mib": row.limit_mib,
         "gpu_memory_mib": row.gpu_memory_mib,
         "gpu_sm": row.gpu_sm,
+        "cpus_mean": row.cpus_mean,
+        "cpus_high": row.cpus_high,
         "would_s": _rounded(row.would_s),
         "alone_by": row.alone_by,
         "signal": row.signal,

@@ -85,10 +85,20 @@ def _head(row: JobRow, unicode: bool) -> List[str]:
         third.append(f"shared with {', '.join(row.company)}")
     elif row.share_known and row.sharing != INSTANCE:
         third.append("alone on its GPU" if row.end is not None else "alone on its GPU so far")
+    if row.cpus and row.cpus_mean is not None:
+        third.append(f"{_cpus(row.cpus_mean)} of {count(row.cpus, 'CPU')} busy{_peak_of_cpus(row)}")
     if row.attempts > 1:
         third.append(f"{count(row.attempts, 'run')}, {row.ooms} out of memory")
     lines = [dot.join(first), "  " + dot.join(filter(None, second)), "  " + dot.join(filter(None, third))]
     return lines
+
+
+def _peak_of_cpus(row: JobRow) -> str:
+    return "" if row.cpus_high is None else f", at most {_cpus(row.cpus_high)} in 95% of its busy time"
+
+
+def _cpus(number: float) -> str:
+    return f"{number:.1f}"
 
 
 def _run_line(run: Attempt, attempts: int) -> str:

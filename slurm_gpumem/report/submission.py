@@ -7,8 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from slurm_gpumem.submission.decide import NOT_RUN_YET
+from slurm_gpumem.submission.host import names_cpus
 from slurm_gpumem.terminal.say import WIDTH
-from slurm_gpumem.text import wrapped
+from slurm_gpumem.text import count, wrapped
 from slurm_gpumem.units import format_mib
 
 if TYPE_CHECKING:
@@ -57,7 +58,16 @@ def _details(plan: Plan, estimate: Optional[Estimate]) -> str:
     shared = request is not None and not request.whole_gpu
     by_activity = shared and request is not None and request.units > request.memory_units > 0
     decided = f"for its activity (memory alone: {request.memory_units})" if request and by_activity else ""
-    return "; ".join(filter(None, (known, decided, _may_be_slower(plan) if shared else "")))
+    cost = _may_be_slower(plan) if shared else ""
+    return "; ".join(filter(None, (known, decided, _fewer_cpus(plan), cost)))
+
+
+def _fewer_cpus(plan: Plan) -> str:
+    """That it gets fewer CPUs than its share has, since earlier runs used fewer."""
+    host, options = plan.host, plan.asked.options
+    if host.cpus_used is None or options.any_of("cpus-per-gpu"):
+        return ""
+    return f"{count(host.cpus, 'CPU')} of {host.cpus_by_share}: earlier runs used {host.cpus_used:.1f}"
 
 
 def _may_be_slower(plan: Plan) -> str:
@@ -91,9 +101,25 @@ def explain_submission(plan: Plan) -> List[str]:
     if request is not None and request.units and not request.whole_gpu:
         unit = "mps units" if policy.gres == "mps" else "shards"
         if largest.activity is None and estimate.no_utilization:
-            return [*lines, "share: by memory; its activity is unknown"]
-        lines += _share_lines(largest.activity, request.memory_units, request.activity_units, unit)
-    return lines
+            lines.append("share: by memory; its activity is unknown")
+        else:
+            lines += _share_lines(largest.activity, request.memory_units, request.activity_units, unit)
+    return [*lines, *_cpu_lines(plan)]
+
+
+def _cpu_lines(plan: Plan) -> List[str]:
+    """Where the number of CPUs comes from, with a share of a GPU."""
+    host, options = plan.host, plan.asked.options
+    if not host.cpus:
+        return []
+    if options.any_of("cpus-per-gpu") or names_cpus(options):
+        return ["CPUs: as its own options say"]
+    if host.cpus_used is None:
+        return [f"CPUs: {host.cpus}, in proportion to its share; no earlier run used fewer"]
+    return [
+        f"CPUs: {host.cpus}, since earlier runs kept {host.cpus_used:.1f} busy in 95 % of their busy time; "
+        f"its share has {host.cpus_by_share}"
+    ]
 
 
 def submission_json(decision: Decision) -> Dict[str, Any]:
@@ -122,6 +148,7 @@ def submission_json(decision: Decision) -> Dict[str, Any]:
         "whole_gpu": decision.whole_gpu,
         "reason": decision.reason,
         "cpus": decision.cpus,
+        "cpus_by_share": decision.cpus_by_share,
         "host_memory_mib": decision.host_memory_mib,
     }
 

@@ -36,6 +36,7 @@ def summary_lines(total: JobTotals, wasters: Sequence[Waster], about: str) -> Li
     lines += _row("memory granted", _unused(total))
     lines += _row("SM activity", _activity(total))
     lines += _row("held and idle", _held_idle(total))
+    lines += _row("CPUs", _cpus(total))
     lines += _row("energy", _energy(total))
     lines += _row("unattributed", _unattributed(total))
     lines += _row(
@@ -194,6 +195,13 @@ def _activity(one: JobTotals) -> str:
     # The same work in the time that it takes alone.
     before = one.sm_s / (one.sm_gpu_s * one.alone_s / one.alone_run_s)
     return f"{now}; exclusive GPUs would have shown {percent(before)}"
+
+
+def _cpus(one: JobTotals) -> str:
+    if not one.cpu_held_s:
+        return ""
+    held, used = hours(one.cpu_held_s), hours(one.cpu_used_s)
+    return f"{percent(one.cpu_used_s / one.cpu_held_s)} of those held were used ({used} of {held} CPU-hours)"
 
 
 def _energy(one: JobTotals) -> str:

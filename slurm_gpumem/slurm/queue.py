@@ -23,7 +23,9 @@ TIMEOUT_S = 5.0
 _TASK = re.compile(r"([0-9]{1,10})_([0-9]{1,10})")
 _FAILED_REASONS = ("NonZeroExitCode", "RaisedSignal", "JobLaunchFailure")
 """JobLaunchFailure is what 22.05 says of a batch script that a signal ended."""
-_SAMPLED_COLUMNS = "JobID:16 ,UserID:16 ,State:24 ,RestartCnt:8 ,tres-per-node:128 ,JobArrayID:40 "
+_SAMPLED_COLUMNS = (
+    "JobID:16 ,UserID:16 ,State:24 ,RestartCnt:8 ,NumCPUs:8 ,NumNodes:8 ,tres-per-node:128 ,JobArrayID:40 "
+)
 _JOB_COLUMNS = (
     ("JobArrayID", 32), ("State", 16), ("Reason", 40), ("RestartCnt", 8), ("Requeue", 8), ("BatchFlag", 8),
     ("exit_code", 12), ("HetJobID", 12), ("PriorityLong", 24), ("Nice", 16), ("UserID", 16), ("JobID", 16),
@@ -48,6 +50,8 @@ class SlurmJob(NamedTuple):
     array_job: Optional[int] = None
     """Of an array's task: the number of the array, and the task's in it."""
     array_task: Optional[int] = None
+    cpus: Optional[int] = None
+    """Its CPUs on its node; None for a job on several nodes, whose parts Slurm does not say here."""
 
     @property
     def is_over(self) -> bool:
@@ -210,11 +214,12 @@ def slurm_job_command(job_id: int) -> List[str]:
 def parse_slurm_job(text: str, job_id: int) -> Optional[SlurmJob]:
     """The answer to it; None when the job is not in it. Its request may be empty."""
     for words in map(str.split, text.splitlines()):
-        if len(words) >= 4 and words[0] == str(job_id) and words[1].isdigit():
-            asked = shares(words[4]) if len(words) > 4 else None
+        if len(words) >= 6 and words[0] == str(job_id) and words[1].isdigit():
+            asked = shares(words[6]) if len(words) > 6 else None
             task = _TASK.fullmatch(words[-1])
-            array = (int(task[1]), int(task[2])) if task else (None, None)
-            return SlurmJob(job_id, int(words[1]), asked, words[2], _number(words[3]), *array)
+            array, number = (int(task[1]), int(task[2])) if task else (None, None)
+            cpus = _number(words[4]) or None if words[5] == "1" else None
+            return SlurmJob(job_id, int(words[1]), asked, words[2], _number(words[3]), array, number, cpus)
     return None
 
 

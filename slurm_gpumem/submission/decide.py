@@ -9,16 +9,15 @@ from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.errors import DoesNotFitError, SlurmError, UsageError
 from slurm_gpumem.slurm.client import SlurmMissingError
 from slurm_gpumem.submission.asked import Asked, Workload, read_workload
+from slurm_gpumem.submission.host import HostShare, host_share, names_cpus
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs, estimate_needs
 from slurm_gpumem.submission.reach import Reach, find_reach
 from slurm_gpumem.submission.request import (
     GpuKind,
     GpuRequest,
-    HostShare,
     Need,
     fits_somewhere,
     gres_word,
-    host_share,
     needs_whole_gpu,
     share_gpu,
     type_of_whole,
@@ -212,7 +211,7 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
             return plan._replace(kept_because=instance)
         if instance is not None:
             on = next(one for one, kind in zip(needs.on, reach.kinds) if kind.gpu_type == instance.gpu_type)
-            host = host_share(instance, reach.kinds, policy)
+            host = _host(plan, reach, instance)
             more = on.estimate.warnings if on.estimate else ()
             known = on if on.need.request_mib else None
             return plan._replace(request=instance, host=host, largest=known, warnings=(*said, *more))
@@ -235,7 +234,21 @@ def choose_request(asked: Asked, workload: Workload, reach: Reach, needs: Needs)
         )
     else:
         request = share_gpu(reach.kinds, needs.needs, policy, gpu_type=reach.gpu_type)
-    return plan._replace(request=request, host=host_share(request, reach.kinds, policy))
+    return plan._replace(request=request, host=_host(plan, reach, request))
+
+
+def _host(plan: Plan, reach: Reach, request: GpuRequest) -> HostShare:
+    """CPUs and host memory of a share, the CPUs by what the job's earlier runs used where any did."""
+    asked, policy = plan.asked, plan.asked.config.sharing
+    estimate = plan.largest.estimate if plan.largest else None
+    fingerprint = plan.workload.fingerprint
+    if not fingerprint or not estimate or policy.cpus != "used" or names_cpus(asked.options):
+        return host_share(request, reach.kinds, policy)
+    from slurm_gpumem.estimators.remembered import cpus_of_runs
+
+    job = None if plan.workload.script else estimate.job
+    runs = [run for gpu in reach.gpus for run in cpus_of_runs(fingerprint, job, gpu)]
+    return host_share(request, reach.kinds, policy, runs)
 
 
 def _instance(

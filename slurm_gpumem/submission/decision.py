@@ -45,7 +45,9 @@ class Decision:
     whole_gpu: bool = True
     """Whether the job has its GPUs to itself."""
     cpus: Optional[int] = None
-    """CPUs in proportion to the share, asked for unless the job asked for some."""
+    """CPUs that go with the share, asked for unless the job asked for some ..."""
+    cpus_by_share: Optional[int] = None
+    """... in proportion to it; `cpus` is less where earlier runs used less."""
     host_memory_mib: Optional[int] = None
     """Host memory in proportion, likewise."""
     estimate: Optional[Estimate] = None
@@ -77,6 +79,7 @@ def decision_of(plan: Plan, planned: PlannedCall) -> Decision:
         instance_mib=request.instance_mib or None if request else None,
         whole_gpu=request is None or request.whole_gpu,
         cpus=plan.host.cpus or None,
+        cpus_by_share=plan.host.cpus_by_share or None,
         host_memory_mib=plan.host.memory_mib or None,
         estimate=estimate,
         warnings=(*plan.asked.warnings, *plan.warnings),

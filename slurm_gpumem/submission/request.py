@@ -39,6 +39,10 @@ class GpuKind(NamedTuple):
         """Its name for people."""
         return self.gpu_type or "GPU"
 
+    def is_type(self, gpu_type: Optional[str]) -> bool:
+        """Whether a request for that type may land on it; None: for any."""
+        return gpu_type is None or self.gpu_type == gpu_type
+
 
 class GpuRequest(NamedTuple):
     """What is asked of Slurm for one job."""
@@ -70,13 +74,6 @@ class GpuRequest(NamedTuple):
     def decided_by(self) -> str:
         """ "activity" where that made the share larger than memory would, else "memory"."""
         return "activity" if self.activity_units > self.memory_units else "memory"
-
-
-class HostShare(NamedTuple):
-    """CPUs and host memory that go with a part of a GPU; 0 for what is not asked."""
-
-    cpus: int
-    memory_mib: int
 
 
 class Need(NamedTuple):
@@ -165,29 +162,6 @@ def whole_gpu(
     )
 
 
-def host_share(request: GpuRequest, kinds: Sequence[GpuKind], policy: SharingPolicy) -> HostShare:
-    """CPUs and host memory in proportion to the part of the GPU, on whichever kind it lands.
-
-    The smallest proportion among the kinds, so that no node runs out of CPUs or memory
-    before its GPUs are full; at least one core and `min_host_mib`, at most the site's `max_cpus`.
-    """
-    takers = [kind for kind in kinds if kind.units >= request.units and _is(kind, request.gpu_type)]
-    if not (request.units or request.instance_mib) or not takers:
-        return HostShare(0, 0)
-    cpus = []
-    memory = []
-    for kind in takers:
-        part = request.units / kind.units if request.units else 1.0
-        cores = int(kind.cpus_per_gpu * part) // kind.threads_per_core
-        proportion = max(cores, 1) * kind.threads_per_core
-        # Slurm gives whole cores: less than one core's threads would be rounded up anyway.
-        most = max(policy.max_cpus or proportion, kind.threads_per_core)
-        cpus.append(min(proportion, most))
-        least = min(policy.min_host_mib, kind.host_mib_per_gpu // 4)
-        memory.append(max(int(kind.host_mib_per_gpu * part), least))
-    return HostShare(min(cpus), min(memory))
-
-
 def type_of_whole(kinds: Sequence[GpuKind], needs: Sequence[Need]) -> Optional[str]:
     """The type of a whole GPU beside MIG instances, which gpu:1 would take as well; None without any.
 
@@ -209,10 +183,6 @@ def gres_word(name: str, gpu_type: Optional[str], count: int) -> str:
 
 def _fits(kind: GpuKind, need: Need) -> bool:
     return kind.memory_mib is None or need.peak_mib <= kind.memory_mib
-
-
-def _is(kind: GpuKind, gpu_type: Optional[str]) -> bool:
-    return gpu_type is None or kind.gpu_type == gpu_type
 
 
 def _shards(fitting: Sequence[Tuple[GpuKind, Need]], shard_mib: int) -> Tuple[int, List[GpuKind]]:

@@ -11,6 +11,7 @@ from slurm_gpumem.slurm.gpu_options import REPLACED, input_variables
 from slurm_gpumem.slurm.options import sbatch_table
 from slurm_gpumem.slurm.sbatch import SBATCH, SbatchCall
 from slurm_gpumem.slurm.script import BatchScript
+from slurm_gpumem.submission.host import names_cpus
 
 if TYPE_CHECKING:
     # A job that goes unchanged needs none of what decides.
@@ -78,7 +79,7 @@ def unchanged_call(words: JobWords) -> SbatchCall:
 
 
 def _requested(plan: Plan) -> Dict[str, str]:
-    """The GPU request, and CPUs and host memory in proportion unless the user asked for some."""
+    """The GPU request, and CPUs and host memory with it unless the user asked for some."""
     asked, options = plan.asked, plan.asked.options
     if asked.observed:
         return {}
@@ -92,7 +93,7 @@ def _requested(plan: Plan) -> Dict[str, str]:
     if plan.shared or plan.instance:
         # Figures per GPU become those of the one GPU that the job was to have.
         cpus = options.get("cpus-per-gpu") or plan.host.cpus
-        if cpus and not options.any_of("cpus-per-task", "ntasks", "ntasks-per-node", "mincpus"):
+        if cpus and not names_cpus(options):
             added["cpus-per-task"] = str(cpus)
         memory = options.get("mem-per-gpu") or (plan.host.memory_mib and f"{plan.host.memory_mib}M")
         if memory and not options.any_of("mem", "mem-per-cpu"):

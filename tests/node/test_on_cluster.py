@@ -305,3 +305,41 @@ def test_a_job_that_asked_gets_one_line_on_what_it_used_at_the_end_of_its_output
     assert last.endswith(f"with {silent}; 4 shards would have done"), last
     assert site.out(asked).count("gpumem: ") == 1
     assert site.out(silent).splitlines()[-1] == "done"
+
+
+def test_the_cpus_of_a_job_are_those_of_all_its_steps_and_not_less_for_being_suspended(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(activity_every_s=0.5)
+    spin = "timeout 6 sh -c 'while :; do :; done'"
+    work = f"srun -n1 -c1 --overlap {spin}; {spin}; sleep 2"
+    options = ("--gres=shard:8", "--cpus-per-task=8", "--array=0-1", "--comment=gpumem/1:est=7000,req=8192")
+    array = submit(site.cluster, *options, command=work, output="/dev/null", user=USERS[0])
+    until(lambda: sum("RUNNING" in line for line in site.queue()) == 2, 30)
+    tasks = site.cluster.run(["squeue", "-h", "-o", "%A", "-j", array], check=True).stdout.split()
+    # The array's own number, which one of its tasks has, stands for all of them.
+    going, paused = sorted(map(int, tasks), key=lambda task: task != int(array))
+    until(lambda: (site.live(paused).get("cpus_high") or 0) > 0.1, 40)
+    site.cluster.run(["scontrol", "suspend", str(paused)], check=True)
+    until(lambda: not any(line.startswith(f"{going} ") for line in _tasks(site)), 60)
+    before = site.record(going)
+    site.cluster.run(["scontrol", "resume", str(paused)], check=True)
+    until(lambda: not site.queue(), 60)
+    after = site.record(paused)
+    for record in (before, after):
+        assert record["cpus"] == 8
+        assert 0.1 < record["cpus_high"] < 3, record
+        assert record["cpus_mean"] <= record["cpus_high"] + 0.05
+    assert after["cpus_mean"] < after["cpus_high"]
+
+
+def _tasks(site: Site) -> List[str]:
+    return site.cluster.run(["squeue", "-h", "-o", "%A %T"], check=True).stdout.splitlines()
+
+
+def test_a_job_of_seconds_leaves_its_cpus_unsaid(make_site: Callable[..., Site]) -> None:
+    site = make_site()
+    job = site.submit("true")
+    until(lambda: not site.queue(), 40)
+    record = site.record(job)
+    assert (record["cpus_mean"], record["cpus_high"]) == (None, None)

@@ -188,7 +188,8 @@ def test_jobs_that_ended_are_counted_once_also_by_the_next_sampler(
 ) -> None:
     file = tmp_path / "gpumem.prom"
     desk = make_desk(
-        squeue=f"echo 1 {os.getuid()} FAILED 0 gres:shard:1; echo 2 {os.getuid()} RUNNING 0 gres:shard:1",
+        squeue=f"echo 1 {os.getuid()} FAILED 0 0 1 gres:shard:1; "
+        f"echo 2 {os.getuid()} RUNNING 0 0 1 gres:shard:1",
         prometheus_file=file,
     )
     for job_id in (1, 2):

@@ -178,9 +178,9 @@ def test_a_record_whose_job_is_gone_is_closed_with_what_is_known(desk_with_answe
 @pytest.mark.parametrize(
     ("line", "state"),
     [
-        ("7 {uid} NODE_FAIL 0 gres:shard:1\n", "NODE_FAIL"),
-        ("7 {uid} RUNNING 1 gres:shard:1\n", ""),
-        ("7 {uid} PENDING 1 gres:shard:1\n", ""),
+        ("7 {uid} NODE_FAIL 0 0 1 gres:shard:1\n", "NODE_FAIL"),
+        ("7 {uid} RUNNING 1 0 1 gres:shard:1\n", ""),
+        ("7 {uid} PENDING 1 0 1 gres:shard:1\n", ""),
     ],
     ids=["over", "runs again", "waits again"],
 )
@@ -196,7 +196,7 @@ def test_it_gets_slurms_word_on_its_own_run_only(desk_with_answer: Desk, line: s
 
 def test_a_record_whose_job_runs_stays_open(desk_with_answer: Desk) -> None:
     desk = desk_with_answer
-    answer(desk, f"7 {os.getuid()} RUNNING 0 gres:shard:1\n")
+    answer(desk, f"7 {os.getuid()} RUNNING 0 0 1 gres:shard:1\n")
     leave_open(desk)
     until(lambda: desk.sampler.tick() or (not desk.sampler.roster._left_open and desk.folder.swept.exists()))
     for _ in range(5):

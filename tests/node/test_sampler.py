@@ -60,7 +60,7 @@ def test_a_gpu_off_the_bus_does_not_stop_the_others(desk: Desk) -> None:
 
 
 def test_slurms_count_of_shards_overrules_the_comment(make_desk) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 0 gres:shard:4")
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 0 0 1 gres:shard:4")
     desk.job(1, claim=CommentRecord(shards=40, request_mib=40960))
     first = desk.live()["1"]
     assert (first["shards"], first["shards_verified"]) == (40, False)
@@ -75,7 +75,7 @@ def test_slurms_count_of_shards_overrules_the_comment(make_desk) -> None:  # typ
     [("log", ""), ("warn", "notify 1 gpumem: job 1 uses 9000 MiB"), ("cancel", "cancel 1")],
 )
 def test_an_overrun_is_logged_warned_of_or_cancelled(make_desk, policy: str, said: str) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 0 gres:shard:4", on_overrun=policy)
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} RUNNING 0 0 1 gres:shard:4", on_overrun=policy)
     desk.job(1)
     desk.hold({desk.process(1): 9000.0})
     until(lambda: any("9000 MiB" in note for note in desk.live()["1"]["notes"]))
@@ -136,7 +136,9 @@ def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
     monkeypatch.setattr("slurm_gpumem.node.roster._SWEEP_AFTER_S", 0.0)
     desk = make_desk(squeue='cat "$0.answer"')
     answer = desk.root / "bin" / "squeue.answer"
-    answer.write_text(f"5 {os.getuid()} RUNNING 0 gres:shard:6\n1 {os.getuid()} RUNNING 0 gres:shard:6\n")
+    answer.write_text(
+        f"5 {os.getuid()} RUNNING 0 0 1 gres:shard:6\n1 {os.getuid()} RUNNING 0 0 1 gres:shard:6\n"
+    )
     desk.job(1)
     until(lambda: desk.live()["1"]["shards_verified"])
     stepd = subprocess.Popen(
@@ -151,7 +153,7 @@ def test_a_job_with_shards_that_no_prolog_announced_is_measured_and_recorded(
         os.killpg(stepd.pid, 9)
         stepd.wait()
     desk.hold({})
-    answer.write_text(f"1 {os.getuid()} RUNNING 0 gres:shard:6\n")
+    answer.write_text(f"1 {os.getuid()} RUNNING 0 0 1 gres:shard:6\n")
     until(lambda: "5" not in desk.live())
     (record,) = records.read_records(desk.config.spool, 5)
     assert (record.measured.peak_mib, record.measured.shards) == (900.0, 6)
@@ -222,7 +224,7 @@ def test_activity_is_read_when_it_is_due_or_the_jobs_change(desk: Desk) -> None:
 
 
 def test_a_job_that_ended_gets_slurms_word_on_how(make_desk) -> None:  # type: ignore[no-untyped-def]
-    desk = make_desk(squeue=f"echo 1 {os.getuid()} CANCELLED 0 gres:shard:4")
+    desk = make_desk(squeue=f"echo 1 {os.getuid()} CANCELLED 0 0 1 gres:shard:4")
     desk.job(1)
     desk.sampler.tick()
     job = jobs.get(desk.folder, 1)

@@ -155,7 +155,7 @@ def test_the_sampler_settles_the_limit_when_slurm_has_said_what_a_job_was_given(
     control.chmod(0o755)
     (shared.root / "bin").rename(shared.root / "tools")
     desk = make_desk(
-        squeue=f"echo 1 {USER} RUNNING 0 gres:shard:4", mps_control=f"{shared.root}/tools/recorder"
+        squeue=f"echo 1 {USER} RUNNING 0 0 1 gres:shard:4", mps_control=f"{shared.root}/tools/recorder"
     )
     desk.job(1, mode="mps-shared", uid=USER, claim=CommentRecord(shards=40, request_mib=40960))
     desk.folder.pipe(GPUS[0].uuid, SHARED_UID).mkdir(parents=True)

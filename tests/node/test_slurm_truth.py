@@ -39,7 +39,7 @@ def questions(asked: Path) -> List[str]:
 
 
 def test_each_job_is_asked_for_by_its_number_and_no_question_names_two(tmp_path: Path) -> None:
-    truth, asked = make(tmp_path, 'echo "$4 1000 RUNNING 0 gres:shard:4"')
+    truth, asked = make(tmp_path, 'echo "$4 1000 RUNNING 0 0 1 gres:shard:4"')
     found = answers(truth, {5: 60.0, 6: 60.0, 7: 60.0}, 3)
     assert {answer.job_id: answer.job for answer in found} == {
         job_id: SlurmJob(job_id, 1000, 4, "RUNNING", 0) for job_id in (5, 6, 7)
@@ -81,7 +81,7 @@ def test_a_controller_that_is_slow_is_left_alone_for_twenty_times_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm_truth, "_QUICK_S", 0.05)
-    truth, asked = make(tmp_path, 'sleep 0.2; echo "$4 1000 RUNNING 0 gres:shard:4"')
+    truth, asked = make(tmp_path, 'sleep 0.2; echo "$4 1000 RUNNING 0 0 1 gres:shard:4"')
     answers(truth, {5: 0.0}, 1)
     assert truth._not_before - time.monotonic() > 3.0
     assert truth.poll({5: 0.0, 6: 0.0}) is None
@@ -95,7 +95,7 @@ def test_a_controller_that_is_slow_is_left_alone_for_twenty_times_as_long(
 def test_an_answer_that_waited_for_the_next_look_does_not_count_as_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth, asked = make(tmp_path, 'echo "$4 1000 RUNNING 0 gres:shard:4"; : >"$0.done"')
+    truth, asked = make(tmp_path, 'echo "$4 1000 RUNNING 0 0 1 gres:shard:4"; : >"$0.done"')
     assert truth.poll({5: 0.0}) is None
     until(lambda: (tmp_path / "squeue.done").exists())
     question = truth._slurm._question
@@ -109,6 +109,6 @@ def test_an_answer_that_waited_for_the_next_look_does_not_count_as_slow(
 
 def test_an_array_with_thousands_of_tasks_is_read_whole(tmp_path: Path) -> None:
     # More than a pipe holds, so that a squeue that nobody reads would wait forever.
-    body = "seq -f '1%.0f 1000 RUNNING 0 gres:shard:4' 9000"
-    truth, _ = make(tmp_path, f'{body}; echo "5 1000 RUNNING 0 gres:shard:4"')
+    body = "seq -f '1%.0f 1000 RUNNING 0 0 1 gres:shard:4' 9000"
+    truth, _ = make(tmp_path, f'{body}; echo "5 1000 RUNNING 0 0 1 gres:shard:4"')
     assert answers(truth, {5: 60.0}, 1)[0].job == SlurmJob(5, 1000, 4, "RUNNING", 0)

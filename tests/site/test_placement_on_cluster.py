@@ -11,6 +11,8 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec, default_nodes
+from slurm_gpumem.formats.comment import parse_record
+from slurm_gpumem.formats.remembered import CpuRun, Recipe, write_remembered
 from slurm_gpumem.site.plan import PACK, SPREAD, SPREAD_WORD, SPREADING
 from slurm_gpumem.slurm.client import parse_version
 from slurm_gpumem.slurm.placement import placements
@@ -148,6 +150,52 @@ def test_where_cores_may_be_shared_small_jobs_fill_the_gpu_and_never_exceed_it(m
 
     assert running("gpu") == 4
     assert running("share") == 13
+
+
+def test_cores_that_large_shares_do_not_use_let_small_ones_onto_the_gpu(
+    make_cluster: Any, tmp_path: Path
+) -> None:
+    """One job of 20 shards and many of 2 on 8 cores and 40 shards; the large one kept 1.1 of 4 CPUs busy."""
+    node = NodeSpec("n1", gpus=1, gpu_memory_mib=40 * 1024, cpus=8, memory_mib=128_000)
+    cluster = make_cluster(nodes=(node,))
+    gpusbatch, file = str(Path(sys.executable).with_name("gpusbatch")), tmp_path / "remembered.json"
+    for name in ("large", "small"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n#SBATCH --gres=gpu:1 -o /dev/null\necho {name}; sleep 300\n")
+
+    def call(name: str, *options: str, cpus: str = "used") -> str:
+        env = {"GPUMEM_REMEMBERED": str(file), "GPUMEM_SHARING_CPUS": cpus}
+        done = cluster.run([gpusbatch, *options, name], env=env, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    recipes = {}
+    for name in ("large", "small"):
+        record = parse_record(call(name, "--dry-run").partition("--comment=")[2])
+        assert record is not None
+        recipes[name] = Recipe(record.fingerprint, "", "", "", "")
+    peaks = {recipes["large"]: {"a100": [19_600] * 10}, recipes["small"]: {"a100": [1900] * 10}}
+    write_remembered(file, peaks, cpus={recipes["large"]: {"a100": [CpuRun(1.1, 4)]}})
+
+    def shards(cpus: str) -> int:
+        """That run side by side."""
+        names = ["large", *["small"] * 10]
+        jobs = {call(name, "--parsable", cpus=cpus).strip(): name for name in names}
+        last = list(jobs)[-1]
+        until(lambda: _reason(cluster, last) in ("Resources", "Priority") and _runs(cluster, "large", jobs))
+        most = 4 if cpus == "share" else 6
+        until(lambda: len(_runs(cluster, "small", jobs)) >= most)
+        count = 20 * len(_runs(cluster, "large", jobs)) + 2 * len(_runs(cluster, "small", jobs))
+        cluster.run(["scancel", *jobs], check=True)
+        until(lambda: not {"RUNNING", "COMPLETING"} & {states(cluster).get(job) for job in jobs})
+        return count
+
+    assert shards("share") == 28
+    assert shards("used") == 32
+
+
+def _runs(cluster: Cluster, name: str, jobs: Dict[str, str]) -> List[str]:
+    now = states(cluster)
+    return [job for job, named in jobs.items() if named == name and now.get(job) == "RUNNING"]
 
 
 def _reason(cluster: Cluster, job: str) -> str:

@@ -24,27 +24,27 @@ from tests.support.squeue import squeue_cells
 @pytest.mark.parametrize(
     ("line", "shards"),
     [
-        ("5 1000 RUNNING 2 gres:shard:12", 12),
-        ("5 1000 RUNNING 2 gres/shard:12", 12),
-        ("5 1000 RUNNING 2 gres:shard:a100:12", 12),
-        ("5 1000 RUNNING 2 gres/shard:3090:12", 12),
-        ("5 1000 RUNNING 2 gres/shard:1g.10gb:4", 4),
-        ("5 1000 RUNNING 2 gres/gpu:a100:1", None),
-        ("5 1000 RUNNING 2 gres:mps:30", 30),
-        ("5 1000 RUNNING 2 gres:gpu:1,gres:shard:3", 3),
-        ("5 1000 RUNNING 2 N/A", None),
-        ("5 1000 RUNNING 2", None),
-        ("5 1000 RUNNING 2 gres:shard:12 5", 12),
-        ("5 1000 RUNNING 2 N/A 5+0", None),
+        ("5 1000 RUNNING 2 0 1 gres:shard:12", 12),
+        ("5 1000 RUNNING 2 0 1 gres/shard:12", 12),
+        ("5 1000 RUNNING 2 0 1 gres:shard:a100:12", 12),
+        ("5 1000 RUNNING 2 0 1 gres/shard:3090:12", 12),
+        ("5 1000 RUNNING 2 0 1 gres/shard:1g.10gb:4", 4),
+        ("5 1000 RUNNING 2 0 1 gres/gpu:a100:1", None),
+        ("5 1000 RUNNING 2 0 1 gres:mps:30", 30),
+        ("5 1000 RUNNING 2 0 1 gres:gpu:1,gres:shard:3", 3),
+        ("5 1000 RUNNING 2 0 1 N/A", None),
+        ("5 1000 RUNNING 2 0 1", None),
+        ("5 1000 RUNNING 2 0 1 gres:shard:12 5", 12),
+        ("5 1000 RUNNING 2 0 1 N/A 5+0", None),
     ],
 )
 def test_slurms_count_of_shards_is_read_in_every_versions_spelling(line: str, shards: object) -> None:
     expected = SlurmJob(5, 1000, shards, "RUNNING", 2)  # type: ignore[arg-type]
-    assert parse_slurm_job(f"4 1 PENDING 0\n{line}\n", 5) == expected
+    assert parse_slurm_job(f"4 1 PENDING 0 0 1\n{line}\n", 5) == expected
 
 
 def test_a_task_is_known_by_its_array_also_when_the_answer_has_all_of_the_array() -> None:
-    text = "7 1000 RUNNING 0 gres:shard:2 5_1\n5 1000 RUNNING 0 gres:shard:2 5_12\n"
+    text = "7 1000 RUNNING 0 0 1 gres:shard:2 5_1\n5 1000 RUNNING 0 0 1 gres:shard:2 5_12\n"
     assert parse_slurm_job(text, 5) == SlurmJob(5, 1000, 2, "RUNNING", 0, 5, 12)
     assert parse_slurm_job(text, 7) == SlurmJob(7, 1000, 2, "RUNNING", 0, 5, 1)
 
@@ -63,13 +63,13 @@ def test_a_task_is_known_by_its_array_also_when_the_answer_has_all_of_the_array(
     ],
 )
 def test_a_jobs_state_says_whether_it_is_here_or_over(state: str, here: bool, over: bool) -> None:
-    job = parse_slurm_job(f"5 1000 {state} 0 gres:shard:1\n", 5)
+    job = parse_slurm_job(f"5 1000 {state} 0 0 1 gres:shard:1\n", 5)
     assert job is not None
     assert (job.is_here, job.is_over) == (here, over)
 
 
 def test_other_lines_of_squeue_are_passed_over() -> None:
-    assert parse_slurm_job("slurm_load_jobs error: x\n\n5_2 1000 N/A\n55 1000 RUNNING 0\n", 5) is None
+    assert parse_slurm_job("slurm_load_jobs error: x\n\n5_2 1000 N/A\n55 1000 RUNNING 0 0 1\n", 5) is None
 
 
 CELLS = ("7_3", "FAILED", "NonZeroExitCode", "0", "1", "1", "256", "N/A", "9", "0", "5", "9",

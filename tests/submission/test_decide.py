@@ -15,9 +15,10 @@ from slurm_gpumem.slurm.options import read_command_line, sbatch_table
 from slurm_gpumem.submission.activity import Activity
 from slurm_gpumem.submission.asked import HETEROGENEOUS, NOTHING_ASKED, Asked, JobWords, Workload, read_asked
 from slurm_gpumem.submission.decide import Plan, choose_request, decide
+from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.reach import GpuModel, Reach
-from slurm_gpumem.submission.request import GpuKind, HostShare, Need
+from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
 
@@ -56,7 +57,7 @@ def test_a_job_gets_the_shards_of_its_need_and_its_part_of_the_host() -> None:
     made = plan(asked(mem="10G"))
     assert made.request is not None
     assert (made.request.gres, made.reason) == ("shard:10", "10 of 40 shards on an a100")
-    assert (made.host, made.reserved_mib, made.shared) == (HostShare(4, 32000), 10240, True)
+    assert (made.host, made.reserved_mib, made.shared) == (HostShare(4, 32000, 4), 10240, True)
 
 
 def test_an_mps_unit_stands_for_its_part_of_the_gpus_memory() -> None:

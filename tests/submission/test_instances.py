@@ -10,9 +10,10 @@ from slurm_gpumem.errors import DoesNotFitError
 from slurm_gpumem.estimators.gpus import closest_gpu
 from slurm_gpumem.submission.asked import Workload
 from slurm_gpumem.submission.decide import Plan, choose_request
+from slurm_gpumem.submission.host import HostShare
 from slurm_gpumem.submission.needs import NeedOnGpu, Needs
 from slurm_gpumem.submission.reach import GpuModel, Reach
-from slurm_gpumem.submission.request import GpuKind, HostShare, Need
+from slurm_gpumem.submission.request import GpuKind, Need
 from slurm_gpumem.submission.sbatch_call import build_call
 from tests.submission.test_decide import asked
 
@@ -94,7 +95,7 @@ def test_a_share_that_takes_less_than_the_smallest_instance_is_taken_instead() -
 def test_its_part_of_the_host_and_the_instances_memory_go_with_it() -> None:
     made = plan(10, PROFILES)
     assert (made.host, made.reserved_mib, made.shared, made.instance) == (
-        HostShare(16, 64_000),
+        HostShare(16, 64_000, 16),
         16_384,
         False,
         True,

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.submission.request import (
-    GpuKind,
-    GpuRequest,
     Need,
     fits_somewhere,
-    host_share,
     largest_kind,
     needs_whole_gpu,
     share_gpu,
     whole_gpu,
     with_article,
 )
+from tests.submission.made_kinds import A100, H200, SHARDS, kind, same
 
-SHARDS = SharingPolicy()
 MPS = SharingPolicy(gres="mps")
-
-
-def kind(
-    gpu_type: Optional[str] = "a100",
-    gib: Optional[int] = 40,
-    units: Optional[int] = None,
-    gpus: int = 8,
-    cpus: float = 16.0,
-    threads: int = 1,
-    host_mib: int = 64_000,
-) -> GpuKind:
-    return GpuKind(
-        gpu_type, gib or 0 if units is None else units, gib and gib * 1024, gpus, cpus, threads, host_mib
-    )
-
-
-A100, H200 = kind(), kind("h200", 140, gpus=4)
-
-
-def same(mib: int, kinds: List[GpuKind]) -> List[Need]:
-    return [Need(mib, mib) for _ in kinds]
 
 
 def test_the_request_is_rounded_up_to_whole_shards() -> None:
@@ -107,65 +81,6 @@ def test_on_old_slurm_a_whole_gpu_is_all_shards_of_the_smallest_type_that_fits()
     old = {"gpu_type": None, "gpu_keeps_off_shards": False, "reason": "r"}
     assert whole_gpu(kinds, same(20_000, kinds), SHARDS, **old).gres == "shard:a100:40"  # type: ignore[arg-type]
     assert whole_gpu(kinds, same(60_000, kinds), SHARDS, **old).gres == "shard:h200:140"  # type: ignore[arg-type]
-
-
-def test_cpus_and_memory_are_in_proportion() -> None:
-    request = share_gpu([A100], same(10_240, [A100]), SHARDS, gpu_type=None)
-    assert host_share(request, [A100], SHARDS) == (4, 16_000)
-
-
-def test_the_site_caps_the_cpus_of_shared_jobs_at_no_less_than_a_core() -> None:
-    request = share_gpu([A100], same(20_480, [A100]), SHARDS, gpu_type=None)
-    assert [host_share(request, [A100], SHARDS._replace(max_cpus=most)).cpus for most in (None, 20, 3)] == [
-        8,
-        8,
-        3,
-    ]
-    threads = kind(threads=2)
-    request = share_gpu([threads], same(20_480, [threads]), SHARDS, gpu_type=None)
-    assert host_share(request, [threads], SHARDS._replace(max_cpus=1)).cpus == 2
-
-
-def test_a_small_part_still_gets_a_core_and_some_memory() -> None:
-    gpu = kind(threads=2)
-    request = share_gpu([gpu], same(100, [gpu]), SHARDS, gpu_type=None)
-    assert host_share(request, [gpu], SHARDS) == (2, 4096)
-
-
-def test_four_jobs_fit_beside_each_other_even_on_a_node_with_little_memory() -> None:
-    gpu = kind(host_mib=8_000)
-    request = share_gpu([gpu], same(100, [gpu]), SHARDS, gpu_type=None)
-    assert host_share(request, [gpu], SHARDS).memory_mib == 2_000
-
-
-def test_a_whole_gpu_by_gpu_1_leaves_cpus_to_slurms_own_defaults() -> None:
-    assert host_share(GpuRequest("gpu:1", 0, 0, None, True, ""), [A100], SHARDS) == (0, 0)
-
-
-@given(
-    st.integers(1, 200_000),
-    st.lists(st.tuples(st.integers(1, 192), st.integers(1, 64), st.integers(1, 2)), min_size=1, max_size=3),
-)
-def test_all_parts_of_a_gpu_together_never_take_more_than_its_share_of_the_node(
-    mib: int, shapes: List[tuple[int, int, int]]
-) -> None:
-    """As many such jobs as one GPU holds fit its CPUs and memory, down to one core and the floor."""
-    kinds = [
-        kind(f"t{at}", gib, cpus=cpus * threads, threads=threads)
-        for at, (gib, cpus, threads) in enumerate(shapes)
-    ]
-    needs = same(mib, kinds)
-    if not fits_somewhere(kinds, needs):
-        return
-    request = share_gpu(kinds, needs, SHARDS, gpu_type=None)
-    host = host_share(request, kinds, SHARDS)
-    takers = [k for k in kinds if k.units >= request.units]
-    assert takers
-    for taker in takers:
-        jobs = taker.units // request.units
-        assert host.cpus * jobs <= taker.cpus_per_gpu or host.cpus <= taker.threads_per_core
-        assert host.memory_mib * jobs <= taker.host_mib_per_gpu or host.memory_mib <= SHARDS.min_host_mib
-        assert request.units * SHARDS.shard_mib >= mib or request.units == max(k.units for k in kinds)
 
 
 @pytest.mark.parametrize(
