@@ -10,8 +10,11 @@ import struct
 from pathlib import Path
 from typing import Callable, Dict
 
+from slurm_gpumem.lab.scripts.hub_recipes import HUB_RECIPES
 from slurm_gpumem.lab.scripts.image_files import images
+from slurm_gpumem.lab.scripts.model_recipes import MODEL_RECIPES
 from slurm_gpumem.lab.scripts.more_recipes import MORE_RECIPES
+from slurm_gpumem.lab.scripts.third_recipes import THIRD_RECIPES
 
 
 def mnist(folder: Path, train: int = 1280, test: int = 320) -> None:
@@ -181,4 +184,7 @@ RECIPES: Dict[str, Callable[[Path], None]] = {
     "texts": texts,
     "conversations": conversations,
     **MORE_RECIPES,
+    **HUB_RECIPES,
+    **MODEL_RECIPES,
+    **THIRD_RECIPES,
 }

@@ -1,10 +1,11 @@
 """Trace and run every script of the list; one row each, written as it comes.
 
     python -m slurm_gpumem.lab.scripts.run --repositories DIR --out rows.jsonl [--only TEXT] [--no-gpu]
-        [--list blind.toml]
+        [--list third.toml third-blind.toml] [--limit-seconds 540]
 
 Each script works in a copy of its repository. On a GPU it runs until it ends or `--seconds` are over; its
-memory is the largest that NVML showed for its processes.
+memory is the largest that NVML showed for its processes. The same command again goes on with the scripts
+that have no row yet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
@@ -71,7 +72,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.scripts.run", description=__doc__)
     parser.add_argument("--repositories", type=Path, required=True, help="clones as OWNER+NAME")
     parser.add_argument("--out", type=Path, required=True, help="rows are appended here")
-    parser.add_argument("--list", type=Path, default=_LIST, help="the scripts: a file like scripts.toml")
+    parser.add_argument("--list", type=Path, nargs="+", default=[_LIST], help="files like scripts.toml")
     parser.add_argument("--only", default="", help="scripts whose name contains this")
     parser.add_argument("--python", default=sys.executable, help="the environment's python")
     parser.add_argument("--no-gpu", action="store_true", help="trace only")
@@ -80,11 +81,20 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--gpu", default="h200", help="the GPU that estimates are for")
     parser.add_argument("--trace-seconds", type=float, default=120.0)
     parser.add_argument("--jobs", type=int, default=4, help="scripts at a time")
+    parser.add_argument(
+        "--limit-seconds", type=float, default=float("inf"), help="start no script after these"
+    )
     args = parser.parse_args(argv)
-    scripts = [one for one in load_scripts(args.list) if args.only in one.name]
+    done = _names(args.out)
+    listed = [one for path in args.list for one in load_scripts(path)]
+    scripts = [one for one in listed if args.only in one.name and one.name not in done]
     lock = Lock()
+    latest = time.monotonic() + args.limit_seconds - (0 if args.no_gpu else args.seconds)
 
     def work(script: Script) -> None:
+        if time.monotonic() > latest:
+            print(f"{script.name:<28} not started: the time is over", flush=True)
+            return
         row = _row(script, args)
         with lock, open(args.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -95,6 +105,17 @@ def main(argv: Optional[List[str]] = None) -> int:
     return 0
 
 
+def _names(rows: Path) -> Set[str]:
+    """Scripts that have a row; the last line may be one that was cut off."""
+    found = set()
+    for line in rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []:
+        try:
+            found.add(str(json.loads(line)["name"]))
+        except ValueError:
+            print(f"{rows}: a line that was cut off is not counted", file=sys.stderr)
+    return found
+
+
 def _row(script: Script, args: argparse.Namespace) -> Dict[str, Any]:
     row: Dict[str, Any] = {"name": script.name, "repository": script.repository, "commit": script.commit}
     with tempfile.TemporaryDirectory(prefix="gpumem-script-") as scratch:
@@ -102,12 +123,15 @@ def _row(script: Script, args: argparse.Namespace) -> Dict[str, Any]:
         work = Path(scratch, "work")
         shutil.copytree(source, work, ignore=shutil.ignore_patterns(".git"), symlinks=True)
         folder = work / script.folder
-        for where, recipe in script.data.items():
-            RECIPES[recipe]((folder / where).resolve())
         env = _environment(script, folder, args.python)
         command = _words(script.command, args.python)
-        if script.prepare:
-            subprocess.run(_words(script.prepare, args.python), cwd=folder, env=env, check=True)
+        try:
+            for where, recipe in script.data.items():
+                RECIPES[recipe]((folder / where).resolve())
+            if script.prepare:
+                subprocess.run(_words(script.prepare, args.python), cwd=folder, env=env, check=True)
+        except (ImportError, OSError, subprocess.CalledProcessError) as error:
+            return {**row, "not_prepared": f"{type(error).__name__}: {error}"}  # the others still run
         if not args.no_trace:
             row.update(_traced(command, folder, env, args.trace_seconds, args.gpu))
         if not args.no_gpu:
@@ -205,6 +229,8 @@ def _json(path: Path) -> Dict[str, Any]:
 
 def _line(row: Dict[str, Any]) -> str:
     words = [f"{row['name']:<28}"]
+    if "not_prepared" in row:
+        words.append("NOT PREPARED: " + row["not_prepared"][:200])
     if "summary" in row:
         words.append(f"traced in {row['trace_seconds']:>5} s, {row['trace_facts'].get('phases')}")
     elif "trace_error" in row:
