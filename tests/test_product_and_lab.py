@@ -125,10 +125,10 @@ def test_the_top_of_models_ships_and_environments_and_nothing_else_below_it() ->
     files = [path for folder in folders for path in folder.iterdir() if path.is_file()]
     top = {_name(path) for path in files if path.suffix != ".md"}
     assert top == {name for name in _shipped() if name.startswith("models/")}
-    # Workspaces take 4 MB, known models 4 MB; all that ships beside them is text.
+    # Workspaces take 4 MB, known models 4 MB, relatives and class names 1 MB: plain, to be read quickly.
     sizes = {name: path.stat().st_size for name, path in _shipped().items()}
-    assert sum(size for name, size in sizes.items() if name.startswith("models/")) < 8_500_000
-    assert sum(sizes.values()) < 9_100_000
+    assert sum(size for name, size in sizes.items() if name.startswith("models/")) < 9_500_000
+    assert sum(sizes.values()) < 10_200_000
 
 
 def _imported(tree: ast.AST) -> Iterator[Tuple[str, str]]:

@@ -24,7 +24,6 @@ from typing import (
     Any,
     Dict,
     FrozenSet,
-    Iterable,
     Iterator,
     List,
     Mapping,
@@ -192,11 +191,6 @@ def packaged() -> Relatives:
     """Those of the package's own measurements."""
     path = data_path("models", FILE)
     return from_json(read_json(path), str(path))
-
-
-def profile_of(classes: AbstractSet[str], runs: Iterable[Sequence[float]]) -> Profile:
-    """Runs of such models."""
-    return Profile(tuple(sorted(classes)), json.dumps(list(runs), separators=(",", ":")))
 
 
 class _Groups(Mapping[str, Tuple[Profile, ...]]):

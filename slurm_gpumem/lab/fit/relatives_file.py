@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import log
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, FrozenSet, Iterable, List, Sequence, Set, Tuple
 
 from slurm_gpumem.estimators.corrected.relatives import (
     FORMAT,
@@ -14,7 +14,6 @@ from slurm_gpumem.estimators.corrected.relatives import (
     Relatives,
     Run,
     circumstances,
-    profile_of,
 )
 
 LEAST_BEYOND, MOST_BEYOND = -0.5, 2.0
@@ -40,7 +39,7 @@ def make(models: Sequence[str], runs: Iterable[Tuple[str, FrozenSet[str], Run]])
         tuple(models),
         weights,
         {
-            group: tuple(profile_of(classes, found[classes]) for classes in sorted(found, key=sorted))
+            group: tuple(_profile(classes, found[classes]) for classes in sorted(found, key=sorted))
             for group, found in sorted(profiles.items())
         },
     )
@@ -51,12 +50,16 @@ def only(relatives: Relatives, wanted: Callable[[str], bool]) -> Relatives:
     kept = {number for number, name in enumerate(relatives.models) if wanted(name)}
     groups = {
         group: tuple(
-            profile_of(set(profile.classes), [run for run in profile.runs if run.model in kept])
+            _profile(set(profile.classes), [run for run in profile.runs if run.model in kept])
             for profile in profiles
         )
         for group, profiles in relatives.groups.items()
     }
     return replace(relatives, groups=groups)
+
+
+def _profile(classes: AbstractSet[str], runs: Iterable[Sequence[float]]) -> Profile:
+    return Profile(tuple(sorted(classes)), json.dumps(list(runs), separators=(",", ":")))
 
 
 def to_json(relatives: Relatives) -> Dict[str, Any]:
@@ -66,7 +69,7 @@ def to_json(relatives: Relatives) -> Dict[str, Any]:
 
     def text(profiles: Sequence[Profile]) -> str:
         named = [[number[name] for name in profile.classes] for profile in profiles]
-        rounded = [profile_of(set(profile.classes), map(_rounded, profile.runs)) for profile in profiles]
+        rounded = [_profile(set(profile.classes), map(_rounded, profile.runs)) for profile in profiles]
         return "\n".join([json.dumps(named, separators=(",", ":")), *(profile.text for profile in rounded)])
 
     return {
