@@ -6,6 +6,7 @@ Standard library only: it runs in the user's own environment, which need not hav
 import importlib.util
 import os
 import sys
+import time
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _MOST_FILES = 5000
@@ -32,6 +33,7 @@ class _AfterTorch:
     def find_spec(self, name, path=None, target=None):
         if name != "torch" or self.looking:
             return None
+        _wait_unless_first()
         self.looking = True
         try:
             spec = importlib.util.find_spec(name)
@@ -49,6 +51,13 @@ class _AfterTorch:
 
         spec.loader.exec_module = then_install
         return spec
+
+
+def _wait_unless_first():
+    """Of processes that train together the first is traced; the others would only wait for it."""
+    ranks = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK")]
+    while any(rank.isdigit() and int(rank) > 0 for rank in ranks):
+        time.sleep(3600)
 
 
 def _install():
