@@ -92,7 +92,7 @@ def estimate(
     precision: Optional[str] = None,
     gpu: str = DEFAULT_GPU,
     estimator: str = "auto",
-    gpus: int = 1,
+    gpus: Optional[int] = None,
     strategy: Optional[str] = None,
     grad_accumulation: Optional[int] = None,
     checkpointing: Optional[bool] = None,

@@ -160,7 +160,7 @@ def _subject(
         return found.summary, found.job, found.notes
     traced = traced_subject(args.summary, args, settings)
     if traced is not None:
-        job = replace(traced.job, gpus=args.gpus, strategy=args.strategy or "")
+        job = replace(traced.job, gpus=args.gpus or 1, strategy=args.strategy or "")
         return traced.summary, job, traced.notes
     summary = named_summary(args.summary)
     refuse_untraced(summary, explicit_training(args))
@@ -197,6 +197,10 @@ def _directive(
     coverage: Optional[float],
 ) -> None:
     """Make the memory line and print it, or write it into the script."""
+    if job.gpus > 1:
+        raise UsageError(
+            f"--directive makes a line for a part of one GPU, and the job has {job.gpus}; leave --gpus out"
+        )
     from slurm_gpumem.submission.script_line import line_for, with_line, write_script
 
     with StatusLine() as status:
@@ -221,8 +225,6 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--write says where the line of --directive goes; add --directive")
     if args.directive and (args.json or args.explain):
         raise UsageError("--directive prints one line for a script; leave --json and --explain out")
-    if args.directive and args.gpus > 1:
-        raise UsageError("--directive makes a line for a part of one GPU; leave --gpus out")
     if args.strategy == ALL and (args.json or args.explain):
         raise UsageError("--strategy all prints a table; name one strategy for --json and --explain")
     if args.directive and args.estimator == ALL:

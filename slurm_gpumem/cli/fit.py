@@ -48,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
     named = [name for name in named if name.lower() != ANY_GPU]
     gpus, notes = _large_enough(_gpus(named, config, shard_mib), args.shards, shard_mib)
     subject = read_subject(args.subject, args, config)
-    if args.gpus > 1 and args.shards is not None:
+    if subject.job.gpus > 1 and args.shards is not None:
         raise UsageError("--shards are a part of one GPU; Slurm gives a job on several GPUs whole ones")
     refuse_guess(subject.summary, "auto")
     stated = job_settings(config, (), os.environ, own_options(args)).coverage

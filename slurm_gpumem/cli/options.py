@@ -61,7 +61,9 @@ def add_environment_options(group: argparse._ActionsContainer) -> None:
 
 def add_ranks(parser: argparse._ActionsContainer) -> None:
     """The GPUs that a job runs on, and how they divide its model."""
-    parser.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs of the job (default: 1)")
+    parser.add_argument(
+        "--gpus", type=positive, metavar="N", help="GPUs of the job (default: as traced, else 1)"
+    )
     parser.add_argument(
         "--strategy",
         metavar="NAME[,OPTION=VALUE]",

@@ -146,7 +146,7 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     traced = traced_subject(text, args, settings, str(DEFAULT_BATCH))
     gpus, strategy = getattr(args, "gpus", 1), getattr(args, "strategy", None) or ""
     if traced is not None:
-        traced = replace(traced, job=replace(traced.job, gpus=gpus, strategy=strategy))
+        traced = replace(traced, job=replace(traced.job, gpus=gpus or 1, strategy=strategy))
         return replace(traced, batch_given=given, notes=(*settings.remarks(), *traced.notes))
     summary = named_summary(text)
     stated = settings.stated_training()

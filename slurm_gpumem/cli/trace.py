@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from slurm_gpumem.cli.options import seconds
+from slurm_gpumem.cli.options import positive, seconds
 from slurm_gpumem.config.load import Config, load_config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
@@ -17,7 +17,7 @@ from slurm_gpumem.estimators.training_job import training_job
 from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.jobtrace.batch_script import facts_of
 from slurm_gpumem.named_files import check_target, save
-from slurm_gpumem.report.script_trace import progress_text, trace_lines
+from slurm_gpumem.report.script_trace import progress_text, rank_notes, trace_lines
 from slurm_gpumem.submission.default_gpu import choose_gpu
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import OwnOptions, job_settings
@@ -48,7 +48,10 @@ def main(argv: List[str]) -> int:
     )
     with StatusLine() as line:
         traced = trace_command(
-            command, limits, gpu=facts_of(gpu), progress=lambda state, now: line(progress_text(state, now))
+            command,
+            limits,
+            gpu=facts_of(gpu, args.gpus),
+            progress=lambda state, now: line(progress_text(state, now)),
         )
     # Read as the cluster will: the process ran somebody's code, and nothing of it is believed unseen.
     summary = read_summary(traced.summary.decode(errors="replace"))
@@ -65,9 +68,9 @@ def main(argv: List[str]) -> int:
         )
         if output is not None:
             print(f"written: {output}")
-    ranks = f"it starts {traced.ranks} processes that train together; one of them was traced"
-    several = (ranks,) if traced.ranks > 1 else ()
-    for text in dict.fromkeys((*chosen.notes, *several, *traced.notes, *estimate.warnings)):
+    for text in dict.fromkeys(
+        (*chosen.notes, *rank_notes(summary, traced), *traced.notes, *estimate.warnings)
+    ):
         say(f"note: {text}")
     return 0
 
@@ -97,6 +100,8 @@ def _as_json(
         "peak_mib": estimate.peak_mib,
         "request_mib": estimate.request_mib,
         "parts": dict(estimate.parts),
+        "ranks": estimate.job.gpus,
+        "strategy": estimate.job.strategy,
         "gpu": estimate.gpu,
         "seconds": round(traced.seconds, 1),
         "facts": traced.facts,
@@ -116,11 +121,14 @@ def _parser() -> argparse.ArgumentParser:
         "is changed, and there is no network.",
         epilog="examples:\n"
         "  gpumem trace -- python train.py --batch-size 64\n"
-        "  gpumem trace -o summary.json --gpu a100 -- torchrun --nproc-per-node=1 train.py",
+        "  gpumem trace -o summary.json --gpu a100 -- torchrun --nproc-per-node=4 train.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the summary, for gpusbatch --model")
     parser.add_argument("--gpu", metavar="TYPE", help="the GPU it would run on (default: the cluster's)")
+    parser.add_argument(
+        "--gpus", type=positive, default=1, metavar="N", help="GPUs that the command sees (default: 1)"
+    )
     parser.add_argument(
         "--time-limit", type=seconds, default=120.0, metavar="S", help="seconds in all (default: 120)"
     )

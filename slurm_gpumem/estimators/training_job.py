@@ -40,9 +40,13 @@ class StatedTraining(NamedTuple):
     strategy: Optional[str] = None
 
 
-def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: int = 1) -> TrainingJob:
-    """The job to estimate for; UsageError when nothing states the batch size or a value is wrong."""
-    values = {**_traced(summary), **{k: v for k, v in stated._asdict().items() if v is not None}}
+def training_job(summary: ModelSummary, stated: StatedTraining, *, gpus: Optional[int] = None) -> TrainingJob:
+    """The job to estimate for; UsageError when nothing states the batch size or a value is wrong.
+
+    Without a number of GPUs it has as many as were traced.
+    """
+    gpus = gpus or (summary.trace.job.ranks if summary.trace else 1)
+    values = {**_traced(summary, gpus), **{k: v for k, v in stated._asdict().items() if v is not None}}
     if values.get("batch_size") is None:
         raise UsageError(
             "no batch size: the summary does not state one.\n"
@@ -130,7 +134,7 @@ def describe_job(job: TrainingJob, trace: Optional[Trace] = None) -> str:
     return ", ".join(words)
 
 
-def _traced(summary: ModelSummary) -> Dict[str, Any]:
+def _traced(summary: ModelSummary, gpus: int) -> Dict[str, Any]:
     """What the summary states: its batch size, and how the traced steps were trained."""
     found: Dict[str, Any] = {"batch_size": summary.batch}
     if summary.trace is None:
@@ -142,6 +146,7 @@ def _traced(summary: ModelSummary) -> Dict[str, Any]:
         checkpointing=traced.checkpointing,
         channels_last=traced.channels_last,
         torch=traced.torch,
+        strategy=traced.strategy if gpus > 1 else "",
     )
     # A custom optimizer has no name here; its memory is in the trace anyway.
     if traced.optimizer in OPTIMIZERS:

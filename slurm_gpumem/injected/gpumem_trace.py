@@ -7,6 +7,7 @@ import atexit
 import importlib.util
 import os
 import sys
+import time
 
 _MOST_FILES = 5000
 
@@ -16,6 +17,13 @@ def begin():
     files_read = sys.gpumem_files_read = _FilesRead()
     sys.addaudithook(files_read.hear)
     atexit.register(files_read.write)
+
+
+def before_torch():
+    """Of processes that train together the first is traced; the others would only wait for it."""
+    ranks = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK")]
+    while any(rank.isdigit() and int(rank) > 0 for rank in ranks):
+        time.sleep(3600)
 
 
 def install(torch):

@@ -34,11 +34,11 @@ def _load(name, path):
     return module
 
 
-class _AfterTorch(object):
-    """Waits for torch's import and calls `install` of one of the modules beside this file right after it."""
+class _AroundTorch(object):
+    """Calls the one right before torch's import and the other right after it."""
 
-    def __init__(self, name):
-        self.name = name
+    def __init__(self, before, after):
+        self.before, self.after = before, after
         self.looking = False
 
     def find_spec(self, name, path=None, target=None):
@@ -46,6 +46,7 @@ class _AfterTorch(object):
             return None
         import importlib.util
 
+        self.before()
         self.looking = True
         try:
             spec = importlib.util.find_spec(name)
@@ -55,14 +56,21 @@ class _AfterTorch(object):
             return spec
         execute = spec.loader.exec_module
 
-        def then_install(module):
+        def then_after(module):
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
             execute(module)
-            _beside(self.name).install(module)
+            self.after(module)
 
-        spec.loader.exec_module = then_install
+        spec.loader.exec_module = then_after
         return spec
+
+
+def _report(torch):
+    try:
+        _beside("gpumem_report").install(torch)
+    except Exception:  # noqa: BLE001 - removed or replaced since the job began: it goes on without a report
+        return
 
 
 def _beside(name):
@@ -70,8 +78,9 @@ def _beside(name):
 
 
 if os.environ.get("GPUMEM_TRACE_DIR"):
-    _beside("gpumem_trace").begin()
-    sys.meta_path.insert(0, _AfterTorch("gpumem_trace"))
+    _tracer = _beside("gpumem_trace")
+    _tracer.begin()
+    sys.meta_path.insert(0, _AroundTorch(_tracer.before_torch, _tracer.install))
 elif os.environ.get("GPUMEM_REPORT_DIR") and sys.version_info >= (3, 6):
-    sys.meta_path.insert(0, _AfterTorch("gpumem_report"))
+    sys.meta_path.insert(0, _AroundTorch(lambda: None, _report))
 _other_sitecustomize()

@@ -11,7 +11,7 @@ from slurm_gpumem.errors import TargetError
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.jobtrace import stand_ins
 from slurm_gpumem.slurm.gpu_options import Wishes
-from slurm_gpumem.slurm.job_environment import ArrayTask, job_environment, working_directory
+from slurm_gpumem.slurm.job_environment import ArrayTask, gpus_on_node, job_environment, working_directory
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.messages import Advice
 from slurm_gpumem.tracing.script.run import Limits, State, TracedScript, trace_command
@@ -33,6 +33,11 @@ class ScriptRun(NamedTuple):
     folder: str
     gpu: GpuFacts
 
+    @property
+    def gpus(self) -> int:
+        """On all nodes."""
+        return self.gpu.gpus * int(self.environment.get("SLURM_NNODES") or 1)
+
 
 def script_run(
     name: str,
@@ -44,7 +49,8 @@ def script_run(
 ) -> ScriptRun:
     """The run of a script with these options for sbatch, on this GPU."""
     environment = job_environment(options, os.environ, os.path.basename(name), task)
-    return ScriptRun(name, data, args, environment, working_directory(options), facts_of(gpu))
+    facts = facts_of(gpu, gpus_on_node(options))
+    return ScriptRun(name, data, args, environment, working_directory(options), facts)
 
 
 def trace_script(run: ScriptRun, limits: Limits, progress: Progress) -> TracedScript:
@@ -64,16 +70,28 @@ def trace_script(run: ScriptRun, limits: Limits, progress: Progress) -> TracedSc
             name=run.name,
             advice=ADVICE,
         )
-    if traced.ranks > 1:
-        raise TargetError(
-            f"{run.name}: it starts {traced.ranks} processes that train together; a trace follows one.\n"
-            "Ask for as many GPUs, or give the memory of all of them together with --gpu-mem."
-        )
+    if traced.ranks > run.gpus:
+        raise TargetError(_too_many(run, traced.ranks))
     return traced
 
 
-def facts_of(gpu: Gpu) -> GpuFacts:
-    """What a script hears when it asks for the GPU."""
+def _too_many(run: ScriptRun, ranks: int) -> str:
+    """Of a script with more ranks than its job has GPUs: it is never given a share of one."""
+    starts = f"{run.name}: it starts {ranks} processes that train together, for"
+    if run.gpus > 1:
+        return (
+            f"{starts} {run.gpus} GPUs: NCCL takes one process for each GPU.\n"
+            f"Ask for {ranks} GPUs, or start {run.gpus}."
+        )
+    return (
+        f"{starts} one GPU; with NCCL each needs one of its own.\n"
+        f"Ask for {ranks} GPUs (--gres=gpu:{ranks}), or give the memory of all of them together with "
+        "--gpu-mem."
+    )
+
+
+def facts_of(gpu: Gpu, gpus: int = 1) -> GpuFacts:
+    """What a script hears when it asks for the GPU, or for several of them on its node."""
     usual = GpuFacts()
     major, _, minor = gpu.compute_capability.partition(".")
     known = major.isdigit() and minor.isdigit()
@@ -82,6 +100,7 @@ def facts_of(gpu: Gpu) -> GpuFacts:
         memory_bytes=gpu.memory_mib * MIB,
         capability=(int(major), int(minor)) if known else usual.capability,
         sms=gpu.sms or usual.sms,
+        gpus=gpus,
     )
 
 

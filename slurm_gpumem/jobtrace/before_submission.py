@@ -23,6 +23,7 @@ from slurm_gpumem.submission.reach import find_reach
 from slurm_gpumem.submission.settings import OwnOptions
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.text import count
 from slurm_gpumem.tracing.script.run import Limits, TracedScript
 
 _MOST_TASKS = 64
@@ -100,12 +101,12 @@ def with_trace(asked: Asked, progress: Progress, *, here: bool = False) -> After
         trace, notes = largest_trace(asked, gpu, progress)
     except TargetError as error:
         return _instead(asked, error)
-    return AfterTrace(with_summary(asked, trace), trace, notes)
+    return AfterTrace(with_summary(asked, trace), trace, (*notes, *_of_ranks(trace)))
 
 
 def why_not_traced(asked: Asked) -> str:
     """Why a trace would change nothing for this job; "" where it would."""
-    if asked.gpus.keep_whole:
+    if asked.gpus.keep_whole and asked.gpus.total < 2:  # several GPUs get a verdict
         return f"{asked.gpus.keep_whole}, so its GPU options stay"
     if asked.gpus.shared_gres:
         return f"its own --gres={asked.gpus.shared_gres} stays"
@@ -148,6 +149,17 @@ def one_trace(run: ScriptRun, limits: Limits, gpu: Gpu, progress: Progress) -> T
     # Read as the cluster will: the process ran somebody's code, and nothing of it is believed unseen.
     summary = read_summary(traced.summary.decode(errors="replace"))
     return Trace(run, traced, summary, gpu, cached)
+
+
+def _of_ranks(trace: Trace) -> Tuple[str, ...]:
+    """What the trace of one of several ranks does not say."""
+    gpus, ranks = trace.run.gpus, trace.traced.ranks
+    nodes = int(trace.run.environment.get("SLURM_NNODES") or 1)
+    idle = f"the script works with {count(ranks, 'GPU')} of the {gpus} that it asks for"
+    notes = [idle] if ranks < gpus else []
+    if ranks > 1 and nodes > 1:
+        notes.append(f"its ranks are on {nodes} nodes: the first was traced, and nothing was sent")
+    return tuple(notes)
 
 
 def with_summary(asked: Asked, trace: Trace) -> Asked:

@@ -1,7 +1,8 @@
 """One program for the names in ANSWERS, while a batch script is traced: `python -I stand_in.py NAME ARGS`.
 
-Launchers run their command once. nvidia-smi answers for the GPU that is asked for. What would act on the
-cluster or on people (sbatch, scancel, mail) is recorded and not run; what only asks Slurm hears nothing.
+Launchers run their command once, as the first of their tasks. nvidia-smi answers for the GPU that is asked
+for. What would act on the cluster or on people (sbatch, scancel, mail) is recorded and not run; what only
+asks Slurm hears nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if __name__ == "__main__":
 
 from slurm_gpumem.slurm.options import read_command_line, srun_table
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report
 
 _SHOWN = 80
 _TWO_VALUES = {"mca", "gmca", "pmca", "omca", "genv", "env"}
@@ -34,7 +35,7 @@ _QUESTIONS: Mapping[str, Callable[[GpuFacts], str]] = {
     "name": lambda gpu: gpu.name,
     "gpu_name": lambda gpu: gpu.name,
     "index": lambda gpu: "0",
-    "count": lambda gpu: "1",
+    "count": lambda gpu: str(gpu.gpus),
     "uuid": lambda gpu: _UUID,
     "gpu_uuid": lambda gpu: _UUID,
     "memory.total": lambda gpu: f"{gpu.memory_bytes >> 20} MiB",
@@ -78,10 +79,9 @@ def _become(words: List[str], more: Mapping[str, str], folder: Optional[str] = N
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _several(launcher: str, tasks: Optional[str]) -> None:
-    """Note a launch of more than one process: a share of one GPU is not meant for them."""
-    if tasks and tasks.isdigit() and int(tasks) > 1:
-        _report().say(ranks=int(tasks), launcher=launcher)
+def _number(text: Optional[str]) -> int:
+    """A number of tasks; 0 where there is none."""
+    return int(text) if text and text.isdigit() else 0
 
 
 # -- Launchers -----------------------------------------------------------------------------------
@@ -94,16 +94,27 @@ def _srun(name: str, args: List[str]) -> int:
     if line.script is None or "multi-prog" in options:
         _recorded(name, args)
         return 0
-    _several(name, options.get("ntasks") or options.get("ntasks-per-node"))
+    nodes = _number(options.get("nodes")) or _number(os.environ.get("SLURM_NNODES")) or 1
+    tasks = (
+        _number(options.get("ntasks"))
+        or nodes * _number(options.get("ntasks-per-node"))
+        or _number(os.environ.get("SLURM_NTASKS"))
+        or 1
+    )
     words = [line.script, *_first_component(list(line.argv[(line.script_at or 0) + 1 :]))]
     given = [word.partition("=") for word in options.get("export", "").split(",")]
     more = {key: value for key, equals, value in given if equals}
     step = {
         "SLURM_STEP_ID": "0",
         "SLURM_STEPID": "0",
-        "SLURM_STEP_NUM_TASKS": "1",
-        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_NPROCS": str(tasks),
+        LAUNCHED: str(tasks),
     }
+    if options.get("ntasks-per-node"):
+        step["SLURM_NTASKS_PER_NODE"] = options["ntasks-per-node"]
     _become(words, {**step, **more}, options.get("chdir"))
 
 
@@ -127,10 +138,10 @@ def _mpirun(name: str, args: List[str]) -> int:
     words = _first_component(args[at:])
     if not words:
         return 0
-    _several(name, tasks)
-    single = {"RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
-    ranks = {f"OMPI_COMM_WORLD_{key}": value for key, value in single.items()}
-    _become(words, {**ranks, "PMI_RANK": "0", "PMI_SIZE": "1", **more}, folder)
+    size = str(_number(tasks) or 1)
+    first = {"RANK": "0", "SIZE": size, "LOCAL_RANK": "0", "LOCAL_SIZE": size}
+    ranks = {f"OMPI_COMM_WORLD_{key}": value for key, value in first.items()}
+    _become(words, {**ranks, "PMI_RANK": "0", "PMI_SIZE": size, LAUNCHED: size, **more}, folder)
 
 
 def _values_after(option: str, following: List[str]) -> int:
@@ -163,11 +174,13 @@ def _nvidia_smi(name: str, args: List[str]) -> int:
         if "nounits" in layout:
             values = [value.split()[0] if value.endswith((" MiB", " %", " W")) else value for value in values]
         print("" if "noheader" in layout else ", ".join(fields) + "\n", end="")
-        print(", ".join(values))
+        for number in range(gpu.gpus):
+            row = [str(number) if field.strip() == "index" else value for field, value in zip(fields, values)]
+            print(", ".join(row))
     elif any(arg.startswith("--query") for arg in args):
         pass  # processes: none
     elif "-L" in args or "--list-gpus" in args:
-        print(f"GPU 0: {gpu.name} (UUID: {_UUID})")
+        print("\n".join(f"GPU {number}: {gpu.name} (UUID: {_UUID})" for number in range(gpu.gpus)))
     else:
         total = gpu.memory_bytes >> 20
         print(
@@ -188,7 +201,7 @@ def _value(args: List[str], name: str) -> Optional[str]:
 def _scontrol(name: str, args: List[str]) -> int:
     words = [arg for arg in args if not arg.startswith("-")]
     if words[:1] == ["show"] and len(words) > 1 and words[1].startswith("hostname"):
-        print("localhost")
+        print("\n".join(["localhost"] * (_number(os.environ.get("SLURM_NNODES")) or 1)))
     elif words[:1] != ["show"]:
         _recorded(name, args)
     return 0

@@ -22,12 +22,10 @@ def trace_lines(
 ) -> List[str]:
     """The answer, in a few lines."""
     facts = traced.facts
-    shards = ceil_div(estimate.request_mib, shard_mib)
     lines = [
         clipped(f"{command}: {describe_model(summary)}, {describe_estimated(summary, estimate)}", _WIDTH),
         f"  {_seen_text(facts, traced.seconds)}",
-        f"  peak {estimate.peak_mib:,} MiB on {estimate.gpu} -> request {estimate.request_mib:,} MiB = "
-        f"{count(shards, 'shard')}",
+        f"  {_peak_text(estimate, shard_mib)}",
         f"  {_changed_text(traced.changed, traced.private)}",
     ]
     if facts.get("failure"):
@@ -37,6 +35,29 @@ def trace_lines(
             f"  memory grows by {facts['grown_bytes'] >> 20:,} MiB over these steps: something is kept"
         )
     return lines
+
+
+def rank_notes(summary: ModelSummary, traced: Any) -> List[str]:
+    """How the memory of one of several ranks came to be known."""
+    job = summary.trace.job if summary.trace else None
+    if job is None or traced.ranks < 2:
+        return []
+    if job.ranks < traced.ranks:
+        return [f"it works with {traced.ranks} processes or GPUs, each of which needs at most this much"]
+    one = f"rank 0 of {job.ranks} was traced; nothing was sent between ranks"
+    if not job.strategy:
+        return [f"{one}. Nothing was seen that divides the model: every GPU holds all of it"]
+    if job.strategy == "ddp":
+        return [f"{one}. DDP: every GPU holds the whole model"]
+    return [f"{one}. It uses {job.strategy}: what each GPU holds is computed from that, not measured"]
+
+
+def _peak_text(estimate: Estimate, shard_mib: int) -> str:
+    peak, asked = f"peak {estimate.peak_mib:,} MiB on", f"request {estimate.request_mib:,} MiB"
+    if estimate.job.gpus > 1:
+        return f"{peak} each of {estimate.job.gpus} {estimate.gpu} -> {asked} of each"
+    shards = ceil_div(estimate.request_mib, shard_mib)
+    return f"{peak} {estimate.gpu} -> {asked} = {count(shards, 'shard')}"
 
 
 def _seen_text(facts: Any, seconds: float) -> str:

@@ -134,6 +134,20 @@ def gpu_wish(wishes: Wishes, script: Optional[BatchScript]) -> GpuWish:
     )
 
 
+def nodes_of(wishes: Wishes) -> int:
+    """How many nodes the job asks for, at least."""
+    number = re.match(r"[0-9]+", wishes.get("nodes") or "")
+    return max(1, int(number[0])) if number else 1
+
+
+def tasks_of(wishes: Wishes) -> int:
+    """How many tasks a step has that says nothing else."""
+    tasks, on_node = wishes.get("ntasks") or "", wishes.get("ntasks-per-node") or ""
+    if tasks.isdigit():
+        return max(1, int(tasks))
+    return max(1, int(on_node)) * nodes_of(wishes) if on_node.isdigit() else 1
+
+
 def _in_all(wishes: Wishes, count: int, origin: str) -> int:
     """GPUs of all nodes or tasks, of what an option says of one."""
     times = {"--gres": "nodes", "--gpus-per-node": "nodes", "--gpus-per-task": "ntasks"}.get(origin, "")
@@ -149,8 +163,8 @@ def _why_whole(
     if wishes.any_of("tres-per-task"):
         return "--tres-per-task asks for its GPUs"
     nodes = re.match(r"[0-9]+", wishes.get("nodes") or "")
-    if nodes and int(nodes[0]) > 1:
-        return f"it runs on {nodes[0]} nodes"
+    if nodes_of(wishes) > 1:
+        return f"it runs on {nodes_of(wishes)} nodes"
     tasks = wishes.get("ntasks") or "1"
     for count, origin in counts:
         if origin == "--gpus-per-task" and tasks.isdigit():

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Dict, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.slurm.gpu_options import Wishes
+from slurm_gpumem.slurm.gpu_options import Wishes, gpu_wish, nodes_of, tasks_of
 from slurm_gpumem.units import parse_mib
 
 JOB_ID = "4294900000"
@@ -26,10 +26,15 @@ class ArrayTask(NamedTuple):
 def job_environment(
     options: Wishes, environ: Mapping[str, str], name: str, task: Optional[ArrayTask] = None
 ) -> Dict[str, str]:
-    """What the script of a job with these options would see on a node with one GPU for it, as one task."""
+    """What the script of a job with these options would see on its first node."""
     exported = _exported(options.get("export"), environ)
     clean = {key: value for key, value in exported.items() if not key.startswith(_OF_SLURM)}
     return {**clean, **_job_variables(options, environ, name), **_array_variables(task)}
+
+
+def gpus_on_node(options: Wishes) -> int:
+    """GPUs of the job on its first node; one where it asks for none, which a share then gives it."""
+    return max(1, gpu_wish(options, None).total // nodes_of(options))
 
 
 def working_directory(options: Wishes) -> str:
@@ -55,6 +60,8 @@ def _job_variables(options: Wishes, environ: Mapping[str, str], name: str) -> Di
     cpus = cpus if cpus.isdigit() else "1"
     user = environ.get("USER") or environ.get("LOGNAME") or str(os.geteuid())
     node = "localhost"
+    nodes, tasks, gpus = nodes_of(options), tasks_of(options), gpus_on_node(options)
+    tasks_here = options.get("ntasks-per-node") or str(max(1, tasks // nodes))
     found: Dict[str, Optional[str]] = {
         "SLURM_JOB_ID": JOB_ID,
         "SLURM_JOBID": JOB_ID,
@@ -66,8 +73,8 @@ def _job_variables(options: Wishes, environ: Mapping[str, str], name: str) -> Di
         "SLURM_JOB_QOS": options.get("qos"),
         "SLURM_SUBMIT_DIR": os.getcwd(),
         "SLURM_SUBMIT_HOST": os.uname().nodename,
-        "SLURM_NNODES": "1",
-        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NNODES": str(nodes),
+        "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_NODELIST": node,
         "SLURM_JOB_NODELIST": node,
         "SLURMD_NODENAME": node,
@@ -75,17 +82,17 @@ def _job_variables(options: Wishes, environ: Mapping[str, str], name: str) -> Di
         "SLURM_PROCID": "0",
         "SLURM_LOCALID": "0",
         "SLURM_GTIDS": "0",
-        "SLURM_NTASKS": "1",
-        "SLURM_NPROCS": "1",
-        "SLURM_TASKS_PER_NODE": "1",
-        "SLURM_NTASKS_PER_NODE": "1" if options.any_of("ntasks-per-node") else None,
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_NPROCS": str(tasks),
+        "SLURM_TASKS_PER_NODE": f"{tasks_here}(x{nodes})" if nodes > 1 else tasks_here,
+        "SLURM_NTASKS_PER_NODE": options.get("ntasks-per-node"),
         "SLURM_CPUS_ON_NODE": cpus,
         "SLURM_JOB_CPUS_PER_NODE": cpus,
         "SLURM_CPUS_PER_TASK": cpus if options.any_of("cpus-per-task", "cpus-per-gpu") else None,
         "SLURM_MEM_PER_NODE": _mib(options.get("mem")),
         "SLURM_MEM_PER_CPU": _mib(options.get("mem-per-cpu")),
-        "SLURM_GPUS_ON_NODE": "1",
-        "SLURM_JOB_GPUS": "0",
+        "SLURM_GPUS_ON_NODE": str(gpus),
+        "SLURM_JOB_GPUS": ",".join(map(str, range(gpus))),
         "SLURM_RESTART_COUNT": None,
         "ENVIRONMENT": "BATCH",
     }

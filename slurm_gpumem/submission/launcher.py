@@ -6,16 +6,26 @@ import re
 from typing import Tuple
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.slurm.gpu_options import nodes_of
 from slurm_gpumem.submission.asked import Asked
 from slurm_gpumem.submission.script_remarks import commands
 
-_PROCESSES = r"--nproc[-_]per[-_]node[= ]+([0-9]+)\b"
+_LAUNCHERS = {
+    "torchrun": r"--nproc[-_]per[-_]node[= ]+([0-9]+)\b",
+    "accelerate": r"\baccelerate\b.*\s--num[-_]processes[= ]+([0-9]+)\b",
+    "deepspeed": r"\bdeepspeed\b.*\s--num[-_]gpus[= ]+([0-9]+)\b",
+}
+"""Where each says how many processes it starts on a node; accelerate says it of all of them."""
 
 
 def processes_on_a_node(asked: Asked) -> Tuple[int, str]:
-    """How many processes torchrun starts on each node, and where it says so; (0, "") where nothing does."""
+    """How many processes a launcher starts on each node, and which, where; (0, "") where none does."""
+    nodes = nodes_of(asked.options)
     found = [
-        (int(match[1]), where) for where, line in commands(asked) for match in re.finditer(_PROCESSES, line)
+        (-(-int(match[1]) // (nodes if name == "accelerate" else 1)), f"{where} {name}")
+        for where, line in commands(asked)
+        for name, words in _LAUNCHERS.items()
+        for match in re.finditer(words, line)
     ]
     return max(found, default=(0, ""))
 
@@ -26,7 +36,7 @@ def refuse_more_ranks_than_gpus(asked: Asked) -> None:
     gpus = asked.gpus.gpus
     if 1 < gpus < processes:
         raise UsageError(
-            f"{where} torchrun starts {processes} processes on each node, for {gpus} GPUs: NCCL takes one "
+            f"{where} starts {processes} processes on each node, for {gpus} GPUs: NCCL takes one "
             f"process for each GPU.\nAsk for {processes} GPUs, or start {gpus}. Nothing was submitted."
         )
 
@@ -37,7 +47,7 @@ def ranks_on_one_gpu(asked: Asked) -> Tuple[int, Tuple[str, ...]]:
     if processes < 2 or asked.gpus.gpus > 1:
         return 1, ()
     note = (
-        f"{where} torchrun starts {processes} processes on one GPU: the memory of all of them is asked for. "
+        f"{where} starts {processes} processes on one GPU: the memory of all of them is asked for. "
         "NCCL refuses two processes on one GPU; gloo does not"
     )
     return processes, (note,)

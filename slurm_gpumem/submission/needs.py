@@ -72,7 +72,7 @@ def _of_all_processes(asked: Asked, needs: Needs) -> Needs:
     if (
         not any(one.estimate for one in needs.on)
         or asked.script is None
-        or "nproc" not in asked.script.text()
+        or not any(word in asked.script.text() for word in ("nproc", "num_", "num-"))
     ):
         return needs
     from slurm_gpumem.estimators import remembered

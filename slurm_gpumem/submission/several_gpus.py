@@ -83,8 +83,13 @@ def _enough(workload: Workload, reach: Reach, kind: GpuKind, numbers: List[int])
     assert workload.summary is not None
     assert workload.job is not None
     gpu = next(gpu for gpu, other in zip(reach.gpus, reach.kinds) if other == kind)
+    divided = workload.job.strategy
+    from slurm_gpumem.estimators.ranks.strategy import parse_strategy
+
     for number in numbers:
-        strategy = workload.job.strategy if number > 1 else ""
+        if number == 1 and parse_strategy(divided).wider_copy:
+            continue  # alone it would keep copies that no estimate for one GPU has
+        strategy = divided if number > 1 else ""
         try:
             found = registry.run(
                 "auto", workload.summary, replace(workload.job, gpus=number, strategy=strategy), gpu

@@ -299,10 +299,10 @@ def _convolution(values: Any) -> Convolution:
 
 def _job(values: Any) -> TracedJob:
     read = _fields(TracedJob, values)
-    for name in ("batch", "grad_accumulation"):
+    for name in ("batch", "grad_accumulation", "ranks"):
         if _whole(read.get(name, 1), name) < 1:
             raise _Wrong(f"{name} is {read[name]}")
-    for name in ("optimizer", "precision", "loss", "torch"):
+    for name in ("optimizer", "precision", "loss", "torch", "strategy"):
         _text(read.get(name, ""), name)
     return TracedJob(**read)
 

@@ -164,6 +164,10 @@ class TracedJob:
     loss: str = ""
     torch: str = ""
     """Version that traced."""
+    ranks: int = 1
+    """Processes that train together, one of which was traced ..."""
+    strategy: str = ""
+    """... and how they divide the model, as the script says it (estimators.ranks.strategy)."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ def known_constants() -> Iterator[None]:
 
 def _remember(made: Any, make: Any, data: Any, args: Any, kwargs: Any) -> Any:
     """Make a constant again on the CPU, if it is one."""
-    if made.device.type == "meta" and _plain(data):
+    with torch._C.DisableTorchFunction():  # in a traced script they say that they are on "cuda"
+        on_meta = made.device.type == "meta"
+    if on_meta and _plain(data):
         options = {name: value for name, value in kwargs.items() if name in ("dtype",)}
         give(made, make(data, *args, **options, device="cpu"))
     return made

@@ -467,3 +467,57 @@ def test_a_trace_job_that_is_killed_lets_the_real_job_go(desk: TraceDesk) -> Non
     desk.cluster.run(["scancel", trace_job[1]], check=True)
     _await_state(desk, done.stdout.split()[-1], ["COMPLETED"])
     assert desk.nothing_runs()
+
+
+RANKS = """
+import os, sys, torch, torch.nn as nn, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+world = int(os.environ.get("WORLD_SIZE") or os.environ["SLURM_NTASKS"])
+dist.init_process_group("nccl", rank=int(os.environ["SLURM_PROCID"]), world_size=world)
+assert torch.cuda.device_count() == int(os.environ["SLURM_GPUS_ON_NODE"])
+model = nn.Sequential(*[nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()) for _ in range(8)])
+for block in model:
+    fully_shard(block)
+fully_shard(model)
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(6):
+    loss = model(torch.randn(8, 4096, device="cuda")).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_a_job_of_several_ranks_gets_a_verdict_and_keeps_its_whole_gpus(desk: TraceDesk) -> None:
+    desk.write("train.py", RANKS)
+    desk.job("srun -n 2 $PYTHON train.py", "#!/bin/bash\n#SBATCH --gres=gpu:2 -N 1\n")
+    done = desk.call("--trace", "--hold", "job.sh")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "2 GPUs (fsdp,wrap=Sequential)" in said
+    assert "it asks for 2 GPUs (--gres); each needs" in said
+    assert "gres/gpu:2" in desk.shown(done.stdout.split()[-1])["TresPerNode"]
+
+
+@pytest.mark.parametrize(
+    ("gres", "tasks", "words"),
+    [("gpu:2", 4, "4 processes that train together, for 2 GPUs"), ("gpu:1", 2, "Ask for 2 GPUs")],
+)
+def test_a_script_with_more_ranks_than_gpus_is_refused_and_never_shares_one(
+    desk: TraceDesk, gres: str, tasks: int, words: str
+) -> None:
+    desk.write("train.py", RANKS)
+    desk.job(f"srun -n {tasks} $PYTHON train.py", f"#!/bin/bash\n#SBATCH --gres={gres} -N 1\n")
+    done = desk.call("--trace", "job.sh")
+    assert (done.returncode, done.stdout, desk.queue()) == (2, "", [])
+    assert words in " ".join(done.stderr.split())
+    assert "Nothing was submitted" in done.stderr
+
+
+def test_ranks_on_two_nodes_are_traced_as_the_first_and_idle_gpus_are_said(desk: TraceDesk) -> None:
+    desk.write("train.py", RANKS)
+    head = "#!/bin/bash\n#SBATCH --gres=gpu:2 --nodes=2 --ntasks-per-node=1\n"
+    desk.job("srun $PYTHON train.py", head)
+    done = desk.call("--trace", "--dry-run", "job.sh")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "its ranks are on 2 nodes: the first was traced" in said
+    assert "the script works with 2 GPUs of the 4 that it asks for" in said

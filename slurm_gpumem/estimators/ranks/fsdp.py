@@ -36,9 +36,12 @@ def sharded(model: RankModel, strategy: Strategy, ranks: int) -> Tuple[str, ...]
     names = block_names(model, strategy.options["wrap"])
     work = _Rank(model, strategy, ranks, Units(model, names))
     work.write()
+    whole = strategy.switch("whole")
+    if whole:
+        work.whole_first()
     assumed = [
         described(names, model.layers),
-        "parameters are divided before they are put on the GPU",
+        f"parameters are divided {'after' if whole else 'before'} they are put on the GPU",
     ]
     if mixed:
         reduce = strategy.options["reduce"]
@@ -94,6 +97,16 @@ class _Rank:
             self._copy(event)
         self._end(phase, current, self.written[-1], "")
         model.stream.events = self.written
+
+    def whole_first(self) -> None:
+        """The whole model is on the GPU before it is divided."""
+        model, events = self.model, self.model.stream.events
+        stored = sum(one.elements * self.stored for one in model.parameters)
+        shards = sum(self._piece(one) * self.stored for one in model.parameters)
+        first = next((at for at, event in enumerate(events) if event.phase != "setup"), len(events))
+        at = events[max(first - 1, 0)]
+        rest = model.take(stored - shards, "fsdp::undivided", "weights", at)
+        model.stream.events = [*events[:first], rest, model.release(rest, at), *events[first:]]
 
     def _buffers(self, at: Event) -> None:
         """What gathering keeps: FSDP2's pool holds the buffers of two units that follow each other."""

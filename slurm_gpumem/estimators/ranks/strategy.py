@@ -20,7 +20,7 @@ class Rule:
 
 
 _WRAP = {"wrap": "auto"}
-_FSDP = {"mixed": "no", "reduce": "fp32", **_WRAP}
+_FSDP = {"mixed": "no", "reduce": "fp32", "whole": "no", **_WRAP}
 _ZERO = {"reduce_bucket_size": "5e8", "overlap_comm": "no"}
 STRATEGIES: Dict[str, Rule] = {
     "ddp": Rule("DDP", {"bucket_cap_mb": "25", "gradient_as_bucket_view": "no"}),
@@ -68,6 +68,11 @@ class Strategy:
         if not 0 <= value <= 1e15 or value != int(value):
             raise UsageError(f"strategy {self.name}: {option} must be a whole number like 5e8, not {text!r}")
         return int(value)
+
+    @property
+    def wider_copy(self) -> bool:
+        """Whether ranks keep weights in a wider type than the trace; alone, the model would as well."""
+        return self.name.startswith("zero") or self.options.get("mixed", "no") != "no"
 
     def switch(self, option: str) -> bool:
         """Yes or no."""

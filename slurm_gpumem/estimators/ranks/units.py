@@ -18,16 +18,18 @@ _BLOCK = ("Block", "Layer")
 def block_names(model: RankModel, wrap: str) -> Tuple[str, ...]:
     """The blocks in the order in which they run.
 
-    `wrap` is the class of the blocks, "none", or "auto": the outermost numbered modules ("h.0"), and those
-    inside them where only these are called a block or a layer (stages of blocks).
+    `wrap` is the class of the blocks ("A+B" for two), "none", or "auto": the outermost numbered modules
+    ("h.0"), and those inside them where only these are called a block or a layer (stages of blocks).
     """
     if wrap == "none":
         return ()
     refuse_unnamed(model)
     if wrap != "auto":
-        named = [name for name, layer in model.layers.items() if layer.kind == wrap and name]
-        if not named:
-            raise UsageError(f"wrap={wrap}: the model has no layer of that class")
+        kinds = wrap.split("+")
+        named = [name for name, layer in model.layers.items() if layer.kind in kinds and name]
+        missing = [kind for kind in kinds if not any(model.layers[name].kind == kind for name in named)]
+        if missing:
+            raise UsageError(f"wrap={wrap}: the model has no layer of class {missing[0]}")
         return tuple(_outermost(named))
     numbered = [name for name in model.layers if _NUMBERED.match(name)]
     found: List[str] = []

@@ -15,6 +15,8 @@ class GpuFacts(NamedTuple):
     memory_bytes: int = 80 * _GIB
     capability: Tuple[int, int] = (9, 0)
     sms: int = 132
+    gpus: int = 1
+    """On the node."""
 
     def to_json(self) -> str:
         """As an environment variable holds it."""
@@ -25,5 +27,5 @@ class GpuFacts(NamedTuple):
         """Read back; the defaults where there is nothing."""
         if not text:
             return cls()
-        name, memory, capability, sms = json.loads(text)
-        return cls(str(name), int(memory), (int(capability[0]), int(capability[1])), int(sms))
+        name, memory, capability, sms, gpus = json.loads(text)
+        return cls(str(name), int(memory), (int(capability[0]), int(capability[1])), int(sms), int(gpus))

@@ -22,11 +22,12 @@ from slurm_gpumem.tracing.autocast import autocast_on_meta
 from slurm_gpumem.tracing.child.blame import from_stack, own_words, user_line
 from slurm_gpumem.tracing.constants import known_constants
 from slurm_gpumem.tracing.script import replaced, streams
+from slurm_gpumem.tracing.script.division import Division
 from slurm_gpumem.tracing.script.forward import Onward
 from slurm_gpumem.tracing.script.generation import Generation
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.inference import Inference
-from slurm_gpumem.tracing.script.report_folder import Report
+from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 from slurm_gpumem.tracing.script.steps import Steps
@@ -66,6 +67,7 @@ class Tracer:
         self._claimed = False
         self._failure = self._onward_failure = ""
         self._exit_code: Any = None
+        self.division = Division()
         self.world = CudaWorld()
         autocast = _kept.enter_context(autocast_on_meta())
         self.places = ScriptPlaces(self._called)
@@ -113,9 +115,14 @@ class Tracer:
         self._report.say(note=text)
 
     def asked_ranks(self, ranks: int) -> None:
-        """The script asks for a process group; it gets one of a single process."""
+        """The script is to train with other processes, which are not there."""
+        self.division.ranks = max(self.division.ranks, ranks)
         if ranks > 1:
             self._report.say(ranks=ranks)
+
+    def used_gpus(self, gpus: int) -> None:
+        """One process works on several GPUs."""
+        self._report.say(ranks=gpus)
 
     def finish(self) -> None:
         """Enough was seen: write the summary and wait for the end, so that nothing after it runs."""
@@ -159,7 +166,9 @@ class Tracer:
     def _claim(self) -> bool:
         self._claimed = self._report.claim()
         if self._claimed:
-            self._report.say(training=True)
+            launched = os.environ.get(LAUNCHED, "")
+            ranks = {"ranks": int(launched)} if launched.isdigit() else {}
+            self._report.say(training=True, **ranks)
         else:
             self.recorder.off = True
         return self._claimed

@@ -62,6 +62,15 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     return "\n".join(line for line in lines if line)
 
 
+def not_divided(label: str, ranks: int, why: str) -> str:
+    """Of a script whose ranks' parts cannot be computed from a trace of one."""
+    return (
+        f"{label}: {why}; what each of its {ranks} ranks holds cannot be computed from a trace of one.\n"
+        "Trace the model as one process and name the strategy that is nearest: gpumem estimate --gpus "
+        f"{ranks} --strategy fsdp (gpumem docs several-gpus)."
+    )
+
+
 def inference_notes(facts: Dict[str, Any]) -> List[str]:
     """What a user should know of a trace without training; nothing of other traces."""
     if facts.get("kind") != INFERENCE:
@@ -125,6 +134,8 @@ def _last_line(state: Any) -> str:
 
 def _hint(state: Any) -> str:
     text = state.failed
+    if "You requested gpu: " in text:
+        return "Say how many GPUs it has: gpumem trace --gpus 4; of a job, its own options say it."
     if state.kind == "FileNotFoundError" or "No such file" in text:
         return "Prepare its data first: a trace reads real files."
     if state.kind == "ModuleNotFoundError":

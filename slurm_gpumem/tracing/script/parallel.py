@@ -1,29 +1,30 @@
-"""Training on several GPUs, as one process of one meets it: a group of one, and wrappers around the model."""
+"""Wrappers around a model for several GPUs: each is the model itself, and says how it would be divided."""
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List
 
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from slurm_gpumem.summaries.trace_types import BUCKET, NCCL, NCCL_FIRST_GROUP, NCCL_FURTHER_GROUP
-from slurm_gpumem.tracing.script.imports import AfterImport
-from slurm_gpumem.tracing.script.streams import FURTHER_STREAM
-
-_FSDP = "FSDP on one GPU is traced as the model itself"
-_COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce", "barrier",
-                "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "gather",
-                "scatter", "all_gather_object", "broadcast_object_list")  # fmt: skip
+from slurm_gpumem.summaries.trace_types import BUCKET
+from slurm_gpumem.tracing.script import (
+    deepspeed_engine,
+    fully_sharded,
+    launchers,
+    process_group,
+    tensor_parallel,
+)
+from slurm_gpumem.tracing.script.process_group import Nccl
+from slurm_gpumem.tracing.script.world import Nothing
 
 
 def install(tracer: Any) -> None:
     """Replace them, for the rest of the process's life."""
-    if not _group_of_one(tracer):
+    launchers.install(tracer)
+    if not process_group.install(tracer):
         return
     from torch.nn import parallel
 
@@ -34,80 +35,26 @@ def install(tracer: Any) -> None:
 
     module.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
 
-    def whole_parameters(fsdp: Any) -> None:
-        FullyShardedDataParallel.note = tracer.note
-        for name in ("FullyShardedDataParallel", "fully_shard"):
-            if hasattr(fsdp, name):
-                setattr(fsdp, name, globals()[name])
-
-    names = ("torch.distributed.fsdp", "torch.distributed.fsdp.fully_sharded_data_parallel",
-             "torch.distributed._composable.fsdp")  # fmt: skip
-    AfterImport(dict.fromkeys(names, whole_parameters)).install()
-
-
-def _group_of_one(tracer: Any) -> bool:
-    """A process group of one that talks to nobody, and takes what NCCL would."""
-    try:
-        import torch.distributed as dist
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-    except ImportError:
-        return False
-    if not dist.is_available():
-        return False
-    real = dist.init_process_group
-
-    def init_process_group(*args: Any, **kwargs: Any) -> None:
-        wanted = args[3] if len(args) > 3 else kwargs.get("world_size", -1)
-        tracer.asked_ranks(wanted if wanted > 0 else int(os.environ.get("WORLD_SIZE") or 1))
-        if not dist.is_initialized():
-            real("fake", rank=0, world_size=1, store=FakeStore())
-        Nccl.backend = str(args[0] if args else kwargs.get("backend") or "nccl")
-        if kwargs.get("device_id") is not None:
-            Nccl.at_work()
-
-    def counting(collective: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            Nccl.at_work(next((a for a in (*args, kwargs.get("group")) if _is_group(a)), None))
-            return collective(*args, **kwargs)
-
-        return call
-
-    Nccl.recorder = tracer.recorder
-    dist.init_process_group = init_process_group
-    for name in _COLLECTIVES:
-        if hasattr(dist, name):
-            setattr(dist, name, counting(getattr(dist, name)))
-    return True
-
-
-def _is_group(value: Any) -> bool:
-    import torch.distributed as dist
-
-    return isinstance(value, dist.ProcessGroup) and value is not dist.group.WORLD
-
-
-class Nccl:
-    """The library's memory."""
-
-    recorder: Any = None
-    backend = ""
-
-    @staticmethod
-    def at_work(group: Any = None) -> None:
-        """A group communicates: the first time, NCCL allocates its buffers."""
-        if "nccl" not in Nccl.backend:
-            return
-        Nccl.recorder.once(NCCL, NCCL_FIRST_GROUP, NCCL)
-        if group is not None:
-            Nccl.recorder.once(f"{NCCL} {id(group)}", NCCL_FURTHER_GROUP, NCCL)
+    DistributedDataParallel.tracer = DataParallel.tracer = tracer
+    fully_sharded.install(tracer)
+    tensor_parallel.install(tracer)
+    deepspeed_engine.install(tracer)
 
 
 class DistributedDataParallel(nn.Module):
     """The model itself; its buckets are one more copy of the gradients."""
 
+    tracer: Any = None
+
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         self.module = module
+        self.tracer.division.whole("ddp")
+        self.reducer = Nothing()
+        self.device_ids = kwargs.get("device_ids")
+        self.static_graph = bool(kwargs.get("static_graph"))
+        self.find_unused_parameters = bool(kwargs.get("find_unused_parameters"))
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
         Nccl.at_work()  # it compares its parameters with the other processes'
         self._buckets: List[torch.Tensor] = []
         if not kwargs.get("gradient_as_bucket_view"):
@@ -126,96 +73,71 @@ class DistributedDataParallel(nn.Module):
         """There is nobody to wait for."""
         return nullcontext()
 
+    def join(self, *args: Any, **kwargs: Any) -> Any:
+        """Nor anybody who waits."""
+        return nullcontext()
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """What it makes of the buckets is not seen."""
+        self.tracer.note(f"DDP's hook {getattr(hook, '__name__', 'of its own')} may need buffers of its own")
+
+    def _get_ddp_logging_data(self) -> Dict[str, Any]:
+        """Lightning asks for it."""
+        return {}
+
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("'DistributedDataParallel' object is not iterable")
 
 
+class _Gathered(torch.autograd.Function):
+    """The outputs of all GPUs on the first: as large as the whole batch's."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Any, rows: int) -> Any:
+        """Of the first GPU's part."""
+        ctx.part = part.shape[0]
+        return part.new_empty((rows, *part.shape[1:]))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        """The first GPU's part of the gradient."""
+        return gradient[: ctx.part], None
+
+
 class DataParallel(nn.Module):
-    """On one GPU it is the model itself."""
+    """The first GPU of several, which holds most: its part of the batch, and the outputs of all."""
 
-    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    tracer: Any = None
+
+    def __init__(self, module: nn.Module, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         self.module = module
+        self._gpus = len(device_ids) if device_ids else torch.cuda.device_count()
+        if self._gpus > 1:
+            self.tracer.used_gpus(self._gpus)
+            self.tracer.note(
+                f"DataParallel on {self._gpus} GPUs: the first one holds most, and is traced; "
+                "the gradients that the others send it are not counted"
+            )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's."""
-        return self.module(*args, **kwargs)
+        """As the model's, of a part of the batch."""
+        rows = next((len(value) for value in args if isinstance(value, torch.Tensor) and value.dim()), 0)
+        rows = rows or next((len(v) for v in kwargs.values() if isinstance(v, torch.Tensor) and v.dim()), 0)
+        part = -(-rows // max(1, self._gpus))
 
+        def scattered(value: Any) -> Any:
+            whole = isinstance(value, torch.Tensor) and value.dim() and len(value) == rows
+            return value[:part] if whole else value
 
-class FullyShardedDataParallel(nn.Module):
-    """The model itself: one GPU has all of it. Mixed precision casts the parameters for a pass."""
+        def gathered(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if not value.dim():
+                return _Gathered.apply(value.reshape(1), self._gpus)
+            return _Gathered.apply(value, rows) if len(value) == part else value
 
-    note: Any = staticmethod(lambda text: None)
-
-    def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-        FullyShardedDataParallel.note(_FSDP)
-        Nccl.at_work()
-        if kwargs.get("device_id") is not None:
-            module = module.cuda()
-        self.module = module
-        self._half = getattr(kwargs.get("mixed_precision"), "param_dtype", None)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's."""
-        if self._half is None:
+        if self._gpus < 2 or not rows:
             return self.module(*args, **kwargs)
-        return _in_half(self.module, self.module, self._half, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("module"), name)
-
-    def no_sync(self) -> Any:
-        """There is nobody to wait for."""
-        return nullcontext()
-
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Any:
-        """Of all gradients together."""
-        return nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
-
-    @staticmethod
-    def state_dict_type(*args: Any, **kwargs: Any) -> Any:
-        """Every kind is the model's own."""
-        return nullcontext()
-
-    set_state_dict_type = summon_full_params = state_dict_type
-
-    @staticmethod
-    def optim_state_dict(model: Any, optim: Any, *args: Any, **kwargs: Any) -> Dict[str, Any]:
-        """The optimizer's own."""
-        found: Dict[str, Any] = optim.state_dict()
-        return found
-
-
-def fully_shard(module: Any, **kwargs: Any) -> Any:
-    """FSDP2's way: the model itself, its parameters cast for a pass where it says so."""
-    FullyShardedDataParallel.note(_FSDP)
-    Nccl.recorder.once("stream", FURTHER_STREAM, "stream")  # it gathers on one, of one process too
-    half = getattr(kwargs.get("mp_policy"), "param_dtype", None)
-    if half is not None and not isinstance(module, (list, tuple)):
-        forward = module.forward
-
-        def in_half(*args: Any, **options: Any) -> Any:
-            if any(p.dtype == half for p in module.parameters()):
-                return forward(*args, **options)  # cast already, by a model around it
-            return _in_half(module, forward, half, args, options)
-
-        module.forward = in_half
-    return module
-
-
-def _in_half(module: nn.Module, call: Any, half: torch.dtype, args: Tuple[Any, ...], kwargs: Any) -> Any:
-    """A pass with parameters and inputs of another type; gradients come back in the parameters' own."""
-
-    def cast(value: Any) -> Any:
-        return value.to(half) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-    parameters = {name: cast(value) for name, value in module.named_parameters()}
-    args, kwargs = pytree.tree_map(cast, (args, kwargs))
-    if call is module:
-        return functional_call(module, parameters, args, kwargs)
-    with nn.utils.stateless._reparametrize_module(module, parameters):
-        return call(*args, **kwargs)
+        found = self.module(*pytree.tree_map(scattered, args), **pytree.tree_map(scattered, kwargs))
+        return pytree.tree_map(gathered, found)

@@ -7,6 +7,8 @@ import os
 from typing import Any, Dict, List, Set, Tuple
 
 MESSAGES, SUMMARY, CLAIM = "messages.jsonl", "summary.json", "claimed"
+LAUNCHED = "GPUMEM_TRACE_LAUNCHED"
+"""The variable in which a stand-in for a launcher says how many processes it would start."""
 FILES = "files-"
 """Begins the names of what each process of the command read (`injected/gpumem_trace.py`)."""
 

@@ -24,7 +24,7 @@ from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.script.messages import ENDLESS, Advice, explain, inference_notes
+from slurm_gpumem.tracing.script.messages import ENDLESS, Advice, explain, inference_notes, not_divided
 from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read, inference_file
 
 _HERE = Path(__file__).resolve().parent
@@ -120,6 +120,9 @@ def trace_command(
         # A value that nobody knows was taken to be true, and the script did not like it.
         again, traced = _once(asked, truth=False)
         state = again if traced is not None else state
+    undivided = str((state.done or {}).get("undivided", ""))
+    if traced is not None and undivided:
+        raise TargetError(not_divided(name or shlex.join(command), state.ranks, undivided))
     if traced is None:
         raise TargetError(explain(name or shlex.join(command), state, limits.seconds, advice))
     return replace(

@@ -48,6 +48,8 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "grown_bytes": recorder.grown_bytes,
         "guessed": recorder.guess.used,
     }
+    if tracer.division.several and tracer.division.why_not:
+        facts["undivided"] = tracer.division.why_not
     if not steps.counts:
         facts.update(tracer.inference.facts())
     return summary, facts
@@ -98,6 +100,8 @@ def _job(tracer: Any, root: Any) -> TracedJob:
         evaluate="evaluate" in steps.phases_seen,
         loss="script",
         torch=str(torch.__version__),
+        ranks=tracer.division.ranks,
+        strategy=tracer.division.text,
     )
 
 

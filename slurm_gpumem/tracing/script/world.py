@@ -1,4 +1,4 @@
-"""A node with one GPU, as the user's code sees it: "cuda" is there, and is the traced device.
+"""A node with a GPU, or as many as the job has: "cuda" is there, and every one is the traced device.
 
 Unlike in a child that only builds a model, the whole script runs here, libraries included. So everybody is
 told that there is a GPU, tensors on the meta device say that they are on "cuda:0", and what asks a GPU for
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
+from slurm_gpumem.tracing.script.launchers import Gpus
 from slurm_gpumem.tracing.values import give, small
 
 META = torch.device("meta")
@@ -242,7 +243,6 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
     values: Dict[str, Any] = {
         "is_available": True,
         "is_initialized": True,
-        "device_count": 1,
         "current_device": 0,
         "get_device_name": gpu.name,
         "get_device_capability": gpu.capability,
@@ -267,6 +267,8 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
             )
         ),
     }  # fmt: skip
+    Gpus.given = gpu.gpus
+    yield torch.cuda, "device_count", Gpus.count
     for name, value in values.items():
         yield torch.cuda, name, _answering(value)
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved",
@@ -292,13 +294,13 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
     if accelerator is not None:
         facts = {
             "is_available": True,
-            "device_count": 1,
             "current_accelerator": torch.device("cuda"),
             "current_device_index": 0,
             "current_device_idx": 0,
             **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize", "empty_cache", "set_stream",
                              "reset_peak_memory_stats")),
         }  # fmt: skip
+        yield accelerator, "device_count", Gpus.count
         for name, value in facts.items():
             yield accelerator, name, _answering(value)
         for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
