@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -248,3 +249,12 @@ def test_the_start_of_python_takes_at_most_a_few_milliseconds_longer(job: Job) -
         taken.append(int(line.split("|")[1]) / 1000)
     print(f"start of Python with the hook: +{min(taken):.2f} ms")
     assert min(taken) < 3
+
+
+def test_a_package_that_was_removed_while_the_job_runs_breaks_no_import(job: Job) -> None:
+    alone = job.folder / "alone"
+    alone.mkdir()
+    shutil.copy(Path(HOOK) / "sitecustomize.py", alone)
+    done = job.python(f"{TRAIN}; print('trained')", PYTHONPATH=os.pathsep.join([str(alone), str(job.torch)]))
+    assert (done.stdout, done.stderr) == ("trained\n", "")
+    assert job.files() == []
