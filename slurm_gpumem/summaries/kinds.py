@@ -147,6 +147,7 @@ _BLOCKS = frozenset(
         "SelectAdaptivePool2d",
         "ConvNormAct",
         "ConvBnAct",
+        "BnActConv2d",
         "Sequential",
         "ModuleList",
         "ModuleDict",

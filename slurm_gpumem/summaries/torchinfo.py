@@ -32,11 +32,12 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
     columns = tuple(_TITLE.findall(table.header)) or _DEFAULT_COLUMNS
     rows = _Reader(columns, numbered="depth-idx" in table.header).read(lines, table)
     has_outputs = "Output Shape" in columns
-    _shape_tree(rows, has_outputs)
+    proven = _shape_tree(rows, has_outputs)
     totals = read_totals(lines[table.stop : table.end])
     if totals.output_bytes is not None and _all_is_shown(rows, totals.output_bytes):
         for row in rows:
-            row.hidden = False
+            # A proven block may hide what torchinfo does not count: a norm that contains its activation.
+            row.hidden = row.hidden and row.params > 0 and proven.get(row.kind, False)
     root = rows[0] if rows and rows[0].depth == 0 and not rows[0].unknown else None
     notes = []
     if "Param #" not in columns:
@@ -206,8 +207,11 @@ def _open_batch(rows: List[Row]) -> bool:
     return any(shape[0] == -1 for row in rows for shape in row.outputs)
 
 
-def _shape_tree(rows: List[Row], has_outputs: bool) -> None:
-    """Tell containers, leaves and blocks cut at the depth limit apart, and give full names."""
+def _shape_tree(rows: List[Row], has_outputs: bool) -> Dict[str, bool]:
+    """Tell containers, leaves and blocks cut at the depth limit apart, and give full names.
+
+    Returns what rows above the limit prove about classes: whether they have layers inside.
+    """
     deepest = max((row.depth for row in rows), default=0)
     # What rows above the limit prove about a class counts more than its name.
     proven: Dict[str, bool] = {}
@@ -229,6 +233,7 @@ def _shape_tree(rows: List[Row], has_outputs: bool) -> None:
             row.hidden = row.called = True
     if any(row.name for row in rows):
         _name_paths(rows)
+    return proven
 
 
 def _all_is_shown(rows: List[Row], stated: int) -> bool:

@@ -183,3 +183,14 @@ def test_a_model_that_returns_its_loss_first_is_estimated_by_its_logits() -> Non
     with_loss = replace(plain, layers=(replace(rows[0], outputs=((), (2, 10))), rows[1]))
     job, gpu = TrainingJob(BATCH), find_gpu("h200")
     assert simulate(with_loss, job, gpu)[1] == simulate(plain, job, gpu)[1]
+
+
+def test_marian_shares_one_embedding_among_encoder_decoder_and_output() -> None:
+    rows = """\
+MarianMTModel                [2, 16]                [2, 16, 1000]          --
+├─MarianModel: 1-1           [2, 16]                [2, 16, 64]            --
+│    └─Embedding: 2-1        [2, 16]                [2, 16, 64]            64,000
+│    └─Embedding: 2-2        [2, 16]                [2, 16, 64]            64,000
+├─Linear: 1-2                [2, 16, 64]            [2, 16, 1000]          64,000
+"""
+    assert sum(_both(rows).tape.params) == 64_000 * 4

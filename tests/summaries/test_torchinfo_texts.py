@@ -42,3 +42,39 @@ def test_a_table_without_input_has_no_shapes() -> None:
     bare = read("convnextv2-no-input")
     assert not bare.has_shapes
     assert bare.total_params == read("convnextv2-depth20").total_params
+
+
+CUT = """\
+==========================================================================================
+Layer (type:depth-idx)                   Output Shape              Param #
+==========================================================================================
+Net                                      [2, 8, 8, 8]              --
+├─ConvNormAct: 1-1                       [2, 8, 8, 8]              --
+│    └─Conv2d: 2-1                       [2, 8, 8, 8]              216
+├─Stage: 1-2                             [2, 8, 8, 8]              --
+│    └─ConvNormAct: 2-2                  [2, 8, 8, 8]              592
+│    └─{}: 2-3                  [2, 8, 8, 8]              592
+==========================================================================================
+Total params: 1,400
+Trainable params: 1,400
+Non-trainable params: 0
+==========================================================================================
+Input size (MB): 0.00
+Forward/backward pass size (MB): 0.02
+Params size (MB): 0.01
+Estimated Total Size (MB): 0.03
+==========================================================================================
+"""
+
+
+def test_a_class_shown_with_layers_elsewhere_hides_them_at_the_depth_limit() -> None:
+    # Its output is as large as its convolution's, and torchinfo does not count a norm with its activation:
+    # the totals are explained although layers are missing.
+    cut = read_summary(CUT.format("ConvNormAct"))
+    assert [layer.kind for layer in cut.hidden] == ["ConvNormAct"] * 2
+    assert any("depth=20" in warning for warning in cut.warnings)
+
+
+def test_a_norm_activation_and_convolution_in_one_are_a_block() -> None:
+    cut = read_summary(CUT.format("BnActConv2d").replace("0.02", "0.09"))
+    assert "BnActConv2d" in [layer.kind for layer in cut.hidden]

@@ -74,7 +74,9 @@ _PLAIN = re.compile(
 _BRANCHES = re.compile(r"^RepV(?!i[tT])|^RepConv|^RepDw|^Rep(?:Vgg|VGG)|MobileOne|ReparamLarge")
 _GATE = re.compile(r"Squeeze|^SE|Excit|Effective|Eca|^GlobalContext")
 # transformers models that use one matrix as embedding and as output layer, and those that do not.
-_TIED = re.compile(r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|DoubleHeads|ForPreTraining")
+_TIED = re.compile(
+    r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|MTModel|DoubleHeads|ForPreTraining"
+)
 _UNTIED = re.compile(
     r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek"
 )
@@ -213,7 +215,7 @@ def keeps_cache(model: str) -> bool:
 
 def has_decoder(model: str) -> bool:
     """Whether its decoder does."""
-    return "ForConditionalGeneration" in model
+    return "ForConditionalGeneration" in model or model.endswith("MTModel")
 
 
 def ties_output(model: str, width: int, vocabulary: int) -> bool:

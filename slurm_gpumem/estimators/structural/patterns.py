@@ -292,6 +292,8 @@ def _convolutions(kind: str, params: float, width: int, style: Style) -> Tuple[S
     def pair(size: float, share: float, *, inner: bool = True) -> Tuple[Step, ...]:
         return (Step("Conv2d", size, share, inner=inner), Step("BatchNorm2d", size, inner=inner))
 
+    if kind.startswith("BnActConv"):
+        return (Step("BatchNorm2d"), Step(act), Step("Conv2d", share=1.0))
     if _CONV_NORM.search(kind):
         return (*pair(1, 1.0, inner=False), Step(act))
     if _INVERTED.search(kind):
