@@ -333,7 +333,8 @@ def load_dataset(path, name=None, data_files=None, data_dir=None, split=None, **
         data_files = {"train": list(data_files)}
     if not data_files:
         folder = os.path.join(*filter(None, [data_dir or path, None if data_dir else name]))
-        if path == "imagefolder" or os.path.isdir(os.path.join(folder, "train")):
+        listed = os.path.exists(os.path.join(folder, "metadata.jsonl"))
+        if path == "imagefolder" or listed or os.path.isdir(os.path.join(folder, "train")):
             reader = _image_folder
             parts = {one: os.path.join(folder, one, "**") for one in ("train", "validation", "test")}
             data_files = {one: place for one, place in parts.items() if os.path.isdir(place[:-3])}
