@@ -56,6 +56,8 @@ sizes = torch.tensor(x.shape, device=x.device)[None].cpu()
 assert max(size[1] for size in sizes) == 2 and torch.tensor([3, 4], device="cuda").max().item() == 4
 pairs = torch.ones(8, 8).triu() - torch.eye(8)
 assert len(torch.randn(8, 8, device="cuda")[pairs == 1]) == 28
+spectrum = torch.fft.rfft(torch.randn(4, 96, 3, device="cuda"), dim=1).abs().mean(0).mean(-1)
+assert min(spectrum.topk(5)[1].cpu().tolist()) > 0
 tied = [layer.weight, layer.bias, layer.weight.view(-1)]
 assert len({one.untyped_storage().data_ptr() for one in tied}) == 2
 torch.cuda.random.set_rng_state(torch.cuda.random.get_rng_state())
