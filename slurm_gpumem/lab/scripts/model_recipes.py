@@ -82,8 +82,8 @@ def stable_diffusion(folder: Path) -> None:
         up_block_types=up,
         cross_attention_dim=512,
     )
-    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
-    vae = diffusers.AutoencoderKL(block_out_channels=[64, 128, 256], latent_channels=4, **kinds)
+    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    vae = diffusers.AutoencoderKL(block_out_channels=[64, 128, 256, 256], latent_channels=4, **kinds)
     text = transformers.CLIPTextModel(
         transformers.CLIPTextConfig(
             vocab_size=49408,

@@ -117,6 +117,11 @@ model = net().cuda(); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.randn(64, 256).cuda()).sum().backward(); optimizer.step(); os._exit(3)
 """,
     "hangs": "import time; time.sleep(600)",
+    "collects": """
+model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
+while True:
+    with torch.no_grad(): model(torch.randn(4, 256, device=device))
+""",
     "network": "import urllib.request; urllib.request.urlopen('http://192.0.2.1/data', timeout=5)",
 }
 
@@ -137,7 +142,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[
 
 
 def _trace(work: Path, name: str) -> TracedScript:
-    seconds = 12.0 if name == "hangs" else 300.0
+    seconds = {"hangs": 12.0, "collects": 40.0}.get(name, 300.0)
     more: List[str] = ["--rows", "64"] if name == "scaler" else []
     command = [sys.executable, "train.py", *more]
     return trace_command(command, Limits(seconds=seconds, onward_s=60.0), folder=str(work))
@@ -236,6 +241,10 @@ def test_a_script_that_runs_out_of_memory_and_ends_hard_is_traced(
         ("ends-itself", ["code 7"]),
         ("crashes", ["ended by SIGSEGV"]),
         ("hangs", ["stopped after 12 s", "time.sleep", "--time-limit"]),
+        (
+            "collects",
+            ["forward passes, before any optimizer step", "let it collect less first", "--time-limit"],
+        ),
         ("network", ["Network access is disabled"]),
     ],
 )
