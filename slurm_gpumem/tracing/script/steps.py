@@ -39,6 +39,8 @@ class Steps:
         self.phases_seen: Set[str] = set()
         self.backwards = 0
         self.accumulation = 1
+        self.cut_off = False
+        """Whether the time limit ended it."""
         self._calm = 0
         self._enough_since: Optional[float] = None
         self._eval_cycle: Optional[int] = None
@@ -84,6 +86,7 @@ class Steps:
     def check_time(self) -> None:
         """Called now and then: stop where the time is over and something was seen."""
         if self.counts and time.monotonic() > self._deadline:
+            self.cut_off = True
             self._done()
 
     def called(self, root: Root, args: Any) -> None:
@@ -151,6 +154,7 @@ class Steps:
     def _is_enough(self) -> bool:
         now = time.monotonic()
         if now > self._deadline:
+            self.cut_off = True
             return True
         if min(self.counts.values()) < ENOUGH_STEPS or len(self.made) > len(self.counts):
             return False  # an optimizer that has not stepped yet may come later
