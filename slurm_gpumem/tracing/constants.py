@@ -34,7 +34,7 @@ def known_constants() -> Iterator[None]:
     legacy: Any = Tensor.new
 
     def of_parts(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.layout == torch.sparse_coo and self.device.type == "meta" and len(args) == _PARTS:
+        if self.layout == torch.sparse_coo and self.device.type != "cpu" and len(args) == _PARTS:
             # SparseAdam's way to make a sparse tensor, which meta tensors do not know.
             return torch.sparse_coo_tensor(*args, check_invariants=False)
         return legacy(self, *args, **kwargs)

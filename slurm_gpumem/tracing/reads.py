@@ -22,7 +22,8 @@ Handler = Callable[[Any, Any, Any, Any], Any]
 def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
     """A meta tensor's numbers on the CPU: the known ones, or ones (zeros for whole numbers).
 
-    An index among several choices gets each of them equally often.
+    An index among several choices gets each of them equally often, beginning in the middle: the first is
+    often one that is never taken (the mean of a spectrum, by which code then divides).
     """
     known = value_of(tensor)
     kind = dtype or tensor.dtype
@@ -30,7 +31,7 @@ def numbers_of(tensor: Tensor, dtype: Any = None) -> Tensor:
         return known.to(kind, copy=True)
     choices = choices_of(tensor)
     if choices is not None:
-        return (torch.arange(tensor.numel()) % choices).view(tensor.shape).to(kind)
+        return ((torch.arange(tensor.numel()) + choices // 2) % choices).view(tensor.shape).to(kind)
     made = torch.ones if kind.is_floating_point else torch.zeros
     return made(tensor.shape, dtype=kind)
 

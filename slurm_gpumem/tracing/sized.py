@@ -45,7 +45,7 @@ def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if item is None or item.dtype != torch.bool:
             plain.append(item)
             continue
-        known = value_of(item)
+        known = item if item.device.type == "cpu" else value_of(item)
         if known is not None:
             rows = int(known.sum())
         elif share_of(item) is not None:

@@ -82,8 +82,8 @@ def stable_diffusion(folder: Path) -> None:
         up_block_types=up,
         cross_attention_dim=512,
     )
-    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 3, "up_block_types": ["UpDecoderBlock2D"] * 3}
-    vae = diffusers.AutoencoderKL(block_out_channels=[64, 128, 256], latent_channels=4, **kinds)
+    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    vae = diffusers.AutoencoderKL(block_out_channels=[64, 128, 256, 256], latent_channels=4, **kinds)
     text = transformers.CLIPTextModel(
         transformers.CLIPTextConfig(
             vocab_size=49408,
@@ -116,7 +116,7 @@ def _clip_tokenizer(folder: Path) -> None:
     letters = [*"abcdefghijklmnopqrstuvwxyz0123456789"]
     names = [*letters, *(f"{one}</w>" for one in letters), "<|startoftext|>", "<|endoftext|>"]
     (folder / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
-    (folder / "merges.txt").write_text("#version: 0.2\nw 0\n")
+    (folder / "merges.txt").write_text("#version: 0.2\n")
     settings = {"tokenizer_class": "CLIPTokenizer", "model_max_length": 77, "pad_token": "<|endoftext|>"}
     ends = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, **ends}))

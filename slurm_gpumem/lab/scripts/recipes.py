@@ -29,6 +29,11 @@ def mnist(folder: Path, train: int = 1280, test: int = 320) -> None:
         (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, count) + labels)
 
 
+def whole_mnist(folder: Path) -> None:
+    """As many images as the real one has, for scripts that split them by number."""
+    mnist(folder, 60_000, 10_000)
+
+
 def fashion(folder: Path) -> None:
     """The same for FashionMNIST."""
     mnist(folder)
@@ -167,6 +172,7 @@ def conversations(path: Path) -> None:
 
 RECIPES: Dict[str, Callable[[Path], None]] = {
     "mnist": mnist,
+    "whole-mnist": whole_mnist,
     "fashion": fashion,
     "words": words,
     "wikitext": wikitext,

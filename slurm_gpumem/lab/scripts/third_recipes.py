@@ -67,6 +67,13 @@ def videos(folder: Path, frames: int = 24) -> None:
     (folder / "videos.json").write_text(json.dumps({"labels": labels, "database": database}))
 
 
+def ten_classes(folder: Path) -> None:
+    """Ten classes of images, for scripts that look at the best five: FOLDER/train/k0, FOLDER/val/k0, ..."""
+    for part, count in (("train", 8), ("val", 4)):
+        for kind in range(10):
+            images(folder / part / f"k{kind}", count)
+
+
 def four_folders(folder: Path) -> None:
     """Unpaired images: trainA, trainB, testA, testB."""
     for part in ("trainA", "trainB", "testA", "testB"):
@@ -78,5 +85,6 @@ THIRD_RECIPES: Dict[str, Callable[[Path], None]] = {
     "ratings": ratings,
     "shapes": shapes,
     "videos": videos,
+    "ten-classes": ten_classes,
     "four-folders": four_folders,
 }

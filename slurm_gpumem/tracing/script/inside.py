@@ -251,7 +251,9 @@ class Tracer:
             # No look at frames while models are called: they would keep the script's tensors alive.
             if self._claimed:
                 self._report.say(cycles=self.recorder.cycles)
-            elif not self.inference.at_work:
+            elif self.inference.at_work:
+                self._report.say(at="", passes=self.onward.completed)
+            else:
                 self._report.say(at=_line_of_main_thread())
 
 

@@ -106,7 +106,13 @@ def _too_long(label: str, state: Any, seconds: float, allow: str) -> List[str]:
             f"{label}: stopped after {seconds:.0f} s, before torch was imported.",
             f"Is this machine busy, or does the command wait for something? Allow more with {allow}.",
         ]
-    where = "in its training loop" if state.training else "before its first optimizer step"
+    where = "in its training loop" if state.training else _when(state.passes)
+    if state.passes and not state.training and not state.at:
+        return [
+            f"{label}: stopped after {seconds:.0f} s, {where}.",
+            "It calls its models before it trains: let it collect less first (steps of a rollout, samples), "
+            f"or allow more with {allow}.",
+        ]
     return [
         f"{label}: stopped after {seconds:.0f} s, {where}.",
         _at(state),

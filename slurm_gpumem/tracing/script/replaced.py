@@ -202,17 +202,21 @@ def _no_compiling(tracer: Any) -> None:
 
 
 def _no_large_numbers() -> None:
-    """Random numbers of large weights on the CPU are left out: they cost seconds and decide nothing."""
+    """Random numbers of large weights on the CPU are left out: they cost seconds and decide nothing.
 
-    def lazily(real: Callable[..., Any]) -> Callable[..., Any]:
+    Those on the GPU have no values: what draws again until all are in bounds would draw forever.
+    """
+
+    def lazily(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def init(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            return tensor if tensor.numel() >= _LARGE else real(tensor, *args, **kwargs)
+            endless = name == "trunc_normal_" and tensor.device.type == "cuda"
+            return tensor if endless or tensor.numel() >= _LARGE else real(tensor, *args, **kwargs)
 
         return init
 
     for name in _INITS:
         if hasattr(nn.init, name):
-            setattr(nn.init, name, lazily(getattr(nn.init, name)))
+            setattr(nn.init, name, lazily(name, getattr(nn.init, name)))
 
 
 def _checkpoints(tracer: Any) -> None:

@@ -240,7 +240,7 @@ def _take(message: Dict[str, Any], state: State) -> None:
     if "torch" in message:
         state.torch_processes += 1
     if "at" in message:
-        state.at = str(message["at"]) or state.at
+        state.at = str(message["at"]) or ("" if "passes" in message else state.at)
     if "cycles" in message:
         state.cycles = int(message["cycles"])
     if "training" in message:

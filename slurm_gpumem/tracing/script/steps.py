@@ -39,6 +39,8 @@ class Steps:
         self.phases_seen: Set[str] = set()
         self.backwards = 0
         self.accumulation = 1
+        self.cut_off = False
+        """Whether the time limit ended it."""
         self._calm = 0
         self._enough_since: Optional[float] = None
         self._eval_cycle: Optional[int] = None
@@ -84,6 +86,7 @@ class Steps:
     def check_time(self) -> None:
         """Called now and then: stop where the time is over and something was seen."""
         if self.counts and time.monotonic() > self._deadline:
+            self.cut_off = True
             self._done()
 
     def called(self, root: Root, args: Any) -> None:
@@ -151,13 +154,27 @@ class Steps:
     def _is_enough(self) -> bool:
         now = time.monotonic()
         if now > self._deadline:
+            self.cut_off = True
             return True
         if min(self.counts.values()) < ENOUGH_STEPS or len(self.made) > len(self.counts):
             return False  # an optimizer that has not stepped yet may come later
+        spent = now - _waited_for_a_cpu()
         if self._enough_since is None:
-            self._enough_since = now
+            self._enough_since = spent
         evaluated = self._eval_cycle is not None and self._recorder.cycles > self._eval_cycle + 1
-        return (evaluated and self._calm >= 1) or now - self._enough_since > self._onward_s
+        return (evaluated and self._calm >= 1) or spent - self._enough_since > self._onward_s
+
+
+def _waited_for_a_cpu() -> float:
+    """Seconds in which the main thread was ready to run and others had the CPUs.
+
+    Login nodes are busy: without this, what a trace sees would depend on who else is there.
+    """
+    try:
+        with open("/proc/self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0  # a kernel that does not count it
 
 
 def _flat(value: Any) -> List[Any]:

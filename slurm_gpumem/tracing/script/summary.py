@@ -15,6 +15,9 @@ from slurm_gpumem.tracing.described import precision_of
 from slurm_gpumem.tracing.kernels import assembled
 from slurm_gpumem.tracing.script.inference import TRAINING
 
+_TWO = 2
+"""Steps after which an optimizer's states were there from beginning to end of one."""
+
 
 def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     """The summary, and facts about how it came to be."""
@@ -34,7 +37,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         total_params=sum(p.numel() for p in parameters),
         trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
         trace=trace,
-        warnings=_warnings(recorder, trace),
+        warnings=_warnings(tracer, trace),
     )
     facts = {
         "kind": TRAINING,
@@ -65,8 +68,15 @@ def _name_parameters(recorder: Any, places: Any) -> None:
                     block.operator, block.module = PARAMETER, root.prefix + name
 
 
-def _warnings(recorder: Any, trace: Trace) -> Tuple[str, ...]:
+def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
+    recorder = tracer.recorder
     found = tuple(recorder.warnings)
+    if tracer.steps.cut_off and recorder.cycles < _TWO:
+        found = (
+            *found,
+            "the time limit came after the first optimizer step: the next, with the optimizer's states, may "
+            "need more. Allow more with --time-limit",
+        )
     if all(site.category == "workspace" for site in trace.sites):
         return (
             *found,

@@ -257,13 +257,11 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
         "utilization": 0,
         "temperature": 0,
         "power_draw": 0,
-        "get_rng_state_all": [],
         **dict.fromkeys(
             (
                 "set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats",
                 "reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats",
-                "set_per_process_memory_fraction", "init", "_lazy_init", "set_rng_state", "set_rng_state_all",
-                "set_stream", "manual_seed", "manual_seed_all", "seed", "seed_all",
+                "set_per_process_memory_fraction", "init", "_lazy_init", "set_stream",
             )
         ),
     }  # fmt: skip
@@ -275,7 +273,19 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
                  "memory_cached", "max_memory_cached"):  # fmt: skip
         yield torch.cuda, name, lambda *args, **kwargs: allocated()
     yield torch.cuda, "mem_get_info", free_and_total
-    yield torch.cuda, "get_rng_state", lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8)
+    for owner in (torch.cuda, torch.cuda.random):  # both names are in use
+        yield owner, "get_rng_state", lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8)
+        yield owner, "get_rng_state_all", _answering([])
+        for name in (
+            "set_rng_state",
+            "set_rng_state_all",
+            "manual_seed",
+            "manual_seed_all",
+            "seed",
+            "seed_all",
+        ):
+            yield owner, name, _answering(None)
+    yield torch.UntypedStorage, "data_ptr", _addresses(torch.UntypedStorage.data_ptr)
     for name in ("Stream", "Event", "stream", "device", "device_of", "CUDAGraph", "graph", "ExternalStream"):
         yield torch.cuda, name, Nothing
     for name in ("current_stream", "default_stream"):
@@ -310,6 +320,15 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         if nvtx is not None:
             yield nvtx, name, _answering(None)
+
+
+def _addresses(real: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Storages without memory have addresses too: savers find tied weights by them."""
+
+    def data_ptr(storage: Any) -> int:
+        return real(storage) or (storage._cdata if storage.nbytes() else 0)
+
+    return data_ptr
 
 
 def install_answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> None:

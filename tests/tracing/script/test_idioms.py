@@ -38,6 +38,33 @@ for step in range(5):
     assert not torch.equal(x, x + 1)
     optimizer.zero_grad(); layer(far[:, :8]).sum().backward(); optimizer.step()
 """,
+    # Numbers that are drawn until all are in bounds, of a weight that is on the GPU already.
+    "bounded": """
+layer = nn.Linear(64, 64, device="cuda"); nn.init.trunc_normal_(layer.weight, std=0.02)
+with torch.device("cuda"):
+    token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 64), std=0.02))
+optimizer = torch.optim.Adam([*layer.parameters(), token])
+for step in range(5):
+    loss = layer(token.expand(32, -1)).pow(2).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
+    # What libraries do around evaluation and checkpoints: sizes by way of the GPU, weights known by their
+    # addresses, the state of random numbers by its other name.
+    "libraries": """
+layer = nn.Linear(64, 64).cuda(); x = torch.randn(6, 2, device="cuda")
+sizes = torch.tensor(x.shape, device=x.device)[None].cpu()
+assert max(size[1] for size in sizes) == 2 and torch.tensor([3, 4], device="cuda").max().item() == 4
+pairs = torch.ones(8, 8).triu() - torch.eye(8)
+assert len(torch.randn(8, 8, device="cuda")[pairs == 1]) == 28
+spectrum = torch.fft.rfft(torch.randn(4, 96, 3, device="cuda"), dim=1).abs().mean(0).mean(-1)
+assert min(spectrum.topk(5)[1].cpu().tolist()) > 0
+tied = [layer.weight, layer.bias, layer.weight.view(-1)]
+assert len({one.untyped_storage().data_ptr() for one in tied}) == 2
+torch.cuda.random.set_rng_state(torch.cuda.random.get_rng_state())
+optimizer = torch.optim.Adam(layer.parameters())
+for step in range(5):
+    optimizer.zero_grad(); layer(torch.randn(4, 64, device="cuda")).sum().backward(); optimizer.step()
+""",
     # A graph whose edges are found on the GPU, in data that came from the CPU; 5 edges for each node.
     "graph": """
 n = 2000
@@ -182,6 +209,20 @@ def test_checks_of_values_pass_and_old_constructors_follow_the_default_type(
     runs: Dict[str, Future[TracedScript]],
 ) -> None:
     assert _trace(runs["checks"]).job.optimizer == "adam"
+
+
+def test_weights_on_the_gpu_that_are_drawn_until_all_are_in_bounds_end(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    assert runs["bounded"].result().facts["steps"] >= 3
+
+
+def test_what_libraries_do_around_evaluation_and_checkpoints_is_served(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["libraries"].result().facts
+    assert facts["steps"] >= 3
+    assert "failure" not in facts
 
 
 def test_experts_get_as_many_rows_as_their_masks_have(runs: Dict[str, Future[TracedScript]]) -> None:

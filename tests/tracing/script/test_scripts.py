@@ -117,6 +117,17 @@ model = net().cuda(); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.randn(64, 256).cuda()).sum().backward(); optimizer.step(); os._exit(3)
 """,
     "hangs": "import time; time.sleep(600)",
+    "one-step": """
+model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
+while True:
+    F.cross_entropy(model(data(64)[0].to(device)), data(64)[1].to(device)).backward()
+    if not optimizer.state: optimizer.step()
+""",
+    "collects": """
+model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
+while True:
+    with torch.no_grad(): model(torch.randn(4, 256, device=device))
+""",
     "network": "import urllib.request; urllib.request.urlopen('http://192.0.2.1/data', timeout=5)",
 }
 
@@ -137,7 +148,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[
 
 
 def _trace(work: Path, name: str) -> TracedScript:
-    seconds = 12.0 if name == "hangs" else 300.0
+    seconds = {"hangs": 12.0, "collects": 60.0, "one-step": 60.0}.get(name, 300.0)
     more: List[str] = ["--rows", "64"] if name == "scaler" else []
     command = [sys.executable, "train.py", *more]
     return trace_command(command, Limits(seconds=seconds, onward_s=60.0), folder=str(work))
@@ -154,6 +165,14 @@ def test_a_validation_after_fifty_steps_is_seen_and_counts(runs: Dict[str, Futur
     assert {"evaluate", "checkpoint"} <= set(late["phases"])
     # 65,536 rows of 1,024 numbers and the 256 that they are made of.
     assert late["peak_bytes"] > 65536 * (1024 + 256) * 4 > plain["peak_bytes"]
+
+
+def test_a_trace_that_the_time_limit_ended_after_one_step_has_a_warning(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    (warning,) = read_summary(runs["one-step"].result().summary.decode()).warnings
+    assert "with the optimizer's states" in warning
+    assert not read_summary(runs["trains-only"].result().summary.decode()).warnings
 
 
 def test_thousands_of_steps_take_the_room_of_a_few(runs: Dict[str, Future[TracedScript]]) -> None:
@@ -236,6 +255,10 @@ def test_a_script_that_runs_out_of_memory_and_ends_hard_is_traced(
         ("ends-itself", ["code 7"]),
         ("crashes", ["ended by SIGSEGV"]),
         ("hangs", ["stopped after 12 s", "time.sleep", "--time-limit"]),
+        (
+            "collects",
+            ["forward passes, before any optimizer step", "let it collect less first", "--time-limit"],
+        ),
         ("network", ["Network access is disabled"]),
     ],
 )

@@ -81,6 +81,7 @@ class Dataset:
     """Columns of equal length."""
 
     builder_name = config_name = split = "lists"  # for the cards of models
+    format = {"type": None, "columns": None}  # noqa: RUF012
 
     def __init__(self, columns, features=None, transform=None):
         self.columns = columns
@@ -235,7 +236,11 @@ class Dataset:
             given = self[keys] if batched else self[start]
             args = [given[name] for name in names] if names else [given]
             args += [keys if batched else start] if with_indices else []
-            made = dict(function(*args, **(fn_kwargs or {})) or {})
+            before = dict(given)
+            answer = function(*args, **(fn_kwargs or {})) or {}
+            # A row that is handed back counts for what was changed in it.
+            same = before if answer is given else {}
+            made = {name: value for name, value in answer.items() if value is not same.get(name, _MISSING)}
             made = made if batched else {name: [value] for name, value in made.items()}
             count = len(next(iter(made.values()), keys))
             for name in kept:
@@ -328,7 +333,8 @@ def load_dataset(path, name=None, data_files=None, data_dir=None, split=None, **
         data_files = {"train": list(data_files)}
     if not data_files:
         folder = os.path.join(*filter(None, [data_dir or path, None if data_dir else name]))
-        if path == "imagefolder" or os.path.isdir(os.path.join(folder, "train")):
+        listed = os.path.exists(os.path.join(folder, "metadata.jsonl"))
+        if path == "imagefolder" or listed or os.path.isdir(os.path.join(folder, "train")):
             reader = _image_folder
             parts = {one: os.path.join(folder, one, "**") for one in ("train", "validation", "test")}
             data_files = {one: place for one, place in parts.items() if os.path.isdir(place[:-3])}
@@ -374,6 +380,9 @@ def install():
     sys.modules["datasets"] = here
     for name in ("utils", "features", "fingerprint"):
         sys.modules[f"datasets.{name}"] = getattr(here, name)
+
+
+_MISSING = object()
 
 
 def print_nothing(*args, **others):

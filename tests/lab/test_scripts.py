@@ -1,0 +1,123 @@
+"""Lists of whole scripts: well formed, and a run of them goes on where it stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from slurm_gpumem.lab.scripts import run
+from slurm_gpumem.lab.scripts.recipes import RECIPES
+
+LISTS = Path(run.__file__).parent
+THIRD = ("third.toml", "third-blind.toml")
+
+
+def test_every_script_of_every_list_has_a_commit_and_recipes_that_exist() -> None:
+    names: List[str] = []
+    for path in sorted(LISTS.glob("*.toml")):
+        for script in run.load_scripts(path):
+            names.append(script.name)
+            assert set(script.data.values()) <= set(RECIPES), script.name
+            assert script.repository == "finetune" or len(script.commit) == 40, script.name
+    assert len(names) == len(set(names))
+
+
+def test_the_halves_of_the_third_list_are_even_and_scripts_of_no_other_list() -> None:
+    development, blind = (run.load_scripts(LISTS / name) for name in THIRD)
+    assert abs(len(development) - len(blind)) <= 1
+    assert len(development) + len(blind) >= 40
+    others = {
+        _file(script)
+        for path in LISTS.glob("*.toml")
+        if path.name not in THIRD
+        for script in run.load_scripts(path)
+    }
+    assert not others & {_file(script) for script in [*development, *blind]}
+
+
+def _file(script: run.Script) -> Tuple[str, str, str]:
+    return script.repository, script.folder, script.command.split()[1]
+
+
+def _listed(folder: Path, names: List[str]) -> Path:
+    (folder / "someone+something").mkdir(parents=True, exist_ok=True)
+    path = folder / "list.toml"
+    rows = (
+        f'[[script]]\nname = "{name}"\nrepository = "someone/something"\ncommit = ""\nfolder = "."\n'
+        f'command = "python train.py"\n'
+        for name in names
+    )
+    path.write_text("\n".join(rows))
+    return path
+
+
+def _main(folder: Path, out: Path, *more: str) -> List[str]:
+    args = ["--repositories", str(folder), "--out", str(out), "--no-gpu", "--no-trace", *more]
+    assert run.main(args) == 0
+    return [json.loads(line)["name"] for line in out.read_text().splitlines() if line.endswith("}")]
+
+
+def test_the_same_command_again_goes_on_with_the_scripts_without_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = _listed(tmp_path, ["first", "second", "third"])
+    out = tmp_path / "rows.jsonl"
+    assert sorted(_main(tmp_path, out, "--list", str(listed), "--only", "first")) == ["first"]
+    with open(out, "a", encoding="utf-8") as file:
+        file.write('{"name": "sec\n')  # the machine was taken away in the middle of a line
+    assert sorted(_main(tmp_path, out, "--list", str(listed))) == ["first", "second", "third"]
+    assert "was cut off" in capsys.readouterr().err
+    assert sorted(_main(tmp_path, out, "--list", str(listed), str(listed))) == ["first", "second", "third"]
+
+
+def test_no_script_is_started_when_the_time_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = _listed(tmp_path, ["late"])
+    out = tmp_path / "rows.jsonl"
+    out.write_text("")
+    assert _main(tmp_path, out, "--list", str(listed), "--limit-seconds", "-1") == []
+    assert "late" in capsys.readouterr().out
+
+
+@pytest.fixture
+def lists() -> Any:
+    spec = importlib.util.spec_from_file_location("list_datasets", LISTS / "injected" / "list_datasets.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_lists_in_the_place_of_datasets_are_mapped_split_and_read_back(lists: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "glue" / "mrpc"
+    folder.mkdir(parents=True)
+    for part, count in (("train", 10), ("validation", 4)):
+        rows = (json.dumps({"text": f"w{number} w", "label": number % 2}) for number in range(count))
+        (folder / f"{part}.jsonl").write_text("\n".join(rows))
+    found = lists.load_dataset(str(tmp_path / "glue"), "mrpc")
+    assert {name: len(part) for name, part in found.items()} == {"train": 10, "validation": 4}
+
+    def words(batch: Dict[str, List[Any]]) -> Dict[str, List[Any]]:
+        return {"words": [text.split() for text in batch["text"]]}
+
+    mapped = found.map(words, batched=True, remove_columns=["text"])
+    assert mapped["train"].column_names == ["words", "label"]
+    assert mapped["train"][3] == {"words": ["w3", "w"], "label": 1}
+    grouped = found["train"].map(
+        lambda batch: {"all": [batch["label"]]}, batched=True, remove_columns=["text"]
+    )
+    assert grouped.column_names == ["all"]  # as many rows as the function made
+
+    def changed(row: Dict[str, Any]) -> Dict[str, Any]:
+        row["more"] = 1
+        return row
+
+    kept = found["train"].map(changed, remove_columns=["text", "label"])
+    assert kept.column_names == ["more"]  # a row that is handed back counts for what was changed in it
+    assert len(lists.load_dataset(str(tmp_path / "glue"), "mrpc", split="train[:20%]")) == 2
