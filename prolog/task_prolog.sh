@@ -24,29 +24,17 @@ fi
 # Only for shares of a GPU: a job with a whole one needs neither. One daemon cannot serve a task with several GPUs.
 case $mode in mps | mps-shared) served=yes ;; *) served=no ;; esac
 if [ "$served" = yes ] && [ -n "$uuid" ] && [ -n "$SLURM_SHARDS_ON_NODE$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" ]; then
-    echo "export CUDA_MPS_PIPE_DIRECTORY=$pipe"
-    echo "export CUDA_VISIBLE_DEVICES=$uuid"
+    printf 'export %s\n' "CUDA_MPS_PIPE_DIRECTORY=$pipe" "CUDA_VISIBLE_DEVICES=$uuid"
     mib=$claim_mib
     [ -n "$SLURM_SHARDS_ON_NODE" ] && mib=$((SLURM_SHARDS_ON_NODE * shard_mib + headroom_mib))
     # The limit is per process: the tasks of one step on this node share it equally.
-    commas=$(printf %s "$SLURM_GTIDS" | tr -cd ,)
-    tasks=$((${#commas} + 1))
+    tasks=$(($(printf %s "$SLURM_GTIDS" | tr -cd , | wc -c) + 1))
     [ "$limit_key" = index ] && uuid=0
     [ "$limits" = yes ] && [ -n "$mib" ] && echo "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=$uuid=$((mib / tasks))M"
     [ "$threads" = yes ] && [ "$total" -gt 0 ] && [ -n "$mib" ] &&
         echo "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$(((mib * 100 + total - 1) / total))"
 fi
-# Where the site asks for it, Pythons of the job report what PyTorch reserved into a folder of the user's own. Somebody
-# else's folder of that name, or a link, is left alone: then nothing is reported.
-if [ -n "$reports" ]; then
-    (umask 077 && mkdir "$reports") 2>/dev/null
-    if [ -d "$reports" ] && [ ! -L "$reports" ] && [ -O "$reports" ]; then
-        echo "export GPUMEM_REPORT_DIR=$reports"
-        case ":$PYTHONPATH:" in
-        *":$hook:"*) ;;
-        *) echo "export PYTHONPATH=$hook${PYTHONPATH:+:$PYTHONPATH}" ;;
-        esac
-    fi
-fi
+# shellcheck source=/dev/null
+[ -n "$reports" ] && [ -r "$hook/report_exports.sh" ] && . "$hook/report_exports.sh"
 [ -n "$next_task_prolog" ] && exec "$next_task_prolog"
 exit 0

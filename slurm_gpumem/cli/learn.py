@@ -59,6 +59,8 @@ def main(argv: List[str]) -> int:
         return 0
     kept = write_layers(path, {**now, **gained}.values())
     say(f"{path} written for {' and '.join(gained)}" + (f"; the one before is {kept}" if kept else ""))
+    if any(layer.constant or layer.constants for layer in gained.values()):
+        say("memory lines in scripts of plain sbatch follow after gpumem setup wrote gpumem_site.lua again")
     return 0
 
 

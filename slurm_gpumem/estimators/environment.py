@@ -36,6 +36,7 @@ _SURELY_LAZY_TORCH, _SURELY_LAZY_CUDA, _SURELY_LAZY_CAPABILITY = (2, 8), (12, 0)
 525 on); PyTorch 2.8 is the first without a build for CUDA 11. That Hopper needs such a driver was not found
 in a document: not checked."""
 _SIZE_CAP = 4096
+_NOT_MEASURED = " was not measured here: "
 WORKSPACE_DOUBT = 8
 """Added to a traced request, in per cent of the peak, where convolutions run on a GPU whose cuDNN choices
 nobody measured: held against public runs on A100s it brought 13 % of too small requests down to 1 to 4 %."""
@@ -158,14 +159,20 @@ def workspace_doubt(gpu: Gpu, convolutions: bool) -> int:
     return WORKSPACE_DOUBT if convolutions else OTHER_DOUBT
 
 
-def measured_where(gpu: Gpu, job: TrainingJob) -> Dict[str, Any]:
+def measured_where(gpu: Gpu, estimate: Estimate) -> Dict[str, Any]:
     """What of an estimate for this GPU was measured where, for programs."""
-    here = in_environment(gpu, environment_of(job))
+    here = in_environment(gpu, environment_of(estimate.job))
     taken = here.context_mib
     own = "here" if gpu.calibrated else "on such a GPU"
+    context = own if here.measured and here.context_mib == gpu.context_mib else "elsewhere"
+    bounds = [taken - here.context_spare_mib, taken + here.context_doubt_mib]
+    if estimate.context_learned:
+        context = "in jobs here"
+        # Jobs show it relative to the context of those of which nothing is known.
+        bounds = [max(1, in_environment(gpu, Environment()).context_mib + estimate.learned_mib)] * 2
     return {
-        "context": own if here.measured and here.context_mib == gpu.context_mib else "elsewhere",
-        "context_mib": [taken - here.context_spare_mib, taken + here.context_doubt_mib],
+        "context": context,
+        "context_mib": bounds,
         "workspaces": own if gpu.workspaces_measured else "on an H200",
     }
 
@@ -225,11 +232,16 @@ def _same_libraries(context: int, gpu: Gpu, usual: Gpu) -> int:
     return context
 
 
+def without_context_doubt(assumptions: Sequence[str]) -> Tuple[str, ...]:
+    """What an estimate assumes where the context is known after all."""
+    return tuple(text for text in assumptions if _NOT_MEASURED not in text)
+
+
 def _said_of_context(gpu: Gpu) -> str:
     """Which context is taken, between which documented ones, and what would tell."""
     taken = gpu.context_mib
     least, most = taken - gpu.context_spare_mib, taken + gpu.context_doubt_mib
-    said = f"the CUDA context on {gpu.name} was not measured here: "
+    said = f"the CUDA context on {gpu.name}{_NOT_MEASURED}"
     if least == most:
         return said + f"{taken} MiB elsewhere (gpumem calibrate measures it)"
     where = f"{taken} taken" if taken == most else f"{taken} in the peak, {most} in the request"

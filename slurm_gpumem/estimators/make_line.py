@@ -112,9 +112,14 @@ class _Sampler:
         self._job, self._estimate, self._progress = job, estimate, progress
         self._known: Dict[Tuple[int, Gpu], Knot] = {}
         self.estimator = ""
+        self._learned = 0
+        # What the site learned of this GPU's context stays out of the line: whoever reads the line adds what
+        # was learned of the job's own GPU.
+        self._learned = self._run(job.batch_size, self.gpu(_LARGE_WORKSPACE)).learned_mib
 
     def gpu(self, workspace: int, context: int = _CONTEXT_MIB, step: int = 0) -> Gpu:
         """A GPU with this cuBLAS workspace and context; the kinds of context differ by `step`."""
+        context -= self._learned
         return replace(
             find_gpu("h200"),
             # Who reads the line knows how large the job's GPU is.
@@ -128,17 +133,17 @@ class _Sampler:
 
     def context(self) -> Tuple[str, int, int]:
         """Which context the job has, and the per cent of it that peak and request hold."""
-        context = self._run(self._job.batch_size, self.gpu(_LARGE_WORKSPACE, step=1)).parts.get("context", 0)
-        kind = context - _CONTEXT_MIB
+        batch = self._job.batch_size
+        without = self.at(batch, self.gpu(_LARGE_WORKSPACE))
+        more = self.at(batch, self.gpu(_LARGE_WORKSPACE, _CONTEXT_MIB + _PROBE_MIB))
+        of_peak = (more.peak_mib - without.peak_mib) / _PROBE_MIB
+        stepped = self.at(batch, self.gpu(_LARGE_WORKSPACE, step=_PROBE_MIB)).peak_mib - without.peak_mib
+        # The context's own part of the peak, which a site's factor may make larger or smaller.
+        kind = round(stepped / _PROBE_MIB / of_peak) if of_peak else 0
         if not 1 <= kind < len(CONTEXTS):
             return "none", 0, 0
-        without = self.at(self._job.batch_size, self.gpu(_LARGE_WORKSPACE))
-        more = self.at(self._job.batch_size, self.gpu(_LARGE_WORKSPACE, _CONTEXT_MIB + _PROBE_MIB))
-        return (
-            CONTEXTS[kind],
-            round((more.peak_mib - without.peak_mib) * 100 / _PROBE_MIB),
-            round((more.request_mib - without.request_mib) * 100 / _PROBE_MIB),
-        )
+        of_request = (more.request_mib - without.request_mib) / _PROBE_MIB
+        return CONTEXTS[kind], round(of_peak * 100), round(of_request * 100)
 
     def at(self, batch: int, gpu: Gpu) -> Knot:
         """The estimate, as a knot with its context."""

@@ -16,13 +16,13 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
-from math import ceil, exp, isfinite, log
+from math import ceil, exp, inf, isfinite, log
 from typing import Any, Callable, Dict, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from slurm_gpumem.config.paths import beside_site_config
-from slurm_gpumem.estimators.environment import loads_eagerly
+from slurm_gpumem.estimators.environment import loads_eagerly, without_context_doubt
 from slurm_gpumem.estimators.remembered import plain_gpu
-from slurm_gpumem.estimators.types import Estimate
+from slurm_gpumem.estimators.types import Estimate, Gpu
 
 FORMAT = "gpumem-learned/2"
 FILE = "gpumem-learned.json"
@@ -61,11 +61,20 @@ class SiteLayer(NamedTuple):
         """Whether enough ran on this type of GPU to know its context."""
         return plain_gpu(gpu) in self.constants
 
-    def move(self, peak: float, request: float, gpu: str, fingerprint: str) -> Tuple[float, float]:
+    def constant_on(self, gpu: str, spare_mib: float = inf) -> float:
+        """MiB that jobs on this type of GPU take beyond their estimate.
+
+        What jobs on other types showed never makes its context smaller than by `spare_mib`.
+        """
+        known = self.constants.get(plain_gpu(gpu))
+        return max(self.constant, -spare_mib) if known is None else known
+
+    def move(
+        self, peak: float, request: float, gpu: str, fingerprint: str, spare_mib: float = inf
+    ) -> Tuple[float, float]:
         """Peak and request in MiB as the site's jobs suggest them."""
         term = self.models.get(fingerprint)
-        constant = self.constants.get(plain_gpu(gpu), self.constant)
-        moved = with_constant(peak, constant) * exp(self.offset + (term or 0.0))
+        moved = with_constant(peak, self.constant_on(gpu, spare_mib)) * exp(self.offset + (term or 0.0))
         quantile = self.quantile if term is None else self.known_quantile
         return moved, moved * exp(width(peak, request) * quantile)
 
@@ -103,13 +112,19 @@ def adjusted(estimate: Estimate, fingerprint_of: Callable[[], str], path: Option
     base = estimate.base or (estimate.peak_mib, estimate.request_mib)
     # What an unknown environment added comes on top where the site has not learned what it is.
     kept = (0, 0)
+    spare = estimate.spare_mib
+    constant = round(layer.constant_on(estimate.gpu, spare))
     if layer.knows(estimate.gpu):
-        estimate = replace(estimate, spare_mib=0)
+        said = (
+            *without_context_doubt(estimate.assumptions),
+            f"the CUDA context on {estimate.gpu} as in jobs here",
+        )
+        estimate = replace(estimate, spare_mib=0, context_learned=True, assumptions=said)
     else:
         kept = (estimate.peak_mib - base[0], estimate.request_mib - base[1])
 
     def moved(request: int) -> Tuple[float, float]:
-        peak, bound = layer.move(base[0], request, estimate.gpu, fingerprint)
+        peak, bound = layer.move(base[0], request, estimate.gpu, fingerprint, spare)
         return peak + kept[0], bound + kept[1]
 
     peak, request = moved(base[1])
@@ -119,8 +134,31 @@ def adjusted(estimate: Estimate, fingerprint_of: Callable[[], str], path: Option
         peak, request = max(peak, estimate.peak_mib), max(request, estimate.request_mib)
         requests = list(map(max, requests, estimate.requests))
     known = fingerprint in layer.models
-    return _with(
-        replace(estimate, requests=tuple(map(ceil, requests))), round(peak), ceil(request), known=known
+    changed = replace(estimate, requests=tuple(map(ceil, requests)), learned_mib=constant)
+    return _with(changed, round(peak), ceil(request), known=known)
+
+
+def with_learned(gpu: Gpu, estimator: str, path: Optional[str] = None) -> Gpu:
+    """The GPU (`in_environment`) with the context that jobs here showed: for memory lines, which have none.
+
+    A file that cannot be used changes nothing; estimates warn of it.
+    """
+    name = layer_path() if path is None else path
+    try:
+        layer = load_layers(name).get(estimator.split(SUFFIX)[0])
+    except (OSError, ValueError):
+        return gpu
+    if layer is None:
+        return gpu
+    if layer.knows(gpu.name):
+        gpu = replace(gpu, context_doubt_mib=0, context_spare_mib=0)
+    constant = round(layer.constant_on(gpu.name, gpu.context_spare_mib))
+    return replace(
+        gpu,
+        context_bare_mib=max(1, gpu.context_for(conv=False, matmul=False) + constant),
+        context_conv_mib=max(1, gpu.context_for(conv=True, matmul=False) + constant),
+        context_matmul_mib=max(1, gpu.context_for(conv=False, matmul=True) + constant),
+        context_mib=max(1, gpu.context_mib + constant),
     )
 
 

@@ -285,6 +285,10 @@ class Estimate:
     base: Optional[Tuple[int, int]] = None
     """Peak and request before the environment, a site's layer, another coverage or the GPU's size moved
     them: with the context that a job has of which nothing is known; None: as is."""
+    learned_mib: int = 0
+    """MiB of the peak that the site's constant for such GPUs added, ..."""
+    context_learned: bool = False
+    """... and whether jobs here showed what the context on them is."""
     utilization: Optional[Utilization] = None
     """How hard the job drives the GPU; None where nothing is known of it ..."""
     no_utilization: str = ""

@@ -195,7 +195,7 @@ def estimate_json(
             "params": summary.total_params,
         },
         "coverage": chosen.coverage,
-        "measured": measured_where(gpu, chosen.job),
+        "measured": measured_where(gpu, chosen),
         **doubt_json(chosen, gpu),
         "utilization": utilization_json(chosen.utilization),
         "no_utilization": chosen.no_utilization or None,

@@ -127,10 +127,12 @@ def _lua_context(gpus: GpuGroup) -> List[str]:
     """What a memory line needs to know of a GPU."""
     if not gpus.context:
         return []
-    *contexts, workspace, doubt, conv, other = gpus.context
+    *contexts, workspace, doubt, conv, other, learned = gpus.context
     fields = [f"context = {{ {', '.join(map(str, contexts))} }}, workspace_mib = {workspace}"]
     fields += [f"context_doubt_mib = {doubt}"] if doubt else []
-    return fields + ([f"traced_percent = {{ {conv}, {other} }}"] if conv or other else [])
+    fields += [f"traced_percent = {{ {conv}, {other} }}"] if conv or other else []
+    entries = [f"{name} = {{ {constant}, {rest} }}" for name, constant, rest in learned]
+    return fields + ([f"learned = {{ {', '.join(entries)} }}"] if entries else [])
 
 
 def _lua_gpus(plan: SitePlan, group: NodeGroup) -> Sequence[str]:

@@ -10,9 +10,11 @@ from typing import Any, Dict, List, Optional, Tuple
 import pytest
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.estimators.environment import workspace_doubt
+from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_doubt
 from slurm_gpumem.estimators.gpus import gpu_table
 from slurm_gpumem.estimators.memory_line import CONTEXTS, Knot, MemoryLine, parse_line
+from slurm_gpumem.estimators.site_fit import nothing_learned
+from slurm_gpumem.estimators.site_layer import layers_json, with_learned
 from slurm_gpumem.estimators.types import Gpu
 from tests.lua.played import INTERPRETERS, LUA_FOLDER, SITE, UNSET, Player, to_lua
 from tests.support.timing import slowness
@@ -54,13 +56,23 @@ def draw_line(draw: random.Random) -> MemoryLine:
     )
 
 
-def site_gpu(gpu: Gpu) -> Dict[str, Any]:
+def learn(folder: Path) -> str:
+    """A site that has learned the context of A100s, and a little of all others, for traces."""
+    none = nothing_learned("trace")
+    path = folder / "gpumem-learned.json"
+    path.write_text(layers_json([none._replace(constant=37.0, constants={"a100": -431.0, "v100": 512.4})]))
+    return str(path)
+
+
+def site_gpu(gpu: Gpu, learned: str) -> Dict[str, Any]:
+    here = with_learned(gpu, "trace", learned)
     contexts = [gpu.context_for(conv=c, matmul=m) for c, m in ((0, 0), (1, 0), (0, 1), (1, 1))]
     return {
         "context": contexts,
         "workspace_mib": -(-gpu.cublas_workspace_bytes // 2**20),
         "context_doubt_mib": gpu.context_doubt_mib,
         "traced_percent": [workspace_doubt(gpu, True), workspace_doubt(gpu, False)],
+        "learned": {"trace": [here.context_mib - gpu.context_mib, here.context_doubt_mib]},
     }
 
 
@@ -76,9 +88,10 @@ def damaged(text: str, draw: random.Random) -> str:
     )
 
 
-def by_python(text: str, batch: int, gpu: Gpu) -> Optional[Tuple[int, int]]:
+def by_python(text: str, batch: int, gpu: Gpu, learned: str) -> Optional[Tuple[int, int]]:
     try:
-        return parse_line(text).memory(batch, gpu)
+        line = parse_line(text)
+        return line.memory(batch, with_learned(gpu, line.estimator, learned))
     except UsageError:
         return None
 
@@ -86,19 +99,20 @@ def by_python(text: str, batch: int, gpu: Gpu) -> Optional[Tuple[int, int]]:
 @pytest.mark.parametrize("interpreter", INTERPRETERS)
 def test_lua_and_python_read_every_line_alike_to_the_last_mib(interpreter: str, tmp_path: Path) -> None:
     draw = random.Random(interpreter)
-    gpus = list(gpu_table(tmp_path / "none").values())
+    gpus, learned = list(gpu_table(tmp_path / "none").values()), learn(tmp_path)
+    gpus += [in_environment(gpu, Environment()) for gpu in gpus]
     cases: List[Tuple[str, int, Gpu]] = []
     for number in range(900):
         text = draw_line(draw).text()
         text = damaged(text, draw) if number % 3 == 0 else text
         cases.append((text, draw.choice((1, 64, draw.randint(1, 6000), 1 << 20)), draw.choice(gpus)))
     path = tmp_path / "cases.lua"
-    path.write_text("return " + to_lua([[text, batch, site_gpu(gpu)] for text, batch, gpu in cases]))
+    path.write_text("return " + to_lua([[text, batch, site_gpu(gpu, learned)] for text, batch, gpu in cases]))
     done = subprocess.run(
         [interpreter, str(EVALUATE), str(LUA_FOLDER), str(path)], capture_output=True, text=True, check=True
     )
     told = [None if line == "nil" else tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    expected = [by_python(*case) for case in cases]
+    expected = [by_python(*case, learned) for case in cases]
     differ = [(case, py, lua) for case, py, lua in zip(cases, expected, told) if py != lua]
     # A job that this version of Python does not know is one of a later version: Lua goes on without.
     assert [item for item in differ if item[1] is not None or not _unknown_job(item[0][0])] == []
