@@ -204,7 +204,7 @@ def _start(cluster: Cluster, known: ClusterState) -> None:
 def _write_files(
     spec: ClusterSpec, layout: Layout, place: config.Place, slurm_version: tuple[int, ...]
 ) -> None:
-    layout.slurm_conf.write_text(config.slurm_conf(spec, layout, place))
+    layout.slurm_conf.write_text(config.slurm_conf(spec, layout, place, slurm_version))
     (layout.conf / "gres.conf").write_text(config.gres_conf(spec, place))
     (layout.conf / "cgroup.conf").write_text(config.cgroup_conf(slurm_version))
     layout.site_config.write_text(config.site_config(spec, layout))

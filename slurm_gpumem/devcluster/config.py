@@ -8,6 +8,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 from slurm_gpumem.devcluster.hooks import hook_settings, site_tables
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.spec import MIB_PER_SHARD, ClusterSpec, NodeSpec
+from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
 _LINES_THAT_REPEAT = ("nodename", "partitionname", "nodeset", "downnodes", "include", "switchname")
 
@@ -25,7 +26,7 @@ class Place:
     devices: Sequence[str]
 
 
-def slurm_conf(spec: ClusterSpec, layout: Layout, place: Place) -> str:
+def slurm_conf(spec: ClusterSpec, layout: Layout, place: Place, version: Tuple[int, ...]) -> str:
     """slurm.conf; a key in `spec.extra_conf` replaces ours."""
     settings = _settings(spec, layout, place)
     repeating: List[str] = []
@@ -38,7 +39,7 @@ def slurm_conf(spec: ClusterSpec, layout: Layout, place: Place) -> str:
             clash = next((known for known in settings if known.lower() == key.lower()), key)
             settings[clash] = line.split("=", 1)[1].strip()
     lines = [f"{key}={value}" for key, value in settings.items()]
-    lines += [_node_line(spec, node, place) for node in spec.nodes]
+    lines += [_node_line(spec, node, place, version) for node in spec.nodes]
     lines += _partition_lines(spec)
     return "\n".join([*lines, *repeating, ""])
 
@@ -162,7 +163,7 @@ def _settings(spec: ClusterSpec, layout: Layout, place: Place) -> Dict[str, str]
     return settings
 
 
-def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
+def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place, version: Tuple[int, ...]) -> str:
     line = (
         f"NodeName={node.name} NodeHostname={place.hostname} NodeAddr=127.0.0.1 "
         f"Port={place.node_ports[node.name]} CPUs={node.cpus} RealMemory={node.memory_mib} State=UNKNOWN"
@@ -171,7 +172,9 @@ def _node_line(spec: ClusterSpec, node: NodeSpec, place: Place) -> str:
     if node.gpus:
         shared = node.gpus * spec.shared_per_gpu(node)
         # If the shares have no type too, 22.05 refuses the srun steps of jobs that ask for the type.
-        gres = [f"gpu:{node.gpu_type}:{node.gpus}", *gres, f"{spec.gres}:{node.gpu_type}:{shared}"]
+        untyped = node.instances and version >= SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
+        kind = "" if untyped else f"{node.gpu_type}:"
+        gres = [f"gpu:{node.gpu_type}:{node.gpus}", *gres, f"{spec.gres}:{kind}{shared}"]
     return f"{line} Gres={','.join(gres)}" if gres else line
 
 

@@ -14,8 +14,14 @@ from slurm_gpumem.site.slurm_conf import has_default_memory, node_gpus, spreads,
 from slurm_gpumem.site.snapshot import Snapshot
 from slurm_gpumem.slurm.gres import Entry, parse_gres
 from slurm_gpumem.slurm.node_names import fold_names
-from slurm_gpumem.slurm.nodes import WHOLE_GPU_BESIDE_SHARDS, gives_whole_nodes
+from slurm_gpumem.slurm.nodes import (
+    GPU_TYPE_CAN_CHANGE,
+    SHARES_WITHOUT_TYPE_BESIDE_INSTANCES,
+    WHOLE_GPU_BESIDE_SHARDS,
+    gives_whole_nodes,
+)
 
+_SHOWN = 5
 TYPED_STEPS = (23, 2, 0)
 """Measured on 22.05.8: srun steps of a typed share fail unless the node's shares have a type too."""
 
@@ -83,7 +89,37 @@ def instances_are_usable(now: Snapshot) -> Iterator[Finding]:
             "mig-shares",
             f"{fold_names(spread)}: MIG instances beside shares without a type",
             "Slurm spreads such shares over the instances as well, and nobody knows what one stands for",
-            "write shard:TYPE:N in Gres=, and Name=shard Type=TYPE File=/dev/nvidiaN for each whole GPU",
+            "Name=shard Type=TYPE Count=N File=/dev/nvidiaN in gres.conf for each whole GPU, and in Gres= "
+            + ("shard:TYPE:N" if now.version < SHARES_WITHOUT_TYPE_BESIDE_INSTANCES else "shard:N for all"),
+        )
+
+
+def waiting_jobs_have_their_profile(now: Snapshot) -> Iterator[Finding]:
+    """Jobs that wait for a MIG profile which no node of their partition has: the layout was changed."""
+    there: Dict[str, List[str]] = {}
+    for node in now.nodes:
+        for partition in node.get("Partitions", "").split(","):
+            there.setdefault(partition, []).extend(_profiles(node))
+    waiting: Dict[str, List[str]] = {}
+    others: Dict[str, None] = {}
+    for job in now.jobs:
+        here = [kind for name in job.partition.split(",") for kind in there.get(name, ())]
+        for kind in re.findall(r"\bgpu:([^:,\s]+)", job.tres) if job.waits else ():
+            if profile_name(kind) and kind not in here:
+                waiting.setdefault(kind, []).append(job.name)
+                others.update(dict.fromkeys(here))
+    for kind, names in sorted(waiting.items()):
+        shown = ", ".join(names[:_SHOWN]) + (
+            f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        )
+        instead = f"gpu:{next(iter(others), 'TYPE')}:1"
+        change = f"scontrol update jobid={names[0]} gres={instead}"
+        again = "cancel them; their users submit them again (this Slurm adds a type, it does not change it)"
+        yield _warning(
+            "mig-waiting",
+            f"no node has MIG profile {kind} any more; waiting for it: {shown}",
+            "they wait forever",
+            f"{change} with a profile that holds the job" if now.version >= GPU_TYPE_CAN_CHANGE else again,
         )
 
 

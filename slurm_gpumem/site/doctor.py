@@ -27,6 +27,7 @@ CHECKS: Tuple[Check, ...] = (
     check_gpus.sharing_is_configured,
     check_gpus.one_kind_of_sharing_per_node,
     check_gpus.instances_are_usable,
+    check_gpus.waiting_jobs_have_their_profile,
     check_gpus.shares_divide_evenly,
     check_gpus.shares_have_types,
     check_gpus.whole_and_shared_jobs_keep_apart,

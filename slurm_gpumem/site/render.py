@@ -8,6 +8,7 @@ from typing import List, Sequence
 from slurm_gpumem.config.load import SharingPolicy
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
+from slurm_gpumem.slurm.nodes import SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
 
 _RECOVERY = """\
 [recovery]  # of jobs that run out of GPU memory; gpumem docs recovery
@@ -25,6 +26,9 @@ def node_gres(plan: SitePlan, group: NodeGroup) -> str:
     whole = [_word("gpu", gpus.gpu_type, gpus.count) for gpus in group.gpus]
     divided = [gpus for gpus in group.gpus if not gpus.instance]
     shared = [_word(plan.gres, gpus.gpu_type, gpus.count * plan.shares(gpus)) for gpus in divided]
+    newer = plan.version is None or plan.version >= SHARES_WITHOUT_TYPE_BESIDE_INSTANCES
+    if newer and shared and len(divided) < len(group.gpus):
+        shared = [_word(plan.gres, "", sum(gpus.count * plan.shares(gpus) for gpus in divided))]
     return ",".join([*whole, *shared])
 
 

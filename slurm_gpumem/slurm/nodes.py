@@ -18,6 +18,11 @@ from slurm_gpumem.xdg import cache_path
 
 WHOLE_GPU_BESIDE_SHARDS: Version = (23, 2, 6)
 """From this version on a gpu:1 job and shard jobs keep off each other's GPUs."""
+SHARES_WITHOUT_TYPE_BESIDE_INSTANCES: Version = (23, 2, 0)
+"""From here on the shares of a node with MIG instances have no type in Gres= (in gres.conf they do).
+
+Measured: 22.05 takes both; on 24.11 and 26.05 a type makes the node INVAL. Without it, steps of jobs that ask
+for shares of a type fail on all three."""
 GPU_TYPE_CAN_CHANGE: Version = (23, 2, 0)
 """Before this version a waiting job whose request is changed to another GPU type gets both types."""
 

@@ -33,7 +33,9 @@ _JOB_COLUMNS = (
     ("Partition", 400), ("tres-per-node", 400), ("Comment", 1100),
 )  # fmt: skip
 _JOB_FORMAT = ",".join(f"{name}:{width}" for name, width in _JOB_COLUMNS)
-_QUEUE_COLUMNS = (("Partition", 64), ("tres-per-node", 128), ("tres-per-job", 64))
+_QUEUE_COLUMNS = (
+    ("Partition", 64), ("JobArrayID", 32), ("State", 16), ("tres-per-node", 128), ("tres-per-job", 64),
+)  # fmt: skip
 _QUEUE_FORMAT = ",".join(f"{name}:{width}" for name, width in _QUEUE_COLUMNS)
 _STDOUT = re.compile(r"^ *StdOut=(/.*)$", re.MULTILINE)
 
@@ -110,7 +112,11 @@ class QueuedJob(NamedTuple):
     """A pending or running job and what it asks for."""
 
     partition: str
+    """Several, with commas between them, where the job may run in each."""
     tres: str
+    name: str = ""
+    """As scontrol takes it; of tasks of an array that wait together, with their numbers in brackets."""
+    waits: bool = False
 
 
 class EndedJob(NamedTuple):
@@ -181,8 +187,17 @@ def queued(client: SlurmClient) -> Tuple[QueuedJob, ...]:
     """What all pending and running jobs ask for."""
     argv = ["squeue", "-a", "-h", "-t", "PENDING,RUNNING,SUSPENDED", "-O", _QUEUE_FORMAT]
     rows = (line for line in client.run(argv, timeout_s=TIMEOUT_S).splitlines() if line.strip())
-    partition = _QUEUE_COLUMNS[0][1]
-    return tuple(QueuedJob(line[:partition].strip(), line[partition:].strip()) for line in rows)
+    partition, name, state = (width for _, width in _QUEUE_COLUMNS[:3])
+    named, stated = partition + name, partition + name + state
+    return tuple(
+        QueuedJob(
+            line[:partition].strip(),
+            line[stated:].strip(),
+            line[partition:named].strip(),
+            line[named:stated].strip() == "PENDING",
+        )
+        for line in rows
+    )
 
 
 def newest_end(client: SlurmClient) -> Optional[EndedJob]:

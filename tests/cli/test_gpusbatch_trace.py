@@ -359,11 +359,22 @@ def _commands(desk: TraceDesk) -> List[str]:
     return found.stdout.splitlines()
 
 
-def test_a_job_that_asks_for_several_gpus_is_submitted_as_it_is_and_says_so(desk: TraceDesk) -> None:
+def test_one_process_that_asks_for_several_gpus_is_submitted_as_it_is_and_the_idle_ones_are_said(
+    desk: TraceDesk,
+) -> None:
     desk.job("$PYTHON train.py", head="#!/bin/bash\n#SBATCH --gres=gpu:2")
     done = desk.call("--trace", "--hold", "job.sh")
     assert done.returncode == 0, done.stderr
-    assert "not traced: it asks for 2 GPUs (--gres), so its GPU options stay" in done.stderr
+    assert "the script works with 1 GPU of the 2 that it asks for" in done.stderr
+    assert "GPU options left as they are: it asks for 2 GPUs (--gres)" in " ".join(done.stderr.split())
+    assert desk.shown(done.stdout.split()[-1])["TresPerNode"].endswith("gpu:2")
+
+
+def test_a_job_on_whole_nodes_is_not_traced_and_says_so(desk: TraceDesk) -> None:
+    desk.job("$PYTHON train.py", head="#!/bin/bash\n#SBATCH --gres=gpu:1 --exclusive")
+    done = desk.call("--trace", "--hold", "job.sh")
+    assert done.returncode == 0, done.stderr
+    assert "not traced: --exclusive takes whole nodes, so its GPU options stay" in done.stderr
 
 
 def test_options_that_contradict_each_other_are_refused(desk: TraceDesk) -> None:
@@ -494,7 +505,7 @@ def test_a_job_of_several_ranks_gets_a_verdict_and_keeps_its_whole_gpus(desk: Tr
     said = " ".join(done.stderr.split())
     assert "2 GPUs (fsdp,wrap=Sequential)" in said
     assert "it asks for 2 GPUs (--gres); each needs" in said
-    assert "gres/gpu:2" in desk.shown(done.stdout.split()[-1])["TresPerNode"]
+    assert desk.shown(done.stdout.split()[-1])["TresPerNode"].endswith("gpu:2")
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
-from pathlib import Path
 from typing import Callable, Iterator, List, Tuple
 
 import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from tests.recovery.conftest import LONG, OOM, Site, hurried, let_go, make_site, needs_root
+from tests.support.slurm_daemons import restart_slurmctld
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
@@ -164,30 +163,3 @@ def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: st
         if step == "release":
             controller.terminate()
             controller.wait(timeout=20)
-
-
-def restart_slurmctld(
-    cluster: Cluster, how: signal.Signals = signal.SIGTERM, meanwhile: Callable[[], object] = lambda: None
-) -> subprocess.Popen[bytes]:
-    """Stop the controller and start it again with what it had saved."""
-    pid = int((cluster.layout.run / "slurmctld.pid").read_text())
-    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    env = dict(part.decode().split("=", 1) for part in environ if part)
-    os.kill(pid, how)
-    until(lambda: _is_over(pid), 60)
-    meanwhile()
-    enter = cluster.layout.library / "enter-slurm-root"
-    command = [str(enter)] if enter.exists() else []
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(
-        [*command, "/usr/sbin/slurmctld", "-D"], env=env, cwd=cluster.layout.root, stdout=quiet, stderr=quiet
-    )
-    until(lambda: cluster.run(["squeue", "-h"], timeout_s=20).returncode == 0, 120)
-    return process
-
-
-def _is_over(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True

@@ -73,7 +73,7 @@ def test_a_job_that_runs_out_on_an_instance_comes_back_on_the_next_larger_one(
         stays(site, job)
         return
     shown = site.ended(job, "COMPLETED")
-    assert shown["tres-per-node"] == "gres:gpu:h200_2g.35gb:1"
+    assert shown["tres-per-node"].removeprefix("gres")[1:] == "gpu:h200_2g.35gb:1"
     first, second = records(site, job, 2)
     assert [run["limit_mib"] for run in (first, second)] == [16_384, 33_280]
     assert [len(run["gpus"]) for run in (first, second)] == [1, 1]
@@ -87,7 +87,7 @@ def test_a_job_climbs_past_the_largest_instance_to_a_whole_gpu(site: Site, jobs:
         stays(site, job)
         return
     shown = site.ended(job, "COMPLETED")
-    assert shown["tres-per-node"] == "gres:gpu:h200:1"
+    assert shown["tres-per-node"].removeprefix("gres")[1:] == "gpu:h200:1"
     assert records(site, job, int(shown["RestartCnt"]) + 1)[-1]["mode"] != MIG
 
 

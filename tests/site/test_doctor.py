@@ -119,7 +119,27 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         node(Gres="gpu:a100:4,gpu:a100_1g.5gb:4,shard:160"),
         Severity.WARNING,
         "mig-shares",
-        "shard:TYPE:N",
+        "Type=TYPE Count=N File=",
+    ),
+    "a waiting job whose MIG profile is gone": (
+        replace(
+            node(Gres="gpu:a100:4,gpu:a100_2g.10gb:2,shard:a100:160", Partitions="gpu"),
+            jobs=(
+                QueuedJob("gpu", "gres:gpu:a100_1g.5gb:1", "7", True),
+                QueuedJob("gpu", "gres:gpu:a100_2g.10gb:1", "8", True),
+                QueuedJob("gpu", "gres:gpu:a100_1g.5gb:1", "9", False),
+                QueuedJob("gpu", "gres:gpu:1", "10", True),
+            ),
+        ),
+        Severity.WARNING,
+        "mig-waiting",
+        "scontrol update jobid=7 gres=gpu:a100_2g.10gb:1",
+    ),
+    "... where Slurm cannot change it": (
+        OLD(jobs=(QueuedJob("gpu", "gres:gpu:a100_1g.5gb:1", "7", True),)),
+        Severity.WARNING,
+        "mig-waiting",
+        "cancel them",
     ),
     "uneven": (node(Gres="gpu:4,shard:150"), Severity.WARNING, "uneven-shares", "multiple"),
     "uneven by type": (
@@ -534,7 +554,7 @@ def recorded(folder: Path, **more: Any) -> FakeSlurm:
         "scontrol show partition": "PartitionName=gpu OverSubscribe=NO DefMemPerCPU=8000\n",
         "sacctmgr show qos": "normal||||\n",
         "sacctmgr show assoc": "root|||\n",
-        "squeue -O": f"{'gpu':<64}gres:shard:3090:3\n",
+        "squeue -O": f"{'gpu':<64}{'7':<32}{'PENDING':<16}gres:shard:3090:3\n",
         "squeue -t PENDING -o %i|%r": "",
     }
     return FakeSlurm({**answers, **more})
@@ -545,7 +565,7 @@ def test_a_cluster_is_pictured_from_what_slurm_answers(tmp_path: Path) -> None:
     now = gather(recorded(tmp_path))
     assert (now.version_text, now.folder, now.policy) == ("24.11.5", tmp_path, {"mode": "on"})
     assert [node["Gres"] for node in now.shared_nodes()] == ["gpu:3090:4(S:0-1),shard:3090:96(S:0-1)"]
-    assert now.jobs == (QueuedJob("gpu", "gres:shard:3090:3"),)
+    assert now.jobs == (QueuedJob("gpu", "gres:shard:3090:3", "7", True),)
     assert (now.left_held, now.limits, now.unread) == ((), (), ())
 
 

@@ -124,10 +124,12 @@ def test_a_jobs_output_is_where_slurm_says(text: str, path: Optional[str]) -> No
 
 
 def test_the_queue_tells_what_every_job_asks_for() -> None:
-    lines = "".join(f"{'gpu':<64}{gres:<128}{'N/A':<64}\n" for gres in ("gres:gpu:1", "gres:shard:3090:3"))
-    assert [(job.partition, job.tres.split()[0]) for job in queued(FakeSlurm({"squeue": lines}))] == [
-        QueuedJob("gpu", "gres:gpu:1"),
-        QueuedJob("gpu", "gres:shard:3090:3"),
+    rows = (("7", "PENDING", "gres:gpu:1"), ("8_[1-4]", "RUNNING", "gres:shard:3090:3"))
+    lines = "".join(f"{'gpu':<64}{name:<32}{state:<16}{gres:<128}{'N/A':<64}\n" for name, state, gres in rows)
+    found = queued(FakeSlurm({"squeue": lines}))
+    assert [job._replace(tres=job.tres.split()[0]) for job in found] == [
+        QueuedJob("gpu", "gres:gpu:1", "7", True),
+        QueuedJob("gpu", "gres:shard:3090:3", "8_[1-4]", False),
     ]
 
 

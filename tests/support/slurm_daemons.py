@@ -1,0 +1,39 @@
+"""Daemons of a dev cluster, stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Callable
+
+from slurm_gpumem.devcluster.cluster import Cluster
+from tests.support.waiting import until
+
+
+def restart_slurmctld(
+    cluster: Cluster, how: signal.Signals = signal.SIGTERM, meanwhile: Callable[[], object] = lambda: None
+) -> subprocess.Popen[bytes]:
+    """Stop the controller and start it again with what it had saved."""
+    pid = int((cluster.layout.run / "slurmctld.pid").read_text())
+    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    env = dict(part.decode().split("=", 1) for part in environ if part)
+    os.kill(pid, how)
+    until(lambda: _is_over(pid), 60)
+    meanwhile()
+    enter = cluster.layout.library / "enter-slurm-root"
+    command = [str(enter)] if enter.exists() else []
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(
+        [*command, "/usr/sbin/slurmctld", "-D"], env=env, cwd=cluster.layout.root, stdout=quiet, stderr=quiet
+    )
+    until(lambda: cluster.run(["squeue", "-h"], timeout_s=20).returncode == 0, 120)
+    return process
+
+
+def _is_over(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
