@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, List, Tuple
 
 from slurm_gpumem.estimators.allocator_settings import allocator_settings
 from slurm_gpumem.estimators.structural import loss
@@ -46,8 +44,7 @@ def estimate(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Estimate:
 
 def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Estimate, Walk, Replay]:
     """The estimate and what it was made from, for the learned correction."""
-    with _without_collector():
-        walk, result = simulate(summary, job, gpu)
+    walk, result = simulate(summary, job, gpu)
     context = gpu.context_for(conv=walk.uses_conv, matmul=walk.uses_matmul)
     parts = _parts(result, context)
     peak = sum(parts.values())
@@ -65,19 +62,6 @@ def estimate_with(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Tuple[Es
         step=walk,
     )
     return found, walk, result
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Thousands of small objects that all stay until the end: looking for rubbish among them finds none."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def rebuild(summary: ModelSummary, job: TrainingJob, gpu: Gpu) -> Walk:

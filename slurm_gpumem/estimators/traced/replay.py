@@ -67,7 +67,7 @@ def replay(
     )
 
 
-def _tried(trace: Trace, batch: Optional[int], events: List[Event]) -> int:
+def _tried(trace: Trace, batch: Optional[int], events: Sequence[Event]) -> int:
     """The most that lives beside a convolution's largest workspace."""
     at = trace.job.batch if batch is None else batch
     most = 0
@@ -105,16 +105,21 @@ def _reserved_later(allocator: CachingAllocator, trace: Trace, sizes: Sequence[i
     further = _further_step(trace)
     if further is None:
         return reserved
-    block, calm = sum(value >= 0 for value in trace.events), 0
+    block, calm = _count(trace.events), 0
+    step, made = _events(further, sizes), _count(further)
     for _ in range(min(MORE_STEPS, MORE_EVENTS // max(len(further), 1))):
-        events = _events(further, sizes, block)
-        allocator.replay(events)
-        block += sum(value >= 0 for value in further)
+        allocator.replay([(block + key, size) for key, size in step])
+        block += made
         calm = calm + 1 if allocator.stats().peak_reserved == reserved else 0
         reserved = allocator.stats().peak_reserved
         if calm == CALM_STEPS:
             break
     return reserved
+
+
+def _count(values: Sequence[int]) -> int:
+    """The allocations among a trace's events."""
+    return len([value for value in values if value >= 0])
 
 
 def workspaces(trace: Trace, timeline: Timeline) -> List[int]:
@@ -126,7 +131,7 @@ def workspaces(trace: Trace, timeline: Timeline) -> List[int]:
     ]
 
 
-def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> List[Event]:
+def allocator_events(trace: Trace, batch: Optional[int], gpu: Optional[Gpu]) -> Sequence[Event]:
     """The trace's events as the allocator takes them: one for each, sizes in bytes."""
     return _events(trace.events, site_sizes(trace, batch, gpu))
 
@@ -148,9 +153,10 @@ def site_sizes(
     )
 
 
-def _events(values: Sequence[int], sizes: Sequence[int], block: int = 0) -> List[Event]:
-    """A trace's events as the allocator takes them, blocks numbered from `block` on."""
-    events: List[Event] = []
+def _events(values: Sequence[int], sizes: Sequence[int]) -> List[Tuple[int, int]]:
+    """A trace's events as the allocator takes them, blocks numbered from 0 on."""
+    events: List[Tuple[int, int]] = []
+    block = 0
     for value in values:
         if value >= 0:
             events.append((block, sizes[value]))
@@ -182,7 +188,7 @@ def _live_bytes(events: Sequence[Event]) -> Tuple[int, ...]:
     return tuple(line)
 
 
-def _alive(trace: Trace, events: List[Event], last: int) -> Tuple[Tuple[Site, int], ...]:
+def _alive(trace: Trace, events: Sequence[Event], last: int) -> Tuple[Tuple[Site, int], ...]:
     live: Dict[object, Tuple[Site, int]] = {}
     for value, (key, size) in zip(trace.events[: last + 1], events):
         if size == FREE:
