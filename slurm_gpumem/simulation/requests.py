@@ -9,8 +9,7 @@ from slurm_gpumem.errors import UnknownNameError
 from slurm_gpumem.simulation.sharing import WAYS, mig_request
 from slurm_gpumem.simulation.types import WHOLE, Setup, SimJob
 from slurm_gpumem.units import ceil_div
-from slurm_gpumem.utilization.budget import asked_share, budget, coefficients_of, scale
-from slurm_gpumem.utilization.interference import packaged
+from slurm_gpumem.utilization.budget import share_for
 from slurm_gpumem.utilization.sets import PER_USER
 
 ORACLE, NONE, REMEMBERED = "oracle", "none", "remembered"
@@ -37,10 +36,7 @@ class Asker:
             raise UnknownNameError("estimator", setup.estimator, list(ESTIMATORS))
         self._setup = setup
         self._peaks: Dict[Tuple[str, str], Tuple[int, int]] = {}
-        policy = setup.policy
-        mode = coefficients_of(WAYS.get(setup.mode, PER_USER))
-        self._known = packaged().modes[mode]
-        self._total = scale(packaged(), policy.by_activity, mode) if policy.by_activity else 0.0
+        self._way = WAYS.get(setup.mode, PER_USER)
 
     def ask(self, job: SimJob) -> Optional[int]:
         """MiB on each GPU; WHOLE; None where nothing is known and the policy tries anyway."""
@@ -62,9 +58,9 @@ class Asker:
             mib = mig_request(mib, memory)
         else:
             mib = ceil_div(mib, self._setup.shard_mib) * self._setup.shard_mib
-        if self._total:
-            limit = self._setup.policy.by_activity
-            share = asked_share(budget(job.load, limit, self._total, self._known).share, limit)
+        limit = self._setup.policy.by_activity
+        if limit:
+            share = share_for(job.load, limit, limit, self._way).share
             by_activity = ceil(share * memory / self._setup.shard_mib) * self._setup.shard_mib
             mib = max(mib, by_activity)
         return WHOLE if mib >= memory else mib

@@ -63,11 +63,9 @@ def activity_of(
     limit = site if own is None else own
     if utilization is None or limit is None:
         return None
-    from slurm_gpumem.utilization.budget import activity_budget, asked_share
+    from slurm_gpumem.utilization.budget import activity_budget
 
     others = limit if site is None else site
     way = policy.node_mps
     found = activity_budget(utilization, limit, others, way)
-    return Activity(
-        asked_share(found.share, limit), limit, own is not None, found.because, others, utilization, way
-    )
+    return Activity(found.share, limit, own is not None, found.because, others, utilization, way)

@@ -1,10 +1,18 @@
 """The share of a GPU that keeps every job of a set within the slowdown which the site accepts.
 
-With p the pressure of a job and t the most pressure of others at which it still keeps within the slowdown,
-its share is max(p / S, 1 - t / S), where S is the same number for all jobs of a site. Whatever jobs share a
-GPU then, while their shares add up to 1 at most, the others of a job press with at most S · (1 - its share)
-≤ t. So Slurm's own sum of shards keeps the bound, whichever jobs come together. S only decides how well
-usual jobs pack; it is the sum of pressures that usual jobs tolerate at that slowdown.
+Slurm adds up shares and knows nothing else of the jobs that meet, so each bound here is a sum.
+
+Jobs side by side (one MPS server): with p the pressure of a job and t the most pressure of others at which
+it still keeps within the slowdown, its share is max(p / S, 1 - t / S), where S is the same number for all
+jobs of a site. Whatever jobs share a GPU then, while their shares add up to 1 at most, the others of a job
+press with at most S · (1 - its share) ≤ t. S only decides how well usual jobs pack; it is the sum of
+pressures that usual jobs tolerate at that slowdown.
+
+Jobs in turns (a server for each user, or none): a job that wants n of the time gets all of it or as much as
+the others get at most. With a limit of λ everybody is to get 1 / λ, so a share is min(n, 1 / λ) / capacity:
+while shares add up to 1, nobody gets less. With a server for each user a job's neighbours may be anybody's:
+its share is the larger of the two. Where both kinds meet, what a job loses to either multiplies, up to
+1 / capacity above the limit. `python -m slurm_gpumem.lab.score.mixes` prints how far each limit holds.
 """
 
 from __future__ import annotations
@@ -13,19 +21,22 @@ from typing import Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.utilization.interference import (
-    MODES,
     Interference,
     JobLoad,
+    Turns,
     load_of,
     packaged,
     prepare,
     pressure,
 )
-from slurm_gpumem.utilization.sets import SHARED, SIDE, TURNS
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, SIDE, TIMESLICE
 
 _MOST = 64.0
 """No set of jobs presses harder: a job that tolerates this much tolerates everything."""
 _STEPS = 40
+_MOST_OF_USERS = 3.0
+"""The largest limit that counts where users take turns: with more, three busy jobs fit, and what two of one
+user lose to each other multiplies with what they lose to the third."""
 
 
 class Budget(NamedTuple):
@@ -41,35 +52,57 @@ class Budget(NamedTuple):
 
 
 def activity_budget(
-    utilization: Utilization, max_slowdown: float, site_slowdown: float, mode: str = "mps"
+    utilization: Utilization, max_slowdown: float, site_slowdown: float, way: str = SHARED
 ) -> Budget:
     """The share of a job that accepts `max_slowdown`, on a site that accepts `site_slowdown`.
 
-    `mode` is one of `interference.MODES`, or of `sets.WAYS`: with a server for each user neighbours may be
-    somebody else's, with whose jobs it takes turns.
+    `way` is one of `sets.WAYS`.
     """
+    return share_for(load_of(utilization), max_slowdown, site_slowdown, way)
+
+
+def share_for(job: JobLoad, max_slowdown: float, site_slowdown: float, way: str) -> Budget:
+    """The same from a job's metrics."""
     model = packaged()
-    mode = coefficients_of(mode)
-    return budget(load_of(utilization), max_slowdown, scale(model, site_slowdown, mode), model.modes[mode])
-
-
-def coefficients_of(way: str) -> str:
-    """The mode of `interference.MODES` in which a way of sharing keeps its bound beside anybody's jobs."""
-    return way if way in MODES else SIDE if way == SHARED else TURNS
+    if way == PER_USER:
+        max_slowdown, site_slowdown = min(max_slowdown, _MOST_OF_USERS), min(site_slowdown, _MOST_OF_USERS)
+    side = budget(job, max_slowdown, scale(model, site_slowdown, SIDE), model.modes[SIDE])
+    turns = turns_budget(job, max_slowdown, site_slowdown, model.turns)
+    chosen = {SHARED: (side,), TIMESLICE: (turns,)}.get(way, (turns, side))
+    found = max(chosen, key=lambda one: one.share)
+    return found._replace(share=asked_share(found.share, max_slowdown))
 
 
 def asked_share(share: float, max_slowdown: float) -> float:
-    """What a job asks for by its activity: two jobs that take turns each take twice as long, so with a limit
-    of 2 or more half a GPU is enough, and any two jobs can share one."""
+    """What a job asks for by its activity: two jobs that take turns each take twice as long, and what that
+    costs; so with a limit of 2 or more half a GPU is enough, and any two jobs can share one."""
     return min(share, 0.5) if max_slowdown >= 2 else share
 
 
-def worst_slowdown(utilization: Utilization, share: float, site_slowdown: float, mode: str = "mps") -> float:
+def turns_budget(job: JobLoad, max_slowdown: float, site_slowdown: float, turns: Turns) -> Budget:
+    """The share of a job that takes turns with all others; pressure and tolerance are parts of the time."""
+    need, part = turns.need_of(job.active), 1 / site_slowdown
+    taken = min(need, part) / turns.capacity
+    wanted = need / max_slowdown
+    # Where it gets `wanted`, others take up to as much: wanted / part of what their shares stand for.
+    needed = 1 - part * (1 / wanted - 1 / turns.capacity) if wanted > part else 0.0
+    share = min(1.0, max(taken, needed))
+    return Budget(share, need, wanted, "tolerance" if needed > taken else "pressure")
+
+
+def worst_slowdown(utilization: Utilization, share: float, site_slowdown: float, way: str = SHARED) -> float:
     """How many times as long its step takes where others fill up a GPU of which it has that share."""
-    model = packaged()
-    mode = coefficients_of(mode)
-    beside = scale(model, site_slowdown, mode) * max(0.0, 1 - share)
-    return prepare(load_of(utilization), model.modes[mode]).stretch(beside)
+    model, job = packaged(), load_of(utilization)
+    site_slowdown = min(site_slowdown, _MOST_OF_USERS) if way == PER_USER else site_slowdown
+    beside = scale(model, site_slowdown, SIDE) * max(0.0, 1 - share)
+    side = prepare(job, model.modes[SIDE]).stretch(beside)
+    if way == SHARED:
+        return side
+    capacity, part = model.turns.capacity, 1 / site_slowdown
+    left = capacity * (1 - min(share, 1.0))
+    level = capacity / (1 + left / part) if share * capacity >= part else capacity * share
+    in_turns = max(1.0, model.turns.need_of(job.active) / level)
+    return in_turns if way == TIMESLICE else max(side, in_turns)
 
 
 def budget(job: JobLoad, max_slowdown: float, total: float, known: Mapping[str, float]) -> Budget:

@@ -64,6 +64,10 @@ class Turns(NamedTuple):
     capacity: float
     """What is left of the time after changing from one to the other."""
 
+    def need_of(self, active: float) -> float:
+        """The share of the time that a server wants whose jobs keep the GPU that active."""
+        return 1 - float((1 - min(active, 1.0)) ** self.need)
+
     def active_at(self, busy: float) -> float:
         """The SM activity of a job that has any kernel on the GPU for that share of the time."""
         return 1 - float((1 - busy) ** (1 / self.need))

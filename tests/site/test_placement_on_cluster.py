@@ -183,7 +183,8 @@ def test_cores_that_large_shares_do_not_use_let_small_ones_onto_the_gpu(
         names = ["large", *["small"] * 10]
         jobs = {call(name, "--parsable", cpus=cpus).strip(): name for name in names}
         last = list(jobs)[-1]
-        until(lambda: _reason(cluster, last) in ("Resources", "Priority") and _runs(cluster, "large", jobs))
+        until(lambda: _reason(cluster, last) in ("Resources", "Priority"))
+        until(lambda: _runs(cluster, "large", jobs))
         most = 4 if cpus == "share" else 6
         until(lambda: len(_runs(cluster, "small", jobs)) >= most)
         count = 20 * len(_runs(cluster, "large", jobs)) + 2 * len(_runs(cluster, "small", jobs))

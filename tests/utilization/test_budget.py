@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import List
+from typing import List, Tuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.lab.shared_speeds import speeds
-from slurm_gpumem.utilization.budget import asked_share, budget, interpolated, scale, tolerance
+from slurm_gpumem.utilization.budget import (
+    asked_share,
+    budget,
+    interpolated,
+    scale,
+    share_for,
+    tolerance,
+    worst_slowdown,
+)
 from slurm_gpumem.utilization.interference import (
     MODES,
     JobLoad,
@@ -17,6 +26,7 @@ from slurm_gpumem.utilization.interference import (
     pressure,
     stretch,
 )
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, predicted_speeds
 
 loads = st.builds(
     lambda active, warps, dram, step: JobLoad(active, active * warps, active * dram, step),
@@ -85,3 +95,83 @@ def test_between_two_points_is_their_line(at: float, expected: float) -> None:
 def test_any_two_jobs_may_share_where_twice_as_long_is_accepted() -> None:
     assert asked_share(0.9, 2.0) == asked_share(0.9, 3.0) == 0.5
     assert (asked_share(0.9, 1.9), asked_share(0.3, 2.0)) == (0.9, 0.3)
+
+
+TURNS = packaged().turns
+
+
+def accepted(jobs: List[JobLoad], limits: List[float], site: float, way: str) -> List[int]:
+    """Those that Slurm puts on one GPU."""
+    left, found = 1.0, []
+    for number, (job, limit) in enumerate(zip(jobs, limits)):
+        share = share_for(job, limit, site, way).share
+        if share <= left:
+            found.append(number)
+            left -= share
+    return found
+
+
+def worst(kinds: List[JobLoad], order: List[int], users: int, limit: float, way: str) -> float:
+    """The slowest job of a GPU on which Slurm puts as many of these as fit, of that number of users."""
+    jobs = [kinds[number % len(kinds)] for number in order]
+    beside = accepted(jobs, [limit] * len(jobs), limit, way)
+    owners = [str(place * 7 % users) for place, _ in enumerate(beside)]
+    return 1 / min(predicted_speeds(way, [jobs[number] for number in beside], owners), default=1.0)
+
+
+mixes = st.tuples(
+    st.lists(loads, min_size=1, max_size=4), st.lists(st.integers(0, 3), min_size=2, max_size=14)
+)
+
+
+@settings(max_examples=300)
+@given(mixes, st.floats(1.02, 4.0), st.sampled_from((PER_USER, TIMESLICE)))
+def test_a_limit_holds_between_the_jobs_of_several_users_whoever_meets(
+    mix: Tuple[List[JobLoad], List[int]], limit: float, way: str
+) -> None:
+    """From 2 on any two jobs may share: then what changing turns costs such a pair comes on top."""
+    kept = max(limit, 2 / TURNS.capacity) if limit >= 2 else limit
+    assert worst(*mix, 101, limit, way) <= kept * (1 + 1e-6)
+
+
+@settings(max_examples=300)
+@given(mixes, st.integers(1, 6), st.floats(1.02, 1.99))
+def test_where_users_have_several_jobs_each_a_limit_below_2_holds_but_for_the_cost_of_turns(
+    mix: Tuple[List[JobLoad], List[int]], users: int, limit: float
+) -> None:
+    assert worst(*mix, users, limit, PER_USER) <= limit / TURNS.capacity * (1 + 1e-6)
+
+
+def test_six_jobs_of_30_percent_of_several_users_are_not_put_on_one_gpu() -> None:
+    """By the coefficients of one formula for all they were: predicted 4 times as long at a limit of 2."""
+    jobs = [JobLoad(0.3, 0.1, 0.1, 0.03)] * 6
+    users = list("abcdef")
+    assert 1 / min(predicted_speeds(PER_USER, jobs, users)) > 3.9
+    assert len(accepted(jobs, [2.0] * 6, 2.0, PER_USER)) == 2
+    assert len(accepted(jobs, [2.0] * 6, 2.0, SHARED)) > 3
+
+
+@given(st.lists(loads, min_size=2, max_size=8), st.floats(1.02, 1.9), st.floats(1.02, 1.9))
+def test_a_job_that_accepts_less_than_the_site_gets_it_in_turns(
+    jobs: List[JobLoad], own: float, site: float
+) -> None:
+    limits = [own, *[site] * (len(jobs) - 1)]
+    beside = accepted(jobs, limits, site, TIMESLICE)
+    found = predicted_speeds(TIMESLICE, [jobs[number] for number in beside], [str(n) for n in beside])
+    for number, speed in zip(beside, found):
+        assert 1 / speed <= max(limits[number], own if number == 0 else site) * (1 + 1e-6)
+
+
+@given(st.lists(loads, min_size=2, max_size=8), st.floats(1.02, 4.0), st.sampled_from((PER_USER, TIMESLICE)))
+def test_what_is_said_at_submission_bounds_what_is_predicted_with_the_neighbours(
+    jobs: List[JobLoad], limit: float, way: str
+) -> None:
+    beside = accepted(jobs, [limit] * len(jobs), limit, way)
+    alike = [jobs[number] for number in beside]
+    found = predicted_speeds(way, alike, [str(number) for number in beside])
+    for job, speed in zip(alike, found):
+        used = Utilization(
+            100 * job.active, 100 * job.occupancy, 100 * job.dram, job.step, {}, 0.8, False, "trace", True
+        )
+        said = worst_slowdown(used, share_for(job, limit, limit, way).share, limit, way)
+        assert 1 / speed <= said * (1 + 1e-6)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from slurm_gpumem.lab.score.sets import figures, judge_sets, load_left_out
 from slurm_gpumem.lab.shared_speeds import load_from
 from slurm_gpumem.lab.utilization_runs import load_sets, way_of
-from slurm_gpumem.utilization.budget import coefficients_of
 from slurm_gpumem.utilization.interference import JobLoad
 from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS, predicted_speeds
 
@@ -44,15 +43,6 @@ def test_a_light_user_keeps_its_speed_and_the_heavy_one_pays_for_it() -> None:
 def test_nobody_is_faster_beside_others(jobs: List[JobLoad], way: str, data: st.DataObject) -> None:
     users = [data.draw(st.sampled_from("ab")) for _ in jobs]
     assert all(0 < speed <= 1 for speed in predicted_speeds(way, jobs, users))
-
-
-def test_a_bound_for_servers_of_single_users_counts_on_turns() -> None:
-    assert [coefficients_of(way) for way in (PER_USER, SHARED, TIMESLICE, "mps")] == [
-        "timeslice",
-        "mps",
-        "timeslice",
-        "mps",
-    ]
 
 
 @pytest.mark.parametrize(("mode", "bound"), [("per-user", 0.08), ("shared", 0.14)])
