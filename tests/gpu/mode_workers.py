@@ -94,6 +94,9 @@ class Played:
 
     def hold(self, mib: int) -> None:
         time.sleep(0.2)
+        limit = os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "").rpartition("=")[2].rstrip("M")
+        if limit and mib > int(limit):
+            raise RuntimeError(f"CUDA out of memory. Tried to allocate {mib}.00 MiB. GPU 0 is full (played)")
 
     def memory(self) -> Dict[str, Any]:
         return {"reserved_mib": 1}

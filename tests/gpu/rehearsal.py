@@ -4,11 +4,14 @@ As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's r
 
     python3 tests/gpu/rehearsal.py --out DIR --mode solo      step time, power, activity of each kind, alone
     python3 tests/gpu/rehearsal.py --out DIR --mode shared    then per-user, timeslice, exclusive
+    python3 tests/gpu/rehearsal.py --out DIR --mode knob      shares under max_slowdown, two OOMs injected
     python3 tests/gpu/rehearsal.py --out DIR --mode report    a page and a picture (--page); needs no GPU
 
 DIR/MODE.jsonl gets a row per job, sample and summary as they come; a mode whose summary is there is not run
-again. `exclusive` runs a part of the trace one job after the other: it checks the exclusive time that is
-computed from the solo steps. Slurm is started by --up (see node_life.py). `--rehearse` plays it without GPU.
+again, one that was cut off begins again, and its rows are kept as MODE.cut.jsonl. Each mode runs `solo` first
+where its rows are not there. `exclusive` runs a part of the trace one job after the other: it checks the
+exclusive time that is computed from the solo steps. Slurm is started by --up (see node_life.py). `--rehearse`
+plays it without GPU, with a python3 that all users can start.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import shutil
 import sys
 import tempfile
 import time
+from math import ceil
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
@@ -32,11 +36,15 @@ from mode_workers import Worker, rate
 from rehearsal_report import write_report
 
 from slurm_gpumem.config.node import NodeConfig
+from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.node.gpus import find_gpus, standin_gpus
 from slurm_gpumem.node.sources.base import SourceError
 from slurm_gpumem.node.sources.choose import choose_source
+from slurm_gpumem.utilization.budget import share_for
+from slurm_gpumem.utilization.interference import JobLoad
 
-MODES = ("shared", "per-user", "timeslice")
+KNOB = "knob"
+MODES = ("shared", "per-user", "timeslice", KNOB)
 MEMORY_GIB = {"small": 12, "conv32": 28, "text16": 28, "conv256": 44, "text128": 44}
 """What each kind holds, and asks for: light, medium and heavy jobs, of which four or five fit one GPU."""
 SOLO_S = 5.0
@@ -45,7 +53,10 @@ TRACE = ("conv256", "small", "conv32", "text16", "small", "text128", "conv32", "
 """The queue, in this order; the users take turns."""
 SUBSET = ("conv256",)
 """The serial check."""
+INJECTED = ("02-conv32", "03-text16")
+"""Jobs of mode knob that ask for half of what they need: they run out of memory and come back."""
 CONTEXT_GIB = 2
+GPU_SHARDS = 139
 _SCHEDULER = "SchedulerParameters=sched_interval=2,bf_interval=2\n"
 
 
@@ -65,6 +76,8 @@ class Rows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists():
+            path.replace(path.with_suffix(".cut.jsonl"))
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open for life
 
     def say(self, **row: Any) -> None:
@@ -130,6 +143,20 @@ def planned(solo: Sequence[Dict[str, Any]]) -> List[Planned]:
             Planned(f"{number:02d}-{kind}", kind, number % 2, steps, shards, MEMORY_GIB[kind] * 1024 - 8192)
         )
     return jobs
+
+
+def under_knob(jobs: Sequence[Planned], solo: Sequence[Dict[str, Any]], limit: float) -> List[Planned]:
+    """The trace with shares for activity, too, as gpusbatch would ask; the injected ones with too little."""
+    asked = []
+    for job in jobs:
+        row = next(row for row in solo if row.get("kind") == job.kind)
+        active = row.get("sm") or 0.0
+        # Occupancy and memory traffic of a usual job: solo rows do not have them.
+        load = JobLoad(active, 0.3 * active, 0.4 * active, 1 / row["steps_per_s"])
+        by_activity = ceil(share_for(load, limit, limit, "per-user").share * GPU_SHARDS)
+        shards = job.shards // 2 if job.name in INJECTED else max(job.shards, min(by_activity, GPU_SHARDS))
+        asked.append(job._replace(shards=shards))
+    return asked
 
 
 def solo(rows: Rows, gauge: Gauge, played: bool) -> None:
@@ -212,14 +239,16 @@ def trace(
     before, began = gauge.energy_j(), time.time()
     for job in jobs:
         submitted[job.name] = time.time()
-        submit(machine, job, mode, played)
+        more = f",shards={job.shards},oom=requeue" if mode == KNOB else ""
+        submit(machine, job, mode, played, comment=more)
     told: set[str] = set()
     while len(told) < len(jobs) and time.time() - began < limit_s:
         time.sleep(1.0)
         rows.say(t=round(time.time() - began, 2), **gauge.sample())
         for job in jobs:
             marks = marks_of(machine, mode, job.name) if job.name not in told else {}
-            if "done" in marks or "died" in marks:
+            comes_back = mode == KNOB and job.name in INJECTED
+            if "done" in marks or ("died" in marks and not comes_back):
                 told.add(job.name)
                 about = {"kind": job.kind, "user": job.user, "steps": job.steps, "shards": job.shards}
                 when = {"submitted": round(submitted[job.name] - began, 3)}
@@ -258,6 +287,27 @@ def fault(machine: Machine, rows: Rows, mode: str, steps: int) -> None:
     rows.say(fault="again", done="done" in marks, mps=marks.get("mps"), suspects=suspects, record=kept)
 
 
+def again(machine: Machine, rows: Rows) -> None:
+    """What became of the jobs that asked for too little: their runs, as root recorded them."""
+    for name in INJECTED:
+        found = sorted(machine.spool.glob(f"{machine.jobs[name]}.*.json"))
+        runs = [json.loads(path.read_text()) for path in found]
+        keys = (
+            "restarts",
+            "shards",
+            "peak_mib",
+            "limit_mib",
+            "start",
+            "end",
+            "exit_code",
+            "verdict",
+            "hints",
+        )
+        rows.say(oom=name, runs=[{key: one.get(key) for key in keys} for one in runs])
+    log = machine.state / "recovery.log"
+    rows.say(recovery_log=log.read_text()[-1500:] if log.exists() else "")
+
+
 def _relative(marks: Dict[str, Any], began: float) -> Dict[str, Any]:
     times = {key: round(marks[key] - began, 3) for key in ("began", "ready", "done", "died") if key in marks}
     ends = [round(end - began, 3) for end in marks["ends"]]
@@ -272,6 +322,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mode", required=True, choices=("solo", *MODES, "exclusive", "report"))
+    parser.add_argument("--max-slowdown", type=float, default=SHARING.default("max_slowdown"))
     parser.add_argument("--page", type=Path, help="where the report goes (default: DIR/rehearsal.md)")
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grehearsal")
     parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}")
@@ -291,7 +342,9 @@ def main() -> int:
         return 0
     if os.geteuid() != 0:
         parser.error("run it as root: Slurm's daemons and two users' jobs need that")
-    if args.mode == "solo" and not args.rehearse:
+    solo_file = args.out / "solo.jsonl"
+    measured = any(row.get("summary") for row in read_rows(solo_file))
+    if not measured and not args.rehearse:
         import torch  # noqa: F401 - once, before the forks
     slurm, ledger = args.state / "slurm", None
     if args.rehearse:
@@ -306,24 +359,33 @@ def main() -> int:
         )
     words = lambda text: [word.format(slurm=slurm) for word in shlex.split(text)]  # noqa: E731
     machine = Machine(args.state, args.out.resolve(), words(args.up), ledger, args.mps_control)
+    if not measured:
+        solo(Rows(solo_file), _no_gauge() if args.rehearse else Gauge(None, machine.node), args.rehearse)
     if args.mode == "solo":
-        solo(Rows(target), _no_gauge() if args.rehearse else Gauge(None, machine.node), args.rehearse)
         return 0
-    jobs = planned(read_rows(args.out / "solo.jsonl"))
+    jobs = planned(read_rows(solo_file))
+    if args.mode == KNOB:
+        jobs = under_knob(jobs, read_rows(solo_file), args.max_slowdown)
     machine.prepare()
     for name in ("mode_workers.py", "rehearsal_worker.py", "life_worker.py"):
         shutil.copy(Path(__file__).with_name(name), machine.work / name)
     opened = {} if args.open else machine.open_to_users()
     try:
-        mps = "timeslice" if args.mode == "exclusive" else args.mode
-        machine.start({"mps": mps, "activity_every_s": 1, "idle_exit_s": 6}, _SCHEDULER)
+        mps = {"exclusive": "timeslice", KNOB: "per-user"}.get(args.mode, args.mode)
+        hooks = machine.state / "hooks"
+        with open(hooks / "hooks.conf", "a", encoding="utf-8") as file:
+            file.write(f"recovery_log={machine.state}/recovery.log\n")
+        recovery = f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh\n" if args.mode == KNOB else ""
+        machine.start({"mps": mps, "activity_every_s": 1, "idle_exit_s": 6}, _SCHEDULER + recovery)
         rows = Rows(target)
-        rows.say(opened=opened)
+        rows.say(opened=opened, **({"max_slowdown": args.max_slowdown} if args.mode == KNOB else {}))
         gauge = Gauge(ledger, machine.node)
         chosen = [job for job in jobs if job.kind in SUBSET] if args.mode == "exclusive" else jobs
         trace(machine, rows, gauge, args.mode, chosen, args.limit)
         if args.mode == "shared":
             fault(machine, rows, args.mode, round(15 * _steps_per_s(args.out, "small")))
+        if args.mode == KNOB:
+            again(machine, rows)
         log = machine.run_dir / "log"
         rows.say(hooks_log=log.read_text()[-1500:] if log.exists() else "")
     finally:

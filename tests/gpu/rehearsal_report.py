@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, text
 
-MODES = ("shared", "per-user", "timeslice")
+MODES = ("shared", "per-user", "timeslice", "knob")
 _LEAST_INTERVAL_S = 0.3
 _SHRINK = 0.5
 """Weight of the mean coefficient against the observations, in seconds of observation."""
@@ -22,6 +22,23 @@ _GPU_SHARDS = 140
 _GREY = "#9aa5b1"
 _COLOURS = ("#3a78c2", "#c2643a")
 Row = Dict[str, Any]
+_HOW = (
+    "",
+    "## Run it yourself",
+    "",
+    "As root on a machine with an NVIDIA GPU, torch and Slurm, from the repository's root. One command is one",
+    "mode of a few minutes; what is complete in DIR is not run again, and rows are written as they come:",
+    "",
+    "```",
+    "python3 tests/gpu/rehearsal.py --out DIR --mode knob     # shares under max_slowdown, two OOMs injected",
+    "python3 tests/gpu/rehearsal.py --out DIR --mode shared   # also per-user, timeslice, exclusive",
+    "python3 tests/gpu/rehearsal.py --out DIR --mode report   # this page",
+    "```",
+    "",
+    "The first of them also measures every kind of job alone (`solo.jsonl`). `--max-slowdown 1.5` tries",
+    "another limit, `--up` and `--down` name the commands that start and stop Slurm. Without a GPU",
+    "`/usr/bin/python3 tests/gpu/rehearsal.py --rehearse --out DIR --mode knob` plays it on a dev cluster.",
+)
 
 
 class Solo(NamedTuple):
@@ -58,9 +75,14 @@ def write_report(out: Path, page: Path) -> None:
         for row in rows.get("solo", [])
         if "steps_per_s" in row
     }
-    found = [mode_of(name, rows[name], solo) for name in MODES if _jobs(rows.get(name, []))]
+    found = [mode_of(name, rows[name], solo) for name in MODES if _complete(rows.get(name, []))]
     page.write_text(_markdown(rows, solo, found), encoding="utf-8")
     page.with_suffix(".svg").write_text(_picture(rows, found), encoding="utf-8")
+
+
+def _complete(rows: Sequence[Row]) -> bool:
+    """Whether a mode was run to its end, not cut off."""
+    return bool(_jobs(rows)) and any(row.get("summary") for row in rows)
 
 
 def read_rows(path: Path) -> List[Row]:
@@ -227,7 +249,20 @@ def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence
     for kind, one in solo.items():
         sm, power = _number(_percent(one.sm), 0), _number(one.power_w, 0)
         lines.append(f"| {kind} | {1000 / one.steps_per_s:.1f} | {sm} | {power} |")
-    return "\n".join([*lines, *_fault_lines(rows), ""])
+    return "\n".join([*lines, *_fault_lines(rows), *_oom_lines(rows), *_HOW, ""])
+
+
+def _oom_lines(rows: Dict[str, List[Row]]) -> List[str]:
+    told = [row for row in rows.get("knob", []) if "oom" in row]
+    if not told:
+        return []
+    lines = ["", "## Jobs that asked for too little (mode knob)", ""]
+    lines += ["| job | run | shards | its end |", "|---|---|---|---|"]
+    for row in told:
+        for one in row["runs"]:
+            end = one["verdict"] or f"exit code {one['exit_code']}"
+            lines.append(f"| {row['oom']} | {one['restarts'] + 1} | {one['shards']} | {end} |")
+    return lines
 
 
 def _fault_lines(rows: Dict[str, List[Row]]) -> List[str]:
