@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, Sequence
+from typing import List, Mapping, NamedTuple, Sequence
 
-from slurm_gpumem.utilization.interference import JobLoad, pressure, stretch
+from slurm_gpumem.utilization import sets
+from slurm_gpumem.utilization.interference import JobLoad, Prepared, pressure, stretch
 
 _USUAL_OCCUPANCY, _USUAL_DRAM = 0.3, 0.4
 """For each active multiprocessor: where interference.traits are 0."""
+
+
+class SetJob(NamedTuple):
+    """A job of a set."""
+
+    user: str
+    side: Prepared
+    """Under the coefficients of jobs side by side."""
+
+
+def predicted_speeds(way: str, loads: Sequence[JobLoad], users: Sequence[str]) -> List[float]:
+    """The share of its speed alone that each of these users' jobs keeps; `way` is one of sets.WAYS."""
+    return sets.speeds(way, [SetJob(user, sets.prepared(load)) for load, user in zip(loads, users)])
 
 
 def load_from(values: Mapping[str, float]) -> JobLoad:

@@ -9,7 +9,7 @@ coefficients that were fitted on these (0.07; `gpumem accuracy --utilization`).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Protocol, Sequence
+from typing import Dict, Hashable, List, Mapping, Optional, Protocol, Sequence
 
 from slurm_gpumem.utilization.interference import JobLoad, Prepared, Turns, packaged, prepare
 
@@ -29,27 +29,17 @@ class Sharer(Protocol):
     def side(self) -> Prepared: ...
 
 
-class SetJob(NamedTuple):
-    """A job of a set."""
-
-    user: str
-    side: Prepared
-    """Under the coefficients of jobs side by side."""
-
-
 @lru_cache(maxsize=65_536)
 def prepared(load: JobLoad) -> Prepared:
     """A load side by side with others."""
     return prepare(load, packaged().modes[SIDE])
 
 
-def predicted_speeds(way: str, loads: Sequence[JobLoad], users: Sequence[str]) -> List[float]:
-    """The share of its speed alone that each of these users' jobs keeps; `way` is one of WAYS."""
-    return speeds(way, [SetJob(user, prepared(load)) for load, user in zip(loads, users)])
-
-
 def speeds(way: str, jobs: Sequence[Sharer], turns: Optional[Turns] = None) -> List[float]:
-    """The same for jobs that are prepared; `turns` of servers are the package's own where none are given."""
+    """The share of its speed alone that each job keeps; `way` is one of WAYS.
+
+    `turns` of servers are the package's own where none are given.
+    """
     if len(jobs) == 1:
         return [1.0]
     if way == TIMESLICE:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_gpumem.estimators.types import Utilization
-from slurm_gpumem.lab.shared_speeds import speeds
+from slurm_gpumem.lab.shared_speeds import predicted_speeds, speeds
 from slurm_gpumem.utilization.budget import (
     asked_share,
     budget,
@@ -26,7 +26,7 @@ from slurm_gpumem.utilization.interference import (
     pressure,
     stretch,
 )
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, predicted_speeds
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE
 
 loads = st.builds(
     lambda active, warps, dram, step: JobLoad(active, active * warps, active * dram, step),

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.lab.score.sets import figures, judge_sets, load_left_out
-from slurm_gpumem.lab.shared_speeds import load_from
+from slurm_gpumem.lab.shared_speeds import load_from, predicted_speeds
 from slurm_gpumem.lab.utilization_runs import load_sets, way_of
 from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS, predicted_speeds
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS
 
 HEAVY = JobLoad(0.92, 0.35, 0.4, 0.08)
 LIGHT = JobLoad(0.25, 0.1, 0.1, 0.02)

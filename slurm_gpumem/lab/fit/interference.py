@@ -20,7 +20,7 @@ from scipy.optimize import least_squares
 from slurm_gpumem.lab.fit.utilization import data_sha256
 from slurm_gpumem.lab.places import INTERFERENCE_FOLDS, MODELS, SETS, shown, under
 from slurm_gpumem.lab.score.sets import model_of
-from slurm_gpumem.lab.shared_speeds import load_from, speeds
+from slurm_gpumem.lab.shared_speeds import SetJob, load_from, speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets, mode_of
 from slurm_gpumem.utilization.budget import budget
 from slurm_gpumem.utilization.interference import (
@@ -34,7 +34,7 @@ from slurm_gpumem.utilization.interference import (
     Turns,
     prepare,
 )
-from slurm_gpumem.utilization.sets import PER_USER, SIDE, SetJob
+from slurm_gpumem.utilization.sets import PER_USER, SIDE
 from slurm_gpumem.utilization.sets import speeds as set_speeds
 
 Known = Dict[str, float]

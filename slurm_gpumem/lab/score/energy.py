@@ -14,12 +14,12 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.places import GROUND_TRUTH
-from slurm_gpumem.lab.shared_speeds import load_from
+from slurm_gpumem.lab.shared_speeds import load_from, predicted_speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets, load_solo, way_of
 from slurm_gpumem.simulation.fleet_text import parse_fleet
 from slurm_gpumem.simulation.power import IDLE, PER_ACTIVE, PER_DRAM, watts
 from slurm_gpumem.simulation.types import Fleet
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, SetJob, prepared, speeds
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE
 
 HEAVY = 1.2
 """Jobs whose activities alone add up to more than this do not fit beside each other."""
@@ -54,8 +54,7 @@ def energy_ratio(one: SharedSet, fleet: Fleet) -> EnergyRatio:
     alone = _dot(one.speeds, one.solo_watts)
     loads = [load_from(solo) for solo in one.solo]
     users = one.users or (0,) * len(one.jobs)
-    jobs = [SetJob(str(user), prepared(load)) for user, load in zip(users, loads)]
-    kept = speeds(way_of(one), jobs)
+    kept = predicted_speeds(way_of(one), loads, list(map(str, users)))
     active = min(1.0, _dot(kept, [load.active for load in loads]))
     dram = min(1.0, _dot(kept, [load.dram for load in loads]))
     one_by_one = _dot(kept, [watts(fleet, load.active, load.dram) for load in loads])

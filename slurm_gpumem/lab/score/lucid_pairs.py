@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.lab.shared_speeds import usual_load
+from slurm_gpumem.lab.shared_speeds import predicted_speeds, usual_load
 from slurm_gpumem.utilization.interference import packaged
-from slurm_gpumem.utilization.sets import SHARED, TIMESLICE, SetJob, prepared, speeds
+from slurm_gpumem.utilization.sets import SHARED, TIMESLICE
 
 PAIRS, ALONE = Path("data/colocate_info.csv"), Path("analyzer/single_data.csv")
 """In the folder `simulation` of its repository."""
@@ -66,11 +66,9 @@ def read_pairs(folder: Path) -> List[LucidPair]:
 
 def predicted(pair: LucidPair, way: str) -> List[float]:
     """The speeds that the model says from utilization alone."""
-    jobs = []
-    for place, job in enumerate(pair.jobs):
-        active = packaged().turns.active_at(min(1.0, job.busy))
-        jobs.append(SetJob(str(place), prepared(usual_load(active, job.step))))
-    return speeds(way, jobs)
+    turns = packaged().turns
+    loads = [usual_load(turns.active_at(min(1.0, job.busy)), job.step) for job in pair.jobs]
+    return predicted_speeds(way, loads, ["0", "1"])
 
 
 def lucid_lines(pairs: Sequence[LucidPair]) -> List[str]:

@@ -10,11 +10,11 @@ import random
 from statistics import median
 from typing import List, NamedTuple, Sequence
 
-from slurm_gpumem.lab.shared_speeds import load_from
+from slurm_gpumem.lab.shared_speeds import load_from, predicted_speeds
 from slurm_gpumem.lab.utilization_runs import load_sets
 from slurm_gpumem.utilization.budget import share_for
 from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, predicted_speeds
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE
 
 LIMITS = (1.25, 1.5, 2.0, 3.0)
 USERS = ((PER_USER, 1), (PER_USER, 2), (PER_USER, 9), (SHARED, 2), (TIMESLICE, 2))

@@ -17,10 +17,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.score.lucid_pairs import lucid_lines, read_pairs
-from slurm_gpumem.lab.shared_speeds import load_from
+from slurm_gpumem.lab.shared_speeds import load_from, predicted_speeds
 from slurm_gpumem.lab.utilization_runs import load_sets, way_of
 from slurm_gpumem.simulation.figures import percentile
-from slurm_gpumem.utilization.sets import SetJob, prepared, speeds
 
 _ON_ONE_GPU = ", 1)"
 _ALONE = "null"
@@ -42,9 +41,7 @@ def pair_work(table: Mapping[str, Mapping[str, Any]]) -> List[float]:
 def our_pairs(mode: str) -> Dict[str, List[float]]:
     """Measured and predicted work of the pairs among our sets, sorted."""
     pairs = [one for one in load_sets() if one.mode == mode and len(one.jobs) == 2]
-    said = [
-        speeds(way_of(one), [SetJob("one", prepared(load_from(solo))) for solo in one.solo]) for one in pairs
-    ]
+    said = [predicted_speeds(way_of(one), list(map(load_from, one.solo)), ["one", "one"]) for one in pairs]
     return {"measured": sorted(sum(one.speeds) for one in pairs), "predicted": sorted(map(sum, said))}
 
 

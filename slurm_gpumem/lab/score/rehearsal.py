@@ -19,9 +19,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.places import REHEARSAL
-from slurm_gpumem.lab.shared_speeds import usual_load
+from slurm_gpumem.lab.shared_speeds import predicted_speeds, usual_load
 from slurm_gpumem.utilization.interference import JobLoad
-from slurm_gpumem.utilization.sets import WAYS, SetJob, prepared, speeds
+from slurm_gpumem.utilization.sets import WAYS
 
 
 class RehearsalJob(NamedTuple):
@@ -66,7 +66,8 @@ def predicted_ends(jobs: Sequence[RehearsalJob], way: str) -> List[float]:
     now, waiting = 0.0, sorted(range(len(jobs)), key=lambda place: jobs[place].ready)
     training: List[int] = []
     while waiting or training:
-        rates = speeds(way, [SetJob(jobs[place].user, prepared(jobs[place].load)) for place in training])
+        loads, users = [jobs[place].load for place in training], [jobs[place].user for place in training]
+        rates = predicted_speeds(way, loads, users)
         until = min([now + left[place] / rate for place, rate in zip(training, rates)], default=float("inf"))
         until = min(until, jobs[waiting[0]].ready if waiting else float("inf"))
         for place, rate in zip(training, rates):

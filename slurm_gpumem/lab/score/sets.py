@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.lab.places import INTERFERENCE_FOLDS
-from slurm_gpumem.lab.shared_speeds import load_from, simple_speed, speeds
+from slurm_gpumem.lab.shared_speeds import SetJob, load_from, simple_speed, speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet, way_of
 from slurm_gpumem.utilization.interference import NAMES, JobLoad, packaged, prepare
-from slurm_gpumem.utilization.sets import SIDE, SetJob
+from slurm_gpumem.utilization.sets import SIDE
 from slurm_gpumem.utilization.sets import speeds as set_speeds
 
 Known = Mapping[str, float]
