@@ -139,7 +139,7 @@ def test_what_a_trace_cannot_divide_is_refused(summary: ModelSummary) -> None:
     assert summary.trace is not None
     refused = {
         ("pp", 40): "fewer than 40 ranks",
-        ("fsdp,wrap=Decoder", 2): "no layer of that class",
+        ("fsdp,wrap=Decoder", 2): "no layer of class Decoder",
         ("fsdp,mixed", 2): "mixed precision computes in bf16",
     }
     for (strategy, ranks), words in refused.items():
