@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
-    "grad-accumulation", "loss", "input-dtype", "max-slowdown", "coverage", "torch", "module-loading",
-    "strategy", "trace-or", "trace-tasks", "trace-limit",
+    "grad-accumulation", "loss", "input", "input-dtype", "max-slowdown", "coverage", "torch",
+    "module-loading", "strategy", "trace-or", "trace-tasks", "trace-limit",
 )  # fmt: skip
 _SWITCHES = ("dry-run", "explain", "json")
 _NO_TRACE = "no-trace"
@@ -63,6 +63,8 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --no-trace            not even where the site traces by default
   --model FILE          the model's summary (torchinfo, torchsummary, print(model), ...); - for standard
                         input; or its code, which is traced: train.py:build_model, timm:resnet50
+  --input SHAPE         one sample's shape, like 3x224x224, for a text without shapes (print(model));
+                        of several inputs: 3x224x224;10
   --batch-size N        samples per step; default: the summary's
   --optimizer NAME      adam (default), adamw, sgd, sgd-momentum, ...
   --precision NAME      fp32 (default), tf32, amp-fp16, amp-bf16, bf16
