@@ -11,7 +11,6 @@ from typing import Optional, Tuple
 
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.estimators.known.recognize import recognized
-from slurm_gpumem.estimators.structural.shapes import MisfitError, flow
 from slurm_gpumem.summaries.finish import NO_SHAPES
 from slurm_gpumem.summaries.input_shape import read_inputs, shape_words
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, ModelSummary, Shape
@@ -30,6 +29,8 @@ def with_input(summary: ModelSummary, stated: Optional[str]) -> ModelSummary:
     summary = replace(summary, input_shapes=inputs, digest=digest)
     if recognized(summary) is not None:
         return summary
+    from slurm_gpumem.estimators.structural.shapes import MisfitError, flow  # a trace needs none of it
+
     said = _words(inputs)
     try:
         rows = flow(summary.layers, inputs)
@@ -41,12 +42,14 @@ def with_input(summary: ModelSummary, stated: Optional[str]) -> ModelSummary:
     notes.append(
         f"the text has no shapes: they were computed from the input {said} and each layer's arguments"
     )
-    return replace(summary, layers=rows, has_shapes=True, warnings=tuple(notes))
+    # Not complete: what stands in no layer is missing, and so is what forward does between them.
+    return replace(summary, layers=rows, has_shapes=True, complete=False, warnings=tuple(notes))
 
 
 def _compared(summary: ModelSummary, inputs: Tuple[Shape, ...]) -> ModelSummary:
     """The summary, which has shapes; SummaryError where they are those of another input."""
-    shown = [_sample(shape, summary.batch) for shape in summary.input_shapes]
+    batch = summary.batch if summary.trace is None else summary.trace.job.batch
+    shown = [_sample(shape, batch) for shape in summary.input_shapes]
     if not shown:
         note = f"--input {_words(inputs)} is not used: the text has shapes of its own"
         return replace(summary, warnings=(*summary.warnings, note))
@@ -55,7 +58,7 @@ def _compared(summary: ModelSummary, inputs: Tuple[Shape, ...]) -> ModelSummary:
         what = "trace" if summary.trace is not None else "text"
         raise SummaryError(
             f"--input {_words(inputs)}: the {what} was made with "
-            f"{_words(summary.input_shapes, summary.batch)}, and its shapes are those.\n"
+            f"{_words(summary.input_shapes, batch)}, and its shapes are those.\n"
             "Make it again with the other input, or leave --input out."
         )
     return summary

@@ -8,7 +8,7 @@ from typing import List, Sequence, Tuple
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, Shape
 
-SEVERAL = ";"
+SEVERAL = "+"
 """Between the inputs of a model that takes several, where they are one word."""
 HELP = "Write the shape of one sample: --input 3,224,224, or with name and type: --input input_ids=128:int64."
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")

@@ -115,7 +115,7 @@ def test_a_larger_input_needs_more_and_the_answer_says_where_the_shapes_are_from
     ("text", "stated", "reason"),
     [
         (PRINTED, "1x64x64", r"stem \(line 2, Conv2d\) takes 3 channels, and gets 1"),
-        (JOINED.replace("(pool)", "(last)"), "3x64x64", None),
+        (JOINED, "3x64x64", "head .* takes 192 features"),
         (
             ENCODER.replace("in_features=256", "in_features=300"),
             "100",
@@ -123,14 +123,19 @@ def test_a_larger_input_needs_more_and_the_answer_says_where_the_shapes_are_from
         ),
         (WITHOUT_INPUT, "3x32x32", "does not show what its layers make of an input"),
     ],
-    ids=["channels", "last layer", "features", "torchinfo without an input"],
+    ids=["channels", "joined", "features", "torchinfo without an input"],
 )
-def test_what_does_not_follow_is_refused_with_its_layer(text: str, stated: str, reason: str | None) -> None:
-    if reason is None:
-        assert with_input(read_summary(text), stated).has_shapes
-        return
+def test_what_does_not_follow_is_refused_with_its_layer(text: str, stated: str, reason: str) -> None:
     with pytest.raises(SummaryError, match=reason):
         with_input(read_summary(text), stated)
+
+
+def test_a_classifier_takes_the_mean_of_an_image_and_no_layer_before_it() -> None:
+    lines = [line for line in PRINTED.splitlines(keepends=True) if "(pool)" not in line]
+    assert outputs(with_input(read_summary("".join(lines)), "3x64x64"))["head"] == (-1, 10)
+    lines.insert(-2, "  (mix): Linear(in_features=128, out_features=128, bias=True)\n")
+    with pytest.raises(SummaryError, match=r"mix .* takes a mean over 256 positions, or each of them"):
+        with_input(read_summary("".join(lines)), "3x64x64")
 
 
 def test_a_text_with_shapes_is_compared_with_what_is_stated() -> None:

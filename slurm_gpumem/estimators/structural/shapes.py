@@ -70,10 +70,11 @@ def flow(layers: Tuple[Layer, ...], inputs: Sequence[Shape]) -> Tuple[Layer, ...
     for shape in inputs[1:]:
         guess.seen.setdefault(shape[1] if len(shape) > 3 else shape[-1], shape)
     rows = guess.rows(layers)
+    # A classifier takes a mean of an image's positions; who does so before may take each of them.
     last = next((row for row in reversed(layers) if row.leaf and _sizes(row)), None)
-    for row, reason in guess.unclear:
-        if row is not last:
-            raise MisfitError(f"{row.name or row.kind} (line {row.line}, {row.kind}) {reason}")
+    means = [(row, reason) for row, reason in guess.means if row is not last]
+    for row, reason in sorted([*guess.unclear, *means], key=lambda found: found[0].line):
+        raise MisfitError(f"{row.name or row.kind} (line {row.line}, {row.kind}) {reason}")
     return tuple(rows)
 
 
@@ -129,6 +130,7 @@ class _Guess:
         self.seen: Dict[int, Shape] = {start[1]: start}
         self.around: List[Shape] = []
         """Inputs of the open containers."""
+        self.means: List[Tuple[Layer, str]] = []
         self.unclear: List[Tuple[Layer, str]] = []
         """Rows whose input does not follow from what is shown, and why."""
         self.beside: Dict[int, Shape] = {}
@@ -194,7 +196,7 @@ class _Guess:
                 # Patches become tokens before a norm; a classifier takes their mean.
                 tokens = (cur[0], cur[2] * cur[3], width)
                 if family == "linear" and tokens[1] > 1:
-                    self.unclear.append((row, f"takes a mean over {tokens[1]} positions, or each of them"))
+                    self.means.append((row, f"takes a mean over {tokens[1]} positions, or each of them"))
                 return tokens if family != "linear" else (cur[0], width)
             found = self.seen.get(width)
             if _product(cur[1:]) == width:
