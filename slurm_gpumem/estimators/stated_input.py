@@ -50,12 +50,12 @@ def _compared(summary: ModelSummary, inputs: Tuple[Shape, ...]) -> ModelSummary:
     """The summary, which has shapes; SummaryError where they are those of another input."""
     batch = summary.batch if summary.trace is None else summary.trace.job.batch
     shown = [_sample(shape, batch) for shape in summary.input_shapes]
+    what = "text" if summary.trace is None else "trace"
     if not shown:
-        note = f"--input {_words(inputs)} is not used: the text has shapes of its own"
+        note = f"--input {_words(inputs)} is not used: the {what} has shapes of its own"
         return replace(summary, warnings=(*summary.warnings, note))
     stated = [_sample(shape, None) for shape in inputs]
     if any(shape not in shown for shape in stated):
-        what = "trace" if summary.trace is not None else "text"
         raise SummaryError(
             f"--input {_words(inputs)}: the {what} was made with "
             f"{_words(summary.input_shapes, batch)}, and its shapes are those.\n"

@@ -2,10 +2,10 @@
 
     python tests/bench/estimate.py [--texts N] [--runs N] [SUMMARY ...]
 
-Each summary is read and estimated in a process of its own, imports not counted; and by `gpumem estimate`, from
-the start of the interpreter to its end. CPU time, the least of some runs, so other programs count little.
-Without names: texts of N measured models (torchinfo, torchsummary, print(model) with its input stated; library
-and hand-written), each at the batch size of one of its runs, and the traces of those that are stored.
+Each summary is read and estimated in a process of its own, imports not counted; and by `gpumem estimate`,
+from the start of the interpreter to its end. CPU time, the least of some runs, so other programs count little.
+Without names: texts of N measured models (torchinfo, torchsummary, print(model) with its input stated;
+library and hand-written), each at the batch size of one of its runs, and the traces of those that are stored.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ summary = with_input(read_summary(sys.argv[1]), sys.argv[3])
 job = training_job(summary, StatedTraining(batch_size=int(sys.argv[2]) or None))
 found = estimate_with_utilization("auto", summary, job, find_gpu("h200"))
 took = time.process_time() - begin
-kind = "trace" if summary.trace else "text of a known model" if found.estimator.startswith("trace") else "text"
-print(took, kind)
+known = summary.trace is None and found.estimator.startswith("trace")
+print(took, "trace" if summary.trace else "text of a known model" if known else "text")
 """
 LIMITS_S = {"text": 0.060, "trace": 0.150}
 
