@@ -3,7 +3,7 @@
     python tests/bench/estimate.py [--texts N] [--runs N] [SUMMARY ...]
 
 Each summary is read and estimated in a process of its own, imports not counted; and by `gpumem estimate`,
-from the start of the interpreter to its end. CPU time, the least of some runs, so other programs count little.
+from the start of the interpreter to its end. CPU time, the least of some runs: other programs count little.
 Without names: texts of N measured models (torchinfo, torchsummary, print(model) with its input stated;
 library and hand-written), each at the batch size of one of its runs, and the traces of those that are stored.
 """
