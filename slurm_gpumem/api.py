@@ -43,6 +43,8 @@ class JobOptions(TypedDict, total=False):
     checkpointing: Optional[bool]
     channels_last: Optional[bool]
     loss: Optional[str]
+    input: Optional[str]
+    """One sample's shape, "3x224x224", where the text has no shapes."""
     input_dtype: Optional[str]
     torch: Optional[str]
     module_loading: Optional[str]
@@ -98,6 +100,7 @@ def estimate(
     checkpointing: Optional[bool] = None,
     channels_last: Optional[bool] = None,
     loss: Optional[str] = None,
+    input: Optional[str] = None,
     input_dtype: Optional[str] = None,
     torch: Optional[str] = None,
     module_loading: Optional[str] = None,
@@ -107,7 +110,8 @@ def estimate(
 
     What is not given is as the summary's trace was made, else adam, fp32 and no checkpointing. UsageError
     where something is given that the trace was made without: it has to be traced again. `coverage` is the
-    share of jobs like it that request_mib is to hold for. On several GPUs, divided by `strategy` ("fsdp"), it
+    share of jobs like it that request_mib is to hold for. `input` is one sample's shape ("3x224x224") for a
+    text that has no shapes. On several GPUs, divided by `strategy` ("fsdp"), it
     is for each of them.
     """
     model = summary if isinstance(summary, ModelSummary) else read_summary(summary)
@@ -126,8 +130,10 @@ def estimate(
     )
     from slurm_gpumem.estimators.explain.changes import in_precision
     from slurm_gpumem.estimators.registry import refuse_guess
+    from slurm_gpumem.estimators.stated_input import with_input
     from slurm_gpumem.utilization.predict import estimate_with_utilization
 
+    model = with_input(model, input)
     refuse_untraced(model, stated)
     refuse_guess(model, estimator)
     job = training_job(model, stated, gpus=gpus)

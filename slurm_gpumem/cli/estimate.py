@@ -29,6 +29,7 @@ from slurm_gpumem.config.schema import JOB_KEYS, JOB_SWITCHES
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.explain.changes import in_precision
+from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.estimators.training_job import refuse_untraced, training_job
 from slurm_gpumem.estimators.types import (
     INPUT_DTYPES,
@@ -162,7 +163,7 @@ def _subject(
     if traced is not None:
         job = replace(traced.job, gpus=args.gpus or 1, strategy=args.strategy or "")
         return traced.summary, job, traced.notes
-    summary = named_summary(args.summary)
+    summary = with_input(named_summary(args.summary), settings.text("input"))
     refuse_untraced(summary, explicit_training(args))
     job = training_job(summary, settings.stated_training(), gpus=args.gpus)
     summary, notes = in_precision(summary, job.precision)

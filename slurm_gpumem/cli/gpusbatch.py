@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _ABOUT_THE_JOB = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "gpu-mem", "on-oom",
-    "grad-accumulation", "loss", "input-dtype", "max-slowdown", "coverage", "torch", "module-loading",
-    "strategy", "trace-or", "trace-tasks", "trace-limit",
+    "grad-accumulation", "loss", "input", "input-dtype", "max-slowdown", "coverage", "torch",
+    "module-loading", "strategy", "trace-or", "trace-tasks", "trace-limit",
 )  # fmt: skip
 _SWITCHES = ("dry-run", "explain", "json")
 _NO_TRACE = "no-trace"
@@ -63,6 +63,8 @@ Everything that is not listed here goes to sbatch (sbatch --help).
   --no-trace            not even where the site traces by default
   --model FILE          the model's summary (torchinfo, torchsummary, print(model), ...); - for standard
                         input; or its code, which is traced: train.py:build_model, timm:resnet50
+  --input SHAPE         one sample's shape, like 3x224x224, for a text without shapes (print(model));
+                        of several inputs: 3x224x224+10
   --batch-size N        samples per step; default: the summary's
   --optimizer NAME      adam (default), adamw, sgd, sgd-momentum, ...
   --precision NAME      fp32 (default), tf32, amp-fp16, amp-bf16, bf16
@@ -295,7 +297,7 @@ def _hint_at_typo(line: CommandLine) -> None:
 
 def _own_options(line: CommandLine) -> Dict[str, str]:
     """Our options by the key they set; the last of several counts, as with sbatch."""
-    given = {}
+    given: Dict[str, str] = {}
     for option in line.options:
         if not option.ours:
             continue
@@ -304,7 +306,13 @@ def _own_options(line: CommandLine) -> Dict[str, str]:
             raise UsageError(f"--{option.name} needs a value")
         if not takes_value and option.value is not None:
             raise UsageError(f"--{option.name} takes no value (not {option.value!r})")
-        given["mem" if option.name == "gpu-mem" else option.name] = option.value or "yes"
+        key = "mem" if option.name == "gpu-mem" else option.name
+        value = option.value or "yes"
+        if key == "input" and key in given:
+            from slurm_gpumem.summaries.input_shape import SEVERAL
+
+            value = f"{given[key]}{SEVERAL}{value}"
+        given[key] = value
     if given.pop(_NO_TRACE, None):
         given["trace"] = "no"
     return given

@@ -47,5 +47,7 @@ def _with_trace(asked: Asked, model: str) -> Asked:
         ) from None
     assert traced is not None
     return asked._replace(
-        words=asked.words._replace(summary=traced.summary), warnings=(*asked.warnings, *traced.notes)
+        words=asked.words._replace(summary=traced.summary),
+        settings=asked.settings.without("input"),
+        warnings=(*asked.warnings, *traced.notes),
     )

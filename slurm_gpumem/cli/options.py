@@ -11,6 +11,7 @@ from slurm_gpumem.config.schema import JOB_KEYS
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import MODULE_LOADING
 from slurm_gpumem.submission.settings import OwnOptions
+from slurm_gpumem.summaries.input_shape import SEVERAL
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import SECONDS
@@ -75,6 +76,8 @@ def add_ranks(parser: argparse._ActionsContainer) -> None:
 def own_options(args: argparse.Namespace) -> OwnOptions:
     """The options given, by the key that the other layers of the configuration have for them."""
     given = {key: getattr(args, key.replace("-", "_"), None) for key in JOB_KEYS}
+    if isinstance(given["input"], list):
+        given["input"] = SEVERAL.join(given["input"])
     return OwnOptions(
         {
             key: "yes" if value is True else str(value)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, replace
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from slurm_gpumem.cli.options import named_summary, own_options, seconds
 from slurm_gpumem.config.load import Config
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.explain.changes import in_precision
+from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.estimators.training_job import StatedTraining, refuse_untraced, training_job
 from slurm_gpumem.estimators.types import LOSSES, OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.submission.job_variables import job_environment
 from slurm_gpumem.submission.settings import JobSettings, job_settings
+from slurm_gpumem.summaries.input_shape import split_inputs
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.terminal.progress import StatusLine
@@ -105,8 +107,8 @@ def add_code_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SHAPE",
-        help="one sample's shape: 3,224,224; with a name and a type: input_ids=128:int64; "
-        "B where the batch is not first: 35,B,512 (repeat for several inputs)",
+        help="one sample's shape: 3x224x224; with a name and a type: input_ids=128:int64; B where the batch "
+        "is not first: 35,B,512 (repeat for several inputs); also for a text without shapes (print(model))",
     )
     code.add_argument(
         "--batch-callable", metavar="CODE", help="makes the batch: train.py:make_batch(batch_size)"
@@ -148,7 +150,7 @@ def read_subject(text: str, args: argparse.Namespace, config: Config) -> Subject
     if traced is not None:
         traced = replace(traced, job=replace(traced.job, gpus=gpus or 1, strategy=strategy))
         return replace(traced, batch_given=given, notes=(*settings.remarks(), *traced.notes))
-    summary = named_summary(text)
+    summary = with_input(named_summary(text), settings.text("input"))
     stated = settings.stated_training()
     refuse_untraced(summary, explicit_training(args))
     job = training_job(
@@ -205,7 +207,7 @@ def trace_request(
     return TraceRequest(
         target=named,
         batch_size=_batch(settings.text("batch-size") or default_batch),
-        inputs=tuple(with_dtype(parse_input(text), dtype) for text in args.input),
+        inputs=tuple(with_dtype(parse_input(text), dtype) for text in _inputs(settings)),
         batch_callable=parse_target(args.batch_callable) if args.batch_callable else None,
         step_callable=parse_target(args.step_callable) if args.step_callable else None,
         loss=loss,
@@ -251,6 +253,11 @@ def _accumulation(settings: JobSettings, args: argparse.Namespace) -> int:
     return 1 if args.step_callable else found
 
 
+def _inputs(settings: JobSettings) -> Sequence[str]:
+    stated = settings.text("input")
+    return split_inputs(stated) if stated else ()
+
+
 def _batch(text: Optional[str]) -> int:
     if text is None:
         raise UsageError("no batch size; give it with --batch-size 128")
@@ -261,5 +268,5 @@ def _batch(text: Optional[str]) -> int:
 
 def _options_for_code(args: argparse.Namespace) -> List[str]:
     """Options that were used and mean nothing for a summary."""
-    names = ("set", "head", "input", "batch_callable", "step_callable", "target_shape", "python", "module")
+    names = ("set", "head", "batch_callable", "step_callable", "target_shape", "python", "module")
     return [f"--{name.replace('_shape', '').replace('_', '-')}" for name in names if getattr(args, name)]

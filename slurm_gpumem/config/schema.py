@@ -118,8 +118,9 @@ TEXTS = Section(
 
 JOB_KEYS = (
     "model", "batch-size", "optimizer", "precision", "gpu", "estimator", "mem", "on-oom", "max-slowdown",
-    "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input-dtype", "end-line",
-    "torch", "module-loading", "coverage", "strategy", "trace", "trace-or", "trace-tasks", "trace-limit",
+    "exclusive-gpu", "grad-accumulation", "checkpointing", "channels-last", "loss", "input", "input-dtype",
+    "end-line", "torch", "module-loading", "coverage", "strategy", "trace", "trace-or", "trace-tasks",
+    "trace-limit",
 )  # fmt: skip
 """What a job says of itself: keys of #GPUMEM lines, GPUMEM_* variables and (mem as --gpu-mem) options."""
 JOB_SWITCHES = ("exclusive-gpu", "checkpointing", "channels-last", "end-line", "trace")
@@ -131,7 +132,7 @@ JOB = Section(
     tuple(
         Key(name, WORD, None, f"default of #GPUMEM {name}= and --{name}")
         for name in JOB_KEYS
-        if name not in ("model", "mem", "exclusive-gpu", "trace", "strategy")
+        if name not in ("model", "mem", "exclusive-gpu", "trace", "strategy", "input")
     ),
 )
 

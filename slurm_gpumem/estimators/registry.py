@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Callable, Optional
+from typing import Callable, Iterator, Optional
 
 from slurm_gpumem.errors import SummaryError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.coverage import with_coverage, within
@@ -82,7 +84,8 @@ def refuse_guess(summary: ModelSummary, estimator: str) -> None:
         return
     raise SummaryError(
         f"{unseen.message}: an estimate may be wrong by a factor of ten.\n"
-        "Give a text with shapes (print(torchinfo.summary(model, input_size=(1, 3, 224, 224), depth=20)))\n"
+        "Say its input (--input 3x224x224, the batch left out), give a text with shapes\n"
+        "(print(torchinfo.summary(model, input_size=(1, 3, 224, 224), depth=20)))\n"
         "or trace the training (gpumem trace -- python train.py). --estimator corrected guesses anyway."
     )
 
@@ -95,8 +98,22 @@ def run(
     "auto" uses the trace if the summary has one or its model's is stored, else the default, with the site's
     own layer over it. `coverage` None: as the estimator has it for such jobs.
     """
-    found = _run(name, summary, job, gpu)
+    with _without_collector():
+        found = _run(name, summary, job, gpu)
     return within(found if coverage is None else with_coverage(found, coverage), gpu)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Thousands of small objects that all stay until the end: looking for rubbish among them finds none."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _refuse_untraced_strategy(job: TrainingJob) -> None:

@@ -167,6 +167,10 @@ def read_workload(asked: Asked) -> Workload:
     from slurm_gpumem.summaries.reader import read_summary
 
     summary = asked.words.summary or read_summary(settings.model)
+    if settings.text("input"):
+        from slurm_gpumem.estimators.stated_input import with_input
+
+        summary = with_input(summary, settings.text("input"))
     job = training_job(summary, settings.stated_training(), gpus=max(asked.gpus.total, 1))
     return Workload(summary, job)
 

@@ -258,6 +258,11 @@ class JobSettings:
                 merged[key] = Setting(value, where, ENVIRONMENT)
         return JobSettings(merged, self._script_folder, self.spelled)
 
+    def without(self, key: str) -> JobSettings:
+        """Without a value that was used already."""
+        left = {name: setting for name, setting in self._settings.items() if name != key}
+        return JobSettings(left, self._script_folder, self.spelled)
+
     def given_by(self, layer: int) -> List[str]:
         """Keys whose value in force stands in this layer."""
         return [key for key, setting in self._settings.items() if setting.layer == layer]

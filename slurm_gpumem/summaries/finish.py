@@ -20,6 +20,7 @@ _OUTPUTS = re.compile(r"[^\w]*Forward/backward pass size \(MB\): *([0-9,]+(?:\.[
 _UNITS = {"NONE": 1.0, "K": 1e3, "M": 1e6, "MEGABYTES": 1e6, "G": 1e9, "GIGABYTES": 1e9, "T": 1e12}
 # Below this many parameters a weight counted twice does not change the answer.
 _TIE_MATTERS = 1_000_000
+NO_SHAPES = "the summary has no shapes: activations are unknown"
 DEEPER = "torchinfo.summary(model, input_size=..., depth=20)"
 
 
@@ -137,7 +138,7 @@ def _about_rows(rows: List[Row], deeper: str) -> List[str]:
         shown = ", ".join(kinds[:2]) + (" ..." if len(kinds) > 2 else "")
         warnings.append(f"blocks without their inner layers ({shown}) are guessed: use {deeper}")
     if not any(row.outputs for row in rows):
-        warnings.append("the summary has no shapes: activations are unknown")
+        warnings.append(NO_SHAPES)
     return warnings
 
 

@@ -172,6 +172,35 @@ def test_a_text_without_shapes_is_refused_with_what_to_do_and_a_named_estimator_
     assert _gpumem("estimate", text, "--batch-size", "8", "--estimator", "corrected").returncode == 0
 
 
+PRINTED = """\
+MyNet(
+  (conv): Conv2d(3, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1))
+  (pool): AdaptiveAvgPool2d(output_size=1)
+  (head): Linear(in_features=64, out_features=10, bias=True)
+)
+"""
+
+
+def test_the_input_of_a_printed_model_is_an_option_a_variable_or_a_refusal(tmp_path: Path) -> None:
+    text = tmp_path / "net.txt"
+    text.write_text(PRINTED)
+    asked = ("estimate", str(text), "--batch-size", "256", "--gpu", "h200", "--json")
+    refused = _gpumem(*asked)
+    assert refused.returncode == 2
+    assert "--input 3x224x224" in refused.stderr
+    small = json.loads(_gpumem(*asked, "--input", "3x64x64").stdout)
+    large = json.loads(_gpumem(*asked, "--input", "3,256,256").stdout)
+    assert large["peak_mib"] > 3 * small["peak_mib"] - 2 * small["parts"]["context"]
+    by_variable = _gpumem(*asked, env={"GPUMEM_INPUT": "3x64x64"})
+    assert json.loads(by_variable.stdout)["peak_mib"] == small["peak_mib"]
+    wrong = _gpumem(*asked, "--input", "1x64x64")
+    assert wrong.returncode == 2
+    assert "conv (line 2, Conv2d) takes 3 channels, and gets 1" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    fits = _gpumem("fit", str(text), "--gpu", "h200", "--input", "3x64x64")
+    assert fits.returncode == 0, fits.stderr
+
+
 def test_json_and_explain_say_what_was_measured_where() -> None:
     resnet = str(Path(__file__).parents[2] / "docs" / "examples" / "resnet50.txt")
     cases = {"h200": (), "a100": (), "l40s": ("--torch", "2.6.0+cu124")}

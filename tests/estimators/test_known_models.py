@@ -17,6 +17,7 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.known import codec, fingerprint, store
 from slurm_gpumem.estimators.known.recognize import recognized, with_stored_trace
+from slurm_gpumem.estimators.stated_input import with_input
 from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS, TrainingJob
 from slurm_gpumem.lab.places import GROUND_TRUTH
 from slurm_gpumem.summaries.reader import read_summary
@@ -196,6 +197,21 @@ def test_a_lookup_takes_a_few_milliseconds() -> None:
         assert store.find(key) is not None
 
     assert best_cpu_s(look, 5) < 0.01 * slowness()
+
+
+def test_a_printed_known_model_is_that_of_the_stated_input() -> None:
+    printed = read_summary(text_of("torchvision/resnet50@224", "print"))
+    job, gpu = TrainingJob(16), find_gpu("h200")
+    assumed = registry.run("auto", printed, job, gpu)
+    assert any("224 x 224 pixels is assumed" in said for said in assumed.warnings)
+    stated = registry.run("auto", with_input(printed, "3x224x224"), job, gpu)
+    assert (stated.peak_mib, stated.estimator) == (assumed.peak_mib, assumed.estimator)
+    assert not any("assumed" in said for said in stated.warnings)
+    other = with_input(printed, "3x320x320")
+    assert other.has_shapes
+    larger = registry.run("auto", other, job, gpu)
+    assert larger.estimator.startswith("corrected")
+    assert larger.peak_mib > 1.5 * stated.peak_mib
 
 
 def test_a_text_without_shapes_of_an_unknown_model_is_refused_unless_an_estimator_is_named() -> None:

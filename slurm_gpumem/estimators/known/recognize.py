@@ -17,7 +17,10 @@ from slurm_gpumem.summaries.types import ModelSummary
 @lru_cache(maxsize=4)
 def recognized(summary: ModelSummary) -> Optional[KnownModel]:
     """The known model that a text shows; None where it is another one, and for a trace of its own."""
-    return None if summary.trace is not None else find(key_of(summary))
+    known = None if summary.trace is not None else find(key_of(summary))
+    if known is None or summary.has_shapes or not summary.input_shapes:
+        return known
+    return known.with_input(summary.input_shapes[0][1:])
 
 
 def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
@@ -27,7 +30,10 @@ def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:
     if known is None or trace is None or lacks_attention(trace, job.torch):
         return summary
     # What the text leaves out no longer matters, but for the input's size.
-    warnings = () if summary.has_shapes else (f"the text shows no input size; {known.input} is assumed",)
+    stated = summary.has_shapes or summary.input_shapes
+    warnings = (
+        () if stated else (f"the text shows no input size; {known.input} is assumed (--input says another)",)
+    )
     return replace(summary, trace=trace, warnings=warnings)
 
 
@@ -42,10 +48,10 @@ def _trace_for(known: KnownModel, job: TrainingJob) -> Optional[Trace]:
     plain = TrainingJob(1, optimizer=job.optimizer, precision=job.precision)
     # Batch size, GPUs and environment are no part of a trace.
     same = replace(job, batch_size=1, gpus=1, strategy="", torch="", module_loading=plain.module_loading)
-    return _trace(known.key, plain) if same == plain else None
+    return _trace(known.key, known.size, plain) if same == plain else None
 
 
 @lru_cache(maxsize=8)
-def _trace(key: bytes, job: TrainingJob) -> Optional[Trace]:
+def _trace(key: bytes, size: int, job: TrainingJob) -> Optional[Trace]:
     known = find(key)
-    return None if known is None else known.trace(job)
+    return None if known is None else known._replace(size=size).trace(job)

@@ -63,6 +63,14 @@ class KnownModel(NamedTuple):
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ConfigError(f"the stored trace of {self.name} is damaged: {error}") from None
 
+    def with_input(self, sample: Sequence[int]) -> Optional[KnownModel]:
+        """The model at the size of a sample (3, 224, 224 or 128); None where that size is not stored."""
+        sizes = set(sample[1:] if len(sample) > 1 else sample)
+        for pixels, name in self.about["sizes"]:
+            if sizes == {pixels}:
+                return self._replace(size=pixels, input=name)
+        return None
+
 
 Traces = Mapping[str, Any]
 """Encoded traces by size and precision: "224 amp-bf16"."""

@@ -1,7 +1,8 @@
 """Shapes for a text that has none: print(model) gives every layer's sizes but not the input's.
 
-An input of common size is sent through the layers: an image of 224 x 224 pixels, 512 tokens, or as many
-features as the first layer takes. The result is a guess and is reported as one.
+An input is sent through the layers: the one that was stated, otherwise one of common size (an image of
+224 x 224 pixels, 512 tokens, or as many features as the first layer takes). The latter is a guess and is
+reported as one.
 """
 
 from __future__ import annotations
@@ -49,6 +50,32 @@ def with_shapes(summary: ModelSummary) -> Tuple[ModelSummary, str]:
         assumed = f"an image of {SMALL_IMAGE} x {SMALL_IMAGE}"
         rows = _Guess(start).rows(summary.layers)
     return replace(summary, layers=tuple(rows), input_shapes=(start,)), assumed
+
+
+class MisfitError(ValueError):
+    """A stated input does not lead through the layers; says where."""
+
+
+def flow(layers: Tuple[Layer, ...], inputs: Sequence[Shape]) -> Tuple[Layer, ...]:
+    """The rows with the shapes that follow from the inputs; MisfitError where one does not follow.
+
+    What a layer takes must be what the one before it made, a half or a third of that (gates; queries, keys
+    and values in one), all of it in one row, or what a module around it takes. Otherwise a forward does
+    something that the text does not show, and all sizes behind it would be guesses: the outputs of measured
+    models are then off by a factor of 0.01 to 14.
+    """
+    if not any(layer.attributes for layer in layers):
+        raise MisfitError("the text does not show what its layers make of an input, as print(model) does")
+    guess = _Guess(inputs[0])
+    for shape in inputs[1:]:
+        guess.seen.setdefault(shape[1] if len(shape) > 3 else shape[-1], shape)
+    rows = guess.rows(layers)
+    # A classifier takes a mean of an image's positions; who does so before may take each of them.
+    last = next((row for row in reversed(layers) if row.leaf and _sizes(row)), None)
+    means = [(row, reason) for row, reason in guess.means if row is not last]
+    for row, reason in sorted([*guess.unclear, *means], key=lambda found: found[0].line):
+        raise MisfitError(f"{row.name or row.kind} (line {row.line}, {row.kind}) {reason}")
+    return tuple(rows)
 
 
 def _usual_input(first: Optional[Layer]) -> Tuple[Shape, str]:
@@ -103,6 +130,9 @@ class _Guess:
         self.seen: Dict[int, Shape] = {start[1]: start}
         self.around: List[Shape] = []
         """Inputs of the open containers."""
+        self.means: List[Tuple[Layer, str]] = []
+        self.unclear: List[Tuple[Layer, str]] = []
+        """Rows whose input does not follow from what is shown, and why."""
         self.beside: Dict[int, Shape] = {}
         """By the row of an open shortcut: the result of the main branch."""
 
@@ -145,12 +175,17 @@ class _Guess:
         cur = self.cur
         if not sizes or family.startswith("embedding"):
             return cur
-        width = sizes[0]
+        # transformers' Conv1D writes its output first, a group norm its groups.
+        second = row.kind == "Conv1D" or family.startswith("group_norm")
+        width = sizes[1] if second and len(sizes) > 1 else sizes[0]
         if family.startswith(("conv", "batch_norm", "instance_norm", "group_norm")):
             if len(cur) > 2 and cur[1] == width:
                 return cur
             nearby = [shape for shape in reversed(self.around) if len(shape) > 2 and shape[1] == width]
-            found = nearby[0] if nearby else self.seen.get(width)
+            if nearby:
+                return nearby[0]
+            self.unclear.append((row, f"takes {width} channels, and gets {_channels(cur)}"))
+            found = self.seen.get(width)
             if found is not None and len(found) > 2 and found[1] == width:
                 return found
             return (cur[0], width, *cur[2:]) if len(cur) > 2 else cur
@@ -160,10 +195,19 @@ class _Guess:
             if len(cur) == 4 and cur[1] == width:
                 # Patches become tokens before a norm; a classifier takes their mean.
                 tokens = (cur[0], cur[2] * cur[3], width)
+                if family == "linear" and tokens[1] > 1:
+                    self.means.append((row, f"takes a mean over {tokens[1]} positions, or each of them"))
                 return tokens if family != "linear" else (cur[0], width)
             found = self.seen.get(width)
+            if _product(cur[1:]) == width:
+                return (cur[0], width)
+            nearby = [shape for shape in reversed(self.around) if shape[-1] == width and len(shape) < 4]
+            if cur[-1] not in (2 * width, 3 * width) and not nearby:
+                self.unclear.append((row, f"takes {width} features, and gets {cur[-1]}"))
             if found is not None and found[-1] == width:
                 return found
+            if nearby:
+                return nearby[0]
             return (*cur[:-1], width) if len(cur) == 3 else (cur[0], width)
         return cur
 
@@ -173,9 +217,8 @@ class _Guess:
         if family in _SAME or family == "layer_norm":
             return (entry[0], _product(entry[1:])) if row.kind == "Flatten" else entry
         if family.startswith("embedding") and len(sizes) > 1:
-            return (UNKNOWN_BATCH, entry[1] if len(entry) == 2 else TOKENS, sizes[1])
+            return (UNKNOWN_BATCH, entry[1] if len(entry) in (2, 3) else TOKENS, sizes[1])
         if family == "linear" and len(sizes) > 1:
-            # transformers' Conv1D writes its output first.
             return (*entry[:-1], sizes[0] if row.kind == "Conv1D" else sizes[1])
         if family == "conv" and len(sizes) > 1:
             return (entry[0], sizes[1], *self._strided(row, entry, 1))
@@ -200,6 +243,10 @@ class _Guess:
             return tuple(-(-size // max(1, stride)) for size in entry[2:])
         reach = _option(row, "dilation", 1) * (kernel - 1) + 1
         return tuple(max(1, (size + 2 * padding - reach) // max(1, stride) + 1) for size in entry[2:])
+
+
+def _channels(shape: Shape) -> int:
+    return shape[1] if len(shape) > 1 else 0
 
 
 def _product(sizes: Sequence[int]) -> int:

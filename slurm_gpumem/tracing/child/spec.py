@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import TargetError, UnknownNameError
+from slurm_gpumem.summaries.input_shape import read_input
+from slurm_gpumem.summaries.types import UNKNOWN_BATCH
 
 FILE, MODULE, HUGGING_FACE, TIMM = "file", "module", "hf", "timm"
 IMPORTING_TORCH = "importing torch"
 """The child's first phase, before the user's code."""
 NO_OPTIMIZER = "none"
 """Nothing is trained: forward passes without gradients."""
-BATCH = -1
+BATCH = UNKNOWN_BATCH
 """Marks the batch dimension in a shape."""
 
 _DTYPES = {
@@ -40,10 +42,6 @@ _DTYPE_ALIASES = {
     "byte": "uint8",
 }  # fmt: skip
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
-_SIZE = re.compile(r"[0-9]{1,12}")
-_INPUT_HELP = (
-    "Write the shape of one sample: --input 3,224,224, or with name and type: --input input_ids=128:int64."
-)
 
 
 @dataclass(frozen=True)
@@ -179,26 +177,7 @@ def _file_target(place: str, attribute: str, arguments: Mapping[str, Any]) -> Ta
 
 def parse_input(text: str) -> InputSpec:
     """One --input: [NAME=]SIZES[:DTYPE]; B marks the batch dimension if it is not the first."""
-    name, equals, rest = text.strip().rpartition("=")
-    if equals and not _DOTTED.fullmatch(name):
-        raise TargetError(f"--input {text}: {name!r} is not the name of an argument. {_INPUT_HELP}")
-    sizes, _, dtype = rest.partition(":")
-    words = (
-        [] if sizes in ("", "scalar") else re.split(r"[,x]", sizes.strip("()[]").replace(" ", "").strip(","))
-    )
-    if not equals and not words:
-        raise TargetError(f"--input {text!r}: no sizes. {_INPUT_HELP}")
-    found = []
-    for word in words:
-        if word in ("B", "b", "-1"):
-            found.append(BATCH)
-        elif _SIZE.fullmatch(word) and int(word) > 0:
-            found.append(int(word))
-        else:
-            raise TargetError(f"--input {text}: {word!r} is not a size. {_INPUT_HELP}")
-    if found.count(BATCH) > 1:
-        raise TargetError(f"--input {text}: the batch (B) can be in one place only")
-    shape = tuple(found) if BATCH in found else (BATCH, *found)
+    shape, name, dtype = read_input(text)
     return InputSpec(shape, name, torch_dtype(dtype) if dtype else "")
 
 
