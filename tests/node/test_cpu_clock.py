@@ -24,8 +24,10 @@ from tests.support.waiting import until
 NOWHERE = Path("/nonexistent")
 SPIN = "while :; do :; done"
 ORPHAN = (
-    "import os, sys\nif os.fork(): sys.exit()\nos.setsid()\nif os.fork(): os._exit(0)\nwhile True: pass\n"
+    "import os, sys\nif os.fork(): sys.exit()\nos.setsid()\nif os.fork(): os._exit(0)\n"
+    "while os.path.exists(sys.argv[0]): pass\n"
 )
+"""Out of its parents' tree, and busy until its file is gone."""
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
