@@ -52,8 +52,10 @@ def _compared(summary: ModelSummary, inputs: Tuple[Shape, ...]) -> ModelSummary:
     shown = [_sample(shape, batch) for shape in summary.input_shapes]
     what = "text" if summary.trace is None else "trace"
     if not shown:
-        note = f"--input {_words(inputs)} is not used: the {what} has shapes of its own"
-        return replace(summary, warnings=(*summary.warnings, note))
+        raise SummaryError(
+            f"--input {_words(inputs)}: the {what} has shapes of its own and does not say of which input.\n"
+            "Leave --input out, or make the summary with that input."
+        )
     stated = [_sample(shape, None) for shape in inputs]
     if any(shape not in shown for shape in stated):
         raise SummaryError(

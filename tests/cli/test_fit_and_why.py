@@ -165,7 +165,7 @@ def test_fit_takes_ordinary_summaries_and_plain_terminals() -> None:
     [
         (["fit", "nothing.txt"], "no such file"),
         (["fit", "nothing.py:build"], "nothing.py: no such file"),
-        (["fit", str(EXAMPLES / "bert.txt"), "--input", "3,4"], "is a summary; --input would only matter"),
+        (["fit", str(EXAMPLES / "bert.txt"), "--input", "3x4"], "the text has shapes of its own"),
         (["fit", str(EXAMPLES / "bert.txt"), "--gpu", "z9000"], "unknown GPU 'z9000'"),
         (["why", str(EXAMPLES / "bert.txt")], "only layers, no trace"),
         (["summarize", "timm:resnet50", "-o", "/nowhere/x.json", "--batch-size", "4"], "there is no folder"),

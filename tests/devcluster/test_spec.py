@@ -41,7 +41,7 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
 def test_whole_gpus_can_have_nodes_of_their_own() -> None:
     spec = ClusterSpec(nodes=default_nodes(3), whole_nodes=("n3",), state=STATE)
     place = Place("host", "me", False, 1, {"n1": 2, "n2": 3, "n3": 4}, 5, ["/dev/tty0"] * 4)
-    text = slurm_conf(spec, Layout(STATE), place)
+    text = slurm_conf(spec, Layout(STATE), place, (22, 5))
     assert "PartitionName=gpu Nodes=n1,n2 " in text
     assert "PartitionName=whole Nodes=n3 " in text
 

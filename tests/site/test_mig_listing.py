@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,9 @@ def test_a_card_with_instances_is_its_instances_and_the_other_stays_whole() -> N
     group = parse_nvidia_smi(CARDS, "n1", parse_instances(LISTING, MINORS))
     assert group is not None
     plan = SitePlan((group,))
-    assert node_gres(plan, group) == "gpu:h200:1,gpu:h200_1g.18gb:2,gpu:h200_3g.71gb:1,shard:h200:139"
+    whole = "gpu:h200:1,gpu:h200_1g.18gb:2,gpu:h200_3g.71gb:1"
+    assert node_gres(plan, group) == f"{whole},shard:139"
+    assert node_gres(replace(plan, version=(22, 5)), group) == f"{whole},shard:h200:139"
     caps = "/dev/nvidia1,/dev/nvidia-caps/nvidia-cap"
     assert gres_lines(plan, with_gpus=True) == [
         "NodeName=n1 Name=gpu Type=h200 File=/dev/nvidia0",
