@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, NamedTuple, Sequence
+import random
+from typing import Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.utilization import sets
 from slurm_gpumem.utilization.interference import JobLoad, Prepared, pressure, stretch
@@ -22,6 +23,21 @@ class SetJob(NamedTuple):
 def predicted_speeds(way: str, loads: Sequence[JobLoad], users: Sequence[str]) -> List[float]:
     """The share of its speed alone that each of these users' jobs keeps; `way` is one of sets.WAYS."""
     return sets.speeds(way, [SetJob(user, sets.prepared(load)) for load, user in zip(loads, users)])
+
+
+def filled_gpus(
+    shares: Sequence[Tuple[JobLoad, float]], count: int, rng: random.Random
+) -> Iterator[List[JobLoad]]:
+    """GPUs filled with jobs in random order, each with what still fits, as backfill does."""
+    order = list(shares)
+    for _ in range(count):
+        rng.shuffle(order)
+        left, gpu = 1.0, []
+        for job, share in order:
+            if share <= left + 1e-9:
+                gpu.append(job)
+                left -= share
+        yield gpu
 
 
 def load_from(values: Mapping[str, float]) -> JobLoad:

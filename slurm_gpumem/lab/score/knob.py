@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import List, Mapping, NamedTuple, Optional, Sequence
 
-from slurm_gpumem.lab.shared_speeds import load_from, speeds
+from slurm_gpumem.lab.shared_speeds import filled_gpus, load_from, speeds
 from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets
 from slurm_gpumem.svg import Frame, document, text
 from slurm_gpumem.utilization.budget import budget, interpolated
@@ -87,19 +87,8 @@ def _point(
 def _filled(
     knob: float, jobs: Sequence[JobLoad], total: float, known: Mapping[str, float]
 ) -> List[List[JobLoad]]:
-    """GPUs filled in random order, each with what still fits, as backfill does."""
-    rng = random.Random(0)
     shares = [(job, budget(job, knob, total, known).share) for job in jobs]
-    made = []
-    for _ in range(_FILLS):
-        rng.shuffle(shares)
-        left, gpu = 1.0, []
-        for job, share in shares:
-            if share <= left + 1e-9:
-                gpu.append(job)
-                left -= share
-        made.append(gpu)
-    return made
+    return list(filled_gpus(shares, _FILLS, random.Random(0)))
 
 
 def table_lines(found: Sequence[Point]) -> List[str]:

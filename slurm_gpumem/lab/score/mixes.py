@@ -10,7 +10,7 @@ import random
 from statistics import median
 from typing import List, NamedTuple, Sequence
 
-from slurm_gpumem.lab.shared_speeds import load_from, predicted_speeds
+from slurm_gpumem.lab.shared_speeds import filled_gpus, load_from, predicted_speeds
 from slurm_gpumem.lab.utilization_runs import load_sets
 from slurm_gpumem.utilization.budget import share_for
 from slurm_gpumem.utilization.interference import JobLoad
@@ -44,15 +44,10 @@ def held(jobs: Sequence[JobLoad], way: str, users: int, limit: float) -> Held:
     """What becomes of a limit on GPUs that are full."""
     rng = random.Random(0)
     shares = [(job, share_for(job, limit, limit, way).share) for job in jobs]
-    found: List[List[float]] = []
-    for _ in range(_FILLS):
-        rng.shuffle(shares)
-        left, gpu = 1.0, []
-        for job, share in shares:
-            if share <= left + 1e-9:
-                gpu.append(job)
-                left -= share
-        found.append(predicted_speeds(way, gpu, [str(rng.randrange(users)) for _ in gpu]))
+    found = [
+        predicted_speeds(way, gpu, [str(rng.randrange(users)) for _ in gpu])
+        for gpu in filled_gpus(shares, _FILLS, rng)
+    ]
     slow = [1 / speed for speeds in found for speed in speeds]
     above = sum(1 / min(speeds) > limit * (1 + _HAIR) for speeds in found)
     work = sum(map(sum, found))
