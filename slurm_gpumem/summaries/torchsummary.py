@@ -36,7 +36,7 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
         for row in rows:
             row.trainable = False
     elif not shows_blocks and 0 < (totals.trainable or 0) < (totals.params or 0):
-        notes.append("some parameters are frozen, but the table does not say in which layers")
+        notes.append("frozen parameters count as trained: the table does not say which layers have them")
     parents = [value for row in rows for key, value in row.attributes if key == "parents"]
     root = parents[0].partition("/")[0] if parents else ""
     inputs = rows[0].inputs if shows_inputs and rows else ()

@@ -221,3 +221,20 @@ def test_a_text_without_shapes_of_an_unknown_model_is_refused_unless_an_estimato
         registry.refuse_guess(summary, "auto")
     registry.refuse_guess(summary, "corrected")
     registry.refuse_guess(read_summary(text_of("torchvision/resnet50@224", "print")), "auto")
+
+
+def test_a_known_model_with_frozen_parameters_is_not_answered_by_a_trace_that_trains_all(
+    tmp_path: Path,
+) -> None:
+    text = (EXAMPLES / "resnet50.txt").read_text()
+    assert recognized(read_summary(EXAMPLES / "resnet50.txt")) is not None
+    path = tmp_path / "head.txt"
+    path.write_text(
+        text.replace("Trainable params: 25,557,032", "Trainable params: 2,049,000").replace(
+            "Non-trainable params: 0", "Non-trainable params: 23,508,032"
+        )
+    )
+    summary = read_summary(path)
+    assert recognized(summary) is None
+    found = registry.run("auto", summary, TrainingJob(64), H200)
+    assert any("frozen" in warning for warning in found.warnings)

@@ -13,14 +13,25 @@ from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.trace_types import Trace
 from slurm_gpumem.summaries.types import ModelSummary
 
+_SOME = 0.01
+"""Less than this part of the parameters makes no difference: tables of positions that nobody trains."""
+
 
 @lru_cache(maxsize=4)
 def recognized(summary: ModelSummary) -> Optional[KnownModel]:
     """The known model that a text shows; None where it is another one, and for a trace of its own."""
     known = None if summary.trace is not None else find(key_of(summary))
-    if known is None or summary.has_shapes or not summary.input_shapes:
+    if known is None or _trains_less(summary, known):
+        return None
+    if summary.has_shapes or not summary.input_shapes:
         return known
     return known.with_input(summary.input_shapes[0][1:])
+
+
+def _trains_less(summary: ModelSummary, known: KnownModel) -> bool:
+    """Whether the text names frozen parameters that the stored training has trained."""
+    frozen = summary.total_params - summary.trainable_params
+    return frozen > _SOME * summary.total_params and summary.trainable_params < (1 - _SOME) * known.trained
 
 
 def with_stored_trace(summary: ModelSummary, job: TrainingJob) -> ModelSummary:

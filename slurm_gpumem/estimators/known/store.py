@@ -51,6 +51,11 @@ class KnownModel(NamedTuple):
     lines: Mapping[str, str]
     """JSON of each trace by size and precision."""
 
+    @property
+    def trained(self) -> int:
+        """Parameters that its traces train."""
+        return sum(self.about["params"])
+
     def trace(self, job: TrainingJob) -> Optional[Trace]:
         """Its steps as the job trains it; None where such a training was not traced."""
         from slurm_gpumem.estimators.known.codec import STORED_AS, decode
