@@ -208,7 +208,8 @@ def test_a_controller_that_is_away_closes_nothing(make_desk: Callable[..., Desk]
     desk = make_desk(squeue='echo >>"$0.asked"; echo "Unable to contact slurm controller" >&2; exit 1')
     asked = desk.root / "bin" / "squeue.asked"
     leave_open(desk)
-    until(lambda: desk.sampler.tick() or (asked.exists() and len(asked.read_text()) >= 3))
+    # The second question comes after the first answer; on a busy machine a slow one makes a long pause.
+    until(lambda: desk.sampler.tick() or (asked.exists() and len(asked.read_text()) >= 2), 180)
     assert next(records.read_records(desk.config.spool, 7)).end is None
 
 
