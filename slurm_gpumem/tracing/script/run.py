@@ -266,6 +266,8 @@ def _take(message: Dict[str, Any], state: State) -> None:
 def _environment(asked: _Asked, folder: str) -> Dict[str, str]:
     """The user's environment, with the tracer in front, no network and no GPU."""
     env = dict(os.environ if asked.environment is None else asked.environment)
+    # Set by whoever starts the trace, not by a launcher in it: what is traced is the first rank.
+    env.update({name: "0" for name in ("RANK", "LOCAL_RANK") if name in env})
     closed = "http://127.0.0.1:9"  # the discard port: what has a proxy fails at once
     injected = package_folder("injected")
     path = env.get("PYTHONPATH", "")

@@ -240,3 +240,19 @@ def test_data_parallel_is_traced_as_its_first_gpu_with_its_part_of_the_batch(
     sizes = {site.bytes_at(16) for site in summary.trace.sites if site.category == "activations"}
     assert up in sizes
     assert 4 * up not in sizes
+
+
+def test_a_rank_in_the_environment_of_whoever_traces_holds_nothing_up(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(4): model(torch.randn(8, 64).cuda()).sum().backward(); optimizer.step()\n"
+    )
+    environment = {**os.environ, "RANK": "1", "LOCAL_RANK": "1"}
+    traced = trace_command(
+        [sys.executable, "train.py"],
+        Limits(120.0, onward_s=1.0),
+        environment=environment,
+        folder=str(tmp_path),
+    )
+    assert traced.facts["kind"] == "training"
