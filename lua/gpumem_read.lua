@@ -12,6 +12,16 @@ local MIB = { k = 1 / 1024, m = 1, g = 1024, t = 1024 * 1024 }
 
 local find, sub, match, lower = string.find, string.sub, string.match, string.lower
 
+--- Text for people and logs: one line of limited length, without control characters.
+function M.clean(text)
+  return (sub(tostring(text), 1, 400):gsub("%c", "?"))
+end
+
+--- Whether the user gave a number: fields that Slurm left unset are nil, NO_VAL or INFINITE.
+function M.given(number, no_val)
+  return type(number) == "number" and number < no_val
+end
+
 --- MiB of "12G", "1.5g", "512M" or "12GiB", rounded up; nil if it is not a size. A bare number is none:
 -- people mean GiB as often as MiB (parse_mib in units.py has the same rule).
 function M.parse_mib(text)

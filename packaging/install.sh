@@ -122,7 +122,7 @@ for role in $roles; do
         ;;
     controller)
         hook epilog_slurmctld.sh
-        for name in gpumem gpumem_read gpumem_line; do put 644 "$here/lua/$name.lua" "$slurm/$name.lua"; done
+        for file in "$here"/lua/gpumem*.lua; do put 644 "$file" "$slurm/${file##*/}"; done
         if [ $setup = no ] || [ ! -x "$prefix/bin/gpumem" ]; then continue; fi
         "$prefix/bin/gpumem" setup --output "$scratch/files" >"$scratch/diff" || exit $?
         for file in "$scratch"/files/*; do

@@ -18,7 +18,7 @@ for file in prolog/*.sh; do
 done
 install -m 644 prolog/hooks.conf.example "$dest/etc/slurm/gpumem/hooks.conf"
 # job_submit.lua, which belongs to the site, loads them from its own folder.
-put 644 /etc/slurm lua/gpumem.lua lua/gpumem_read.lua lua/gpumem_line.lua
+put 644 /etc/slurm lua/gpumem*.lua
 put 644 /usr/share/slurm-gpumem/examples lua/job_submit.lua
 
 put 644 /usr/lib/systemd/system prolog/gpumem-sampler.service "$here"/files/gpumem-collect.service \

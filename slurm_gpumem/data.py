@@ -7,6 +7,8 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parent
 FOLDERS = ("~/.local/share/gpumem", "/usr/local/share/gpumem", "/usr/share/gpumem")
 """Where optional files that are too large for the package may lie."""
+LUA_FILES = ("gpumem.lua", "gpumem_gpus.lua", "gpumem_line.lua", "gpumem_read.lua", "gpumem_request.lua")
+"""What a site's job_submit.lua loads, apart from the site's own table."""
 
 
 def package_folder(name: str) -> str:

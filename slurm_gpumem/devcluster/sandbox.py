@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.devcluster.config import Place, cgroup_conf
 from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.errors import DevClusterError
@@ -52,7 +52,6 @@ _PARTITION_LEAVES = frozenset(
 _GRES_LEAVES = ("cores", "cpus", "links", "autodetect")
 """Bound to the node's own hardware."""
 _GPU_FILE = re.compile(r"/dev/nvidia([0-9]+)")
-_OUR_LUA = ("job_submit.lua", "gpumem.lua", "gpumem_read.lua", "gpumem_line.lua")
 _STUB_LUA = """\
 function slurm_job_submit(job_desc, part_list, submit_uid) return slurm.SUCCESS end
 function slurm_job_modify(job_desc, job_rec, part_list, modify_uid) return slurm.SUCCESS end
@@ -279,7 +278,7 @@ def _lua(site_table: Optional[str]) -> Dict[str, str]:
     """Our own plug-in, where its table is part of the configuration; never the site's own code."""
     if site_table is None:
         return {"job_submit.lua": _STUB_LUA}
-    ours = {name: data_path("lua", name).read_text() for name in _OUR_LUA}
+    ours = {name: data_path("lua", name).read_text() for name in ("job_submit.lua", *LUA_FILES)}
     return {**ours, "gpumem_site.lua": site_table}
 
 

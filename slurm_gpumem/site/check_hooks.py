@@ -7,13 +7,13 @@ import re
 from typing import Dict, Iterator, Set, Tuple
 
 from slurm_gpumem.config.node import node_config_from
+from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.site.findings import Finding, Severity
 from slurm_gpumem.site.nodes import divided_gpus
 from slurm_gpumem.site.plan import SLASH_SEPARATOR
 from slurm_gpumem.site.slurm_conf import PROLOG_TIMEOUT_S, value_of, words_of
 from slurm_gpumem.site.snapshot import Snapshot
 
-LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "gpumem_site.lua")
 LUA_PLUGIN = "job_submit_lua.so"
 NODE_HOOKS = ("Prolog", "Epilog", "TaskProlog", "TaskEpilog")
 _HOOKS_NEED_S = 20
@@ -74,7 +74,7 @@ def lua_files_are_there(now: Snapshot) -> Iterator[Finding]:
         )
     if "gpumem" not in now.files.get("job_submit.lua", "") or now.folder is None:
         return
-    missing = [name for name in LUA_FILES if name not in now.files]
+    missing = [name for name in (*LUA_FILES, "gpumem_site.lua") if name not in now.files]
     if missing:
         yield Finding(
             Severity.CRITICAL,

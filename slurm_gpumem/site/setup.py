@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.types import RESERVE_MIB
 from slurm_gpumem.site import nodes as site_nodes
@@ -38,7 +38,6 @@ from slurm_gpumem.slurm.node_names import expand_names, fold_names
 
 HOOKS = "gpumem"
 """The folder of the hooks beside slurm.conf."""
-LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua")
 _LAST_RETURN = re.compile(r"^return\b[^\n]*\n?(?:[ \t]*(?:--[^\n]*)?\n)*[ \t]*(?:--[^\n]*)?\Z", re.MULTILINE)
 """Lua allows nothing after it."""
 

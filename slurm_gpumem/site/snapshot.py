@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 from slurm_gpumem.config.paths import SITE_VARIABLE
 from slurm_gpumem.config.read import Problem, read_file
 from slurm_gpumem.config.schema import SECTIONS, SHARING
+from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.hosts import HostReport, Silent
@@ -22,16 +23,7 @@ from slurm_gpumem.slurm.config_show import show_config, version_of
 from slurm_gpumem.slurm.nodes import Record, ask_nodes, ask_partitions
 from slurm_gpumem.slurm.sacctmgr import Limit, ask_limits
 
-FILES = (
-    "slurm.conf",
-    "gres.conf",
-    "job_submit.lua",
-    "gpumem.lua",
-    "gpumem_read.lua",
-    "gpumem_line.lua",
-    "gpumem_site.lua",
-    "gpumem.toml",
-)
+FILES = ("slurm.conf", "gres.conf", "job_submit.lua", *LUA_FILES, "gpumem_site.lua", "gpumem.toml")
 INCLUDES_FROM_CONF: Version = (23, 2, 0)
 """Measured: relative names in included files start at their own folder on 22.05, at slurm.conf's on 24.11."""
 _T = TypeVar("_T")

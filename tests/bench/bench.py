@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Callable, Dict, List
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.spec import ClusterSpec
 from slurm_gpumem.estimators.gpus import find_gpu
@@ -31,7 +31,6 @@ from slurm_gpumem.summaries.reader import read_summary
 START_LIMIT, HOOK_LIMIT, UP_LIMIT_S = 8.0, 1.05, 2.0
 RESNET_LIMIT_MS, LONG_LIMIT_MS, LONG_LINES = 10.0, 60.0, 2000
 START_ROUNDS, SUBMISSIONS, UP_ROUNDS, ESTIMATES = 15, 200, 3, 20
-LUA_FILES = ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "job_submit.lua")
 SUMMARY = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
 JOB = "#!/bin/bash\n#GPUMEM mem=12G\ntrue\n"
 
@@ -132,7 +131,7 @@ def _hook(folder: Path) -> bool:
 def _lua_folder(folder: Path, cluster: Cluster) -> str:
     lua = folder / "lua"
     lua.mkdir()
-    for name in LUA_FILES:
+    for name in (*LUA_FILES, "job_submit.lua"):
         shutil.copy(data_path("lua", name), lua)
     nodes = NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu", "whole"), 64, 512_000)
     plan = SitePlan(

@@ -8,7 +8,7 @@ from typing import Any, Tuple
 
 import pytest
 
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.devcluster.spec import NodeSpec, Undivided
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
 from slurm_gpumem.site.plan import SitePlan
@@ -23,7 +23,7 @@ def hook(cluster: Any, tmp_path: Path) -> str:
     """The plug-in with this cluster's site table, in the mode that goes furthest."""
     folder = tmp_path / "lua"
     folder.mkdir()
-    for name in ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "job_submit.lua"):
+    for name in (*LUA_FILES, "job_submit.lua"):
         shutil.copy(data_path("lua", name), folder)
     plan = SitePlan(
         groups=(NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu", "whole"), 64, 512_000),),
@@ -87,7 +87,7 @@ def test_the_hook_gives_gpumem_jobs_the_smallest_instance_and_touches_no_other(
         default_partition="mig",
         reserve_mib=0,
     )
-    for name in ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "job_submit.lua"):
+    for name in (*LUA_FILES, "job_submit.lua"):
         shutil.copy(data_path("lua", name), tmp_path)
     (tmp_path / "gpumem_site.lua").write_text(lua_table(plan))
     lines = tuple(

@@ -4,6 +4,7 @@ from typing import Any, Dict
 
 import pytest
 
+from slurm_gpumem.data import LUA_FILES
 from tests.lua.played import SITE, Player
 from tests.slurm.test_directives import SLIPS
 
@@ -156,7 +157,7 @@ def test_a_site_table_that_cannot_be_used_is_refused_when_loaded(
 
     from tests.lua.played import LUA_FOLDER, to_lua
 
-    for name in ("gpumem.lua", "gpumem_read.lua"):
+    for name in LUA_FILES:
         shutil.copy(LUA_FOLDER / name, tmp_path)
     (tmp_path / "gpumem_site.lua").write_text("return " + to_lua(site))
     played = play.untouched({"script": HEAD, "tres_per_node": "gres:gpu:1"}, lua_folder=tmp_path, site=None)
@@ -168,7 +169,7 @@ def test_a_site_table_can_call_nothing(play: Player, tmp_path: Any) -> None:
 
     from tests.lua.played import LUA_FOLDER
 
-    for name in ("gpumem.lua", "gpumem_read.lua"):
+    for name in LUA_FILES:
         shutil.copy(LUA_FOLDER / name, tmp_path)
     (tmp_path / "gpumem_site.lua").write_text(f"os.remove('{tmp_path}/gpumem.lua') return {{}}")
     played = play.untouched({"script": HEAD}, lua_folder=tmp_path, site=None)

@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
 
+from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.environment import Environment, in_environment, workspace_doubt
 from slurm_gpumem.estimators.gpus import gpu_table
@@ -217,7 +218,7 @@ def test_srun_without_a_script_has_no_line_and_is_left_alone(play: Player) -> No
 
 
 def test_without_its_file_everything_else_still_works(play: Player, tmp_path: Path) -> None:
-    for name in ("gpumem.lua", "gpumem_read.lua"):
+    for name in set(LUA_FILES) - {"gpumem_line.lua"}:
         (tmp_path / name).write_bytes((LUA_FOLDER / name).read_bytes())
     played = play.untouched({"script": HEAD, **JOB}, lua_folder=tmp_path)
     assert "gpumem_line.lua is missing" in played.user[0]

@@ -10,6 +10,7 @@ from typing import Any, Tuple
 
 import pytest
 
+from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import default_nodes
 from tests.lua.played import LUA_FOLDER, SITE, to_lua
@@ -42,7 +43,7 @@ GPU_RULE, OTHER_RULE = "01:17:00", "00:33:00"
 @pytest.fixture(scope="module")
 def with_rules(make_module_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     folder = tmp_path_factory.mktemp("lua")
-    for name in ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua"):
+    for name in LUA_FILES:
         shutil.copy(LUA_FOLDER / name, folder)
     (folder / "gpumem_site.lua").write_text("return " + to_lua({**SITE, "separator": None}))
     (folder / "job_submit.lua").write_text(_script("after"))

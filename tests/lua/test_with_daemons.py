@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence
 import pytest
 
 from slurm_gpumem import estimate
+from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.devcluster.cluster import Cluster, up
 from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, NodeSpec, default_nodes
@@ -39,7 +40,7 @@ def hook(cluster: Cluster) -> Hook:
     version = parse_version(cluster.run(["sinfo", "--version"], check=True).stdout)
 
     def fill(folder: Path, **plan: Any) -> str:
-        for name in ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua", "job_submit.lua"):
+        for name in (*LUA_FILES, "job_submit.lua"):
             shutil.copy(LUA_FOLDER / name, folder)
         fields: Dict[str, Any] = {
             "groups": (NodeGroup("n[1-2]", (GpuGroup("a100", 4, 40960),), ("gpu", "whole"), 64, 512_000),),
@@ -298,6 +299,8 @@ def test_breaking_the_plugin_under_a_running_slurmctld_refuses_no_job(
         ("gpumem.lua", ""),
         ("gpumem.lua", None),
         ("gpumem_read.lua", "error('x')"),
+        ("gpumem_gpus.lua", None),
+        ("gpumem_request.lua", "return 3"),
         ("gpumem_site.lua", "return 3"),
         ("gpumem.lua", "return { job_submit = function() error(nil) end }"),
     ):

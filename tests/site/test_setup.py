@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_gpumem.cli.gpumem import main
-from slurm_gpumem.data import data_path
+from slurm_gpumem.data import LUA_FILES, data_path
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.site.conf_edit import Change, edit_slurm_conf
 from slurm_gpumem.site.nodes import GpuGroup, NodeGroup
@@ -94,7 +94,7 @@ def test_the_lua_table_is_one_that_the_plugin_takes(
     if shutil.which(interpreter) is None:
         pytest.skip(f"{interpreter} is not installed")
     plan = SitePlan((A100, MIXED), partitions=partitions, default_partition="gpu", version=(22, 5, 8))
-    for name in ("gpumem.lua", "gpumem_read.lua", "gpumem_line.lua"):
+    for name in LUA_FILES:
         shutil.copy(Path(__file__).parents[2] / "lua" / name, tmp_path)
     (tmp_path / "gpumem_site.lua").write_text(lua_table(plan))
     program = (
