@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from life_machine import LifeError, Machine, run
 from mode_workers import Worker, rate
+from rehearsal_limit import write_limit_report
 from rehearsal_report import write_report
 
 from slurm_gpumem.config.node import NodeConfig
@@ -365,6 +366,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(TRACE), help="so many of the trace")
     parser.add_argument("--train", type=float, default=SOLO_S, help="seconds that a job trains alone")
     parser.add_argument("--page", type=Path, help="where the report goes (default: DIR/rehearsal.md)")
+    parser.add_argument("--beside", type=Path, help="rows whose interference the report may use, too")
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grehearsal")
     parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}")
     parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
@@ -375,7 +377,11 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.mode == "report":
-        write_report(args.out, args.page or args.out / "rehearsal.md")
+        if any((args.out / f"{mode}.jsonl").exists() for mode in LIMITED):
+            page = args.page or args.out / "rehearsal-limit.md"
+            write_limit_report(args.out, page, args.beside or args.out)
+        else:
+            write_report(args.out, args.page or args.out / "rehearsal.md")
         return 0
     target = args.out / f"{args.mode}.jsonl"
     if any(row.get("summary") for row in read_rows(target)):
