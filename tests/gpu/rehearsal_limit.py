@@ -183,6 +183,11 @@ def _markdown(rows: Dict[str, List[Row]], found: Sequence[Limited]) -> str:
     return "\n".join([*lines, *oom_lines(rows), ""])
 
 
+def _asked(rows: Sequence[Row], kind: str) -> int:
+    """The shards that jobs of a kind asked for."""
+    return next(int(job["shards"]) for job in jobs_in(rows) if job["kind"] == kind)
+
+
 def _notes(rows: Dict[str, List[Row]]) -> List[str]:
     solo, alone = solo_of(rows["solo"]), jobs_in(rows["exclusive"])
     startup = statistics.fmean(job["ready"] - job["began"] for job in alone)
@@ -191,6 +196,8 @@ def _notes(rows: Dict[str, List[Row]]) -> List[str]:
         f"{job['steps'] / solo[job['kind']].steps_per_s:.2f}"
         for job in alone
     ]
+    names = [name for name in MODES if jobs_in(rows.get(name, []))]
+    asked = " | ".join(f"shards, {name}" for name in names)
     return [
         f"One after another: each job's steps at its solo rate, and {startup:.1f} s of start-up (Python,",
         "CUDA, its model), the mean of jobs that had the GPU to themselves under Slurm",
@@ -207,10 +214,15 @@ def _notes(rows: Dict[str, List[Row]]) -> List[str]:
         "The ideal packer knows each job's memory and how much each kind slowed each other in that way of",
         "sharing, measured here and in [rehearsal.md](rehearsal.md); it takes any order and no start-up.",
         "",
-        "| kind | step alone, ms | SM activity alone, % | power alone, W |",
-        "|---|---|---|---|",
+        "In this run a job at the shared server asked for at most half a GPU by its activity. It has no such",
+        "cap any more: conv256 and text128 would ask for more today ([sharing](../sharing.md#why-2)).",
+        "",
+        f"| kind | step alone, ms | SM activity alone, % | power alone, W | {asked} |",
+        "|---|---|---|---|" + "---|" * len(names),
         *(
-            f"| {kind} | {1000 / one.steps_per_s:.1f} | {100 * (one.sm or 0):.0f} | {one.power_w:.0f} |"
+            f"| {kind} | {1000 / one.steps_per_s:.1f} | {100 * (one.sm or 0):.0f} | {one.power_w:.0f} | "
+            + " | ".join(str(_asked(rows[name], kind)) for name in names)
+            + " |"
             for kind, one in solo.items()
         ),
     ]
