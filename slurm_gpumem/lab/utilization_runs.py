@@ -86,12 +86,15 @@ def load_solo(folders: Sequence[Path] = SOLO_FOLDERS) -> List[Solo]:
     return found
 
 
-def load_sets(folder: Optional[Path] = None) -> List[SharedSet]:
-    """All sets of jobs that were measured together; an empty list where there are none."""
+def load_sets(folder: Optional[Path] = None, prefix: str = "sets") -> List[SharedSet]:
+    """All sets of jobs that were measured together; an empty list where there are none.
+
+    Files of another prefix are kept apart from what is fitted.
+    """
     where = SETS if folder is None else folder
     alone: Dict[Tuple[str, str], Mapping[str, Any]] = {}
     found: List[SharedSet] = []
-    for row in _lines(where, "sets"):
+    for row in _lines(where, prefix):
         if row.get("kind") == "solo":
             alone[row["pool"], row["job"]] = row
         elif row.get("speed") and not row.get("error"):

@@ -70,13 +70,14 @@ def share_for(job: JobLoad, max_slowdown: float, site_slowdown: float, way: str)
     turns = turns_budget(job, max_slowdown, site_slowdown, model.turns)
     chosen = {SHARED: (side,), TIMESLICE: (turns,)}.get(way, (turns, side))
     found = max(chosen, key=lambda one: one.share)
-    return found._replace(share=asked_share(found.share, max_slowdown))
+    return found._replace(share=asked_share(found.share, max_slowdown, way))
 
 
-def asked_share(share: float, max_slowdown: float) -> float:
+def asked_share(share: float, max_slowdown: float, way: str) -> float:
     """What a job asks for by its activity: two jobs that take turns each take twice as long, and what that
-    costs; so with a limit of 2 or more half a GPU is enough, and any two jobs can share one."""
-    return min(share, 0.5) if max_slowdown >= 2 else share
+    costs; so with a limit of 2 or more half a GPU is enough, and any two jobs can share one. At one server
+    for all, where none take turns, shares as computed keep the limit and pack as well without that."""
+    return min(share, 0.5) if max_slowdown >= 2 and way != SHARED else share
 
 
 def turns_budget(job: JobLoad, max_slowdown: float, site_slowdown: float, turns: Turns) -> Budget:

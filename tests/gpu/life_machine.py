@@ -177,7 +177,8 @@ class Machine:
             for key in ("SLURM_CONF", "LD_LIBRARY_PATH")
             if key in self.env
         ]
-        text = "\n".join(["[node]", *lines, "[node.slurm_env]", *slurm, ""])
+        accounting = ["[accounting]", f"index = {json.dumps(str(self.state / 'index'))}"]
+        text = "\n".join(["[node]", *lines, "[node.slurm_env]", *slurm, *accounting, ""])
         (self.state / "gpumem.toml").write_text(text)
 
     def submit(

@@ -4,7 +4,8 @@ As root, on a machine with an NVIDIA GPU, torch and MPS, from the repository's r
 
     python3 tests/gpu/rehearsal.py --out DIR --mode solo      step time, power, activity of each kind, alone
     python3 tests/gpu/rehearsal.py --out DIR --mode shared    then per-user, timeslice, exclusive
-    python3 tests/gpu/rehearsal.py --out DIR --mode knob      shares under max_slowdown, two OOMs injected
+    python3 tests/gpu/rehearsal.py --out DIR --mode limit-shared    shares under max_slowdown, two OOMs
+                                                              injected; or limit-per-user
     python3 tests/gpu/rehearsal.py --out DIR --mode report    a page and a picture (--page); needs no GPU
 
 DIR/MODE.jsonl gets a row per job, sample and summary as they come; a mode whose summary is there is not run
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from life_machine import LifeError, Machine, run
 from mode_workers import Worker, rate
+from rehearsal_limit import write_limit_report
 from rehearsal_report import write_report
 
 from slurm_gpumem.config.node import NodeConfig
@@ -43,18 +45,20 @@ from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.utilization.budget import share_for
 from slurm_gpumem.utilization.interference import JobLoad
 
-KNOB = "knob"
-MODES = ("shared", "per-user", "timeslice", KNOB)
+LIMITED = {"limit-shared": "shared", "limit-per-user": "per-user"}
+"""Modes with shares under max_slowdown, and the way of sharing."""
+MODES = ("shared", "per-user", "timeslice", *LIMITED)
 MEMORY_GIB = {"small": 12, "conv32": 28, "text16": 28, "conv256": 44, "text128": 44}
 """What each kind holds, and asks for: light, medium and heavy jobs, of which four or five fit one GPU."""
-SOLO_S = 5.0
+SOLO_S = 8.0
 """What each job would train alone."""
-TRACE = ("conv256", "small", "conv32", "text16", "small", "text128", "conv32", "text16")
-"""The queue, in this order; the users take turns."""
-SUBSET = ("conv256",)
+TRACE = 2 * ("conv256", "small", "conv32", "text16", "small", "text128", "conv32", "text16")
+"""The queue, in this order; the users take turns, the other way round in the second half."""
+SUBSET = ("00-conv256", "01-small")
 """The serial check."""
-INJECTED = ("02-conv32", "03-text16")
-"""Jobs of mode knob that ask for half of what they need: they run out of memory and come back."""
+INJECTED = ("03-text16", "04-small")
+"""Jobs under a limit that need more than their share: they run out of memory and come back."""
+INJECTED_GIB = 6
 CONTEXT_GIB = 2
 GPU_SHARDS = 139
 _SCHEDULER = "SchedulerParameters=sched_interval=2,bf_interval=2\n"
@@ -69,6 +73,10 @@ class Planned(NamedTuple):
     steps: int
     shards: int
     ballast_mib: int
+    memory_gib: int
+    """What its owner expects it to hold."""
+    sm: float
+    """SM activity alone."""
 
 
 class Rows:
@@ -132,30 +140,32 @@ def _steps_per_s(out: Path, kind: str) -> float:
     return float(next(row["steps_per_s"] for row in read_rows(out / "solo.jsonl") if row.get("kind") == kind))
 
 
-def planned(solo: Sequence[Dict[str, Any]]) -> List[Planned]:
+def planned(solo: Sequence[Dict[str, Any]], count: int, solo_s: float) -> List[Planned]:
     """The trace with as many steps as take the time that each kind is to train alone."""
-    rates = {row["kind"]: row["steps_per_s"] for row in solo if "steps_per_s" in row}
+    rows = {row["kind"]: row for row in solo if "steps_per_s" in row}
     jobs = []
-    for number, kind in enumerate(TRACE):
-        steps = max(3, round(SOLO_S * rates[kind]))
-        shards = MEMORY_GIB[kind] + CONTEXT_GIB
-        jobs.append(
-            Planned(f"{number:02d}-{kind}", kind, number % 2, steps, shards, MEMORY_GIB[kind] * 1024 - 8192)
-        )
+    for number, kind in enumerate(TRACE[:count]):
+        steps = max(3, round(solo_s * rows[kind]["steps_per_s"]))
+        memory, user = MEMORY_GIB[kind], (number + number // 8) % 2
+        active = rows[kind].get("sm") or 0.0
+        name, ballast = f"{number:02d}-{kind}", memory * 1024 - 8192
+        jobs.append(Planned(name, kind, user, steps, memory + CONTEXT_GIB, ballast, memory, active))
     return jobs
 
 
-def under_knob(jobs: Sequence[Planned], solo: Sequence[Dict[str, Any]], limit: float) -> List[Planned]:
-    """The trace with shares for activity, too, as gpusbatch would ask; the injected ones with too little."""
+def under_limit(
+    jobs: Sequence[Planned], solo: Sequence[Dict[str, Any]], limit: float, way: str
+) -> List[Planned]:
+    """The trace with shares for activity, too, as gpusbatch would ask; the injected ones need more."""
     asked = []
     for job in jobs:
         row = next(row for row in solo if row.get("kind") == job.kind)
-        active = row.get("sm") or 0.0
         # Occupancy and memory traffic of a usual job: solo rows do not have them.
-        load = JobLoad(active, 0.3 * active, 0.4 * active, 1 / row["steps_per_s"])
-        by_activity = ceil(share_for(load, limit, limit, "per-user").share * GPU_SHARDS)
-        shards = job.shards // 2 if job.name in INJECTED else max(job.shards, min(by_activity, GPU_SHARDS))
-        asked.append(job._replace(shards=shards))
+        load = JobLoad(job.sm, 0.3 * job.sm, 0.4 * job.sm, 1 / row["steps_per_s"])
+        by_activity = ceil(share_for(load, limit, limit, way).share * GPU_SHARDS)
+        shards = max(job.shards, min(by_activity, GPU_SHARDS))
+        ballast = (shards + INJECTED_GIB) * 1024 if job.name in INJECTED else job.ballast_mib
+        asked.append(job._replace(shards=shards, ballast_mib=ballast))
     return asked
 
 
@@ -192,7 +202,9 @@ def submit(
         f"exec {sys.executable} {machine.work}/rehearsal_worker.py {job.kind} {words}\n"
     )
     whole = mode == "exclusive"
-    record = f"rehearsal gpumem/1:est={job.shards * 1000},req={job.shards * 1024},by=rehearsal"
+    record = f"rehearsal gpumem/1:est={job.memory_gib * 1024},req={(job.memory_gib + CONTEXT_GIB) * 1024}"
+    record += f",by=rehearsal,shards={job.shards},model={job.kind}"
+    record += f",sm={round(100 * job.sm)},smby=remembered" if job.sm else ""
     done = run(
         [
             "sbatch",
@@ -219,8 +231,11 @@ def submit(
 
 def marks_of(machine: Machine, mode: str, name: str) -> Dict[str, Any]:
     """What a job has marked so far, its steps joined."""
-    found: Dict[str, Any] = {"ends": []}
+    found: Dict[str, Any] = {"ends": [], "failed": []}
     for row in read_rows(machine.work / f"{mode}-{name}.marks"):
+        if "began" in row and "died" in found:
+            failed = [found.get(key) for key in ("began", "died", "error")]
+            found = {"ends": [], "failed": [*found["failed"], failed]}
         found["ends"] += row.pop("ends", [])
         found.update(row)
     return found
@@ -239,36 +254,60 @@ def trace(
     before, began = gauge.energy_j(), time.time()
     for job in jobs:
         submitted[job.name] = time.time()
-        more = f",shards={job.shards},oom=requeue" if mode == KNOB else ""
+        more = ",oom=requeue" if mode in LIMITED else ""
         submit(machine, job, mode, played, comment=more)
     told: set[str] = set()
+
+    def tell(job: Planned, marks: Dict[str, Any]) -> None:
+        told.add(job.name)
+        about = {"kind": job.kind, "user": job.user, "steps": job.steps, "shards": job.shards}
+        when = {"memory_gib": job.memory_gib, "submitted": round(submitted[job.name] - began, 3)}
+        rows.say(job=job.name, **about, **when, **_relative(marks, began))
+
     while len(told) < len(jobs) and time.time() - began < limit_s:
         time.sleep(1.0)
         rows.say(t=round(time.time() - began, 2), **gauge.sample())
         for job in jobs:
             marks = marks_of(machine, mode, job.name) if job.name not in told else {}
-            comes_back = mode == KNOB and job.name in INJECTED
+            comes_back = mode in LIMITED and job.name in INJECTED
             if "done" in marks or ("died" in marks and not comes_back):
-                told.add(job.name)
-                about = {"kind": job.kind, "user": job.user, "steps": job.steps, "shards": job.shards}
-                when = {"submitted": round(submitted[job.name] - began, 3)}
-                rows.say(job=job.name, **about, **when, **_relative(marks, began))
+                tell(job, marks)
     after, ended = gauge.energy_j(), time.time()
-    missing = [job.name for job in jobs if job.name not in told]
+    missing = [job for job in jobs if job.name not in told]
+    for job in missing:
+        tell(job, marks_of(machine, mode, job.name))
     if missing:
-        machine.cancel(missing)
+        machine.cancel([job.name for job in missing])
     machine.ended([job.name for job in jobs], 30)
     energy = None if before is None or after is None else round(after - before, 1)
+    names = [job.name for job in missing]
     rows.say(
-        summary=True, mode=mode, span_s=round(ended - began, 2), energy_j=energy, idle=idle, missing=missing
+        summary=True, mode=mode, span_s=round(ended - began, 2), energy_j=energy, idle=idle, missing=names
     )
+
+
+def report(machine: Machine, rows: Rows) -> None:
+    """What `gpumem report --summary` says of this run, to be held against what the rows say."""
+    env = {**machine.env, "GPUMEM_SITE_CONFIG": f"{machine.state}/gpumem.toml"}
+    code = "import sys; from slurm_gpumem.cli.gpumem import main; sys.exit(main())"
+    for words in (["--json"], []):
+        command = [str(machine.venv_python), "-I", "-c", code, "report", "--summary", "--all-time", *words]
+        done = run(command, 30, env=env)
+        try:
+            said = json.loads(done.stdout) if words else {}
+        except ValueError:
+            said = {}
+        rows.say(report=said.get("total") or (done.stdout + done.stderr)[-3000:].splitlines())
+    jobs = [json.loads(path.read_text()) for path in sorted(machine.spool.glob("*.json"))]
+    keys = ("job_id", "restarts", "slowed_s", "slowed_by", "sm_s", "energy_j", "start", "end", "verdict")
+    rows.say(records=[{key: one[key] for key in keys if key in one} for one in jobs])
 
 
 def fault(machine: Machine, rows: Rows, mode: str, steps: int) -> None:
     """Two users at one server, and an illegal access of one: what becomes of the other, what is recorded?"""
     played = machine.ledger is not None
     names = ("victim", "culprit")
-    jobs = [Planned(name, "small", user, steps, 14, 1024) for user, name in enumerate(names)]
+    jobs = [Planned(name, "small", user, steps, 14, 1024, 12, 0.0) for user, name in enumerate(names)]
     for job in jobs:
         submit(machine, job, mode, played, fault_after=3.0 if job.name == "culprit" else 0.0)
     gone = machine.ended(names, 60)
@@ -279,7 +318,7 @@ def fault(machine: Machine, rows: Rows, mode: str, steps: int) -> None:
         lived = marks.get("died", marks.get("done", 0)) - marks.get("ready", 0)
         rows.say(fault=name, gone=gone, error=marks.get("error"), trained_s=round(lived, 2), record=kept)
     suspects = {path.name: path.read_text() for path in machine.run_dir.glob("suspects/*")}
-    again = Planned("again", "small", 0, 20, 14, 1024)
+    again = Planned("again", "small", 0, 20, 14, 1024, 12, 0.0)
     submit(machine, again, mode, played, comment=",again=1,why=neighbour")
     machine.ended(["again"], 45)
     marks, record = marks_of(machine, mode, "again"), machine.record("again")
@@ -289,7 +328,7 @@ def fault(machine: Machine, rows: Rows, mode: str, steps: int) -> None:
 
 def again(machine: Machine, rows: Rows) -> None:
     """What became of the jobs that asked for too little: their runs, as root recorded them."""
-    for name in INJECTED:
+    for name in (name for name in INJECTED if name in machine.jobs):
         found = sorted(machine.spool.glob(f"{machine.jobs[name]}.*.json"))
         runs = [json.loads(path.read_text()) for path in found]
         keys = (
@@ -312,7 +351,8 @@ def _relative(marks: Dict[str, Any], began: float) -> Dict[str, Any]:
     times = {key: round(marks[key] - began, 3) for key in ("began", "ready", "done", "died") if key in marks}
     ends = [round(end - began, 3) for end in marks["ends"]]
     kept = {key: marks[key] for key in ("error", "reserved_mib", "mps", "uid") if key in marks}
-    return {**times, **kept, "ends": ends}
+    failed = [[round(one - began, 3), round(end - began, 3), error] for one, end, error in marks["failed"]]
+    return {**times, **kept, **({"failed": failed} if failed else {}), "ends": ends}
 
 
 def main() -> int:
@@ -323,7 +363,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mode", required=True, choices=("solo", *MODES, "exclusive", "report"))
     parser.add_argument("--max-slowdown", type=float, default=SHARING.default("max_slowdown"))
+    parser.add_argument("--jobs", type=int, default=len(TRACE), help="so many of the trace")
+    parser.add_argument("--train", type=float, default=SOLO_S, help="seconds that a job trains alone")
     parser.add_argument("--page", type=Path, help="where the report goes (default: DIR/rehearsal.md)")
+    parser.add_argument("--beside", type=Path, help="rows whose interference the report may use, too")
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grehearsal")
     parser.add_argument("--up", default=".carry/slurm-on-gpu/up .carry/debs {slurm}")
     parser.add_argument("--down", default=".carry/slurm-on-gpu/down {slurm}")
@@ -334,7 +377,11 @@ def main() -> int:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if args.mode == "report":
-        write_report(args.out, args.page or args.out / "rehearsal.md")
+        if any((args.out / f"{mode}.jsonl").exists() for mode in LIMITED):
+            page = args.page or args.out / "rehearsal-limit.md"
+            write_limit_report(args.out, page, args.beside or args.out)
+        else:
+            write_report(args.out, args.page or args.out / "rehearsal.md")
         return 0
     target = args.out / f"{args.mode}.jsonl"
     if any(row.get("summary") for row in read_rows(target)):
@@ -363,29 +410,33 @@ def main() -> int:
         solo(Rows(solo_file), _no_gauge() if args.rehearse else Gauge(None, machine.node), args.rehearse)
     if args.mode == "solo":
         return 0
-    jobs = planned(read_rows(solo_file))
-    if args.mode == KNOB:
-        jobs = under_knob(jobs, read_rows(solo_file), args.max_slowdown)
+    alone = read_rows(solo_file)
+    jobs = planned(alone, args.jobs, args.train)
+    way = LIMITED.get(args.mode, args.mode)
+    if args.mode in LIMITED:
+        jobs = under_limit(jobs, alone, args.max_slowdown, way)
     machine.prepare()
     for name in ("mode_workers.py", "rehearsal_worker.py", "life_worker.py"):
         shutil.copy(Path(__file__).with_name(name), machine.work / name)
     opened = {} if args.open else machine.open_to_users()
     try:
-        mps = {"exclusive": "timeslice", KNOB: "per-user"}.get(args.mode, args.mode)
+        mps = "timeslice" if args.mode == "exclusive" else way
         hooks = machine.state / "hooks"
         with open(hooks / "hooks.conf", "a", encoding="utf-8") as file:
             file.write(f"recovery_log={machine.state}/recovery.log\n")
-        recovery = f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh\n" if args.mode == KNOB else ""
+        recovery = f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh\n" if args.mode in LIMITED else ""
         machine.start({"mps": mps, "activity_every_s": 1, "idle_exit_s": 6}, _SCHEDULER + recovery)
         rows = Rows(target)
-        rows.say(opened=opened, **({"max_slowdown": args.max_slowdown} if args.mode == KNOB else {}))
+        limit = {"max_slowdown": args.max_slowdown} if args.mode in LIMITED else {}
+        rows.say(opened=opened, train_s=args.train, **limit)
         gauge = Gauge(ledger, machine.node)
-        chosen = [job for job in jobs if job.kind in SUBSET] if args.mode == "exclusive" else jobs
+        chosen = [job for job in jobs if job.name in SUBSET] if args.mode == "exclusive" else jobs
         trace(machine, rows, gauge, args.mode, chosen, args.limit)
         if args.mode == "shared":
             fault(machine, rows, args.mode, round(15 * _steps_per_s(args.out, "small")))
-        if args.mode == KNOB:
+        if args.mode in LIMITED:
             again(machine, rows)
+        report(machine, rows)
         log = machine.run_dir / "log"
         rows.say(hooks_log=log.read_text()[-1500:] if log.exists() else "")
     finally:

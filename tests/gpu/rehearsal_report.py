@@ -8,20 +8,25 @@ from __future__ import annotations
 import json
 import random
 import statistics
+from math import inf
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, text
 
-MODES = ("shared", "per-user", "timeslice", "knob")
+MODES = ("shared", "per-user", "timeslice")
 _LEAST_INTERVAL_S = 0.3
 _SHRINK = 0.5
 """Weight of the mean coefficient against the observations, in seconds of observation."""
 _ORDERS = 400
+_MOST_AT_ONCE = 8
 _GPU_SHARDS = 140
+CONTEXT_SHARDS = 2
 _GREY = "#9aa5b1"
 _COLOURS = ("#3a78c2", "#c2643a")
 Row = Dict[str, Any]
+Observation = Tuple[str, Tuple[str, ...], float, float]
+"""A kind, the kinds beside it, the extra time of a step, and for how many seconds."""
 _HOW = (
     "",
     "## Run it yourself",
@@ -30,14 +35,14 @@ _HOW = (
     "one mode of a few minutes; what is complete in DIR is not run again, and rows are written as they come:",
     "",
     "```",
-    "python3 tests/gpu/rehearsal.py --out DIR --mode knob     # shares under max_slowdown, two OOMs injected",
-    "python3 tests/gpu/rehearsal.py --out DIR --mode shared   # also per-user, timeslice, exclusive",
-    "python3 tests/gpu/rehearsal.py --out DIR --mode report   # this page",
+    "python3 tests/gpu/rehearsal.py --out DIR --mode shared         # also per-user, timeslice, exclusive",
+    "python3 tests/gpu/rehearsal.py --out DIR --mode limit-shared   # or limit-per-user: max_slowdown",
+    "python3 tests/gpu/rehearsal.py --out DIR --mode report         # this page, or rehearsal-limit.md",
     "```",
     "",
     "The first of them also measures every kind of job alone (`solo.jsonl`). `--max-slowdown 1.5` tries",
     "another limit, `--up` and `--down` name the commands that start and stop Slurm. Without a GPU",
-    "`/usr/bin/python3 tests/gpu/rehearsal.py --rehearse --out DIR --mode knob` plays it on a dev cluster.",
+    "`/usr/bin/python3 tests/gpu/rehearsal.py --rehearse --out DIR --mode shared` plays it on a dev cluster.",
 )
 
 
@@ -70,19 +75,25 @@ class Mode(NamedTuple):
 def write_report(out: Path, page: Path) -> None:
     """Write the page and, beside it, its picture, from the rows of all modes."""
     rows = {path.stem: read_rows(path) for path in sorted(out.glob("*.jsonl"))}
-    solo = {
-        row["kind"]: Solo(row["steps_per_s"], row.get("power_w"), row.get("sm"))
-        for row in rows.get("solo", [])
-        if "steps_per_s" in row
-    }
+    solo = solo_of(rows.get("solo", []))
     found = [mode_of(name, rows[name], solo) for name in MODES if _complete(rows.get(name, []))]
     page.write_text(_markdown(rows, solo, found), encoding="utf-8")
-    page.with_suffix(".svg").write_text(_picture(rows, found), encoding="utf-8")
+    ends = {mode.name: mode.makespan_s for mode in found}
+    page.with_suffix(".svg").write_text(picture(rows, ends), encoding="utf-8")
+
+
+def solo_of(rows: Sequence[Row]) -> Dict[str, Solo]:
+    """Each kind alone."""
+    return {
+        row["kind"]: Solo(row["steps_per_s"], row.get("power_w"), row.get("sm"))
+        for row in rows
+        if "steps_per_s" in row
+    }
 
 
 def _complete(rows: Sequence[Row]) -> bool:
     """Whether a mode was run to its end, not cut off."""
-    return bool(_jobs(rows)) and any(row.get("summary") for row in rows)
+    return bool(jobs_in(rows)) and any(row.get("summary") for row in rows)
 
 
 def read_rows(path: Path) -> List[Row]:
@@ -92,11 +103,11 @@ def read_rows(path: Path) -> List[Row]:
 
 def mode_of(name: str, rows: Sequence[Row], solo: Dict[str, Solo]) -> Mode:
     """The figures of one mode."""
-    jobs, (summary,) = _jobs(rows), [row for row in rows if row.get("summary")]
+    jobs, (summary,) = jobs_in(rows), [row for row in rows if row.get("summary")]
     slow = [(job["done"] - job["ready"]) / _solo_s(job, solo) for job in jobs if "done" in job]
     idle = (summary.get("idle") or {}).get("power_w")
     energy, span = summary.get("energy_j"), max(_end(job) for job in jobs)
-    busy = _union([(job["ready"], _end(job)) for job in jobs if "ready" in job])
+    busy = union([(job["ready"], _end(job)) for job in jobs if "ready" in job])
     samples = [row for row in rows if row.get("sm") is not None and "t" in row]
     inside = [row["sm"] for row in samples if any(low <= row["t"] <= high for low, high in busy)]
     return Mode(
@@ -112,18 +123,16 @@ def mode_of(name: str, rows: Sequence[Row], solo: Dict[str, Solo]) -> Mode:
         None if energy is None else energy / 1000,
         None if energy is None or idle is None else (energy - idle * summary["span_s"]) / 1000,
         statistics.fmean(inside) if inside else None,
-        ideal_s(jobs, solo, interference(jobs, solo)),
+        ideal_s(jobs, solo, coefficients(sorted({job["kind"] for job in jobs}), observations(jobs, solo))),
     )
 
 
-def interference(jobs: Sequence[Row], solo: Dict[str, Solo]) -> Dict[Tuple[str, str], float]:
-    """How much longer a step of one kind takes for each job of another beside it, as measured in this mode.
+def coefficients(kinds: Sequence[str], seen: Sequence[Observation]) -> Dict[Tuple[str, str], float]:
+    """How much longer a step of one kind takes for each job of another beside it, as measured in a mode.
 
     Least squares over all intervals between two starts or ends, each by its length; kinds that hardly met
     are drawn to the mean.
     """
-    kinds = sorted({job["kind"] for job in jobs})
-    seen = _observations(jobs, solo)
     met = sum(seconds * len(others) for _, others, _, seconds in seen)
     mean = sum(extra * seconds for _, _, extra, seconds in seen) / met if met else 0.0
     found = {(one, other): mean for one in kinds for other in kinds}
@@ -140,10 +149,8 @@ def interference(jobs: Sequence[Row], solo: Dict[str, Solo]) -> Dict[Tuple[str, 
     return found
 
 
-def _observations(
-    jobs: Sequence[Row], solo: Dict[str, Solo]
-) -> List[Tuple[str, Tuple[str, ...], float, float]]:
-    """(kind, kinds beside it, extra time of a step, seconds) of each interval."""
+def observations(jobs: Sequence[Row], solo: Dict[str, Solo]) -> List[Observation]:
+    """Those of each interval between two starts or ends."""
     training = [job for job in jobs if "ready" in job and "done" in job]
     edges = sorted({edge for job in training for edge in (job["ready"], job["done"])})
     seen = []
@@ -160,29 +167,37 @@ def _observations(
     return seen
 
 
-def ideal_s(jobs: Sequence[Row], solo: Dict[str, Solo], extra: Dict[Tuple[str, str], float]) -> float:
-    """The shortest time found for this work without start-up: any order, any number at once that fits."""
+def ideal_s(
+    jobs: Sequence[Row], solo: Dict[str, Solo], extra: Dict[Tuple[str, str], float], limit: float = inf
+) -> float:
+    """The shortest time found for this work without start-up: any order, any number at once that fits.
+
+    No job is to take more than `limit` times as long as alone at any moment.
+    """
     shuffle = random.Random(1)
     orders = [list(jobs)] + [shuffle.sample(list(jobs), len(jobs)) for _ in range(_ORDERS)]
-    return min(_packed_s(order, most, solo, extra) for order in orders for most in range(1, len(jobs) + 1))
+    most_at_once = range(1, min(len(jobs), _MOST_AT_ONCE) + 1)
+    return min(_packed_s(order, most, solo, extra, limit) for order in orders for most in most_at_once)
 
 
 def _packed_s(
-    order: Sequence[Row], most: int, solo: Dict[str, Solo], extra: Dict[Tuple[str, str], float]
+    order: Sequence[Row],
+    most: int,
+    solo: Dict[str, Solo],
+    extra: Dict[Tuple[str, str], float],
+    limit: float,
 ) -> float:
     waiting, now = list(order), 0.0
     running: List[Tuple[Row, float]] = []
     room = _GPU_SHARDS
     while waiting or running:
         for job in list(waiting):
-            if len(running) < most and job["shards"] <= room:
+            fits = len(running) < most and job["shards"] <= room
+            if fits and max(_stretches([*(one for one, _ in running), job], extra)) <= limit:
                 waiting.remove(job)
                 room -= job["shards"]
                 running.append((job, _solo_s(job, solo)))
-        speeds = [
-            1 / (1 + sum(extra[job["kind"], other["kind"]] for other, _ in running if other is not job))
-            for job, _ in running
-        ]
+        speeds = [1 / stretch for stretch in _stretches([job for job, _ in running], extra)]
         passed = min(left / speed for (_, left), speed in zip(running, speeds))
         now += passed
         after = [(job, left - passed * speed) for (job, left), speed in zip(running, speeds)]
@@ -191,10 +206,15 @@ def _packed_s(
     return now
 
 
+def _stretches(jobs: Sequence[Row], extra: Dict[Tuple[str, str], float]) -> List[float]:
+    """How many times as long as alone a step of each takes beside the others."""
+    return [1 + sum(extra[job["kind"], other["kind"]] for other in jobs if other is not job) for job in jobs]
+
+
 def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence[Mode]) -> str:
-    jobs = max((_jobs(rows[mode.name]) for mode in found), key=len)
+    jobs = max((jobs_in(rows[mode.name]) for mode in found), key=len)
     work = sum(_solo_s(job, solo) for job in jobs)
-    alone = [job for job in _jobs(rows.get("exclusive", [])) if "done" in job]
+    alone = [job for job in jobs_in(rows.get("exclusive", [])) if "done" in job]
     startup = statistics.fmean(job["ready"] - job["began"] for job in alone) if alone else None
     whole = None if startup is None else work + startup * len(jobs)
     watts = [solo[job["kind"]].power_w for job in jobs]
@@ -247,21 +267,22 @@ def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence
         "|---|---|---|---|",
     ]
     for kind, one in solo.items():
-        sm, power = _number(_percent(one.sm), 0), _number(one.power_w, 0)
+        sm, power = number(_percent(one.sm), 0), number(one.power_w, 0)
         lines.append(f"| {kind} | {1000 / one.steps_per_s:.1f} | {sm} | {power} |")
-    return "\n".join([*lines, *_fault_lines(rows), *_oom_lines(rows), *_HOW, ""])
+    return "\n".join([*lines, *_fault_lines(rows), *oom_lines(rows), *_HOW, ""])
 
 
-def _oom_lines(rows: Dict[str, List[Row]]) -> List[str]:
-    told = [row for row in rows.get("knob", []) if "oom" in row]
+def oom_lines(rows: Dict[str, List[Row]]) -> List[str]:
+    """What became of jobs that asked for too little."""
+    told = [(mode, row) for mode in sorted(rows, reverse=True) for row in rows[mode] if "oom" in row]
     if not told:
         return []
-    lines = ["", "## Jobs that asked for too little (mode knob)", ""]
-    lines += ["| job | run | shards | its end |", "|---|---|---|---|"]
-    for row in told:
+    lines = ["", "## Jobs that asked for too little", ""]
+    lines += ["| mode | job | run | shards | its end |", "|---|---|---|---|---|"]
+    for mode, row in told:
         for one in row["runs"]:
             end = one["verdict"] or f"exit code {one['exit_code']}"
-            lines.append(f"| {row['oom']} | {one['restarts'] + 1} | {one['shards']} | {end} |")
+            lines.append(f"| {mode} | {row['oom']} | {one['restarts'] + 1} | {one['shards']} | {end} |")
     return lines
 
 
@@ -279,10 +300,11 @@ def _fault_lines(rows: Dict[str, List[Row]]) -> List[str]:
     return lines
 
 
-def _picture(rows: Dict[str, List[Row]], found: Sequence[Mode]) -> str:
-    blocks = [(mode.name, sorted(_jobs(rows[mode.name]), key=lambda job: job["job"])) for mode in found]
+def picture(rows: Dict[str, List[Row]], ends: Mapping[str, float]) -> str:
+    """Each job of the modes named in `ends`, in time, up to the latest of these ends."""
+    blocks = [(name, sorted(jobs_in(rows[name]), key=lambda job: job["job"])) for name in ends]
     height = 70 + sum(26 + 16 * len(jobs) for _, jobs in blocks)
-    longest = max(mode.makespan_s for mode in found)
+    longest = max(ends.values())
     frame = Frame(900, height, 120, 20, 30, 40, (0.0, longest), (0.0, 1.0))
     parts = [frame.column(second, f"{second} s") for second in range(0, int(longest) + 1, 10)]
     legend = (_GREY, "starts up"), (_COLOURS[0], "first user trains"), (_COLOURS[1], "second user trains")
@@ -294,8 +316,10 @@ def _picture(rows: Dict[str, List[Row]], found: Sequence[Mode]) -> str:
         for job in jobs:
             parts.append(text(frame.left - 8, top + 10, job["kind"], anchor="end"))
             ready = job.get("ready", _end(job))
+            for began, died, _ in job.get("failed", []):
+                parts.append(_bar(frame, began, died, top, _GREY))
             parts.append(_bar(frame, job["began"], ready, top, _GREY))
-            parts.append(_bar(frame, ready, _end(job), top, _COLOURS[job["user"]]))
+            parts.append(_bar(frame, ready, _end(job) or ends[name], top, _COLOURS[job["user"]]))
             top += 16
         top += 16
     title = "When each job of two users started up (grey) and trained (blue, orange)"
@@ -323,11 +347,12 @@ def _above(rows: Dict[str, List[Row]], energy: Optional[float], work: float) -> 
 
 
 def _line(name: str, alone: Optional[float], values: Sequence[Optional[float]], digits: int = 1) -> str:
-    cells = [_number(value, digits) for value in (alone, *values)]
+    cells = [number(value, digits) for value in (alone, *values)]
     return f"| {name} | " + " | ".join(cells) + " |"
 
 
-def _number(value: Optional[float], digits: int) -> str:
+def number(value: Optional[float], digits: int) -> str:
+    """For a table."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
@@ -335,7 +360,8 @@ def _percent(value: Optional[float]) -> Optional[float]:
     return None if value is None else 100 * value
 
 
-def _jobs(rows: Sequence[Row]) -> List[Row]:
+def jobs_in(rows: Sequence[Row]) -> List[Row]:
+    """The rows of jobs."""
     return [row for row in rows if "job" in row]
 
 
@@ -347,7 +373,8 @@ def _solo_s(job: Row, solo: Dict[str, Solo]) -> float:
     return float(job["steps"] / solo[job["kind"]].steps_per_s)
 
 
-def _union(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+def union(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
+    """Joined where they overlap, in order."""
     joined: List[Tuple[float, float]] = []
     for low, high in sorted(spans):
         if joined and low <= joined[-1][1]:

@@ -93,8 +93,9 @@ def test_between_two_points_is_their_line(at: float, expected: float) -> None:
 
 
 def test_any_two_jobs_may_share_where_twice_as_long_is_accepted() -> None:
-    assert asked_share(0.9, 2.0) == asked_share(0.9, 3.0) == 0.5
-    assert (asked_share(0.9, 1.9), asked_share(0.3, 2.0)) == (0.9, 0.3)
+    assert asked_share(0.9, 2.0, PER_USER) == asked_share(0.9, 3.0, TIMESLICE) == 0.5
+    assert (asked_share(0.9, 1.9, PER_USER), asked_share(0.3, 2.0, PER_USER)) == (0.9, 0.3)
+    assert asked_share(0.9, 2.0, SHARED) == 0.9
 
 
 TURNS = packaged().turns
@@ -132,6 +133,14 @@ def test_a_limit_holds_between_the_jobs_of_several_users_whoever_meets(
     """From 2 on any two jobs may share: then what changing turns costs such a pair comes on top."""
     kept = max(limit, 2 / TURNS.capacity) if limit >= 2 else limit
     assert worst(*mix, 101, limit, way) <= kept * (1 + 1e-6)
+
+
+@settings(max_examples=300)
+@given(mixes, st.integers(1, 6), st.floats(1.02, 4.0))
+def test_at_one_server_for_all_every_limit_holds(
+    mix: Tuple[List[JobLoad], List[int]], users: int, limit: float
+) -> None:
+    assert worst(*mix, users, limit, SHARED) <= limit * (1 + 1e-6)
 
 
 @settings(max_examples=300)

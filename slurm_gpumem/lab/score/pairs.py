@@ -1,0 +1,114 @@
+"""Speeds of two users' jobs that no fit has seen, against what was written down before they were measured.
+
+    python -m slurm_gpumem.lab.score.pairs
+
+The sets are those of plans/sets_pairs.toml (models/lab/utilization/check-pairs.jsonl.gz; its name keeps them
+out of the fit). models/lab/utilization/frozen-pairs.json was committed before: the hash of the coefficients
+that the package predicts with, and the constants of another form that was tried. In that form what a job
+does to its neighbours goes by the length of its kernels (SM activity × step / kernels a step), not of its
+steps: a server for all lets kernels of its clients take turns, so the longer ones get more of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from math import exp, log
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from slurm_gpumem.errors import UsageError
+from slurm_gpumem.lab.command import exit_code
+from slurm_gpumem.lab.places import MODELS, SETS
+from slurm_gpumem.lab.score.sets import JudgedSet, figure_lines
+from slurm_gpumem.lab.shared_speeds import load_from, predicted_speeds
+from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets, way_of
+from slurm_gpumem.utilization.interference import FILE, rounded
+from slurm_gpumem.utilization.sets import SHARED
+
+PREFIX = "check-pairs"
+FROZEN = SETS / "frozen-pairs.json"
+_USUAL_LENGTH = 30e-6
+_LENGTHS = (3e-6, 3e-4)
+"""Seconds of the whole GPU that a kernel takes: of a usual one, and the shortest and longest that count."""
+
+
+def judged(sets: Sequence[SharedSet], frozen: Mapping[str, Any]) -> Dict[str, List[JudgedSet]]:
+    """By title: every set with what was predicted for it."""
+    found: Dict[str, List[JudgedSet]] = {}
+    for one in sets:
+        users = [str(user) for user in one.users] or ["0"] * len(one.jobs)
+        several = "two users" if len(set(users)) > 1 else "one user"
+        said = predicted_speeds(way_of(one), [load_from(solo) for solo in one.solo], users)
+        found.setdefault(f"{one.mode}, {several}", []).append(JudgedSet(one, said))
+        if way_of(one) == SHARED:
+            by_length = JudgedSet(one, speeds_by_length(one, frozen))
+            found.setdefault(f"{one.mode}, {several}, by the length of kernels", []).append(by_length)
+    return found
+
+
+def speeds_by_length(one: SharedSet, frozen: Mapping[str, Any]) -> List[float]:
+    """The other form, for clients of one server."""
+    known: Mapping[str, float] = frozen["waiting"]
+    lengths, presses = [], []
+    for job, solo in zip(one.jobs, one.solo):
+        seconds = solo["sm_active"] * solo["step_seconds"] / frozen["kernels"][job.rsplit("/", 3)[0]]
+        length = log(max(_LENGTHS[0], min(_LENGTHS[1], seconds)) / _USUAL_LENGTH)
+        warps = min(solo["sm_occupancy"] / max(solo["sm_active"], 0.02), 1.0) - 0.3
+        exponent = known["pressure"] + known["press_length"] * length + known["press_occupancy"] * warps
+        lengths.append(length)
+        presses.append(solo["sm_active"] * exp(exponent))
+    made = []
+    for solo, length, press in zip(one.solo, lengths, presses):
+        own, others, roundness = (
+            exp(known["own"]) * solo["sm_active"],
+            sum(presses) - press,
+            exp(known["roundness"]),
+        )
+        beside = rounded(own + others, roundness) / rounded(own, roundness)
+        made.append(1 / (beside + others * exp(known["sensitivity"] - known["suffer_length"] * length)))
+    return made
+
+
+def load_frozen(path: Path = FROZEN) -> Dict[str, Any]:
+    """What was written down before; UsageError where the package predicts with other coefficients now."""
+    frozen: Dict[str, Any] = json.loads(path.read_text())
+    if hashlib.sha256((MODELS / FILE).read_bytes()).hexdigest() != frozen["interference"]:
+        raise UsageError(f"{path.name} was written for other coefficients than {FILE} has now")
+    return frozen
+
+
+def lines() -> List[str]:
+    """The figures, and every set."""
+    sets = load_sets(prefix=PREFIX)
+    if not sets:
+        raise UsageError(f"no measured sets: {SETS.name}/{PREFIX}.jsonl.gz")
+    found = judged(sets, load_frozen())
+    told = [*figure_lines(found), ""]
+    for title, items in found.items():
+        for item in items:
+            jobs = [
+                f"{job.split('/')[1].partition('@')[0]} {real:.2f} ({said:.2f})"
+                for job, real, said in zip(item.measured.jobs, item.measured.speeds, item.predicted)
+            ]
+            told.append(f"{title}: {', '.join(jobs)}")
+    return told
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Print them: speed measured, and predicted in brackets."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args(argv)
+    return exit_code(_print)
+
+
+def _print() -> int:
+    print("\n".join(lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
