@@ -23,7 +23,7 @@ def test_a_run_that_was_cut_off_is_measured_again_and_others_are_not(
     lines = out.read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert [row["run"]["ranks"] for row in rows] == [2, 8]
-    assert not any("error" in row for row in rows), rows
+    assert not any(row["run_code"] for row in rows), rows
     assert all(row["computed_reserved_mib"] >= row["computed_allocated_mib"] > 0 for row in rows)
     out.write_text("\n".join([lines[0], lines[1][:40], ""]))
     assert main(words) == 0
@@ -36,9 +36,9 @@ def test_the_score_is_the_error_of_reserved_memory(
     out = tmp_path / "rows.jsonl"
     run = next(runs())
     made = [
-        {"run": run, "computed_reserved_mib": 103.0, "reserved_mib": 100.0},
-        {"run": run, "computed_reserved_mib": 101.0, "reserved_mib": 100.0},
-        {"run": run, "error": "CUDA out of memory"},
+        {"run": run, "computed_reserved_mib": 103.0, "reserved_bytes": 100 << 20, "run_code": 0},
+        {"run": run, "computed_reserved_mib": 101.0, "reserved_bytes": 100 << 20, "run_code": 0},
+        {"run": run, "computed_reserved_mib": 9.0, "reserved_bytes": 5 << 20, "run_code": 1},
     ]
     out.write_text("".join(json.dumps(row) + "\n" for row in made))
     assert main(["--out", str(out), "--score"]) == 0

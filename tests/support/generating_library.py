@@ -40,10 +40,12 @@ class GenerationMixin:
     def generate(self, input_ids, max_new_tokens=20, keep_scores=False, **others):
         criteria, cache, scores = StoppingCriteriaList(), Cache(), ()
         criteria.max_length = input_ids.shape[1] + max_new_tokens
+        masks = []
         new, open_texts = input_ids, torch.ones(len(input_ids), dtype=torch.long, device=input_ids.device)
         while True:
             logits = self(new, past_key_values=cache)[:, -1]
             scores += (logits,) if keep_scores else ()
+            masks = [*masks[-1:], torch.ones_like(input_ids)]  # held for two tokens
             new = logits.argmax(-1)[:, None]
             input_ids = torch.cat([input_ids, new], dim=1)
             open_texts = open_texts & ~criteria(input_ids, None)

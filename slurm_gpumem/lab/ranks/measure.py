@@ -1,23 +1,24 @@
 """One rank of several, computed and measured on one GPU; rows are appended as they come, done ones skipped.
 
-    python -m slurm_gpumem.lab.ranks.measure --out ranks.jsonl [--only fsdp] [--limit-seconds N]
-    python -m slurm_gpumem.lab.ranks.measure --out ranks.jsonl --score
+    python -m slurm_gpumem.lab.ranks.measure --out computed.jsonl --compute [--chosen] [--only fsdp]
+    python -m slurm_gpumem.lab.ranks.measure --out measured.jsonl --plan computed.jsonl [--limit-seconds N]
+    python -m slurm_gpumem.lab.ranks.measure --out measured.jsonl --score
 
-The figure: error of what PyTorch reserves, against what is computed for it (context and, but for DDP, NCCL
-left out, since a group without other ranks has no NCCL).
+What is computed is noted first, where there is no GPU; a measured row holds both. The figure: error of what
+PyTorch reserves, against what is computed for it (context and NCCL left out, which PyTorch does not count).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -26,8 +27,10 @@ from slurm_gpumem.estimators import registry
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.lab.command import exit_code
-from slurm_gpumem.lab.ranks.one_rank import built
+from slurm_gpumem.lab.forked import imported, measured
+from slurm_gpumem.lab.ranks.one_rank import built, train
 from slurm_gpumem.summaries.trace_types import NCCL_FIRST_GROUP
+from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.units import MIB
 
 _SIZES = (
@@ -41,6 +44,7 @@ _SIZES = (
 _WORDS = 50304
 _STRATEGIES = (
     "ddp", "ddp,gradient_as_bucket_view", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op", "fsdp,mixed",
+    "tp",
 )  # fmt: skip
 _RANKS = (2, 4, 8)
 
@@ -58,6 +62,21 @@ def runs() -> Iterator[Dict[str, Any]]:
                     }  # fmt: skip
 
 
+def chosen() -> List[Dict[str, Any]]:
+    """Every strategy in every precision, first each once, then again with another size and other ranks."""
+    found: List[Dict[str, Any]] = []
+    for turn in range(2):
+        groups: Dict[str, List[Dict[str, Any]]] = {}
+        for run in runs():
+            groups.setdefault(f"{run['strategy']} {run['precision']}", []).append(run)
+        for at, group in enumerate(groups.values()):
+            sizes = _SIZES[1:4] if group[0]["strategy"].startswith("ddp") else _SIZES[1:]
+            size = sizes[(at + turn) % len(sizes)]
+            same = [run for run in group if (run["width"], run["depth"], run["length"], run["batch"]) == size]
+            found.append(same[(at // 3 + turn) % len(same)])
+    return found
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.ranks.measure", description=__doc__)
@@ -67,6 +86,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--limit-seconds", type=float, default=1e9, help="no run is begun after this")
     parser.add_argument("--tiny", action="store_true", help="the smallest model only (a check)")
+    parser.add_argument("--chosen", action="store_true", help="two runs for each strategy and precision only")
+    parser.add_argument("--compute", action="store_true", help="compute only")
+    parser.add_argument("--plan", type=Path, help="rows of --compute: these are measured, in their order")
     parser.add_argument("--score", action="store_true", help="print the figures of the rows instead")
     args = parser.parse_args(argv)
     return exit_code(lambda: _score(args.out) if args.score else _measure(args))
@@ -75,19 +97,33 @@ def main(argv: Optional[List[str]] = None) -> int:
 def _measure(args: argparse.Namespace) -> int:
     started = time.monotonic()
     done = {_key(row["run"]) for row in _rows(args.out)}
-    for run in runs():
-        if args.tiny:
-            run = {**run, "width": 64, "depth": 2, "length": 16, "batch": 2, "words": 128}
+    if not args.compute:
+        imported(())
+    for row in _planned(args):
+        run = row["run"]
         if args.only not in run["strategy"] or _key(run) in done:
             continue
-        if time.monotonic() - started > args.limit_seconds:
+        left = args.limit_seconds - (time.monotonic() - started)
+        if left < min(5.0, args.limit_seconds):
             break
         done.add(_key(run))
-        row = {"run": run, **_computed(run, args.gpu), **_real(run, args.device)}
+        if not args.plan:
+            row = {**row, **_computed(run, args.gpu)}
+        if not args.compute:
+            row = {**row, **measured(partial(train, run, args.device), min(60.0, left))}
         with open(args.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
     return 0
+
+
+def _planned(args: argparse.Namespace) -> Iterator[Dict[str, Any]]:
+    if args.plan:
+        yield from _rows(args.plan)
+        return
+    tiny = {"width": 256, "depth": 2, "length": 16, "batch": 2, "words": 128} if args.tiny else {}
+    for run in chosen() if args.chosen else runs():
+        yield {"run": {**run, **tiny}}
 
 
 def _key(run: Dict[str, Any]) -> str:
@@ -106,9 +142,9 @@ def _rows(path: Path) -> List[Dict[str, Any]]:
 
 
 def _computed(run: Dict[str, Any], gpu: str) -> Dict[str, Any]:
-    """Reserved and allocated MiB of the rank, without the context and, but for DDP, without NCCL."""
-    ids = torch.zeros(run["batch"], run["length"], dtype=torch.int64, device="meta")
-    summary = summarize(built(run, "meta"), ids, optimizer="adamw", precision=run["precision"])
+    """Reserved and allocated MiB of the rank, without the context and NCCL."""
+    sizes = tuple(run[name] for name in ("width", "depth", "length", "batch", "words"))
+    summary = _traced(sizes, run["precision"])
     job = replace(training_job(summary, StatedTraining()), gpus=run["ranks"], strategy=run["strategy"])
     found = registry.run("trace", summary, job, find_gpu(gpu))
     # NCCL's memory is not PyTorch's: it is never among what PyTorch reserves.
@@ -119,31 +155,26 @@ def _computed(run: Dict[str, Any], gpu: str) -> Dict[str, Any]:
     }
 
 
-def _real(run: Dict[str, Any], device: str) -> Dict[str, Any]:
-    command = [sys.executable, "-m", "slurm_gpumem.lab.ranks.one_rank"]
-    text = json.dumps({**run, "device": device})
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": "took longer than 300 s"}
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1][:300]}
-    figures: Dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return figures
+@lru_cache(maxsize=4)
+def _traced(sizes: Tuple[int, ...], precision: str) -> ModelSummary:
+    width, depth, length, batch, words = sizes
+    run = {"width": width, "depth": depth, "words": words, "precision": precision}
+    ids = torch.zeros(batch, length, dtype=torch.int64, device="meta")
+    return summarize(built(run, "meta"), ids, optimizer="adamw", precision=precision)
 
 
 def _score(path: Path) -> int:
     """Median and P90 of the error of reserved memory, for each strategy."""
-    rows = [row for row in _rows(path) if row.get("reserved_mib")]
+    rows = [row for row in _rows(path) if row.get("reserved_bytes") and not row["run_code"]]
     groups: Dict[str, List[float]] = {}
     for row in rows:
-        error = abs(row["computed_reserved_mib"] / row["reserved_mib"] - 1) * 100
+        error = abs(row["computed_reserved_mib"] * MIB / row["reserved_bytes"] - 1) * 100
         for name in (row["run"]["strategy"], "all"):
             groups.setdefault(name, []).append(error)
     print(f"{'strategy':<28} {'runs':>5} {'median':>8} {'P90':>8}")
     for name, errors in groups.items():
         print(f"{name:<28} {len(errors):>5} {median(errors):>6.1f} % {_p90(errors):>6.1f} %")
-    failed = sum("error" in row for row in _rows(path))
+    failed = sum(bool(row.get("run_code")) for row in _rows(path))
     print(f"{failed} runs failed")
     return 0 if rows else 1
 

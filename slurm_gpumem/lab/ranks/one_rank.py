@@ -1,20 +1,20 @@
-"""Train one rank for a few steps and print what it took: started by `measure`, one process for each row.
+"""Train one rank for a few steps: started by `measure`, one process for each row.
 
-FSDP runs in a group of PyTorch's "fake" backend: shards, gathers and buffers are those of N ranks, and the
-collectives do nothing. DDP's buckets are the same for every number of ranks, so it runs in a group of one
-with NCCL, whose own memory PyTorch does not count. The values computed are meaningless; the memory is not.
+FSDP and tensor parallel run in a group of PyTorch's "fake" backend: shards, gathers and buffers are those of
+N ranks, and the collectives do nothing. DDP's buckets are the same for every number of ranks, so it runs in a
+group of one with NCCL, whose own memory PyTorch does not count. The values computed are meaningless; the
+memory is not.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from typing import Any, Callable, Dict
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 STEPS = 5
@@ -32,11 +32,11 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The same shape."""
-        rows, length, width = x.shape
+        rows, length, _ = x.shape
         parts = self.qkv(self.norm1(x)).view(rows, length, 3, self.heads, 64).permute(2, 0, 3, 1, 4)
         q, k, v = parts.unbind()
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(seen.transpose(1, 2).reshape(rows, length, width))
+        x = x + self.proj(seen.transpose(1, 2).reshape(rows, length, -1))
         x = x + self.down(F.gelu(self.up(self.norm2(x))))
         return x
 
@@ -66,13 +66,15 @@ def built(run: Dict[str, Any], device: str) -> nn.Module:
     return model.bfloat16() if run["precision"] == "bf16" else model
 
 
-def main() -> int:
-    """Read a run from standard input, print its figures."""
-    run = json.load(sys.stdin)
-    device = run["device"]
+def train(run: Dict[str, Any], device: str) -> None:
+    """A few steps of the run's rank."""
     _group(run, device)
     model = _wrapped(run, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, foreach=True)
+    # One group would mix whole and divided parameters, which PyTorch refuses.
+    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]
+    divided = [p for p in model.parameters() if isinstance(p, DTensor)]
+    groups = [{"params": some} for some in (whole, divided) if some]
+    optimizer = torch.optim.AdamW(groups, lr=1e-5, foreach=True)
     autocast = torch.autocast(device, torch.bfloat16, enabled=run["precision"] == "amp-bf16")
     for _ in range(STEPS):
         ids = torch.zeros(run["batch"], run["length"], dtype=torch.int64, device=device)
@@ -83,9 +85,9 @@ def main() -> int:
         loss.backward()
         optimizer.step()
         del scores, loss
-    print(json.dumps(_figures(device)))
+    if device == "cuda":
+        torch.cuda.synchronize()
     dist.destroy_process_group()
-    return 0
 
 
 def _group(run: Dict[str, Any], device: str) -> None:
@@ -105,7 +107,8 @@ def _wrapped(run: Dict[str, Any], device: str) -> Any:
         return nn.parallel.DistributedDataParallel(built(run, device), gradient_as_bucket_view=views)
     if name.startswith("fsdp1"):
         return _fsdp1(run, device)
-    from torch.distributed.device_mesh import init_device_mesh
+    if name == "tp":
+        return _tensor_parallel(run, device)
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     how: Dict[str, Any] = {"mesh": init_device_mesh(device, (run["ranks"],))}
@@ -119,6 +122,18 @@ def _wrapped(run: Dict[str, Any], device: str) -> Any:
         fully_shard(block, **how)
     how.pop("reshard_after_forward", None)
     fully_shard(model, **how)
+    return model.to_empty(device=device)
+
+
+def _tensor_parallel(run: Dict[str, Any], device: str) -> Any:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh(device, (run["ranks"],))
+    model: Any = built(run, "meta")
+    for block in model.blocks:
+        plan = {"qkv": ColwiseParallel(), "proj": RowwiseParallel()}
+        parallelize_module(block, mesh, {**plan, "up": ColwiseParallel(), "down": RowwiseParallel()})
+        block.heads //= run["ranks"]
     return model.to_empty(device=device)
 
 
@@ -142,22 +157,3 @@ def _emptied(device: str) -> Callable[[nn.Module], None]:
         module.to_empty(device=torch.device(device), recurse=False)
 
     return empty
-
-
-def _figures(device: str) -> Dict[str, Any]:
-    if device != "cuda":
-        return {}
-    from slurm_gpumem.calibration.nvml import NvmlGpu
-
-    torch.cuda.synchronize()
-    return {
-        "allocated_mib": torch.cuda.max_memory_allocated() / 2**20,
-        "reserved_mib": torch.cuda.max_memory_reserved() / 2**20,
-        "process_mib": NvmlGpu().processes().get(os.getpid()),
-        "gpu": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-    }
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -164,9 +164,9 @@ def _traced(
     started = time.monotonic()
     try:
         found = trace_command(command, Limits(seconds=seconds), environment=env, folder=str(folder))
+        made = estimate(found.summary.decode(), gpu=gpu)
     except GpumemError as error:
         return {"trace_error": str(error), "trace_seconds": round(time.monotonic() - started, 1)}
-    made = estimate(found.summary.decode(), gpu=gpu)
     return {
         "summary": found.summary.decode(),
         "peak_mib": made.peak_mib,

