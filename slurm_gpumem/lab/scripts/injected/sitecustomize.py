@@ -101,6 +101,8 @@ class Anything:
 
 
 def _anything(name):
+    if name == "__version__":
+        return "0.0.1"  # older than anything that asks accepts: pandas then does without pyarrow
     if name.startswith("__"):
         raise AttributeError(name)
     return Anything()
