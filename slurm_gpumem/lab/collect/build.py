@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from slurm_gpumem.lab.collect.entries import Entry
+from slurm_gpumem.lab.collect.repositories import build_from_repository
 
 LARGE = 1 << 16
 """Floating-point tensors of more elements are not copied to the GPU: their values do not matter."""
@@ -61,11 +62,16 @@ def _own(entry: Entry, size: int) -> nn.Module:
     return model
 
 
+def _repository(entry: Entry, size: int) -> nn.Module:
+    return build_from_repository(entry.build, entry.args)
+
+
 _BUILDERS: Dict[str, Callable[[Entry, int], nn.Module]] = {
     "torchvision": _torchvision,
     "timm": _timm,
     "transformers": _transformers,
     "own": _own,
+    "repository": _repository,
 }
 
 
@@ -132,7 +138,7 @@ def import_sources(entries: Iterable[Entry]) -> Dict[str, str]:
     )  # optimizers import it at their first step: seconds, in every child
     found = {"torch": str(torch.__version__)}
     classes = {entry.build for entry in entries if entry.source == "transformers"}
-    for name in sorted({entry.source for entry in entries} - {"own"}):
+    for name in sorted({entry.source for entry in entries} - {"own", "repository"}):
         try:
             module = importlib.import_module(name)
             found[name] = str(getattr(module, "__version__", "?"))

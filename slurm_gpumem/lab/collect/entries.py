@@ -10,7 +10,7 @@ from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.lab.places import CATALOGUE
 from slurm_gpumem.toml_file import load_toml
 
-SOURCES = ("torchvision", "timm", "transformers", "own")
+SOURCES = ("torchvision", "timm", "transformers", "own", "repository")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Entry:
     source: str
     family: str
     build: str
-    """The source's own name for the model: a timm name, a transformers class, one of our functions."""
+    """The source's own name for the model: a timm name, a transformers class, one of our functions,
+    or a class of a public repository (`collect.repositories`)."""
     task: str
     args: Mapping[str, Any] = field(default_factory=dict)
     task_args: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +56,11 @@ def load_catalogue(names: Optional[List[str]] = None) -> List[Entry]:
     return entries
 
 
+def _place(group: Mapping[str, Any]) -> str:
+    """Where a class of a public repository is; "" for other sources."""
+    return f"{group['repository']}@{group['commit']}:" if group["source"] == "repository" else ""
+
+
 def _read(path: Path) -> List[Entry]:
     entries = []
     for group in load_toml(path).get("group", []):
@@ -71,7 +77,7 @@ def _read(path: Path) -> List[Entry]:
                         id=f"{source}/{name}",
                         source=source,
                         family=merged["family"],
-                        build=merged.get("build", name),
+                        build=_place(group) + merged.get("build", name),
                         task=merged["task"],
                         args={**group.get("args", {}), **own.get("args", {})},
                         task_args={**group.get("task_args", {}), **own.get("task_args", {})},

@@ -57,7 +57,7 @@ def summarise(job: Job) -> Dict[str, Any]:
 
 
 def _versions(job: Job) -> Dict[str, str]:
-    names = {"torch", "torchinfo", "torchsummary", job.entry.source} - {"own"}
+    names = {"torch", "torchinfo", "torchsummary", job.entry.source} - {"own", "repository"}
     found = {}
     for name in sorted(names):
         with contextlib.suppress(metadata.PackageNotFoundError):

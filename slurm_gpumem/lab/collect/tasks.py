@@ -285,6 +285,40 @@ def _last_dimension(out: Any, target: Any) -> Tensor:
     return F.cross_entropy(out.flatten(0, -2), target.flatten())
 
 
+def _first(out: Any) -> Tensor:
+    """The first tensor of what a network gives back, however it is wrapped."""
+    while not isinstance(out, Tensor):
+        out = next(iter(out.values())) if isinstance(out, dict) else out[0]
+    return out
+
+
+def _first_classes(out: Any, target: Any) -> Tensor:
+    return F.cross_entropy(_first(out), target)
+
+
+def _first_tokens(out: Any, target: Any) -> Tensor:
+    return _last_dimension(_first(out), target)
+
+
+def _first_close(out: Any, target: Any) -> Tensor:
+    return F.mse_loss(_first(out), target)
+
+
+def _squares(out: Any, target: Any) -> Tensor:
+    """Of a network with several outputs, each with a target of its own: something of all of them."""
+    if isinstance(out, Tensor):
+        return out.float().square().mean()
+    parts = [_squares(one, target) for one in (out.values() if isinstance(out, dict) else out)]
+    total: Tensor = sum(parts[1:], parts[0])
+    return total
+
+
+def _main_loss(out: Any, target: Any) -> Tensor:
+    """Of a network that gives back a prediction, its loss and an auxiliary one."""
+    loss: Tensor = out[1] + 0.4 * out[2]
+    return loss
+
+
 def _sum_loss(out: Any, target: Any) -> Tensor:
     total: Tensor = sum(out.values())
     return total
@@ -341,6 +375,11 @@ TASKS: Dict[str, Tuple[Make, Loss]] = {
     "written": (_written, _own_loss),
     "written-classes": (_written, _last_dimension),
     "written-close": (_written, _squared),
+    "first-classes": (_written, _first_classes),
+    "first-tokens": (_written, _first_tokens),
+    "first-close": (_written, _first_close),
+    "squares": (_written, _squares),
+    "main-loss": (_written, _main_loss),
 }
 
 

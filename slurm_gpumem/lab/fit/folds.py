@@ -79,7 +79,9 @@ def kind_of_code(row: Mapping[str, Any]) -> str:
     family, source = str(row.get("family", "")), str(row.get("source", ""))
     if "generated" in family or family.startswith("synthetic"):
         return "generated"
-    return "hand-written" if family.startswith("handwritten") or source == "own" else "library"
+    return (
+        "hand-written" if family.startswith("handwritten") or source in ("own", "repository") else "library"
+    )
 
 
 def load_folds() -> List[Correction]:

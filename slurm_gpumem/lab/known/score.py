@@ -40,7 +40,7 @@ def scored(match: str, every: int = 1) -> Dict[str, List[Scored]]:
     truth = load_ground_truth()
     found: Dict[str, List[Scored]] = {tool: [] for tool in TOOLS}
     for run in truth.runs[::every]:
-        if run.row["source"] == "own" or match not in run.key:
+        if run.row["source"] in ("own", "repository") or match not in run.key:
             continue
         for tool, text in truth.texts[run.summary].items():
             summary = read_summary(text)

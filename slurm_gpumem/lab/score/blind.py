@@ -54,7 +54,7 @@ class Answer(NamedTuple):
     @property
     def group(self) -> str:
         """Whose code it is."""
-        return "hand-written" if self.run.row["source"] == "own" else "library"
+        return "hand-written" if self.run.row["source"] in ("own", "repository") else "library"
 
 
 def answers(folder: Path, traces: Optional[Path]) -> List[Answer]:

@@ -1,0 +1,103 @@
+"""Networks of public repositories: built from where they are, each by its own modules, never by another's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+pytest.importorskip("torch", reason="networks are built with torch")
+
+from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.lab.collect.build import build_model
+from slurm_gpumem.lab.collect.entries import Entry, load_catalogue
+from slurm_gpumem.lab.collect.repositories import FOLDER, build_from_repository
+
+NET = """
+import torch
+from layers import width
+
+
+class Config:
+    def __init__(self, depth):
+        self.depth = depth
+
+
+class Net(torch.nn.Module):
+    def __init__(self, configs, sizes=(1,)):
+        super().__init__()
+        self.asked, self.sizes = configs, sizes
+        self.one = torch.nn.Linear(width, 2)
+"""
+
+
+@pytest.fixture
+def repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, width in (("ann+nets", 3), ("bob+nets", 5)):
+        package = tmp_path / name / "models"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("import a_library_that_nobody_has\n")
+        (package / "net.py").write_text(NET)
+        (tmp_path / name / "layers.py").write_text(f"width = {width}\n")
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    known, path = set(sys.modules), list(sys.path)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+
+
+def test_two_repositories_with_modules_of_one_name_are_each_built_from_their_own(repositories: Path) -> None:
+    widths = [
+        build_from_repository(f"{owner}/nets@c0ffee:models.net.Net", {"configs": {}}).one.in_features  # type: ignore[union-attr]  # a layer
+        for owner in ("ann", "bob", "ann")
+    ]
+    assert widths == [3, 5, 3]
+
+
+def test_tables_become_objects_and_lists_become_tuples(repositories: Path) -> None:
+    args = {"configs": {"heads": 4, "rates": [1, 2]}, "sizes": [[1, 2], [3]]}
+    model: Any = build_from_repository("ann/nets@c0ffee:models.net.Net", args)
+    assert (model.asked.heads, model.sizes) == (4, ((1, 2), (3,)))
+
+
+def test_a_table_with_a_class_is_an_instance_of_the_modules_class(repositories: Path) -> None:
+    model: Any = build_from_repository(
+        "ann/nets@c0ffee:models.net.Net", {"configs": {"class": "Config", "depth": 7}}
+    )
+    assert (type(model.asked).__name__, model.asked.depth) == ("Config", 7)
+
+
+def test_a_repository_that_is_not_there_is_named(repositories: Path) -> None:
+    with pytest.raises(ConfigError, match="put eve/nets there"):
+        build_from_repository("eve/nets@c0ffee:models.net.Net", {})
+
+
+def test_without_the_folder_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER, raising=False)
+    with pytest.raises(ConfigError, match=FOLDER):
+        build_from_repository("ann/nets@c0ffee:models.net.Net", {})
+
+
+def test_the_catalogue_names_repository_commit_and_class() -> None:
+    mine = [entry for entry in load_catalogue(["third"]) if entry.source == "repository"]
+    assert len(mine) > 50
+    for entry in mine:
+        repository, _, name = entry.build.partition(":")
+        commit = repository.partition("@")[2]
+        assert len(commit) == 40, entry.id
+        assert name.count(".") >= 1, entry.id
+
+
+def test_an_entry_is_built_by_its_source(repositories: Path) -> None:
+    entry = Entry(
+        id="repository/net",
+        source="repository",
+        family="handwritten-ann",
+        build="ann/nets@c0ffee:models.net.Net",
+        task="squares",
+        args={"configs": {}},
+    )
+    assert build_model(entry, 1).training
