@@ -6,7 +6,9 @@ import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from slurm_gpumem.site.nodes import CudaContext
 
 INTERPRETERS = ("lua5.1", "lua5.4", "lua5.3", "lua5.2", "lua", "luajit")
 """Debian's Slurm links 5.1, so that one first."""
@@ -14,6 +16,7 @@ INTERPRETERS = ("lua5.1", "lua5.4", "lua5.3", "lua5.2", "lua", "luajit")
 # The site's own job_submit.lua is only compiled: running it here could do anything.
 _PROGRAM = r"""
 local folder = arg[1]
+local unpack = unpack or table.unpack
 local function broken(name, why)
   print("broken\t" .. name .. "\t" .. tostring(why):gsub("%s+", " "))
 end
@@ -34,10 +37,33 @@ else
     print("partition\t" .. name)
     for _, gpu in ipairs(gpus) do
       print("gpu\t" .. name .. "\t" .. (gpu.type or "") .. "\t" .. string.format("%d", gpu.shares))
+      if type(gpu.context) == "table" then
+        local percent = gpu.traced_percent or {}
+        local sizes = { unpack(gpu.context) }
+        local workspace, doubt = gpu.workspace_mib or 0, gpu.context_doubt_mib or 0
+        for _, size in ipairs({ workspace, doubt, percent[1] or 0, percent[2] or 0 }) do
+          sizes[#sizes + 1] = size
+        end
+        local learned = {}
+        for estimator, pair in pairs(gpu.learned or {}) do
+          learned[#learned + 1] = estimator .. "," .. table.concat(pair, ",")
+        end
+        table.sort(learned)
+        print("context\t" .. (gpu.type or "") .. "\t" .. string.format("%d", gpu.memory_mib) .. "\t"
+          .. table.concat(sizes, ",") .. "\t" .. table.concat(learned, ";"))
+      end
     end
   end
 end
 """
+
+
+class LuaContext(NamedTuple):
+    """What gpumem_site.lua says of a GPU type's context, as it stands there."""
+
+    gpu_type: str
+    memory_mib: int
+    context: CudaContext
 
 
 @dataclass(frozen=True)
@@ -50,6 +76,8 @@ class LuaReport:
     """mode, gres, shard_mib and separator of gpumem_site.lua."""
     partitions: Mapping[str, Tuple[Tuple[str, int], ...]] = field(default_factory=dict)
     """Type ("" for none) and shares of one GPU, for each kind of GPU of each partition."""
+    contexts: Tuple[LuaContext, ...] = ()
+    """Of each type that has one, once."""
 
 
 def try_lua(folder: Path) -> Optional[LuaReport]:
@@ -77,6 +105,7 @@ def parse_report(text: str) -> LuaReport:
     broken: List[Tuple[str, str]] = []
     site: Dict[str, str] = {}
     partitions: Dict[str, List[Tuple[str, int]]] = {}
+    contexts: List[LuaContext] = []
     for line in text.splitlines():
         what, *values = line.split("\t")
         if what == "broken" and len(values) == 2:
@@ -87,4 +116,23 @@ def parse_report(text: str) -> LuaReport:
             partitions.setdefault(values[0], [])
         elif what == "gpu" and len(values) == 3:
             partitions.setdefault(values[0], []).append((values[1], int(values[2])))
-    return LuaReport(tuple(broken), site, {name: tuple(gpus) for name, gpus in partitions.items()})
+        elif what == "context" and len(values) == 4:
+            contexts.extend(_context(*values))
+    return LuaReport(
+        tuple(broken),
+        site,
+        {name: tuple(gpus) for name, gpus in partitions.items()},
+        tuple(dict.fromkeys(contexts)),
+    )
+
+
+def _context(gpu_type: str, memory: str, sizes: str, learned: str) -> List[LuaContext]:
+    """As a list of one; empty where somebody's own table has something else there."""
+    try:
+        bare, conv, matmul, both, workspace, doubt, with_conv, other = map(int, sizes.split(","))
+        rows = [entry.split(",") for entry in learned.split(";") if entry]
+        moved = tuple((name, int(constant), int(rest)) for name, constant, rest in rows)
+        found = CudaContext(bare, conv, matmul, both, workspace, doubt, with_conv, other, moved)
+        return [LuaContext(gpu_type, int(memory), found)]
+    except ValueError:
+        return []

@@ -15,7 +15,8 @@ from slurm_gpumem.data import LUA_FILES
 from slurm_gpumem.errors import SlurmError
 from slurm_gpumem.formats.comment import END_PREFIX
 from slurm_gpumem.site.hosts import HostReport, Silent
-from slurm_gpumem.site.lua_report import LuaReport, try_lua
+from slurm_gpumem.site.lua_report import LuaContext, LuaReport, try_lua
+from slurm_gpumem.site.nodes import CudaContext, context_in_table, memory_in_table
 from slurm_gpumem.slurm import queue
 from slurm_gpumem.slurm.client import COMMANDS, SlurmClient, Version
 from slurm_gpumem.slurm.conf_file import Where, read_from_disk
@@ -59,6 +60,8 @@ class Snapshot:
     """Our jobs that were requeued after out of memory and are still held."""
     lua: Optional[LuaReport] = None
     """What came of loading the Lua files; None without them or without an interpreter."""
+    contexts: Tuple[Optional[CudaContext], ...] = ()
+    """What is known now of the contexts that gpumem_site.lua states, in its order; None where nothing is."""
     policy: Mapping[str, Any] = field(default_factory=dict)
     """The [sharing] table of gpumem.toml."""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -113,6 +116,7 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
     folder, files = read_files(config.get("SLURM_CONF"), version_of(config))
     site_file = os.environ.get(SITE_VARIABLE) or (str(folder / "gpumem.toml") if folder else "")
     site = read_file(site_file, SECTIONS)
+    lua = try_lua(folder) if folder and "job_submit.lua" in files else None
     return Snapshot(
         version=version_of(config),
         config=config,
@@ -123,7 +127,10 @@ def gather(client: SlurmClient = COMMANDS) -> Snapshot:
         folder=folder,
         files=files,
         left_held=tried("held jobs", lambda: _left_held(client)),
-        lua=try_lua(folder) if folder and "job_submit.lua" in files else None,
+        lua=lua,
+        contexts=tuple(context_in_table(said.gpu_type, said.memory_mib) for said in lua.contexts)
+        if lua
+        else (),
         policy=site.table(SHARING),
         tables=site.values,
         site_file=site_file if os.path.exists(site_file) else "",
@@ -150,6 +157,13 @@ def read_files(
             # Not there, or not for us: the checks that need it say so.
             continue
     return folder, texts
+
+
+def _known_context(stated: LuaContext) -> Optional[CudaContext]:
+    """None for a type that is not in the table of GPUs: its neighbour depends on its whole memory."""
+    if memory_in_table(stated.gpu_type) is None:
+        return None
+    return context_in_table(stated.gpu_type, stated.memory_mib)
 
 
 def _left_held(client: SlurmClient) -> Tuple[str, ...]:

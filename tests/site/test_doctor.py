@@ -15,7 +15,8 @@ from slurm_gpumem.site.check_hosts import FAULTS
 from slurm_gpumem.site.doctor import CHECKS, Check, examine
 from slurm_gpumem.site.findings import Diagnosis, Finding, Severity, diagnose
 from slurm_gpumem.site.hosts import HostReport, Silent
-from slurm_gpumem.site.lua_report import LuaReport
+from slurm_gpumem.site.lua_report import LuaContext, LuaReport
+from slurm_gpumem.site.nodes import CudaContext
 from slurm_gpumem.site.snapshot import Heartbeat, Snapshot, gather
 from slurm_gpumem.slurm.queue import EndedJob, QueuedJob
 from slurm_gpumem.slurm.sacctmgr import Limit
@@ -47,6 +48,8 @@ LUA = LuaReport(
     site={"mode": "opt-in", "gres": "shard", "shard_mib": "1024", "separator": "/"},
     partitions={"gpu": (("a100", 40),)},
 )
+OLD_CONTEXT = CudaContext(1430, 1727, 1430, 1727, 9, 0, 8, 2)
+LEARNED_CONTEXT = OLD_CONTEXT._replace(learned=(("trace", -1205, 0), ("corrected", -1190, 0)))
 HEALTHY = Snapshot(
     version=(24, 11, 5),
     config=CONFIG,
@@ -91,6 +94,13 @@ def test_a_healthy_cluster_is_ok_and_only_told_where_its_shared_jobs_go() -> Non
 
 def test_with_one_gpu_a_node_there_is_no_placement_to_tell() -> None:
     assert examine(node(Gres="gpu:a100:1,shard:a100:40")).findings == ()
+
+
+def test_a_table_that_knows_all_that_is_known_is_current_in_whatever_order() -> None:
+    stated = LEARNED_CONTEXT._replace(learned=tuple(sorted(LEARNED_CONTEXT.learned)))
+    table = lua(contexts=(LuaContext("a100", 40_000, stated),))
+    checks = [finding.check for finding in examine(replace(table, contexts=(LEARNED_CONTEXT,))).findings]
+    assert "site-contexts" not in checks
 
 
 CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
@@ -272,6 +282,12 @@ CASES: Dict[str, Tuple[Snapshot, Severity, str, str]] = {
         "copy",
     ),
     "table without a partition": (lua(partitions={}), Severity.WARNING, "site-table", "copy"),
+    "table from before calibrate or learn": (
+        replace(lua(contexts=(LuaContext("a100", 40_000, OLD_CONTEXT),)), contexts=(LEARNED_CONTEXT,)),
+        Severity.WARNING,
+        "site-contexts",
+        "gpumem setup",
+    ),
     "table for mps": (lua(site={**LUA.site, "gres": "mps"}), Severity.WARNING, "site-table", "copy"),
     "table of another version": (
         lua(site={**LUA.site, "separator": ":"}),
