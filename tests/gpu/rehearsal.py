@@ -45,13 +45,13 @@ from slurm_gpumem.node.sources.choose import choose_source
 from slurm_gpumem.utilization.budget import share_for
 from slurm_gpumem.utilization.interference import JobLoad
 
-LIMITED = {"limit-shared": "shared", "limit-per-user": "per-user"}
+LIMITED = {"limit-shared": "shared", "limit-shared-long": "shared", "limit-per-user": "per-user"}
 """Modes with shares under max_slowdown, and the way of sharing."""
 MODES = ("shared", "per-user", "timeslice", *LIMITED)
 MEMORY_GIB = {"small": 12, "conv32": 28, "text16": 28, "conv256": 44, "text128": 44}
 """What each kind holds, and asks for: light, medium and heavy jobs, of which four or five fit one GPU."""
-SOLO_S = 8.0
-"""What each job would train alone."""
+SOLO_S, LONG_S = 8.0, 18.0
+"""What each job would train alone; in a mode of long jobs."""
 TRACE = 2 * ("conv256", "small", "conv32", "text16", "small", "text128", "conv32", "text16")
 """The queue, in this order; the users take turns, the other way round in the second half."""
 SUBSET = ("00-conv256", "01-small")
@@ -363,8 +363,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mode", required=True, choices=("solo", *MODES, "exclusive", "report"))
     parser.add_argument("--max-slowdown", type=float, default=SHARING.default("max_slowdown"))
-    parser.add_argument("--jobs", type=int, default=len(TRACE), help="so many of the trace")
-    parser.add_argument("--train", type=float, default=SOLO_S, help="seconds that a job trains alone")
+    parser.add_argument("--jobs", type=int, help="so many of the trace (default: all; 12 long ones)")
+    parser.add_argument("--train", type=float, help=f"seconds it trains alone ({SOLO_S:g}; long: {LONG_S:g})")
     parser.add_argument("--page", type=Path, help="where the report goes (default: DIR/rehearsal.md)")
     parser.add_argument("--beside", type=Path, help="rows whose interference the report may use, too")
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()) / "grehearsal")
@@ -375,6 +375,9 @@ def main() -> int:
     parser.add_argument("--open", action="store_true", help="users can load torch: not tried again")
     parser.add_argument("--rehearse", action="store_true", help="on a dev cluster, with sleeping jobs")
     args = parser.parse_args()
+    long = args.mode.endswith("-long")
+    args.jobs = args.jobs or (12 if long else len(TRACE))
+    args.train = args.train or (LONG_S if long else SOLO_S)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.mode == "report":
         if any((args.out / f"{mode}.jsonl").exists() for mode in LIMITED):

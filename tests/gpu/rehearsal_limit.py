@@ -1,4 +1,4 @@
-"""The rehearsal's page on shares under `sharing.max_slowdown`: limit-shared and limit-per-user.
+"""The rehearsal's page on shares under `sharing.max_slowdown`: at one server (short and long jobs), per user.
 
 Modes may have run different parts of the trace, so each is compared with the same jobs one after another.
 Reads the rows that rehearsal.py wrote; needs no GPU.
@@ -26,7 +26,7 @@ from rehearsal_report import (
     union,
 )
 
-MODES = ("limit-shared", "limit-per-user")
+MODES = ("limit-shared", "limit-shared-long", "limit-per-user")
 Span = Tuple[float, float]
 
 
@@ -37,7 +37,7 @@ class Limited(NamedTuple):
     limit: float
     jobs: int
     cut: int
-    """Jobs that had not ended when the time for the mode was over."""
+    """Jobs that trained or waited (also for their second run) when the time for the mode was over."""
     failed: int
     makespan: float
     serial: float
@@ -89,7 +89,8 @@ def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]])
     watts = [solo[job["kind"]].power_w or 0.0 for job in jobs]
     idle = next(row["idle"]["power_w"] for row in rows["solo"] if "idle" in row)
     seen = observations(ended, solo)
-    way = name.partition("-")[2]
+    way = next(way for way in ("shared", "per-user") if way in name)
+    waited = summary["missing"]
     if jobs_in(before.get(way, [])):
         seen += observations(jobs_in(before[way]), solo_of(before["solo"]))
     true = [{**job, "shards": job["memory_gib"] + CONTEXT_SHARDS, "steps": len(job["ends"])} for job in jobs]
@@ -98,8 +99,7 @@ def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]])
     told = next((row["report"] for row in mine if isinstance(row.get("report"), dict)), {})
     return Limited(
         name, limit, len(jobs),
-        sum("done" not in job and "died" not in job for job in jobs),
-        sum("done" not in job and "died" in job for job in jobs),
+        len(waited), sum("done" not in job and job["job"] not in waited for job in jobs),
         max(job.get("done", end) for job in jobs), serial, _length(busy), sum(work),
         ideal_s(true, solo, coefficients(kinds, seen), limit), rate, calm,
         [(job["done"] - job["ready"]) * solo[job["kind"]].steps_per_s / job["steps"] for job in ended],
@@ -205,7 +205,7 @@ def _notes(rows: Dict[str, List[Row]]) -> List[str]:
         "Its energy: power alone while training, idle power while starting up. GPU time saved: how much",
         "shorter the time is in which any job held the GPU. The report counts start-up as it was.",
         "",
-        "**Start-up takes longer than the training of these short jobs and holds the share meanwhile.** Many",
+        "**Start-up takes longer than the training of the short jobs and holds the share meanwhile.** Many",
         "trained alone while others were starting up: little time is saved that way, and little slowed down.",
         "Work done while none starts up leaves that out. Slurm also keeps the order of the queue: while a",
         "job waits for its share on the only node, none that came later starts there, and a job that is",
@@ -214,8 +214,8 @@ def _notes(rows: Dict[str, List[Row]]) -> List[str]:
         "The ideal packer knows each job's memory and how much each kind slowed each other in that way of",
         "sharing, measured here and in [rehearsal.md](rehearsal.md); it takes any order and no start-up.",
         "",
-        "In this run a job at the shared server asked for at most half a GPU by its activity. It has no such",
-        "cap any more: conv256 and text128 would ask for more today ([sharing](../sharing.md#why-2)).",
+        "In limit-shared a job asked for at most half a GPU by its activity. limit-shared-long has jobs that",
+        "train more than twice as long; it ran later, without that cap ([sharing](../sharing.md#why-2)).",
         "",
         f"| kind | step alone, ms | SM activity alone, % | power alone, W | {asked} |",
         "|---|---|---|---|" + "---|" * len(names),

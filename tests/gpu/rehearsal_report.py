@@ -36,7 +36,7 @@ _HOW = (
     "",
     "```",
     "python3 tests/gpu/rehearsal.py --out DIR --mode shared         # also per-user, timeslice, exclusive",
-    "python3 tests/gpu/rehearsal.py --out DIR --mode limit-shared   # or limit-per-user: max_slowdown",
+    "python3 tests/gpu/rehearsal.py --out DIR --mode limit-shared   # -long; limit-per-user",
     "python3 tests/gpu/rehearsal.py --out DIR --mode report         # this page, or rehearsal-limit.md",
     "```",
     "",

@@ -38,6 +38,15 @@ def test_no_job_took_longer_than_the_limit_and_none_was_lost(report: Any) -> Non
     assert found.energy < 0.9 * found.serial_energy
 
 
+def test_long_jobs_gain_three_quarters_of_what_an_ideal_packer_does(report: Any) -> None:
+    found = report.limited("limit-shared-long", rows(report, ROWS), rows(report, REHEARSAL))
+    assert (found.jobs, found.cut, found.failed) == (12, 4, 0)  # one of the four waits for its second run
+    assert max(found.slow) < 1.5
+    assert (found.work - found.busy) / (found.work - found.ideal) == pytest.approx(0.75, abs=0.03)
+    assert found.energy < 0.9 * found.serial_energy
+    assert found.reported == pytest.approx(found.saved, rel=0.05)
+
+
 def test_the_report_of_that_run_is_within_5_percent_of_the_truth(report: Any) -> None:
     found = report.limited("limit-shared", rows(report, ROWS), rows(report, REHEARSAL))
     assert found.reported == pytest.approx(found.saved_as_was, rel=0.05)
