@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
+from rehearsal_calm import calm_rate, inside, length, union
 from rehearsal_report import (
     CONTEXT_SHARDS,
     Row,
-    Solo,
     coefficients,
     ideal_s,
     jobs_in,
@@ -23,11 +23,9 @@ from rehearsal_report import (
     picture,
     read_rows,
     solo_of,
-    union,
 )
 
 MODES = ("limit-shared", "limit-per-user")
-Span = Tuple[float, float]
 
 
 class Limited(NamedTuple):
@@ -72,6 +70,7 @@ def write_limit_report(out: Path, page: Path, others: Path) -> None:
 def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]]) -> Limited:
     """The figures of one mode."""
     mine, solo = rows[name], solo_of(rows["solo"])
+    rates = {kind: one.steps_per_s for kind, one in solo.items()}
     jobs, (summary,) = jobs_in(mine), [row for row in mine if row.get("summary")]
     end = float(summary["span_s"])
     ended = [job for job in jobs if "done" in job]
@@ -82,7 +81,7 @@ def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]])
     busy = union(spans)
     starting = [(job["began"], job["ready"]) for job in jobs if "ready" in job]
     starting += [(began, died) for job in jobs for began, died, _ in job.get("failed", [])]
-    rate, calm = _calm_rate(jobs, solo, starting, max(job["began"] for job in jobs))
+    rate, calm = calm_rate(jobs, rates, starting, max(job["began"] for job in jobs))
     held = union([*starting, *spans])
     serial = sum(work) + startup * len(jobs)
     as_was = sum(work) + sum(job["ready"] - job["began"] for job in jobs if "ready" in job)
@@ -94,54 +93,29 @@ def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]])
         seen += observations(jobs_in(before[way]), solo_of(before["solo"]))
     true = [{**job, "shards": job["memory_gib"] + CONTEXT_SHARDS, "steps": len(job["ends"])} for job in jobs]
     kinds = sorted({job["kind"] for job in jobs})
-    sm = [row["sm"] for row in mine if row.get("sm") is not None and "t" in row and _inside(row["t"], busy)]
+    sm = [row["sm"] for row in mine if row.get("sm") is not None and "t" in row and inside(row["t"], busy)]
     told = next((row["report"] for row in mine if isinstance(row.get("report"), dict)), {})
     return Limited(
         name, limit, len(jobs),
         sum("done" not in job and "died" not in job for job in jobs),
         sum("done" not in job and "died" in job for job in jobs),
-        max(job.get("done", end) for job in jobs), serial, _length(busy), sum(work),
+        max(job.get("done", end) for job in jobs), serial, length(busy), sum(work),
         ideal_s(true, solo, coefficients(kinds, seen), limit), rate, calm,
         [(job["done"] - job["ready"]) * solo[job["kind"]].steps_per_s / job["steps"] for job in ended],
         None if summary["energy_j"] is None else summary["energy_j"] / 1000,
         (sum(a * b for a, b in zip(work, watts)) + idle * startup * len(jobs)) / 1000,
         statistics.fmean(sm) if sm else None,
-        1 - _length(held) / serial, 1 - _length(held) / as_was, told.get("saved"),
+        1 - length(held) / serial, 1 - length(held) / as_was, told.get("saved"),
     )  # fmt: skip
-
-
-def _calm_rate(
-    jobs: Sequence[Row], solo: Dict[str, Solo], starting: Sequence[Span], last: float
-) -> Tuple[Optional[float], float]:
-    """Work a second where no job starts up and the queue is not empty yet, and how long that was."""
-    busy = union([(job["ready"], job.get("done", last)) for job in jobs if "ready" in job])
-    calm = _minus([(low, min(high, last)) for low, high in busy if low < last], union(starting))
-    done = sum(sum(_inside(end, calm) for end in job["ends"]) / solo[job["kind"]].steps_per_s for job in jobs)
-    seconds = _length(calm)
-    return (done / seconds if seconds else None), seconds
-
-
-def _minus(spans: Sequence[Span], holes: Sequence[Span]) -> List[Span]:
-    left = list(spans)
-    for low, high in holes:
-        parts = [(a, b) for one in left for a, b in ((one[0], min(one[1], low)), (max(one[0], high), one[1]))]
-        left = [(a, b) for a, b in parts if b > a]
-    return left
-
-
-def _length(spans: Sequence[Span]) -> float:
-    return sum(high - low for low, high in spans)
-
-
-def _inside(moment: float, spans: Sequence[Span]) -> bool:
-    return any(low <= moment <= high for low, high in spans)
 
 
 def _markdown(rows: Dict[str, List[Row]], found: Sequence[Limited]) -> str:
     def line(name: str, value: Callable[[Limited], Any], digits: int = 1) -> str:
         return f"| {name} | " + " | ".join(number(value(one), digits) for one in found) + " |"
 
-    gain = lambda part, one: 100 * (1 - part / one.work)  # noqa: E731
+    def gain(part: float, one: Limited) -> float:
+        return 100 * (1 - part / one.work)
+
     lines = [
         "# The trace under the slowdown limit",
         "",
@@ -209,7 +183,8 @@ def _notes(rows: Dict[str, List[Row]]) -> List[str]:
         "trained alone while others were starting up: little time is saved that way, and little slowed down.",
         "Work done while none starts up leaves that out. Slurm also keeps the order of the queue: while a",
         "job waits for its share on the only node, none that came later starts there, and a job that is",
-        "requeued after running out of memory stands behind all others.",
+        "requeued after running out of memory stands behind all others ([`recovery.nice`](recovery.md) can",
+        "change that).",
         "",
         "The ideal packer knows each job's memory and how much each kind slowed each other in that way of",
         "sharing, measured here and in [rehearsal.md](rehearsal.md); it takes any order and no start-up.",

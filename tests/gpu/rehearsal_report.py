@@ -12,6 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from rehearsal_calm import calm_rate, union
+
 from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, text
 
 MODES = ("shared", "per-user", "timeslice")
@@ -70,6 +72,10 @@ class Mode(NamedTuple):
     above_idle_kj: Optional[float]
     sm_busy: Optional[float]
     ideal_s: float
+    rate: Optional[float]
+    """Work done in a second while jobs wait and none starts up; 1 is one job alone."""
+    calm_s: float
+    """Seconds of which that is the mean."""
 
 
 def write_report(out: Path, page: Path) -> None:
@@ -124,6 +130,12 @@ def mode_of(name: str, rows: Sequence[Row], solo: Dict[str, Solo]) -> Mode:
         None if energy is None or idle is None else (energy - idle * summary["span_s"]) / 1000,
         statistics.fmean(inside) if inside else None,
         ideal_s(jobs, solo, coefficients(sorted({job["kind"] for job in jobs}), observations(jobs, solo))),
+        *calm_rate(
+            jobs,
+            {kind: one.steps_per_s for kind, one in solo.items()},
+            [(job["began"], job["ready"]) for job in jobs if "ready" in job],
+            max(job["began"] for job in jobs),
+        ),
     )
 
 
@@ -238,6 +250,9 @@ def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence
         _line("the same of an ideal packer in that mode, s", work, [mode.ideal_s for mode in found]),
         _line("gain, start-up left out, %", 0.0, [100 * (1 - mode.busy_s / work) for mode in found]),
         _line("gain of the ideal packer, %", 0.0, [100 * (1 - mode.ideal_s / work) for mode in found]),
+        _line("work done while jobs wait and none starts up", 1.0, [mode.rate for mode in found], 2),
+        _line("seconds of which that is the mean", None, [mode.calm_s for mode in found]),
+        _line("work of the ideal packer", 1.0, [work / mode.ideal_s for mode in found], 2),
         _line("mean completion time, s", None, [mode.completion_s for mode in found]),
         _line("mean waiting time, s", None, [mode.waiting_s for mode in found]),
         _line("mean start-up, s", startup, [mode.startup_s for mode in found]),
@@ -371,14 +386,3 @@ def _end(job: Row) -> float:
 
 def _solo_s(job: Row, solo: Dict[str, Solo]) -> float:
     return float(job["steps"] / solo[job["kind"]].steps_per_s)
-
-
-def union(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """Joined where they overlap, in order."""
-    joined: List[Tuple[float, float]] = []
-    for low, high in sorted(spans):
-        if joined and low <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
-        else:
-            joined.append((low, high))
-    return joined

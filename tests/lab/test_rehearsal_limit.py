@@ -22,7 +22,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(rehearsal_report, "_ORDERS", 4)
     yield rehearsal_limit
-    for name in ("rehearsal_limit", "rehearsal_report"):
+    for name in ("rehearsal_limit", "rehearsal_report", "rehearsal_calm"):
         sys.modules.pop(name)
 
 
@@ -45,7 +45,8 @@ def test_the_report_of_that_run_is_within_5_percent_of_the_truth(report: Any) ->
 
 def test_the_ideal_packer_keeps_the_limit(report: Any) -> None:
     job = {"kind": "a", "shards": 40, "steps": 10}
-    solo, extra = {"a": report.Solo(1.0, None, None)}, {("a", "a"): 0.6}
+    rehearsal = sys.modules["rehearsal_report"]
+    solo, extra = {"a": rehearsal.Solo(1.0, None, None)}, {("a", "a"): 0.6}
     jobs = [dict(job) for _ in range(3)]
     assert report.ideal_s(jobs, solo, extra, 1.5) == pytest.approx(30)
     assert report.ideal_s(jobs, solo, extra, 2.0) == pytest.approx(26)
@@ -54,8 +55,7 @@ def test_the_ideal_packer_keeps_the_limit(report: Any) -> None:
 
 def test_time_in_which_a_job_starts_up_is_left_out(report: Any) -> None:
     trains = {"kind": "a", "ready": 0.0, "done": 10.0, "ends": [float(end) for end in range(1, 11)]}
-    solo = {"a": report.Solo(2.0, None, None)}
-    rate, seconds = report._calm_rate([trains], solo, [(4.0, 8.0)], 9.0)
+    rate, seconds = report.calm_rate([trains], {"a": 2.0}, [(4.0, 8.0)], 9.0)
     assert seconds == pytest.approx(5.0)
     assert rate == pytest.approx(6 / 2 / 5)
 
