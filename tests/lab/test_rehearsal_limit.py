@@ -67,3 +67,10 @@ def test_the_page_says_what_the_rows_say(report: Any, tmp_path: Path) -> None:
         for path in (tmp_path / "page.md", ROWS.with_suffix(".md"))
     )
     assert told == committed, "run tests/gpu/rehearsal.py --mode report (docs/admin/rehearsal-limit)"
+
+
+def test_with_a_server_for_each_user_the_report_is_near_the_truth(report: Any) -> None:
+    found = report.limited("limit-per-user", rows(report, ROWS), rows(report, REHEARSAL))
+    assert (found.jobs, found.cut, found.failed) == (8, 1, 0)
+    assert max(found.slow) < found.limit
+    assert found.reported == pytest.approx(found.saved_as_was, abs=0.04)
