@@ -46,6 +46,8 @@ class UsageNote(NamedTuple):
     samples: int = 0
     profile: str = ""
     """Of its MIG instance; "" on a whole GPU."""
+    request_mib: Optional[int] = None
+    """What it was submitted with for its memory; less than its shards where its activity takes more."""
 
 
 def write_fault_note(path: Path, note: FaultNote) -> None:
@@ -89,6 +91,7 @@ def read_usage_note(path: Path, job_id: int) -> UsageNote:
         met=whole_list(get("met"), _MOST_JOBS),
         samples=whole(get("samples")) or 0,
         profile=name(get("profile")),
+        request_mib=whole(get("request_mib")),
     )
 
 

@@ -76,6 +76,8 @@ def _advice(note: UsageNote, peak: float) -> str:
         return "; close to its limit, ask for more" if peak <= note.limit_mib else "; more than it was given"
     if note.shards and note.shard_mib:
         enough = -int(-peak // note.shard_mib)
+        if note.request_mib and -(-note.request_mib // note.shard_mib) < note.shards:
+            return f"; memory alone takes {enough} of its {count(note.shards, 'shard')}"
         if enough < note.shards:
             return f"; {count(enough, 'shard')} would have done"
     return ""

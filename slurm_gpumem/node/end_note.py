@@ -61,6 +61,8 @@ class EndNotes:
             met=measured.met,
             samples=measured.samples,
             profile=", ".join(filter(None, (profile_name(gpu.name) for gpu in measured.gpu.values()))),
+            # After running out of memory it has more for another reason.
+            request_mib=None if job.claimed.retry else job.claimed.request_mib,
         )
 
 

@@ -48,7 +48,9 @@ def _sizes(row: JobRow, shard_mib: int) -> List[str]:
     said: List[str] = []
     enough = ceil_div(row.peak_mib, shard_mib)
     if row.shards and row.limit_mib and row.peak_mib <= row.limit_mib:
-        if enough < row.shards:
+        if _more_than_memory(row, shard_mib):
+            said.append(f"memory alone takes {enough} of its {count(row.shards, 'shard')}")
+        elif enough < row.shards:
             said.append(f"{count(enough, 'shard')} would have done")
         else:
             said.append(f"it needed its {count(row.shards, 'shard')}")
@@ -68,6 +70,15 @@ def _sizes(row: JobRow, shard_mib: int) -> List[str]:
     if batch is not None and row.batch is not None and batch > row.batch:
         said.append(f"batch {batch} would still fit")
     return said
+
+
+def _more_than_memory(row: JobRow, shard_mib: int) -> bool:
+    """Whether it was submitted with more shards than for its memory: its activity takes its part, too.
+
+    After running out of memory it has more for another reason.
+    """
+    asked = ceil_div(row.request_mib, shard_mib) if row.request_mib else None
+    return asked is not None and not row.ooms and row.shards is not None and asked < row.shards
 
 
 def _cpus(row: JobRow) -> List[str]:

@@ -201,6 +201,8 @@ def _cpus(one: JobTotals) -> str:
     if not one.cpu_held_s:
         return ""
     held, used = hours(one.cpu_held_s), hours(one.cpu_used_s)
+    if one.cpu_used_s > one.cpu_held_s:
+        return f"{used} CPU-hours used where {held} were held: jobs are not kept to their CPUs"
     return f"{percent(one.cpu_used_s / one.cpu_held_s)} of those held were used ({used} of {held} CPU-hours)"
 
 
@@ -228,7 +230,7 @@ def _waster_lines(wasters: Sequence[Waster]) -> List[str]:
         name = fitted(printable(waster.user), _NAME)
         lines.append(
             f"{name:<{width}} {wasted:>10,.0f} of {granted:,.0f} GiB-hours in {count(waster.jobs, 'job')}, "
-            f"most in {waster.worst_name or waster.worst_job}"
+            f"most in job {waster.worst_name or waster.worst_job}"
         )
     return lines
 

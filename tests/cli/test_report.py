@@ -445,7 +445,7 @@ def test_a_node_knows_tasks_too_and_neighbours_have_the_names_that_slurm_gives_t
         *("11_2", "11_0,11_1,99"),
     ]
     assert report("-j", "11_2")[1].startswith("Job 11_2 ")
-    assert "most in 11_" in report("--summary")[1]
+    assert "most in job 11_" in report("--summary")[1]
     assert "shared with 11_0, 11_1, 99" in report("-j", "11_2")[1]
     # Slurm's accounting, without a word on arrays, takes nothing away; nor does a record that is read again.
     with open_store() as store:

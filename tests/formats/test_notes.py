@@ -18,7 +18,7 @@ from slurm_gpumem.formats.notes import (
 )
 from tests.formats.any_json import JSON
 
-NOTE = UsageNote(7, 1024, 13, 13_312, 12_186, 11_878.4, 151_200.0, 0.34, 1.4, (8, 9), 60)
+NOTE = UsageNote(7, 1024, 13, 13_312, 12_186, 11_878.4, 151_200.0, 0.34, 1.4, (8, 9), 60, "", 13_000)
 
 
 def test_a_fault_is_told_for_half_a_minute(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ import shutil
 import sys
 import tempfile
 import time
-from math import ceil
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
@@ -34,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from life_machine import LifeError, Machine, run
 from mode_workers import Worker, rate
-from rehearsal_limit import write_limit_report
+from rehearsal_limit import asked_shards, write_limit_report
 from rehearsal_report import write_report
 
 from slurm_gpumem.config.node import NodeConfig
@@ -42,8 +41,6 @@ from slurm_gpumem.config.schema import SHARING
 from slurm_gpumem.node.gpus import find_gpus, standin_gpus
 from slurm_gpumem.node.sources.base import SourceError
 from slurm_gpumem.node.sources.choose import choose_source
-from slurm_gpumem.utilization.budget import share_for
-from slurm_gpumem.utilization.interference import JobLoad
 
 LIMITED = {"limit-shared": "shared", "limit-shared-long": "shared", "limit-per-user": "per-user"}
 """Modes with shares under max_slowdown, and the way of sharing."""
@@ -60,7 +57,6 @@ INJECTED = ("03-text16", "04-small")
 """Jobs under a limit that need more than their share: they run out of memory and come back."""
 INJECTED_GIB = 6
 CONTEXT_GIB = 2
-GPU_SHARDS = 139
 _SCHEDULER = "SchedulerParameters=sched_interval=2,bf_interval=2\n"
 
 
@@ -160,10 +156,7 @@ def under_limit(
     asked = []
     for job in jobs:
         row = next(row for row in solo if row.get("kind") == job.kind)
-        # Occupancy and memory traffic of a usual job: solo rows do not have them.
-        load = JobLoad(job.sm, 0.3 * job.sm, 0.4 * job.sm, 1 / row["steps_per_s"])
-        by_activity = ceil(share_for(load, limit, limit, way).share * GPU_SHARDS)
-        shards = max(job.shards, min(by_activity, GPU_SHARDS))
+        shards = asked_shards(job.shards, job.sm, 1 / row["steps_per_s"], limit, way)
         ballast = (shards + INJECTED_GIB) * 1024 if job.name in INJECTED else job.ballast_mib
         asked.append(job._replace(shards=shards, ballast_mib=ballast))
     return asked

@@ -7,15 +7,18 @@ Reads the rows that rehearsal.py wrote; needs no GPU.
 from __future__ import annotations
 
 import statistics
+from math import ceil
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from rehearsal_calm import calm_rate, inside, length, union
 from rehearsal_report import (
     CONTEXT_SHARDS,
     Row,
     Solo,
     coefficients,
     ideal_s,
+    in_order,
     jobs_in,
     number,
     observations,
@@ -23,11 +26,21 @@ from rehearsal_report import (
     picture,
     read_rows,
     solo_of,
-    union,
 )
 
+from slurm_gpumem.utilization.budget import share_for
+from slurm_gpumem.utilization.interference import JobLoad
+
 MODES = ("limit-shared", "limit-shared-long", "limit-per-user")
-Span = Tuple[float, float]
+GPU_SHARDS = 139
+LIMITS = (1.25, 1.5, 1.75, 1.99, 2.0, 2.5, 3.0)
+
+
+def asked_shards(memory: int, active: float, step: float, limit: float, way: str) -> int:
+    """What gpusbatch asks for where a job takes that many shards of memory."""
+    # Occupancy and memory traffic of a usual job: solo rows do not have them.
+    load = JobLoad(active, 0.3 * active, 0.4 * active, step)
+    return max(memory, min(ceil(share_for(load, limit, limit, way).share * GPU_SHARDS), GPU_SHARDS))
 
 
 class Limited(NamedTuple):
@@ -56,6 +69,9 @@ class Limited(NamedTuple):
     saved_as_was: float
     """The same where exclusive jobs start up as slowly as these did."""
     reported: Optional[float]
+    long: Mapping[float, Tuple[float, Sequence[float]]]
+    """Computed, by limit: the same jobs in Slurm's order without start-up, with today's shares; seconds for
+    all, and how many times as long as alone each takes."""
 
 
 def write_limit_report(out: Path, page: Path, others: Path) -> None:
@@ -72,6 +88,7 @@ def write_limit_report(out: Path, page: Path, others: Path) -> None:
 def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]]) -> Limited:
     """The figures of one mode."""
     mine, solo = rows[name], solo_of(rows["solo"])
+    rates = {kind: one.steps_per_s for kind, one in solo.items()}
     jobs, (summary,) = jobs_in(mine), [row for row in mine if row.get("summary")]
     end = float(summary["span_s"])
     ended = [job for job in jobs if "done" in job]
@@ -82,7 +99,7 @@ def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]])
     busy = union(spans)
     starting = [(job["began"], job["ready"]) for job in jobs if "ready" in job]
     starting += [(began, died) for job in jobs for began, died, _ in job.get("failed", [])]
-    rate, calm = _calm_rate(jobs, solo, starting, max(job["began"] for job in jobs))
+    rate, calm = calm_rate(jobs, rates, starting, max(job["began"] for job in jobs))
     held = union([*starting, *spans])
     serial = sum(work) + startup * len(jobs)
     as_was = sum(work) + sum(job["ready"] - job["began"] for job in jobs if "ready" in job)
@@ -93,55 +110,40 @@ def limited(name: str, rows: Dict[str, List[Row]], before: Dict[str, List[Row]])
     waited = summary["missing"]
     if jobs_in(before.get(way, [])):
         seen += observations(jobs_in(before[way]), solo_of(before["solo"]))
-    true = [{**job, "shards": job["memory_gib"] + CONTEXT_SHARDS, "steps": len(job["ends"])} for job in jobs]
+    did = [job for job in jobs if job["ends"]]
+    true = [{**job, "shards": job["memory_gib"] + CONTEXT_SHARDS, "steps": len(job["ends"])} for job in did]
     kinds = sorted({job["kind"] for job in jobs})
-    sm = [row["sm"] for row in mine if row.get("sm") is not None and "t" in row and _inside(row["t"], busy)]
+    sm = [row["sm"] for row in mine if row.get("sm") is not None and "t" in row and inside(row["t"], busy)]
     told = next((row["report"] for row in mine if isinstance(row.get("report"), dict)), {})
+    extra = coefficients(kinds, seen)
+    long = {
+        other: in_order([_as_today(job, solo, other, way) for job in true], solo, extra) for other in LIMITS
+    }
     return Limited(
         name, limit, len(jobs),
         len(waited), sum("done" not in job and job["job"] not in waited for job in jobs),
-        max(job.get("done", end) for job in jobs), serial, _length(busy), sum(work),
-        ideal_s(true, solo, coefficients(kinds, seen), limit), rate, calm,
+        max(job.get("done", end) for job in jobs), serial, length(busy), sum(work),
+        ideal_s(true, solo, extra, limit), rate, calm,
         [(job["done"] - job["ready"]) * solo[job["kind"]].steps_per_s / job["steps"] for job in ended],
         None if summary["energy_j"] is None else summary["energy_j"] / 1000,
         (sum(a * b for a, b in zip(work, watts)) + idle * startup * len(jobs)) / 1000,
         statistics.fmean(sm) if sm else None,
-        1 - _length(held) / serial, 1 - _length(held) / as_was, told.get("saved"),
+        1 - length(held) / serial, 1 - length(held) / as_was, told.get("saved"), long,
     )  # fmt: skip
 
 
-def _calm_rate(
-    jobs: Sequence[Row], solo: Dict[str, Solo], starting: Sequence[Span], last: float
-) -> Tuple[Optional[float], float]:
-    """Work a second where no job starts up and the queue is not empty yet, and how long that was."""
-    busy = union([(job["ready"], job.get("done", last)) for job in jobs if "ready" in job])
-    calm = _minus([(low, min(high, last)) for low, high in busy if low < last], union(starting))
-    done = sum(sum(_inside(end, calm) for end in job["ends"]) / solo[job["kind"]].steps_per_s for job in jobs)
-    seconds = _length(calm)
-    return (done / seconds if seconds else None), seconds
-
-
-def _minus(spans: Sequence[Span], holes: Sequence[Span]) -> List[Span]:
-    left = list(spans)
-    for low, high in holes:
-        parts = [(a, b) for one in left for a, b in ((one[0], min(one[1], low)), (max(one[0], high), one[1]))]
-        left = [(a, b) for a, b in parts if b > a]
-    return left
-
-
-def _length(spans: Sequence[Span]) -> float:
-    return sum(high - low for low, high in spans)
-
-
-def _inside(moment: float, spans: Sequence[Span]) -> bool:
-    return any(low <= moment <= high for low, high in spans)
+def _as_today(job: Row, solo: Dict[str, Solo], limit: float, way: str) -> Row:
+    one = solo[job["kind"]]
+    return {**job, "shards": asked_shards(job["shards"], one.sm or 0.0, 1 / one.steps_per_s, limit, way)}
 
 
 def _markdown(rows: Dict[str, List[Row]], found: Sequence[Limited]) -> str:
     def line(name: str, value: Callable[[Limited], Any], digits: int = 1) -> str:
         return f"| {name} | " + " | ".join(number(value(one), digits) for one in found) + " |"
 
-    gain = lambda part, one: 100 * (1 - part / one.work)  # noqa: E731
+    def gain(part: float, one: Limited) -> float:
+        return 100 * (1 - part / one.work)
+
     lines = [
         "# The trace under the slowdown limit",
         "",
@@ -179,6 +181,25 @@ def _markdown(rows: Dict[str, List[Row]], found: Sequence[Limited]) -> str:
         line("the same by `gpumem report`, %", lambda one: one.reported and 100 * one.reported),
         "",
         *_notes(rows),
+        "",
+        "## Other limits, and long jobs (computed)",
+        "",
+        "The same queue if jobs train so long that start-up does not count: a job starts when its shards",
+        "are free and none before it waits; shares as asked today, slowed down by the measured coefficients.",
+        "",
+        "| max_slowdown |"
+        + "".join(f" {one.name}: less time, % | median, worst slowdown |" for one in found),
+        "|---|" + "---|---|" * len(found),
+        *(
+            f"| {limit:g} | "
+            + " | ".join(
+                f"{gain(one.long[limit][0], one):.1f} | "
+                f"{statistics.median(one.long[limit][1]):.2f}, {max(one.long[limit][1]):.2f}"
+                for one in found
+            )
+            + " |"
+            for limit in LIMITS
+        ),
     ]
     return "\n".join([*lines, *oom_lines(rows), ""])
 
@@ -209,7 +230,8 @@ def _notes(rows: Dict[str, List[Row]]) -> List[str]:
         "trained alone while others were starting up: little time is saved that way, and little slowed down.",
         "Work done while none starts up leaves that out. Slurm also keeps the order of the queue: while a",
         "job waits for its share on the only node, none that came later starts there, and a job that is",
-        "requeued after running out of memory stands behind all others.",
+        "requeued after running out of memory stands behind all others ([`recovery.nice`](recovery.md) can",
+        "change that).",
         "",
         "The ideal packer knows each job's memory and how much each kind slowed each other in that way of",
         "sharing, measured here and in [rehearsal.md](rehearsal.md); it takes any order and no start-up.",

@@ -12,6 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from rehearsal_calm import calm_rate, union
+
 from slurm_gpumem.svg import LIGHT_AND_DARK, Frame, document, key, text
 
 MODES = ("shared", "per-user", "timeslice")
@@ -70,6 +72,10 @@ class Mode(NamedTuple):
     above_idle_kj: Optional[float]
     sm_busy: Optional[float]
     ideal_s: float
+    rate: Optional[float]
+    """Work done in a second while jobs wait and none starts up; 1 is one job alone."""
+    calm_s: float
+    """Seconds of which that is the mean."""
 
 
 def write_report(out: Path, page: Path) -> None:
@@ -124,6 +130,12 @@ def mode_of(name: str, rows: Sequence[Row], solo: Dict[str, Solo]) -> Mode:
         None if energy is None or idle is None else (energy - idle * summary["span_s"]) / 1000,
         statistics.fmean(inside) if inside else None,
         ideal_s(jobs, solo, coefficients(sorted({job["kind"] for job in jobs}), observations(jobs, solo))),
+        *calm_rate(
+            jobs,
+            {kind: one.steps_per_s for kind, one in solo.items()},
+            [(job["began"], job["ready"]) for job in jobs if "ready" in job],
+            max(job["began"] for job in jobs),
+        ),
     )
 
 
@@ -193,11 +205,11 @@ def _packed_s(
     while waiting or running:
         for job in list(waiting):
             fits = len(running) < most and job["shards"] <= room
-            if fits and max(_stretches([*(one for one, _ in running), job], extra)) <= limit:
+            if fits and max(stretches_of([*(one for one, _ in running), job], extra)) <= limit:
                 waiting.remove(job)
                 room -= job["shards"]
                 running.append((job, _solo_s(job, solo)))
-        speeds = [1 / stretch for stretch in _stretches([job for job, _ in running], extra)]
+        speeds = [1 / stretch for stretch in stretches_of([job for job, _ in running], extra)]
         passed = min(left / speed for (_, left), speed in zip(running, speeds))
         now += passed
         after = [(job, left - passed * speed) for (job, left), speed in zip(running, speeds)]
@@ -206,7 +218,32 @@ def _packed_s(
     return now
 
 
-def _stretches(jobs: Sequence[Row], extra: Dict[Tuple[str, str], float]) -> List[float]:
+def in_order(
+    jobs: Sequence[Row], solo: Dict[str, Solo], extra: Dict[Tuple[str, str], float]
+) -> Tuple[float, List[float]]:
+    """The time for this work without start-up as Slurm starts it, each when its shards are free and none
+    before it waits; and how many times as long as alone each takes."""
+    waiting, now, room = list(jobs), 0.0, _GPU_SHARDS
+    running: List[Tuple[Row, float, float]] = []
+    slow = []
+    while waiting or running:
+        while waiting and waiting[0]["shards"] <= room:
+            job = waiting.pop(0)
+            room -= job["shards"]
+            running.append((job, _solo_s(job, solo), now))
+        stretches = stretches_of([job for job, _, _ in running], extra)
+        passed = min(left * stretch for (_, left, _), stretch in zip(running, stretches))
+        now += passed
+        after = [(job, left - passed / by, since) for (job, left, since), by in zip(running, stretches)]
+        running = [one for one in after if one[1] > 1e-9]
+        for job, left, since in after:
+            if left <= 1e-9:
+                room += job["shards"]
+                slow.append((now - since) / _solo_s(job, solo))
+    return now, slow
+
+
+def stretches_of(jobs: Sequence[Row], extra: Dict[Tuple[str, str], float]) -> List[float]:
     """How many times as long as alone a step of each takes beside the others."""
     return [1 + sum(extra[job["kind"], other["kind"]] for other in jobs if other is not job) for job in jobs]
 
@@ -238,6 +275,9 @@ def _markdown(rows: Dict[str, List[Row]], solo: Dict[str, Solo], found: Sequence
         _line("the same of an ideal packer in that mode, s", work, [mode.ideal_s for mode in found]),
         _line("gain, start-up left out, %", 0.0, [100 * (1 - mode.busy_s / work) for mode in found]),
         _line("gain of the ideal packer, %", 0.0, [100 * (1 - mode.ideal_s / work) for mode in found]),
+        _line("work done while jobs wait and none starts up", 1.0, [mode.rate for mode in found], 2),
+        _line("seconds of which that is the mean", None, [mode.calm_s for mode in found]),
+        _line("work of the ideal packer", 1.0, [work / mode.ideal_s for mode in found], 2),
         _line("mean completion time, s", None, [mode.completion_s for mode in found]),
         _line("mean waiting time, s", None, [mode.waiting_s for mode in found]),
         _line("mean start-up, s", startup, [mode.startup_s for mode in found]),
@@ -371,14 +411,3 @@ def _end(job: Row) -> float:
 
 def _solo_s(job: Row, solo: Dict[str, Solo]) -> float:
     return float(job["steps"] / solo[job["kind"]].steps_per_s)
-
-
-def union(spans: Sequence[Tuple[float, float]]) -> List[Tuple[float, float]]:
-    """Joined where they overlap, in order."""
-    joined: List[Tuple[float, float]] = []
-    for low, high in sorted(spans):
-        if joined and low <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
-        else:
-            joined.append((low, high))
-    return joined

@@ -22,7 +22,7 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(rehearsal_report, "_ORDERS", 4)
     yield rehearsal_limit
-    for name in ("rehearsal_limit", "rehearsal_report"):
+    for name in ("rehearsal_limit", "rehearsal_report", "rehearsal_calm"):
         sys.modules.pop(name)
 
 
@@ -54,7 +54,8 @@ def test_the_report_of_that_run_is_within_5_percent_of_the_truth(report: Any) ->
 
 def test_the_ideal_packer_keeps_the_limit(report: Any) -> None:
     job = {"kind": "a", "shards": 40, "steps": 10}
-    solo, extra = {"a": report.Solo(1.0, None, None)}, {("a", "a"): 0.6}
+    rehearsal = sys.modules["rehearsal_report"]
+    solo, extra = {"a": rehearsal.Solo(1.0, None, None)}, {("a", "a"): 0.6}
     jobs = [dict(job) for _ in range(3)]
     assert report.ideal_s(jobs, solo, extra, 1.5) == pytest.approx(30)
     assert report.ideal_s(jobs, solo, extra, 2.0) == pytest.approx(26)
@@ -63,8 +64,7 @@ def test_the_ideal_packer_keeps_the_limit(report: Any) -> None:
 
 def test_time_in_which_a_job_starts_up_is_left_out(report: Any) -> None:
     trains = {"kind": "a", "ready": 0.0, "done": 10.0, "ends": [float(end) for end in range(1, 11)]}
-    solo = {"a": report.Solo(2.0, None, None)}
-    rate, seconds = report._calm_rate([trains], solo, [(4.0, 8.0)], 9.0)
+    rate, seconds = report.calm_rate([trains], {"a": 2.0}, [(4.0, 8.0)], 9.0)
     assert seconds == pytest.approx(5.0)
     assert rate == pytest.approx(6 / 2 / 5)
 
@@ -76,3 +76,10 @@ def test_the_page_says_what_the_rows_say(report: Any, tmp_path: Path) -> None:
         for path in (tmp_path / "page.md", ROWS.with_suffix(".md"))
     )
     assert told == committed, "run tests/gpu/rehearsal.py --mode report (docs/admin/rehearsal-limit)"
+
+
+def test_with_a_server_for_each_user_the_report_is_near_the_truth(report: Any) -> None:
+    found = report.limited("limit-per-user", rows(report, ROWS), rows(report, REHEARSAL))
+    assert (found.jobs, found.cut, found.failed) == (8, 1, 0)
+    assert max(found.slow) < found.limit
+    assert found.reported == pytest.approx(found.saved_as_was, abs=0.04)

@@ -48,6 +48,8 @@ NOTE = UsageNote(
         ({"peak_mib": 13_000.0}, "; close to its limit, ask for more"),
         ({"peak_mib": 13_400.0}, "; more than it was given"),
         ({"peak_mib": 900.0}, "; 1 shard would have done"),
+        ({"peak_mib": 900.0, "request_mib": 12_400}, "; 1 shard would have done"),
+        ({"peak_mib": 3000.0, "request_mib": 4000}, "; memory alone takes 3 of its 13 shards"),
         ({"peak_mib": 0.0}, "gpumem: job 7 used no GPU memory of its 13.0 GiB"),
         ({"peak_mib": None}, "gpumem: job 7: its GPU memory was not measured on this node"),
         ({"samples": 0}, "gpumem: job 7: its GPU memory was not measured on this node"),

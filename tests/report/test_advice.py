@@ -15,6 +15,10 @@ from tests.accounting.job_records import UUID, opened, record, write
     [
         ({}, "12 shards would have done"),
         ({"peak_mib": 6000.0}, "6 shards would have done; batch 256 would still fit"),
+        (
+            {"shards": 20, "limit_mib": 20_480},
+            "memory alone takes 12 of its 20 shards; batch 224 would still fit",
+        ),
         ({"peak_mib": 13_000.0}, "it needed its 13 shards"),
         ({"peak_mib": 14_000.0}, "it took more than its 13 shards: it needs 14"),
         (

@@ -1,11 +1,11 @@
 """Speeds of two users' jobs that no fit has seen, against what was written down before they were measured.
 
-    python -m slurm_gpumem.lab.score.pairs
+    python -m slurm_gpumem.lab.score.pairs [--each]
 
 The sets are those of plans/sets_pairs.toml (models/lab/utilization/check-pairs.jsonl.gz; its name keeps them
-out of the fit). models/lab/utilization/frozen-pairs.json was committed before: the hash of the coefficients
-that the package predicts with, and the constants of another form that was tried. In that form what a job
-does to its neighbours goes by the length of its kernels (SM activity × step / kernels a step), not of its
+out of the fit). frozen-pairs.json beside them was committed before: the hash of the coefficients that the
+package predicted with then (frozen-interference.json), and the constants of another form. In that form what a
+job does to its neighbours goes by the length of its kernels (SM activity × step / kernels a step), not of its
 steps: a server for all lets kernels of its clients take turns, so the longer ones get more of the time.
 """
 
@@ -16,31 +16,37 @@ import hashlib
 import json
 from math import exp, log
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.lab.command import exit_code
-from slurm_gpumem.lab.places import MODELS, SETS
+from slurm_gpumem.lab.places import SETS
 from slurm_gpumem.lab.score.sets import JudgedSet, figure_lines
-from slurm_gpumem.lab.shared_speeds import load_from, predicted_speeds
+from slurm_gpumem.lab.shared_speeds import SetJob, load_from
 from slurm_gpumem.lab.utilization_runs import SharedSet, load_sets, way_of
-from slurm_gpumem.utilization.interference import FILE, rounded
-from slurm_gpumem.utilization.sets import SHARED
+from slurm_gpumem.utilization.interference import Interference, load, prepare, rounded
+from slurm_gpumem.utilization.sets import SHARED, SIDE, speeds
 
 PREFIX = "check-pairs"
 FROZEN = SETS / "frozen-pairs.json"
+COEFFICIENTS = SETS / "frozen-interference.json"
 _USUAL_LENGTH = 30e-6
 _LENGTHS = (3e-6, 3e-4)
 """Seconds of the whole GPU that a kernel takes: of a usual one, and the shortest and longest that count."""
 
 
-def judged(sets: Sequence[SharedSet], frozen: Mapping[str, Any]) -> Dict[str, List[JudgedSet]]:
+def judged(
+    sets: Sequence[SharedSet], frozen: Mapping[str, Any], model: Interference
+) -> Dict[str, List[JudgedSet]]:
     """By title: every set with what was predicted for it."""
     found: Dict[str, List[JudgedSet]] = {}
     for one in sets:
         users = [str(user) for user in one.users] or ["0"] * len(one.jobs)
         several = "two users" if len(set(users)) > 1 else "one user"
-        said = predicted_speeds(way_of(one), [load_from(solo) for solo in one.solo], users)
+        jobs = [
+            SetJob(user, prepare(load_from(solo), model.modes[SIDE])) for user, solo in zip(users, one.solo)
+        ]
+        said = speeds(way_of(one), jobs, model.turns)
         found.setdefault(f"{one.mode}, {several}", []).append(JudgedSet(one, said))
         if way_of(one) == SHARED:
             by_length = JudgedSet(one, speeds_by_length(one, frozen))
@@ -71,22 +77,24 @@ def speeds_by_length(one: SharedSet, frozen: Mapping[str, Any]) -> List[float]:
     return made
 
 
-def load_frozen(path: Path = FROZEN) -> Dict[str, Any]:
-    """What was written down before; UsageError where the package predicts with other coefficients now."""
+def load_frozen(
+    path: Path = FROZEN, coefficients: Path = COEFFICIENTS
+) -> Tuple[Dict[str, Any], Interference]:
+    """What was written down before; UsageError where the coefficients are not those."""
     frozen: Dict[str, Any] = json.loads(path.read_text())
-    if hashlib.sha256((MODELS / FILE).read_bytes()).hexdigest() != frozen["interference"]:
-        raise UsageError(f"{path.name} was written for other coefficients than {FILE} has now")
-    return frozen
+    if hashlib.sha256(coefficients.read_bytes()).hexdigest() != frozen["interference"]:
+        raise UsageError(f"{coefficients.name} has other coefficients than {path.name} was written for")
+    return frozen, load(coefficients)
 
 
-def lines() -> List[str]:
-    """The figures, and every set."""
+def lines(each: bool = False) -> List[str]:
+    """The figures, and every set where asked."""
     sets = load_sets(prefix=PREFIX)
     if not sets:
         raise UsageError(f"no measured sets: {SETS.name}/{PREFIX}.jsonl.gz")
-    found = judged(sets, load_frozen())
-    told = [*figure_lines(found), ""]
-    for title, items in found.items():
+    found = judged(sets, *load_frozen())
+    told = figure_lines(found)
+    for title, items in found.items() if each else ():
         for item in items:
             jobs = [
                 f"{job.split('/')[1].partition('@')[0]} {real:.2f} ({said:.2f})"
@@ -101,12 +109,12 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.parse_args(argv)
-    return exit_code(_print)
+    parser.add_argument("--each", action="store_true", help="every set, too")
+    return exit_code(lambda: _print(parser.parse_args(argv).each))
 
 
-def _print() -> int:
-    print("\n".join(lines()))
+def _print(each: bool) -> int:
+    print("\n".join(lines(each)))
     return 0
 
 
