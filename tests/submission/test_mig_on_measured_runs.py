@@ -52,6 +52,8 @@ class Figures(NamedTuple):
     runs: int
     too_small: int
     smallest: int
+    close: int = 0
+    """Of those that got a larger one: how many need more than 95 % of the smallest."""
 
     @property
     def share(self) -> float:
@@ -63,7 +65,7 @@ def judged(
 ) -> Figures:
     kinds = kinds_of(gpu)
     sizes = sorted(kind.memory_mib or 0 for kind in kinds)
-    runs = too_small = smallest = 0
+    runs = too_small = smallest = close = 0
     for row in rows:
         wanted, real = request(row), -(-row["process_bytes"] // MIB)
         if wanted is None:
@@ -72,8 +74,10 @@ def judged(
         chosen = made.instance_mib if made else sizes[-1]
         runs += 1
         too_small += chosen < real
-        smallest += chosen == next((size for size in sizes if size >= real), sizes[-1])
-    return Figures(runs, too_small, smallest)
+        least = next((size for size in sizes if size >= real), sizes[-1])
+        smallest += chosen == least
+        close += chosen > least and real > 0.95 * least
+    return Figures(runs, too_small, smallest, close)
 
 
 @pytest.fixture(scope="module")

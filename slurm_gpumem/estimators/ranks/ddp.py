@@ -1,9 +1,10 @@
 """Data parallel (torch.nn.parallel.DistributedDataParallel, PyTorch 2.13): a whole model on every rank.
 
 Gradients are copied into buckets, which are reduced and copied back; with `gradient_as_bucket_view` the
-gradients are parts of the buckets and stay from one step to the next. Buckets are filled in the reverse order
-of the parameters; one is closed when it has reached its size, 1 MiB for the first one. When the model is
-wrapped, parameters and buffers are broadcast through flat copies of at most 250 MiB.
+gradients are parts of the buckets and stay from one step to the next. The first step has one bucket for all
+of them. Before the second it is replaced by buckets that are filled in the reverse order of the parameters;
+one is closed when it has reached its size, 1 MiB for the first one. When the model is wrapped, parameters and
+buffers are broadcast through flat copies of at most 250 MiB.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ def replicated(model: RankModel, strategy: Strategy, ranks: int) -> Tuple[str, .
     synced = sum(parameter.bytes for parameter in model.parameters)
     flat = model.take(min(synced, BROADCAST), "ddp::broadcast", "workspace", at)
     added = [flat, model.release(flat, at)]
-    added += [model.take(size, BUCKET, "gradients", at) for size in sizes]
-    model.stream.events = [*events[:first], *added, *events[first:]]
+    one = model.take(sum(sizes), BUCKET, "gradients", at)
+    second = next((at for at, e in enumerate(events) if e.step > 1), len(events))
+    last = events[second - 1]
+    rebuilt = [model.release(one, last), *(model.take(size, BUCKET, "gradients", last) for size in sizes)]
+    model.stream.events = [*events[:first], *added, one, *events[first:second], *rebuilt, *events[second:]]
     if views:
         _free_copied_gradients(model)
         return ("gradients are views of DDP's buckets",)

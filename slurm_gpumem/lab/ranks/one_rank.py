@@ -66,6 +66,16 @@ def built(run: Dict[str, Any], device: str) -> nn.Module:
     return model.bfloat16() if run["precision"] == "bf16" else model
 
 
+def step(model: Any, ids: torch.Tensor, optimizer: Any, precision: str, device: str = "cuda") -> None:
+    """One step; gradients live through the forward pass, as in many scripts."""
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "amp-bf16"):
+        scores = model(ids)
+        loss = F.cross_entropy(scores.flatten(0, 1), ids.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def train(run: Dict[str, Any], device: str) -> None:
     """A few steps of the run's rank."""
     _group(run, device)
@@ -75,16 +85,9 @@ def train(run: Dict[str, Any], device: str) -> None:
     divided = [p for p in model.parameters() if isinstance(p, DTensor)]
     groups = [{"params": some} for some in (whole, divided) if some]
     optimizer = torch.optim.AdamW(groups, lr=1e-5, foreach=True)
-    autocast = torch.autocast(device, torch.bfloat16, enabled=run["precision"] == "amp-bf16")
     for _ in range(STEPS):
         ids = torch.zeros(run["batch"], run["length"], dtype=torch.int64, device=device)
-        with autocast:
-            scores = model(ids)
-            loss = F.cross_entropy(scores.flatten(0, 1), ids.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        del scores, loss
+        step(model, ids, optimizer, run["precision"], device)
     if device == "cuda":
         torch.cuda.synchronize()
     dist.destroy_process_group()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Sequence
 
 import torch
 from torch import nn
@@ -19,6 +19,11 @@ from slurm_gpumem.tracing.script import (
 )
 from slurm_gpumem.tracing.script.process_group import Nccl
 from slurm_gpumem.tracing.script.world import Nothing
+
+_FIRST_BUCKET = 1 << 20
+_BUCKET_CAP_MB = 25
+_REBUILT_IN = 2
+"""The pass that makes DDP's one first bucket into several."""
 
 
 def install(tracer: Any) -> None:
@@ -57,16 +62,30 @@ class DistributedDataParallel(nn.Module):
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         Nccl.at_work()  # it compares its parameters with the other processes'
         self._buckets: List[torch.Tensor] = []
-        if not kwargs.get("gradient_as_bucket_view"):
-            trained = [p for p in module.parameters() if p.requires_grad]
-            self._buckets = [torch.empty_like(p, requires_grad=False) for p in trained]
-            for bucket in self._buckets:
-                block = Nccl.recorder.block_of(bucket)
-                if block is not None:
-                    block.operator, block.category = BUCKET, "gradients"
+        self._passes = 0
+        self._cap = int((kwargs.get("bucket_cap_mb") or _BUCKET_CAP_MB) * (1 << 20))
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self._sizes = [p.numel() * p.element_size() for p in trained]
+        if kwargs.get("gradient_as_bucket_view"):
+            self._sizes = []  # gradients are their parts
+        if self._sizes:
+            self._take([sum(self._sizes)])
+
+    def _take(self, sizes: List[int]) -> None:
+        """Buckets of these sizes, in the place of those before."""
+        self._buckets = []
+        self._buckets = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+        for bucket in self._buckets:
+            block = Nccl.recorder.block_of(bucket)
+            if block is not None:
+                block.operator, block.category = BUCKET, "gradients"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's."""
+        """As the model's; the second one of a training makes the buckets again, of their final sizes."""
+        if torch.is_grad_enabled():
+            self._passes += 1
+            if self._passes == _REBUILT_IN and self._sizes:
+                self._take(_bucket_sizes(self._sizes, self._cap))
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> Any:
@@ -87,6 +106,18 @@ class DistributedDataParallel(nn.Module):
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("'DistributedDataParallel' object is not iterable")
+
+
+def _bucket_sizes(gradients: Sequence[int], cap: int) -> List[int]:
+    """Filled from the last parameter on; one is closed when it has reached its size."""
+    found: List[int] = []
+    size, limit = 0, min(_FIRST_BUCKET, cap)
+    for one in reversed(gradients):
+        size += one
+        if size >= limit:
+            found.append(size)
+            size, limit = 0, cap
+    return [*found, size] if size else found
 
 
 class _Gathered(torch.autograd.Function):

@@ -13,8 +13,11 @@ from torch import nn
 
 from slurm_gpumem import estimate, summarize
 from slurm_gpumem.errors import GpumemError, UsageError
+from slurm_gpumem.estimators import registry
+from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.ranks import rank_trace
 from slurm_gpumem.estimators.ranks.strategy import parse_strategy, strategy_names
+from slurm_gpumem.estimators.training_job import StatedTraining, training_job
 from slurm_gpumem.summaries.trace_types import BUCKET, NCCL, PARAMETER
 from slurm_gpumem.summaries.types import ModelSummary
 from tests.estimators.ranks import one_rank
@@ -49,9 +52,23 @@ def test_ddp_closes_its_first_bucket_at_one_mebibyte_and_the_others_at_the_cap(s
     assert summary.trace is not None
     trace, _ = rank_trace(summary.trace, summary.layers, "ddp,bucket_cap_mb=4", 2)
     sizes = [site.bytes[0] for _, _, site in trace.allocations() if site and site.operator == BUCKET]
-    assert sum(sizes) == WHOLE
-    assert sizes[0] >= 1 << 20
-    assert all(size >= 4 << 20 for size in sizes[1:-1])
+    # One for all until the first step is over.
+    assert sizes[0] == sum(sizes[1:]) == WHOLE
+    assert figures(trace)["buckets"] == WHOLE
+    assert sizes[1] >= 1 << 20
+    assert all(size >= 4 << 20 for size in sizes[2:-1])
+
+
+def test_fsdp1_asks_for_more_than_it_is_computed_to_hold(summary: ModelSummary) -> None:
+    gpu = find_gpu("h200")
+    one, two = (
+        registry.run(
+            "trace", summary, replace(training_job(summary, StatedTraining()), gpus=2, strategy=name), gpu
+        )
+        for name in ("fsdp1", "fsdp")
+    )
+    assert one.request_mib / one.peak_mib > 1.1 > two.request_mib / two.peak_mib
+    assert any("10 % wider" in text for text in one.assumptions)
 
 
 def test_nccl_is_counted_once(summary: ModelSummary) -> None:
