@@ -18,6 +18,9 @@ from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 ENOUGH_STEPS = 3
 CALM_CYCLES = 3
 """Cycles alike after which nothing new is expected of training itself."""
+_VARIED_SHARE = 0.5
+"""Of the time onward, after which training that never repeats itself (texts of all lengths) has shown enough:
+the rest is for what comes after it."""
 
 
 class Steps:
@@ -43,6 +46,7 @@ class Steps:
         """Whether the time limit ended it."""
         self._calm = 0
         self._enough_since: Optional[float] = None
+        self._varied_enough = False
         self._eval_cycle: Optional[int] = None
         self.autocast: Optional[torch.dtype] = None
         self.checkpointing = False
@@ -81,7 +85,7 @@ class Steps:
     @property
     def fast_forward(self) -> bool:
         """Whether training has nothing new to show: loaders may end their epoch."""
-        return self._calm >= CALM_CYCLES
+        return self._calm >= CALM_CYCLES or self._varied_enough
 
     def check_time(self) -> None:
         """Called now and then: stop where the time is over and something was seen."""
@@ -162,7 +166,9 @@ class Steps:
         if self._enough_since is None:
             self._enough_since = spent
         evaluated = self._eval_cycle is not None and self._recorder.cycles > self._eval_cycle + 1
-        return (evaluated and self._calm >= 1) or spent - self._enough_since > self._onward_s
+        onward = spent - self._enough_since
+        self._varied_enough = self._varied_enough or onward > _VARIED_SHARE * self._onward_s
+        return (evaluated and (self._calm >= 1 or self._varied_enough)) or onward > self._onward_s
 
 
 def _waited_for_a_cpu() -> float:

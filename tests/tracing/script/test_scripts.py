@@ -46,6 +46,18 @@ for step in range(400):
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
+    "varied": """
+class Rows(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        number = 0
+        while True:
+            number += 1; yield torch.randn(number, 256)
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for x in torch.utils.data.DataLoader(Rows(), batch_size=None):
+    optimizer.zero_grad(); model(x.to(device)).sum().backward(); optimizer.step()
+model.eval()
+with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
     "by-name": """
 class Named(nn.Module):
     def __init__(self): super().__init__(); self.inner = net()
@@ -151,7 +163,8 @@ def _trace(work: Path, name: str) -> TracedScript:
     seconds = {"hangs": 12.0, "collects": 60.0, "one-step": 60.0}.get(name, 300.0)
     more: List[str] = ["--rows", "64"] if name == "scaler" else []
     command = [sys.executable, "train.py", *more]
-    return trace_command(command, Limits(seconds=seconds, onward_s=60.0), folder=str(work))
+    onward = 4.0 if name == "varied" else 60.0
+    return trace_command(command, Limits(seconds=seconds, onward_s=onward), folder=str(work))
 
 
 def _error(run: Future[TracedScript]) -> str:
@@ -165,6 +178,14 @@ def test_a_validation_after_fifty_steps_is_seen_and_counts(runs: Dict[str, Futur
     assert {"evaluate", "checkpoint"} <= set(late["phases"])
     # 65,536 rows of 1,024 numbers and the 256 that they are made of.
     assert late["peak_bytes"] > 65536 * (1024 + 256) * 4 > plain["peak_bytes"]
+
+
+def test_what_comes_after_training_on_batches_that_are_never_alike_is_seen(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["varied"].result().facts
+    assert "evaluate" in facts["phases"]
+    assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
 
 
 def test_a_trace_that_the_time_limit_ended_after_one_step_has_a_warning(
