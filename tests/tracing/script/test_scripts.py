@@ -58,6 +58,25 @@ for x in torch.utils.data.DataLoader(Rows(), batch_size=None):
 model.eval()
 with torch.no_grad(): model(torch.randn(65536, 256, device=device))
 """,
+    "slow-steps": """
+import time
+class Slow(torch.optim.SGD):
+    def step(self, closure=None): time.sleep(1); return super().step(closure)
+model = net(); optimizer = Slow(model.parameters(), 0.1); model.to(device)
+for step in range(200):
+    x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+model.eval()
+with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
+    "unfreezes": """
+model = nn.Sequential(nn.Linear(256, 4096), nn.Linear(4096, 4096, bias=False), nn.Linear(4096, 10)).to(device)
+model[1].weight.requires_grad_(False); optimizer = torch.optim.Adam(model.parameters())
+for step in range(50):
+    if step == 40: model[1].weight.requires_grad_(True)
+    x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
     "by-name": """
 class Named(nn.Module):
     def __init__(self): super().__init__(); self.inner = net()
@@ -183,9 +202,23 @@ def test_a_validation_after_fifty_steps_is_seen_and_counts(runs: Dict[str, Futur
 def test_what_comes_after_training_on_batches_that_are_never_alike_is_seen(
     runs: Dict[str, Future[TracedScript]],
 ) -> None:
-    facts = runs["varied"].result().facts
+    traced = runs["varied"].result()
+    assert "evaluate" in traced.facts["phases"]
+    assert traced.facts["peak_bytes"] > 65536 * (1024 + 256) * 4
+    assert any("batches have many shapes" in line for line in read_summary(traced.summary.decode()).warnings)
+
+
+def test_steps_of_an_optimizer_that_show_nothing_new_are_not_run(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["slow-steps"].result().facts
+    assert facts["steps"] == 200
     assert "evaluate" in facts["phases"]
-    assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
+
+
+def test_states_of_weights_that_train_only_later_are_counted(runs: Dict[str, Future[TracedScript]]) -> None:
+    weight = 4096 * 4096 * 4
+    assert runs["unfreezes"].result().facts["peak_bytes"] > 4 * weight  # with its gradient and two states
 
 
 def test_a_trace_that_the_time_limit_ended_after_one_step_has_a_warning(
