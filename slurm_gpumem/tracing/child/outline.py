@@ -113,7 +113,10 @@ def choose(path: Path, label: str) -> str:
     # The last class of a file usually is the whole model, but that is a guess: only a single one is certain.
     if len(models) == 1 and not models[0].needs:
         return models[0].name
-    raise TargetError(f"{label}: which function or class builds the model?\n{_offer(label, callables)}")
+    raise TargetError(
+        f"{label}: which function or class builds the model?\n{_offer(label, callables)}\n"
+        f"If it is a whole training script, trace that: gpumem trace -- python {label}"
+    )
 
 
 def missing(path: Path, attribute: str, label: str) -> TargetError:

@@ -8,7 +8,7 @@ they would be. What goes wrong in this mode ends the trace with what was seen un
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ _SEEN_EVALUATIONS = 4
 _LONGEST_CYCLE = 32
 """Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
 kept, as in an evaluation without no_grad."""
+_MANY_SHAPES = 4
+"""Of a model's batches in training: more than full ones, a last one that is smaller, and two stages."""
 
 
 class _Leaf(NamedTuple):
@@ -46,6 +48,7 @@ class Onward:
         """... and the most that were run in one."""
         self._alive_in_forward = False
         """Whether gradients of the step before are alive when a model is called, as in evaluation then."""
+        self._batches: Dict[int, Set[Any]] = {}
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
         self.completed = 0
@@ -71,6 +74,8 @@ class Onward:
         key = self._key(module, args, kwargs)
         known = self._answers.get(key)
         trains = torch.is_grad_enabled() and module.training
+        if trains:
+            self._batches.setdefault(id(module), set()).add(key)
         usual = self._usual(key) if trains else self._counts.get(key, 0) >= _SEEN_EVALUATIONS
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
@@ -85,6 +90,11 @@ class Onward:
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
         return answer
+
+    @property
+    def varies(self) -> bool:
+        """Whether training gives a model batches of many shapes."""
+        return any(len(keys) >= _MANY_SHAPES for keys in self._batches.values())
 
     def _usual(self, key: Any) -> bool:
         """Whether a cycle with this call is as long as one that was run."""

@@ -182,8 +182,12 @@ class Tracer:
         if self._claimed:
             self.finish()
         elif self.inference.was_all() and self._exit_code:
-            failed = f"it ended by sys.exit({self._exit_code!r})"
-            self._report.say(failed=failed, passes=self.onward.completed)
+            caught = f" after {self._failure}" if self._failure else ""
+            self._report.say(
+                failed=f"it ended by sys.exit({self._exit_code!r}){caught}",
+                guessed=self.recorder.guess.used,
+                passes=self.onward.completed,
+            )
         elif self.inference.was_all() and not self._failure:
             # Another process may train later, or need more: the command goes on, and the largest counts.
             self.recorder.off = True
@@ -208,6 +212,9 @@ class Tracer:
 
         def noting_exit(code: Any = None) -> NoReturn:
             self._exit_code = code
+            caught = sys.exc_info()[1]
+            if code and caught is not None:  # frameworks print it and leave
+                self._failed_by(caught)
             leave(code)
 
         sys.exit = noting_exit
@@ -216,10 +223,7 @@ class Tracer:
         real = sys.excepthook
 
         def hook(kind: Any, error: Any, trace: Any) -> None:
-            self._failure = f"{own_words(error)}\n{user_line(error)}"
-            if self._claimed and self.steps.fast_forward:
-                self._onward_failure, self._failure = self._failure, ""  # what was seen until then holds
-                self.finish()
+            self._failed_by(error)
             if os.getpid() == self._owner:
                 self._report.say(
                     failed=self._failure,
@@ -232,6 +236,13 @@ class Tracer:
             real(kind, error, trace)
 
         sys.excepthook = hook
+
+    def _failed_by(self, error: BaseException) -> None:
+        """The script's own exception; past what was worth running, what was seen until then holds."""
+        self._failure = f"{own_words(error)}\n{user_line(error)}"
+        if self._claimed and self.steps.fast_forward:
+            self._onward_failure, self._failure = self._failure, ""
+            self.finish()
 
     def _in_every_thread(self) -> None:
         """Modes belong to a thread; loaders and prefetchers start their own."""

@@ -155,7 +155,8 @@ def _once(asked: _Asked, *, truth: bool) -> Tuple[State, Optional[TracedScript]]
         with tempfile.TemporaryFile() as output:
             env = _environment(asked, folder)
             env["GPUMEM_TRACE_TRUTH"] = "1" if truth else "0"
-            starter = [sys.executable, "-I", str(_HERE / "private.py"), folder, str(_SCRATCH_MIB), "--"]
+            # -S: what a package starts with Python (threads) would keep it from a namespace of its own.
+            starter = [sys.executable, "-I", "-S", str(_HERE / "private.py"), folder, str(_SCRATCH_MIB), "--"]
             # Ctrl-C waits until the child is known: in the middle of a start it would leave it running.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:

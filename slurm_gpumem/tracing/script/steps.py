@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Set
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,6 +19,16 @@ from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 ENOUGH_STEPS = 3
 CALM_CYCLES = 3
 """Cycles alike after which nothing new is expected of training itself."""
+_VARIED_SHARE = 0.5
+"""Of the time onward, after which training that never repeats itself (texts of all lengths) has shown enough:
+the rest is for what comes after it."""
+
+
+class _Ran(NamedTuple):
+    """Of the steps of an optimizer that were run: for which parameters, and beside how many bytes at most."""
+
+    parameters: FrozenSet[int]
+    beside: int
 
 
 class Steps:
@@ -36,6 +47,7 @@ class Steps:
         self.optimizers: List[Any] = []
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()
         """Optimizers that the script has made; without one, it changes its weights by hand."""
+        self._ran: Dict[int, _Ran] = {}
         self.phases_seen: Set[str] = set()
         self.backwards = 0
         self.accumulation = 1
@@ -43,6 +55,7 @@ class Steps:
         """Whether the time limit ended it."""
         self._calm = 0
         self._enough_since: Optional[float] = None
+        self._varied_enough = False
         self._eval_cycle: Optional[int] = None
         self.autocast: Optional[torch.dtype] = None
         self.checkpointing = False
@@ -73,15 +86,40 @@ class Steps:
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self.made.add(optimizer)
             begin(optimizer, *args, **kwargs)
+            self._skip_known_steps(type(optimizer))
 
         torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign,assignment]
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
+    def _skip_known_steps(self, kind: Any) -> None:
+        """Steps of this class of optimizers whose effect on memory is known are not run any more."""
+        real = kind.step
+        if hasattr(real, "gpumem_real"):
+            return
+
+        @functools.wraps(real)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            closure = any(value is not None for value in (*args, *kwargs.values()))
+            if closure or not self._is_known(optimizer):  # a closure is work of its own
+                return real(optimizer, *args, **kwargs)
+            self._after_step(optimizer, args, kwargs)
+            return None
+
+        step.gpumem_real = real  # type: ignore[attr-defined]
+        kind.step = step
+
+    def _is_known(self, optimizer: Any) -> bool:
+        """Whether a step was run for the same parameters, with as much in memory."""
+        known = self._ran.get(id(optimizer))
+        if known is None or not self.fast_forward or self.counts.get(id(optimizer), 0) < ENOUGH_STEPS:
+            return False
+        return _with_gradients(optimizer) <= known.parameters and self._recorder.live_bytes <= known.beside
+
     @property
     def fast_forward(self) -> bool:
         """Whether training has nothing new to show: loaders may end their epoch."""
-        return self._calm >= CALM_CYCLES
+        return self._calm >= CALM_CYCLES or self._varied_enough
 
     def check_time(self) -> None:
         """Called now and then: stop where the time is over and something was seen."""
@@ -120,6 +158,10 @@ class Steps:
             return
         recorder = self._recorder
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        known = self._ran.get(id(optimizer), _Ran(frozenset(), 0))
+        self._ran[id(optimizer)] = _Ran(
+            known.parameters | _with_gradients(optimizer), max(known.beside, recorder.live_bytes)
+        )
         mark(recorder, parameters, "weights")
         mark(recorder, [p.grad for p in parameters if p.grad is not None], "gradients")
         self._enter("optimizer")
@@ -162,7 +204,9 @@ class Steps:
         if self._enough_since is None:
             self._enough_since = spent
         evaluated = self._eval_cycle is not None and self._recorder.cycles > self._eval_cycle + 1
-        return (evaluated and self._calm >= 1) or spent - self._enough_since > self._onward_s
+        onward = spent - self._enough_since
+        self._varied_enough = self._varied_enough or onward > _VARIED_SHARE * self._onward_s
+        return (evaluated and (self._calm >= 1 or self._varied_enough)) or onward > self._onward_s
 
 
 def _waited_for_a_cpu() -> float:
@@ -175,6 +219,11 @@ def _waited_for_a_cpu() -> float:
             return int(file.read().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         return 0.0  # a kernel that does not count it
+
+
+def _with_gradients(optimizer: Any) -> FrozenSet[int]:
+    groups = optimizer.param_groups
+    return frozenset(id(p) for group in groups for p in group["params"] if p.grad is not None)
 
 
 def _flat(value: Any) -> List[Any]:

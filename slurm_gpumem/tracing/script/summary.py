@@ -77,6 +77,12 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "the time limit came after the first optimizer step: the next, with the optimizer's states, may "
             "need more. Allow more with --time-limit",
         )
+    if tracer.onward.varies:
+        found = (
+            *found,
+            "its batches have many shapes: what PyTorch keeps of each may grow beyond the few that were "
+            "traced. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the job keeps that low",
+        )
     if all(site.category == "workspace" for site in trace.sites):
         return (
             *found,

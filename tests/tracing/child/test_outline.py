@@ -76,8 +76,9 @@ def test_without_a_name_the_one_that_must_be_meant_is_taken(tmp_path: Path) -> N
 
 
 def test_without_a_name_and_with_a_choice_the_choice_is_shown(script: Path) -> None:
-    with pytest.raises(TargetError, match="which function or class builds the model"):
+    with pytest.raises(TargetError, match="which function or class builds the model") as caught:
         outline.choose(script, "train.py")
+    assert "gpumem trace -- python train.py" in str(caught.value)
 
 
 def test_what_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:

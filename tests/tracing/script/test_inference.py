@@ -72,6 +72,11 @@ model = net().cuda().eval()
 with torch.no_grad(): model(torch.randn(64, 256).cuda())
 open("labels.txt")
 """,
+    "leaves-by-itself": """
+net().cuda()(torch.randn(4, 256).cuda())
+try: raise ValueError("no such label")
+except ValueError: sys.exit(1)
+""",
     "ends-badly": "net().cuda()(torch.randn(4, 256).cuda()); sys.exit(3)",
     "serves": """
 model = net().cuda().eval(); kept = []
@@ -196,6 +201,7 @@ def test_an_optimizer_that_took_no_step_is_named(runs: Runs) -> None:
     ("name", "words"),
     [
         ("fails-later", ["failed after 1 forward pass, before any optimizer step", "FileNotFoundError"]),
+        ("leaves-by-itself", ["sys.exit(1) after ValueError: no such label", "train.py, line 6"]),
         ("ends-badly", ["failed after 1 forward pass, before any optimizer step", "sys.exit(3)"]),
         (
             "prepares",

@@ -46,6 +46,37 @@ for step in range(400):
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
+    "varied": """
+class Rows(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        number = 0
+        while True:
+            number += 1; yield torch.randn(number, 256)
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for x in torch.utils.data.DataLoader(Rows(), batch_size=None):
+    optimizer.zero_grad(); model(x.to(device)).sum().backward(); optimizer.step()
+model.eval()
+with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
+    "slow-steps": """
+import time
+class Slow(torch.optim.SGD):
+    def step(self, closure=None): time.sleep(1); return super().step(closure)
+model = net(); optimizer = Slow(model.parameters(), 0.1); model.to(device)
+for step in range(200):
+    x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+model.eval()
+with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
+    "unfreezes": """
+model = nn.Sequential(nn.Linear(256, 4096), nn.Linear(4096, 4096, bias=False), nn.Linear(4096, 10)).to(device)
+model[1].weight.requires_grad_(False); optimizer = torch.optim.Adam(model.parameters())
+for step in range(50):
+    if step == 40: model[1].weight.requires_grad_(True)
+    x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
     "by-name": """
 class Named(nn.Module):
     def __init__(self): super().__init__(); self.inner = net()
@@ -151,7 +182,8 @@ def _trace(work: Path, name: str) -> TracedScript:
     seconds = {"hangs": 12.0, "collects": 60.0, "one-step": 60.0}.get(name, 300.0)
     more: List[str] = ["--rows", "64"] if name == "scaler" else []
     command = [sys.executable, "train.py", *more]
-    return trace_command(command, Limits(seconds=seconds, onward_s=60.0), folder=str(work))
+    onward = 4.0 if name == "varied" else 60.0
+    return trace_command(command, Limits(seconds=seconds, onward_s=onward), folder=str(work))
 
 
 def _error(run: Future[TracedScript]) -> str:
@@ -165,6 +197,28 @@ def test_a_validation_after_fifty_steps_is_seen_and_counts(runs: Dict[str, Futur
     assert {"evaluate", "checkpoint"} <= set(late["phases"])
     # 65,536 rows of 1,024 numbers and the 256 that they are made of.
     assert late["peak_bytes"] > 65536 * (1024 + 256) * 4 > plain["peak_bytes"]
+
+
+def test_what_comes_after_training_on_batches_that_are_never_alike_is_seen(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    traced = runs["varied"].result()
+    assert "evaluate" in traced.facts["phases"]
+    assert traced.facts["peak_bytes"] > 65536 * (1024 + 256) * 4
+    assert any("batches have many shapes" in line for line in read_summary(traced.summary.decode()).warnings)
+
+
+def test_steps_of_an_optimizer_that_show_nothing_new_are_not_run(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["slow-steps"].result().facts
+    assert facts["steps"] == 200
+    assert "evaluate" in facts["phases"]
+
+
+def test_states_of_weights_that_train_only_later_are_counted(runs: Dict[str, Future[TracedScript]]) -> None:
+    weight = 4096 * 4096 * 4
+    assert runs["unfreezes"].result().facts["peak_bytes"] > 4 * weight  # with its gradient and two states
 
 
 def test_a_trace_that_the_time_limit_ended_after_one_step_has_a_warning(
