@@ -2,10 +2,10 @@
 
     python -m slurm_gpumem.lab.collect.summarise CONFIG.toml [CONFIG.toml ...] --out DIR [--jobs N]
 
-Texts are made on tensors without data (shapes are all the tools print), so no GPU is needed and no
-measured process is disturbed. One line a model and input size: torchinfo with everything it can show,
-torchinfo as it is called by default, torchsummary, and print(model); a tool that fails on a model is
-recorded with its error, since users meet the same.
+Texts are made on tensors without data (shapes are all the tools print) where the model allows it, so no GPU
+is needed and no measured process is disturbed. One line a model and input size: torchinfo with everything it
+can show, torchinfo as it is called by default, torchsummary, and print(model); a tool that fails on a model
+is recorded with its error, since users meet the same.
 """
 
 from __future__ import annotations
@@ -41,9 +41,17 @@ BATCH = 2
 def summarise(job: Job) -> Dict[str, Any]:
     """All texts of one model at one input size."""
     row: Dict[str, Any] = {"summary": job.summary_key, "batch": BATCH, "versions": _versions(job)}
-    model, device = _build(job)
-    row["print"] = str(model)
-    row["parameters"] = sum(p.numel() for p in model.parameters())
+    texts = _texts(job, *_build(job))
+    if "torchinfo_deep" not in texts:
+        # Some operators refuse tensors without data that they take on a CPU: experts' grouped products.
+        cpu = torch.device("cpu")
+        with_data = _texts(job, build_model(job.entry, job.size), cpu)
+        texts = with_data if "torchinfo_deep" in with_data else texts
+    return {**row, **texts}
+
+
+def _texts(job: Job, model: nn.Module, device: torch.device) -> Dict[str, Any]:
+    row: Dict[str, Any] = {"print": str(model), "parameters": sum(p.numel() for p in model.parameters())}
     make, _ = task_named(job.entry.task)
     config = getattr(model, "config", None)
     batch = make(Feed(BATCH, job.size, device, torch.float32, job.entry.task_args, config))
