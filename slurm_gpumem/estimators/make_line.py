@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from slurm_gpumem.estimators.environment import WORKSPACE_DOUBT
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.memory_line import (
     CONTEXTS,
@@ -157,7 +158,8 @@ class _Sampler:
         for batch in batches:
             made = self._run(batch, replace(known, workspaces_measured=False))
             shares.append((made.request_mib - self.at(batch, known).request_mib) / made.peak_mib)
-        self.unmeasured_percent = min(999, ceil(max(shares) * 100))
+        percent = min(999, ceil(max(shares) * 100))
+        self.unmeasured_percent = percent if percent > WORKSPACE_DOUBT else None
 
     def at(self, batch: int, gpu: Gpu) -> Knot:
         """The estimate, as a knot with its context."""

@@ -3,8 +3,8 @@
     #GPUMEM batch-size=128 memory-line=1/9c41d2e07ab35f10/corrected/adam.fp32/both.100.100/128/KNOTS/SMALL
 
 Fields between slashes: version, the model's fingerprint, the estimator, how it is trained, which CUDA context
-the job has and how much of it counts for peak and request (per cent), then of a traced network with
-convolutions the per cent of its peak that a request gets more where nobody measured cuDNN's workspaces, the
+the job has and how much of it counts for peak and request (per cent), then, where it is more than
+the table's, the per cent of its peak that a traced request gets where nobody measured cuDNN's workspaces, the
 batch it was made for, knots `batch,peak,request` between colons. Knots are MiB without the context, on a GPU
 with large cuBLAS workspaces; SMALL, where it is, is the same on other GPUs: knots again, or `peak,request` to
 add to those before.

@@ -135,6 +135,22 @@ def test_a_line_of_a_stored_trace_is_off_by_two_per_cent_at_most(name: str, batc
         assert request == pytest.approx(full.request_mib, rel=2 * TOLERANCE)
 
 
+def test_a_line_of_a_model_that_lives_by_workspaces_asks_for_them_where_they_are_unmeasured() -> None:
+    def estimate(job: TrainingJob, gpu: Gpu) -> Estimate:
+        plain = estimator(CURVES["straight"])(job, gpu)
+        more = 0 if gpu.workspaces_measured else plain.peak_mib * 31 // 100
+        return replace(plain, estimator="trace", request_mib=plain.request_mib + more)
+
+    line = make_line("abcd", TrainingJob(64), estimate)
+    assert line.unmeasured_percent == pytest.approx(31, abs=1)
+    known = GPUS[0]
+    peak, request = line.memory(64, known)
+    assert line.memory(64, replace(known, workspaces_measured=False)) == (
+        peak,
+        request + peak * (line.unmeasured_percent or 0) // 100,
+    )
+
+
 def test_beyond_its_knots_it_goes_on_straight_and_warns() -> None:
     line = make_line("abcd", TrainingJob(64), estimator(CURVES["straight"]))
     far = line.estimate(1000, GPUS[0])
