@@ -73,14 +73,17 @@ function M.parse(text)
       or not match(line.job, "^[%w._+-]+$") or #line.job > 40 then
     return nil, "its model, estimator or job is not a plain word"
   end
-  local kind, of_peak, of_request = match(context, "^([a-z]+)%.(%d+)%.(%d+)$")
+  local kind, of_peak, of_request, rest = match(context, "^([a-z]+)%.(%d+)%.(%d+)(.*)$")
+  local unmeasured = rest and match(rest, "^%.(%d+)$")
+  line.unmeasured = number(unmeasured, 999, 3)
   line.context = kind
   line.of_peak, line.of_request = number(of_peak, 999, 3), number(of_request, 999, 3)
   local rarer
   line.optimizer, line.precision, rarer = match(line.job, "^([%w_+-]+)%.([%w_+-]+)(.*)$")
   line.more = rarer and match(rarer, "^%.([%w_+-]+)$")
   line.batch, line.knots = M.batch(batch), parse_knots(knots)
-  if not kind or not CONTEXT[kind] or not line.of_peak or not line.of_request then
+  if not kind or not CONTEXT[kind] or not line.of_peak or not line.of_request
+      or (rest ~= "" and not line.unmeasured) then
     return nil, "its context is not known"
   elseif not line.batch or not line.knots or not line.optimizer then
     return nil, "its numbers are not batch,peak,request"
@@ -139,7 +142,10 @@ local function percent_of_trace(line, gpu)
   local percent = type(gpu.traced_percent) == "table" and gpu.traced_percent or {}
   local conv = line.context == "conv" or line.context == "both"
   local found = percent[conv and 1 or 2]
-  return match(line.by, "^[^+]*") == "trace" and type(found) == "number" and found or 0
+  if match(line.by, "^[^+]*") ~= "trace" or type(found) ~= "number" or found <= 0 then
+    return 0
+  end
+  return line.unmeasured or found
 end
 
 --- Peak and request in MiB for a batch size on a GPU of the site's table.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
+from math import ceil
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from slurm_gpumem.estimators.environment import WORKSPACE_DOUBT
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.memory_line import (
     CONTEXTS,
@@ -58,6 +60,9 @@ def make_line(
     context = samples.context()
     large, small = samples.gpu(_LARGE_WORKSPACE), samples.gpu(_SMALL_WORKSPACE)
     low, high = max(1, -(-job.batch_size // span)), min(MAX_BATCH, job.batch_size * span)
+    if samples.estimator.split(SUFFIX)[0] == TRACE and context[0] in ("conv", "both"):
+        near = {max(low, job.batch_size // 2), job.batch_size, min(high, job.batch_size * 2)}
+        samples.look_without_measured_workspaces(sorted(near))
     on_large = samples.points(large, low, high)
     if all(samples.at(batch, large) == samples.at(batch, small) for batch in samples.grid(low, high)):
         # No matrix products, so no workspace: the two are one.
@@ -102,6 +107,7 @@ def _draw(
         knots=bare(knots),
         small_knots=bare(straight_pieces(on_small, tolerance)) if shift is None else (),
         small_shift=shift or (0, 0),
+        unmeasured_percent=samples.unmeasured_percent,
     )
 
 
@@ -113,6 +119,7 @@ class _Sampler:
         self._known: Dict[Tuple[int, Gpu], Knot] = {}
         self.estimator = ""
         self._learned = 0
+        self.unmeasured_percent: Optional[int] = None
         # What the site learned of this GPU's context stays out of the line: whoever reads the line adds what
         # was learned of the job's own GPU.
         self._learned = self._run(job.batch_size, self.gpu(_LARGE_WORKSPACE)).learned_mib
@@ -144,6 +151,15 @@ class _Sampler:
             return "none", 0, 0
         of_request = (more.request_mib - without.request_mib) / _PROBE_MIB
         return CONTEXTS[kind], round(of_peak * 100), round(of_request * 100)
+
+    def look_without_measured_workspaces(self, batches: Sequence[int]) -> None:
+        """The most that requests get more on GPUs without them; those mostly have small cuBLAS workspaces."""
+        known, shares = self.gpu(_SMALL_WORKSPACE), [0.0]
+        for batch in batches:
+            made = self._run(batch, replace(known, workspaces_measured=False))
+            shares.append((made.request_mib - self.at(batch, known).request_mib) / made.peak_mib)
+        percent = min(999, ceil(max(shares) * 100))
+        self.unmeasured_percent = percent if percent > WORKSPACE_DOUBT else None
 
     def at(self, batch: int, gpu: Gpu) -> Knot:
         """The estimate, as a knot with its context."""

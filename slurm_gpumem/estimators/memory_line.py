@@ -3,9 +3,11 @@
     #GPUMEM batch-size=128 memory-line=1/9c41d2e07ab35f10/corrected/adam.fp32/both.100.100/128/KNOTS/SMALL
 
 Fields between slashes: version, the model's fingerprint, the estimator, how it is trained, which CUDA context
-the job has and how much of it counts for peak and request (per cent), the batch it was made for, knots
-`batch,peak,request` between colons. Knots are MiB without the context, on a GPU with large cuBLAS workspaces;
-SMALL, where it is, is the same on other GPUs: knots again, or `peak,request` to add to those before.
+the job has and how much of it counts for peak and request (per cent), then, where it is more than
+the table's, the per cent of its peak that a traced request gets where nobody measured cuDNN's workspaces, the
+batch it was made for, knots `batch,peak,request` between colons. Knots are MiB without the context, on a GPU
+with large cuBLAS workspaces; SMALL, where it is, is the same on other GPUs: knots again, or `peak,request` to
+add to those before.
 lua/gpumem_line.lua is this module's twin in slurmctld; a test holds them to the same answers.
 """
 
@@ -33,7 +35,7 @@ LARGE_WORKSPACE_BYTES = 20 << 20
 CONTEXTS = ("none", "bare", "conv", "matmul", "both")
 _WORD = re.compile(r"[A-Za-z0-9._+-]{1,40}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{4,64}")
-_CONTEXT = re.compile(r"([a-z]+)\.([0-9]{1,3})\.([0-9]{1,3})")
+_CONTEXT = re.compile(r"([a-z]+)\.([0-9]{1,3})\.([0-9]{1,3})(?:\.([0-9]{1,3}))?")
 _KNOT = re.compile(r"([0-9]{1,10}),(-?[0-9]{1,10}),(-?[0-9]{1,10})")
 _SHIFT = re.compile(r"(-?[0-9]{1,10}),(-?[0-9]{1,10})")
 
@@ -64,6 +66,8 @@ class MemoryLine(NamedTuple):
     small_knots: Tuple[Knot, ...] = ()
     """On GPUs with small cuBLAS workspaces; empty: the same, moved by `small_shift`."""
     small_shift: Tuple[int, int] = (0, 0)
+    unmeasured_percent: Optional[int] = None
+    """What requests get more, of the peak, where nobody measured workspaces; None: as the table has it."""
 
     def text(self) -> str:
         """The word behind `memory-line=`."""
@@ -72,7 +76,7 @@ class MemoryLine(NamedTuple):
             self.fingerprint,
             self.estimator,
             self.job,
-            f"{self.context}.{self.context_peak}.{self.context_request}",
+            ".".join(map(str, self._context_words())),
             str(self.batch),
             _knots_text(self.knots),
         ]
@@ -81,6 +85,10 @@ class MemoryLine(NamedTuple):
         elif any(self.small_shift):
             fields.append(",".join(map(str, self.small_shift)))
         return "/".join(fields)
+
+    def _context_words(self) -> Tuple[object, ...]:
+        known = (self.context, self.context_peak, self.context_request)
+        return known if self.unmeasured_percent is None else (*known, self.unmeasured_percent)
 
     def directive(self, *, with_batch: bool = True) -> str:
         """The whole line for a script, with the batch size where people can see and change it."""
@@ -98,7 +106,10 @@ class MemoryLine(NamedTuple):
         peak = max(1, peak + context * self.context_peak // 100)
         doubt = gpu.context_doubt_mib
         if self.estimator.split("+")[0] == "trace":
-            doubt += peak * workspace_doubt(gpu, self.context in ("conv", "both")) // 100
+            percent = workspace_doubt(gpu, self.context in ("conv", "both"))
+            if percent and self.unmeasured_percent is not None:
+                percent = self.unmeasured_percent
+            doubt += peak * percent // 100
         return peak, max(peak, request + context * self.context_request // 100 + doubt)
 
     def context_mib(self, gpu: Gpu) -> int:
@@ -187,6 +198,7 @@ def parse_line(text: str) -> MemoryLine:
         knots=_knots(knots),
         small_knots=_knots(small[0]) if small and not shift else (),
         small_shift=(_mib(shift[1]), _mib(shift[2])) if shift else (0, 0),
+        unmeasured_percent=None if context_parts[4] is None else int(context_parts[4]),
     )
 
 

@@ -278,6 +278,8 @@ class Estimate:
     """What would be asked for at each of coverage.LEVELS; empty where the estimator knows one only."""
     spare_mib: int = 0
     """How much smaller the peak may be: the context was taken from the larger of several environments."""
+    workspace_doubt_mib: int = 0
+    """What cuDNN's workspaces would add if they were half as large again, where nobody measured them."""
     group: str = ""
     """The group of jobs whose measured needs decide the doubt (models/widths.json); "" where none does."""
     wanted_mib: Optional[int] = None

@@ -70,8 +70,11 @@ def _measured(estimate: Estimate, gpu: Gpu) -> str:
     """What is to be said of a coverage that was measured on another GPU."""
     if gpu.measured and gpu.workspaces_measured:
         return ""
-    convolutions = any(line.startswith("cuDNN workspaces on") for line in estimate.assumptions)
-    if convolutions and (estimate.coverage or 0) > HELD_ELSEWHERE:
+    # Texts were held against the same runs; a trace without convolutions carries over.
+    doubtful = not by_trace(estimate) or any(
+        line.startswith("cuDNN workspaces on") for line in estimate.assumptions
+    )
+    if doubtful and not gpu.workspaces_measured and (estimate.coverage or 0) > HELD_ELSEWHERE:
         return f" on an H200, perhaps {HELD_ELSEWHERE * 100:.0f} % here"
     return "" if gpu.measured else ", measured on other GPUs"
 

@@ -19,6 +19,7 @@ from slurm_gpumem.estimators.environment import (
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
+from slurm_gpumem.lab.ground_truth import load_ground_truth
 from slurm_gpumem.summaries.reader import read_summary
 
 RESNET = Path(__file__).resolve().parents[2] / "docs" / "examples" / "resnet50.txt"
@@ -137,6 +138,28 @@ def test_every_answer_says_what_was_measured_where_and_only_what_is_known_is_nar
     assert narrow.request_mib - narrow.peak_mib == pytest.approx(
         measured.request_mib - measured.peak_mib, abs=64
     )
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+def test_a_trace_asks_for_what_its_own_workspaces_may_add_where_nobody_measured_them(batch: int) -> None:
+    summary, job = read_summary(RESNET), TrainingJob(batch)
+    gpu = replace(find_gpu("a100", NOWHERE), measured=True, calibrated=True)
+    known = run("trace", summary, job, replace(gpu, workspaces_measured=True))
+    larger = replace(gpu, workspaces_measured=True, workspace_scale=(1.5, 1.5, 1.5))
+    doubted = run("trace", summary, job, gpu)
+    assert (known.workspace_doubt_mib, doubted.peak_mib) == (0, known.peak_mib)
+    assert doubted.workspace_doubt_mib == run("trace", summary, job, larger).peak_mib - known.peak_mib > 0
+    least, own = known.peak_mib * 8 // 100, known.peak_mib * 2 // 100 + doubted.workspace_doubt_mib
+    assert doubted.request_mib - known.request_mib == max(least, own)
+
+
+def test_a_model_that_lives_by_workspaces_asks_for_more_than_any_share_of_its_peak() -> None:
+    summary = read_summary(load_ground_truth().texts["torchvision/vgg16@224"]["torchinfo_deep"])
+    found = run("auto", summary, TrainingJob(64), find_gpu("a100", NOWHERE))
+    assert found.estimator == "trace"
+    assert found.workspace_doubt_mib > found.peak_mib // 5
+    assert "cuDNN workspaces on a100 as measured on an H200, the request with " in " ".join(found.assumptions)
+    assert found.request_mib - found.parts["context"] > 1.3 * (found.peak_mib - found.parts["context"])
 
 
 def test_the_measured_gpu_is_as_it_was() -> None:

@@ -30,6 +30,7 @@ from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS, Estimate, Gpu,
 from slurm_gpumem.summaries.reader import read_summary
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+UNMEASURED = 0.02
 GPUS = [find_gpu(name) for name in ("h200", "a100", "v100", "rtx4090")]
 Curve = Callable[[int], Tuple[int, int]]
 
@@ -109,7 +110,9 @@ def test_lines_of_real_models_say_what_the_estimate_says(name: str) -> None:
             # A V100 has no flash attention: a line made with it is a little high there, never low.
             above = 2 * TOLERANCE if registry.by_trace(full) and gpu.name == "v100" else TOLERANCE
             assert 1 - TOLERANCE <= peak / full.peak_mib <= 1 + above
-            assert 1 - TOLERANCE <= request / full.request_mib <= 1 + above
+            # What unmeasured workspaces may add differs between batches; a line has one number for all.
+            rough = UNMEASURED if registry.by_trace(full) and not gpu.workspaces_measured else 0.0
+            assert 1 - TOLERANCE - rough <= request / full.request_mib <= 1 + above + rough
 
 
 @pytest.mark.parametrize(("name", "batch"), [("resnet50", 128), ("vit", 128), ("mobilenetv3", 64)])
@@ -130,6 +133,22 @@ def test_a_line_of_a_stored_trace_is_off_by_two_per_cent_at_most(name: str, batc
         peak, request = line.memory(other, in_environment(gpu, Environment()))
         assert peak == pytest.approx(full.peak_mib, rel=2 * TOLERANCE)
         assert request == pytest.approx(full.request_mib, rel=2 * TOLERANCE)
+
+
+def test_a_line_of_a_model_that_lives_by_workspaces_asks_for_them_where_they_are_unmeasured() -> None:
+    def estimate(job: TrainingJob, gpu: Gpu) -> Estimate:
+        plain = estimator(CURVES["straight"])(job, gpu)
+        more = 0 if gpu.workspaces_measured else plain.peak_mib * 31 // 100
+        return replace(plain, estimator="trace", request_mib=plain.request_mib + more)
+
+    line = make_line("abcd", TrainingJob(64), estimate)
+    assert line.unmeasured_percent == pytest.approx(31, abs=1)
+    known = GPUS[0]
+    peak, request = line.memory(64, known)
+    assert line.memory(64, replace(known, workspaces_measured=False)) == (
+        peak,
+        request + peak * (line.unmeasured_percent or 0) // 100,
+    )
 
 
 def test_beyond_its_knots_it_goes_on_straight_and_warns() -> None:
@@ -182,3 +201,5 @@ def test_a_line_survives_its_own_text() -> None:
     assert parse_line(line.text()) == line
     moved = line._replace(small_knots=(), small_shift=(-48, 3))
     assert parse_line(moved.text()) == moved
+    doubted = line._replace(unmeasured_percent=14)
+    assert parse_line(doubted.text()) == doubted

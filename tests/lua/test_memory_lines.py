@@ -54,6 +54,7 @@ def draw_line(draw: random.Random) -> MemoryLine:
         knots(),
         small,
         (0, 0) if small else (draw.randint(-500, 500), draw.randint(-500, 500)),
+        draw.choice((None, None, 0, 14, 999)),
     )
 
 

@@ -40,6 +40,9 @@ _MARGIN = 0.1
 """Asked for beyond the peak where no bound was learned."""
 _HELD_BACK = 1.1
 """FSDP1 reserved up to 9 % more than was computed in six runs on an H200 (lab.ranks.measure)."""
+DOUBTED_SCALE = (1.5, 1.5, 1.5)
+"""By precision: on a GPU whose cuDNN choices nobody measured requests hold with workspaces half as large
+again. A replay shows which models depend on them and how much (docs/admin/calibrate.md has figures)."""
 _WAYS = {
     "meta": "traced on meta tensors",
     "real": "traced by a small real run on the CPU: the model refused meta tensors",
@@ -99,6 +102,10 @@ def estimate_trace(
         tried = round(timeline.tried * BEYOND / MIB) + context
         request = max(request, tried)
         requests = tuple(max(peak, tried, at) for at in requests)
+    doubted = 0
+    if trace.uses_conv and not gpu.workspaces_measured:
+        wider = replay(trace, job.batch_size, replace(gpu, workspace_scale=DOUBTED_SCALE), settings)
+        doubted = max(0, wider.stats.peak_reserved - timeline.stats.peak_reserved) // MIB
     return Estimate(
         peak_mib=peak,
         request_mib=max(request, peak) if coverage is None else request_at(requests, coverage),
@@ -112,6 +119,7 @@ def estimate_trace(
         coverage=coverage,
         requests=requests,
         group=GROUP if requests else "",
+        workspace_doubt_mib=doubted,
     )
 
 
