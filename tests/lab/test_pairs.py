@@ -1,4 +1,4 @@
-"""Sets of two users that were predicted before they were measured."""
+"""Sets of two users, scored by what was written down before their measurements were seen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speeds of two users' jobs that no fit has seen, against what was written down before they were measured.
+"""Speeds of two users' jobs that no fit has seen, against what was written down before they were seen.
 
     python -m slurm_gpumem.lab.score.pairs [--each]
 
