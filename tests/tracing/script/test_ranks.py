@@ -15,6 +15,7 @@ import pytest
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.estimators.ranks.strategy import parse_strategy
 from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.trace_types import BUCKET
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.estimators.ranks.rank_figures import of_rank
@@ -195,6 +196,8 @@ def test_a_script_that_spawns_its_ranks_is_traced_as_the_first_with_its_buckets(
     assert (found.ranks, summary.trace.job.ranks, summary.trace.job.strategy) == (3, 3, "ddp")
     held = of_rank(summary, "ddp", 3)
     assert held["buckets"] == held["gradients"] == held["weights"]
+    sizes = [site.bytes[0] for _, _, site in summary.trace.allocations() if site and site.operator == BUCKET]
+    assert sizes[0] == sum(sizes[1:]) == held["weights"]  # one for all, until the second pass
 
 
 def test_deepspeeds_configuration_gives_the_stage_its_options_and_the_batch_of_one_of_four_ranks(
