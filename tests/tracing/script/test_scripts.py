@@ -201,7 +201,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[
 
 
 def _trace(work: Path, name: str) -> TracedScript:
-    seconds = {"hangs": 12.0, "collects": 60.0, "one-step": 60.0}.get(name, 300.0)
+    seconds = {"hangs": 30.0, "collects": 60.0, "one-step": 60.0}.get(name, 300.0)
     more: List[str] = ["--rows", "64"] if name == "scaler" else []
     command = [sys.executable, "train.py", *more]
     onward = 4.0 if name == "varied" else 60.0
@@ -336,7 +336,7 @@ def test_a_script_that_runs_out_of_memory_and_ends_hard_is_traced(
         ("no-data", ["FileNotFoundError", "Prepare its data first"]),
         ("ends-itself", ["code 7"]),
         ("crashes", ["ended by SIGSEGV"]),
-        ("hangs", ["stopped after 12 s", "time.sleep", "--time-limit"]),
+        ("hangs", ["stopped after 30 s", "time.sleep", "--time-limit"]),
         (
             "collects",
             ["forward passes, before any optimizer step", "let it collect less first", "--time-limit"],
