@@ -13,6 +13,7 @@ from torch.utils._contextlib import _DecoratorContextManager
 
 from slurm_gpumem.tracing.script import flash_package, longest, offload, parallel, quantized, triton_kernels
 from slurm_gpumem.tracing.script.imports import AfterImport
+from slurm_gpumem.tracing.script.world import CUDA, is_cuda, plain
 
 _LEAST_BATCHES = 3
 _LARGE = 1 << 18
@@ -30,8 +31,8 @@ def install(tracer: Any) -> None:
     _short_epochs(tracer)
     _no_compiling(tracer)
     _no_large_numbers()
+    _cuda_in_backward(tracer.world)
     _checkpoints(tracer)
-    _backward_on_cuda(tracer.world)
     _loading()
     parallel.install(tracer)
     for package in (flash_package, longest, offload, quantized, triton_kernels):
@@ -225,6 +226,26 @@ def _no_large_numbers() -> None:
             setattr(nn.init, name, lazily(name, getattr(nn.init, name)))
 
 
+def _cuda_in_backward(world: Any) -> None:
+    """Python code of a backward pass (custom functions, hooks, what is computed again) meets "cuda" too.
+
+    A mode is not at work in what it has handed on, and `loss.backward()` is handed on by it.
+    """
+    name = "_engine_run_backward"
+    if not hasattr(torch.autograd.graph, name):
+        return  # before PyTorch 2.2
+    real = getattr(torch.autograd.graph, name)
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        if any(mode is world for mode in _get_current_function_mode_stack()):
+            return real(*args, **kwargs)
+        with world:
+            return real(*args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        setattr(module, name, run_backward)
+
+
 def _checkpoints(tracer: Any) -> None:
     real = torch.save
 
@@ -242,34 +263,14 @@ def _checkpoints(tracer: Any) -> None:
         return recomputed(*args, **kwargs)
 
     checkpointing.checkpoint = checkpoint
-    # PyTorch compares tensors of a checkpoint's two runs; whether they say "cuda" depends on who asks.
-    known = getattr(checkpointing, "_allowed_determinism_checks_to_fns", {})
-    if "default" in known:
-        known["default"] = lambda x: {"shape": x.shape, "dtype": x.dtype}
-
-
-def _backward_on_cuda(world: Any) -> None:
-    """Code of the script that a backward pass calls sees "cuda", too: checkpoints, functions of its own.
-
-    PyTorch takes a mode off while it handles a call, here for the whole pass.
-    """
-    real = getattr(torch.autograd, "_engine_run_backward", None)
-    if real is None:
-        return  # before PyTorch 2.2
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if world in _get_current_function_mode_stack():
-            return real(*args, **kwargs)
-        with world:
-            return real(*args, **kwargs)
-
-    torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+    # What is computed again is compared with the first time, which was noted where no mode is at work.
+    compared: Dict[str, Any] = getattr(checkpointing, "_allowed_determinism_checks_to_fns", {})
+    compared.update({name: plain(function) for name, function in compared.items()})
 
 
 def _loading() -> None:
     """What was saved on a GPU, or is asked onto one, is loaded to the CPU and moved to "cuda" from there."""
     real = torch.load
-    from slurm_gpumem.tracing.script.world import CUDA, is_cuda
 
     def load(*args: Any, **kwargs: Any) -> Any:
         asked = args[1] if len(args) > 1 else kwargs.pop("map_location", None)

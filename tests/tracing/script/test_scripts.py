@@ -20,7 +20,7 @@ from tests.support.needs import needs_torch
 pytestmark = needs_torch
 
 HEAD = """
-import os, torch, torch.nn as nn, torch.nn.functional as F
+import os, torch, torch.nn as nn, torch.nn.functional as F, torch.utils.checkpoint
 assert os.environ["GPUMEM_TRACING"] == "1"
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 def net(): return nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 10))
@@ -75,6 +75,28 @@ model[1].weight.requires_grad_(False); optimizer = torch.optim.Adam(model.parame
 for step in range(50):
     if step == 40: model[1].weight.requires_grad_(True)
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
+    "custom-backward": """
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): ctx.save_for_backward(x); return x * 2
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        assert x.is_cuda and g.device.type == "cuda", g.device
+        return g * torch.full((), 2.0, device=x.device)
+class Again(nn.Module):
+    def __init__(self): super().__init__(); self.inner = net()
+    def forward(self, x):
+        assert x.is_cuda and torch.ones(1, device="cuda").device == x.device
+        return self.inner(x)
+model = Again().to(device); optimizer = torch.optim.Adam(model.parameters())
+for step in range(6):
+    x, y = data(64)
+    out = torch.utils.checkpoint.checkpoint(model, x.to(device).requires_grad_(), use_reentrant=step % 2 == 1)
+    out.register_hook(lambda g: g if g.is_cuda else 1 / 0)
+    loss = F.cross_entropy(Twice.apply(out), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
     "by-name": """
@@ -179,7 +201,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[
 
 
 def _trace(work: Path, name: str) -> TracedScript:
-    seconds = {"hangs": 12.0, "collects": 60.0, "one-step": 60.0}.get(name, 300.0)
+    seconds = {"hangs": 30.0, "collects": 60.0, "one-step": 60.0}.get(name, 300.0)
     more: List[str] = ["--rows", "64"] if name == "scaler" else []
     command = [sys.executable, "train.py", *more]
     onward = 4.0 if name == "varied" else 60.0
@@ -219,6 +241,12 @@ def test_steps_of_an_optimizer_that_show_nothing_new_are_not_run(
 def test_states_of_weights_that_train_only_later_are_counted(runs: Dict[str, Future[TracedScript]]) -> None:
     weight = 4096 * 4096 * 4
     assert runs["unfreezes"].result().facts["peak_bytes"] > 4 * weight  # with its gradient and two states
+
+
+def test_code_that_a_backward_pass_runs_is_on_cuda(runs: Dict[str, Future[TracedScript]]) -> None:
+    facts = runs["custom-backward"].result().facts
+    assert facts["steps"] == 6
+    assert not {"failure", "onward_failure"} & set(facts)
 
 
 def test_a_trace_that_the_time_limit_ended_after_one_step_has_a_warning(
@@ -308,7 +336,7 @@ def test_a_script_that_runs_out_of_memory_and_ends_hard_is_traced(
         ("no-data", ["FileNotFoundError", "Prepare its data first"]),
         ("ends-itself", ["code 7"]),
         ("crashes", ["ended by SIGSEGV"]),
-        ("hangs", ["stopped after 12 s", "time.sleep", "--time-limit"]),
+        ("hangs", ["stopped after 30 s", "time.sleep", "--time-limit"]),
         (
             "collects",
             ["forward passes, before any optimizer step", "let it collect less first", "--time-limit"],
