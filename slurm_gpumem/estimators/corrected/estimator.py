@@ -118,7 +118,7 @@ def corrected(
         named = strange_layers(summary)
         warnings = (*warnings, f"unlike the measured models ({named}); the request is wider than usual")
     of = f" of models like {ask.like}" if ask.like else ""
-    assumed = [*plain.assumptions, f"corrected by {center * 100:+.0f} % as runs{of} on an H200 suggest"]
+    assumed = [*plain.assumptions, f"corrected by {round(center * 100):+d} % as runs{of} on an H200 suggest"]
     if gpu.entry != MEASURED_GPU:
         assumed.append(f"the correction is unmeasured on {gpu.name}")
     floor = round(_between(shares, [float(point.plain.floor_mib) for point in points]))
