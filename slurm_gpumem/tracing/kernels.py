@@ -42,6 +42,13 @@ class Kernels:
         """In order, one for each operator."""
         self._kinds: Dict[Any, str] = {}
         self._paused = False
+        self._stopped = False
+
+    def stop(self, step: int) -> None:
+        """From this step on steps are not run whole: what they do is not what a step does."""
+        if not self._stopped:
+            self._stopped = True
+            self.by_step = {known: kernels for known, kernels in self.by_step.items() if known < step}
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -66,7 +73,8 @@ class Kernels:
 
     def _counts(self, where: Tuple[str, int]) -> bool:
         phase, step = where
-        return step >= 2 and not self._paused and phase in ("forward", "backward", "optimizer")
+        off = self._paused or self._stopped
+        return step >= 2 and not off and phase in ("forward", "backward", "optimizer")
 
     def add(
         self, where: Tuple[str, int], kind: str, sizes: Sizes, moved: int, dtype: str, count: int = 1

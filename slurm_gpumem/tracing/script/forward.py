@@ -79,6 +79,8 @@ class Onward:
         usual = self._usual(key) if trains else self._counts.get(key, 0) >= _SEEN_EVALUATIONS
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
+            if trains:
+                self._recorder.kernels.stop(self._recorder.cycles + 1)
             self.skipped()
             return self._again(known)
         self._places.named_inputs = kwargs

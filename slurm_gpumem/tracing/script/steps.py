@@ -103,6 +103,7 @@ class Steps:
             closure = any(value is not None for value in (*args, *kwargs.values()))
             if closure or not self._is_known(optimizer):  # a closure is work of its own
                 return real(optimizer, *args, **kwargs)
+            self._recorder.kernels.stop(self._recorder.cycles + 1)
             self._after_step(optimizer, args, kwargs)
             return None
 

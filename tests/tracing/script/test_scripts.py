@@ -243,6 +243,17 @@ def test_states_of_weights_that_train_only_later_are_counted(runs: Dict[str, Fut
     assert runs["unfreezes"].result().facts["peak_bytes"] > 4 * weight  # with its gradient and two states
 
 
+@pytest.mark.parametrize("name", ["evaluates-late", "trains-only", "slow-steps"])
+def test_the_work_of_a_step_is_that_of_one_that_ran_whole(
+    runs: Dict[str, Future[TracedScript]], name: str
+) -> None:
+    trace = read_summary(runs[name].result().summary.decode()).trace
+    assert trace is not None
+    products = [one.phase for one in trace.kernels for _ in range(one.count) if one.kind == "gemm"]
+    assert (products.count("forward"), products.count("backward")) == (2, 3)
+    assert any(kernel.phase == "optimizer" for kernel in trace.kernels)
+
+
 def test_code_that_a_backward_pass_runs_is_on_cuda(runs: Dict[str, Future[TracedScript]]) -> None:
     facts = runs["custom-backward"].result().facts
     assert facts["steps"] == 6
