@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from slurm_gpumem.config.paths import beside_site_config
 from slurm_gpumem.data import data_path
-from slurm_gpumem.errors import ConfigError, UnknownNameError
+from slurm_gpumem.errors import ConfigError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.mig import Profile, gpu_in, profile_names, profiles
 from slurm_gpumem.estimators.types import RESERVE_MIB, Gpu
 from slurm_gpumem.estimators.versions import cublas_workspace_bytes
@@ -51,6 +51,8 @@ def gpu_table(site_file: Optional[Path] = None) -> Dict[str, Gpu]:
 
 def find_gpu(name: str, site_file: Optional[Path] = None) -> Gpu:
     """The entry a person means by `name`; UnknownNameError when there is none."""
+    if "," in name:
+        raise UsageError(f"GPU {name!r}: name one type; gpumem fit compares several (--gpu A --gpu B)")
     entries = _entries(site_file)
     profile = profile_name(name)
     if profile:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_gpumem.errors import ConfigError, UnknownNameError
+from slurm_gpumem.errors import ConfigError, UnknownNameError, UsageError
 from slurm_gpumem.estimators.gpus import closest_gpu, find_gpu, gpu_table, site_gpu_file
 from slurm_gpumem.estimators.registry import run
 from slurm_gpumem.estimators.types import TrainingJob
@@ -128,6 +128,11 @@ def test_a_person_may_write_any_of_those_names_and_gets_the_nearest_for_a_wrong_
         find_gpu("h200x", NOWHERE)
     with pytest.raises(UnknownNameError, match=r"unknown GPU 'mi300'; known: a10, "):
         find_gpu("mi300", NOWHERE)
+
+
+def test_several_types_at_once_are_refused_not_guessed() -> None:
+    with pytest.raises(UsageError, match=r"GPU 'rtx2060,t4': name one type"):
+        find_gpu("rtx2060,t4")
 
 
 def test_every_entry_is_whole_and_only_measured_ones_claim_it() -> None:
