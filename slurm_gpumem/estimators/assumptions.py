@@ -15,17 +15,18 @@ def assumptions(
 ) -> Tuple[str, ...]:
     """The defaults in force, then what the estimator itself assumed."""
     assumed: List[str] = []
-    if job.loss == "cross-entropy":
+    seen = _is_seen(summary, estimate)
+    if not seen and job.loss == "cross-entropy":
         assumed.append("cross-entropy over the last layer's output")
-    if not job.checkpointing:
+    if not seen and not job.checkpointing:
         assumed.append("no checkpointing")
-    if job.grad_accumulation == 1:
+    if not seen and job.grad_accumulation == 1:
         assumed.append("no gradient accumulation")
     if job.gpus == 1:
         assumed.append("one GPU")
-    if _has_convolutions(summary) and not job.channels_last:
+    if not seen and _has_convolutions(summary) and not job.channels_last:
         assumed.append("not channels_last")
-    if job.input_dtype == "auto":
+    if not seen and job.input_dtype == "auto":
         assumed.append(f"input as {input_dtype(summary, job)}")
     if job.optimizer_rule.note:
         assumed.append(f"{job.optimizer_rule.title}: {job.optimizer_rule.note}")
@@ -44,6 +45,12 @@ def assumptions(
         if not any(known in line for known in assumed):
             assumed.append(line)
     return tuple(assumed)
+
+
+def _is_seen(summary: ModelSummary, estimate: Optional[Estimate]) -> bool:
+    """Whether the script itself was traced: its loss, its checkpoints and its batches are no assumption."""
+    by_trace = estimate is not None and estimate.group == "trace"
+    return by_trace and summary.trace is not None and summary.trace.job.loss == "script"
 
 
 def input_dtype(summary: ModelSummary, job: TrainingJob) -> str:

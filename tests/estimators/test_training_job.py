@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Dict
 
 import pytest
@@ -11,6 +12,7 @@ from slurm_gpumem.estimators.assumptions import assumptions, input_dtype
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.training_job import StatedTraining, describe_job, training_job
 from slurm_gpumem.estimators.types import OPTIMIZERS, PRECISIONS, Estimate, Gpu, TrainingJob
+from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 from tests.estimators.explain.small_trace import BATCH, small_summary
 
@@ -96,6 +98,14 @@ def test_every_default_in_force_is_said_and_a_chosen_one_is_not() -> None:
         8, gpus=2, grad_accumulation=2, checkpointing=True, channels_last=True, loss="mse", input_dtype="fp16"
     )
     assert assumptions(CNN, chosen, gpu) == ("PyTorch's default allocator and foreach optimizer",)
+
+
+def test_what_a_traced_script_showed_is_not_assumed() -> None:
+    script = read_summary(Path(__file__).parents[2] / "docs" / "examples" / "train.json")
+    assert script.trace is not None
+    made = registry.run("trace", script, TrainingJob(script.trace.job.batch), find_gpu("h200"))
+    said = assumptions(script, made.job, find_gpu("h200"), made)
+    assert not any("cross-entropy" in line or "checkpointing" in line or "input as" in line for line in said)
 
 
 def test_what_the_estimator_assumed_comes_last_and_nothing_is_said_twice() -> None:
