@@ -26,7 +26,7 @@ def test_contexts_come_back_from_the_table_as_setup_wrote_them(tmp_path: Path) -
         replace(GpuGroup("h200", 1, 143771), context=measured),
         replace(GpuGroup("a100", 4, 40960), context=guessed),
     )
-    for name in (*LUA_FILES[:3], "job_submit.lua"):
+    for name in (*LUA_FILES, "job_submit.lua"):
         shutil.copy(data_path("lua", name), tmp_path)
     plan = SitePlan((NodeGroup("n1", gpus),), partitions=())
     (tmp_path / "gpumem_site.lua").write_text(lua_table(plan))

@@ -238,7 +238,7 @@ def test_a_weight_of_four_bits_is_whole_only_while_it_is_multiplied(runs: Runs) 
     assert trace is not None
     weights = sum(site.bytes_at(1) for site in trace.sites if site.category == "weights")
     assert weights < 8192 * 256 + MIB
-    assert "not measured" in _remarks(traced)
+    assert "bitsandbytes: allocations computed from its source" in _remarks(traced)
 
 
 def test_a_product_of_eight_bits_is_summed_in_integers(runs: Runs) -> None:
