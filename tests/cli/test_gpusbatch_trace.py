@@ -339,7 +339,9 @@ def test_a_user_may_choose_a_whole_gpu_for_what_cannot_be_traced(desk: TraceDesk
 
 def test_ctrl_c_ends_the_trace_and_everything_in_it(desk: TraceDesk) -> None:
     desk.job("sleep 314 & setsid sleep 314 & $PYTHON -c 'import time; time.sleep(300)'")
-    process = desk.start("--trace", "job.sh", start_new_session=True)
+    # Shells let what they start in the background ignore Ctrl-C; these tests may run there.
+    heeds = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    process = desk.start("--trace", "job.sh", start_new_session=True, preexec_fn=heeds)
     end = time.monotonic() + 120
     # Other tests run as this user, too.
     while not any("sleep 314" in line for line in _commands(desk)) and time.monotonic() < end:
