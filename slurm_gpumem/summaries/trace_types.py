@@ -7,7 +7,7 @@ and a cuBLAS workspace depend on the GPU: the trace says where they are taken, t
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Iterator, Mapping, Optional, Tuple
+from typing import Iterator, List, Mapping, Optional, Sequence, Tuple
 
 PHASES = ("setup", "forward", "backward", "optimizer", "evaluate")
 CATEGORIES = ("weights", "buffers", "gradients", "optimizer", "inputs", "activations", "workspace")
@@ -41,6 +41,7 @@ PARAMETER = "parameter"
 """The operator of a block that holds a parameter of the model; the layer is the one that owns it."""
 BUCKET = "ddp::bucket"
 """... of a buffer through which DDP reduces gradients."""
+_FIRST_BUCKET = 1 << 20
 NCCL = "nccl"
 """... of what NCCL takes outside of PyTorch's allocator. On an H200, PyTorch 2.11, a group of one process:"""
 NCCL_FIRST_GROUP, NCCL_FURTHER_GROUP = 558 << 20, 388 << 20
@@ -228,3 +229,15 @@ def scale(trace: Trace, batch: int) -> Trace:
     if batch == trace.job.batch:
         return trace
     return replace(trace, job=replace(trace.job, batch=batch))
+
+
+def ddp_buckets(gradients: Sequence[int], cap: int) -> List[int]:
+    """Bytes of DDP's buckets: filled from the last parameter on, closed when they have reached their size."""
+    found: List[int] = []
+    size, limit = 0, min(_FIRST_BUCKET, cap)
+    for one in reversed(gradients):
+        size += one
+        if size >= limit:
+            found.append(size)
+            size, limit = 0, cap
+    return [*found, size] if size else found

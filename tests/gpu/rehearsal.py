@@ -356,7 +356,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--mode", required=True, choices=("solo", *MODES, "exclusive", "report"))
     parser.add_argument("--max-slowdown", type=float, default=SHARING.default("max_slowdown"))
-    parser.add_argument("--jobs", type=int, help="so many of the trace (default: all; 12 long ones)")
+    parser.add_argument("--jobs", type=int, help="jobs of the trace that run (default: all; 12 long ones)")
     parser.add_argument("--train", type=float, help=f"seconds it trains alone ({SOLO_S:g}; long: {LONG_S:g})")
     parser.add_argument("--page", type=Path, help="where the report goes (default: DIR/rehearsal.md)")
     parser.add_argument("--beside", type=Path, help="rows whose interference the report may use, too")

@@ -14,10 +14,9 @@ from typing import Dict, List, Tuple
 from slurm_gpumem.estimators.explain.stream import Event
 from slurm_gpumem.estimators.ranks.model import RankModel
 from slurm_gpumem.estimators.ranks.strategy import Strategy
-from slurm_gpumem.summaries.trace_types import BUCKET
+from slurm_gpumem.summaries.trace_types import BUCKET, ddp_buckets
 from slurm_gpumem.units import MIB
 
-FIRST_BUCKET = 1 * MIB
 BROADCAST = 250 * MIB
 
 
@@ -25,7 +24,8 @@ def replicated(model: RankModel, strategy: Strategy, ranks: int) -> Tuple[str, .
     """Add one rank's buckets; returns what was assumed."""
     del ranks  # every one has all of it
     views = strategy.switch("gradient_as_bucket_view")
-    sizes = buckets(model, strategy.number("bucket_cap_mb") * MIB)
+    cap = strategy.number("bucket_cap_mb")
+    sizes = ddp_buckets([parameter.bytes for parameter in model.trained], cap * MIB)
     events = model.stream.events
     first = next((at for at, e in enumerate(events) if e.phase != "setup"), len(events))
     at = events[max(first - 1, 0)]
@@ -40,20 +40,8 @@ def replicated(model: RankModel, strategy: Strategy, ranks: int) -> Tuple[str, .
     if views:
         _free_copied_gradients(model)
         return ("gradients are views of DDP's buckets",)
-    cap = strategy.options["bucket_cap_mb"]
-    return (f"gradients beside buckets of {cap} MiB (gradient_as_bucket_view is off)",)
-
-
-def buckets(model: RankModel, cap: int) -> List[int]:
-    """Bytes of each bucket."""
-    found: List[int] = []
-    size, limit = 0, min(FIRST_BUCKET, cap)
-    for parameter in reversed(model.trained):
-        size += parameter.bytes
-        if size >= limit:
-            found.append(size)
-            size, limit = 0, cap
-    return [*found, size] if size else found
+    stated = strategy.options["bucket_cap_mb"]
+    return (f"gradients beside buckets of {stated} MiB (gradient_as_bucket_view is off)",)
 
 
 def _free_copied_gradients(model: RankModel) -> None:

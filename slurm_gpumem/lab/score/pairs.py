@@ -5,8 +5,8 @@
 The sets are those of plans/sets_pairs.toml (models/lab/utilization/check-pairs.jsonl.gz; its name keeps them
 out of the fit). frozen-pairs.json beside them was committed before: the hash of the coefficients that the
 package predicted with then (frozen-interference.json), and the constants of another form. In that form what a
-job does to its neighbours goes by the length of its kernels (SM activity × step / kernels a step), not of its
-steps: a server for all lets kernels of its clients take turns, so the longer ones get more of the time.
+job does to its neighbours depends on the length of its kernels (SM activity × step / kernels a step), not on
+that of its steps: a server for all lets kernels of its clients take turns, and long ones get more of the time.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from slurm_gpumem.summaries.trace_types import BUCKET
+from slurm_gpumem.summaries.trace_types import BUCKET, ddp_buckets
 from slurm_gpumem.tracing.script import (
     deepspeed_engine,
     fully_sharded,
@@ -20,7 +20,6 @@ from slurm_gpumem.tracing.script import (
 from slurm_gpumem.tracing.script.process_group import Nccl
 from slurm_gpumem.tracing.script.world import Nothing
 
-_FIRST_BUCKET = 1 << 20
 _BUCKET_CAP_MB = 25
 _REBUILT_IN = 2
 """The pass that makes DDP's one first bucket into several."""
@@ -85,7 +84,7 @@ class DistributedDataParallel(nn.Module):
         if torch.is_grad_enabled():
             self._passes += 1
             if self._passes == _REBUILT_IN and self._sizes:
-                self._take(_bucket_sizes(self._sizes, self._cap))
+                self._take(ddp_buckets(self._sizes, self._cap))
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> Any:
@@ -106,18 +105,6 @@ class DistributedDataParallel(nn.Module):
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("'DistributedDataParallel' object is not iterable")
-
-
-def _bucket_sizes(gradients: Sequence[int], cap: int) -> List[int]:
-    """Filled from the last parameter on; one is closed when it has reached its size."""
-    found: List[int] = []
-    size, limit = 0, min(_FIRST_BUCKET, cap)
-    for one in reversed(gradients):
-        size += one
-        if size >= limit:
-            found.append(size)
-            size, limit = 0, cap
-    return [*found, size] if size else found
 
 
 class _Gathered(torch.autograd.Function):

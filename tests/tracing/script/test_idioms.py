@@ -48,24 +48,6 @@ for step in range(5):
     loss = layer(token.expand(32, -1)).pow(2).mean()
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
-    # A function of its own in a checkpoint, and one whose backward pass asks for the GPU by name.
-    "own-functions": """
-from torch.utils.checkpoint import checkpoint
-class Twice(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x); return x * 2
-    @staticmethod
-    def backward(ctx, gradient):
-        x, = ctx.saved_tensors
-        assert x.is_cuda and gradient.device.type == "cuda"
-        return gradient * torch.full((1,), 2.0, device="cuda")
-layer = nn.Linear(64, 64).cuda(); optimizer = torch.optim.Adam(layer.parameters())
-for step in range(5):
-    x = torch.randn(8, 64, device="cuda", requires_grad=True)
-    loss = checkpoint(lambda x: Twice.apply(layer(x)), x, use_reentrant=False).pow(2).mean()
-    optimizer.zero_grad(); loss.backward(); optimizer.step()
-""",
     # What libraries do around evaluation and checkpoints: sizes by way of the GPU, weights known by their
     # addresses, the state of random numbers by its other name.
     "libraries": """
@@ -233,14 +215,6 @@ def test_weights_on_the_gpu_that_are_drawn_until_all_are_in_bounds_end(
     runs: Dict[str, Future[TracedScript]],
 ) -> None:
     assert runs["bounded"].result().facts["steps"] >= 3
-
-
-def test_functions_of_its_own_see_the_gpu_in_backward_passes_and_in_checkpoints(
-    runs: Dict[str, Future[TracedScript]],
-) -> None:
-    facts = runs["own-functions"].result().facts
-    assert facts["steps"] >= 3
-    assert "failure" not in facts
 
 
 def test_what_libraries_do_around_evaluation_and_checkpoints_is_served(

@@ -23,7 +23,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=0, help="of LoRA; 0: full tuning")
     parser.add_argument("--targets", default="q_proj,v_proj")
     parser.add_argument("--dora", action="store_true")
-    parser.add_argument("--classes", type=int, default=0, help="a head for so many classes")
+    parser.add_argument("--classes", type=int, default=0, help="a head for this many classes")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--seq", type=int, default=1024)
     parser.add_argument("--texts", action="store_true", help="of different lengths, padded in each batch")
