@@ -6,7 +6,7 @@ The sets are those of plans/sets_pairs.toml (models/lab/utilization/check-pairs.
 out of the fit). frozen-pairs.json beside them was committed before: the hash of the coefficients that the
 package predicted with then (frozen-interference.json), and the constants of another form. In that form what a
 job does to its neighbours depends on the length of its kernels (SM activity × step / kernels a step), not on
-that of its steps: a server for all lets kernels of its clients take turns, and long ones get more of the time.
+that of its steps: a server for all lets kernels of its clients take turns, and long ones get more time.
 """
 
 from __future__ import annotations
