@@ -142,7 +142,6 @@ def _play(
                 events.append((now.pop(at), FREE))
             elif at in held:
                 events.append((held.pop(at), FREE))
-        events += [(key, FREE) for key in held.values()]
         allocator.replay(events)
         held = now
         calm = calm + 1 if allocator.stats().peak_reserved == reserved else 0
@@ -196,11 +195,10 @@ def _usual_step(trace: Trace, changes: Sequence[_Change]) -> Optional[int]:
     lengths: Dict[int, int] = {}
     for change in changes:
         lengths[change.step] = lengths.get(change.step, 0) + 1
-    whole = [
-        step for step, names in phases.items() if "backward" in names and step + 1 in lengths and step > 1
-    ]
+    whole = [step for step in lengths if step > 1 and step + 1 in lengths and "backward" in phases[step]]
     stepping = [step for step in whole if "optimizer" in phases[step]]
-    return min(stepping or whole, key=lambda step: (lengths.get(step, 0), step), default=None)
+    ordered = sorted(stepping or whole, key=lambda step: (lengths[step], step))
+    return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
 def _phases(trace: Trace) -> Dict[int, Set[str]]:
@@ -233,6 +231,10 @@ def _work(
             moves.append((_TAKE if change.taken else _RELEASE, numbers[change.block]))
         elif not change.taken and blocks[change.block].place in kept:
             moves.append((_RELEASE_PREVIOUS, kept[blocks[change.block].place]))
+    # A layer that was left out in the step before had nothing to release: its gradient goes with the others.
+    released_here = {number for kind, number in moves if kind == _RELEASE_PREVIOUS}
+    first = next((at for at, move in enumerate(moves) if move[0] == _RELEASE_PREVIOUS), 0)
+    moves[first:first] = [(_RELEASE_PREVIOUS, at) for at in kept.values() if at not in released_here]
     return _Work(moves, places, tuple(kept.values()))
 
 
