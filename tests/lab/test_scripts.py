@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from slurm_gpumem.lab.scripts import run
+from slurm_gpumem.lab.ground_truth import open_text
+from slurm_gpumem.lab.scripts import run, score
 from slurm_gpumem.lab.scripts.recipes import RECIPES
 
 LISTS = Path(run.__file__).parent
-THIRD = ("third.toml", "third-blind.toml")
+HALVES = [("third.toml", "third-blind.toml"), ("fourth.toml", "fourth-blind.toml")]
 
 
 def test_every_script_of_every_list_has_a_commit_and_recipes_that_exist() -> None:
@@ -26,14 +29,15 @@ def test_every_script_of_every_list_has_a_commit_and_recipes_that_exist() -> Non
     assert len(names) == len(set(names))
 
 
-def test_the_halves_of_the_third_list_are_even_and_scripts_of_no_other_list() -> None:
-    development, blind = (run.load_scripts(LISTS / name) for name in THIRD)
+@pytest.mark.parametrize("halves", HALVES)
+def test_the_halves_of_a_list_are_even_and_scripts_of_no_other_list(halves: Tuple[str, str]) -> None:
+    development, blind = (run.load_scripts(LISTS / name) for name in halves)
     assert abs(len(development) - len(blind)) <= 1
     assert len(development) + len(blind) >= 40
     others = {
         _file(script)
         for path in LISTS.glob("*.toml")
-        if path.name not in THIRD
+        if path.name not in halves
         for script in run.load_scripts(path)
     }
     assert not others & {_file(script) for script in [*development, *blind]}
@@ -82,6 +86,34 @@ def test_no_script_is_started_when_the_time_is_over(
     out.write_text("")
     assert _main(tmp_path, out, "--list", str(listed), "--limit-seconds", "-1") == []
     assert "late" in capsys.readouterr().out
+
+
+def test_a_measured_run_says_when_it_took_its_first_optimizer_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_gpumem.lab.scripts.gpu_memory.process_peaks", lambda pid: 7 << 20)
+    script = (
+        "import json, os, time; where = os.environ['GPUMEM_SCRIPTS_MEASURE'];"
+        "began = time.time() - float(os.environ['GPUMEM_SCRIPTS_STARTED']);"
+        "json.dump({'reserved': 5, 'first_step': began}, open(where + '.1', 'w'))"
+    )
+    command = [sys.executable, "-c", script]
+    row = run._measured(command, tmp_path, dict(os.environ), 60.0, tmp_path / "measured")
+    assert row["run_code"] == 0
+    assert 0 <= row["start_seconds"] <= row["run_seconds"]
+
+
+def test_the_time_of_a_trace_is_scored_beyond_the_script_s_own_start() -> None:
+    traced = next(row for row in _rows("third-traced.jsonl.xz") if "summary" in row)
+    measured = {row["name"]: row for row in _rows("third-measured.jsonl.xz")}[traced["name"]]
+    row = {**traced, **measured, "trace_seconds": 30.0, "start_seconds": 22.5}
+    assert "beyond the script's own start 7.5 s (1 scripts)" in score.lines([row], "h200")[-1]
+    assert "own start" not in score.lines([{**row, "start_seconds": None}], "h200")[-1]
+
+
+def _rows(name: str) -> List[Dict[str, Any]]:
+    with open_text(score.ROWS.with_name(name)) as file:
+        return [json.loads(line) for line in file]
 
 
 @pytest.fixture

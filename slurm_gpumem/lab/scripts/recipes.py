@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import Callable, Dict
 
+from slurm_gpumem.lab.scripts.fourth_recipes import FOURTH_RECIPES
 from slurm_gpumem.lab.scripts.hub_recipes import HUB_RECIPES
 from slurm_gpumem.lab.scripts.image_files import images
 from slurm_gpumem.lab.scripts.model_recipes import MODEL_RECIPES
@@ -193,4 +194,5 @@ RECIPES: Dict[str, Callable[[Path], None]] = {
     **HUB_RECIPES,
     **MODEL_RECIPES,
     **THIRD_RECIPES,
+    **FOURTH_RECIPES,
 }

@@ -186,7 +186,11 @@ def _measured(
         child = subprocess.Popen(
             command,
             cwd=folder,
-            env={**env, "GPUMEM_SCRIPTS_MEASURE": str(report)},
+            env={
+                **env,
+                "GPUMEM_SCRIPTS_MEASURE": str(report),
+                "GPUMEM_SCRIPTS_STARTED": str(time.time()),
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -213,6 +217,7 @@ def _measured(
         "process_bytes": peak,
         "reserved_bytes": largest.get("reserved", 0),
         "allocated_bytes": largest.get("allocated", 0),
+        "start_seconds": largest.get("first_step"),
         "run_seconds": round(time.monotonic() - started, 1),
         "run_code": ended,
         "run_tail": text[-600:] if ended not in (0, None) else "",

@@ -61,6 +61,7 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
     failed: List[str] = []
     failed_alone: List[str] = []
     seconds: List[float] = []
+    beyond: List[float] = []
     for row in sorted(rows, key=lambda row: str(row["name"])):
         if row.get("process_bytes", 0) < _ON_THE_CPU:
             continue  # failed by itself, or never used the GPU
@@ -84,6 +85,8 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
         if made.request_mib < need and not made.warnings:
             silent.append(str(row["name"]))
         seconds.append(float(row["trace_seconds"]))
+        if row.get("start_seconds"):
+            beyond.append(max(0.0, seconds[-1] - row["start_seconds"]))
         phases = [name for name in row["trace_facts"]["phases"] if name in ("evaluate", "checkpoint")]
         found.append(
             f"{row['name']:<29}{need:>7}{made.peak_mib:>8}{100 * errors[-1]:>+6.1f}%{made.request_mib:>8}"
@@ -105,9 +108,21 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
         f"> 1.5 x {sum(w > 1.5 for w in wide)}, > 2 x {sum(w > 2 for w in wide)}; shards exact {exact}",
         f"not traced: {len(failed)} of {len(failed) + len(needs)} ({', '.join(failed) or 'none'}); "
         f"time to trace: median {median(seconds):.1f} s"
+        + (
+            f", beyond the script's own start {median(beyond):.1f} s ({len(beyond)} scripts)"
+            if beyond
+            else ""
+        )
         + (f"; left out, ended with an error on the GPU: {', '.join(failed_alone)}" if failed_alone else ""),
     ]
     return found
+
+
+def _beyond(seconds: Sequence[float]) -> str:
+    """The words for what traces took longer than the scripts to their first optimizer step on the GPU."""
+    if not seconds:
+        return ""
+    return f", beyond the script's own start {median(seconds):.1f} s ({len(seconds)} scripts)"
 
 
 if __name__ == "__main__":

@@ -65,8 +65,24 @@ def _old_numpy(numpy):
 
 
 def _measure(torch):
-    """Write the peak of what PyTorch reserved and allocated, again and again until the end."""
+    """Write the peak of what PyTorch reserved and allocated, again and again until the end.
+
+    Also how long after its start the command took its first optimizer step.
+    """
+    import threading
+    import time
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
     path = os.environ["GPUMEM_SCRIPTS_MEASURE"]
+    started = float(os.environ.get("GPUMEM_SCRIPTS_STARTED", time.time()))
+    first = []
+
+    def stepped(*args):
+        if not first:
+            first.append(round(time.time() - started, 2))
+
+    register_optimizer_step_post_hook(stepped)
 
     def write():
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -74,12 +90,10 @@ def _measure(torch):
                 "pid": os.getpid(),
                 "reserved": torch.cuda.max_memory_reserved(),
                 "allocated": torch.cuda.max_memory_allocated(),
+                "first_step": first[0] if first else None,
             }
             with open(f"{path}.{os.getpid()}", "w") as file:
                 json.dump(line, file)
-
-    import threading
-    import time
 
     def again():
         while True:
@@ -155,13 +169,27 @@ def _sentences():
     sys.modules["nltk"] = module
 
 
+def _tokens():
+    """A `tiktoken` that knows no encoding: the real one downloads them."""
+    module = types.ModuleType("tiktoken")
+    module.__spec__ = importlib.machinery.ModuleSpec("tiktoken", None)
+    module.__getattr__ = _anything
+    sys.modules["tiktoken"] = module
+
+
 def _lists():
     import list_datasets
 
     list_datasets.install()
 
 
-_SPECIAL = {"datasets": _lists, "evaluate": _metrics, "librosa": _sounds, "nltk": _sentences}
+_SPECIAL = {
+    "datasets": _lists,
+    "evaluate": _metrics,
+    "librosa": _sounds,
+    "nltk": _sentences,
+    "tiktoken": _tokens,
+}
 """Stand-ins that do something, also where the real ones are: traces and runs then read the same."""
 
 
