@@ -63,6 +63,27 @@ def test_tables_become_objects_and_lists_become_tuples(repositories: Path) -> No
     assert (model.asked.heads, model.sizes) == (4, ((1, 2), (3,)))
 
 
+def test_tables_inside_tables_become_objects_too_and_lists_there_stay_lists(repositories: Path) -> None:
+    args = {"configs": {"model": {"depth": 3, "widths": [1, 2]}}}
+    model: Any = build_from_repository("ann/nets@c0ffee:models.net.Net", args)
+    assert (model.asked.model.depth, model.asked.model.widths) == (3, [1, 2])
+
+
+def test_a_table_of_the_class_dict_is_a_dict_and_none_is_none(repositories: Path) -> None:
+    args = {"configs": {"class": "dict", "depth": 3, "weights": "none"}}
+    model: Any = build_from_repository("ann/nets@c0ffee:models.net.Net", args)
+    assert model.asked == {"depth": 3, "weights": None}
+
+
+def test_modules_of_a_folder_between_root_and_file_are_found(repositories: Path) -> None:
+    folder = repositories / "ann+nets" / "src" / "models"
+    folder.mkdir(parents=True)
+    (folder / "deep.py").write_text("from between import Net\n")
+    (folder.parent / "between.py").write_text(NET)
+    model: Any = build_from_repository("ann/nets@c0ffee:src.models.deep.Net", {"configs": {}})
+    assert model.one.in_features == 3
+
+
 def test_a_table_with_a_class_is_an_instance_of_the_modules_class(repositories: Path) -> None:
     model: Any = build_from_repository(
         "ann/nets@c0ffee:models.net.Net", {"configs": {"class": "Config", "depth": 7}}
@@ -82,8 +103,8 @@ def test_without_the_folder_the_variable_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_catalogue_names_repository_commit_and_class() -> None:
-    mine = [entry for entry in load_catalogue(["third"]) if entry.source == "repository"]
-    assert len(mine) > 50
+    mine = [entry for entry in load_catalogue(["third", "fourth"]) if entry.source == "repository"]
+    assert len(mine) > 120
     for entry in mine:
         repository, _, name = entry.build.partition(":")
         commit = repository.partition("@")[2]
