@@ -13,7 +13,11 @@ pytest.importorskip("torch", reason="networks are built with torch")
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.lab.collect.build import build_model
 from slurm_gpumem.lab.collect.entries import Entry, load_catalogue
+from slurm_gpumem.lab.collect.memory import describe_job
 from slurm_gpumem.lab.collect.repositories import FOLDER, build_from_repository
+from slurm_gpumem.lab.collect.sample import Job
+from slurm_gpumem.lab.collect.summarise import summarise
+from slurm_gpumem.lab.score.trace_rows import trace_row
 
 NET = """
 import torch
@@ -110,6 +114,46 @@ def test_the_catalogue_names_repository_commit_and_class() -> None:
         commit = repository.partition("@")[2]
         assert len(commit) == 40, entry.id
         assert name.count(".") >= 1, entry.id
+
+
+GPU_NET = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.device = device
+        self.weight = torch.nn.Parameter(torch.randn(64, 64).cuda())
+        self.one = torch.nn.Linear(64, 64).to(device)
+
+    def forward(self, x):
+        shift = torch.zeros(x.shape[0], 64).cuda()
+        if torch.cuda.is_available():
+            shift = shift + torch.ones(64, device=self.device)
+        return self.one(x @ self.weight) + shift.to(self.device)
+"""
+
+
+def test_a_network_that_says_cuda_is_traced_and_described_without_a_gpu(repositories: Path) -> None:
+    (repositories / "ann+nets" / "gpu_net.py").write_text(GPU_NET)
+    entry = Entry(
+        id="repository/gpu-net",
+        source="repository",
+        family="handwritten-ann",
+        build="ann/nets@c0ffee:gpu_net.Net",
+        task="squares",
+        args={"device": "cuda:0"},
+        task_args={"inputs": ["float S"]},
+        sizes=(64,),
+    )
+    job = Job(entry, 64, 8, "adam", "fp32", {})
+    trace = trace_row(describe_job(job)).trace
+    assert trace is not None
+    assert trace.job.batch == 8
+    texts = summarise(job)
+    assert texts["parameters"] == 2 * 64 * 64 + 64
+    assert "Linear(in_features=64" in texts["print"]
 
 
 def test_an_entry_is_built_by_its_source(repositories: Path) -> None:

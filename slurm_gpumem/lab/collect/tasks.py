@@ -234,11 +234,6 @@ def _graph(f: Feed) -> Batch:
     return Batch((x, edges), target=torch.randint(f.get("classes", 40), (nodes,), device=f.device))
 
 
-def _graph_packed(f: Feed) -> Batch:
-    batch = _graph(f)
-    return Batch((batch.args,), target=batch.target)
-
-
 def _written(f: Feed) -> Batch:
     args = tuple(_described(f, text) for text in f.args["inputs"])
     return Batch(args, target=_described(f, f.args["target"]) if "target" in f.args else None)
@@ -407,7 +402,6 @@ TASKS: Dict[str, Tuple[Make, Loss]] = {
     "frames": (_frames, _squared),
     "points": (_points, _cross_entropy),
     "graph": (_graph, _cross_entropy),
-    "graph-packed": (_graph_packed, _first_classes),
     "written": (_written, _own_loss),
     "written-classes": (_written, _last_dimension),
     "written-close": (_written, _squared),
