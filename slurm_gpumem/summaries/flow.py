@@ -12,8 +12,10 @@ from slurm_gpumem.summaries.types import Shape
 # Layers that never change a tensor's shape.
 _SAME_SHAPE = re.compile(
     r"Norm|ReLU|[EGS]ELU|CELU|SiLU|Sigmoid|[Ss]wish|Mish|Tanh|[Ss]oftmax|Softplus|Drop|Identity|Activation"
-    r"|LayerScale"
+    r"|LayerScale|GRN$"
 )
+# Not the names of models that all their classes begin with (ConvNext, ConvBert, ConViT).
+_CONVOLUTION = re.compile(r"Conv(?!N[eE]|[Bb]ert|i[tT])")
 # How many distinct earlier outputs a shortcut may reach back.
 _REACH = 8
 _INPUTS = ("inputs",)
@@ -57,7 +59,7 @@ def _way(kind: str) -> str:
         return "indices"
     if kind.endswith("Linear") or kind in ("Conv1D", "Dense"):
         return "linear"
-    return "convolution" if "Conv" in kind else "before"
+    return "convolution" if _CONVOLUTION.search(kind) else "before"
 
 
 def derive_outputs(rows: Sequence[Row]) -> None:
