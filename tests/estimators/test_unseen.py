@@ -114,6 +114,17 @@ def test_without_nesting_a_class_whose_layers_do_not_fit_its_rule_is_unseen() ->
     assert unseen(_flat(*halo)).classes == ("HaloAttn",)
 
 
+def test_what_stands_in_a_model_of_transformers_is_the_librarys() -> None:
+    inner = block("AriaExperts", "AriaGroupedExpertsGemm", depth=2)  # neither list nor layers show these
+    model = Layer("AriaTextModel", SHAPE, depth=1, leaf=False)
+    assert not unseen(text(Layer("AriaTextForCausalLM", SHAPE, leaf=False), model, *inner)).classes
+    assert unseen(text(Layer("MyForCausalLM", SHAPE, leaf=False), model, *inner)).classes
+    # Somebody's own layer in it stays somebody's own.
+    mine = block("MyAdapter", "Linear", depth=2)
+    found = unseen(text(Layer("AriaTextForCausalLM", SHAPE, leaf=False), model, *inner, *mine))
+    assert found.classes == ("MyAdapter",)
+
+
 def test_an_own_class_under_a_librarys_name_counts_as_own_unless_its_layers_fit() -> None:
     theirs = block("BasicBlock", "Conv2d", "BatchNorm2d", "ReLU")
     assert not unseen(text(*theirs)).classes

@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from math import prod
-from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
@@ -53,6 +53,8 @@ _ALONE = frozenset(
 )
 """Classes that are the only ones besides torch.nn's in a text of torchvision's models. Any other model of a
 library names several: one general name (ConvBN, ResBlock) is somebody's own."""
+_LIBRARY_MODEL = re.compile(r"^([A-Z][a-z]{2,}|\w{4})\w*For[A-Z]\w+$")
+"""A model of transformers with a head, and how the names of its classes begin."""
 _COMPUTED_WEIGHTS = re.compile(r"Parametrized|_WeightNorm|_SpectralNorm|_Orthogonal")
 
 
@@ -130,7 +132,9 @@ def unseen(summary: ModelSummary) -> Unseen:
     total = 0
     weights: Dict[str, int] = {}
     owners: List[Tuple[int, str]] = []
-    for layer, inside in inner_kinds(summary):
+    rows = list(inner_kinds(summary))
+    family = _family(rows, known)
+    for layer, inside in rows:
         while owners and owners[-1][0] >= layer.depth:
             owners.pop()
         # Without shapes (print(model)) each row counts the same.
@@ -139,6 +143,8 @@ def unseen(summary: ModelSummary) -> Unseen:
             total += size
         owner = owners[-1][1] if owners else ""
         own = "" if known.fits(layer.kind, inside) else layer.kind
+        if own and family and (own.startswith(family) or known[own] is not None):
+            own = ""
         if own:
             weights.setdefault(own, 0)
         if layer.leaf:
@@ -147,6 +153,21 @@ def unseen(summary: ModelSummary) -> Unseen:
             weights[owner] += size
         owners.append((layer.depth, owner if layer.kind in LISTS else own))
     return _shared(weights, total)
+
+
+def _family(rows: Sequence[Tuple[Layer, FrozenSet[str]]], known: KnownClasses) -> str:
+    """How the names of the classes of a model of transformers begin; "" where the model is none of its.
+
+    Its own class decides: whoever calls `AriaTextForCausalLM` gets the library's code below it. The list may
+    not show what stands there, where a class is inherited or chosen by the configuration.
+    """
+    top, inside = rows[0]
+    word = _LIBRARY_MODEL.match(top.kind)
+    if word is None or known[top.kind] is None:
+        return ""
+    names = [kind for kind in inside if not family_of(kind) and kind not in _SEQUENCES]
+    whole = all(known[kind] is not None for kind in names)
+    return word[1] if whole and any(kind.startswith(word[1]) for kind in names) else ""
 
 
 def _without_nesting(summary: ModelSummary, known: KnownClasses) -> Unseen:
