@@ -13,7 +13,7 @@ from slurm_gpumem.estimators.trees import Correction, from_json, read_json
 from slurm_gpumem.lab.places import CORRECTION_FOLDS, TRACE_FOLDS
 
 FOLDS = 5
-AUTHORS = ("memory", "written", "check", "fresh")
+AUTHORS = ("memory", "written", "check", "fresh", "third")
 """Collections of hand-written networks, by the plans that measured them; the first are lab/ground-truth's."""
 _GENERATED = ("mlp", "cnn", "transformer")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators import width
@@ -77,15 +78,14 @@ def _authors(needs: Sequence[Need], by_fold: Sequence[Mapping[str, Width]]) -> L
     written = [one for one in needs if one.tool == "torchinfo_deep" and one.author]
     lines = [
         "Hand-written networks by the plan that measured them, each by widths without that author's networks",
-        "(torchinfo with all layers), and the two blind checks, each by widths of the other one's alone:",
+        "(torchinfo with all layers), and those of the blind checks, each by widths of another one's alone:",
         "",
         *_HEAD,
     ]
     for author in folds.AUTHORS:
         own = [one for one in written if one.author == author]
         lines += [_line(f"torchinfo_deep | {author}", own, by_fold, None)] if own else []
-    first, second = folds.AUTHORS[2:]
-    for taught, asked in ((first, second), (second, first)):
+    for taught, asked in permutations(folds.AUTHORS[2:], 2):
         pool = [one for one in written if one.group == "written"]
         teachers, own = ([one for one in pool if one.author == author] for author in (taught, asked))
         if teachers and own:
