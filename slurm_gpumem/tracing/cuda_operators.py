@@ -11,6 +11,7 @@ from slurm_gpumem.tracing.attention_kernels import ATTENTION
 from slurm_gpumem.tracing.convolutions import CONVOLUTIONS
 from slurm_gpumem.tracing.cuda_scratch import SCRATCH
 from slurm_gpumem.tracing.fast import NOT_PLAIN, arithmetic, like, on_meta
+from slurm_gpumem.tracing.fourier import FOURIER
 from slurm_gpumem.tracing.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
 from slurm_gpumem.tracing.reductions import SUMS
 from slurm_gpumem.tracing.solvers import SOLVERS
@@ -136,6 +137,7 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     **SPARSE_PRODUCTS,
     **SOLVERS,
     **SCRATCH,
+    **FOURIER,
     **CONVOLUTIONS,
     **COPYING,
     **SUMS,
