@@ -24,6 +24,7 @@ def found() -> Dict[str, Any]:
         "numbers",
         "read_sizes",
         "fourier",
+        "sums_at_indices",
         "one_hot",
         "half",
         "cells",
@@ -78,6 +79,10 @@ def test_fourier_transforms_take_the_blocks_that_were_measured(found: Dict[str, 
     assert found["fourier"]["(4, 509)"] == [half, whole, real, half, whole]
     real, half = 4 * (1 << 20) * 4, 4 * ((1 << 19) + 1) * 8
     assert found["fourier"]["(4, 1048576)"] == [half, half, real, half, half]
+
+
+def test_a_gradient_at_indices_is_sorted_and_in_one_piece(found: Dict[str, Any]) -> None:
+    assert found["sums_at_indices"] == {"straight": [3200] * 3, "turned": [400 * 16 * 4, *[3200] * 3]}
 
 
 def test_one_hot_rows_have_one_place_each_whatever_their_index_is(found: Dict[str, Any]) -> None:

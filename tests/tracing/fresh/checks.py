@@ -177,6 +177,34 @@ def fourier() -> Dict[str, List[int]]:
     return found
 
 
+class Selects(nn.Module):
+    """Rows by an index, whose gradient comes in another order of dimensions."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.turned, self.weight = turned, nn.Parameter(torch.ones(64, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight[torch.arange(400, device=x.device) % 64]
+        return (rows.t() if self.turned else rows).clone() * x.sum()
+
+
+def sums_at_indices() -> Dict[str, List[int]]:
+    """Bytes that the gradient of a selection of 400 rows takes for a moment."""
+    found = {}
+    for turned in (False, True):
+        trace = summarize(Selects(turned), torch.randn(4, 8), loss=torch.sum, scalable=False).trace
+        assert trace is not None
+        sites = [trace.sites[event] for event in trace.events if event >= 0]
+        blocks = [
+            one.bytes_at(4)
+            for one in sites
+            if one.operator == "aten::index_put" and one.category == "workspace"
+        ]
+        found["turned" if turned else "straight"] = blocks[: len(blocks) // 3]
+    return found
+
+
 class OneOfEight(nn.Module):
     """An index whose choices are not known, as one-hot rows: one of eight places each."""
 
