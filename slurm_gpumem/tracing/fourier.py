@@ -2,8 +2,8 @@
 
 cuFFT takes one batch dimension, so a transform along another dimension than the last copies its input; the
 transform back to real numbers overwrites its input, and gets a copy. The workspace of a plan comes from
-PyTorch's allocator. As read in ATen's SpectralOps.cu, and measured on an H200 with torch 2.11 for 33 lengths
-from 8 to 1,048,576: no workspace, but for lengths with a prime factor above 127 (of real numbers) and for
+PyTorch's allocator. As read in ATen's SpectralOps.cu, and watched on an H200 with torch 2.11 for lengths from
+8 to 1,048,576: no workspace, but for lengths with a prime factor above 127 (of real numbers) and for
 transforms that are too long for one kernel.
 """
 
