@@ -19,6 +19,7 @@ DATA = MODELS / "lab"
 GROUND_TRUTH = DATA / "ground-truth"
 HANDWRITTEN = DATA / "handwritten"
 BLIND_CHECKS = (DATA / "blind-check", DATA / "blind-check-2")
+THIRD_CHECK = DATA / "blind-check-3"
 OPERATORS = GROUND_TRUTH / "operators.jsonl.xz"
 SETS = DATA / "utilization"
 GPUUTILNET = SETS / "gpuutilnet.json.gz"
