@@ -82,10 +82,14 @@ def refuse_guess(summary: ModelSummary, estimator: str) -> None:
     unseen = unseen_code(summary)
     if estimator != "auto" or unseen is None or not unseen.no_shapes:
         return
+    from slurm_gpumem.summaries.example_input import example_input, takes_tokens, torchinfo_call
+    from slurm_gpumem.summaries.input_shape import shape_words
+
+    sample = example_input(summary)
     raise SummaryError(
         f"{unseen.message}: an estimate may be wrong by a factor of ten.\n"
-        "Say its input (--input 3x224x224, the batch left out), give a text with shapes\n"
-        "(print(torchinfo.summary(model, input_size=(1, 3, 224, 224), depth=20)))\n"
+        f"Say its input (like --input {shape_words(sample)}, the batch left out), give a text with shapes\n"
+        f"({torchinfo_call(sample, takes_tokens(summary))})\n"
         "or trace the training (gpumem trace -- python train.py). --estimator corrected guesses anyway."
     )
 

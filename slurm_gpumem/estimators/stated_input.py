@@ -11,11 +11,10 @@ from typing import Optional, Tuple
 
 from slurm_gpumem.errors import SummaryError
 from slurm_gpumem.estimators.known.recognize import recognized
+from slurm_gpumem.summaries.example_input import takes_tokens, torchinfo_call
 from slurm_gpumem.summaries.finish import NO_SHAPES
 from slurm_gpumem.summaries.input_shape import read_inputs, shape_words
 from slurm_gpumem.summaries.types import UNKNOWN_BATCH, ModelSummary, Shape
-
-_BETTER = "Print it with its shapes: print(torchinfo.summary(model, input_size=(1, 3, 224, 224), depth=20))"
 
 
 def with_input(summary: ModelSummary, stated: Optional[str]) -> ModelSummary:
@@ -35,8 +34,10 @@ def with_input(summary: ModelSummary, stated: Optional[str]) -> ModelSummary:
     try:
         rows = flow(summary.layers, inputs)
     except MisfitError as error:
+        call = torchinfo_call(_sample(inputs[0], None), takes_tokens(summary))
+        better = f"Print it with its shapes: {call}"
         raise SummaryError(
-            f"what --input {said} becomes in this model is not known: {error}.\n{_BETTER}"
+            f"what --input {said} becomes in this model is not known: {error}.\n{better}"
         ) from None
     notes = [note for note in summary.warnings if note != NO_SHAPES]
     notes.append(

@@ -102,6 +102,7 @@ def trace_content(trace: Trace) -> Dict[str, Any]:
         "uses_conv": trace.uses_conv,
         "uses_matmul": trace.uses_matmul,
         "benchmark": trace.benchmark,
+        **({"finished": True} if trace.finished else {}),
         "remarks": trace.remarks,
         "operators": list(operators),
         "modules": list(modules),
@@ -207,6 +208,7 @@ def trace_of(content: Any) -> Trace:
         uses_conv=content.get("uses_conv", False) is True,
         uses_matmul=content.get("uses_matmul", False) is True,
         benchmark=content.get("benchmark", False) is True,
+        finished=content.get("finished", False) is True,
         remarks=tuple(_text(text, "remark") for text in _list(content.get("remarks", []), "remarks")),
         kernels=tuple(_kernel(row) for row in _list(content.get("kernels", []), "kernels")),
     )

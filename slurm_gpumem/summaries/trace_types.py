@@ -191,6 +191,8 @@ class Trace:
     """cuBLAS gets loaded."""
     benchmark: bool = False
     """cuDNN tries algorithms (`torch.backends.cudnn.benchmark`)."""
+    finished: bool = False
+    """The script came to its end, and nothing of it was skipped: it has no more batches than these."""
     remarks: Tuple[str, ...] = field(default=())
     """What was assumed: unknown operators, values that were made up."""
     kernels: Tuple[Kernel, ...] = field(default=())

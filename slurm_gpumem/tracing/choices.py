@@ -176,9 +176,11 @@ def _unequal(args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _scattered(args: Any, kwargs: Any, result: Any) -> None:
-    """One-hot rows: ones at chosen places."""
-    if choices_of(args[2]) is not None and args[3] == 1 and result.numel():
-        _is_mask(result, args[2].numel() / result.numel())
+    """One-hot rows: ones at chosen places. One place a row is enough to know how many there are."""
+    dim, index = args[1:3]
+    one_each = index.dim() > 1 and index.shape[dim] == 1
+    if (one_each or choices_of(index) is not None) and args[3] == 1 and result.numel():
+        _is_mask(result, index.numel() / result.numel())
         setattr(result, _UNEVEN, _Drawn(1.0))  # as many ones as there are indices, wherever they are
 
 

@@ -50,6 +50,11 @@ class Places:
         number = node._sequence_nr()
         return self._marked[bisect_right(self._marks, number) - 1]
 
+    @property
+    def inside(self) -> bool:
+        """Whether a model's forward pass is running."""
+        return bool(self._stack)
+
     def reset(self) -> None:
         """A new forward pass begins; sequence numbers only grow, so old ones are not needed again."""
         del self._marks[1:], self._marked[1:], self._stack[:]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slurm_gpumem.tracing.choices import choices_of
 from slurm_gpumem.tracing.guards import count_rounds, wanted
-from slurm_gpumem.tracing.values import give, is_wrapped, value_of
+from slurm_gpumem.tracing.values import give, is_wrapped, made_up_numbers, value_of
 
 aten = torch.ops.aten
 Handler = Callable[[Any, Any, Any, Any], Any]
@@ -45,7 +45,7 @@ def _to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
             _between(recorder, func, result, source, fresh=True, waits=waits)
         return result
     if value_of(source) is None:
-        recorder.guess.numbers = True
+        made_up_numbers(recorder, source)
         recorder.assume("values that are copied to the CPU are not known; made some up")
     found = numbers_of(source, kwargs.get("dtype"))
     _between(recorder, func, found, source, fresh=True, waits=waits)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -80,6 +80,7 @@ class Recorder(TorchDispatchMode):
         self.remarks: Dict[str, None] = {}
         self.warnings: Dict[str, None] = {}
         """What a user should know before relying on the figures."""
+        self._warned: Set[str] = set()
         self.kernels = Kernels()
         self.shares = Uneven()
         self.stream = ""
@@ -214,6 +215,12 @@ class Recorder(TorchDispatchMode):
         """A size that depends on which of several choices was taken; the user is warned, once."""
         self.assume(f"the size of {what} depends on data: each choice is taken about equally often")
         self.warnings.setdefault(EQUAL_SHARES)
+
+    def warn_once(self, about: str, text: str) -> None:
+        """Warn the user, the first time that something comes up."""
+        if about not in self._warned:
+            self._warned.add(about)
+            self.warnings.setdefault(text)
 
     # -- Operators -------------------------------------------------------------------------------
 

@@ -229,6 +229,20 @@ def _forget(outputs: Any) -> None:
                 setattr(value.untyped_storage(), _LOST, True)
 
 
+def made_up_numbers(recorder: Any, tensor: Tensor) -> None:
+    """Code reads numbers that nobody knows; whole ones, inside of a layer, are often sizes."""
+    recorder.guess.numbers = True
+    whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
+    if whole and recorder.places.inside:
+        where = recorder.places.now() or "the model"
+        recorder.warn_once(
+            "reads numbers",
+            f"{where} reads whole numbers that it computed on the GPU, and a trace does not have them: sizes "
+            "that follow from them, and cuDNN's workspaces for such sizes, may be far from what was traced. "
+            "Let one run be measured: gpusbatch without --trace",
+        )
+
+
 def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """`tensor.item()`: the value, or a made-up one: the recorder's guess, or one."""
     tensor = args[0]
@@ -252,7 +266,7 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if getattr(tensor, "_gpumem_choices", None) is not None:
         made_up = 0  # an index: the first choice is always there
     recorder.guess.used |= truth
-    recorder.guess.numbers = True
+    made_up_numbers(recorder, tensor)
     recorder.assume(f"a value that {where} reads is not known; took {made_up:.0f}")
     return made_up
 

@@ -13,7 +13,11 @@ pytest.importorskip("torch", reason="networks are built with torch")
 from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.lab.collect.build import build_model
 from slurm_gpumem.lab.collect.entries import Entry, load_catalogue
+from slurm_gpumem.lab.collect.memory import describe_job
 from slurm_gpumem.lab.collect.repositories import FOLDER, build_from_repository
+from slurm_gpumem.lab.collect.sample import Job
+from slurm_gpumem.lab.collect.summarise import summarise
+from slurm_gpumem.lab.score.trace_rows import trace_row
 
 NET = """
 import torch
@@ -63,6 +67,27 @@ def test_tables_become_objects_and_lists_become_tuples(repositories: Path) -> No
     assert (model.asked.heads, model.sizes) == (4, ((1, 2), (3,)))
 
 
+def test_tables_inside_tables_become_objects_too_and_lists_there_stay_lists(repositories: Path) -> None:
+    args = {"configs": {"model": {"depth": 3, "widths": [1, 2]}}}
+    model: Any = build_from_repository("ann/nets@c0ffee:models.net.Net", args)
+    assert (model.asked.model.depth, model.asked.model.widths) == (3, [1, 2])
+
+
+def test_a_table_of_the_class_dict_is_a_dict_and_none_is_none(repositories: Path) -> None:
+    args = {"configs": {"class": "dict", "depth": 3, "weights": "none"}}
+    model: Any = build_from_repository("ann/nets@c0ffee:models.net.Net", args)
+    assert model.asked == {"depth": 3, "weights": None}
+
+
+def test_modules_of_a_folder_between_root_and_file_are_found(repositories: Path) -> None:
+    folder = repositories / "ann+nets" / "src" / "models"
+    folder.mkdir(parents=True)
+    (folder / "deep.py").write_text("from between import Net\n")
+    (folder.parent / "between.py").write_text(NET)
+    model: Any = build_from_repository("ann/nets@c0ffee:src.models.deep.Net", {"configs": {}})
+    assert model.one.in_features == 3
+
+
 def test_a_table_with_a_class_is_an_instance_of_the_modules_class(repositories: Path) -> None:
     model: Any = build_from_repository(
         "ann/nets@c0ffee:models.net.Net", {"configs": {"class": "Config", "depth": 7}}
@@ -82,13 +107,53 @@ def test_without_the_folder_the_variable_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_catalogue_names_repository_commit_and_class() -> None:
-    mine = [entry for entry in load_catalogue(["third"]) if entry.source == "repository"]
-    assert len(mine) > 50
+    mine = [entry for entry in load_catalogue(["third", "fourth"]) if entry.source == "repository"]
+    assert len(mine) > 120
     for entry in mine:
         repository, _, name = entry.build.partition(":")
         commit = repository.partition("@")[2]
         assert len(commit) == 40, entry.id
         assert name.count(".") >= 1, entry.id
+
+
+GPU_NET = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.device = device
+        self.weight = torch.nn.Parameter(torch.randn(64, 64).cuda())
+        self.one = torch.nn.Linear(64, 64).to(device)
+
+    def forward(self, x):
+        shift = torch.zeros(x.shape[0], 64).cuda()
+        if torch.cuda.is_available():
+            shift = shift + torch.ones(64, device=self.device)
+        return self.one(x @ self.weight) + shift.to(self.device)
+"""
+
+
+def test_a_network_that_says_cuda_is_traced_and_described_without_a_gpu(repositories: Path) -> None:
+    (repositories / "ann+nets" / "gpu_net.py").write_text(GPU_NET)
+    entry = Entry(
+        id="repository/gpu-net",
+        source="repository",
+        family="handwritten-ann",
+        build="ann/nets@c0ffee:gpu_net.Net",
+        task="squares",
+        args={"device": "cuda:0"},
+        task_args={"inputs": ["float S"]},
+        sizes=(64,),
+    )
+    job = Job(entry, 64, 8, "adam", "fp32", {})
+    trace = trace_row(describe_job(job)).trace
+    assert trace is not None
+    assert trace.job.batch == 8
+    texts = summarise(job)
+    assert texts["parameters"] == 2 * 64 * 64 + 64
+    assert "Linear(in_features=64" in texts["print"]
 
 
 def test_an_entry_is_built_by_its_source(repositories: Path) -> None:

@@ -22,6 +22,8 @@ def found() -> Dict[str, Any]:
         "experts",
         "phases",
         "numbers",
+        "read_sizes",
+        "one_hot",
         "half",
         "cells",
         "losses",
@@ -64,6 +66,17 @@ def test_experts_together_get_each_token_as_often_as_it_is_routed(found: Dict[st
 
 def test_what_follows_the_optimizers_step_is_not_the_optimizers(found: Dict[str, Any]) -> None:
     assert found["phases"] == {"after": ["forward"], "categories": ["activations"], "scalable": True}
+
+
+def test_one_hot_rows_have_one_place_each_whatever_their_index_is(found: Dict[str, Any]) -> None:
+    assert found["one_hot"]
+    assert all(80 <= rows <= 120 for rows in found["one_hot"]), found["one_hot"]
+
+
+def test_whole_numbers_that_a_model_reads_from_the_gpu_draw_a_warning(found: Dict[str, Any]) -> None:
+    (said,) = found["read_sizes"]["periods"]
+    assert said.startswith("the model reads whole numbers that it computed on the GPU")
+    assert found["read_sizes"]["counting"] == []
 
 
 def test_numbers_of_the_cpu_names_from_tensors_and_numbers_in_buffers_are_read(found: Dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.allocator_settings import AllocatorSettings, allocator_settings
@@ -18,6 +18,7 @@ from slurm_gpumem.estimators.traced.learned import (
     spread_of,
 )
 from slurm_gpumem.estimators.traced.older_torch import in_version
+from slurm_gpumem.estimators.traced.orders import growth_by_order
 from slurm_gpumem.estimators.traced.replay import Timeline, replay
 from slurm_gpumem.estimators.trees import Correction
 from slurm_gpumem.estimators.types import OPTIMIZERS, Estimate, Gpu, TrainingJob
@@ -96,6 +97,13 @@ def estimate_trace(
         spread = _spread(trace, timeline, job.batch_size, gpu, correction, settings)
         asked = requests_of(float(peak - moved), spread, job.batch_size, wide)
         requests, coverage = tuple(max(peak, at + moved) for at in asked), wide.coverage
+    varied = _growth_by_order(trace, timeline.sizes, settings)
+    if varied:
+        middle, most = (max(0, varied[at]) // MIB for at in (len(varied) // 2, -1))
+        request = max(request + middle, peak + most)
+        requests = tuple(max(at + middle, peak + most) for at in requests)
+        parts["fragmentation"] += middle
+        peak += middle
     if timeline.tried:
         parts["workspace"] += max(0, round(timeline.tried / MIB) + context - peak)
         peak = sum(parts.values())
@@ -115,7 +123,7 @@ def estimate_trace(
         gpu=gpu.name,
         job=job,
         warnings=(*warnings, *_warnings(trace, job)),
-        assumptions=(_WAYS[trace.way], *trace.remarks),
+        assumptions=(_WAYS[trace.way], *_order_words(timeline, varied), *trace.remarks),
         coverage=coverage,
         requests=requests,
         group=GROUP if requests else "",
@@ -157,6 +165,21 @@ def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
     parts["fragmentation"] = max(0, round(timeline.stats.peak_reserved / MIB) - sum(parts.values()))
     parts["context"] = context
     return parts
+
+
+_growth_by_order = lru_cache(maxsize=2)(growth_by_order)
+
+
+def _order_words(timeline: Timeline, varied: Sequence[int]) -> Tuple[str, ...]:
+    """What the order of batches was found to do."""
+    if not varied or varied[-1] <= 0:
+        return ()
+    own = timeline.stats.peak_reserved
+    least, most = (round((own + max(0, varied[at])) / MIB) for at in (0, -1))
+    return (
+        f"batches of many lengths: depending on their order PyTorch reserves {least:,} to {most:,} MiB, as "
+        f"{len(varied)} trainings show; the middle one counts, and the request has room for the largest",
+    )
 
 
 def _warnings(trace: Trace, job: TrainingJob) -> Tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 An entry says "OWNER/NAME@COMMIT:package.module.Class". The folder in $GPUMEM_REPOSITORIES holds each
 repository at that commit as OWNER+NAME. A table among the arguments becomes an object with those attributes,
-as `argparse` makes them; with "class" in it, an instance of that class of the same module.
+as `argparse` makes them; with "class" in it, an instance of that class of the same module, or a dict where
+that is "dict". The text "none" is None.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def _load(root: Path, name: str) -> ModuleType:
         if str(root.parent) in str(file) and not str(file).startswith(f"{root}{os.sep}"):
             del sys.modules[known]
     packages = name.split(".")[:-1]
-    places = [str(root), str(root.joinpath(*packages))]
+    # The deepest folder first, as if the file were run there; then those above it.
+    folders = [root.joinpath(*packages[:count]) for count in range(len(packages), 0, -1)]
+    places = [str(folder) for folder in (root, *folders)]
     sys.path[:] = places + [path for path in sys.path if not path.startswith(str(root.parent))]
     for count in range(1, len(packages) + 1):
         # Packages that import everything they have want libraries that the one network does not need.
@@ -62,6 +65,14 @@ def _argument(module: ModuleType, value: Any) -> Any:
     if isinstance(value, list):  # TOML has no tuples, and code asks for them more often than for lists
         return tuple(_argument(module, one) for one in value)
     if not isinstance(value, Mapping):
-        return value
-    named = {key: one for key, one in value.items() if key != "class"}
-    return getattr(module, value["class"])(**named) if "class" in value else SimpleNamespace(**named)
+        return None if value == "none" else value
+    # Lists inside tables stay lists: configuration files have those.
+    named = {
+        key: _argument(module, one) if not isinstance(one, list) else one
+        for key, one in value.items()
+        if key != "class"
+    }
+    kind = value.get("class")
+    if kind == "dict":
+        return named
+    return getattr(module, kind)(**named) if kind else SimpleNamespace(**named)

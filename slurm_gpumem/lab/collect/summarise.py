@@ -19,7 +19,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Set
 from unittest import mock
 
 import torch
@@ -31,6 +31,7 @@ from slurm_gpumem.lab.collect.footprint import values_are_one
 from slurm_gpumem.lab.collect.sample import Job, load_jobs
 from slurm_gpumem.lab.collect.tasks import Batch, Feed, task_named
 from slurm_gpumem.lab.command import exit_code
+from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
 
 COLUMNS = ("input_size", "output_size", "num_params", "kernel_size", "mult_adds", "trainable")
 NEEDS_LABELS = ("seq2seq", "whisper", "forecast")
@@ -41,13 +42,20 @@ BATCH = 2
 def summarise(job: Job) -> Dict[str, Any]:
     """All texts of one model at one input size."""
     row: Dict[str, Any] = {"summary": job.summary_key, "batch": BATCH, "versions": _versions(job)}
-    texts = _texts(job, *_build(job))
+    with _cuda("meta", job):
+        texts = _texts(job, *_build(job))
     if "torchinfo_deep" not in texts:
         # Some operators refuse tensors without data that they take on a CPU: experts' grouped products.
         cpu = torch.device("cpu")
-        with_data = _texts(job, build_model(job.entry, job.size), cpu)
+        with _cuda("cpu", job):
+            with_data = _texts(job, build_model(job.entry, job.size), cpu)
         texts = with_data if "torchinfo_deep" in with_data else texts
     return {**row, **texts}
+
+
+def _cuda(device: str, job: Job) -> ContextManager[Any]:
+    """Networks of people who have a GPU say "cuda", in their code and their arguments."""
+    return cuda_is_here(device) if job.entry.source == "repository" else contextlib.nullcontext()
 
 
 def _texts(job: Job, model: nn.Module, device: torch.device) -> Dict[str, Any]:

@@ -89,6 +89,12 @@ def _text(f: Feed) -> Batch:
     return Batch(kwargs={"input_ids": ids, "attention_mask": f.ones(f.size), "labels": labels})
 
 
+def _tag(f: Feed) -> Batch:
+    ids = f.ints(f.get("vocab_size", 1000), f.size)
+    labels = f.ints(2, f.size)
+    return Batch(kwargs={"input_ids": ids, "attention_mask": f.ones(f.size), "labels": labels})
+
+
 def _lm(f: Feed) -> Batch:
     ids = f.ints(f.get("vocab_size", 1000), f.size)
     return Batch(kwargs={"input_ids": ids, "attention_mask": f.ones(f.size), "labels": ids.clone()})
@@ -233,11 +239,28 @@ def _written(f: Feed) -> Batch:
     return Batch(args, target=_described(f, f.args["target"]) if "target" in f.args else None)
 
 
+def _packed(f: Feed) -> Batch:
+    """As `_written`, for a network that takes all its inputs as one list."""
+    batch = _written(f)
+    return Batch((list(batch.args),), target=batch.target)
+
+
 def _described(f: Feed, text: str) -> Tensor:
-    """A batch's tensor from a text such as "float 3 S S" or "int:1000 S/4", S being the size."""
+    """A batch's tensor from a text such as "float 3 S S" or "int:1000 S/4", S being the size.
+
+    "unit" is a float in 0..1, "bool" true or false, "int:8..16" not less than 8 and less than 16.
+    """
     kind, *sides = text.split()
     shape = [_side(f, side) for side in sides]
-    return f.floats(*shape) if kind == "float" else f.ints(_side(f, kind.split(":")[1]), *shape)
+    if kind == "float":
+        return f.floats(*shape)
+    if kind == "unit":
+        return torch.rand(f.batch, *shape, device=f.device, dtype=f.dtype)
+    if kind == "bool":
+        return f.ints(2, *shape) > 0
+    low, _, high = kind.split(":")[1].rpartition("..")
+    least = _side(f, low or "0")
+    return f.ints(_side(f, high) - least, *shape) + least if low else f.ints(_side(f, high), *shape)
 
 
 def _side(f: Feed, text: str) -> int:
@@ -319,6 +342,12 @@ def _main_loss(out: Any, target: Any) -> Tensor:
     return loss
 
 
+def _second_loss(out: Any, target: Any) -> Tensor:
+    """Of a network that gives back a prediction and its loss, for each sample or for all of them."""
+    loss: Tensor = out[1].mean()
+    return loss
+
+
 def _sum_loss(out: Any, target: Any) -> Tensor:
     total: Tensor = sum(out.values())
     return total
@@ -345,6 +374,7 @@ TASKS: Dict[str, Tuple[Make, Loss]] = {
     "volume": (_volume, _segment_loss),
     "detect": (_detect, _sum_loss),
     "text": (_text, _model_loss),
+    "tag": (_tag, _model_loss),
     "lm": (_lm, _model_loss),
     "seq2seq": (_seq2seq, _model_loss),
     "hf-image": (_hf_image, _model_loss),
@@ -379,6 +409,8 @@ TASKS: Dict[str, Tuple[Make, Loss]] = {
     "first-tokens": (_written, _first_tokens),
     "first-close": (_written, _first_close),
     "squares": (_written, _squares),
+    "packed": (_packed, _squares),
+    "second-loss": (_written, _second_loss),
     "main-loss": (_written, _main_loss),
 }
 

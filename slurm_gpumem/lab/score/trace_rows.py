@@ -17,6 +17,7 @@ import random
 import sys
 import time
 import warnings
+from contextlib import nullcontext
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
@@ -34,6 +35,7 @@ from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
 from slurm_gpumem.lab.places import GROUND_TRUTH, shown
 from slurm_gpumem.summaries.own import to_json
 from slurm_gpumem.summaries.types import ModelSummary
+from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
 from slurm_gpumem.tracing.loop import Inputs
 from slurm_gpumem.tracing.trace_model import summarize
 
@@ -44,7 +46,10 @@ LIMIT_SECONDS = 300
 def trace_row(row: Row, **options: Any) -> ModelSummary:
     """Build the row's model and trace its training as it was measured."""
     entry = entry_of(row)
-    model = build_model(entry, row["size"])
+    # Networks that people wrote say "cuda" as they are built and run: the command lets them, so does this.
+    theirs = entry.source == "repository"
+    with cuda_is_here("cpu") if theirs else nullcontext():
+        model = build_model(entry, row["size"])
     toggles = row.get("toggles", {})
     checkpoint(model, bool(toggles.get("checkpointing")))
     make, loss = task_named(row["task"])
@@ -63,19 +68,20 @@ def trace_row(row: Row, **options: Any) -> ModelSummary:
         return Inputs(args, made.kwargs, made.target)
 
     optimizer: Callable[..., torch.optim.Optimizer] = lambda p: optimizer_over(row["optimizer"], p)  # noqa: E731
-    return summarize(
-        model,
-        batch,
-        batch_size=row["batch"],
-        optimizer=optimizer,
-        loss=loss,
-        precision="fp32" if row["precision"] == "tf32" else row["precision"],
-        grad_accumulation=int(toggles.get("accumulate", 1)),
-        channels_last=last,
-        evaluate=bool(toggles.get("evaluate")),
-        name=row["model"],
-        **options,
-    )
+    with cuda_is_here("meta") if theirs else nullcontext():
+        return summarize(
+            model,
+            batch,
+            batch_size=row["batch"],
+            optimizer=optimizer,
+            loss=loss,
+            precision="fp32" if row["precision"] == "tf32" else row["precision"],
+            grad_accumulation=int(toggles.get("accumulate", 1)),
+            channels_last=last,
+            evaluate=bool(toggles.get("evaluate")),
+            name=row["model"],
+            **options,
+        )
 
 
 def entry_of(row: Row) -> Entry:

@@ -64,6 +64,8 @@ class Tracer:
         self._gpu = gpu
         self._owner = os.getpid()
         self._finished = False
+        self.came_to_its_end = False
+        """The script has ended by itself."""
         self._claimed = False
         self._failure = self._onward_failure = ""
         self._exit_code: Any = None
@@ -180,6 +182,7 @@ class Tracer:
         if os.getpid() != self._owner or self._finished:
             return
         if self._claimed:
+            self.came_to_its_end = not self._failure
             self.finish()
         elif self.inference.was_all() and self._exit_code:
             caught = f" after {self._failure}" if self._failure else ""

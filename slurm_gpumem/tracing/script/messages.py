@@ -144,6 +144,8 @@ def _hint(state: Any) -> str:
         return "Say how many GPUs it has: gpumem trace --gpus 4; of a job, its own options say it."
     if state.kind == "FileNotFoundError" or "No such file" in text:
         return "Prepare its data first: a trace reads real files."
+    if "NestedInt" in text or "NestedTensor" in text:
+        return "Nested tensors are not traced: measure a run instead, submit it with a GPU of its own once."
     if state.kind == "ModuleNotFoundError":
         return "Run it in the environment that the job uses: activate it before, or name its python."
     if state.kind == ENDLESS:

@@ -52,10 +52,18 @@ def install(tracer: Any) -> None:
             if within > kept:
                 recorder.take(within - max(kept, self._before), "cuda graph", "activations")
 
+    def graphed(callables: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model itself: what it allocates is about what its graphs keep."""
+        tracer.note(
+            "make_graphed_callables is traced as the model itself. Its graphs keep their memory also while "
+            "it is evaluated, or while other models run: that comes on top"
+        )
+        return callables
+
     for name, value in (
         ("Stream", Stream),
         ("stream", OnStream),
         ("graph", Captured),
-        ("make_graphed_callables", lambda callables, *args, **kwargs: callables),
+        ("make_graphed_callables", graphed),
     ):
         setattr(torch.cuda, name, value)

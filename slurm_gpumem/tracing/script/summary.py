@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -26,6 +27,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     job = _job(tracer, root)
     _name_parameters(recorder, places)
     trace = _trace(recorder, job)
+    trace = replace(trace, finished=tracer.came_to_its_end and not steps.fast_forward)
     module = None if root is None else root.module
     parameters = [] if module is None else list({id(p): p for p in module.parameters()}.values())
     summary = ModelSummary(
@@ -77,11 +79,11 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "the time limit came after the first optimizer step: the next, with the optimizer's states, may "
             "need more. Allow more with --time-limit",
         )
-    if tracer.onward.varies:
+    if tracer.onward.varies and not trace.finished:
         found = (
             *found,
-            "its batches have many shapes: what PyTorch keeps of each may grow beyond the few that were "
-            "traced. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the job keeps that low",
+            "its batches have many shapes: how much PyTorch keeps of them depends on their order, for which "
+            "the request has room. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True keeps that low",
         )
     if all(site.category == "workspace" for site in trace.sites):
         return (

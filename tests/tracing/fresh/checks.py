@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from slurm_gpumem.tracing.trace_model import summarize
 from tests.tracing.fresh import fresh_a, fresh_b, fresh_c
@@ -151,6 +151,76 @@ def numbers() -> Dict[str, Any]:
     assert trace is not None
     fills = [e for e in trace.events if e >= 0 and trace.sites[e].operator == "aten::masked_fill"]
     return {"way": trace.way, "fills": len(fills)}
+
+
+class OneOfEight(nn.Module):
+    """An index whose choices are not known, as one-hot rows: one of eight places each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.layer = nn.Linear(16, 2), nn.Linear(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = (self.router(x) > 0).long().unbind(1)
+        rows = F.one_hot(3 * one + two, 8)[:, 3].nonzero()[:, 0]
+        out: Tensor = self.layer(x[rows])
+        return out
+
+
+def one_hot() -> List[int]:
+    """Rows of the layer's products, where there are 800."""
+    trace = summarize(OneOfEight(), torch.randn(800, 16), loss=torch.sum).trace
+    assert trace is not None
+    sizes = [
+        site.bytes_at(800)
+        for site in trace.sites
+        if site.module == "layer" and site.operator == "aten::addmm"
+    ]
+    return [size // (4 * 32) for size in sizes]
+
+
+class Periods(nn.Module):
+    """Rows as long as the strongest period of a Fourier transform."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        strongest = torch.fft.rfft(x, dim=1).abs().mean(0).mean(-1).topk(1).indices
+        period = x.shape[1] // int(strongest.cpu().numpy()[0])
+        rows = x[:, : x.shape[1] // period * period].reshape(x.shape[0], -1, period, 8)
+        out: Tensor = self.convolution(rows.permute(0, 3, 1, 2))
+        return out.mean((2, 3))
+
+
+class Counting(nn.Module):
+    """Its shapes are its own; whether a truth holds, and how large its output is, decides no size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        if bool((out > 0).any()):
+            self.largest = out.max().item()
+        return out
+
+
+def read_sizes() -> Dict[str, Any]:
+    """Warnings of a model that reads whole numbers, and of one that reads others."""
+
+    def step(model: Any, batch: Any, optimizer: Any) -> None:
+        out = model(batch)
+        out.sum().backward()
+        optimizer.step()
+        out.argmax(1).sum().item()  # as a loop counts what was right
+
+    return {
+        "periods": list(summarize(Periods(), torch.randn(4, 96, 8)).warnings),
+        "counting": list(summarize(Counting(), torch.randn(4, 8), step=step).warnings),
+    }
 
 
 def half() -> Dict[str, Any]:

@@ -212,6 +212,13 @@ model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
 while True:
     with torch.no_grad(): model(torch.randn(4, 256, device=device))
 """,
+    "few-lengths": """
+model = net().to(device); optimizer = torch.optim.AdamW(model.parameters())
+for rows in (64, 96, 80, 128, 72, 112):
+    x, y = data(rows)
+    F.cross_entropy(model(x.to(device)), y.to(device)).backward()
+    optimizer.step(); optimizer.zero_grad()
+""",
     "network": "import urllib.request; urllib.request.urlopen('http://192.0.2.1/data', timeout=5)",
 }
 
@@ -259,6 +266,15 @@ def test_what_comes_after_training_on_batches_that_are_never_alike_is_seen(
     assert "evaluate" in traced.facts["phases"]
     assert traced.facts["peak_bytes"] > 65536 * (1024 + 256) * 4
     assert any("batches have many shapes" in line for line in read_summary(traced.summary.decode()).warnings)
+
+
+def test_a_training_of_few_batches_is_over_with_them(runs: Dict[str, Future[TracedScript]]) -> None:
+    few, varied = (read_summary(runs[name].result().summary.decode()) for name in ("few-lengths", "varied"))
+    assert few.trace is not None
+    assert varied.trace is not None
+    assert few.trace.finished
+    assert not varied.trace.finished
+    assert not any("batches have many shapes" in line for line in few.warnings)
 
 
 def test_steps_of_an_optimizer_that_show_nothing_new_are_not_run(

@@ -1,0 +1,67 @@
+"""What a trace says of things that it cannot follow."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict, List
+
+from slurm_gpumem.tracing.script.messages import Advice, explain
+from slurm_gpumem.tracing.script.run import Limits, trace_command
+from tests.support.needs import needs_torch
+
+pytestmark = needs_torch
+
+LIBRARY = """
+import importlib.util
+fast = importlib.util.find_spec("triton") is not None
+"""
+GRAPHED = """
+import torch, library
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(8, 64, device="cuda")
+model = torch.cuda.make_graphed_callables(model, (x,))
+for _ in range(4):
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_graphs_of_a_model_and_a_library_that_misses_triton_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "library.py").write_text(LIBRARY)
+    (tmp_path / "train.py").write_text(GRAPHED)
+    command = [sys.executable, "train.py"]
+    traced = trace_command(command, Limits(seconds=120, onward_s=6.0), folder=str(tmp_path))
+    assert any("make_graphed_callables" in note for note in traced.notes)
+    missing = importlib.util.find_spec("triton") is None
+    assert any(note.startswith("library looked for Triton") for note in traced.notes) == missing
+
+
+def _look(finder: Any, module: str) -> None:
+    code: Dict[str, Any] = {"__name__": module, "finder": finder}
+    exec("finder.find_spec('triton')\nfinder.find_spec('numpy')", code)
+
+
+def test_torch_looks_for_triton_in_any_case_and_others_are_noted_once() -> None:
+    from slurm_gpumem.tracing.script.triton_kernels import _Missing
+
+    notes: List[str] = []
+    finder = _Missing(notes.append)
+    _look(finder, "torch.utils._triton")
+    assert notes == []
+    _look(finder, "trl.trainer.losses")
+    _look(finder, "peft")
+    assert [note.partition(" ")[0] for note in notes] == ["trl"]
+
+
+def test_nested_tensors_are_named_as_the_reason() -> None:
+    state = SimpleNamespace(
+        stopped="",
+        failed="AttributeError: 'NestedIntNode' object has no attribute 'int_'",
+        kind="AttributeError",
+        passes=0,
+        notes=[],
+    )
+    assert "Nested tensors are not traced" in explain("train.py", state, 1.0, Advice())
