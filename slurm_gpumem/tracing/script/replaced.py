@@ -11,11 +11,18 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._contextlib import _DecoratorContextManager
 
-from slurm_gpumem.tracing.script import flash_package, longest, offload, parallel, quantized, triton_kernels
+from slurm_gpumem.tracing.script import (
+    epochs,
+    flash_package,
+    longest,
+    offload,
+    parallel,
+    quantized,
+    triton_kernels,
+)
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.world import CUDA, is_cuda, plain
 
-_LEAST_BATCHES = 3
 _LARGE = 1 << 18
 """Elements of a weight from which its random numbers are left out: nobody looks at them."""
 _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
@@ -28,14 +35,13 @@ def install(tracer: Any) -> None:
     _keep_parameters()
     _flat_recurrent_weights()
     _no_workers()
-    _short_epochs(tracer)
     _no_compiling(tracer)
     _no_large_numbers()
     _cuda_in_backward(tracer.world)
     _checkpoints(tracer)
     _loading()
     parallel.install(tracer)
-    for package in (flash_package, longest, offload, quantized, triton_kernels):
+    for package in (epochs, flash_package, longest, offload, quantized, triton_kernels):
         package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
@@ -170,27 +176,6 @@ def _no_workers() -> None:
         real(self, *args, **kwargs)
 
     DataLoader.__init__ = init  # type: ignore[method-assign]
-
-
-def _short_epochs(tracer: Any) -> None:
-    """An epoch ends when training has nothing new to show, so that what comes after it is seen."""
-    from torch.utils.data import dataloader
-
-    kind = dataloader._BaseDataLoaderIter
-    real = kind.__next__
-    all_given: Dict[int, int] = {}
-
-    def following(self: Any) -> Any:
-        given, before = getattr(self, "_gpumem_given", 0), all_given.get(id(self._dataset), 0)
-        # One more batch of data that was looped over before: an epoch without any is an error to some.
-        least = _LEAST_BATCHES if before - given < _LEAST_BATCHES else 1
-        if given >= least and tracer.fast_forward():
-            raise StopIteration
-        self._gpumem_given = given + 1
-        all_given[id(self._dataset)] = before + 1
-        return real(self)
-
-    kind.__next__ = following  # type: ignore[method-assign]
 
 
 def _no_compiling(tracer: Any) -> None:

@@ -58,6 +58,37 @@ for x in torch.utils.data.DataLoader(Rows(), batch_size=None):
 model.eval()
 with torch.no_grad(): model(torch.randn(65536, 256, device=device))
 """,
+    "one-by-one": """
+class Endless(torch.utils.data.Sampler):
+    def __init__(self): pass
+    def __iter__(self):
+        while True: yield 7
+    def __len__(self): return 2**31
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data(64)), 16, sampler=Endless())
+batches = iter(loader)
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for step in range(80):
+    x, y = next(batches); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+model.eval()
+with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
+    "prefetches": """
+class Prefetcher:
+    def __init__(self, loader): self.batches = iter(loader); self.ask()
+    def ask(self):
+        try: self.batch = next(self.batches)
+        except StopIteration: self.batch = None
+    def next(self): batch = self.batch; self.ask(); return batch
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data(1 << 20)), 16)
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+ahead = Prefetcher(loader); batch = ahead.next()
+while batch is not None:
+    x, y = batch; loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step(); batch = ahead.next()
+model.eval()
+with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
     "slow-steps": """
 import time
 class Slow(torch.optim.SGD):
@@ -252,6 +283,17 @@ def test_steps_of_an_optimizer_that_show_nothing_new_are_not_run(
     facts = runs["slow-steps"].result().facts
     assert facts["steps"] == 200
     assert "evaluate" in facts["phases"]
+
+
+def test_batches_that_are_asked_for_one_by_one_go_on_and_who_knows_the_end_of_an_epoch_gets_it(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    one_by_one, prefetches = (runs[name].result().facts for name in ("one-by-one", "prefetches"))
+    assert one_by_one["steps"] == 80
+    assert prefetches["steps"] < 100
+    for facts in (one_by_one, prefetches):
+        assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
+        assert not {"failure", "onward_failure"} & set(facts)
 
 
 def test_states_of_weights_that_train_only_later_are_counted(runs: Dict[str, Future[TracedScript]]) -> None:
