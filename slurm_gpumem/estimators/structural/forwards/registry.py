@@ -14,7 +14,8 @@ Fits = Callable[[Node], bool]
 
 _BY_CLASS: Dict[str, Tuple[Forward, Fits]] = {
     "GatedConvBlock": (gates.gated_conv, gates.fits_gated_conv),
-    "ParallelScalingBlock": (gates.parallel_scaling, gates.fits_parallel_scaling),
+    "ParallelScalingBlock": (gates.scaling, gates.fits_scaling),
+    "DiffParallelScalingBlock": (gates.joined_scaling, gates.fits_joined_scaling),
     "SelectiveKernel": (gates.selective_kernel, gates.fits_selective_kernel),
     "GPSA": (attentions.positional_gate, attentions.fits_positional_gate),
     "MaskUnitAttention": (attentions.mask_units, attentions.fits_fused),
