@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
@@ -24,7 +23,7 @@ from slurm_gpumem.tracing.script import (
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.world import CUDA, is_cuda, plain
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = __name__.partition(".")[0]
 _LARGE = 1 << 18
 """Elements of a weight from which its random numbers are left out: nobody looks at them."""
 _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
