@@ -41,6 +41,8 @@ def known_constants() -> Iterator[None]:
 
     for (owner, name), make in originals.items():
         setattr(owner, name, keeping(make))
+        # Code that torch.jit.script compiles calls the operator, as before.
+        torch.jit._builtins._register_builtin(getattr(owner, name), f"aten::{name}")
     setattr(Tensor, "new_tensor", new)  # noqa: B010 - its type is not the same
     setattr(Tensor, "new", of_parts)  # noqa: B010
     try:

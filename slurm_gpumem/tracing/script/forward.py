@@ -8,7 +8,8 @@ they would be. What goes wrong in this mode ends the trace with what was seen un
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +20,28 @@ _SEEN_EVALUATIONS = 4
 _LONGEST_CYCLE = 32
 """Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
 kept, as in an evaluation without no_grad."""
+_DEEPEST = 3
+"""Objects in objects that are looked through for tensors."""
 _MANY_SHAPES = 4
 """Of a model's batches in training: more than full ones, a last one that is smaller, and two stages."""
 
 
-class _Leaf(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Leaf:
     """A tensor of an answer, without it."""
 
     shape: Tuple[int, ...]
     dtype: torch.dtype
     on_gpu: bool
     needs_gradient: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Shell:
+    """An object of an answer that has tensors, without them: a distribution with its parameters."""
+
+    kind: type
+    fields: Dict[str, Any]
 
 
 class Onward:
@@ -82,13 +94,14 @@ class Onward:
             if trains:
                 self._recorder.kernels.stop(self._recorder.cycles + 1)
             self.skipped()
-            return self._again(known)
+            return self._again(known, (args, kwargs))
         self._places.named_inputs = kwargs
         answer = real(module, *args, **kwargs)
         self.completed += 1
         leaves, spec = pytree.tree_flatten(answer)
         if key is not None and all(_has_no_state(leaf) for leaf in leaves):
-            self._answers[key] = ([_leaf(leaf) for leaf in leaves], spec)
+            seen: Dict[int, _Leaf] = {}
+            self._answers[key] = ([_leaf(leaf, seen) for leaf in leaves], spec)
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
         return answer
@@ -120,10 +133,12 @@ class Onward:
                 return None
         return (id(module), module.training, torch.is_grad_enabled(), str(spec), tuple(shapes))
 
-    def _again(self, known: Tuple[List[Any], Any]) -> Any:
+    def _again(self, known: Tuple[List[Any], Any], given: Any) -> Any:
         leaves, spec = known
+        asked = [one for one in pytree.tree_leaves(given) if isinstance(one, Tensor) and one.requires_grad]
         with nullcontext() if self.keeps_answers() else self._recorder.unnoted():
-            return pytree.tree_unflatten([_made(leaf) for leaf in leaves], spec)
+            again = _Again(asked if torch.is_grad_enabled() else [])
+            return pytree.tree_unflatten([again.made(leaf) for leaf in leaves], spec)
 
     # -- Gradients ---------------------------------------------------------------------------------
 
@@ -159,17 +174,59 @@ def _has_no_state(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) or not hasattr(leaf, "get_seq_length")
 
 
-def _leaf(value: Any) -> Any:
-    if not isinstance(value, Tensor):
+def _leaf(value: Any, seen: Dict[int, _Leaf], depth: int = 0) -> Any:
+    """What is kept of a value: nothing that holds memory."""
+    if isinstance(value, Tensor):
+        with torch._C.DisableTorchFunction():
+            on_gpu = value.device.type == "meta"
+        made = _Leaf(tuple(value.shape), value.dtype, on_gpu, value.requires_grad)
+        return seen.setdefault(id(value), made)
+    if depth > _DEEPEST or isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
         return value
-    with torch._C.DisableTorchFunction():
-        on_gpu = value.device.type == "meta"
-    return _Leaf(tuple(value.shape), value.dtype, on_gpu, value.requires_grad)
+    fields = {
+        name: pytree.tree_map(lambda one: _leaf(one, seen, depth + 1), field)
+        for name, field in vars(value).items()
+    }
+    kept = (one for field in fields.values() for one in pytree.tree_leaves(field))
+    return _Shell(type(value), fields) if any(isinstance(one, (_Leaf, _Shell)) for one in kept) else value
 
 
-def _made(leaf: Any) -> Any:
-    if not isinstance(leaf, _Leaf):
-        return leaf
+class _Again:
+    """Makes what is kept of an answer into an answer."""
+
+    def __init__(self, asked: List[Tensor]) -> None:
+        self._asked = asked
+        """Inputs whose gradients may be asked for: a gradient penalty does."""
+        self._tensors: Dict[int, Tensor] = {}
+
+    def made(self, leaf: Any) -> Any:
+        if isinstance(leaf, _Shell):
+            made: Any = object.__new__(leaf.kind)
+            for name, field in leaf.fields.items():
+                vars(made)[name] = pytree.tree_map(self.made, field)
+            return made
+        if not isinstance(leaf, _Leaf):
+            return leaf
+        if id(leaf) not in self._tensors:  # a tensor that has two names is one
+            linked = leaf.needs_gradient and self._asked
+            self._tensors[id(leaf)] = _Linked.apply(leaf, *self._asked) if linked else _tensor(leaf)
+        return self._tensors[id(leaf)]
+
+
+class _Linked(torch.autograd.Function):
+    """From the inputs of a call that is not run to its answer: there are gradients, of the right shapes."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: _Leaf, *inputs: Tensor) -> Any:
+        ctx.inputs = [_leaf(one, {}) for one in inputs]
+        return _tensor(leaf).detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return (None, *(_tensor(one).detach() for one in ctx.inputs))
+
+
+def _tensor(leaf: _Leaf) -> Tensor:
     device = "cuda" if leaf.on_gpu else "cpu"
     if not leaf.needs_gradient:
         return torch.empty(leaf.shape, dtype=leaf.dtype, device=device)

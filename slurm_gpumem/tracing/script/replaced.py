@@ -23,6 +23,7 @@ from slurm_gpumem.tracing.script import (
 from slurm_gpumem.tracing.script.imports import AfterImport
 from slurm_gpumem.tracing.script.world import CUDA, is_cuda, plain
 
+_PACKAGE = __name__.partition(".")[0]
 _LARGE = 1 << 18
 """Elements of a weight from which its random numbers are left out: nobody looks at them."""
 _INITS = ("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_",
@@ -36,6 +37,7 @@ def install(tracer: Any) -> None:
     _flat_recurrent_weights()
     _no_workers()
     _no_compiling(tracer)
+    _scripted_where_possible()
     _no_large_numbers()
     _cuda_in_backward(tracer.world)
     _checkpoints(tracer)
@@ -191,6 +193,21 @@ def _no_compiling(tracer: Any) -> None:
 
     torch.compile = compile
     nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
+
+
+def _scripted_where_possible() -> None:
+    """`torch.jit.script` cannot compile what calls a function that is replaced here: that runs as it is."""
+    real: Any = torch.jit.script
+
+    def script(obj: Any, *args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
+        try:
+            return real(obj, *args, _frames_up=_frames_up + 1, **kwargs)  # names are looked up in the caller
+        except Exception as error:
+            if _PACKAGE not in str(error) or "_rcb" in kwargs:  # the script's own fault, or a part of it
+                raise
+            return obj
+
+    torch.jit.script = script
 
 
 def _no_large_numbers() -> None:

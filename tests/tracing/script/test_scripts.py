@@ -89,6 +89,38 @@ while batch is not None:
 model.eval()
 with torch.no_grad(): model(torch.randn(65536, 256, device=device))
 """,
+    "distribution": """
+class Policy(nn.Module):
+    def __init__(self): super().__init__(); self.inner = nn.Linear(256, 1024)
+    def forward(self, x): return torch.distributions.Categorical(logits=self.inner(x)), self.inner(x).mean()
+model = Policy().to(device); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(40):
+    rows = 8192 if step else 4096
+    policy, mean = model(torch.randn(rows, 256, device=device))
+    loss = mean - policy.log_prob(torch.zeros(rows, dtype=torch.long, device=device)).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step(); del policy, mean, loss
+""",
+    "gradient-penalty": """
+critic = net().to(device); maker = nn.Linear(64, 256).to(device)
+first = torch.optim.Adam(critic.parameters()); second = torch.optim.Adam(maker.parameters())
+for step in range(60):
+    x = data(64)[0].to(device).requires_grad_(); out = critic(x)
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    loss = out.mean() + gradient.pow(2).sum(1).mean()
+    first.zero_grad(); loss.backward(); first.step()
+    second.zero_grad(); critic(maker(torch.randn(64, 64, device=device))).mean().backward(); second.step()
+critic.eval()
+with torch.no_grad(): critic(torch.randn(65536, 256, device=device))
+""",
+    "scripted": """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+@torch.jit.script
+def shifted(x): return F.gelu(x) * torch.tensor(2.0)
+model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
+for step in range(9):
+    x, y = data(64); loss = F.cross_entropy(shifted(model(x.to(device))), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
     "slow-steps": """
 import time
 class Slow(torch.optim.SGD):
@@ -294,6 +326,32 @@ def test_batches_that_are_asked_for_one_by_one_go_on_and_who_knows_the_end_of_an
     for facts in (one_by_one, prefetches):
         assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
         assert not {"failure", "onward_failure"} & set(facts)
+
+
+def test_what_is_remembered_of_a_call_holds_no_memory(runs: Dict[str, Future[TracedScript]]) -> None:
+    facts = runs["distribution"].result().facts
+    assert not {"failure", "onward_failure"} & set(facts)
+    assert facts["steps"] == 40
+    logits = 8192 * 1024 * 4
+    # Logits and their gradient, twice, and what log_prob makes of them; not those of the smaller batch.
+    assert facts["peak_bytes"] < 6.4 * logits
+
+
+def test_gradients_of_a_model_s_inputs_can_be_asked_for_when_it_is_not_run_any_more(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["gradient-penalty"].result().facts
+    assert not {"failure", "onward_failure"} & set(facts)
+    assert facts["steps"] == 120
+    assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
+
+
+def test_code_that_torch_jit_compiles_runs_with_replaced_functions(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    facts = runs["scripted"].result().facts
+    assert facts["steps"] == 9
+    assert not {"failure", "onward_failure"} & set(facts)
 
 
 def test_states_of_weights_that_train_only_later_are_counted(runs: Dict[str, Future[TracedScript]]) -> None:
