@@ -221,6 +221,27 @@ def code_lines(items: Sequence[Judged]) -> List[str]:
     return lines
 
 
+def again_line(runs: Sequence[Solo]) -> str:
+    """How far apart the same job is in two sessions: what no prediction can be better than."""
+    first: Dict[str, Solo] = {}
+    off, ratios = [], []
+    for run in runs:
+        before = first.setdefault(run.key, run)
+        if before is not run:
+            off.append(100 * abs(run.values["sm_active"] - before.values["sm_active"]))
+            times = sorted((run.values["step_seconds"], before.values["step_seconds"]))
+            ratios.append(times[1] / times[0])
+    if not off:
+        return "no job was measured in two sessions"
+    off.sort()
+    ratios.sort()
+    mean, middle = sum(off) / len(off), ratios[len(ratios) // 2]
+    return (
+        f"{len(off)} jobs measured in two sessions: SM activity {mean:.1f} points apart in the mean "
+        f"({off[-1]:.1f} at most), steps {middle:.2f} times in the median ({ratios[-1]:.2f} at most)"
+    )
+
+
 def collection_lines(items: Sequence[Judged]) -> List[str]:
     """Collections that were left out as a whole, each by the fit without it: the next stranger's jobs."""
     head = "left out    input              n  unknown  SM activity: mean  P90  inside  width"

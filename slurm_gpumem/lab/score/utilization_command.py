@@ -20,6 +20,7 @@ from slurm_gpumem.lab.score.gpuutilnet_table import (
 )
 from slurm_gpumem.lab.score.utilization import (
     Judged,
+    again_line,
     class_lines,
     code_lines,
     collection_lines,
@@ -71,6 +72,7 @@ def utilization_lines() -> List[str]:
     }
     lines = [
         f"utilization, {len(runs)} jobs of {len({run.model for run in runs})} models, each alone on the GPU",
+        again_line(runs),
         "",
         "collections that were left out as a whole",
         *collection_lines([*everything, *traced]),
@@ -126,6 +128,7 @@ def set_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:
 
 def gpuutilnet_lines(runs: Sequence[Solo]) -> List[str]:
     """The published classifiers on the same jobs, beside their published figures."""
+    runs = list({run.key: run for run in reversed(runs)}.values())  # those measured again count once
     try:
         answers: Any = json.loads(gzip.decompress(GPUUTILNET.read_bytes()))["answers"]
     except (OSError, ValueError, KeyError):
