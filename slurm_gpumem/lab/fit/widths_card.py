@@ -55,7 +55,7 @@ def card(needs: Sequence[Need], parts: Sequence[Mapping[str, Any]], whole: Mappi
         own = [one for one in needs if picks(one)]
         for coverage in sorted({*EXPLAINED, 0.8, 0.95, 0.96, 0.97, 0.99}) if own else ():
             lines.append(_line(f"{tool} | {name}", own, by_fold, coverage))
-    lines += ["", *_authors(needs, by_fold)]
+    lines += ["", *_authors(needs, by_fold), "", *_checks(needs)]
     lines += [
         "",
         "| group | rows | default | powers: spread, size, batch | doubt of a 4 GiB job |",
@@ -91,6 +91,19 @@ def _authors(needs: Sequence[Need], by_fold: Sequence[Mapping[str, Width]]) -> L
         if teachers and own:
             wide = {"written": fit_group(teachers, COVERAGE["written"])}
             lines.append(_line(f"torchinfo_deep | {taught} to {asked}", own, [wide] * folds.FOLDS, None))
+    return lines
+
+
+def _checks(needs: Sequence[Need]) -> List[str]:
+    """What to expect of traces of fresh jobs."""
+    traces = [one for one in needs if one.tool == "trace" and one.kind != "generated"]
+    lines = ["Traces of the blind checks' jobs, each by widths without all jobs of its check:", "", *_HEAD]
+    for check in sorted({one.check for one in traces} - {""}):
+        own = [one for one in traces if one.check == check]
+        wide = {"trace": fit_group([one for one in traces if one.check != check], COVERAGE["trace"])}
+        lines += [
+            _line(f"trace | {check}", own, [wide] * folds.FOLDS, coverage) for coverage in (0.95, 0.98, 0.99)
+        ]
     return lines
 
 
