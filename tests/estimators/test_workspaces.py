@@ -188,6 +188,14 @@ def test_the_largest_workspaces_that_were_tried_on_an_h200_follow_from_the_rule(
         assert tried_bytes(c, 1) == pytest.approx(row["tried"], rel=0.03), row
 
 
+def test_transforms_larger_than_any_that_was_seen_are_not_expected() -> None:
+    """torchvision's FCN evaluates one large image: the rule alone would have 33 to 260 GiB for its layers."""
+    c, _ = next((c, row) for c, row in _tried() if c.call == "forward" and c.kernel == (3, 3))
+    wide = replace(c, channels=1024, outputs=256, size=(65, 65), out_size=(65, 65), stride=(1, 1), batch=(1,))
+    assert tried_bytes(wide, 1) == 0
+    assert tried_bytes(replace(wide, channels=128, outputs=128), 1) > 1 << 30
+
+
 def test_little_is_tried_beyond_the_rule_and_the_usual_workspace() -> None:
     for c, row in _tried():
         found = max(tried_bytes(c, 1), row["usual"])

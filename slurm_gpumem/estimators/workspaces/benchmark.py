@@ -25,6 +25,10 @@ _TILE_BYTES = _TILE * (_TILE // 2 + 1) * 8
 _TILES_HELD = 2
 _SMALLEST, _LARGEST = 16, 256
 """Sides of the transform of a whole plane."""
+_MOST_SEEN = 9 << 30
+"""The largest workspace for whole planes that was seen to be tried. Where the rule has more (wide layers on
+one large image: up to 260 GiB) none is expected: PyTorch passes over what does not fit beside the job, and a
+job with such layers took none of it."""
 _COMPLEX = 8
 _FLOAT = 4
 BEYOND = 1.15
@@ -61,8 +65,10 @@ def _whole(c: Convolution, rows: int) -> int:
     plane = 2 * side * (side // 2 + 1) * _COMPLEX
     inputs, outputs, weights = rows * c.channels, rows * c.outputs, c.channels * c.outputs
     if c.call == "weight":
-        return plane * max(inputs + outputs, weights) + outputs * prod(c.out_size) * _FLOAT
-    return plane * (inputs + weights) + weights * prod(c.kernel) * _FLOAT
+        found = plane * max(inputs + outputs, weights) + outputs * prod(c.out_size) * _FLOAT
+    else:
+        found = plane * (inputs + weights) + weights * prod(c.kernel) * _FLOAT
+    return found if found <= _MOST_SEEN else 0
 
 
 def _tiled(c: Convolution, rows: int) -> int:
