@@ -22,7 +22,7 @@ from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.tracing.kernels import Kernels
 from slurm_gpumem.tracing.places import Places
 from slurm_gpumem.tracing.reads import READS
-from slurm_gpumem.tracing.sized import SIZED
+from slurm_gpumem.tracing.sized import BY_NAME, SIZED
 from slurm_gpumem.tracing.solvers import UNMEASURED
 from slurm_gpumem.tracing.sparse_products import parts_of
 from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_wrapped
@@ -239,9 +239,9 @@ class Recorder(TorchDispatchMode):
                 raise error from None
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        handler: Optional[Callable[..., Any]] = _HANDLERS.get(func)
-        result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         name = func._schema.name
+        handler: Optional[Callable[..., Any]] = _HANDLERS.get(func) or BY_NAME.get(name)
+        result = call(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
         self.kernels.saw((self.phase, self.step), func, args, kwargs, result)
         if handler is None or func in FOLLOWED:
             follow(func, args, kwargs, result)

@@ -1,4 +1,4 @@
-"""Operators whose result's size depends on values: `nonzero`, `x[mask]`, `bincount`, `unique`.
+"""Operators whose result's size depends on values: `nonzero`, `x[mask]`, `bincount`, `unique`, `nms`.
 
 Exact where the values are known. Where they are not, a mask over choices counts with its share (`choices`),
 and anything else with the largest result that it may have.
@@ -58,6 +58,15 @@ def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(data, plain, **kwargs)
 
 
+def boxes_kept(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """torchvision's `nms`: which boxes are left when those that overlap are gone; at most all of them."""
+    boxes = args[0]
+    if boxes.device.type != "meta":
+        return func(*args, **kwargs)
+    recorder.assume("how many boxes nms keeps depends on data; took all")
+    return torch.empty(boxes.shape[0], dtype=torch.int64, device=boxes.device)
+
+
 def _counts(recorder: Any, args: Any, kwargs: Any) -> Tensor:
     """How often each number occurs: equally often, where code says how many numbers there are."""
     data = args[0]
@@ -108,3 +117,5 @@ SIZED = {
     aten.repeat_interleave.Tensor: sized_by_value,
     aten.index.Tensor: index,
 }
+BY_NAME = {"torchvision::nms": boxes_kept}
+"""Operators of packages that may not be there, by their names."""

@@ -30,6 +30,7 @@ def found() -> Dict[str, Any]:
         "kernels",
         "constants",
         "ctc",
+        "detector",
         "sparse",
         "layouts",
         "scripted",
@@ -156,6 +157,12 @@ def test_numbers_that_a_model_puts_on_its_inputs_device_are_known(found: Dict[st
 def test_ctc_is_traced_though_meta_tensors_do_not_know_it(found: Dict[str, Any]) -> None:
     assert found["ctc"]["way"] == "meta"
     assert 4 * 30 * 11 * 4 in found["ctc"]["sizes"], "the table of all ways through five words"
+
+
+def test_boxes_that_do_not_overlap_are_counted_as_all_of_them(found: Dict[str, Any]) -> None:
+    assert found["detector"]["way"] == "meta"
+    assert 100 * 4 * 4 in found["detector"]["sizes"]
+    assert any("nms" in remark for remark in found["detector"]["remarks"])
 
 
 def test_sparse_gradients_are_traced(found: Dict[str, Any]) -> None:

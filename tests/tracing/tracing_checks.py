@@ -354,6 +354,37 @@ def ctc() -> Dict[str, Any]:
     }
 
 
+class Proposals(nn.Module):
+    """Boxes of each image as detectors keep them: without those that overlap, at most a hundred."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxes = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        boxes = self.boxes(x.flatten(0, 1))
+        kept = torch.ops.torchvision.nms(boxes.detach(), boxes.detach()[:, 0], 0.5)[:100]
+        return boxes[kept]
+
+
+def detector() -> Dict[str, Any]:
+    # torchvision's wheels for the CPU are not everywhere: its operator by name, refusing as it does.
+    library = torch.library.Library("torchvision", "DEF")
+    library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+    def refuses(*_: Any) -> torch.Tensor:
+        raise RuntimeError("the number of boxes is not known for meta tensors")
+
+    library.impl("nms", refuses, "Meta")
+    trace = summarize(Proposals(), torch.empty(4, 200, 8, device="meta")).trace
+    assert trace is not None
+    return {
+        "way": trace.way,
+        "sizes": [s.bytes_at(4) for s in trace.sites if s.operator == "aten::index"],
+        "remarks": list(trace.remarks),
+    }
+
+
 def scripted() -> Dict[str, Any]:
     plain = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 30 * 30, 10))
     whole: nn.Module = torch.jit.script(plain)
@@ -469,6 +500,7 @@ CHECKS: Dict[str, Callable[[], Dict[str, Any]]] = {
         refuser,
         constants,
         ctc,
+        detector,
         sparse,
         layouts,
         kernels,
