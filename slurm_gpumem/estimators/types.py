@@ -189,6 +189,10 @@ class Gpu:
         return self.context_mib if known is None else known
 
 
+WIDEST_INTERVAL = 60.0
+"""Points of SM activity: with a wider interval a job may be nearly idle or nearly full."""
+
+
 @dataclass(frozen=True)
 class Utilization:
     """How hard a job drives its GPU when it is alone there, before it runs; percent and seconds."""
@@ -210,6 +214,12 @@ class Utilization:
     measured: bool
     """Whether runs on such a GPU stand behind it, or runs on another one scaled to it."""
     warnings: Tuple[str, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the interval of SM activity says anything; reports say "unknown" where it does not."""
+        low, high = self.intervals.get("sm_active", (self.sm_active, self.sm_active))
+        return high - low <= WIDEST_INTERVAL
 
 
 class Unseen(NamedTuple):

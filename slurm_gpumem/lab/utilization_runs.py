@@ -10,13 +10,20 @@ from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.types import Gpu, TrainingJob
 from slurm_gpumem.lab.ground_truth import TOOLS, open_text
-from slurm_gpumem.lab.places import GROUND_TRUTH, HANDWRITTEN, SETS, shown
+from slurm_gpumem.lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, SETS, shown
 from slurm_gpumem.utilization.model import TARGETS
 from slurm_gpumem.utilization.sets import PER_USER, SHARED, SIDE, TIMESLICE, TURNS
 
-SOLO_FILES = ("rows-utilization", "rows-sets", "rows-written_utilization")
+SOLO_FILES = (
+    "rows-utilization",
+    "rows-sets",
+    "rows-written_utilization",
+    "rows-fresh",
+    "rows-third",
+    "rows-later",
+)
 """Files of measured runs whose rows have a job's utilization alone on the GPU."""
-SOLO_FOLDERS = (GROUND_TRUTH, HANDWRITTEN, SETS)
+SOLO_FOLDERS = tuple(dict.fromkeys((GROUND_TRUTH, HANDWRITTEN, SETS, *BLIND_CHECKS)))
 _PERCENT = ("sm_active", "sm_occupancy", "dram_active")
 _TOGGLES = {
     "channels_last": "channels_last",

@@ -136,6 +136,7 @@ def utilization_json(utilization: Optional[Utilization]) -> Optional[Dict[str, A
             for name, (low, high) in utilization.intervals.items()
         },
         "coverage": utilization.coverage,
+        "known": utilization.is_known,
         "launch_bound": utilization.launch_bound,
         "source": utilization.source,
         "measured": utilization.measured,
@@ -152,9 +153,15 @@ def _utilization_lines(estimate: Estimate) -> List[str]:
     low, high = utilization.intervals["sm_active"]
     shortest, longest = utilization.intervals["step_seconds"]
     bound = "the CPU's launches" if utilization.launch_bound else "the GPU"
+    if utilization.is_known:
+        active = (
+            f"SM activity {utilization.sm_active:.0f} % ({low:.0f} to {high:.0f}), "
+            f"occupancy {utilization.sm_occupancy:.0f} %, memory {utilization.dram_active:.0f} % busy"
+        )
+    else:
+        active = f"SM activity unknown ({low:.0f} to {high:.0f} %); its share is for any of that"
     return [
-        f"alone on the GPU: SM activity {utilization.sm_active:.0f} % ({low:.0f} to {high:.0f}), "
-        f"occupancy {utilization.sm_occupancy:.0f} %, memory {utilization.dram_active:.0f} % busy",
+        f"alone on the GPU: {active}",
         f"{_MARGIN}step {_time(utilization.step_seconds)} ({_time(shortest)} to {_time(longest)}), "
         f"bound by {bound}",
         *(line for warning in utilization.warnings for line in _folded(_MARGIN + warning)),

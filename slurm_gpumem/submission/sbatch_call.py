@@ -133,7 +133,7 @@ def _request(plan: Plan) -> CommentRecord:
         gpu=(estimate.gpu if estimate else request.gpu_type if request else plan.workload.script_gpu) or "",
         batch=estimate.job.batch_size if estimate and not plan.workload.script else None,
         shards=request.units if request and not request.whole_gpu else 0,
-        sm=round(used.sm_active) if used else None,
+        sm=round(used.sm_active) if used and used.is_known else None,
         dram=round(used.dram_active) if used else None,
         sm_by="remembered" if used and used.source == "remembered" else "",
         slow=f"{activity.limit:g}" if activity else "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from math import prod
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from slurm_gpumem.summaries.rows import Row
 from slurm_gpumem.summaries.types import Shape
@@ -12,13 +12,17 @@ from slurm_gpumem.summaries.types import Shape
 # Layers that never change a tensor's shape.
 _SAME_SHAPE = re.compile(
     r"Norm|ReLU|[EGS]ELU|CELU|SiLU|Sigmoid|[Ss]wish|Mish|Tanh|[Ss]oftmax|Softplus|Drop|Identity|Activation"
-    r"|LayerScale"
+    r"|LayerScale|GRN$"
 )
+# Not the names of models that all their classes begin with (ConvNext, ConvBert, ConViT).
+_CONVOLUTION = re.compile(r"Conv(?!N[eE]|[Bb]ert|i[tT])")
 # How many distinct earlier outputs a shortcut may reach back.
 _REACH = 8
 _INPUTS = ("inputs",)
 # Numbers of weights per channel pair in usual kernels: 3x3, 1x1, 7x7, 5x5, 2x2, 4x4 ... and 1-d, 3-d ones.
 _TAPS = (9, 1, 49, 25, 4, 16, 3, 27, 5, 7)
+_TAPS_3D = (27, 1, 8, 9, 3, 64, 125, 49, 147, 343)
+"""Of volumes and films, some of which are convolved in space or in time alone."""
 
 
 def derive_inputs(rows: Sequence[Row], model_inputs: Sequence[Shape]) -> None:
@@ -29,6 +33,7 @@ def derive_inputs(rows: Sequence[Row], model_inputs: Sequence[Shape]) -> None:
     """
     # The latest outputs, newest last; the table repeats few shapes often.
     recent: Dict[Shape, None] = dict.fromkeys(model_inputs[:1])
+    older: List[Shape] = []
     ways: Dict[str, str] = {}
     for row in rows:
         if not row.leaf or not row.outputs:
@@ -38,14 +43,15 @@ def derive_inputs(rows: Sequence[Row], model_inputs: Sequence[Shape]) -> None:
             way = ways.get(row.kind)
             if way is None:
                 way = ways[row.kind] = _way(row.kind)
-            shape = output if way == "same" else _choose(row, way, output, recent)
+            shape = output if way == "same" else _choose(row, way, output, recent, older)
             if shape is not None:
                 row.inputs = (shape,)
                 row.derived = (*row.derived, "inputs") if row.derived else _INPUTS
         if output in recent:
             del recent[output]
         elif len(recent) == _REACH:
-            del recent[next(iter(recent))]
+            older.insert(0, next(iter(recent)))
+            del recent[older[0]]
         recent[output] = None
 
 
@@ -57,7 +63,7 @@ def _way(kind: str) -> str:
         return "indices"
     if kind.endswith("Linear") or kind in ("Conv1D", "Dense"):
         return "linear"
-    return "convolution" if "Conv" in kind else "before"
+    return "convolution" if _CONVOLUTION.search(kind) else "before"
 
 
 def derive_outputs(rows: Sequence[Row]) -> None:
@@ -77,14 +83,16 @@ def derive_outputs(rows: Sequence[Row]) -> None:
         after = row.inputs[:1]
 
 
-def _choose(row: Row, way: str, output: Shape, recent: Dict[Shape, None]) -> Optional[Shape]:
+def _choose(
+    row: Row, way: str, output: Shape, recent: Dict[Shape, None], older: Sequence[Shape]
+) -> Optional[Shape]:
     if way == "indices":
         return output[:-1] or None
     if row.params and not row.hidden:
         if way == "linear":
             return _linear_input(row, output, recent)
         if way == "convolution" and len(output) > 2 and output[1] > 0:
-            return _conv_input(row, output, recent)
+            return _conv_input(row, output, recent, older)
     return next(reversed(recent), None)
 
 
@@ -98,10 +106,12 @@ def _linear_input(row: Row, output: Shape, recent: Dict[Shape, None]) -> Optiona
     return (*output[:-1], max(1, without_bias - 1))
 
 
-def _conv_input(row: Row, output: Shape, recent: Dict[Shape, None]) -> Optional[Shape]:
+def _conv_input(
+    row: Row, output: Shape, recent: Dict[Shape, None], older: Sequence[Shape]
+) -> Optional[Shape]:
     """Find the input whose channels the weights need; prefer an ungrouped or a depthwise convolution."""
     per_output = row.params // output[1]
-    taps = (prod(row.kernel),) if row.kernel else _TAPS
+    taps = (prod(row.kernel),) if row.kernel else _TAPS_3D if len(output) == 5 else _TAPS
     widens = "Transpose" in row.kind
     latest: Optional[Shape] = None
     for shape in reversed(recent):
@@ -122,6 +132,11 @@ def _conv_input(row: Row, output: Shape, recent: Dict[Shape, None]) -> Optional[
         return shape
     if latest is None:
         return None
+    for shape in older if widens and len(output) == 5 else ():
+        # A decoder of volumes widens what an encoder made long before, never a larger one than its result.
+        weights, rest = divmod(per_output, max(1, shape[1])) if len(shape) == len(output) else (0, 2)
+        if rest <= 1 and weights in taps and shape[2] < output[2]:
+            return shape
     needed = [
         count // tap for tap in taps if tap > 0 for count in (per_output, per_output - 1) if not count % tap
     ]

@@ -50,7 +50,7 @@ def parse(lines: Sequence[str], table: Table) -> ModelSummary:
         input_shapes=root.inputs if root else (),
         closed=table.closed,
         notes=notes,
-        deeper="depth=20",
+        deeper="torchinfo with depth=20",
         check_sum="Param #" in columns,
     )
 

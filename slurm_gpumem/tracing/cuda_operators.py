@@ -9,8 +9,9 @@ from torch import Tensor
 
 from slurm_gpumem.tracing.attention_kernels import ATTENTION
 from slurm_gpumem.tracing.convolutions import CONVOLUTIONS
-from slurm_gpumem.tracing.cuda_scratch import SCRATCH
+from slurm_gpumem.tracing.cuda_scratch import SCRATCH, sorted_sum
 from slurm_gpumem.tracing.fast import NOT_PLAIN, arithmetic, like, on_meta
+from slurm_gpumem.tracing.fourier import FOURIER
 from slurm_gpumem.tracing.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
 from slurm_gpumem.tracing.reductions import SUMS
 from slurm_gpumem.tracing.solvers import SOLVERS
@@ -63,6 +64,19 @@ def _into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if block is not None and block.operator in _ZEROS:
             return first
     return func(*args, **kwargs)
+
+
+def _index_put(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Sums at indices (the derivative of a selection): sorted indices, and values in one piece."""
+    data, indices, values = args[:3]
+    sums = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    made = sorted_sum(recorder, func._schema.name, data, indices, values) if sums and on_meta(args) else []
+    result = _into_zeros(recorder, func, args, kwargs)
+    if made:
+        recorder.note(result, func._schema.name)
+    for number in reversed(made):
+        recorder.drop(number)
+    return result
 
 
 def _bias_of_product(recorder: Any, first: Any, second: Any) -> bool:
@@ -136,6 +150,7 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     **SPARSE_PRODUCTS,
     **SOLVERS,
     **SCRATCH,
+    **FOURIER,
     **CONVOLUTIONS,
     **COPYING,
     **SUMS,
@@ -143,7 +158,7 @@ HANDLERS: Dict[Any, Callable[..., Any]] = {
     aten.scatter.value: _into_zeros,
     aten.scatter_add.default: _into_zeros,
     aten.index_add.default: _into_zeros,
-    aten.index_put.default: _into_zeros,
+    aten.index_put.default: _index_put,
     aten.add.Tensor: _add,
     aten.native_dropout.default: _dropout,
     aten.native_batch_norm_backward.default: _batch_norm_backward,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Tuple
+from math import prod
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import Tensor
@@ -126,6 +127,26 @@ def _sum_by_token(recorder: Any, func: Any, args: Any, kwargs: Any, sizes: Tuple
     for number in reversed(ordered):
         recorder.drop(number)
     return result
+
+
+def sorted_sum(recorder: Any, name: str, data: Tensor, indices: Any, values: Tensor) -> List[int]:
+    """Blocks of `index_put_` that sums, while it runs (ATen's index_put_with_sort_kernel).
+
+    Values that lie apart, or are fewer than the places, are copied; so is the target where the indices are
+    not of dimensions side by side. Indices are linear, sorted, and known by where they came from.
+    """
+    places = [number for number, index in enumerate(indices) if index is not None]
+    found = [indices[number] for number in places]
+    if not found or any(index.dtype in (torch.bool, torch.uint8) for index in found):
+        return []
+    count = prod(torch.broadcast_shapes(*(index.shape for index in found)))
+    each = data.numel() // max(1, prod(data.shape[number] for number in places))
+    made: List[int] = []
+    if values.numel() < count * each or not values.is_contiguous():
+        made.append(recorder.take(count * each * values.element_size(), name))
+    if places != list(range(places[0], places[-1] + 1)) or not data.is_contiguous():
+        made.append(recorder.take(size_of(data), name))
+    return [*made, *(recorder.take(count * _INDEX, name) for _ in range(3))]
 
 
 def _group_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

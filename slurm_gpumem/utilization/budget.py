@@ -24,7 +24,7 @@ from slurm_gpumem.utilization.interference import (
     Interference,
     JobLoad,
     Turns,
-    load_of,
+    loads_of,
     packaged,
     prepare,
     pressure,
@@ -56,9 +56,10 @@ def activity_budget(
 ) -> Budget:
     """The share of a job that accepts `max_slowdown`, on a site that accepts `site_slowdown`.
 
-    `way` is one of `sets.WAYS`.
+    `way` is one of `sets.WAYS`. Where the activity is not known it is the largest that may be needed.
     """
-    return share_for(load_of(utilization), max_slowdown, site_slowdown, way)
+    found = (share_for(load, max_slowdown, site_slowdown, way) for load in loads_of(utilization))
+    return max(found, key=lambda one: one.share)
 
 
 def share_for(job: JobLoad, max_slowdown: float, site_slowdown: float, way: str) -> Budget:
@@ -93,7 +94,11 @@ def turns_budget(job: JobLoad, max_slowdown: float, site_slowdown: float, turns:
 
 def worst_slowdown(utilization: Utilization, share: float, site_slowdown: float, way: str = SHARED) -> float:
     """How many times as long its step takes where others fill up a GPU of which it has that share."""
-    model, job = packaged(), load_of(utilization)
+    return max(_worst(load, share, site_slowdown, way) for load in loads_of(utilization))
+
+
+def _worst(job: JobLoad, share: float, site_slowdown: float, way: str) -> float:
+    model = packaged()
     site_slowdown = min(site_slowdown, _MOST_OF_USERS) if way == PER_USER else site_slowdown
     beside = scale(model, site_slowdown, SIDE) * max(0.0, 1 - share)
     side = prepare(job, model.modes[SIDE]).stretch(beside)

@@ -93,6 +93,15 @@ def load_of(utilization: Utilization) -> JobLoad:
     )
 
 
+def loads_of(utilization: Utilization) -> Tuple[JobLoad, ...]:
+    """The loads that a prediction leaves possible: its own, and where it is not known, its ends as well."""
+    usual = load_of(utilization)
+    if utilization.is_known:
+        return (usual,)
+    ends = (end / 100 for end in utilization.intervals["sm_active"])
+    return (usual, *(usual._replace(active=end, occupancy=min(usual.occupancy, end)) for end in ends))
+
+
 def traits(job: JobLoad) -> Tuple[float, float, float]:
     """By TRAITS: warps and memory traffic for each active multiprocessor, length of a step."""
     active = max(job.active, 0.02)

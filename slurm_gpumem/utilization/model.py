@@ -1,15 +1,18 @@
 """The fitted file: the roofline's coefficients, a line on top, intervals and ranges, in JSON.
 
-    {"format": "gpumem-utilization/3", "features": [names],
+    {"format": "gpumem-utilization/4", "features": [names],
      "sources": {"summary": {"coefficients": {name: number}, "middles": [number, ...],
      "scales": [number, ...], "targets": {target: {"start": number, "slopes": [number, ...],
-     "bands": [[low, high], ...]}},
-     "ranges": [[low, high], ...], "lean": number},
+     "bands": [[low, high], ...], "guessed_bands": [[low, high], ...]}},
+     "ranges": [[low, high], ...], "host": [fast, slow], "sessions": {name: factor}, "lean": number},
      "trace": {...}},
      "coverage": share, "outside": factor, "card": {...}}
 
-A slope is for a feature less its middle, in scales (at most STEEPEST of them). A band is where the truth lies
-beside the answer for `coverage` of jobs; there is one for each level of predicted SM activity (LEVELS).
+A slope is for a feature less its middle, in scales (at most STEEPEST of them). `host` are factors of the
+CPU's time between which machines of one kind usually are (`sessions`: those of each day's measurements, for
+people). A band is where the truth lies beside the answers
+of a fast and of a slow one for `coverage` of jobs; there is one for each level of predicted SM activity
+(LEVELS), and others where layers are guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from slurm_gpumem.estimators.trees import usable_number
 from slurm_gpumem.utilization import roofline
 from slurm_gpumem.utilization.features import NAMES
 
-FORMAT = "gpumem-utilization/3"
+FORMAT = "gpumem-utilization/4"
 FILE = "utilization.json"
 TARGETS = ("sm_active", "sm_occupancy", "dram_active", "step_seconds")
 LEVELS = (0.3, 0.7)
@@ -41,7 +44,9 @@ class Target(NamedTuple):
     start: float
     slopes: Tuple[float, ...]
     bands: Tuple[Tuple[float, float], ...]
-    """The interval's ends beside the answer, by level of predicted SM activity."""
+    """The interval's ends beside the answers of a slow and of a fast machine, by level of SM activity."""
+    guessed_bands: Tuple[Tuple[float, float], ...]
+    """The same where the work of layers is guessed."""
 
     def moved(self, scaled: Sequence[float]) -> float:
         """The learned part for one job, by its features as `SourceModel.scaled` has them."""
@@ -56,6 +61,8 @@ class SourceModel(NamedTuple):
     scales: Tuple[float, ...]
     targets: Mapping[str, Target]
     ranges: Tuple[Tuple[float, float], ...]
+    host: Tuple[float, float]
+    """How much longer the CPU takes on a fast and on a slow machine."""
     busy_shift: float
     """Log-odds added to a job's SM activity for the question whether it is busy."""
 
@@ -129,7 +136,11 @@ def _fitted(content: Mapping[str, Any]) -> SourceModel:
     middles, scales = _numbers(content["middles"]), _numbers(content["scales"])
     if min(scales) <= 0:
         raise ValueError("a scale must be positive")
-    return SourceModel(coefficients, middles, scales, targets, ranges, usable_number(content["lean"]))
+    fast, slow = (usable_number(factor) for factor in content["host"])
+    if not 0 < fast <= slow:
+        raise ValueError("host must be two positive factors, the smaller first")
+    lean = usable_number(content["lean"])
+    return SourceModel(coefficients, middles, scales, targets, ranges, (fast, slow), lean)
 
 
 def _numbers(content: Sequence[Any]) -> Tuple[float, ...]:
@@ -139,7 +150,12 @@ def _numbers(content: Sequence[Any]) -> Tuple[float, ...]:
 
 
 def _target(content: Mapping[str, Any]) -> Target:
-    bands = tuple((usable_number(low), usable_number(high)) for low, high in content["bands"])
+    bands, guessed = (_bands(content[name]) for name in ("bands", "guessed_bands"))
+    return Target(usable_number(content["start"]), _numbers(content["slopes"]), bands, guessed)
+
+
+def _bands(content: Sequence[Any]) -> Tuple[Tuple[float, float], ...]:
+    bands = tuple((usable_number(low), usable_number(high)) for low, high in content)
     if len(bands) != len(LEVELS) + 1:
         raise ValueError("as many bands as levels are needed")
-    return Target(usable_number(content["start"]), _numbers(content["slopes"]), bands)
+    return bands

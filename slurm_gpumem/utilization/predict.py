@@ -13,7 +13,7 @@ from slurm_gpumem.estimators.types import Estimate, Gpu, TrainingJob, TrainingSt
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.utilization.features import NAMES, TextQuality, features, in_words, logit
 from slurm_gpumem.utilization.model import LEVELS, TARGETS, SourceModel, UtilizationModel, packaged
-from slurm_gpumem.utilization.roofline import Times, rates_of, step_times
+from slurm_gpumem.utilization.roofline import Times, rates_of, step_times, with_host
 from slurm_gpumem.utilization.work import StepWork, step_work
 
 SUMMARY, TRACE = "summary", "trace"
@@ -133,10 +133,12 @@ def predict_targets(
     high: Dict[str, float] = {}
     for name, center in found.by_target.items():
         back = exp if name == "step_seconds" else _share
-        below, above = fitted.targets[name].bands[level]
+        target = fitted.targets[name]
+        below, above = (target.guessed_bands if quality.guessed else target.bands)[level]
+        least, most = found.spans[name]
         middle[name] = back(center)
-        low[name] = back(center + wider * min(below, 0.0))
-        high[name] = back(center + wider * max(above, 0.0))
+        low[name] = back(min(center, least + wider * below))
+        high[name] = back(max(center, most + wider * above))
     # Warps live on active multiprocessors only.
     middle["sm_occupancy"] = min(middle["sm_occupancy"], middle["sm_active"])
     low["sm_occupancy"] = min(low["sm_occupancy"], middle["sm_occupancy"])
@@ -148,6 +150,8 @@ class Centers(NamedTuple):
     """Answers by TARGETS in the scale of the learned part: log-odds, the step as a logarithm."""
 
     by_target: Dict[str, float]
+    spans: Dict[str, Tuple[float, float]]
+    """The least and the largest of the answers on a fast, a usual and a slow machine of this kind."""
     times: Times
     unusual: Tuple[str, ...]
 
@@ -156,11 +160,22 @@ def centers(work: StepWork, quality: TextQuality, gpu: Gpu, fitted: SourceModel)
     """The answers without their intervals."""
     times = step_times(work, rates_of(gpu), fitted.coefficients)
     values = features(work, times, quality)
+    usual = _answers(times, values, fitted)
+    others = []
+    for factor in fitted.host:
+        moved = with_host(times, factor, fitted.coefficients)
+        others.append(_answers(moved, features(work, moved, quality), fitted))
+    spans = {}
+    for name, answer in usual.items():
+        ends = (answer, *(other[name] for other in others))
+        spans[name] = (min(ends), max(ends))
+    return Centers(usual, spans, times, beyond(values, fitted.ranges))
+
+
+def _answers(times: Times, values: Sequence[float], fitted: SourceModel) -> Dict[str, float]:
+    """What the roofline says, moved by the learned part."""
     scaled = fitted.scaled(values)
-    answers = {
-        name: plain + fitted.targets[name].moved(scaled) for name, plain in plain_answers(times).items()
-    }
-    return Centers(answers, times, beyond(values, fitted.ranges))
+    return {name: plain + fitted.targets[name].moved(scaled) for name, plain in plain_answers(times).items()}
 
 
 def level_of(active: float) -> int:

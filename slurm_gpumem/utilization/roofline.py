@@ -187,6 +187,12 @@ def step_times(work: StepWork, rates: Rates, known: Mapping[str, float]) -> Time
     return Times(gpu, cpu, step, busy, warps, traffic / rates.bytes_per_second, tuple(by_kind), short)
 
 
+def with_host(times: Times, factor: float, known: Mapping[str, float]) -> Times:
+    """The same step where the CPU takes `factor` times as long."""
+    cpu = times.cpu * factor
+    return times._replace(cpu=cpu, step=together(times.gpu, cpu, known["sharpness"]))
+
+
 def together(gpu: float, cpu: float, sharpness: float) -> float:
     """The longer of two times that overlap, and a little more where they are alike."""
     longer, shorter = (gpu, cpu) if gpu >= cpu else (cpu, gpu)

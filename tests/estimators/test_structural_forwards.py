@@ -326,3 +326,26 @@ Net                          [2, 196, 64]           [2, 196, 64]           --
 def test_timms_classes_drop_nothing_by_default() -> None:
     assert not drops(["Xcit", "ModuleList", "XCABlock", "XCA"])
     assert drops(["Net", "Encoder", "Layer"])
+
+
+JOINED = """\
+VisionTransformer            [2, 50, 64]            [2, 50, 64]            --
+├─{}: 1-1  [2, 50, 64]       [2, 50, 64]            64
+│    └─LayerNorm: 2-1        [2, 50, 64]            [2, 50, 64]            128
+│    └─Linear: 2-2           [2, 50, 64]            [2, 50, 448]           29,120
+│    └─RmsNorm: 2-3          [2, 2, 50, 32]         [2, 2, 50, 32]         {}
+│    └─GELU: 2-4             [2, 50, 256]           [2, 50, 256]           --
+│    └─Linear: 2-5           [2, 50, 320]           [2, 50, 64]            20,544
+"""
+
+
+def test_a_parallel_block_with_one_output_layer_keeps_both_parts_joined() -> None:
+    kept = _kept(JOINED.format("DiffParallelScalingBlock", "32"))
+    assert kept[50 * 448] == kept[50 * 320] == 1
+    # The activated part is only a part of what is joined; its input one of what the first layer made.
+    assert kept[50 * 256] == 0
+    # Two attentions and their difference, beside the norm's input and result, and the loss.
+    plain = _kept(JOINED.format("ParallelScalingBlock", "--"))
+    assert kept[50 * 64] == plain[50 * 64] + 2
+    # Somebody's own block of that name, whose last layer does not take both.
+    assert _kept(JOINED.format("DiffParallelScalingBlock", "32").replace("20,544", "4,160")) != kept

@@ -10,7 +10,7 @@ import pytest
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.structural.kernels import first_convolution, taps_and_groups
-from slurm_gpumem.estimators.structural.kinds import family_of, ties_output
+from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.lab.ground_truth import load_ground_truth
@@ -92,23 +92,6 @@ ResNet                       [2, 64, 28, 28]        --
     gate = _saved(_walk(rows.format("SEModule"), columns))
     block = _saved(_walk(rows.format("BasicBlock"), columns))
     assert gate < block
-
-
-@pytest.mark.parametrize(
-    ("model", "width", "vocabulary", "tied"),
-    [
-        ("GPT2LMHeadModel", 768, 50257, True),
-        ("LlamaForCausalLM", 4096, 128256, False),
-        ("LlamaForCausalLM", 2048, 128256, True),
-        ("LlamaForCausalLM", 2048, 32000, False),
-        ("GPTNeoXForCausalLM", 512, 50304, False),
-        ("BertForSequenceClassification", 768, 30522, False),
-    ],
-)
-def test_small_language_models_share_their_embedding(
-    model: str, width: int, vocabulary: int, tied: bool
-) -> None:
-    assert ties_output(model, width, vocabulary) is tied
 
 
 @pytest.mark.parametrize(

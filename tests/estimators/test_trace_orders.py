@@ -7,6 +7,7 @@ from typing import List, Sequence
 
 from slurm_gpumem.estimators.allocator_settings import DEFAULTS, allocator_settings
 from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced import orders
 from slurm_gpumem.estimators.traced.estimator import estimate_trace
 from slurm_gpumem.estimators.traced.learned import packaged
 from slurm_gpumem.estimators.traced.orders import ORDERS, growth_by_order
@@ -115,3 +116,33 @@ def test_the_middle_order_counts_and_the_request_holds_for_the_largest() -> None
     assert sum(varied.parts.values()) == varied.peak_mib
     assert any("batches of many lengths" in said for said in varied.assumptions)
     assert not any("batches of many lengths" in said for said in alone.assumptions)
+
+
+def test_a_gradient_that_the_step_before_did_not_make_is_not_held_twice() -> None:
+    """Layers that are left out by chance: the usual step makes a gradient that the one before it had not."""
+    sites = [Site((64 * MIB,), "parameter", "", "weights")]
+    events, phases = [0], [Phase(0, "setup", 0)]
+    for step, length in enumerate((40, 40, 41, 42, 43, 44, 45), 1):
+        sites += [
+            Site((length * MIB,), "mm", "layer", "activations"),
+            Site((64 * MIB,), "mm", "first", "gradients"),
+            Site((200 * MIB,), "mm", "second", "gradients"),
+        ]
+        number = len(sites) - 3
+        both = step % 2 == 0
+        phases.append(Phase(len(events), "forward", step))
+        # What the step before left: its last allocation, and the one before it if it made both.
+        before = [] if step == 1 else [-1] if both else [-1, -2]
+        events += [*before, *[number] * 10]
+        phases.append(Phase(len(events), "backward", step))
+        events += [number + 1, number + 2] if both else [number + 1]
+        phases.append(Phase(len(events), "optimizer", step))
+        events += [-at for at in range(3 if both else 2, 13 if both else 12)]
+    trace = Trace(TracedJob(batch=1), "meta", tuple(sites), tuple(events), tuple(phases))
+    blocks, changes = orders._read(trace)
+    released = {change.block: change.step for change in changes if not change.taken}
+    work = orders._work(4, blocks, changes, released)
+    gone = [at for kind, at in work.moves if kind == orders._RELEASE_PREVIOUS]
+    assert sorted(gone) == sorted(work.kept)
+    assert len(gone) == 2
+    assert growth(trace)

@@ -64,7 +64,7 @@ def test_sm_activity_is_scored_in_points_and_by_its_interval(tmp_path: Path) -> 
     measured = {"sm_active": made.sm_active, "step_seconds": made.step_seconds}
     found = answers(_data(tmp_path, 1000, utilization=measured), None)
     cells = utilization_cells([one for one in found if one.kind == "torchsummary"])
-    assert cells.split() == ["1", "0.0", "points", "100", "%", "0", "%"]
+    assert cells.split() == ["1", "0", "0.0", "points", "100", "%", "0", "%", "100", "%"]
 
 
 def test_runs_that_were_not_traced_are_failures_of_the_trace(

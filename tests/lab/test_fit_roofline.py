@@ -11,7 +11,7 @@ from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.lab.fit.folds import fold_of
 from slurm_gpumem.lab.utilization_runs import load_solo
 from slurm_gpumem.utilization.features import TextQuality
-from slurm_gpumem.utilization.roofline import NAMES, START, rates_of, step_times
+from slurm_gpumem.utilization.roofline import NAMES, START, rates_of, step_times, with_host
 from tests.utilization.test_work import work
 
 pytest.importorskip("scipy", reason="fitting needs the [train] extra")
@@ -30,7 +30,7 @@ def test_arrays_and_plain_python_agree() -> None:
     from slurm_gpumem.lab.fit.roofline import Problem
 
     given = rows()
-    found = Problem(given).answers([log(START[name]) for name in NAMES])
+    found = Problem(given).answers([*(log(START[name]) for name in NAMES), 0.0])
     for at, row in enumerate(given):
         times = step_times(row.work, rates_of(row.run.gpu), START)
         assert found["step_seconds"][at] == pytest.approx(times.step)
@@ -45,12 +45,28 @@ def test_slopes_are_those_of_the_answers() -> None:
     from slurm_gpumem.lab.fit.roofline import Problem
 
     problem = Problem(rows())
-    logs = np.log([START[name] for name in NAMES]) + 0.01
+    assert len(problem.sessions) == 1
+    logs = np.append(np.log([START[name] for name in NAMES]), 0.2) + 0.01
     found = problem.slopes(logs)
-    for place, name in enumerate(NAMES):
-        step = 1e-6 * np.eye(len(NAMES))[place]
+    for place, name in enumerate((*NAMES, "session")):
+        step = 1e-6 * np.eye(len(logs))[place]
         more, less = problem.answers(logs + step), problem.answers(logs - step)
         for target, slopes in found.items():
             scale = less[target] if target == "step_seconds" else 1.0
             tried = (more[target] - less[target]) / scale / 2e-6
             assert slopes[:, place] == pytest.approx(tried, abs=1e-6), (target, name)
+
+
+def test_a_session_on_a_slow_machine_is_told_apart_from_slow_kernels() -> None:
+    from slurm_gpumem.lab.fit.roofline import fit_coefficients
+
+    given = []
+    for name, slower in (("first", 1.0), ("second", 1.5)):
+        for row in rows():
+            times = with_host(step_times(row.work, rates_of(row.run.gpu), START), slower, START)
+            shares = {"sm_active": times.busy, "sm_occupancy": times.warps, "dram_active": times.traffic}
+            values = {key: part / times.step for key, part in shares.items()}
+            run = row.run._replace(values={**values, "step_seconds": times.step}, row={"run": name})
+            given.append(row._replace(run=run))
+    found = fit_coefficients(given).sessions
+    assert found["second"] / found["first"] == pytest.approx(1.5, rel=0.1)

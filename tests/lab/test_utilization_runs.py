@@ -6,10 +6,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from slurm_gpumem.lab.fit.folds import collection_of, fold_of, fold_of_job
 from slurm_gpumem.lab.score import sets as set_accuracy
 from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, TABLE, class_of, dataset_of
 from slurm_gpumem.lab.score.knob import points, svg, table_lines
-from slurm_gpumem.lab.score.utilization import Judged, classes, errors
+from slurm_gpumem.lab.score.utilization import Judged, again_line, classes, errors
 from slurm_gpumem.lab.shared_speeds import simple_speed
 from slurm_gpumem.lab.utilization_runs import SharedSet, Solo, job_from_key, load_sets, load_solo
 from slurm_gpumem.utilization.interference import JobLoad, packaged
@@ -33,6 +34,28 @@ def test_every_job_of_a_set_was_measured_alone_too(runs: list[Solo]) -> None:
     for one in load_sets():
         assert set(one.jobs) <= known
         assert len(one.jobs) == len(one.speeds) == len(one.solo)
+
+
+def test_a_collection_is_left_out_as_a_whole_and_others_by_family(runs: list[Solo]) -> None:
+    by_fold: dict[int, set[str]] = {}
+    for run in runs:
+        by_fold.setdefault(fold_of_job(run.row), set()).add(collection_of(run.row))
+    assert {"written", "fresh", "third"} <= {name for names in by_fold.values() for name in names}
+    assert all(len(names) == 1 for names in by_fold.values())
+    assert fold_of_job({"model": "timm/resnet18", "run": "utilization-2026"}) == fold_of("timm/resnet50")
+    # Measured again on another day, a job stays in its collection.
+    again = {"model": "timm/resnet18", "run": "later-2026-11-16", "collection": "third"}
+    assert fold_of_job(again) == fold_of_job({"model": "own/x", "run": "third-2026-11-16"})
+
+
+def test_a_job_measured_in_two_sessions_says_how_far_apart_they_are(runs: list[Solo]) -> None:
+    run = runs[0]
+    slower = {**run.values, "sm_active": run.values["sm_active"] - 0.03}
+    slower["step_seconds"] *= 1.5
+    assert again_line([run]) == "no job was measured in two sessions"
+    said = again_line([run._replace(values=slower), run])
+    assert "1 jobs measured in two sessions: SM activity 3.0 points apart" in said
+    assert "steps 1.50 times" in said
 
 
 def test_a_key_names_the_job() -> None:

@@ -78,3 +78,14 @@ def test_a_class_shown_with_layers_elsewhere_hides_them_at_the_depth_limit() -> 
 def test_a_norm_activation_and_convolution_in_one_are_a_block() -> None:
     cut = read_summary(CUT.format("BnActConv2d").replace("0.02", "0.09"))
     assert "BnActConv2d" in [layer.kind for layer in cut.hidden]
+
+
+def test_a_decoder_of_volumes_takes_what_the_encoder_made_long_before() -> None:
+    rule = "=" * 80
+    made = [f"├─Conv3d: 1-{n + 2:<14} [2, {100 + n}, 16, 16, 16]      1,000" for n in range(9)]
+    rows = ["Net                          [2, 64, 64, 64, 64]       --"]
+    rows += ["├─Conv3d: 1-1                [2, 160, 32, 32, 32]      4,480", *made]
+    rows += ["├─ConvTranspose3d: 1-11      [2, 64, 64, 64, 64]       81,984"]  # 160 · 64 · 2³ + 64
+    head = "Layer (type:depth-idx)       Output Shape              Param #"
+    summary = read_summary("\n".join([rule, head, rule, *rows, rule, ""]))
+    assert summary.layers[-1].inputs == ((2, 160, 32, 32, 32),)

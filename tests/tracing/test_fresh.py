@@ -23,6 +23,8 @@ def found() -> Dict[str, Any]:
         "phases",
         "numbers",
         "read_sizes",
+        "fourier",
+        "sums_at_indices",
         "one_hot",
         "half",
         "cells",
@@ -66,6 +68,21 @@ def test_experts_together_get_each_token_as_often_as_it_is_routed(found: Dict[st
 
 def test_what_follows_the_optimizers_step_is_not_the_optimizers(found: Dict[str, Any]) -> None:
     assert found["phases"] == {"after": ["forward"], "categories": ["activations"], "scalable": True}
+
+
+def test_fourier_transforms_take_the_blocks_that_were_measured(found: Dict[str, Any]) -> None:
+    """As an H200 took them: results, copies of inputs that lie apart, plans of odd and of long lengths."""
+    real, half = 4 * 96 * 4, 4 * 49 * 8
+    assert found["fourier"]["(4, 96)"] == [half, real, half]
+    assert found["fourier"]["(4, 96, 8)"] == [8 * half, 8 * real, 8 * real, 8 * half, 8 * half]
+    real, half, whole = 4 * 509 * 4, 4 * 255 * 8, 4 * 509 * 8
+    assert found["fourier"]["(4, 509)"] == [half, whole, real, half, whole]
+    real, half = 4 * (1 << 20) * 4, 4 * ((1 << 19) + 1) * 8
+    assert found["fourier"]["(4, 1048576)"] == [half, half, real, half, half]
+
+
+def test_a_gradient_at_indices_is_sorted_and_in_one_piece(found: Dict[str, Any]) -> None:
+    assert found["sums_at_indices"] == {"straight": [3200] * 3, "turned": [400 * 16 * 4, *[3200] * 3]}
 
 
 def test_one_hot_rows_have_one_place_each_whatever_their_index_is(found: Dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from slurm_gpumem.estimators.types import Utilization
 from slurm_gpumem.lab.shared_speeds import predicted_speeds, speeds
 from slurm_gpumem.utilization.budget import (
+    activity_budget,
     asked_share,
     budget,
     interpolated,
@@ -26,7 +27,7 @@ from slurm_gpumem.utilization.interference import (
     pressure,
     stretch,
 )
-from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE
+from slurm_gpumem.utilization.sets import PER_USER, SHARED, TIMESLICE, WAYS
 
 loads = st.builds(
     lambda active, warps, dram, step: JobLoad(active, active * warps, active * dram, step),
@@ -184,3 +185,21 @@ def test_what_is_said_at_submission_bounds_what_is_predicted_with_the_neighbours
         )
         said = worst_slowdown(used, share_for(job, limit, limit, way).share, limit, way)
         assert 1 / speed <= said * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_whose_activity_is_not_known_gets_the_share_for_any_that_it_may_have(way: str) -> None:
+    def shares(low: float, high: float) -> List[float]:
+        ends = {"sm_active": (low, high)}
+        kinds = [(40.0, ends), (low, {}), (high, {})]
+        return [
+            activity_budget(
+                Utilization(active, 10.0, 10.0, 0.03, given, 0.8, False, "trace", True), 1.3, 1.3, way
+            ).share
+            for active, given in kinds
+        ]
+
+    unsure, least, most = shares(10.0, 90.0)
+    assert unsure == pytest.approx(max(least, most))
+    sure, _, most = shares(30.0, 50.0)
+    assert sure < most

@@ -33,6 +33,8 @@ def broken(content: Any, change: Callable[[Any], None]) -> Any:
         lambda c: c["sources"]["summary"]["coefficients"].update(latency=float("nan")),
         lambda c: c["sources"]["summary"]["ranges"].pop(),
         lambda c: c["sources"]["summary"]["targets"]["sm_active"].update(bands=[[-1.0, 1.0]]),
+        lambda c: c["sources"]["summary"]["targets"]["sm_active"].pop("guessed_bands"),
+        lambda c: c["sources"]["summary"].update(host=[1.2, 0.8]),
         lambda c: c["sources"]["summary"]["targets"]["sm_active"]["slopes"].pop(),
         lambda c: c["sources"]["summary"]["targets"].pop("step_seconds"),
         lambda c: c.pop("coverage"),

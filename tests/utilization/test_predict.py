@@ -98,11 +98,37 @@ def test_intervals_are_those_of_the_level_of_activity() -> None:
     assert {len(target.bands) for target in fitted.targets.values()} == {3}
     gpu, job = find_gpu("h200"), TrainingJob(64)
     work = step_work(rebuild(read_summary(EXAMPLES / "resnet50.txt"), job, gpu).tape, job)
-    center = centers(work, TextQuality(), gpu, fitted).by_target["sm_active"]
-    low, high = fitted.targets["sm_active"].bands[level_of(center)]
+    found = centers(work, TextQuality(), gpu, fitted)
+    low, high = fitted.targets["sm_active"].bands[level_of(found.by_target["sm_active"])]
+    slow, fast = found.spans["sm_active"]
     least, most = predict(work, TextQuality(), gpu, model).intervals["sm_active"]
-    assert logit(least / 100) == pytest.approx(center + low)
-    assert logit(most / 100) == pytest.approx(center + high)
+    assert logit(least / 100) == pytest.approx(slow + low)
+    assert logit(most / 100) == pytest.approx(fast + high)
+
+
+def test_what_is_not_known_of_the_cpu_widens_jobs_that_wait_for_it() -> None:
+    fitted = packaged("summary").sources["summary"]
+    assert fitted.host[0] < 1 < fitted.host[1]
+    gpu = find_gpu("h200")
+    widths = []
+    for batch in (2, 256):
+        job = TrainingJob(batch)
+        work = step_work(rebuild(read_summary(EXAMPLES / "resnet50.txt"), job, gpu).tape, job)
+        least, most = centers(work, TextQuality(), gpu, fitted).spans["step_seconds"]
+        widths.append(most - least)
+    assert widths[0] > 0.15 > 0.05 > widths[1]
+
+
+def test_an_interval_that_says_nothing_is_reported_as_unknown() -> None:
+    made = estimate(EXAMPLES / "resnet50.txt", batch_size=32, gpu="h200", estimator="structural")
+    assert made.utilization is not None
+    assert made.utilization.is_known
+    wide = {**made.utilization.intervals, "sm_active": (11.0, 88.0)}
+    unsure = replace(made, utilization=replace(made.utilization, intervals=wide))
+    summary = read_summary(EXAMPLES / "resnet50.txt")
+    shown = explain_lines(summary, unsure, find_gpu("h200"), Alternatives(), 1024)
+    assert any("SM activity unknown (11 to 88 %)" in line for line in shown)
+    assert not any("occupancy" in line for line in shown)
 
 
 def test_a_submission_reads_only_the_source_that_it_needs() -> None:

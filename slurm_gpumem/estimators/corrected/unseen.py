@@ -17,13 +17,16 @@ the classes that may stand below it.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from math import prod
-from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
-from slurm_gpumem.estimators.structural.kinds import family_of
+from slurm_gpumem.estimators.structural.forwards.registry import misfits
+from slurm_gpumem.estimators.structural.kinds import family_of, is_attention
+from slurm_gpumem.estimators.structural.tree import build_tree
 from slurm_gpumem.estimators.types import Unseen
 from slurm_gpumem.summaries.types import Layer, ModelSummary
 
@@ -40,6 +43,19 @@ _FITS = 0.6
 """Share of what stands below a class that must fit: libraries give some classes a part of another's."""
 NO_NAME = "model"
 """torchsummary does not name the model's own class."""
+
+
+_ALONE = frozenset(
+    [
+        *("BasicBlock", "Bottleneck", "Fire", "InvertedResidual", "ResBottleneckBlock"),
+        *("SepInceptionBlock3D", "_InvertedResidual"),
+    ]
+)
+"""Classes that are the only ones besides torch.nn's in a text of torchvision's models. Any other model of a
+library names several: one general name (ConvBN, ResBlock) is somebody's own."""
+_LIBRARY_MODEL = re.compile(r"^([A-Z][a-z]{2,}|\w{4})\w*For[A-Z]\w+$")
+"""A model of transformers with a head, and how the names of its classes begin."""
+_COMPUTED_WEIGHTS = re.compile(r"Parametrized|_WeightNorm|_SpectralNorm|_Orthogonal")
 
 
 class Entry(NamedTuple):
@@ -116,7 +132,9 @@ def unseen(summary: ModelSummary) -> Unseen:
     total = 0
     weights: Dict[str, int] = {}
     owners: List[Tuple[int, str]] = []
-    for layer, inside in inner_kinds(summary):
+    rows = list(inner_kinds(summary))
+    family = _family(rows, known)
+    for layer, inside in rows:
         while owners and owners[-1][0] >= layer.depth:
             owners.pop()
         # Without shapes (print(model)) each row counts the same.
@@ -125,6 +143,8 @@ def unseen(summary: ModelSummary) -> Unseen:
             total += size
         owner = owners[-1][1] if owners else ""
         own = "" if known.fits(layer.kind, inside) else layer.kind
+        if own and family and (own.startswith(family) or known[own] is not None):
+            own = ""
         if own:
             weights.setdefault(own, 0)
         if layer.leaf:
@@ -135,15 +155,57 @@ def unseen(summary: ModelSummary) -> Unseen:
     return _shared(weights, total)
 
 
+def _family(rows: Sequence[Tuple[Layer, FrozenSet[str]]], known: KnownClasses) -> str:
+    """How the names of the classes of a model of transformers begin; "" where the model is none of its.
+
+    Its own class decides: whoever calls `AriaTextForCausalLM` gets the library's code below it. The list may
+    not show what stands there, where a class is inherited or chosen by the configuration.
+    """
+    top, inside = rows[0]
+    word = _LIBRARY_MODEL.match(top.kind)
+    if word is None or known[top.kind] is None:
+        return ""
+    names = [kind for kind in inside if not family_of(kind) and kind not in _SEQUENCES]
+    whole = all(known[kind] is not None for kind in names)
+    return word[1] if whole and any(kind.startswith(word[1]) for kind in names) else ""
+
+
 def _without_nesting(summary: ModelSummary, known: KnownClasses) -> Unseen:
     """Without nesting a name alone must do, and the model's own class stands nowhere."""
     kinds = {layer.kind for layer in summary.layers} - _SEQUENCES
     found = {kind: known[kind] for kind in kinds}
     written = sorted(kind for kind, entry in found.items() if entry is None)
+    if not written:
+        written = _strange_owners(summary, known) or sorted(misfits(build_tree(summary)))
     if written:
         return Unseen(1.0, tuple(written))
-    library = any(entry is not None and entry.marks == "m" for entry in found.values())
+    # Weights that are computed from others are torch's own, in any model.
+    measured = {
+        kind
+        for kind, entry in found.items()
+        if entry is not None and entry.marks == "m" and not _COMPUTED_WEIGHTS.match(kind)
+    }
+    library = len(measured) > 1 or bool(measured & _ALONE)
     return Unseen(0.0, ()) if library else Unseen(1.0, (NO_NAME,))
+
+
+def _strange_owners(summary: ModelSummary, known: KnownClasses) -> List[str]:
+    """Classes whose last layer is none that the known class of this name has.
+
+    A container's row comes right after its last layer's. Only layers with a name of their own say something:
+    convolutions may stand in a sequence that has no row.
+    """
+    found = set()
+    for at, layer in enumerate(summary.layers):
+        entry = known[layer.kind]
+        if layer.params or entry is None or not entry.below or family_of(layer.kind):
+            continue
+        last = next((row for row in reversed(summary.layers[:at]) if not _is_free(row.kind)), None)
+        if last is None or last.kind == layer.kind or last.kind in entry.below or family_of(last.kind):
+            continue
+        if not is_attention(layer.kind):  # it may use its layers' weights without calling them
+            found.add(layer.kind)
+    return sorted(found)
 
 
 def _shared(weights: Mapping[str, int], total: int) -> Unseen:

@@ -12,6 +12,7 @@ from slurm_gpumem.estimators.structural.kinds import (
     drops_eagerly,
     family_of,
     is_attention,
+    keeps_scores,
     position_scores,
 )
 from slurm_gpumem.estimators.structural.layers import input_shape, rule_for
@@ -27,7 +28,9 @@ Run = Callable[[Walk, Node], None]
 HIDDEN_EAGER, HIDDEN_DROPPING = "HiddenEagerAttention", "HiddenDroppingAttention"
 """Attention inside hidden blocks that materializes its matrix, without and with dropout on it."""
 
+_FLOAT = 4
 _MOST_HEADS = 64
+_LEAST_HEAD = 16
 _WINDOW_HEAD = 32
 _WINDOW_TOKENS = 49
 _MOST_POSITIONS = 512
@@ -185,8 +188,8 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     if matrix is not None:
         written_out(walk, (fused,), out, walk.count(matrix), drops=_drops_matrix(node))
     elif called:
-        # The bias is computed from distances: [.., 2w - 1, 2w - 1, 2].
-        distances_shape = next((child.row.inputs[0] for child in called if child.row.inputs), shape)
+        # The bias is computed from distances, [.., 2w - 1, 2w - 1, 2], to a number for each head.
+        distances_shape = next((child.row.outputs[0] for child in called if child.row.outputs), shape)
         for child in called:
             run(walk, child)
             walk.take(walk.cur)
@@ -216,7 +219,18 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     by_function = node.row.kind in ("T5Attention", HIDDEN_DROPPING) or drops_eagerly(node.row.kind)
     drops = (in_python and by_function) or _drops_matrix(node)
     positions = position_scores(node.row.kind)
-    style = _Style(_grouped([child.row for child in sources]), in_python, drops and walk.drops(), positions)
+    sinks = _sinks(node, sources)
+    if sinks:
+        # No fused kernel of PyTorch takes them, so the matrix is computed in Python.
+        walk.head, in_python = sources[0].row.outputs[0][-1] // sinks, True
+    style = _Style(
+        _grouped([child.row for child in sources]),
+        in_python,
+        drops and walk.drops(),
+        positions,
+        keeps_scores=bool(sinks) and keeps_scores(node.row.kind),
+        in_float=bool(sinks) or "T5" in node.row.kind,
+    )
     if matrix is None and "Window" in node.row.kind and node.row.outputs:
         # Hidden: the usual windows of 7 x 7 tokens and heads of 32.
         shape = node.row.outputs[0]
@@ -248,6 +262,20 @@ def container(walk: Walk, node: Node, run: Run) -> None:
             run(walk, child)
     if not done and made:
         attend(walk, made, node.row.outputs[0] if node.row.outputs else None, matrix=matrix, style=style)
+
+
+def _sinks(node: Node, sources: Sequence[Node]) -> int:
+    """Learned sinks, one number for each head, which take a part of every query's attention; 0: none.
+
+    They are the only parameters that such a module has besides its layers.
+    """
+    heads = node.row.params
+    if len(sources) != 3 or node.guessed or not 1 < heads <= _MOST_HEADS:
+        return 0
+    first = sources[0].row
+    if family_of(first.kind) != "linear" or not first.outputs or first.outputs[0][-1] % heads:
+        return 0
+    return heads if first.outputs[0][-1] // heads >= _LEAST_HEAD else 0
 
 
 def _normalized(walk: Walk, row: Layer, made: List[Tensor]) -> Optional[List[Tensor]]:
@@ -298,6 +326,10 @@ class _Style:
     """Dropout acts on the matrix, so that a mask and the result are kept as well."""
     positions: int = 0
     """Number of relative positions whose scores are kept too; -1: one for each distance; 0: none."""
+    keeps_scores: bool = False
+    """The scores before the softmax are kept too: a sink is compared with their sum."""
+    in_float: bool = False
+    """The softmax is computed in fp32 in any precision."""
 
 
 def attend(
@@ -331,7 +363,16 @@ def attend(
             kept = (count // walk.head * columns * walk.low,) * 2
             first = walk.tape.new((), made[0].elements, walk.low)
             made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
-        written_out(walk, made, out, count // walk.head * tokens, drops=style.drops)
+        matrix_size = count // walk.head * tokens
+        written_out(
+            walk,
+            made,
+            out,
+            matrix_size,
+            drops=style.drops,
+            keeps_scores=style.keeps_scores,
+            in_float=style.in_float,
+        )
     elif style.grouped and len(made) == 3 and walk.low == 4:
         _grouped_math(walk, made, out)
     else:
@@ -413,18 +454,33 @@ def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
     written_out(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
 
 
-def written_out(walk: Walk, made: Sequence[Tensor], out: Tensor, matrix: int, *, drops: bool = False) -> None:
+def written_out(
+    walk: Walk,
+    made: Sequence[Tensor],
+    out: Tensor,
+    matrix: int,
+    *,
+    drops: bool = False,
+    keeps_scores: bool = False,
+    in_float: bool = False,
+) -> None:
     """Scores, softmax and the product with the values, each a separate tensor."""
+    wide = _FLOAT if in_float else walk.wide
     scores = walk.tape.new((), matrix, walk.low)
     walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True, macs=matrix * walk.head)
-    probabilities = walk.tape.new((), matrix, walk.wide)
-    walk.tape.op((scores,), probabilities, saved=(probabilities,))
+    if keeps_scores:
+        scores = walk.tape.op((scores,), walk.tape.new((), matrix, wide))
+    probabilities = walk.tape.new((), matrix, wide)
+    saved = (scores, probabilities) if keeps_scores else (probabilities,)
+    walk.tape.op((scores,), probabilities, saved=saved)
     if drops:
-        dropped = walk.tape.new((), matrix, walk.wide)
+        dropped = walk.tape.new((), matrix, wide)
         probabilities = walk.tape.op((probabilities,), dropped, kept=(matrix,))
     low = walk.lowered(probabilities)
-    saved = (low, *made[-1:])
-    walk.tape.op(saved, out, saved=saved, matmul=True, macs=matrix * walk.head)
+    if low.width > walk.low:
+        low = walk.tape.op((low,), walk.tape.new((), matrix, walk.low))
+    mixed = (low, *made[-1:])
+    walk.tape.op(mixed, out, saved=mixed, matmul=True, macs=matrix * walk.head)
 
 
 def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int, values: Optional[Tensor] = None) -> None:

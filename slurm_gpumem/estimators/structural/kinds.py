@@ -73,17 +73,6 @@ _PLAIN = re.compile(
 )
 _BRANCHES = re.compile(r"^RepV(?!i[tT])|^RepConv|^RepDw|^Rep(?:Vgg|VGG)|MobileOne|ReparamLarge")
 _GATE = re.compile(r"Squeeze|^SE|Excit|Effective|Eca|^GlobalContext")
-# transformers models that use one matrix as embedding and as output layer, and those that do not.
-_TIED = re.compile(
-    r"LMHead|ForCausalLM|ForMaskedLM|ForConditionalGeneration|MTModel|DoubleHeads|ForPreTraining"
-)
-_UNTIED = re.compile(
-    r"Llama|Mistral|Mixtral|Qwen|NeoX|GPTJ|CodeGen|Phi|Falcon|StableLm|Olmo|Persimmon|Mpt|Deepseek"
-)
-# Of those that mostly do not, the small ones do: their embedding would be a large part of the model.
-_TIED_WHEN_SMALL = re.compile(r"Llama|Qwen|Olmo2|Granite|Smol")
-_SMALL_WIDTH = 3072
-_LARGE_VOCABULARY = 49_000
 _WRITTEN_OUT = re.compile(r"T5Attention|^BigBirdSelf|^Funnel|^XLNet|^Deberta|^DisentangledSelf")
 # Encoders and others whose configuration has a dropout of one tenth by default.
 _DROPPING = re.compile(
@@ -108,6 +97,12 @@ _FUNCTIONAL_DROPOUT = re.compile(
 )
 _LOGITS_BIAS = re.compile(
     r"^(?:M?Bart|Marian|Pegasus|Blenderbot|LED|PLBart)\w*(?:ForConditionalGeneration|MTModel)$"
+)
+# Classifiers over models that are made to generate text: they return the cache too.
+_CACHING_CLASSIFIER = re.compile(
+    r"^(?:Arcee|BioGpt|Bloom|Deepseek|DiffLlama|Doge|Exaone|Falcon|GPT2|GPTBigCode|GPTJ|GPTNeo|Gemma|Glm|GptOss|Helium"
+    r"|HunYuan|Jamba|JetMoe|Llama|MiniCPM|MiniMax|Ministral|Mistral|Mixtral|Mpt|Nemotron|OPT|Olmo|Persimmon|Phi|Qwen"
+    r"|SeedOss|SmolLM|StableLm|Starcoder)\w*For(?:Sequence|Token)Classification$"
 )
 _SCALES_BRANCH = re.compile(r"^CNBlock$|^ConvNeXtBlock$|^ConvNextLayer$|^XCABlock$")
 _RESIDUAL = re.compile(
@@ -163,6 +158,12 @@ def position_scores(kind: str) -> int:
 
 
 @lru_cache(maxsize=4096)
+def keeps_scores(kind: str) -> bool:
+    """Whether attention of this class compares its sink with a sum over the scores, which keeps them."""
+    return bool(re.match(r"^Granite\w*SWA", kind))
+
+
+@lru_cache(maxsize=4096)
 def has_branches(kind: str) -> bool:
     """Whether this is a re-parametrized block: parallel convolutions whose results are added."""
     return bool(_BRANCHES.search(kind))
@@ -208,23 +209,19 @@ def takes_loss(model: str) -> bool:
     return bool(re.search(r"For[A-Z]\w+$|LMHead|DoubleHeads", model))
 
 
+def generates(model: str) -> bool:
+    """Whether a model of this class predicts the next token; it widens its logits for the loss."""
+    return bool(re.search(r"LMHead|ForCausalLM", model))
+
+
 def keeps_cache(model: str) -> bool:
     """Whether a model of this class returns the keys and values of every layer, also during training."""
-    return bool(re.search(r"LMHead|ForCausalLM", model))
+    return generates(model) or bool(_CACHING_CLASSIFIER.search(model))
 
 
 def has_decoder(model: str) -> bool:
     """Whether its decoder does."""
     return "ForConditionalGeneration" in model or model.endswith("MTModel")
-
-
-def ties_output(model: str, width: int, vocabulary: int) -> bool:
-    """Whether a model of this class and size uses its embedding's weights again as its output layer."""
-    if not _TIED.search(model):
-        return False
-    if _TIED_WHEN_SMALL.search(model):
-        return width <= _SMALL_WIDTH and vocabulary >= _LARGE_VOCABULARY
-    return not _UNTIED.search(model)
 
 
 def upsamples_logits(model: str) -> bool:

@@ -174,14 +174,26 @@ def _rms_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         return _layer_norm(walk, row, x)
     if row.kind in ("RmsNorm2d", "RmsNormAct2d"):
         return norms.image_rms_norm(walk, row, x)
-    # Written out in Python: square, mean, rsqrt; the scaled input is kept for the weight's gradient.
-    x = walk.widened(x)
+    # Written out in Python, in fp32: square, mean, rsqrt; the scaled input, in the model's own precision, is
+    # kept for the weight's gradient. T5's multiplies its input as it came, not the wide copy.
     params = walk.param(row.params, trainable=row.trainable)
     rows = max(1, x.elements // max(1, x.shape[-1]))
-    scaled = walk.tape.new(x.shape, x.elements, x.width, grad=x.grad)
-    walk.tape.op((x,), scaled, saved=(x,), kept=(_FLOAT * rows,), work=(x.bytes,), back=(x.bytes, x.bytes))
-    out = walk.make(output_shape(row, x), x.width, grad=x.grad or bool(params))
-    return walk.tape.op((scaled,), out, saved=(scaled,), params=params, back=(x.bytes,))
+    wide = x if x.width >= _FLOAT else walk.tape.new(x.shape, x.elements, _FLOAT, grad=x.grad)
+    if wide is not x:
+        walk.tape.op((x,), wide)
+    factors = (wide, x) if wide is not x and row.kind.endswith("T5LayerNorm") else (wide,)
+    width = wide.width if walk.amp else x.width
+    scaled = walk.tape.new(x.shape, x.elements, width, grad=x.grad)
+    walk.tape.op(
+        (wide,),
+        scaled,
+        saved=factors,
+        kept=(_FLOAT * rows,),
+        work=(wide.bytes,),
+        back=(wide.bytes, wide.bytes),
+    )
+    out = walk.make(output_shape(row, x), width, grad=x.grad or bool(params))
+    return walk.tape.op((scaled,), out, saved=(scaled,), params=params, back=(scaled.bytes,))
 
 
 def _frozen_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ from slurm_gpumem.estimators.structural.kernels import first_convolution
 from slurm_gpumem.estimators.structural.kinds import (
     adds_logits_bias,
     family_of,
+    generates,
     has_decoder,
-    keeps_cache,
     takes_loss,
-    ties_output,
     upsamples_logits,
 )
 from slurm_gpumem.estimators.structural.layers import input_shape
 from slurm_gpumem.estimators.structural.tree import Node
+from slurm_gpumem.estimators.structural.tying import ties_output
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.tape import Tensor
 from slurm_gpumem.summaries.types import Shape
@@ -132,7 +132,7 @@ def _cross_entropy(walk: Walk, logits: Tensor, total: Tensor) -> None:
     cross_entropy computes the logarithm in the logits' own precision, and autocast widens it afterwards.
     Language models of transformers widen the logits first.
     """
-    if logits.width < _FLOAT and keeps_cache(walk.summary.name):
+    if logits.width < _FLOAT and generates(walk.summary.name):
         wide = walk.tape.new(logits.shape, logits.elements, _FLOAT, grad=logits.grad)
         logits = walk.tape.op((logits,), wide)
     logs = walk.tape.new(logits.shape, logits.elements, logits.width, grad=logits.grad)

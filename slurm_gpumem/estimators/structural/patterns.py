@@ -11,6 +11,7 @@ from slurm_gpumem.estimators.structural.kinds import (
     drops_by_default,
     eager_model,
     family_of,
+    generates,
     is_attention,
 )
 from slurm_gpumem.estimators.structural.tree import Node
@@ -100,7 +101,9 @@ class Style:
         smooth = [kind for kind, family in families.items() if family in _SMOOTH]
         sharp = "relu" in families.values()
         names = f"{summary.name} " + " ".join(families)
-        gated = bool(_GATED.search(names))
+        # Language models with root mean square norms have gated feed-forward layers, as Llama has.
+        rms = any(kind.endswith("RMSNorm") for kind in families) and generates(summary.name)
+        gated = bool(_GATED.search(names)) or rms
         seen = set(families.values())
         return cls(
             model=summary.name,

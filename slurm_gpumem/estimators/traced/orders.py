@@ -90,7 +90,8 @@ class _Batches:
 
 def growth_by_order(trace: Trace, sizes: Sequence[int], settings: AllocatorSettings) -> Tuple[int, ...]:
     """Bytes reserved beyond what the trace itself shows, for each order, sorted; empty: batches are alike."""
-    if trace.finished:
+    # Most traces have too few steps; the answer is needed for hundreds of batch sizes then.
+    if trace.finished or trace.phases[-1].step < _SECOND + MANY_LENGTHS - 1:
         return ()
     blocks, changes = _read(trace)
     released = {change.block: change.step for change in changes if not change.taken}

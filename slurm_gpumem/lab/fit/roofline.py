@@ -1,12 +1,15 @@
 """Fit the roofline's coefficients: which share of the peak rates kernels reach, how long the CPU takes.
 
 Nonlinear least squares over measured step times and activities, held near the physical starting values.
+Machines of one kind do not start kernels equally fast: launch-bound steps of one session were half again as
+long as those of another. So each measuring session has a factor of its own for the CPU's time, held near 1,
+and the coefficients are those of a session between them.
 """
 
 from __future__ import annotations
 
 from math import inf
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -25,6 +28,8 @@ _CACHED = float(np.log(2.5))
 _MOST = 1.5
 """A share beyond this is no worse: some rows say nothing of what was run."""
 _EVALUATIONS = 20
+_SESSIONS_HELD = 0.3
+"""The same for a session's factor."""
 _BY_KIND = ("compute", "bandwidth", "warps", "traffic")
 
 
@@ -33,6 +38,9 @@ class Problem:
 
     def __init__(self, rows: Sequence[UtilizationRow]) -> None:
         self.count = len(rows)
+        names = [session_of(row) for row in rows]
+        self.sessions = sorted(set(names))
+        self.session = np.array([self.sessions.index(name) for name in names])
         kinds: List[int] = []
         flops: List[float] = []
         moved: List[float] = []
@@ -60,18 +68,18 @@ class Problem:
 
     def answers(self, logs: Array) -> Dict[str, Array]:
         """Step seconds and shares of all rows; the same formula as `roofline.step_times`."""
-        return self._answers(dict(zip(NAMES, np.exp(logs))))[0]
+        return self._answers(*self._known(logs))[0]
 
     def slopes(self, logs: Array) -> Dict[str, Array]:
-        """How the logarithm of the step and the shares change with each logarithm: rows by NAMES."""
-        known = dict(zip(NAMES, np.exp(logs)))
-        found, seconds, parts = self._answers(known)
+        """How the logarithm of the step and the shares change with each one: rows by NAMES and session."""
+        known, factors = self._known(logs)
+        found, seconds, parts = self._answers(known, factors)
         step, own = found["step_seconds"], self._kinds("warps", known)
         taken = self.times * seconds
         arithmetic, bytes_, short = (taken * (parts == limit) for limit in range(3))
         first = {name: place for place, name in enumerate(NAMES)}
         kinds = {what: [first[f"{what}_{name}"] for name in KINDS] for what in _BY_KIND}
-        gpu = np.zeros((self.count, len(NAMES)))
+        gpu = np.zeros((self.count, len(logs)))
         active, warps, traffic = np.zeros_like(gpu), np.zeros_like(gpu), np.zeros_like(gpu)
         for into, each in ((gpu, 1.0), (active, self.covered), (warps, self.covered * own)):
             into[:, kinds["compute"]] = -self._by_kind(arithmetic * each)
@@ -82,8 +90,10 @@ class Problem:
         traffic[:, kinds["traffic"]] = self._by_kind(self.times * self.moved * self._kinds("traffic", known))
         traffic /= self.bytes_per_second[:, None]
         cpu = np.zeros_like(gpu)
-        cpu[:, [first[f"host_{name}"] for name in HOST_NAMES]] = self.host * self._host(known)
-        busy, waiting = self._sum(taken + self.times * known["gap"]), cpu.sum(axis=1)
+        host = self.host * self._host(known) * factors[:, None]
+        busy, waiting = self._sum(taken + self.times * known["gap"]), host.sum(axis=1)
+        cpu[:, [first[f"host_{name}"] for name in HOST_NAMES]] = host
+        cpu[np.arange(self.count), len(NAMES) + self.session] = waiting
         sharp = known["sharpness"]
         # step = (gpu^sharp + cpu^sharp)^(1/sharp)
         weight = 1 / (1 + (waiting / busy) ** sharp)
@@ -97,7 +107,12 @@ class Problem:
             **{name: part / step[:, None] - found[name][:, None] * logged for name, part in shares.items()},
         }
 
-    def _answers(self, known: Mapping[str, float]) -> Tuple[Dict[str, Array], Array, Array]:
+    def _known(self, logs: Array) -> Tuple[Dict[str, float], Array]:
+        """The coefficients, and each row's factor of its session."""
+        values = np.exp(logs)
+        return dict(zip(NAMES, values)), values[len(NAMES) :][self.session]
+
+    def _answers(self, known: Mapping[str, float], factors: Array) -> Tuple[Dict[str, Array], Array, Array]:
         """The answers, each kernel's seconds, and what limits it: arithmetic, bytes or latency (0 to 2)."""
         rates = (
             self.compute * self._kinds("compute", known),
@@ -112,7 +127,7 @@ class Problem:
         limits[seconds <= known["latency"]] = 2
         gpu = self._sum(self.times * (seconds + known["gap"]))
         active = self.times * seconds * self.covered
-        cpu = self.host @ self._host(known)
+        cpu = self.host @ self._host(known) * factors
         sharp = known["sharpness"]
         longer, shorter = np.maximum(gpu, cpu), np.minimum(gpu, cpu)
         step = longer * (1 + (shorter / longer) ** sharp) ** (1 / sharp)
@@ -140,10 +155,24 @@ class Problem:
         return found.reshape(self.count, len(KINDS))
 
 
-def fit_coefficients(rows: Sequence[UtilizationRow]) -> Dict[str, float]:
-    """The coefficients that explain these rows best."""
+class Fitted(NamedTuple):
+    """What explains the rows best."""
+
+    coefficients: Dict[str, float]
+    sessions: Dict[str, float]
+    """By session: how much longer its CPU took than the coefficients say."""
+
+
+def session_of(row: UtilizationRow) -> str:
+    """When and on which machine a row was measured."""
+    return str(row.run.row.get("run", ""))
+
+
+def fit_coefficients(rows: Sequence[UtilizationRow]) -> Fitted:
+    """The coefficients and sessions that explain these rows best."""
     problem = Problem(rows)
-    start = np.log([START[name] for name in NAMES])
+    start = np.log([*(START[name] for name in NAMES), *(1.0 for _ in problem.sessions)])
+    held = np.array([_HELD] * len(NAMES) + [_SESSIONS_HELD] * len(problem.sessions))
     truth = {name: np.array([row.run.values[name] for row in rows]) for name in _SCALES}
 
     def residuals(logs: Array) -> Array:
@@ -151,17 +180,17 @@ def fit_coefficients(rows: Sequence[UtilizationRow]) -> Dict[str, float]:
         parts = [(np.log(found["step_seconds"]) - np.log(truth["step_seconds"])) / _SCALES["step_seconds"]]
         for name in ("sm_active", "sm_occupancy", "dram_active"):
             parts.append((np.minimum(found[name], _MOST) - truth[name]) / _SCALES[name])
-        return np.concatenate([*parts, (logs - start) / _HELD])
+        return np.concatenate([*parts, (logs - start) / held])
 
     def slopes(logs: Array) -> Array:
         found, answers = problem.slopes(logs), problem.answers(logs)
         parts = [found["step_seconds"] / _SCALES["step_seconds"]]
         for name in ("sm_active", "sm_occupancy", "dram_active"):
             parts.append(found[name] * (answers[name] < _MOST)[:, None] / _SCALES[name])
-        return np.concatenate([*parts, np.eye(len(start)) / _HELD])
+        return np.concatenate([*parts, np.diag(1 / held)])
 
     low = np.full(len(start), -np.inf)
-    high = np.array([_highest(name) for name in NAMES])
+    high = np.array([*map(_highest, NAMES), *(inf for _ in problem.sessions)])
     found = least_squares(
         residuals,
         np.minimum(start, high - 1e-3),
@@ -170,7 +199,8 @@ def fit_coefficients(rows: Sequence[UtilizationRow]) -> Dict[str, float]:
         loss="soft_l1",
         max_nfev=_EVALUATIONS,
     )
-    return {name: float(np.exp(value)) for name, value in zip(NAMES, found.x)}
+    values = [float(value) for value in np.exp(found.x)]
+    return Fitted(dict(zip(NAMES, values)), dict(zip(problem.sessions, values[len(NAMES) :])))
 
 
 def _highest(name: str) -> float:

@@ -1,8 +1,8 @@
 """Fit utilization on jobs measured alone, and interference on sets: `make fit-utilization`.
 
 Writes models/utilization.json (fitted on all rows), models/lab/folds/utilization.json.gz (one fit a fold,
-without that fold's models and kinds of hand-written networks; `gpumem accuracy` scores with these) and the
-card models/utilization.md.
+without that fold's models or without a whole collection of jobs; `gpumem accuracy` scores with these) and
+the card models/utilization.md.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+from collections import Counter
 from hashlib import sha256
 from math import log
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 from joblib import Parallel, delayed
 from sklearn.linear_model import Ridge
 
-from slurm_gpumem.lab.fit.folds import FOLDS, is_written
-from slurm_gpumem.lab.fit.roofline import fit_coefficients
+from slurm_gpumem.lab.fit.folds import ALL_FOLDS, COLLECTIONS, collection_of, is_hand_written
+from slurm_gpumem.lab.fit.roofline import Fitted, fit_coefficients, session_of
 from slurm_gpumem.lab.fit.utilization_rows import UtilizationRow, rows_of, rows_of_traces
 from slurm_gpumem.lab.places import MODELS, UTILIZATION_FOLDS, shown, under
 from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, class_of, dataset_of
@@ -33,7 +34,8 @@ from slurm_gpumem.utilization.roofline import rates_of, step_times
 
 COVERAGE = 0.8
 """Share of jobs that an interval is meant to hold."""
-TAILS = ((1 - COVERAGE) / 2, (1 + COVERAGE) / 2)
+SHARES = tuple(round(COVERAGE + 0.01 * step, 2) for step in range(19))
+"""Shares of the known jobs that an interval may have to hold for that."""
 OUTSIDE = 1.5
 """How much wider the intervals are outside the range of the measurements."""
 TRIM = 0.002
@@ -42,15 +44,21 @@ RIDGE = 100.0
 CLIP = 1.2
 """What a line is fitted on: differences up to this, lest single jobs turn it."""
 ENOUGH = 30
-"""Jobs of a level that its interval needs; with fewer it takes all."""
+"""Texts of a level that its interval needs; with fewer it takes those of others as well."""
+SOME = 15
+"""Texts from which on a collection counts in full."""
+LEAST_SPREAD = 0.1
+"""Of sessions' factors of the CPU's time, as logarithms."""
 LEANS = tuple(round(0.05 * step, 2) for step in range(17))
+_LEVELS = len(LEVELS) + 1
 Array = Any
+Bands = Dict[Tuple[bool, int], List[float]]
 
 
 def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
     """Coefficients, lines and ranges from these rows; bands are still of no width."""
-    coefficients = fit_coefficients([row for row in rows if row.fullest])
-    values, rest = _table(rows, coefficients)
+    found = fit_coefficients([row for row in rows if row.fullest])
+    values, rest = _table(rows, found)
     middles, scales = values.mean(axis=0), values.std(axis=0) + 1e-9
     scaled = np.clip((values - middles) / scales, -STEEPEST, STEEPEST)
     weight = _weights(rows)
@@ -61,16 +69,25 @@ def fit(rows: Sequence[UtilizationRow]) -> Dict[str, Any]:
             "start": round(float(line.intercept_), 8),
             "slopes": [round(float(slope), 8) for slope in line.coef_],
             "bands": [[0.0, 0.0]] * (len(LEVELS) + 1),
+            "guessed_bands": [[0.0, 0.0]] * (len(LEVELS) + 1),
         }
     ranges = np.quantile(values, [TRIM, 1 - TRIM], axis=0).T
     return {
-        "coefficients": coefficients,
+        "coefficients": found.coefficients,
         "middles": middles.tolist(),
         "scales": scales.tolist(),
         "targets": targets,
         "ranges": ranges.tolist(),
+        "host": _host_span(found.sessions.values()),
+        "sessions": {name: round(factor, 3) for name, factor in found.sessions.items()},
         "lean": 0.0,
     }
+
+
+def _host_span(factors: Iterable[float]) -> List[float]:
+    """A fast and a slow machine: as far from the usual one as sessions deviate, at least LEAST_SPREAD."""
+    spread = max(LEAST_SPREAD, float(np.std(np.log(list(factors)))))
+    return [round(float(np.exp(by)), 4) for by in (-spread, spread)]
 
 
 class HeldOut(NamedTuple):
@@ -78,10 +95,16 @@ class HeldOut(NamedTuple):
 
     row: UtilizationRow
     level: int
-    off: Dict[str, float]
-    """By target: truth less answer, in widths (OUTSIDE for a job unlike the measured ones)."""
+    off: Dict[str, Tuple[float, float]]
+    """By target: truth less the least and the largest answer (of a fast and a slow machine), in widths
+    (OUTSIDE for a job unlike the measured ones)."""
     missed: float
-    """The same of SM activity, as it is."""
+    """Truth less the answer itself, of SM activity."""
+
+    @property
+    def collection(self) -> str:
+        """Whose rows count together."""
+        return collection_of(self.row.run.row)
 
 
 def _held_out(rows: Sequence[UtilizationRow], parts: Sequence[Dict[str, Any]], source: str) -> List[HeldOut]:
@@ -90,33 +113,81 @@ def _held_out(rows: Sequence[UtilizationRow], parts: Sequence[Dict[str, Any]], s
     for row in rows:
         got = centers(row.work, row.seen, row.run.gpu, models[row.fold])
         wider = OUTSIDE if got.unusual else 1.0
-        off = {name: _scaled(name, row.run.values[name]) - got.by_target[name] for name in TARGETS}
-        level = level_of(got.by_target["sm_active"])
-        found.append(HeldOut(row, level, {name: by / wider for name, by in off.items()}, off["sm_active"]))
+        off = {}
+        for name in TARGETS:
+            true = _scaled(name, row.run.values[name])
+            least, most = got.spans[name]
+            off[name] = ((true - least) / wider, (true - most) / wider)
+        missed = _scaled("sm_active", row.run.values["sm_active"]) - got.by_target["sm_active"]
+        found.append(HeldOut(row, level_of(got.by_target["sm_active"]), off, missed))
     return found
 
 
 def _with_bands(fitted: Dict[str, Any], held: Sequence[HeldOut]) -> Dict[str, Any]:
-    """The fit with its intervals: where jobs of held-out kinds lay beside their answers."""
+    """The fit with its intervals: where jobs of left-out collections lay beside their answers."""
     targets = {}
-    # Somebody's next job is as often hand-written as not; of the measured ones a third are.
-    counted = [one for one in held for _ in range(2 if is_written(one.row.run.family) else 1)]
     for name, target in fitted["targets"].items():
-        everyone = [one.off[name] for one in counted]
-        bands = []
-        for level in range(len(LEVELS) + 1):
-            own = [one.off[name] for one in counted if one.level == level]
-            bands.append(_band(own if len(own) >= ENOUGH else everyone))
-        targets[name] = {**target, "bands": bands}
-    library = [one for one in held if one.row.fullest and not is_written(one.row.run.family)]
+        bands = _bands(held, name, _share_to_hold(held, name))
+        ends = {guessed: [bands[guessed, level] for level in range(_LEVELS)] for guessed in (False, True)}
+        targets[name] = {**target, "bands": ends[False], "guessed_bands": ends[True]}
+    library = [one for one in held if one.row.fullest and not is_hand_written(one.row.run.row)]
     lean = _lean([one.row for one in library], [one.missed for one in library])
     return {**fitted, "targets": targets, "lean": lean}
 
 
-def _band(off: Sequence[float]) -> List[float]:
-    """The ends that hold COVERAGE of jobs like these, and a little more for having few of them."""
-    more = min(1.0, (len(off) + 1) / len(off) * TAILS[1])
-    return [round(float(edge), 5) for edge in np.quantile(off, [1 - more, more])]
+def _share_to_hold(held: Sequence[HeldOut], name: str) -> float:
+    """The share of jobs that bands must hold so that they hold COVERAGE of a collection they do not know.
+
+    Jobs of one collection resemble each other more than those of the next: bands that held 80 % of all others
+    held 71 % of a left-out collection in the mean.
+    """
+    strangers = [name for name in COLLECTIONS if any(one.collection == name for one in held)]
+    for share in SHARES:
+        inside = []
+        for stranger in strangers:
+            bands = _bands([one for one in held if one.collection != stranger], name, share)
+            own = [one for one in held if one.collection == stranger]
+            inside.append(sum(_holds(bands, one, name) for one in own) / len(own))
+        if not inside or sum(inside) / len(inside) >= COVERAGE:
+            return share
+    return SHARES[-1]
+
+
+def _holds(bands: Bands, one: HeldOut, name: str) -> bool:
+    low, high = bands[one.row.seen.guessed, one.level]
+    above, below = one.off[name]
+    return (above >= low or above >= 0) and (below <= high or below <= 0)
+
+
+def _bands(held: Sequence[HeldOut], name: str, share: float) -> Bands:
+    """By whether layers are guessed and by level: the ends that hold that share of these jobs."""
+    found: Bands = {}
+    for level in range(_LEVELS):
+        alike = [one for one in held if one.level == level]
+        for guessed in (False, True):
+            own = [one for one in alike if one.row.seen.guessed == guessed]
+            chosen = own if len(own) >= ENOUGH else alike if len(alike) >= ENOUGH else held
+            found[guessed, level] = _band(chosen, name, share)
+    return found
+
+
+def _band(held: Sequence[HeldOut], name: str, share: float) -> List[float]:
+    """The ends that hold that share, where each collection counts as much as another.
+
+    Hundreds of jobs of one collection say little more of the next one than SOME do.
+    """
+    counts = Counter(one.collection for one in held)
+    weights = [1 / max(SOME, counts[one.collection]) for one in held]
+    low = _weighted_quantile([one.off[name][0] for one in held], weights, (1 - share) / 2)
+    high = _weighted_quantile([one.off[name][1] for one in held], weights, (1 + share) / 2)
+    return [round(low, 5), round(high, 5)]
+
+
+def _weighted_quantile(values: Sequence[float], weights: Sequence[float], share: float) -> float:
+    order = np.argsort(values)
+    heavy = np.array(weights)[order]
+    places = (np.cumsum(heavy) - heavy / 2) / heavy.sum()
+    return float(np.interp(share, places, np.array(values)[order]))
 
 
 def _lean(rows: Sequence[UtilizationRow], off: Array) -> float:
@@ -144,12 +215,14 @@ def _lean(rows: Sequence[UtilizationRow], off: Array) -> float:
     return LEANS[max(range(len(LEANS)), key=lambda place: tuple(smooth[place]))]
 
 
-def _table(rows: Sequence[UtilizationRow], coefficients: Dict[str, float]) -> Tuple[Array, Dict[str, Array]]:
-    """Features, and by target what the roofline leaves to learn."""
+def _table(rows: Sequence[UtilizationRow], found: Fitted) -> Tuple[Array, Dict[str, Array]]:
+    """Features, and by target what the roofline leaves to learn; the CPU as fast as in the row's session."""
     values = []
     rest: Dict[str, List[float]] = {name: [] for name in TARGETS}
     for row in rows:
-        times = step_times(row.work, rates_of(row.run.gpu), coefficients)
+        rates = rates_of(row.run.gpu)
+        slower = found.sessions.get(session_of(row), 1.0)
+        times = step_times(row.work, rates._replace(host=rates.host * slower), found.coefficients)
         values.append(features(row.work, times, row.seen))
         for name, plain in plain_answers(times).items():
             rest[name].append(_scaled(name, row.run.values[name]) - plain)
@@ -185,7 +258,7 @@ def as_file(sources: Dict[str, Any], card: Optional[Dict[str, Any]] = None) -> D
 def fit_all(rows: Sequence[UtilizationRow], source: str) -> Tuple[Dict[str, Any], List[Dict[str, Any]]]:
     """The model of all rows, and one without each fold; the intervals of each from jobs of other folds."""
     known = [row for row in rows if not row.unknown]
-    chosen = [known, *([row for row in known if row.fold != number] for number in range(FOLDS))]
+    chosen = [known, *([row for row in known if row.fold != number] for number in range(ALL_FOLDS))]
     whole, *parts = Parallel(n_jobs=-1)(delayed(fit)(some) for some in chosen)
     held = _held_out(known, parts, source)
     without = [
@@ -226,7 +299,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     if traced:
         by_source[TRACE] = traced
     whole: Dict[str, Any] = {}
-    parts: List[Dict[str, Any]] = [{} for _ in range(FOLDS)]
+    parts: List[Dict[str, Any]] = [{} for _ in range(ALL_FOLDS)]
     for source, members in by_source.items():
         whole[source], without = fit_all(members, source)
         for part, fitted in zip(parts, without):
@@ -235,7 +308,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         "data": f"{len(runs)} jobs of {len({run.model for run in runs})} models, each alone on an H200",
         "data_sha256": data_sha256(folders),
         "command": "python -m slurm_gpumem.lab.fit.utilization",
-        "folds": FOLDS,
+        "folds": ALL_FOLDS,
+        "sessions": whole[TRACE if TRACE in whole else SUMMARY]["sessions"],
     }
     text = json.dumps(as_file(whole, card), separators=(",", ":")) + "\n"
     (out / FILE).write_text(text)

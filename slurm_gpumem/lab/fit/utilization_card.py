@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, List, Mapping, Sequence
 
-from slurm_gpumem.lab.fit.folds import is_written
+from slurm_gpumem.lab.fit.folds import is_hand_written
 from slurm_gpumem.lab.fit.utilization_rows import UtilizationRow
 from slurm_gpumem.lab.places import MODELS, TRACE_KERNELS
 from slurm_gpumem.lab.score.utilization import (
     Judged,
     class_lines,
     code_lines,
+    collection_lines,
     fullest,
     is_library,
     judged,
@@ -35,11 +36,26 @@ def card_lines(
         "",
         f"- data: {card['data']}; sha256 of jobs and sets `{card['data_sha256']}`",
         f"- `utilization.json`: sha256 `{sha256}`",
-        "- known gaps: one GPU type, one PyTorch version, one CPU, input made on the GPU, no torch.compile",
+        "- known gaps: one GPU type, one PyTorch version, machines of one kind, input made on the GPU,",
+        "  no torch.compile",
         "",
-        f"Errors of {card['folds']} folds, in points of percent (step time: in %): a model and its namesakes",
-        "are in one fold, and all hand-written networks of a kind are. `unknown`: the text shows too little,",
-        "nothing is predicted; `inside`: within the interval; `repeat`: deviation of its repeats.",
+        "The CPU's time beside the usual, by measuring session (fitted on traces):",
+        "",
+        "```",
+        *(f"{name:<42}{factor:>6.2f}" for name, factor in sorted(card["sessions"].items())),
+        "```",
+        "",
+        "Collections of jobs that were left out as a whole, answered by the fit without them (`check`,",
+        "`fresh` and `third` are the blind checks). Errors in points (step time: in %). `unknown`:",
+        "the text shows too little, or the interval says nothing; `inside`: within the interval, whose mean",
+        "width is beside it.",
+        "",
+        "```",
+        *collection_lines(everything),
+        "```",
+        "",
+        f"All jobs, each by one of {card['folds']} fits: without its collection, or, where it is of none,",
+        "without its family of models. `repeat`: deviation of its repeats.",
         "",
         "```",
         *code_lines(everything),
@@ -64,11 +80,12 @@ def _from_traces(items: Sequence[Judged]) -> List[str]:
     file = TRACE_KERNELS.relative_to(MODELS)
     head = f"From a trace, {len(items)} jobs that could be traced (`{file}`):"
     real = [item for item in items if is_library(item.run)]
-    groups = {"library models": real, "hand-written": [i for i in items if is_written(i.run.family)]}
+    groups = {"library models": real, "hand-written": [i for i in items if is_hand_written(i.run.row)]}
     return ["", head, "", "```", *table_lines(items, groups), "", *class_lines(real), "```"]
 
 
 def _judged(row: UtilizationRow, model: UtilizationModel) -> Judged:
     source = TRACE if row.tool == TRACE else SUMMARY
     got = predict_targets(row.work, row.seen, row.run.gpu, model.sources[source], model.outside)
-    return judged(row.run, row.tool, source, got)._replace(unknown=row.unknown)
+    made = judged(row.run, row.tool, source, got)
+    return made._replace(unknown=made.unknown or row.unknown)

@@ -6,7 +6,7 @@ from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.estimators.structural.estimator import rebuild
-from slurm_gpumem.lab.fit.folds import fold_of_kind
+from slurm_gpumem.lab.fit.folds import fold_of_job
 from slurm_gpumem.lab.ground_truth import TOOLS
 from slurm_gpumem.lab.traced_work import TracedWork
 from slurm_gpumem.lab.utilization_runs import Solo
@@ -56,7 +56,7 @@ def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> Lis
                     run,
                     tool,
                     fullest,
-                    fold_of_kind(run.model, run.family),
+                    fold_of_job(run.row),
                     TextQuality(guessed=walk.has_guesses),
                     step_work(walk.tape, run.job),
                     bool(why_unknown(summary)),
@@ -69,7 +69,4 @@ def rows_of(runs: Sequence[Solo], texts: Mapping[str, Mapping[str, str]]) -> Lis
 def rows_of_traces(runs: Sequence[Solo], traced: Mapping[str, TracedWork]) -> List[UtilizationRow]:
     """The jobs that were traced, each through its trace."""
     found = [(run, traced[run.key]) for run in runs if run.key in traced]
-    return [
-        UtilizationRow(run, TRACE, True, fold_of_kind(run.model, run.family), one.seen, one.work)
-        for run, one in found
-    ]
+    return [UtilizationRow(run, TRACE, True, fold_of_job(run.row), one.seen, one.work) for run, one in found]

@@ -33,7 +33,7 @@ from slurm_gpumem.lab.fit.widths_card import card
 from slurm_gpumem.lab.ground_truth import load_ground_truth, load_ground_truth_rows
 from slurm_gpumem.lab.places import BLIND_CHECKS, GROUND_TRUTH, HANDWRITTEN, MODELS, WIDTH_FOLDS
 from slurm_gpumem.lab.score.trace_figures import load_figures
-from slurm_gpumem.lab.score.trace_score import beyond_peak, good
+from slurm_gpumem.lab.score.trace_score import beyond_peak, measured_runs
 from slurm_gpumem.units import MIB
 
 MOST_MIB = 1 << 20
@@ -99,12 +99,8 @@ def _need(row: Row, answers: Sequence[CorrectedPeak], measured: Mapping[str, Any
 
 def needs_of_traces() -> List[Need]:
     """Every traced run, its spread by trees without its family."""
-    measured = {
-        row["key"]: row
-        for folder in (GROUND_TRUTH, HANDWRITTEN)
-        for row in load_ground_truth_rows(folder)
-        if good(row)
-    }
+    measured = measured_runs()
+    checks = {key: folder.name for folder in BLIND_CHECKS for key in measured_runs((folder,))}
     corrections = folds.load_trace_folds()
     found: List[Need] = []
     for key, traced in load_figures().items():
@@ -126,6 +122,7 @@ def needs_of_traces() -> List[Need]:
                 batch=int(row["batch"]),
                 need=total * exp(beyond_peak(traced, row)),
                 moved=traced.context_mib - learned.REFERENCE_CONTEXT_MIB,
+                check=checks.get(key, ""),
             )
         )
     return found

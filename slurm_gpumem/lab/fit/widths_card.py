@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.estimators import width
@@ -54,7 +55,7 @@ def card(needs: Sequence[Need], parts: Sequence[Mapping[str, Any]], whole: Mappi
         own = [one for one in needs if picks(one)]
         for coverage in sorted({*EXPLAINED, 0.8, 0.95, 0.96, 0.97, 0.99}) if own else ():
             lines.append(_line(f"{tool} | {name}", own, by_fold, coverage))
-    lines += ["", *_authors(needs, by_fold)]
+    lines += ["", *_authors(needs, by_fold), "", *_checks(needs)]
     lines += [
         "",
         "| group | rows | default | powers: spread, size, batch | doubt of a 4 GiB job |",
@@ -77,20 +78,32 @@ def _authors(needs: Sequence[Need], by_fold: Sequence[Mapping[str, Width]]) -> L
     written = [one for one in needs if one.tool == "torchinfo_deep" and one.author]
     lines = [
         "Hand-written networks by the plan that measured them, each by widths without that author's networks",
-        "(torchinfo with all layers), and the two blind checks, each by widths of the other one's alone:",
+        "(torchinfo with all layers), and those of the blind checks, each by widths of another one's alone:",
         "",
         *_HEAD,
     ]
     for author in folds.AUTHORS:
         own = [one for one in written if one.author == author]
         lines += [_line(f"torchinfo_deep | {author}", own, by_fold, None)] if own else []
-    first, second = folds.AUTHORS[2:]
-    for taught, asked in ((first, second), (second, first)):
+    for taught, asked in permutations(folds.AUTHORS[2:], 2):
         pool = [one for one in written if one.group == "written"]
         teachers, own = ([one for one in pool if one.author == author] for author in (taught, asked))
         if teachers and own:
             wide = {"written": fit_group(teachers, COVERAGE["written"])}
             lines.append(_line(f"torchinfo_deep | {taught} to {asked}", own, [wide] * folds.FOLDS, None))
+    return lines
+
+
+def _checks(needs: Sequence[Need]) -> List[str]:
+    """What to expect of traces of fresh jobs."""
+    traces = [one for one in needs if one.tool == "trace" and one.kind != "generated"]
+    lines = ["Traces of the blind checks' jobs, each by widths without all jobs of its check:", "", *_HEAD]
+    for check in sorted({one.check for one in traces} - {""}):
+        own = [one for one in traces if one.check == check]
+        wide = {"trace": fit_group([one for one in traces if one.check != check], COVERAGE["trace"])}
+        lines += [
+            _line(f"trace | {check}", own, [wide] * folds.FOLDS, coverage) for coverage in (0.95, 0.98, 0.99)
+        ]
     return lines
 
 

@@ -23,6 +23,7 @@ from slurm_gpumem.estimators.types import Estimate
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.ground_truth import MeasuredRun, load_ground_truth
 from slurm_gpumem.lab.score.accuracy import quantile
+from slurm_gpumem.report.estimate import utilization_json
 from slurm_gpumem.units import ceil_div
 
 TRACE = "trace"
@@ -39,7 +40,8 @@ _SHARD_MIB = 1024
 _LEGEND = """\
 median, P90: absolute error of the peak; below: requests under the need, and how many of them had no warning;
 sum: requests over needs; > 1.5, > 2: requests of that many times the need; shards: exact, of 1024 MiB;
-failed: no answer. SM activity: mean absolute error in points, and the share of jobs inside the interval."""
+failed: no answer. SM activity: mean absolute error in points, and the share of jobs inside the interval;
+unknown: jobs whose utilization was measured and is said to be unknown."""
 
 
 class Answer(NamedTuple):
@@ -112,7 +114,8 @@ def lines(found: Sequence[Answer]) -> List[str]:
     table[0] += "  failed"
     busy = [
         "",
-        "input               code           jobs  SM activity off  inside interval  step off (median)",
+        "input               code           jobs  unknown  SM activity off  inside interval"
+        "  step off (median)  inside",
     ]
     for kind, title in KINDS.items():
         for group in _GROUPS:
@@ -164,21 +167,28 @@ def utilization_cells(own: Sequence[Answer]) -> str:
     """SM activity and step time where both were measured and predicted; "" where none was."""
     off: List[float] = []
     steps: List[float] = []
-    inside = 0
+    inside = asked = inside_step = 0
     for one in own:
         real: Mapping[str, Any] = one.run.row.get("utilization") or {}
         got = one.made.utilization if one.made is not None else None
-        if got is None or not real.get("step_seconds"):
+        if not real.get("step_seconds"):
+            continue
+        asked += 1
+        if got is None or not got.is_known:
             continue
         off.append(abs(got.sm_active - real["sm_active"]))
         steps.append(abs(got.step_seconds / real["step_seconds"] - 1))
         low, high = got.intervals["sm_active"]
         inside += low <= real["sm_active"] <= high
+        shortest, longest = got.intervals["step_seconds"]
+        inside_step += shortest <= real["step_seconds"] <= longest
     if not off:
         return ""
-    half = quantile(sorted(steps), 0.5)
-    mean, share = sum(off) / len(off), inside / len(off)
-    return f"{len(off):>6}{mean:>10.1f} points{100 * share:>15.0f} %{100 * half:>17.0f} %"
+    count, half = len(off), quantile(sorted(steps), 0.5)
+    return (
+        f"{count:>6}{asked - count:>9}{sum(off) / count:>10.1f} points{100 * inside / count:>15.0f} %"
+        f"{100 * half:>17.0f} %{100 * inside_step / count:>7.0f} %"
+    )
 
 
 def _as_rows(found: Sequence[Answer]) -> List[Dict[str, Any]]:
@@ -194,7 +204,7 @@ def _as_rows(found: Sequence[Answer]) -> List[Dict[str, Any]]:
                     "peak_mib": one.made.peak_mib,
                     "request_mib": one.made.request_mib,
                     "warnings": list(one.made.warnings),
-                    "sm_active": one.made.utilization.sm_active if one.made.utilization else None,
+                    "utilization": utilization_json(one.made.utilization),
                 }
                 if one.made is not None
                 else {}

@@ -26,7 +26,15 @@ from slurm_gpumem.estimators.trees import FORMAT, from_json
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.fit import folds
 from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
-from slurm_gpumem.lab.places import GROUND_TRUTH, MODELS, TRACE_FIGURES, TRACE_FOLDS, shown
+from slurm_gpumem.lab.places import (
+    BLIND_CHECKS,
+    GROUND_TRUTH,
+    HANDWRITTEN,
+    MODELS,
+    TRACE_FIGURES,
+    TRACE_FOLDS,
+    shown,
+)
 from slurm_gpumem.lab.score.accuracy import quantile
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
 from slurm_gpumem.lab.score.trace_rows import path_of
@@ -40,7 +48,14 @@ FAR = 0.97
 TREES = 80
 OTHER_ALLOCATIONS = ("expandable_segments", "cudnn_benchmark", "compile", "mps")
 """Toggles under which memory follows other rules than a trace does, or its context is another."""
+FOLDERS = (GROUND_TRUTH, HANDWRITTEN, *BLIND_CHECKS)
+"""All measured runs; blind checks were scored before they are used here."""
 Row = Dict[str, Any]
+
+
+def measured_runs(folders: Sequence[Path] = FOLDERS) -> Dict[str, Row]:
+    """The runs that count, by their keys."""
+    return {row["key"]: row for folder in folders for row in load_ground_truth_rows(folder) if good(row)}
 
 
 def traced(cache: Path, row: Row) -> Optional[Traced]:
@@ -146,7 +161,12 @@ def main(argv: Optional[List[str]] = None) -> int:
     """Score, and write and fit if asked to."""
     parser = argparse.ArgumentParser(prog="python -m slurm_gpumem.lab.score.trace_score", description=__doc__)
     parser.add_argument("--cache", type=Path, metavar="DIR", help="folder of traces; else the kept figures")
-    parser.add_argument("--data", type=Path, metavar="DIR", help=f"measured runs ({shown(GROUND_TRUTH)})")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=f"measured runs (all: {', '.join(shown(f) for f in FOLDERS)})",
+    )
     parser.add_argument("--part", default="development", choices=("development", "hold-out", "all"))
     parser.add_argument("--worst", type=int, default=15, metavar="N")
     parser.add_argument("--write", action="store_true")
@@ -155,7 +175,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    rows = {row["key"]: row for row in load_ground_truth_rows(asked.data) if good(row)}
+    rows = measured_runs((asked.data,) if asked.data else FOLDERS)
     kept = load_figures()
     if asked.cache:
         from joblib import Parallel, delayed
@@ -170,9 +190,10 @@ def _run(asked: argparse.Namespace) -> int:
         lines = [json.dumps(asdict(merged[key]), separators=(",", ":")) for key in sorted(merged)]
         TRACE_FIGURES.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     if asked.fit and asked.data:
-        raise UsageError(f"--fit is for {shown(GROUND_TRUTH)}: nothing is fitted on other runs")
+        raise UsageError("--fit takes all measured runs: leave out --data")
     if asked.fit:
-        fit_all(pairs)
+        # Generated networks are wilder than what people write.
+        fit_all([pair for pair in pairs if folds.kind_of_code(pair[1]) != "generated"])
     wanted = [pair for pair in pairs if asked.part in ("all", part_of(pair[1]["model"]))]
     print("\n".join(report(wanted, asked.worst)) if wanted else "no traced runs")
     return 0

@@ -9,7 +9,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from slurm_gpumem.errors import ConfigError, GpumemError
 from slurm_gpumem.estimators.structural.estimator import rebuild
-from slurm_gpumem.lab.fit.folds import fold_of_kind, is_written
+from slurm_gpumem.estimators.types import WIDEST_INTERVAL
+from slurm_gpumem.lab.fit.folds import COLLECTIONS, collection_of, fold_of_job, is_hand_written
 from slurm_gpumem.lab.ground_truth import TOOLS
 from slurm_gpumem.lab.places import UTILIZATION_FOLDS
 from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, METRICS, TABLE, class_of, dataset_of
@@ -38,7 +39,8 @@ class Judged(NamedTuple):
     leaning: float
     """SM activity as it is asked whether the job is busy."""
     unknown: bool = False
-    """Whether nothing is predicted for such a text; the values are what would have been."""
+    """Whether nothing is predicted for such a text, or the interval says nothing; the values are what would
+    have been."""
 
 
 class Line(NamedTuple):
@@ -93,10 +95,11 @@ def judge(
             except GpumemError:
                 continue
             seen = TextQuality(guessed=walk.has_guesses)
-            model = folds[fold_of_kind(run.model, run.family)]
+            model = folds[fold_of_job(run.row)]
             fitted = model.sources[SUMMARY]
             got = predict_targets(step_work(walk.tape, run.job), seen, run.gpu, fitted, model.outside)
-            found.append(judged(run, tool, SUMMARY, got)._replace(unknown=bool(why_unknown(summary))))
+            made = judged(run, tool, SUMMARY, got)
+            found.append(made._replace(unknown=made.unknown or bool(why_unknown(summary))))
     return found
 
 
@@ -106,7 +109,7 @@ def judge_traced(
     """Every job that was traced, from its trace."""
     found: List[Judged] = []
     for run in runs:
-        model = folds[fold_of_kind(run.model, run.family)]
+        model = folds[fold_of_job(run.row)]
         one = traced.get(run.key)
         if one is not None and TRACE in model.sources:
             got = predict_targets(one.work, one.seen, run.gpu, model.sources[TRACE], model.outside)
@@ -117,7 +120,9 @@ def judge_traced(
 def judged(run: Solo, tool: str, source: str, got: Prediction) -> Judged:
     """An answer beside what was measured."""
     intervals = {name: (got.lows[name], got.highs[name]) for name in TARGETS}
-    return Judged(run, tool, source, got.values, intervals, bool(got.unusual), got.busy_activity)
+    low, high = intervals["sm_active"]
+    unknown = 100 * (high - low) > WIDEST_INTERVAL
+    return Judged(run, tool, source, got.values, intervals, bool(got.unusual), got.busy_activity, unknown)
 
 
 def errors(items: Sequence[Judged], target: str) -> Line:
@@ -165,7 +170,7 @@ def is_real(run: Solo) -> bool:
 
 def is_library(run: Solo) -> bool:
     """Whether it is such a model, and not one that somebody wrote for a single purpose."""
-    return is_real(run) and not is_written(run.family)
+    return is_real(run) and not is_hand_written(run.row)
 
 
 def fullest(items: Sequence[Judged]) -> List[Judged]:
@@ -203,7 +208,7 @@ def code_lines(items: Sequence[Judged]) -> List[str]:
     ]
     for code, written in (("library", False), ("hand-written", True)):
         for tool in (*TOOLS, TRACE):
-            group = [item for item in items if item.tool == tool and is_written(item.run.family) == written]
+            group = [item for item in items if item.tool == tool and is_hand_written(item.run.row) == written]
             answered = [item for item in group if not item.unknown]
             if not group:
                 continue
@@ -213,6 +218,48 @@ def code_lines(items: Sequence[Judged]) -> List[str]:
                 head += f"{active.mean:>21.1f}{active.p90:>6.1f}{active.inside:>7.0%}"
                 head += f"{step.mean:>13.0%}{step.inside:>7.0%}"
             lines.append(head)
+    return lines
+
+
+def again_line(runs: Sequence[Solo]) -> str:
+    """How far apart the same job is in two sessions: what no prediction can be better than."""
+    first: Dict[str, Solo] = {}
+    off, ratios = [], []
+    for run in runs:
+        before = first.setdefault(run.key, run)
+        if before is not run:
+            off.append(100 * abs(run.values["sm_active"] - before.values["sm_active"]))
+            times = sorted((run.values["step_seconds"], before.values["step_seconds"]))
+            ratios.append(times[1] / times[0])
+    if not off:
+        return "no job was measured in two sessions"
+    off.sort()
+    ratios.sort()
+    mean, middle = sum(off) / len(off), ratios[len(ratios) // 2]
+    return (
+        f"{len(off)} jobs measured in two sessions: SM activity {mean:.1f} points apart in the mean "
+        f"({off[-1]:.1f} at most), steps {middle:.2f} times in the median ({ratios[-1]:.2f} at most)"
+    )
+
+
+def collection_lines(items: Sequence[Judged]) -> List[str]:
+    """Collections that were left out as a whole, each by the fit without it: the next stranger's jobs."""
+    head = "left out    input              n  unknown  SM activity: mean  P90  inside  width"
+    lines = [head + "   step: median  inside"]
+    for collection in COLLECTIONS:
+        members = [item for item in items if collection_of(item.run.row) == collection]
+        for tool in (*TOOLS, TRACE):
+            group = [item for item in members if item.tool == tool]
+            answered = [item for item in group if not item.unknown]
+            if not answered:
+                continue
+            active, step = errors(answered, "sm_active"), errors(answered, "step_seconds")
+            widths = [item.intervals["sm_active"][1] - item.intervals["sm_active"][0] for item in answered]
+            lines.append(
+                f"{collection:<11} {tool:<15}{len(group):>5}{1 - len(answered) / len(group):>8.0%}"
+                f"{active.mean:>20.1f}{active.p90:>6.1f}{active.inside:>7.0%}"
+                f"{100 * sum(widths) / len(widths):>7.0f}{step.median:>15.0%}{step.inside:>8.0%}"
+            )
     return lines
 
 

@@ -7,7 +7,7 @@ import json
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from slurm_gpumem.errors import ConfigError, UsageError
-from slurm_gpumem.lab.fit.folds import is_written
+from slurm_gpumem.lab.fit.folds import is_hand_written
 from slurm_gpumem.lab.ground_truth import TOOLS
 from slurm_gpumem.lab.places import GPUUTILNET, SETS, TRACE_KERNELS, shown
 from slurm_gpumem.lab.score import sets as set_accuracy
@@ -20,8 +20,10 @@ from slurm_gpumem.lab.score.gpuutilnet_table import (
 )
 from slurm_gpumem.lab.score.utilization import (
     Judged,
+    again_line,
     class_lines,
     code_lines,
+    collection_lines,
     fullest,
     is_library,
     is_real,
@@ -37,10 +39,9 @@ from slurm_gpumem.utilization.interference import JobLoad
 
 _LEGEND = """\
 mean, median, P90: absolute error in points of percent (step: in % of it). inside: within the interval.
-repeat: deviation between a job's own repeats. unknown: the text shows too little, nothing is predicted.
-Every model by a fit that saw neither it nor its namesakes, a hand-written one by a fit that saw none of its
-kind (graphs, recurrences, ...); speeds in sets are shares of the speed alone, each job by a fit that saw no
-set with its model."""
+repeat: deviation between a job's own repeats. unknown: the text shows too little, or the interval says
+nothing. Every job by a fit that saw no job of its collection, or, where it is of none, neither its model nor
+namesakes; speeds in sets are shares of the speed alone, each job by a fit that saw no set with its model."""
 
 
 _WAYS = (
@@ -67,10 +68,14 @@ def utilization_lines() -> List[str]:
     groups = {
         "library models": real,
         "drawn at random": [item for item in known if not is_real(item.run)],
-        "hand-written": [item for item in known if is_written(item.run.family)],
+        "hand-written": [item for item in known if is_hand_written(item.run.row)],
     }
     lines = [
         f"utilization, {len(runs)} jobs of {len({run.model for run in runs})} models, each alone on the GPU",
+        again_line(runs),
+        "",
+        "collections that were left out as a whole",
+        *collection_lines([*everything, *traced]),
         "",
         *code_lines([*everything, *traced]),
         "",
@@ -89,7 +94,7 @@ def trace_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:
     if not items:
         return [f"from a trace: nothing to judge by ({shown(TRACE_KERNELS)})"]
     real = [item for item in items if is_library(item.run)]
-    written = [item for item in items if is_written(item.run.family)]
+    written = [item for item in items if is_hand_written(item.run.row)]
     groups = {"all": items, "library models": real, "hand-written": written}
     return [
         f"from a trace, {len(items)} of {len(runs)} jobs that could be traced again",
@@ -123,6 +128,7 @@ def set_lines(runs: Sequence[Solo], items: Sequence[Judged]) -> List[str]:
 
 def gpuutilnet_lines(runs: Sequence[Solo]) -> List[str]:
     """The published classifiers on the same jobs, beside their published figures."""
+    runs = list({run.key: run for run in reversed(runs)}.values())  # those measured again count once
     try:
         answers: Any = json.loads(gzip.decompress(GPUUTILNET.read_bytes()))["answers"]
     except (OSError, ValueError, KeyError):

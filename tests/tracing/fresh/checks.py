@@ -153,6 +153,58 @@ def numbers() -> Dict[str, Any]:
     return {"way": trace.way, "fills": len(fills)}
 
 
+class Transforms(nn.Module):
+    """A Fourier transform along a dimension, and back."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim, self.weight = dim, nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        there = torch.fft.rfft(x, dim=self.dim)
+        return self.weight * torch.fft.irfft(there, n=x.shape[self.dim], dim=self.dim)
+
+
+def fourier() -> Dict[str, List[int]]:
+    """Bytes of the blocks of the first step's transforms, by the shape of the input and the dimension."""
+    found = {}
+    for shape, dim in (((4, 96), 1), ((4, 96, 8), 1), ((4, 509), 1), ((4, 1 << 20), 1)):
+        trace = summarize(Transforms(dim), torch.empty(*shape), scalable=False).trace
+        assert trace is not None
+        first = next(phase.event for phase in trace.phases if phase.name == "backward")
+        taken = [trace.sites[event] for event in trace.events[:first] if event >= 0]
+        found[str(shape)] = [site.bytes_at(4) for site in taken if "_fft_" in site.operator]
+    return found
+
+
+class Selects(nn.Module):
+    """Rows by an index, whose gradient comes in another order of dimensions."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.turned, self.weight = turned, nn.Parameter(torch.ones(64, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight[torch.arange(400, device=x.device) % 64]
+        return (rows.t() if self.turned else rows).clone() * x.sum()
+
+
+def sums_at_indices() -> Dict[str, List[int]]:
+    """Bytes that the gradient of a selection of 400 rows takes for a moment."""
+    found = {}
+    for turned in (False, True):
+        trace = summarize(Selects(turned), torch.randn(4, 8), loss=torch.sum, scalable=False).trace
+        assert trace is not None
+        sites = [trace.sites[event] for event in trace.events if event >= 0]
+        blocks = [
+            one.bytes_at(4)
+            for one in sites
+            if one.operator == "aten::index_put" and one.category == "workspace"
+        ]
+        found["turned" if turned else "straight"] = blocks[: len(blocks) // 3]
+    return found
+
+
 class OneOfEight(nn.Module):
     """An index whose choices are not known, as one-hot rows: one of eight places each."""
 

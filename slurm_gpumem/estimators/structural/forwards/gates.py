@@ -93,6 +93,76 @@ def fits_parallel_scaling(node: Node) -> bool:
     return shown and families.count("linear") == 3 and "input_act" in families
 
 
+def joined_scaling(walk: Walk, node: Node, run: Run) -> None:
+    """timm's parallel block with one output layer: out(cat(attention(q, k, v), act(inner))).
+
+    The differential one computes two attentions, keeps both, and normalizes their difference.
+    """
+    children = node.children
+    wide_at = _first(children, "linear")
+    for child in children[: wide_at + 1]:
+        run(walk, child)
+    wide, shape = walk.take(walk.cur), node.row.outputs[0]
+    rest = [child for child in children[wide_at + 1 :] if child.row.called]
+    act = next(child.row for child in rest if family_of(child.row.kind) in ("input_act", "relu"))
+    norm = next(
+        (child.row for child in rest if child.row.params and "norm" in family_of(child.row.kind)), None
+    )
+    last_at = _first(rest, "linear")
+    tokens, macs = walk.count(shape), 2 * walk.count(shape) * max(1, shape[1])
+    pieces = walk.tape.op((wide,), walk.tape.part(wide, wide.shape, wide.elements))
+    made: List[Tensor] = []
+    for _ in range(1 if norm is None else 2):
+        walk.tape.label = "HiddenAttention"
+        out = walk.tape.new(shape, tokens, walk.low)
+        kept = (4 * max(1, tokens // walk.head),)
+        walk.tape.op(
+            (pieces,), out, saved=(wide, out), kept=kept, back=(out.bytes, *kept), matmul=True, macs=macs
+        )
+        made.append(out)
+    walk.tape.label = node.row.kind
+    attended = made[0]
+    if norm is not None:
+        # The second is scaled by a learned number, and so kept; it is kept anyway.
+        difference = walk.tape.op(made, walk.tape.new(norm.outputs[0], tokens, walk.low))
+        walk.tape.label = norm.kind
+        attended = rule_for(norm)(walk, norm, difference)
+    walk.tape.label = act.kind
+    inner = walk.tape.op((pieces,), walk.tape.part(wide, act.outputs[0], walk.count(act.outputs[0])))
+    activated = rule_for(act)(walk, act, inner)
+    walk.tape.label = node.row.kind
+    both = (*shape[:-1], shape[-1] + act.outputs[0][-1])
+    joined = walk.tape.new(both, walk.count(both), max(attended.width, activated.width))
+    walk.give(walk.tape.op((attended, activated), joined))
+    for child in rest[last_at:]:
+        run(walk, child)
+
+
+def fits_joined_scaling(node: Node) -> bool:
+    """Whether its layers are those of timm's parallel block with one output layer for both parts."""
+    leaves = [child.row for child in node.children if not child.children and child.row.called]
+    linear = [row for row in leaves if family_of(row.kind) == "linear"]
+    acts = [row for row in leaves if family_of(row.kind) in ("input_act", "relu")]
+    if len(linear) != 2 or len(acts) != 1 or not all(row.outputs for row in leaves) or not node.row.outputs:
+        return False
+    width, inner = node.row.outputs[0][-1], acts[0].outputs[0][-1]
+    # The weights of the last layer say that it takes both parts.
+    return linear[0].outputs[0][-1] == 3 * width + inner and linear[1].params // width in (
+        width + inner,
+        width + inner + 1,
+    )
+
+
+def scaling(walk: Walk, node: Node, run: Run) -> None:
+    """timm's parallel block, with an output layer for each part or one for both."""
+    (parallel_scaling if fits_parallel_scaling(node) else joined_scaling)(walk, node, run)
+
+
+def fits_scaling(node: Node) -> bool:
+    """Whether it is either."""
+    return fits_parallel_scaling(node) or fits_joined_scaling(node)
+
+
 def selective_kernel(walk: Walk, node: Node, run: Run) -> None:
     """Convolutions of several sizes, stacked, scaled by a weight for each and channel, and added."""
     entry = walk.cur

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import List
+from typing import List, NamedTuple, Optional
 
 from slurm_gpumem.estimators.structural.attention import Run
 from slurm_gpumem.estimators.structural.kinds import family_of
@@ -15,6 +15,10 @@ from slurm_gpumem.summaries.types import Layer
 _FLOAT = 4
 _STEP_SIZES = 16
 _MOST_STATES = 256
+_USUAL_STATES = 128
+_CHUNK = 256
+"""Steps of a chunk, by default in all classes."""
+_TAPS_AND_BIAS = 5
 
 
 def selective_scan(walk: Walk, node: Node, run: Run) -> None:
@@ -59,3 +63,85 @@ def fits_selective_scan(node: Node) -> bool:
         return False
     called = [child.row for child in node.children if child.row.called]
     return called[0] is linear[0] and called[-1] is linear[-1] and 1 < _states(node) <= _MOST_STATES
+
+
+class _Chunks(NamedTuple):
+    """The sizes of a mixer that scans chunks: width, heads and states of a head."""
+
+    inner: int
+    heads: int
+    states: int
+
+
+def _chunks(node: Node) -> Optional[_Chunks]:
+    """They follow from its first layer and from its own parameters; None if they do not fit.
+
+    The layer makes a gate and as many values (the norm's width), one input and one output of each state, and
+    a step size for each head: inner + convolved + heads. Its own parameters are those of a convolution of
+    four steps with a bias, and three numbers for each head: 5 · convolved + 3 · heads.
+    """
+    linear = _linear(node)
+    norm = [child.row for child in node.children if child.row.kind.endswith("RMSNormGated")]
+    inner = norm[0].outputs[0][-1] if norm and norm[0].outputs else _width_taken(linear)
+    if not inner or not linear or not linear[0].outputs:
+        return None
+    made = linear[0].outputs[0][-1]
+    convolved, odd = divmod(node.row.params - 3 * (made - inner), _TAPS_AND_BIAS - 3)
+    heads, states = made - inner - convolved, (convolved - inner) // 2
+    if odd or heads < 1 or inner % heads or states < 1 or node.row.params < convolved:
+        return None
+    return _Chunks(inner, heads, states if states <= _MOST_STATES else _USUAL_STATES)
+
+
+def _width_taken(linear: List[Layer]) -> int:
+    """The width of what its last layer takes."""
+    last = linear[-1] if len(linear) == 2 else None
+    return last.params // last.outputs[0][-1] if last is not None and last.outputs else 0
+
+
+def chunk_scan(walk: Walk, node: Node, run: Run) -> None:
+    """The second Mamba's mixer: attention within chunks of 256 steps, each product written out and summed.
+
+    A product over all pairs of steps, heads and states exists whole before it is summed, and again in the
+    backward pass, once for each factor; kept are the pairs' scores, decays and both together.
+    """
+    sizes = _chunks(node)
+    *before, last = [child for child in node.children if child.row.called]
+    for child in before:
+        run(walk, child)
+    if sizes is None:  # as `fits_chunk_scan` saw it, never
+        run(walk, last)
+        return
+    walk.tape.label = node.row.kind
+    source = walk.take(walk.cur)
+    shape = node.row.outputs[0]
+    rows = walk.count(shape) // max(1, shape[-1])
+    # The sequence is filled up to whole chunks.
+    steps = rows * ceil(shape[1] / _CHUNK) * _CHUNK // max(1, shape[1])
+    head = sizes.inner // sizes.heads
+    pairs = steps * _CHUNK * sizes.heads
+    product = steps * sizes.heads * max(_CHUNK * sizes.states, _CHUNK * head, head * sizes.states) * _FLOAT
+    states = steps * sizes.heads * sizes.states * _FLOAT
+    values = steps * sizes.inner * _FLOAT
+    walk.assume("Mamba runs without the kernels of mamba_ssm: products over pairs of steps are tensors")
+    taken = (*shape[:-1], sizes.inner)
+    out = walk.tape.new(taken, walk.count(taken), walk.low)
+    walk.give(
+        walk.tape.op(
+            (source,),
+            out,
+            kept=(pairs * _FLOAT,) * 3 + (states,) * 3 + (values,) * 4,
+            work=(product,),
+            back=(product,) * 2,
+        )
+    )
+    run(walk, last)
+
+
+def fits_chunk_scan(node: Node) -> bool:
+    """Whether its layers and its own parameters are those of the second Mamba."""
+    linear = _linear(node)
+    called = [child.row for child in node.children if child.row.called]
+    if len(linear) != 2 or not node.row.outputs or len(node.row.outputs[0]) != 3:
+        return False
+    return called[0] is linear[0] and called[-1] is linear[-1] and _chunks(node) is not None
