@@ -12,6 +12,8 @@ import pytest
 from slurm_gpumem import estimate
 from slurm_gpumem.data import data_path
 from slurm_gpumem.errors import ConfigError
+from slurm_gpumem.estimators.traced.replay import replay
+from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
 from slurm_gpumem.estimators.workspaces import measured_calls
 from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
@@ -229,6 +231,10 @@ def test_a_trace_with_cudnn_benchmark_asks_for_what_is_tried() -> None:
     assert 2400 < tried.peak_mib - plain.peak_mib < 2800
     assert tried.request_mib > 1.1 * (tried.peak_mib - tried.parts["context"]) + tried.parts["context"]
     with_it = replace(summary, trace=replace(summary.trace, benchmark=True))
+    assert with_it.trace is not None
+    large, small = (replay(with_it.trace, gpu=Gpu("one", size, 500)).tried for size in (80_000, 2048))
+    assert large > 2400 * MIB
+    assert small < 1024 * MIB  # what the GPU does not have is not tried
     again = parse(to_json(with_it), origin="here").trace
     assert again is not None
     assert again.benchmark

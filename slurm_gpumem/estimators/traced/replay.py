@@ -14,6 +14,7 @@ from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace
+from slurm_gpumem.units import MIB
 
 DEFAULT_CUBLAS = 32 << 20
 DEFAULT_SMS = 132
@@ -63,18 +64,23 @@ def replay(
         live_at_peak=_alive(trace, events, stats.peak_event),
         phase=trace.phase_of(max(stats.peak_event, 0)),
         sizes=sizes,
-        tried=_tried(trace, batch, events) if trace.benchmark else 0,
+        tried=_tried(trace, batch, events, gpu) if trace.benchmark else 0,
     )
 
 
-def _tried(trace: Trace, batch: Optional[int], events: Sequence[Event]) -> int:
-    """The most that lives beside a convolution's largest workspace."""
+def _tried(trace: Trace, batch: Optional[int], events: Sequence[Event], gpu: Optional[Gpu]) -> int:
+    """The most that lives beside a convolution's largest workspace.
+
+    PyTorch leaves out the algorithms whose workspace is larger than what the GPU has free.
+    """
     at = trace.job.batch if batch is None else batch
+    room = None if gpu is None else (gpu.memory_mib - gpu.context_mib) * MIB
     most = 0
     for value, (_, size), live in zip(trace.events, events, _live_bytes(events)):
         convolution = trace.sites[value].convolution if value >= 0 else None
         if convolution is not None:
-            most = max(most, live - size + tried_bytes(convolution, at))
+            with_it = live - size + tried_bytes(convolution, at)
+            most = max(most, with_it if room is None or with_it <= room else live)
     return most
 
 

@@ -85,6 +85,8 @@ class DistributedDataParallel(nn.Module):
             self._passes += 1
             if self._passes == _REBUILT_IN and self._sizes:
                 self._take(ddp_buckets(self._sizes, self._cap))
+        if self.device_ids:
+            args, kwargs = pytree.tree_map(_moved, (args, kwargs))
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> Any:
@@ -105,6 +107,11 @@ class DistributedDataParallel(nn.Module):
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("'DistributedDataParallel' object is not iterable")
+
+
+def _moved(value: Any) -> Any:
+    """A tensor on the GPU."""
+    return value.cuda() if isinstance(value, torch.Tensor) and not value.is_cuda else value
 
 
 class _Gathered(torch.autograd.Function):
@@ -131,6 +138,8 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module = module
         self._gpus = len(device_ids) if device_ids else torch.cuda.device_count()
+        if self._gpus == 1:
+            module.to("cuda")
         if self._gpus > 1:
             self.tracer.used_gpus(self._gpus)
             self.tracer.note(
@@ -139,14 +148,14 @@ class DataParallel(nn.Module):
             )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model's, of a part of the batch."""
+        """As the model's, of a part of the batch, which may come from the CPU."""
         rows = next((len(value) for value in args if isinstance(value, torch.Tensor) and value.dim()), 0)
         rows = rows or next((len(v) for v in kwargs.values() if isinstance(v, torch.Tensor) and v.dim()), 0)
         part = -(-rows // max(1, self._gpus))
 
         def scattered(value: Any) -> Any:
             whole = isinstance(value, torch.Tensor) and value.dim() and len(value) == rows
-            return value[:part] if whole else value
+            return _moved(value[:part] if whole else value)
 
         def gathered(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -156,6 +165,7 @@ class DataParallel(nn.Module):
             return _Gathered.apply(value, rows) if len(value) == part else value
 
         if self._gpus < 2 or not rows:
+            args, kwargs = pytree.tree_map(_moved, (args, kwargs))
             return self.module(*args, **kwargs)
         found = self.module(*pytree.tree_map(scattered, args), **pytree.tree_map(scattered, kwargs))
         return pytree.tree_map(gathered, found)

@@ -112,6 +112,26 @@ for step in range(60):
 critic.eval()
 with torch.no_grad(): critic(torch.randn(65536, 256, device=device))
 """,
+    "from-the-cpu": """
+codes = nn.Embedding(10, 128); model = nn.DataParallel(net())
+optimizer = torch.optim.Adam([*codes.parameters(), *model.parameters()])
+for step in range(8):
+    numbers = torch.arange(64) % 10; x = torch.cat([codes(numbers), torch.randn(64, 128)], 1)
+    out = model(x); assert out.is_cuda and not x.is_cuda
+    optimizer.zero_grad(); F.cross_entropy(out, numbers.cuda()).backward(); optimizer.step()
+""",
+    "boxes": """
+os.makedirs("torchvision"); open("torchvision/__init__.py", "w"); open("torchvision/extension.py", "w")
+library = torch.library.Library("torchvision", "DEF")
+library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import torchvision.extension
+model = nn.Linear(64, 5).to(device); optimizer = torch.optim.Adam(model.parameters())
+for step in range(8):
+    found = model(torch.randn(12000, 64, device=device)); boxes, scores = found[:, :4], found[:, 4]
+    best = torch.ops.torchvision.nms(boxes.detach(), scores.detach(), 0.7)[:2000]
+    assert len(best) == 2000 and best.is_cuda
+    optimizer.zero_grad(); scores[best].sum().backward(); optimizer.step()
+""",
     "scripted": """
 from torch.distributed.optim import ZeroRedundancyOptimizer
 @torch.jit.script
@@ -344,6 +364,24 @@ def test_gradients_of_a_model_s_inputs_can_be_asked_for_when_it_is_not_run_any_m
     assert not {"failure", "onward_failure"} & set(facts)
     assert facts["steps"] == 120
     assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
+
+
+def test_inputs_on_the_cpu_are_moved_by_data_parallel(runs: Dict[str, Future[TracedScript]]) -> None:
+    facts = runs["from-the-cpu"].result().facts
+    assert facts["steps"] == 8
+    assert not {"failure", "onward_failure"} & set(facts)
+
+
+def test_of_boxes_that_overlap_all_are_kept_and_their_pairs_counted(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    traced = runs["boxes"].result()
+    assert traced.facts["steps"] == 8
+    pairs = 12000 * (12000 // 64 + 1) * 8
+    assert traced.facts["peak_bytes"] > pairs
+    trace = read_summary(traced.summary.decode()).trace
+    assert trace is not None
+    assert any("nms keeps" in remark for remark in trace.remarks)
 
 
 def test_code_that_torch_jit_compiles_runs_with_replaced_functions(
