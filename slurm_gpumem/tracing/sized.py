@@ -15,6 +15,8 @@ from slurm_gpumem.tracing.choices import choices_of, rows_of, share_of
 from slurm_gpumem.tracing.values import compute, give, value_of
 
 aten = torch.ops.aten
+_INDEX_BYTES = 8
+_PAIRS_IN_A_NUMBER = 64
 
 
 def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -59,12 +61,23 @@ def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def boxes_kept(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """torchvision's `nms`: which boxes are left when those that overlap are gone; at most all of them."""
+    """torchvision's `nms`: which boxes are left when those that overlap are gone; at most all of them.
+
+    It has the boxes in the order of their scores, and a bit for each pair of them, while it runs.
+    """
     boxes = args[0]
     if boxes.device.type != "meta":
         return func(*args, **kwargs)
     recorder.assume("how many boxes nms keeps depends on data; took all")
-    return torch.empty(boxes.shape[0], dtype=torch.int64, device=boxes.device)
+    count, name = int(boxes.shape[0]), func._schema.name
+    pairs = count * -(-count // _PAIRS_IN_A_NUMBER) * _INDEX_BYTES
+    sizes = (count * _INDEX_BYTES, boxes.numel() * boxes.element_size(), count * _INDEX_BYTES, pairs)
+    taken = [recorder.take(size, name) for size in sizes if size]
+    result = torch.empty(count, dtype=torch.int64, device=boxes.device)
+    recorder.note_result(result, name)
+    for number in taken:
+        recorder.drop(number)
+    return result
 
 
 def _counts(recorder: Any, args: Any, kwargs: Any) -> Tensor:

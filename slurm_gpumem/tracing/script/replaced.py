@@ -12,7 +12,6 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._contextlib import _DecoratorContextManager
 
 from slurm_gpumem.tracing.script import (
-    detection,
     epochs,
     flash_package,
     longest,
@@ -44,7 +43,7 @@ def install(tracer: Any) -> None:
     _checkpoints(tracer)
     _loading()
     parallel.install(tracer)
-    for package in (detection, epochs, flash_package, longest, offload, quantized, triton_kernels):
+    for package in (epochs, flash_package, longest, offload, quantized, triton_kernels):
         package.install(tracer)
     AfterImport({"torch.utils.tensorboard.writer": _no_graphs}).install()
 
