@@ -191,7 +191,7 @@ def test_the_largest_workspaces_that_were_tried_on_an_h200_follow_from_the_rule(
 
 
 def test_transforms_larger_than_any_that_was_seen_are_not_expected() -> None:
-    """torchvision's FCN evaluates one large image: the rule alone would have 33 to 260 GiB for its layers."""
+    """torchvision's FCN evaluates one large image: the rule alone has 33 to 260 GiB for its layers."""
     c, _ = next((c, row) for c, row in _tried() if c.call == "forward" and c.kernel == (3, 3))
     wide = replace(c, channels=1024, outputs=256, size=(65, 65), out_size=(65, 65), stride=(1, 1), batch=(1,))
     assert tried_bytes(wide, 1) == 0

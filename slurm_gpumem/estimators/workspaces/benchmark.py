@@ -26,9 +26,9 @@ _TILES_HELD = 2
 _SMALLEST, _LARGEST = 16, 256
 """Sides of the transform of a whole plane."""
 _MOST_SEEN = 9 << 30
-"""The largest workspace for whole planes that was seen to be tried. Where the rule has more (wide layers on
-one large image: up to 260 GiB) none is expected: PyTorch passes over what does not fit beside the job, and a
-job with such layers took none of it."""
+"""The largest workspace for whole planes that was seen to be tried. Whether larger ones are (the rule has up
+to 260 GiB for wide layers on one large image) is not known; a job does not depend on them, because PyTorch
+passes over what does not fit beside it."""
 _COMPLEX = 8
 _FLOAT = 4
 BEYOND = 1.15
