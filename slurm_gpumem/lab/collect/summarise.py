@@ -44,7 +44,7 @@ def summarise(job: Job) -> Dict[str, Any]:
     row: Dict[str, Any] = {"summary": job.summary_key, "batch": BATCH, "versions": _versions(job)}
     with _cuda("meta", job):
         texts = _texts(job, *_build(job))
-    if "torchinfo_deep" not in texts:
+    if "torchinfo_deep" not in texts or "print" not in texts:
         # Some operators refuse tensors without data that they take on a CPU: experts' grouped products.
         cpu = torch.device("cpu")
         with _cuda("cpu", job):
@@ -59,7 +59,9 @@ def _cuda(device: str, job: Job) -> ContextManager[Any]:
 
 
 def _texts(job: Job, model: nn.Module, device: torch.device) -> Dict[str, Any]:
-    row: Dict[str, Any] = {"print": str(model), "parameters": sum(p.numel() for p in model.parameters())}
+    # Quantized layers print numbers, which need data: the caller tries again with some.
+    row: Dict[str, Any] = _attempt("print", lambda: str(model))
+    row["parameters"] = sum(p.numel() for p in model.parameters())
     make, _ = task_named(job.entry.task)
     config = getattr(model, "config", None)
     batch = make(Feed(BATCH, job.size, device, torch.float32, job.entry.task_args, config))
