@@ -19,11 +19,10 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from slurm_gpumem.api import estimate
 from slurm_gpumem.errors import GpumemError
-from slurm_gpumem.estimators.types import Estimate
+from slurm_gpumem.estimators.types import Estimate, Utilization
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.ground_truth import MeasuredRun, load_ground_truth
 from slurm_gpumem.lab.score.accuracy import quantile
-from slurm_gpumem.report.estimate import utilization_json
 from slurm_gpumem.units import ceil_div
 
 TRACE = "trace"
@@ -204,7 +203,7 @@ def _as_rows(found: Sequence[Answer]) -> List[Dict[str, Any]]:
                     "peak_mib": one.made.peak_mib,
                     "request_mib": one.made.request_mib,
                     "warnings": list(one.made.warnings),
-                    "utilization": utilization_json(one.made.utilization),
+                    "utilization": _utilization(one.made.utilization),
                 }
                 if one.made is not None
                 else {}
@@ -212,6 +211,17 @@ def _as_rows(found: Sequence[Answer]) -> List[Dict[str, Any]]:
         }
         for one in found
     ]
+
+
+def _utilization(found: Optional[Utilization]) -> Optional[Dict[str, Any]]:
+    if found is None:
+        return None
+    return {
+        "sm_active": round(found.sm_active, 1),
+        "step_seconds": found.step_seconds,
+        "intervals": {name: list(ends) for name, ends in found.intervals.items()},
+        "known": found.is_known,
+    }
 
 
 def main(argv: Optional[List[str]] = None) -> int:
