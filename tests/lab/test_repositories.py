@@ -51,8 +51,8 @@ def repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     sys.path[:] = path
     for name, module in list(sys.modules.items()):
         # Only theirs: what torch imports at its first use cannot be imported twice.
-        places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", [])]
-        if any(str(place).startswith(str(tmp_path)) for place in places):
+        place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", [])), "")
+        if str(place).startswith(str(tmp_path)):
             del sys.modules[name]
 
 
