@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Callable, List, Optional, Sequence
 
+from slurm_gpumem.estimators.structural.attention_math import (
+    WINDOW_HEAD,
+    Style,
+    attend,
+    compare_by_angle,
+    cosine,
+    tokens_of,
+    written_out,
+)
 from slurm_gpumem.estimators.structural.inputs import conv_input
 from slurm_gpumem.estimators.structural.kinds import (
     computes_matrix,
@@ -20,7 +28,6 @@ from slurm_gpumem.estimators.structural.tree import Node
 from slurm_gpumem.estimators.structural.walk import Walk
 from slurm_gpumem.estimators.structural.workspaces import sum_bytes
 from slurm_gpumem.estimators.tape import Tensor
-from slurm_gpumem.estimators.versions import FUSED_ATTENTION, follows
 from slurm_gpumem.summaries.types import Layer, Shape
 
 Run = Callable[[Walk, Node], None]
@@ -31,9 +38,7 @@ HIDDEN_EAGER, HIDDEN_DROPPING = "HiddenEagerAttention", "HiddenDroppingAttention
 _FLOAT = 4
 _MOST_HEADS = 64
 _LEAST_HEAD = 16
-_WINDOW_HEAD = 32
 _WINDOW_TOKENS = 49
-_MOST_POSITIONS = 512
 _PROJECTIONS = ("linear", "conv")
 _BETWEEN = (
     "identity",
@@ -88,7 +93,7 @@ def ends_attention(walk: Walk, node: Node, packed: List[Tensor]) -> bool:
     taken = input_shape(row)
     linear = not node.children and family_of(row.kind) == "linear"
     if linear and taken is not None and 3 * taken[-1] == packed[-1].shape[-1]:
-        attend(walk, packed, taken, matrix=None, style=_Style(grouped=False, written_out=False))
+        attend(walk, packed, taken, matrix=None, style=Style(grouped=False, written_out=False))
     return True
 
 
@@ -143,7 +148,7 @@ def around_uncalled(walk: Walk, node: Node, params: int, run: Run) -> None:
         walk.tape.label = node.row.kind
         compare_by_angle(walk, fused, node.row.outputs[0], walk.count(matrix))
     else:
-        bias, style = [], _Style(grouped=False, written_out=False)
+        bias, style = [], Style(grouped=False, written_out=False)
         attend(walk, [fused], node.row.outputs[0], matrix=matrix, style=style)
     for child in node.children:
         if child not in bias and not (bias and child.row.outputs[:1] == (matrix,)):
@@ -177,7 +182,7 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     fused = walk.tape.new((), 3 * x.elements, walk.low)
     macs = fused.elements * width
     _project(walk, (low, *copies), fused, gradients, 3 * width, macs)
-    heads = max(1, shape[-1] // _WINDOW_HEAD)
+    heads = max(1, shape[-1] // WINDOW_HEAD)
     # The bias has one entry for each distance within a window: (2w - 1) in every direction.
     distances = max(1.0, table / heads)
     dimensions = max(1, len(shape) - 2)
@@ -194,10 +199,10 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
             run(walk, child)
             walk.take(walk.cur)
         tokens = prod((size + 1) / 2 for size in distances_shape[1:-1])
-        _cosine(walk, fused, out, round(x.elements / _WINDOW_HEAD * tokens))
+        cosine(walk, fused, out, round(x.elements / WINDOW_HEAD * tokens))
     else:
         scaled = walk.tape.op((fused,), walk.tape.new((), x.elements, walk.low))
-        written_out(walk, (scaled, fused), out, round(x.elements / _WINDOW_HEAD * tokens))
+        written_out(walk, (scaled, fused), out, round(x.elements / WINDOW_HEAD * tokens))
     joined = walk.tape.op((out,), walk.tape.new(shape, x.elements, walk.low))
     rest = sum(params[1:])
     copies, gradients = walk.weight(walk.param(rest, trainable=row.trainable), rest)
@@ -223,7 +228,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     if sinks:
         # No fused kernel of PyTorch takes them, so the matrix is computed in Python.
         walk.head, in_python = sources[0].row.outputs[0][-1] // sinks, True
-    style = _Style(
+    style = Style(
         _grouped([child.row for child in sources]),
         in_python,
         drops and walk.drops(),
@@ -234,7 +239,7 @@ def container(walk: Walk, node: Node, run: Run) -> None:
     if matrix is None and "Window" in node.row.kind and node.row.outputs:
         # Hidden: the usual windows of 7 x 7 tokens and heads of 32.
         shape = node.row.outputs[0]
-        matrix = (*shape[:-1], max(1, shape[-1] // _WINDOW_HEAD), _WINDOW_TOKENS)
+        matrix = (*shape[:-1], max(1, shape[-1] // WINDOW_HEAD), _WINDOW_TOKENS)
     done = False
     for child in node.children:
         row = child.row
@@ -314,198 +319,12 @@ def _drops_matrix(node: Node) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class _Style:
-    """How a module computes its attention, beyond what its rows show."""
-
-    grouped: bool
-    """Fewer heads for keys than for queries."""
-    written_out: bool
-    """The matrix is computed although no row shows it."""
-    drops: bool = False
-    """Dropout acts on the matrix, so that a mask and the result are kept as well."""
-    positions: int = 0
-    """Number of relative positions whose scores are kept too; -1: one for each distance; 0: none."""
-    keeps_scores: bool = False
-    """The scores before the softmax are kept too: a sink is compared with their sum."""
-    in_float: bool = False
-    """The softmax is computed in fp32 in any precision."""
-
-
-def attend(
-    walk: Walk, made: Sequence[Tensor], shape: object, *, matrix: Optional[Shape], style: _Style
-) -> None:
-    """Record attention over the projections; its output has `shape`."""
-    walk.uses_matmul = True
-    made = [walk.lowered(walk.take(tensor)) for tensor in made]
-    total = sum(tensor.elements for tensor in made)
-    if isinstance(shape, tuple):
-        count = walk.count(shape)
-    else:
-        shape, count = made[0].shape, (total // 3 if len(made) == 1 else made[0].elements)
-    # A fused projection is wider than its queries; the output is as large as the queries.
-    out = walk.tape.new(shape, count, walk.low)
-    if walk.caches or (walk.caches_decoder and any("Decoder" in scope.kind for scope in walk.scopes)):
-        made = _cached(walk, made)
-    if matrix is not None:
-        if style.positions:
-            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, matrix[-1])
-            kept = (walk.count(matrix) // matrix[-1] * columns * walk.low,) * 2
-            first = walk.tape.new((), made[0].elements, walk.low)
-            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
-        written_out(walk, made, out, walk.count(matrix), drops=style.drops)
-    elif style.written_out or not follows(FUSED_ATTENTION, walk.job.torch):
-        keys = made[1 if len(made) == 3 else 0].shape
-        tokens = max(1, prod(keys[1:-1]))
-        if style.positions:
-            # The scores of queries and keys with positions, from which those of each pair are gathered.
-            columns = style.positions if style.positions > 0 else 2 * min(_MOST_POSITIONS, tokens)
-            kept = (count // walk.head * columns * walk.low,) * 2
-            first = walk.tape.new((), made[0].elements, walk.low)
-            made = [walk.tape.op(made[:1], first, kept=kept), *made[1:]]
-        matrix_size = count // walk.head * tokens
-        written_out(
-            walk,
-            made,
-            out,
-            matrix_size,
-            drops=style.drops,
-            keeps_scores=style.keeps_scores,
-            in_float=style.in_float,
-        )
-    elif style.grouped and len(made) == 3 and walk.low == 4:
-        _grouped_math(walk, made, out)
-    else:
-        # In half precision Hopper uses cuDNN's kernel, and so loads the library.
-        walk.uses_conv = walk.uses_conv or walk.low == 2
-        statistics = 4 * max(1, count // walk.head)
-        made = [_separated(walk, tensor, count) for tensor in made]
-        walk.tape.op(
-            made,
-            out,
-            saved=(*made, out),
-            kept=(statistics,),
-            back=(out.bytes, statistics),
-            matmul=True,
-            macs=2 * count * _tokens(made[1 if len(made) == 3 else 0], out),
-        )
-    walk.give(out)
-
-
-def _separated(walk: Walk, made: Tensor, count: int) -> Tensor:
-    """Queries, keys and values as views of a fused projection.
-
-    Their gradients are stacked into one tensor, which is brought into the projection's order.
-    """
-    if made.elements <= count:
-        return made
-    for _ in range(2):
-        made = walk.tape.op((made,), walk.tape.part(made, made.shape, made.elements))
-    return made
-
-
-def _tokens(keys: Tensor, out: Tensor) -> int:
-    """How many keys each query is compared with, as far as the shapes show."""
-    shape = keys.shape if len(keys.shape) > 2 else out.shape
-    if len(shape) == 4 and shape[1] > shape[3]:
-        return max(1, shape[2] * shape[3])  # channels come first: a convolution made them
-    return max(1, prod(shape[1:-1])) if len(shape) > 2 else 1
-
-
-def _cached(walk: Walk, made: Sequence[Tensor]) -> List[Tensor]:
-    """Keys and values go through transformers' cache, which copies them and outlives the step."""
-    if len(made) == 1 and walk.rotary:
-        # Rotated queries are new, keys and values are copied: nothing is a view of the fused result any more.
-        separate = [walk.tape.new((), made[0].elements // 3, made[0].width) for _ in range(3)]
-        for tensor in separate:
-            walk.tape.op(made, tensor)
-        walk.tape.survivors += separate[1:]
-        return separate
-    if len(made) == 1:
-        fused = made[0]
-        copy = walk.tape.new((), fused.elements * 2 // 3, fused.width)
-        walk.tape.op((fused,), copy)
-        walk.tape.survivors.append(copy)
-        return [fused, copy]
-    result = [made[0]]
-    for tensor in made[1:]:
-        copy = walk.tape.new(tensor.shape, tensor.elements, tensor.width)
-        walk.tape.op((tensor,), copy)
-        walk.tape.survivors.append(copy)
-        result.append(copy)
-    return result
-
-
 def _grouped(rows: Sequence[Layer]) -> bool:
     """Whether keys are narrower than queries but as long: fewer key heads than query heads."""
     if len(rows) != 3 or not rows[0].outputs or not rows[1].outputs:
         return False
     queries, keys = rows[0].outputs[0], rows[1].outputs[0]
     return len(queries) == len(keys) and queries[:-1] == keys[:-1] and keys[-1] < queries[-1]
-
-
-def _grouped_math(walk: Walk, made: Sequence[Tensor], out: Tensor) -> None:
-    """In fp32 no fused kernel supports grouped heads: keys and values are repeated, the matrix is kept."""
-    queries = made[0]
-    scaled = walk.tape.op((queries,), walk.tape.new((), queries.elements, queries.width))
-    keys = walk.tape.op((made[1],), walk.tape.new((), queries.elements, queries.width))
-    values = walk.tape.op((made[2],), walk.tape.new((), queries.elements, queries.width))
-    tokens = max(1, queries.shape[-2] if len(queries.shape) == 3 else queries.shape[1])
-    written_out(walk, (scaled, keys, values), out, queries.elements // walk.head * tokens)
-
-
-def written_out(
-    walk: Walk,
-    made: Sequence[Tensor],
-    out: Tensor,
-    matrix: int,
-    *,
-    drops: bool = False,
-    keeps_scores: bool = False,
-    in_float: bool = False,
-) -> None:
-    """Scores, softmax and the product with the values, each a separate tensor."""
-    wide = _FLOAT if in_float else walk.wide
-    scores = walk.tape.new((), matrix, walk.low)
-    walk.tape.op(made[:2], scores, saved=tuple(made[:2]), matmul=True, macs=matrix * walk.head)
-    if keeps_scores:
-        scores = walk.tape.op((scores,), walk.tape.new((), matrix, wide))
-    probabilities = walk.tape.new((), matrix, wide)
-    saved = (scores, probabilities) if keeps_scores else (probabilities,)
-    walk.tape.op((scores,), probabilities, saved=saved)
-    if drops:
-        dropped = walk.tape.new((), matrix, wide)
-        probabilities = walk.tape.op((probabilities,), dropped, kept=(matrix,))
-    low = walk.lowered(probabilities)
-    if low.width > walk.low:
-        low = walk.tape.op((low,), walk.tape.new((), matrix, walk.low))
-    mixed = (low, *made[-1:])
-    walk.tape.op(mixed, out, saved=mixed, matmul=True, macs=matrix * walk.head)
-
-
-def _cosine(walk: Walk, fused: Tensor, out: Tensor, matrix: int, values: Optional[Tensor] = None) -> None:
-    """Queries and keys divided by their lengths, and scores by a learned temperature, which keeps them."""
-    unit = []
-    for _ in range(2):
-        wide = walk.tape.new((), out.elements, walk.wide)
-        unit.append(walk.lowered(walk.tape.op((fused,), wide, saved=(fused,))))
-    scores = walk.tape.new((), matrix, walk.low)
-    walk.tape.op(unit, scores, saved=tuple(unit), matmul=True, macs=matrix * _WINDOW_HEAD)
-    warm = walk.tape.new((), matrix, walk.wide)
-    walk.tape.op((scores,), warm, saved=(scores,))
-    probabilities = walk.tape.new((), matrix, walk.wide)
-    walk.tape.op((warm,), probabilities, saved=(probabilities,))
-    mixed = (walk.lowered(probabilities), fused if values is None else values)
-    walk.tape.op(mixed, out, saved=mixed, matmul=True, macs=matrix * _WINDOW_HEAD)
-
-
-def compare_by_angle(walk: Walk, fused: Tensor, shape: Shape, matrix: int) -> None:
-    """Attention by the cosine of queries and keys, which leaves a copy of the values and of its result."""
-    count = fused.elements // 3
-    out = walk.tape.new(shape, count, walk.low)
-    values = walk.tape.op((fused,), walk.tape.new((), count, walk.low))
-    _cosine(walk, fused, out, matrix, values)
-    walk.give(walk.tape.op((out,), walk.tape.new(shape, count, walk.low)))
 
 
 def multihead(walk: Walk, node: Node) -> None:
@@ -541,7 +360,7 @@ def multihead(walk: Walk, node: Node) -> None:
             kept=(statistics,),
             back=(separate.bytes,),
             matmul=True,
-            macs=2 * out.elements * _tokens(out, out),
+            macs=2 * out.elements * tokens_of(out, out),
         )
     joined = walk.tape.new(shape, out.elements, walk.low)
     walk.tape.op((out,), joined)

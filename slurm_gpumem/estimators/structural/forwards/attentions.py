@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import List, Optional, Sequence
 
-from slurm_gpumem.estimators.structural import attention
+from slurm_gpumem.estimators.structural import attention, attention_math
 from slurm_gpumem.estimators.structural.attention import Run
 from slurm_gpumem.estimators.structural.kinds import family_of
 from slurm_gpumem.estimators.structural.layers import rule_for
@@ -191,7 +191,7 @@ def cross_covariance(walk: Walk, node: Node, run: Run) -> None:
     run(walk, first)
     walk.tape.label = node.row.kind
     matrix = next(child.row.outputs[0] for child in following if _is_matrix(child))
-    attention.compare_by_angle(walk, walk.take(walk.cur), node.row.outputs[0], walk.count(matrix))
+    attention_math.compare_by_angle(walk, walk.take(walk.cur), node.row.outputs[0], walk.count(matrix))
     for child in following:
         if not _is_matrix(child):
             run(walk, child)
@@ -232,7 +232,7 @@ def biased_heads(walk: Walk, node: Node, run: Run) -> None:
     taken = act.outputs[0] if act is not None else shape
     out = walk.tape.new(taken, walk.count(taken), walk.low)
     # Queries first: what makes them comes last where there are fewer of them.
-    attention.written_out(walk, made[::-1], out, samples * heads * tokens * keys)
+    attention_math.written_out(walk, made[::-1], out, samples * heads * tokens * keys)
     walk.give(out)
     for child in node.children[at:]:
         run(walk, child)
