@@ -67,7 +67,7 @@ $(VENV)/.check-ready: $(BIN)/gpumem
 	@touch $@
 
 $(VENV)/.test-ready: $(VENV)/.check-ready
-	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH) numpy
 	@touch $@
 
 $(VENV)/.train-ready: $(VENV)/.test-ready

@@ -35,7 +35,7 @@ for version in $found; do
   [ -x "$venv/bin/python" ] || "$(find_python "$version")" -m venv "$venv"
   "$venv/bin/python" -m pip install -q --disable-pip-version-check -e '.[test]'
   if [ "$version" = "$with_torch" ]; then
-    "$venv/bin/python" -m pip install -q --disable-pip-version-check "$torch"
+    "$venv/bin/python" -m pip install -q --disable-pip-version-check "$torch" numpy
     echo "== Python $version with $torch"
     "$venv/bin/python" -m pytest "$@" || failed="$failed $version"
   else

@@ -33,10 +33,6 @@ FEW_AUTHORS = 0.7
 """Hand-written networks have more authors than were measured: this share of the allowed misses is used.
 Less of it would ask for more than twice what the networks of authors who were held out need, in sum."""
 
-FRESH_MISSES = 0.6
-"""Of jobs drawn as fresh ones are (the blind checks) so many requests of traces are too small, as a share of
-those of all measured runs at the same step: networks made for the fit are harder than what people write."""
-
 
 class Need(NamedTuple):
     """A measured run as one text or its trace shows it: MiB with the reference context."""
@@ -96,8 +92,6 @@ def _with_steps(needs: Sequence[Need], wide: Width) -> Width:
     levels = [min(1.0, level * (count + 1) / count) for level in LEVELS]
     if all(one.group.startswith("written") for one in needs):
         levels = [1 - (1 - level) * FEW_AUTHORS for level in levels]
-    if _are_traces(needs):
-        levels = [max(0.0, 1 - (1 - level) / FRESH_MISSES) for level in levels]
     return wide._replace(steps=tuple(max(0.0, quantile(ordered, level)) for level in levels))
 
 

@@ -183,6 +183,7 @@ def _measured(
     from slurm_gpumem.lab.scripts.gpu_memory import process_peaks
 
     with tempfile.TemporaryFile() as output:
+        started = time.monotonic()
         child = subprocess.Popen(
             command,
             cwd=folder,
@@ -196,7 +197,6 @@ def _measured(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        started = time.monotonic()
         peak = 0
         while child.poll() is None and time.monotonic() - started < seconds:
             peak = max(peak, process_peaks(child.pid))
@@ -218,7 +218,7 @@ def _measured(
         "reserved_bytes": largest.get("reserved", 0),
         "allocated_bytes": largest.get("allocated", 0),
         "start_seconds": largest.get("first_step"),
-        "run_seconds": round(time.monotonic() - started, 1),
+        "run_seconds": round(time.monotonic() - started, 2),
         "run_code": ended,
         "run_tail": text[-600:] if ended not in (0, None) else "",
     }
