@@ -17,6 +17,7 @@ _TOTAL = re.compile(
 )
 # Twice the outputs of every layer with parameters, also of those that the table's depth hides.
 _OUTPUTS = re.compile(r"[^\w]*Forward/backward pass size \(MB\): *([0-9,]+(?:\.[0-9]+)?)")
+_INPUTS = re.compile(r"[^\w]*Input size \(MB\): *([0-9,]+(?:\.[0-9]+)?)")
 _UNITS = {"NONE": 1.0, "K": 1e3, "M": 1e6, "MEGABYTES": 1e6, "G": 1e9, "GIGABYTES": 1e9, "T": 1e12}
 # Below this many parameters a weight counted twice does not change the answer.
 _TIE_MATTERS = 1_000_000
@@ -30,18 +31,19 @@ class Totals(NamedTuple):
     params: Optional[int] = None
     trainable: Optional[int] = None
     output_bytes: Optional[int] = None
+    input_bytes: Optional[int] = None
 
 
 def read_totals(lines: Sequence[str]) -> Totals:
     """Read the first "Total params" block of the lines after a table."""
     found: Dict[str, int] = {}
-    outputs: Optional[int] = None
+    outputs = inputs = None
     for line in lines:
         if "params" not in line:
-            sizes = _OUTPUTS.match(line) if "pass size" in line else None
-            megabytes = parse_decimal(sizes[1]) if sizes else None
-            if megabytes is not None:
-                outputs = round(megabytes * 1e6 / 2)
+            if "Input size" in line:
+                inputs = _bytes(_INPUTS.match(line))
+            elif "pass size" in line:
+                outputs = _bytes(_OUTPUTS.match(line))
                 break
             continue
         match = _TOTAL.match(line)
@@ -61,7 +63,12 @@ def read_totals(lines: Sequence[str]) -> Totals:
     elif total is not None:
         # Keras 3 adds the optimizer's variables of a compiled model.
         total = max(0, total - found.get("Optimizer", 0))
-    return Totals(total, trainable, outputs)
+    return Totals(total, trainable, None if outputs is None else round(outputs / 2), inputs)
+
+
+def _bytes(stated: Optional[re.Match[str]]) -> Optional[int]:
+    megabytes = parse_decimal(stated[1]) if stated else None
+    return None if megabytes is None else round(megabytes * 1e6)
 
 
 def finish(
@@ -118,6 +125,7 @@ def finish(
         has_shapes=any(row.outputs for row in rows),
         complete=complete,
         output_bytes=totals.output_bytes if shows.total_outputs else None,
+        input_bytes=totals.input_bytes if shows.total_outputs else None,
         shows=shows,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations_with_replacement
 from math import prod
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -21,6 +22,11 @@ _REACH = 8
 _INPUTS = ("inputs",)
 # Numbers of weights per channel pair in usual kernels: 3x3, 1x1, 7x7, 5x5, 2x2, 4x4 ... and 1-d, 3-d ones.
 _TAPS = (9, 1, 49, 25, 4, 16, 3, 27, 5, 7)
+_TAPS_WIDENING = (16, 4, 9, 1, 36, 25, 49)
+"""Of transposed convolutions that double an image's sides."""
+_LONGEST = 128
+"""Kernels over time have any length up to this, if a sequence is much longer than they are."""
+_LONGER = 4
 _TAPS_3D = (27, 1, 8, 9, 3, 64, 125, 49, 147, 343)
 """Of volumes and films, some of which are convolved in space or in time alone."""
 
@@ -111,8 +117,12 @@ def _conv_input(
 ) -> Optional[Shape]:
     """Find the input whose channels the weights need; prefer an ungrouped or a depthwise convolution."""
     per_output = row.params // output[1]
-    taps = (prod(row.kernel),) if row.kernel else _TAPS_3D if len(output) == 5 else _TAPS
     widens = "Transpose" in row.kind
+    taps = (prod(row.kernel),) if row.kernel else _usual_taps(output, widens)
+    if widens and len(output) == 4:
+        widened = _widened(row.params, taps, output, recent)
+        if widened is not None:
+            return widened
     latest: Optional[Shape] = None
     for shape in reversed(recent):
         if len(shape) != len(output) or shape[1] < 1 or not (widens or shape[2] >= output[2]):
@@ -144,3 +154,26 @@ def _conv_input(
         return latest
     # No output has that many channels: a concatenation, at the resolution of the latest.
     return (latest[0], needed[0], *latest[2:])
+
+
+def _usual_taps(output: Shape, widens: bool) -> Tuple[int, ...]:
+    if len(output) == 5:
+        return _TAPS_3D
+    if len(output) == 3:
+        return (*_TAPS, *range(2, min(_LONGEST, output[2] // _LONGER) + 1))
+    return _TAPS_WIDENING if widens else _TAPS
+
+
+def _widened(params: int, taps: Sequence[int], output: Shape, recent: Dict[Shape, None]) -> Optional[Shape]:
+    """What a transposed convolution makes larger: the latest smaller image, or several of its size."""
+    smaller = [shape for shape in reversed(recent) if len(shape) == 4 and 0 < shape[2] < output[2]]
+    there = [shape[1] for shape in smaller if shape[2:] == smaller[0][2:] and shape[1] > 0]
+    per_output = params // output[1]
+    needed = [
+        count // tap for tap in taps for count in (per_output, per_output - 1) if count and not count % tap
+    ]
+    if there and there[0] == output[1] and 1 in needed:
+        return smaller[0]  # each channel by itself
+    sums = (sum(part) for count in (1, 2, 3, 4) for part in combinations_with_replacement(there, count))
+    channels = next((one for one in sums if one in needed), needed[0] if needed else 0)
+    return (smaller[0][0], channels, *smaller[0][2:]) if there and channels else None

@@ -114,6 +114,8 @@ class ModelSummary:
     output_bytes: Optional[int] = None
     """Outputs of all layers that have parameters, at the summary's batch, those inside hidden blocks
     included: half of torchinfo's "Forward/backward pass size"; None where the text does not say."""
+    input_bytes: Optional[int] = None
+    """All inputs at the summary's batch, as torchinfo's "Input size" says (to 10 kB)."""
     trace: Optional[Trace] = None
     """Every allocation of the first training steps; only our own summaries have it."""
     shows: Shows = SHOWS_EVERYTHING

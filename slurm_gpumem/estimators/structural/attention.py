@@ -187,6 +187,8 @@ def functional(walk: Walk, node: Node, run: Run) -> None:
     distances = max(1.0, table / heads)
     dimensions = max(1, len(shape) - 2)
     tokens = ((distances ** (1 / dimensions) + 1) / 2) ** dimensions if table else shape[-2]
+    # Other parameters than a bias may be in it: no window has more tokens than the sample.
+    tokens = min(tokens, max(1.0, x.elements / max(1, walk.count((shape[0], width)))))
     walk.param(table, trainable=row.trainable)
     out = walk.tape.new(shape, x.elements, walk.low)
     matrix = _matrix(node)

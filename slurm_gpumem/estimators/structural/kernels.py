@@ -14,11 +14,23 @@ _CENTRED = (9, 25, 49, 81, 121, 169, 961, 3, 5, 7, 31, 27, 125, 343)
 """Kernels of depthwise convolutions: with odd sides."""
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 125, 2, 8, 64, 256, 343, 961)
 
+_LONGEST = 128
+_LONGER = 4
+_STRIDES = (1, 2, 3, 4, 8, 16, 32, 7, 14)
+_ROUNDED, _UNPADDED = 0.985, 1.1
+"""What a side may be of stride times output: sizes are stated in 10 kB, and kernels take an edge."""
+
 
 def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
     """Kernel elements and groups of a convolution, from its parameters and channels."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
-    return _taps_and_groups(_weights_and_bias(row), out, row.kernel, channels)
+    made = row.outputs[0] if row.outputs else ()
+    return _taps_and_groups(_weights_and_bias(row), out, row.kernel, channels, _longest_kernel(made))
+
+
+def _longest_kernel(made: Shape) -> int:
+    """Kernels over time have any length up to this: a sequence is much longer than they are."""
+    return min(_LONGEST, made[2] // _LONGER) if len(made) == 3 else 0
 
 
 def _weights_and_bias(row: Layer) -> int:
@@ -29,7 +41,7 @@ def _weights_and_bias(row: Layer) -> int:
 
 @lru_cache(maxsize=4096)
 def _taps_and_groups(
-    params: int, out: int, kernel: Optional[Tuple[int, ...]], channels: int
+    params: int, out: int, kernel: Optional[Tuple[int, ...]], channels: int, longest: int
 ) -> Tuple[int, int]:
     if out < 1 or channels < 1 or not params:
         return (prod(kernel) if kernel else 1), 1
@@ -44,7 +56,7 @@ def _taps_and_groups(
         return (taps, groups) if groups > 1 and channels % groups == 0 == out % groups else (taps, 1)
     # The most common first: one group, then one for each channel; others are rare.
     for count in counts:
-        if count % channels == 0 and _is_kernel(count // channels):
+        if count % channels == 0 and _is_kernel(count // channels, longest):
             return count // channels, 1
     for count in counts:
         if count in _CENTRED and out % channels == 0:
@@ -56,8 +68,8 @@ def _taps_and_groups(
     return 1, 1
 
 
-def _is_kernel(taps: int) -> bool:
-    return taps in _TAPS or taps == isqrt(taps) ** 2
+def _is_kernel(taps: int, longest: int) -> bool:
+    return taps <= longest or taps in _TAPS or taps == isqrt(taps) ** 2
 
 
 def first_convolution(row: Layer, *, cuts_patches: bool) -> Tuple[int, Tuple[int, ...]]:
@@ -78,6 +90,25 @@ def first_convolution(row: Layer, *, cuts_patches: bool) -> Tuple[int, Tuple[int
     return 3, (2, 2) if dimensions == 2 else (1, *(2,) * (dimensions - 1))
 
 
+def input_of_first(row: Layer, elements: int) -> Optional[Shape]:
+    """The input of a model's first convolution where all inputs together have this many numbers.
+
+    None if no usual stride explains the number: there are other inputs, or it is not stated.
+    """
+    batch, _, *sizes = row.outputs[0]
+    dimensions = len(sizes)
+    for channels in dict.fromkeys((3, 4, 1, 2, *needed_channels(row))):
+        taps, groups = taps_and_groups(row, channels)
+        if groups != 1 or row.params - row.outputs[0][1] * channels * taps not in (0, row.outputs[0][1]):
+            continue
+        plane = prod((batch, channels, *sizes))
+        larger = (elements / plane) ** (1 / dimensions) if plane > 0 else 0.0
+        stride = next((usual for usual in _STRIDES if _ROUNDED <= larger / usual <= _UNPADDED), 0)
+        if stride:
+            return (batch, channels, *(round(size * larger) for size in sizes))
+    return None
+
+
 def may_take(row: Layer, shape: Shape) -> bool:
     """Whether a convolution can take an input of this shape: its weights fit and it does not enlarge it."""
     if not row.outputs or not row.params or len(shape) != len(row.outputs[0]) or len(shape) < 3:
@@ -89,7 +120,7 @@ def may_take(row: Layer, shape: Shape) -> bool:
 def _may_take(params: int, made: Shape, kernel: Optional[Tuple[int, ...]], shape: Shape) -> bool:
     if any(0 < before < after for before, after in zip(shape[2:], made[2:])):
         return False
-    taps, groups = _taps_and_groups(params, made[1], kernel, shape[1])
+    taps, groups = _taps_and_groups(params, made[1], kernel, shape[1], _longest_kernel(made))
     weights = made[1] * max(1, shape[1] // groups) * taps
     return params - weights in (0, made[1]) and (groups in (1, shape[1]) or kernel is not None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional
 
-from slurm_gpumem.estimators.structural.kernels import first_convolution
+from slurm_gpumem.estimators.structural.kernels import first_convolution, input_of_first
 from slurm_gpumem.estimators.structural.kinds import (
     adds_logits_bias,
     family_of,
@@ -33,7 +33,7 @@ def start(walk: Walk, tree: List[Node]) -> None:
     integers = first is not None and family_of(first.row.kind).startswith("embedding")
     if not shapes and first is not None:
         norms = any(family_of(row.kind) == "layer_norm" for row in walk.summary.layers)
-        shape = _batch_shape(first, cuts_patches=norms or walk.has_guesses)
+        shape = _batch_shape(walk, first, cuts_patches=norms or walk.has_guesses)
         shapes = [shape] if shape else []
     if not shapes:
         shapes = [(walk.summary.batch or -1,)]
@@ -82,12 +82,15 @@ def _first_leaf(tree: List[Node]) -> Optional[Node]:
     return None
 
 
-def _batch_shape(node: Node, *, cuts_patches: bool) -> Optional[Shape]:
+def _batch_shape(walk: Walk, node: Node, *, cuts_patches: bool) -> Optional[Shape]:
     given = input_shape(node.row)
     if given or not node.row.outputs:
         return given
     made = node.row.outputs[0]
     if len(made) > 3 and family_of(node.row.kind) == "conv":
+        stated = input_of_first(node.row, (walk.summary.input_bytes or 0) // _FLOAT)
+        if stated is not None:
+            return stated
         channels, shrinks = first_convolution(node.row, cuts_patches=cuts_patches)
         return (made[0], channels, *(size * factor for size, factor in zip(made[2:], shrinks)))
     return made
