@@ -15,7 +15,7 @@ The rules (c10/cuda/CUDACachingAllocator):
 * it is split when the rest is at least 512 bytes (small pool) or more than 1 MiB (large pool);
   a rest too small to be split off counts as allocated;
 * a freed block merges with its free neighbours in the segment;
-* segments are never given back, so what is reserved only grows.
+* segments are given back only by `give_back` (`torch.cuda.empty_cache`), so what is reserved only grows.
 
 Settings that change this are off by default in PyTorch (`allocator_settings`). With `expandable_segments`
 each pool has one segment, which grows in steps of 2 or 20 MiB from the free block at its end, and every rest
@@ -103,8 +103,10 @@ class CachingAllocator:
         self._ends: Dict[int, int] = {}
         self._lowest = _ADDRESS_MASK
         """Where the last segment begins: the driver hands out addresses from above."""
+        self._segments: Dict[int, int] = {}
+        """Units of each segment, by where it begins."""
         self._allocated = 0
-        self._reserved = 0
+        self._reserved = self._peak_reserved = 0
         self._peak_allocated = 0
         self._peak_event = -1
         self._events = 0
@@ -196,8 +198,26 @@ class CachingAllocator:
         if address < 0:
             raise DoesNotFitError(_TOO_LARGE)
         self._lowest = address
+        self._segments[address] = size
         self._reserved += size
+        self._peak_reserved = max(self._peak_reserved, self._reserved)
         return address, size
+
+    def give_back(self) -> None:
+        """`torch.cuda.empty_cache`: segments in which nothing lives go back to the driver.
+
+        Expandable segments are left as they are.
+        """
+        for free_list in (self._free_small, self._free_large):
+            kept = []
+            for block in free_list:
+                address, units = block & _ADDRESS_MASK, block >> _SHIFT
+                if self._segments.get(address) != units:
+                    kept.append(block)
+                    continue
+                del self._segments[address], self._begins[address], self._ends[address + units]
+                self._reserved -= units
+            free_list[:] = kept
 
     def _grown(self, units: int) -> Tuple[int, int]:
         """Address and size of a block at the end of the pool's segment, which grows as far as it must."""
@@ -215,6 +235,7 @@ class CachingAllocator:
             raise DoesNotFitError(_TOO_LARGE)
         self._ends_at[pool] = end + more
         self._reserved += more
+        self._peak_reserved = max(self._peak_reserved, self._reserved)
         return address, end + more - address
 
     def stats(self) -> AllocatorStats:
@@ -223,8 +244,7 @@ class CachingAllocator:
             allocated=self._allocated << _UNIT_BITS,
             reserved=self._reserved << _UNIT_BITS,
             peak_allocated=self._peak_allocated << _UNIT_BITS,
-            # Nothing is ever given back.
-            peak_reserved=self._reserved << _UNIT_BITS,
+            peak_reserved=self._peak_reserved << _UNIT_BITS,
             peak_event=self._peak_event,
             events=self._events,
         )

@@ -100,7 +100,8 @@ def track(func: Any, args: Any, kwargs: Dict[str, Any], result: Any, shares: Une
         _sum(args[0], result, shares)
 
 
-def _is_index(result: Any, choices: int) -> None:
+def mark_index(result: Any, choices: int) -> None:
+    """Remember that a tensor is an index with this number of choices."""
     if choices > 0:
         setattr(result, _CHOICES, int(choices))
 
@@ -132,7 +133,7 @@ def _dim(args: Any, kwargs: Any, at: int, default: Optional[int]) -> Optional[in
 def _position(args: Any, kwargs: Any, result: Any) -> None:
     """`argmax` and its kin: an index along a dimension, or of the whole tensor."""
     dim = _dim(args, kwargs, 1, None)
-    _is_index(result, args[0].numel() if dim is None else args[0].shape[dim] if args[0].dim() else 1)
+    mark_index(result, args[0].numel() if dim is None else args[0].shape[dim] if args[0].dim() else 1)
 
 
 def _positions(at: int, default: int) -> Callable[[Any, Any, Any], None]:
@@ -143,18 +144,18 @@ def _positions(at: int, default: int) -> Callable[[Any, Any, Any], None]:
         values, indices = result
         _same(args, kwargs, values)
         if args[0].dim() and isinstance(dim, int):
-            _is_index(indices, args[0].shape[dim])
+            mark_index(indices, args[0].shape[dim])
 
     return rule
 
 
 def _argsort(args: Any, kwargs: Any, result: Any) -> None:
     if args[0].dim():
-        _is_index(result, args[0].shape[-1])
+        mark_index(result, args[0].shape[-1])
 
 
 def _drawn(args: Any, kwargs: Any, result: Any) -> None:
-    _is_index(result, args[0].shape[-1])
+    mark_index(result, args[0].shape[-1])
 
 
 def _equal(args: Any, kwargs: Any, result: Any) -> None:

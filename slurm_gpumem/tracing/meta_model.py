@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from collections import OrderedDict
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any, Dict, Tuple, cast
 import torch
 from torch import Tensor, nn
 
+from slurm_gpumem.tracing.copies import copied
 from slurm_gpumem.tracing.sparse_products import sparse_on_meta
 from slurm_gpumem.tracing.values import give, small
 
@@ -47,7 +47,7 @@ def meta_twin(model: nn.Module) -> nn.Module:
             # Weights that a hook computes before each pass (weight norm, pruning) are plain attributes.
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 known[id(value)] = to_meta(value.detach())
-    twin: nn.Module = copy.deepcopy(model, known)
+    twin = copied(model, known, to_meta)
     for module in twin.modules():
         for name, value in list(vars(module).items()):
             vars(module)[name] = _of_twin(value, known)

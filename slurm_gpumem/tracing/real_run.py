@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Callable, List
 
 import torch
 from torch import Tensor, nn
 
 from slurm_gpumem.errors import UsageError
+from slurm_gpumem.tracing.copies import copied
 from slurm_gpumem.tracing.loop import Inputs
 from slurm_gpumem.tracing.meta_model import scripted_twin
 from slurm_gpumem.tracing.values import value_of
@@ -36,7 +36,7 @@ def real_twin(model: nn.Module) -> nn.Module:
         raise UsageError("the model does not run on meta tensors and is too large to run on the CPU")
     if isinstance(model, torch.jit.ScriptModule):
         return scripted_twin(model, torch.device("cpu"))
-    return copy.deepcopy(model).cpu()
+    return copied(model, {}, torch.clone).cpu()
 
 
 def real_maker(make: Callable[[int], Inputs]) -> Callable[[int], Inputs]:

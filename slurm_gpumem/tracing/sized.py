@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional
 import torch
 from torch import Tensor
 
-from slurm_gpumem.tracing.choices import choices_of, rows_of, share_of
+from slurm_gpumem.tracing.choices import choices_of, mark_index, rows_of, share_of
 from slurm_gpumem.tracing.values import compute, give, value_of
 
 aten = torch.ops.aten
@@ -33,6 +33,8 @@ def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return _shaped(name, args, rows_of(mask, recorder.shares))
     if name == "bincount":
         return _counts(recorder, args, kwargs)
+    if name == "_unique2" and choices_of(args[0]):
+        return _all_choices(recorder, args, kwargs)
     recorder.assume(f"the size of {name}'s result depends on data; took the largest")
     return _largest(name, args)
 
@@ -91,6 +93,29 @@ def _counts(recorder: Any, args: Any, kwargs: Any) -> Tensor:
     if weights is None:
         give(result, torch.tensor(recorder.shares.parts(data.numel(), given), dtype=dtype))
     return result
+
+
+def _all_choices(recorder: Any, args: Any, kwargs: Any) -> Any:
+    """`unique` of an index: code that goes through its experts this way meets each of them once."""
+    data = args[0]
+    choices = choices_of(data) or 1
+    count = min(choices, data.numel())
+    inverse, counts = (
+        bool(args[at] if len(args) > at else kwargs.get(name, False))
+        for at, name in ((2, "return_inverse"), (3, "return_counts"))
+    )
+    recorder.assume("every choice of an index is taken as chosen at least once")
+    values = data.new_empty(count)
+    where = torch.empty(data.shape if inverse else 0, dtype=torch.int64, device=data.device)
+    times = torch.empty(count if counts else 0, dtype=torch.int64, device=data.device)
+    if count == choices:
+        give(values, torch.arange(count, dtype=data.dtype))
+    mark_index(values, choices)
+    if inverse:
+        mark_index(where, count)
+    if counts:
+        give(times, torch.tensor(recorder.shares.parts(data.numel(), count)))
+    return values, where, times
 
 
 def _shaped(name: str, args: Any, count: int) -> Tensor:

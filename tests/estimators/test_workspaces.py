@@ -16,7 +16,7 @@ from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
 from slurm_gpumem.estimators.workspaces import measured_calls
-from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
+from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import Call, from_columns, same_law, workspace_bytes
 from slurm_gpumem.lab.fit.workspace_files import make_measured, to_bytes
 from slurm_gpumem.lab.places import OPERATORS
@@ -190,12 +190,22 @@ def test_the_largest_workspaces_that_were_tried_on_an_h200_follow_from_the_rule(
         assert tried_bytes(c, 1) == pytest.approx(row["tried"], rel=0.03), row
 
 
-def test_transforms_larger_than_any_that_was_seen_are_not_expected() -> None:
+def test_transforms_of_more_numbers_than_32_bits_count_are_not_expected_but_named() -> None:
     """torchvision's FCN evaluates one large image: the rule alone has 33 to 260 GiB for its layers."""
     c, _ = next((c, row) for c, row in _tried() if c.call == "forward" and c.kernel == (3, 3))
     wide = replace(c, channels=1024, outputs=256, size=(65, 65), out_size=(65, 65), stride=(1, 1), batch=(1,))
     assert tried_bytes(wide, 1) == 0
-    assert tried_bytes(replace(wide, channels=128, outputs=128), 1) > 1 << 30
+    assert skipped_bytes(wide, 1) > 30 << 30
+    half = replace(wide, channels=512)
+    assert tried_bytes(half, 1) > 15 << 30  # as large ones were seen: U-Nets at 256 x 256
+    assert skipped_bytes(half, 1) == 0
+
+
+def test_kernels_of_one_tap_are_not_transformed_in_large_planes() -> None:
+    one = convolution(kernel=(1, 1), padding=(0, 0), size=(64, 64), out_size=(64, 64))
+    assert tried_bytes(one, 8) > 100 * MIB
+    assert tried_bytes(replace(one, size=(65, 65), out_size=(65, 65)), 8) == 0
+    assert skipped_bytes(replace(one, size=(65, 65), out_size=(65, 65)), 8) == 0
 
 
 def test_little_is_tried_beyond_the_rule_and_the_usual_workspace() -> None:

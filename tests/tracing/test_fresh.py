@@ -59,7 +59,7 @@ def test_a_sparse_graph_takes_what_its_entries_take(found: Dict[str, Any]) -> No
     assert not found["graphs"]["scalable"], "another number of rows does not fit the graph"
 
 
-@pytest.mark.parametrize("router", ["moe_where", "moe_mask", "moe_sort"])
+@pytest.mark.parametrize("router", ["moe_where", "moe_mask", "moe_unique", "moe_sort"])
 def test_experts_together_get_each_token_as_often_as_it_is_routed(found: Dict[str, Any], router: str) -> None:
     steps, layers, tokens, each = 3, 2, 32, 2
     assert found["experts"][router]["rows"] == steps * layers * tokens * each

@@ -87,7 +87,7 @@ def estimate_trace(
     settings = allocator_settings(job.alloc_conf)
     timeline = replay(trace, job.batch_size, gpu, settings)
     context = gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul)
-    parts = parts_of(timeline, context)
+    parts = _with_tries(parts_of(timeline, context), timeline, context)
     peak = sum(parts.values())
     request, coverage = round(peak * (1 + _MARGIN)), None
     requests: Tuple[int, ...] = ()
@@ -105,11 +105,11 @@ def estimate_trace(
         parts["fragmentation"] += middle
         peak += middle
     if timeline.tried:
-        parts["workspace"] += max(0, round(timeline.tried / MIB) + context - peak)
-        peak = sum(parts.values())
         tried = round(timeline.tried * BEYOND / MIB) + context
         request = max(request, tried)
-        requests = tuple(max(peak, tried, at) for at in requests)
+        requests = tuple(max(tried, at) for at in requests)
+    if timeline.beyond_tries > (max((request, *requests)) - context) * MIB:
+        warnings = (*warnings, _beyond_tries(timeline))
     doubted = 0
     if trace.uses_conv and not gpu.workspaces_measured:
         wider = replay(trace, job.batch_size, replace(gpu, workspace_scale=DOUBTED_SCALE), settings)
@@ -165,6 +165,25 @@ def parts_of(timeline: Timeline, context: int) -> Dict[str, int]:
     parts["fragmentation"] = max(0, round(timeline.stats.peak_reserved / MIB) - sum(parts.values()))
     parts["context"] = context
     return parts
+
+
+def _with_tries(parts: Dict[str, int], timeline: Timeline, context: int) -> Dict[str, int]:
+    """The parts where cuDNN tries algorithms: other workspaces, and less that is reserved beside them."""
+    if not timeline.tried:
+        return parts
+    moved = round(timeline.tried / MIB) + context - sum(parts.values())
+    fragmentation = max(0, parts["fragmentation"] + min(0, moved))
+    return {**parts, "workspace": parts["workspace"] + max(0, moved), "fragmentation": fragmentation}
+
+
+def _beyond_tries(timeline: Timeline) -> str:
+    largest = timeline.beyond_tries / (MIB << 10)
+    return (
+        "cudnn.benchmark: cuDNN may try workspaces here that are larger than any measured one, "
+        f"up to {largest:.0f} GiB for the job. They are not in the request; PyTorch goes on without them "
+        "where they do not fit. Set torch.backends.cudnn.benchmark = False, or let one run be measured: "
+        "gpusbatch without --trace"
+    )
 
 
 _growth_by_order = lru_cache(maxsize=2)(growth_by_order)

@@ -9,12 +9,11 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from slurm_gpumem.estimators.allocator import FREE, AllocatorStats, CachingAllocator, Event
 from slurm_gpumem.estimators.allocator_settings import DEFAULTS, AllocatorSettings
 from slurm_gpumem.estimators.traced.steps import further_step
+from slurm_gpumem.estimators.traced.tries import play_tries
 from slurm_gpumem.estimators.types import Gpu
-from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
 from slurm_gpumem.estimators.workspaces.convolutions import workspace_bytes
 from slurm_gpumem.estimators.workspaces.reductions import reduction_bytes
 from slurm_gpumem.summaries.trace_types import Phase, Site, Trace
-from slurm_gpumem.units import MIB
 
 DEFAULT_CUBLAS = 32 << 20
 DEFAULT_SMS = 132
@@ -36,7 +35,9 @@ class Timeline:
     sizes: Tuple[int, ...] = ()
     """Bytes of each of the trace's sites."""
     tried: int = 0
-    """Peak of allocated bytes while cuDNN tries algorithms; 0 where it does not."""
+    """Peak of reserved bytes where cuDNN tries algorithms; 0 where it does not."""
+    beyond_tries: int = 0
+    """Bytes allocated at most if cuDNN tried what it was not seen to try; 0 without such calls."""
 
     @property
     def at_peak(self) -> Mapping[str, int]:
@@ -59,29 +60,27 @@ def replay(
     allocator = CachingAllocator(settings)
     allocator.replay(events)
     stats = allocator.stats()
+    tried, beyond_tries = _tries(trace, batch, sizes, gpu, settings)
     return Timeline(
         stats=replace(stats, peak_reserved=_reserved_later(allocator, trace, sizes)),
         live_at_peak=_alive(trace, events, stats.peak_event),
         phase=trace.phase_of(max(stats.peak_event, 0)),
         sizes=sizes,
-        tried=_tried(trace, batch, events, gpu) if trace.benchmark else 0,
+        tried=tried,
+        beyond_tries=beyond_tries,
     )
 
 
-def _tried(trace: Trace, batch: Optional[int], events: Sequence[Event], gpu: Optional[Gpu]) -> int:
-    """The most that lives beside a convolution's largest workspace.
-
-    PyTorch leaves out the algorithms whose workspace is larger than what the GPU has free.
-    """
+def _tries(
+    trace: Trace, batch: Optional[int], sizes: Sequence[int], gpu: Optional[Gpu], settings: AllocatorSettings
+) -> Tuple[int, int]:
+    """Bytes reserved at most where cuDNN tries algorithms, and beyond what it was seen to try."""
+    if not trace.benchmark:
+        return 0, 0
     at = trace.job.batch if batch is None else batch
-    room = None if gpu is None else (gpu.memory_mib - gpu.context_mib) * MIB
-    most = 0
-    for value, (_, size), live in zip(trace.events, events, _live_bytes(events)):
-        convolution = trace.sites[value].convolution if value >= 0 else None
-        if convolution is not None:
-            with_it = live - size + tried_bytes(convolution, at)
-            most = max(most, with_it if room is None or with_it <= room else live)
-    return most
+    allocator = CachingAllocator(settings)
+    beyond = play_tries(trace, at, _events(trace.events, sizes), gpu, allocator)
+    return _reserved_later(allocator, trace, sizes), beyond
 
 
 def reserved_with(
@@ -178,20 +177,6 @@ def _size(site: Site, batch: int, cublas: int, sms: int, workspace: str) -> int:
     if site.convolution is not None:
         return workspace_bytes(site.convolution, batch, workspace)
     return cublas if site.is_cublas else site.bytes_at(batch)
-
-
-def _live_bytes(events: Sequence[Event]) -> Tuple[int, ...]:
-    sizes: Dict[object, int] = {}
-    total = 0
-    line = []
-    for key, size in events:
-        if size == FREE:
-            total -= sizes.pop(key)
-        else:
-            sizes[key] = -(-size // 512) * 512
-            total += sizes[key]
-        line.append(total)
-    return tuple(line)
 
 
 def _alive(trace: Trace, events: Sequence[Event], last: int) -> Tuple[Tuple[Site, int], ...]:

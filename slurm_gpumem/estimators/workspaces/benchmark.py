@@ -1,22 +1,24 @@
 """How much temporary memory cuDNN takes when it tries algorithms (`torch.backends.cudnn.benchmark`).
 
 PyTorch then asks for the largest workspace of the first algorithms that cuDNN names for a convolution, times
-them, keeps the fastest, and gives back what it has cached. In single precision the largest are those of the
-Fourier transforms, in which every plane of the input, of the output and of the weight becomes one of complex
-numbers. The convolution itself and the gradient of its weight transform whole planes, and hold them twice (to
-put them in order for the products); the gradient of the input transforms tiles of 32 x 32, two of each plane
-at a time. Only that gradient does so with a stride, which cuts input and weight into stride² smaller ones.
-Half precision, groups and dilation have none of it, the gradient of the input of a 1 x 1 kernel neither.
+them and keeps the fastest (traced/tries.py: when, and what becomes of the memory). In single precision the
+largest are those of the Fourier transforms, in which every plane of the input, of the output and of the
+weight becomes one of complex numbers. The convolution itself and the gradient of its weight transform whole
+planes, and hold them twice (to put them in order for the products); the gradient of the input transforms
+tiles of 32 x 32, two of each plane at a time. Only that gradient does so with a stride, which cuts input and
+weight into stride² smaller ones. Half precision, groups and dilation have none of it, the gradient of the
+input of a 1 x 1 kernel neither; the others of a 1 x 1 kernel only up to planes of 64 x 64.
 
 Which algorithms cuDNN names first depends on its heuristics, so this is the most that is tried. What an H200
-with cuDNN 9.19 tried is in tests/estimators/data/tried-h200.jsonl; `test_workspaces` compares.
+with cuDNN 9.19 tried is in tests/estimators/data/tried-h200.jsonl, and `test_workspaces` compares; the peaks
+of whole runs are compared by `python -m slurm_gpumem.lab.score.benchmark_tries`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil, prod
-from typing import Sequence
+from typing import Sequence, Tuple
 
 from slurm_gpumem.summaries.trace_types import Convolution, evaluate
 
@@ -25,13 +27,15 @@ _TILE_BYTES = _TILE * (_TILE // 2 + 1) * 8
 _TILES_HELD = 2
 _SMALLEST, _LARGEST = 16, 256
 """Sides of the transform of a whole plane."""
-_MOST_SEEN = 9 << 30
-"""The largest workspace for whole planes that was seen to be tried. Whether larger ones are (the rule has up
-to 260 GiB for wide layers on one large image) is not known; a job does not depend on them, because PyTorch
-passes over what does not fit beside it."""
+_LARGEST_OF_POINTS = 64
+"""The same for kernels of one tap; those of 128 and 256 that a measured script has were not tried."""
+_MOST_NUMBERS = 1 << 31
+"""Complex numbers of the planes of one tensor, as 32 bits count them. Half of it was seen to be tried.
+Whether more is (33 to 260 GiB, for wide layers on one large image) is not known; a job does not depend on
+it, because PyTorch passes over what does not fit beside it."""
 _COMPLEX = 8
 _FLOAT = 4
-BEYOND = 1.15
+BEYOND = 1.1
 """What requests allow for, times the rule: other algorithms, segments that are not full."""
 _MIRRORED = {"forward": "input", "input": "forward", "weight": "weight"}
 """A transposed convolution is the gradient of the input of another one."""
@@ -39,6 +43,16 @@ _MIRRORED = {"forward": "input", "input": "forward", "weight": "weight"}
 
 def tried_bytes(convolution: Convolution, batch: int) -> int:
     """Bytes of the largest workspace that cuDNN may try."""
+    return _largest(convolution, batch)[0]
+
+
+def skipped_bytes(convolution: Convolution, batch: int) -> int:
+    """Bytes of a workspace that is larger than any that cuDNN was seen to try; 0 for most calls."""
+    return _largest(convolution, batch)[1]
+
+
+def _largest(convolution: Convolution, batch: int) -> Tuple[int, int]:
+    """What is tried, and what would be by the rule alone."""
     c = convolution
     if c.transposed:
         mirrored = _MIRRORED[c.call]
@@ -46,29 +60,30 @@ def tried_bytes(convolution: Convolution, batch: int) -> int:
             c, call=mirrored, channels=c.outputs, outputs=c.channels, size=c.out_size, out_size=c.size
         )
     if c.dtype != "fp32" or len(c.size) > 2 or max(c.dilation, default=1) > 1 or c.groups > 1:
-        return 0
+        return 0, 0
     rows = evaluate(c.batch, batch)
-    found = _tiled(c, rows) if c.call == "input" else _whole(c, rows)
+    found, numbers = (_tiled(c, rows), 0) if c.call == "input" else _whole(c, rows)
     if found and c.channels_last and max(c.stride) == 1:  # all are copied to the other order
         planes = c.channels * prod(c.size) + c.outputs * prod(c.out_size)
         found += _FLOAT * (rows * planes + c.channels * c.outputs * prod(c.kernel))
-    return found
+    return (found, 0) if numbers < _MOST_NUMBERS else (0, found)
 
 
-def _whole(c: Convolution, rows: int) -> int:
-    """Of the convolution itself, or the gradient of its weight: whole planes, twice."""
+def _whole(c: Convolution, rows: int) -> Tuple[int, int]:
+    """Of the convolution itself, or of the gradient of its weight: bytes, and the numbers of one tensor."""
     longest = max(n + k - 1 for n, k in zip(c.size, c.kernel))
     side = max(_SMALLEST, 1 << (longest - 1).bit_length())
     of_points = c.call == "forward" and prod(c.size) == 1
-    if side > _LARGEST or max(c.stride) > 1 or of_points:
-        return 0
-    plane = 2 * side * (side // 2 + 1) * _COMPLEX
+    largest = _LARGEST if prod(c.kernel) > 1 else _LARGEST_OF_POINTS
+    if side > largest or max(c.stride) > 1 or of_points:
+        return 0, 0
+    numbers = side * (side // 2 + 1)
+    plane = 2 * numbers * _COMPLEX
     inputs, outputs, weights = rows * c.channels, rows * c.outputs, c.channels * c.outputs
+    most = numbers * max(inputs, outputs, weights)
     if c.call == "weight":
-        found = plane * max(inputs + outputs, weights) + outputs * prod(c.out_size) * _FLOAT
-    else:
-        found = plane * (inputs + weights) + weights * prod(c.kernel) * _FLOAT
-    return found if found <= _MOST_SEEN else 0
+        return plane * max(inputs + outputs, weights) + outputs * prod(c.out_size) * _FLOAT, most
+    return plane * (inputs + weights) + weights * prod(c.kernel) * _FLOAT, most
 
 
 def _tiled(c: Convolution, rows: int) -> int:

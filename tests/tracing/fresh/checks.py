@@ -74,7 +74,7 @@ def graphs() -> Dict[str, Any]:
 def experts() -> Dict[str, Any]:
     """Rows that each kind of router gives to all its experts together, in products of the hidden size."""
     found = {}
-    for make in (fresh_a.moe_where, fresh_a.moe_mask, fresh_a.moe_sort):
+    for make in (fresh_a.moe_where, fresh_a.moe_mask, fresh_a.moe_unique, fresh_a.moe_sort):
         model, batch, step = make(False)
         summary = summarize(model, batch, step=step, batch_size=4, scalable=False)
         assert summary.trace is not None

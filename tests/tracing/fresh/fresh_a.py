@@ -123,6 +123,21 @@ class MoeMask(Experts):
         return out.view(shape)
 
 
+class MoeUnique(Experts):
+    """Only the experts that `unique` names, each read as a number."""
+
+    def forward(self, x):
+        shape = x.shape
+        x = x.flatten(0, -2)
+        weights, chosen = self.route(x)
+        out = torch.zeros_like(x)
+        for found in torch.unique(chosen):
+            number = int(found.item())
+            rows, nth = (chosen == number).nonzero(as_tuple=True)
+            out.index_add_(0, rows, self.experts[number](x[rows]) * weights[rows, nth, None])
+        return out.view(shape)
+
+
 class MoeSort(Experts):
     """Tokens sorted by expert, split by counts that are read (as DeepSeek's inference and MegaBlocks do)."""
 
@@ -185,6 +200,10 @@ def moe_where(big):
 
 def moe_mask(big):
     return _moe(MoeMask, big)
+
+
+def moe_unique(big):
+    return _moe(MoeUnique, big)
 
 
 def moe_sort(big):
@@ -622,6 +641,7 @@ ALL = [
     ppo,
     moe_where,
     moe_mask,
+    moe_unique,
     moe_sort,
     moe_capacity,
     gan_two,

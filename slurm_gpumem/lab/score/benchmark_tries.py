@@ -1,0 +1,72 @@
+"""Compare what cuDNN takes when it tries algorithms with the runs that were measured with cudnn.benchmark.
+
+    python -m slurm_gpumem.lab.score.trace_rows --part all --match cudnn_benchmark --cache DIR
+    python -m slurm_gpumem.lab.score.benchmark_tries --cache DIR
+
+The first command traces the models of these runs, the second replays the traces without and with tries.
+Scripts that set it are scored by `slurm_gpumem.lab.scripts.score`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from slurm_gpumem.estimators.gpus import find_gpu
+from slurm_gpumem.estimators.traced.replay import replay
+from slurm_gpumem.lab.command import exit_code
+from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
+from slurm_gpumem.lab.score.accuracy import quantile
+from slurm_gpumem.lab.score.trace_rows import path_of
+from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.summaries.trace_types import Trace
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Entry point."""
+    prog = "python -m slurm_gpumem.lab.score.benchmark_tries"
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
+    parser.add_argument("--cache", type=Path, required=True, metavar="DIR", help="what trace_rows filled")
+    options = parser.parse_args(argv)
+    return exit_code(lambda: _run(options.cache))
+
+
+def _run(cache: Path) -> int:
+    rows = [row for row in load_ground_truth_rows() if _wanted(row)]
+    found = {row["key"]: (row, trace) for row in rows if (trace := _trace(cache, row)) is not None}
+    print(f"{len(found)} of {len(rows)} runs traced; error of what is reserved")
+    print("without tries  with tries")
+    both: List[List[float]] = [[], []]
+    gpu = find_gpu("h200")
+    for key, (row, trace) in sorted(found.items()):
+        timeline = replay(replace(trace, benchmark=True), None, gpu)
+        for errors, reserved in zip(both, (timeline.stats.peak_reserved, timeline.tried)):
+            errors.append(reserved / row["reserved_bytes"] - 1)
+        print(f"{both[0][-1]:+13.1%} {both[1][-1]:+11.1%}  {key}")
+    for name, errors in zip(("without tries", "with tries"), both):
+        sizes = sorted(map(abs, errors))
+        if sizes:
+            print(f"{name}: median {quantile(sizes, 0.5):.1%}, P90 {quantile(sizes, 0.9):.1%}")
+    return 0
+
+
+def _wanted(row: Dict[str, Any]) -> bool:
+    tried = row.get("toggles", {}).get("cudnn_benchmark")
+    return bool(tried and row.get("reserved_bytes")) and not row.get("error")
+
+
+def _trace(cache: Path, row: Dict[str, Any]) -> Optional[Trace]:
+    path = path_of(cache, row["key"])
+    if not path.exists():
+        return None
+    with gzip.open(path, "rt") as file:
+        file.readline()
+        return parse(file.read(), origin=row["key"]).trace
+
+
+if __name__ == "__main__":
+    sys.exit(main())
