@@ -50,7 +50,7 @@ def test_a_hand_written_model_says_which_forward_cannot_be_seen() -> None:
     assert found.is_much
     assert found.message == "what PairBlock.forward does cannot be seen in a text; `gpumem trace` can"
     answer = registry.run("corrected", summary, TrainingJob(8), find_gpu("h200"))
-    assert found.message in answer.warnings
+    assert f"the request is wide: {found.message}" in answer.warnings
     assert answer.unseen == found
 
 

@@ -107,7 +107,7 @@ def corrected(
     code = unseen(summary)
     warnings: Tuple[str, ...] = plain.warnings
     if code.message:
-        warnings = (*warnings, code.message)
+        warnings = (*warnings, f"the request is wide: {code.message}" if code.is_much else code.message)
     if code.is_much and counts_nodes(summary, job):
         warnings = (
             *warnings,
