@@ -1,7 +1,7 @@
 """Run a training command under the tracer, from outside: limits, progress, and one answer.
 
 Whatever the command does (exit, crash, fork, wait, run on), it ends in time with a summary or with a
-`TraceError` that says what to do, and no process of it is left behind.
+`TargetError` that says what to do, and no process of it is left behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.script.messages import ENDLESS, Advice, explain, inference_notes, not_divided
+from slurm_gpumem.tracing.script.hints import ENDLESS
+from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, not_divided
 from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read, inference_file
 
 _HERE = Path(__file__).resolve().parent
