@@ -9,6 +9,11 @@ from typing import Any, Dict, List, NamedTuple
 from slurm_gpumem.text import count
 from slurm_gpumem.tracing.script.hints import advice_on
 from slurm_gpumem.tracing.script.inference import INFERENCE
+from slurm_gpumem.tracing.script.printed import printed_error
+
+_USAGE = 2
+_NOT_FOUND = (126, 127)
+"""A shell's codes of commands that cannot be started."""
 
 
 class Advice(NamedTuple):
@@ -42,11 +47,18 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
             *state.failed.split("\n"),
             advice_on(state.kind, state.failed),
         ]
+    elif state.exit_code and (printed := printed_error(state.output)) is not None:
+        when = _when(state.passes) if state.torch_processes else "before it imported torch"
+        lines = [
+            f"{label}: the script failed {when}.",
+            *printed.text.split("\n"),
+            advice_on(printed.kind, printed.text),
+        ]
     elif not state.torch_processes:
         lines = [
             f"{label}: {_ended(state.exit_code)}; none of its Python processes imported torch.",
             _last_line(state),
-            "Is PyTorch in this environment? Python started with -I, -E or -S cannot be traced.",
+            _not_started(state),
         ]
     else:
         models = f" It called {', '.join(dict.fromkeys(state.models))}." if state.models else ""
@@ -130,6 +142,14 @@ def _ended(code: Any) -> str:
 
 def _at(state: Any) -> str:
     return f"It was in {state.at}" if state.at else ""
+
+
+def _not_started(state: Any) -> str:
+    if "can't open file" in state.output or state.exit_code in _NOT_FOUND:
+        return "Is the command written as it works in this folder? Name it behind --, with its path."
+    if state.exit_code == _USAGE:
+        return "Are its arguments right? It ended before it did anything."
+    return "Is PyTorch in this environment? Python started with -I, -E or -S cannot be traced."
 
 
 def _last_line(state: Any) -> str:
