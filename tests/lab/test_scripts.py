@@ -16,7 +16,11 @@ from slurm_gpumem.lab.scripts import run, score
 from slurm_gpumem.lab.scripts.recipes import RECIPES
 
 LISTS = Path(run.__file__).parent
-HALVES = [("third.toml", "third-blind.toml"), ("fourth.toml", "fourth-blind.toml")]
+HALVES = [
+    ("third.toml", "third-blind.toml"),
+    ("fourth.toml", "fourth-blind.toml"),
+    ("fifth.toml", "fifth-blind.toml"),
+]
 
 
 def test_every_script_of_every_list_has_a_commit_and_recipes_that_exist() -> None:
