@@ -7,7 +7,7 @@ from typing import NamedTuple, Tuple
 ENDLESS = "EndlessLoop"
 """The kind of failure after which another guess at values would only skip the loop."""
 
-_MEASURE = "measure a run instead: submit it with a GPU of its own once"
+_MEASURE = "measure a run instead, submit it with a GPU of its own once"
 _OTHERWISE = f"Does it fail like this without the trace, too? Then fix that first; else {_MEASURE}."
 """Of causes that are not known."""
 _LAUNCHER = (
@@ -41,7 +41,7 @@ _CAUSES = (
     _Cause(
         (),
         ("NestedInt", "NestedTensor"),
-        "Nested tensors are not traced: measure a run instead, submit it with a GPU of its own once.",
+        f"Nested tensors are not traced: {_MEASURE}.",
     ),
     _Cause(
         ("ModuleNotFoundError",),

@@ -50,7 +50,7 @@ def test_an_unknown_cause_is_told_apart_from_a_fault_of_the_script() -> None:
     said = _message("ValueError", "not enough values to unpack").splitlines()
     assert said[-2:] == [
         _LINE,
-        "Does it fail like this without the trace, too? Then fix that first; else measure a run instead: "
+        "Does it fail like this without the trace, too? Then fix that first; else measure a run instead, "
         "submit it with a GPU of its own once.",
     ]
 

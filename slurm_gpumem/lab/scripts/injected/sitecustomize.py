@@ -62,6 +62,14 @@ def _old_numpy(numpy):
     for name, value in names.items():
         if not hasattr(numpy, name):
             setattr(numpy, name, value)
+    parse = numpy.fromstring
+
+    def from_string(text, dtype=float, count=-1, *, sep="", **others):
+        if sep:
+            return parse(text, dtype, count, sep=sep, **others)
+        return numpy.frombuffer(text, dtype, count).copy()
+
+    numpy.fromstring = from_string
 
 
 def _old_pillow(image):
