@@ -229,6 +229,18 @@ def captions(folder: Path, count: int = 80) -> None:
         (folder / f"{part}_CAPLENS_{name}.json").write_text(json.dumps(lengths))
 
 
+def few_shot_by_name(folder: Path) -> None:
+    """miniImageNet, the class of nine letters in the file name: images/, train.csv, val.csv, test.csv."""
+    images(folder / "images", 1, 84)
+    one = (folder / "images" / "0000.jpg").read_bytes()
+    for first, part, classes in ((0, "train", 40), (100, "val", 8), (200, "test", 8)):
+        rows = [(f"n{first + kind:08}", number) for kind in range(classes) for number in range(24)]
+        for kind, number in rows:
+            (folder / "images" / f"{kind}{number:08}.jpg").write_bytes(one)
+        lines = ["filename,label", *(f"{kind}{number:08}.jpg,{kind}" for kind, number in rows)]
+        (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
+
+
 def news(folder: Path) -> None:
     """Titles and classes, a tab between them: train.txt, dev.txt, test.txt."""
     random.seed(10)
@@ -342,6 +354,7 @@ FIFTH_RECIPES: Dict[str, Callable[[Path], None]] = {
     "rollouts": rollouts,
     "electricity": electricity,
     "captions": captions,
+    "few-shot-by-name": few_shot_by_name,
     "news": news,
     "speech-and-face": speech_and_face,
     "roads": roads,
