@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from slurm_gpumem.summaries.trace_types import PARAMETER
 from slurm_gpumem.tracing.assemble import Seen
+from slurm_gpumem.tracing.places import own_parameters
 from slurm_gpumem.tracing.recorder import Recorder
 
 AUTOCAST = {"amp-fp16": torch.float16, "amp-bf16": torch.bfloat16}
@@ -122,7 +123,7 @@ def note_model(model: nn.Module, recorder: Recorder, name: str = "") -> None:
     """Parameters and buffers in the order in which `model.to(device)` allocates them: children first."""
     for part, child in model.named_children():
         note_model(child, recorder, f"{name}.{part}" if name else part)
-    parameters = list(model.parameters(recurse=False))
+    parameters = own_parameters(model)
     if isinstance(model, nn.RNNBase) and not any(p.dtype == torch.bfloat16 for p in parameters):
         _note_flat(parameters, recorder, name)
     for parameter in parameters:

@@ -98,7 +98,7 @@ class Places:
         for row in self.rows:
             module = self._modules[row["name"]]
             params = trainable = 0
-            for parameter in module.parameters(recurse=False):
+            for parameter in own_parameters(module):
                 if id(parameter) not in counted:
                     counted[id(parameter)] = True
                     params += parameter.numel()
@@ -120,6 +120,11 @@ class Places:
             )
             seen[row["name"]] = True
         return tuple(layers)
+
+
+def own_parameters(module: nn.Module) -> List[nn.Parameter]:
+    """Those of the module itself, also where its class has a `parameters` of its own."""
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
 
 
 def _sizes(value: Any) -> Optional[Shape]:

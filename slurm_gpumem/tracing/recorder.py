@@ -22,7 +22,7 @@ from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN, on_meta
 from slurm_gpumem.tracing.kernels import Kernels
 from slurm_gpumem.tracing.places import Places
 from slurm_gpumem.tracing.reads import READS
-from slurm_gpumem.tracing.sized import BY_NAME, SIZED
+from slurm_gpumem.tracing.sized import BY_NAME, SIZED, selected
 from slurm_gpumem.tracing.solvers import UNMEASURED
 from slurm_gpumem.tracing.sparse_products import parts_of
 from slurm_gpumem.tracing.values import FOLLOWED, READ, Guess, follow, is_wrapped
@@ -230,7 +230,8 @@ class Recorder(TorchDispatchMode):
         try:
             return self._run(func, args, kwargs)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            moved = _scalars_on_meta(args, kwargs) if self._device == "meta" else None
+            moved = selected(func, args, kwargs) or _scalars_on_meta(args, kwargs)
+            moved = moved if self._device == "meta" else None
             if moved is None:
                 raise
             try:

@@ -6,7 +6,8 @@ and anything else with the largest result that it may have.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+import math
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from slurm_gpumem.tracing.values import compute, give, value_of
 aten = torch.ops.aten
 _INDEX_BYTES = 8
 _PAIRS_IN_A_NUMBER = 64
+_AT_MOST = "_gpumem_at_most"
+"""Marks a selection that was taken at its largest."""
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
 
 
 def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -36,7 +40,22 @@ def sized_by_value(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if name == "_unique2" and choices_of(args[0]):
         return _all_choices(recorder, args, kwargs)
     recorder.assume(f"the size of {name}'s result depends on data; took the largest")
-    return _largest(name, args)
+    result = _largest(name, args)
+    if name == "masked_select":
+        setattr(result, _AT_MOST, True)
+    return result
+
+
+def selected(func: Any, args: Any, kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Dict[str, Any]]]:
+    """The arguments of a view that tells how many elements a selection has; None of anything else.
+
+    A square that is cut out of every image is selected by a mask, and its view has the right size. A gradient
+    through it would have the size of the selection, so there it stays an error.
+    """
+    if func not in _VIEWS or not getattr(args[0], _AT_MOST, False) or args[0].requires_grad:
+        return None
+    count = math.prod(args[1])
+    return ((args[0][:count], *args[1:]), kwargs) if 0 < count < args[0].numel() else None
 
 
 def index(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ from slurm_gpumem.tracing.cells import gru_cell, lstm_cell
 from slurm_gpumem.tracing.fast import like
 from slurm_gpumem.tracing.layouts import channels_last, cudnn_normalizes
 from slurm_gpumem.tracing.recurrent import recurrent_kernels
+from slurm_gpumem.tracing.values import value_of
 
 _HALF = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
@@ -110,7 +111,13 @@ class _FusedRmsNorm(torch.autograd.Function):
 def _one_hot(index: Tensor, classes: int = -1) -> Tensor:
     """CUDA writes ones into zeros."""
     if classes < 0:
-        raise RuntimeError("one_hot without num_classes reads its input's largest number, which is not known")
+        value = value_of(index)
+        if value is None:
+            raise RuntimeError(
+                "one_hot without num_classes reads its input's largest number, which is not known: name it, "
+                "one_hot(x, num_classes=10)"
+            )
+        classes = 1 + int(value.max())
     zeros = torch.zeros((*index.shape, classes), dtype=torch.int64, device=index.device)
     return zeros.scatter_(-1, index.unsqueeze(-1), 1)
 

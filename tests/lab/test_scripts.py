@@ -16,7 +16,11 @@ from slurm_gpumem.lab.scripts import run, score
 from slurm_gpumem.lab.scripts.recipes import RECIPES
 
 LISTS = Path(run.__file__).parent
-HALVES = [("third.toml", "third-blind.toml"), ("fourth.toml", "fourth-blind.toml")]
+HALVES = [
+    ("third.toml", "third-blind.toml"),
+    ("fourth.toml", "fourth-blind.toml"),
+    ("fifth.toml", "fifth-blind.toml"),
+]
 
 
 def test_every_script_of_every_list_has_a_commit_and_recipes_that_exist() -> None:
@@ -153,3 +157,20 @@ def test_lists_in_the_place_of_datasets_are_mapped_split_and_read_back(lists: An
     kept = found["train"].map(changed, remove_columns=["text", "label"])
     assert kept.column_names == ["more"]  # a row that is handed back counts for what was changed in it
     assert len(lists.load_dataset(str(tmp_path / "glue"), "mrpc", split="train[:20%]")) == 2
+
+
+def test_rows_that_were_not_measured_are_counted_as_traced_or_not() -> None:
+    def row(name: str, **others: Any) -> Dict[str, Any]:
+        return {"name": name, **others}
+
+    rows = [
+        row("one", summary="{}", trace_seconds=10.0, trace_first_step=7.0),
+        row("two", summary="{}", trace_seconds=30.0, trace_first_step=25.0),
+        row("again", summary="{}", trace_seconds=20.0, trace_error="before it was fixed"),
+        row("three", trace_error="why", trace_seconds=3.0),
+        row("four", not_prepared="no h5py"),
+    ]
+    assert score.lines(rows, "h200")[-1] == (
+        "traced: 3 of 4 (not: three); time to trace: median 20.0 s, "
+        "4.0 s of it after the first optimizer step"
+    )

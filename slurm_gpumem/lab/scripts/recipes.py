@@ -10,6 +10,7 @@ import struct
 from pathlib import Path
 from typing import Callable, Dict
 
+from slurm_gpumem.lab.scripts.fifth_recipes import FIFTH_RECIPES
 from slurm_gpumem.lab.scripts.fourth_recipes import FOURTH_RECIPES
 from slurm_gpumem.lab.scripts.hub_recipes import HUB_RECIPES
 from slurm_gpumem.lab.scripts.image_files import images
@@ -195,4 +196,5 @@ RECIPES: Dict[str, Callable[[Path], None]] = {
     **MODEL_RECIPES,
     **THIRD_RECIPES,
     **FOURTH_RECIPES,
+    **FIFTH_RECIPES,
 }

@@ -28,7 +28,7 @@ from slurm_gpumem import estimate
 from slurm_gpumem.errors import GpumemError
 from slurm_gpumem.lab.scripts.recipes import RECIPES
 from slurm_gpumem.toml_file import load_toml
-from slurm_gpumem.tracing.script.run import Limits, trace_command
+from slurm_gpumem.tracing.script.run import Limits, State, trace_command
 
 _HERE = Path(__file__).resolve().parent
 _LIST = _HERE / "scripts.toml"
@@ -162,8 +162,16 @@ def _traced(
     command: List[str], folder: Path, env: Dict[str, str], seconds: float, gpu: str
 ) -> Dict[str, Any]:
     started = time.monotonic()
+    trains: List[float] = []
+
+    def watch(state: State, now: float) -> None:
+        if state.training and not trains:
+            trains.append(round(now, 1))
+
     try:
-        found = trace_command(command, Limits(seconds=seconds), environment=env, folder=str(folder))
+        found = trace_command(
+            command, Limits(seconds=seconds), environment=env, folder=str(folder), progress=watch
+        )
         made = estimate(found.summary.decode(), gpu=gpu)
     except GpumemError as error:
         return {"trace_error": str(error), "trace_seconds": round(time.monotonic() - started, 1)}
@@ -172,6 +180,7 @@ def _traced(
         "peak_mib": made.peak_mib,
         "request_mib": made.request_mib,
         "trace_seconds": round(found.seconds, 1),
+        "trace_first_step": trains[0] if trains else None,
         "trace_facts": found.facts,
         "trace_notes": list(found.notes),
     }

@@ -94,7 +94,7 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
             + " ".join(phases)
         )
     if not needs:
-        return [*found, "no script was both traced and run"]
+        return [*found, "no script was both traced and run", _traced_only(rows)]
     sizes = sorted(abs(error) for error in errors)
     below = sum(request < need for request, need in zip(requests, needs))
     wide = [request / need for request, need in zip(requests, needs)]
@@ -118,11 +118,16 @@ def lines(rows: Sequence[Dict[str, Any]], gpu: str, as_traced: bool = False) -> 
     return found
 
 
-def _beyond(seconds: Sequence[float]) -> str:
-    """The words for what traces took longer than the scripts to their first optimizer step on the GPU."""
-    if not seconds:
-        return ""
-    return f", beyond the script's own start {median(seconds):.1f} s ({len(seconds)} scripts)"
+def _traced_only(rows: Sequence[Dict[str, Any]]) -> str:
+    """Of rows that were not measured: how many were traced, and how long that took."""
+    traced = [row for row in rows if "summary" in row]
+    failed = sorted(str(row["name"]) for row in rows if "trace_error" in row and "summary" not in row)
+    said = f"traced: {len(traced)} of {len(traced) + len(failed)} (not: {', '.join(failed) or 'none'})"
+    if not traced:
+        return said
+    onward = [row["trace_seconds"] - row["trace_first_step"] for row in traced if row.get("trace_first_step")]
+    after = f", {median(onward):.1f} s of it after the first optimizer step" if onward else ""
+    return f"{said}; time to trace: median {median(row['trace_seconds'] for row in traced):.1f} s{after}"
 
 
 if __name__ == "__main__":

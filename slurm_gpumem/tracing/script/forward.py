@@ -60,7 +60,7 @@ class Onward:
         """... and the most that were run in one."""
         self._alive_in_forward = False
         """Whether gradients of the step before are alive when a model is called, as in evaluation then."""
-        self._batches: Dict[int, Set[Any]] = {}
+        self._batches: Dict[int, Set[Tuple[Tuple[int, ...], ...]]] = {}
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
         self.completed = 0
@@ -86,8 +86,9 @@ class Onward:
         key = self._key(module, args, kwargs)
         known = self._answers.get(key)
         trains = torch.is_grad_enabled() and module.training
-        if trains:
-            self._batches.setdefault(id(module), set()).add(key)
+        if trains and any(parameter.requires_grad for parameter in module.parameters()):
+            # Transforms of images and losses are modules too, and no models.
+            self._batches.setdefault(id(module), set()).add(_shapes(args, kwargs))
         usual = self._usual(key) if trains else self._counts.get(key, 0) >= _SEEN_EVALUATIONS
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
@@ -167,6 +168,11 @@ class Onward:
             for root in self._places.roots.values():
                 if root.trained:
                     yield from root.module.parameters()
+
+
+def _shapes(args: Any, kwargs: Any) -> Tuple[Tuple[int, ...], ...]:
+    """Of a batch; numbers beside it (a step, a temperature) are no shapes."""
+    return tuple(tuple(leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
 
 
 def _has_no_state(leaf: Any) -> bool:

@@ -131,6 +131,7 @@ class Tracer:
         if self._finished or os.getpid() != self._owner:
             return
         self._finished = True
+        self._report.say(finishing=True)
         self.recorder.off = True
         with torch._C.DisableTorchFunction():
             summary, facts = summary_of(self)

@@ -7,13 +7,13 @@ import signal
 from typing import Any, Dict, List, NamedTuple
 
 from slurm_gpumem.text import count
+from slurm_gpumem.tracing.script.hints import advice_on
 from slurm_gpumem.tracing.script.inference import INFERENCE
+from slurm_gpumem.tracing.script.printed import printed_error
 
-_OFFLINE = ("Offline", "offline", "ConnectionError", "Connection refused", "getaddrinfo", "name resolution",
-            "unreachable")  # fmt: skip
-
-ENDLESS = "EndlessLoop"
-"""The kind of failure after which another guess at values would only skip the loop."""
+_USAGE = 2
+_NOT_FOUND = (126, 127)
+"""A shell's codes of commands that cannot be started."""
 
 
 class Advice(NamedTuple):
@@ -30,7 +30,11 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
     if state.stopped == "time":
         lines = _too_long(label, state, seconds, advice.time)
     elif state.stopped == "processes":
-        lines = [f"{label}: stopped, it starts more and more processes.", _at(state)]
+        lines = [
+            f"{label}: stopped, it starts more and more processes.",
+            _at(state),
+            "Let it start fewer (workers of its loaders, environments), or stop them when they are done.",
+        ]
     elif state.stopped:
         lines = [
             f"{label}: stopped, it takes {state.stopped.partition(': ')[2]} of host memory.",
@@ -41,13 +45,20 @@ def explain(label: str, state: Any, seconds: float, advice: Advice) -> str:
         lines = [
             f"{label}: the script failed {_when(state.passes)}.",
             *state.failed.split("\n"),
-            _hint(state),
+            advice_on(state.kind, state.failed),
+        ]
+    elif state.exit_code and (printed := printed_error(state.output)) is not None:
+        when = _when(state.passes) if state.torch_processes else "before it imported torch"
+        lines = [
+            f"{label}: the script failed {when}.",
+            *printed.text.split("\n"),
+            advice_on(printed.kind, printed.text),
         ]
     elif not state.torch_processes:
         lines = [
             f"{label}: {_ended(state.exit_code)}; none of its Python processes imported torch.",
             _last_line(state),
-            "Is PyTorch in this environment? Python started with -I, -E or -S cannot be traced.",
+            _not_started(state),
         ]
     else:
         models = f" It called {', '.join(dict.fromkeys(state.models))}." if state.models else ""
@@ -133,25 +144,14 @@ def _at(state: Any) -> str:
     return f"It was in {state.at}" if state.at else ""
 
 
+def _not_started(state: Any) -> str:
+    if "can't open file" in state.output or state.exit_code in _NOT_FOUND:
+        return "Is the command written as it works in this folder? Name it behind --, with its path."
+    if state.exit_code == _USAGE:
+        return "Are its arguments right? It ended before it did anything."
+    return "Is PyTorch in this environment? Python started with -I, -E or -S cannot be traced."
+
+
 def _last_line(state: Any) -> str:
     lines = [line.strip() for line in state.output.splitlines() if line.strip()]
     return f"Its last line: {lines[-1][:200]}" if lines else ""
-
-
-def _hint(state: Any) -> str:
-    text = state.failed
-    if "You requested gpu: " in text:
-        return "Say how many GPUs it has: gpumem trace --gpus 4; of a job, its own options say it."
-    if state.kind == "FileNotFoundError" or "No such file" in text:
-        return "Prepare its data first: a trace reads real files."
-    if "NestedInt" in text or "NestedTensor" in text:
-        return "Nested tensors are not traced: measure a run instead, submit it with a GPU of its own once."
-    if state.kind == "ModuleNotFoundError":
-        return "Run it in the environment that the job uses: activate it before, or name its python."
-    if state.kind == ENDLESS:
-        return "Measure a run instead: submit it with a GPU of its own once."
-    if state.kind == "EOFError":
-        return "It asks for input; nobody answers while it is traced."
-    if any(word in text for word in _OFFLINE):
-        return "Network access is disabled while tracing: download data and models before."
-    return ""

@@ -1,7 +1,7 @@
 """Run a training command under the tracer, from outside: limits, progress, and one answer.
 
 Whatever the command does (exit, crash, fork, wait, run on), it ends in time with a summary or with a
-`TraceError` that says what to do, and no process of it is left behind.
+`TargetError` that says what to do, and no process of it is left behind.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from slurm_gpumem.data import package_folder
 from slurm_gpumem.errors import TargetError
 from slurm_gpumem.tracing.host_memory import most_of_free_mib, resident_mib
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
-from slurm_gpumem.tracing.script.messages import ENDLESS, Advice, explain, inference_notes, not_divided
+from slurm_gpumem.tracing.script.hints import ENDLESS
+from slurm_gpumem.tracing.script.messages import Advice, explain, inference_notes, not_divided
 from slurm_gpumem.tracing.script.report_folder import SUMMARY, Messages, files_read, inference_file
 
 _HERE = Path(__file__).resolve().parent
@@ -37,7 +38,9 @@ _THREADS_EACH = 4
 _MANY = 64
 """Processes beyond which their number is what is wrong."""
 _FINISH_S = 3.0
-"""Before the limit, the traced process ends by itself if it has seen training."""
+"""Before the limit, the traced process ends by itself if it has seen training ..."""
+_WRITING_S = 30.0
+"""... and may take so much longer to write down what it has seen: millions of events on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class State:
     at: str = ""
     torch_processes: int = 0
     training: bool = False
+    finishing: bool = False
+    """Enough was seen, and is being written down."""
     cycles: int = 0
     done: Optional[Dict[str, Any]] = None
     inferences: List[Tuple[int, Dict[str, Any]]] = field(default_factory=list)
@@ -223,7 +228,7 @@ def _watch(
             return
         now = time.monotonic()
         progress(state, now - started)
-        if now - started > limits.seconds:
+        if now - started > _allowed(limits, state):
             state.stopped = "time"
             return
         tree = [child.pid, *_descendants(child.pid)]
@@ -237,6 +242,10 @@ def _watch(
         time.sleep(_POLL_S)
 
 
+def _allowed(limits: Limits, state: State) -> float:
+    return limits.seconds + (_WRITING_S if state.finishing else 0.0)
+
+
 def _take(message: Dict[str, Any], state: State) -> None:
     if "torch" in message:
         state.torch_processes += 1
@@ -246,6 +255,8 @@ def _take(message: Dict[str, Any], state: State) -> None:
         state.cycles = int(message["cycles"])
     if "training" in message:
         state.training = True
+    if "finishing" in message:
+        state.finishing = True
     if "note" in message:
         state.notes.append(str(message["note"]))
     if "models" in message:

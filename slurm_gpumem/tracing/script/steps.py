@@ -22,6 +22,7 @@ CALM_CYCLES = 3
 _VARIED_SHARE = 0.5
 """Of the time onward, after which training that never repeats itself (texts of all lengths) has shown enough:
 the rest is for what comes after it."""
+_JUST_NOW_S = 2.0
 
 
 class _Ran(NamedTuple):
@@ -52,7 +53,11 @@ class Steps:
         self.backwards = 0
         self.accumulation = 1
         self.cut_off = False
-        """Whether the time limit ended it."""
+        """Whether the time limit ended it ..."""
+        self.still_growing = False
+        """... and memory had reached a new peak just before."""
+        self._looked = (0.0, -1)
+        """When the last new peak was seen, and how high it was."""
         self._calm = 0
         self._enough_since: Optional[float] = None
         self._varied_enough = False
@@ -124,8 +129,12 @@ class Steps:
 
     def check_time(self) -> None:
         """Called now and then: stop where the time is over and something was seen."""
-        if self.counts and time.monotonic() > self._deadline:
+        now, peak = time.monotonic(), self._recorder.peak_bytes
+        if peak > self._looked[1]:
+            self._looked = (now, peak)
+        if self.counts and now > self._deadline:
             self.cut_off = True
+            self.still_growing = now - self._looked[0] < _JUST_NOW_S
             self._done()
 
     def called(self, root: Root, args: Any) -> None:

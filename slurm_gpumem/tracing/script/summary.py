@@ -14,6 +14,7 @@ from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.assemble import site_of
 from slurm_gpumem.tracing.described import precision_of
 from slurm_gpumem.tracing.kernels import assembled
+from slurm_gpumem.tracing.places import own_parameters
 from slurm_gpumem.tracing.script.inference import TRAINING
 
 _TWO = 2
@@ -64,7 +65,7 @@ def _name_parameters(recorder: Any, places: Any) -> None:
     """Mark the blocks that hold parameters, with their layers: a script makes them before its model runs."""
     for root in places.roots.values():
         for name, module in root.module.named_modules():
-            for parameter in module.parameters(recurse=False):
+            for parameter in own_parameters(module):
                 block = None if is_lazy(parameter) else recorder.block_of(parameter)
                 if block is not None and block.operator != PARAMETER:
                     block.operator, block.module = PARAMETER, root.prefix + name
@@ -78,6 +79,12 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             *found,
             "the time limit came after the first optimizer step: the next, with the optimizer's states, may "
             "need more. Allow more with --time-limit",
+        )
+    elif tracer.steps.still_growing:
+        found = (
+            *found,
+            "the time limit came while memory was still growing: the job needs more than this. "
+            "Allow more with --time-limit",
         )
     if tracer.onward.varies and not trace.finished:
         found = (

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, List
+
+import pytest
 
 from tests.support.needs import needs_torch
 
@@ -47,3 +51,35 @@ def test_time_in_which_others_had_the_cpu_is_not_counted_as_time_onward(tmp_path
     )
     # Three processes on one CPU: each waits for more than half of the two seconds.
     assert float(out.stdout) > 0.5
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_the_time_limit_says_whether_memory_was_still_growing(
+    monkeypatch: pytest.MonkeyPatch, grows: bool
+) -> None:
+    from slurm_gpumem.tracing.script import steps
+
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    recorder: Any = SimpleNamespace(peak_bytes=0)
+    ended: List[float] = []
+    seen = steps.Steps(recorder, 10.0, 6.0, lambda: ended.append(now[0]))
+    seen.counts[0] = 3
+    for second in range(12):
+        now[0] = float(second)
+        recorder.peak_bytes = 100 * second if grows or second < 5 else recorder.peak_bytes
+        seen.check_time()
+        if ended:
+            break
+    assert ended == [11.0]
+    assert seen.cut_off
+    assert seen.still_growing == grows
+
+
+def test_a_process_that_writes_down_what_it_has_seen_gets_time_for_it() -> None:
+    from slurm_gpumem.tracing.script.run import Limits, State, _allowed, _take
+
+    state, limits = State(), Limits(seconds=100.0)
+    assert _allowed(limits, state) == 100.0
+    _take({"finishing": True}, state)
+    assert _allowed(limits, state) > 110.0

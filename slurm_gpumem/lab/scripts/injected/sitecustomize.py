@@ -62,6 +62,20 @@ def _old_numpy(numpy):
     for name, value in names.items():
         if not hasattr(numpy, name):
             setattr(numpy, name, value)
+    parse = numpy.fromstring
+
+    def from_string(text, dtype=float, count=-1, *, sep="", **others):
+        if sep:
+            return parse(text, dtype, count, sep=sep, **others)
+        return numpy.frombuffer(text, dtype, count).copy()
+
+    numpy.fromstring = from_string
+
+
+def _old_pillow(image):
+    """The same for Pillow."""
+    if not hasattr(image, "ANTIALIAS"):
+        image.ANTIALIAS = image.LANCZOS
 
 
 def _measure(torch):
@@ -142,7 +156,9 @@ def _metrics():
 
 
 def _sounds():
-    """A `librosa` that knows the filters of a spectrogram by their shape, and nothing else."""
+    """A `librosa` that knows the filters of a spectrogram by their shape and reads WAV files."""
+    import wave
+
     import numpy
 
     module = types.ModuleType("librosa")
@@ -156,6 +172,12 @@ def _sounds():
     def mel(sr=22050, n_fft=2048, n_mels=128, **others):
         return numpy.random.RandomState(0).rand(n_mels, 1 + n_fft // 2).astype("float32")
 
+    def load(path, sr=22050, **others):
+        with wave.open(str(path)) as file:
+            samples = numpy.frombuffer(file.readframes(file.getnframes()), "<i2")
+        return samples.astype("float32") / 32768, sr
+
+    module.load = load
     module.filters.mel = mel
     sys.modules.update({"librosa": module, "librosa.util": module.util, "librosa.filters": module.filters})
 
@@ -238,7 +260,7 @@ def _no_tensorboard():
     sys.modules["torch.utils.tensorboard"] = module
 
 
-_actions = {"torchvision.datasets": _cifar, "numpy": _old_numpy}
+_actions = {"torchvision.datasets": _cifar, "numpy": _old_numpy, "PIL.Image": _old_pillow}
 if os.environ.get("GPUMEM_SCRIPTS_MEASURE"):
     _actions["torch"] = _measure
 sys.meta_path.insert(0, _After(_actions))

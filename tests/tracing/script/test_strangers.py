@@ -1,0 +1,111 @@
+"""Ways of strangers' scripts that failed once, each written again in a few lines."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from slurm_gpumem.errors import TargetError
+from slurm_gpumem.summaries.own import parse
+from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
+from tests.support.needs import needs_torch
+
+pytestmark = needs_torch
+
+HEAD = "import torch, torch.nn as nn, torch.nn.functional as F\n"
+HOT = """
+labels = (torch.arange(320) % 10).to("cuda", non_blocking=True)
+hot = F.one_hot(labels).half()
+assert hot.shape == (320, 10), hot.shape
+layer = nn.Linear(64, 10).cuda(); optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for step in range(5):
+    x = torch.randn(320, 64, device="cuda")
+    F.cross_entropy(layer(x), hot.float()).backward(); optimizer.step(); optimizer.zero_grad()
+"""
+PICTURES = """
+class Picture: pass
+class Pad(nn.Module):
+    def forward(self, picture): return torch.zeros(3, 8, 8)
+pad = Pad(); model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10)).cuda(); distance = nn.MSELoss()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(100_000):
+    x = torch.stack([pad(Picture()) for _ in range(8)]).cuda()
+    out = model(x)[:, : 2 + step % 7]
+    distance(out, torch.zeros_like(out)).backward(); optimizer.step(); optimizer.zero_grad()
+"""
+LENGTHS = """
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(100_000):
+    x = torch.randn(8 + step % 50, 64, device="cuda")
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+SQUARES = """
+model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(5):
+    x = torch.randn(64, 3, 12, 12, device="cuda")
+    corner = torch.rand(64, 1, 1, 1, device="cuda").mul(4).floor()
+    places = torch.arange(12, device="cuda")
+    inside = lambda at: (at >= corner) & (at < corner + 8)
+    mask = inside(places.view(1, 1, 12, 1)) & inside(places.view(1, 1, 1, 12))
+    cut = torch.masked_select(x, mask).view(64, 3, 8, 8)
+    model(cut).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+LEARNER = """
+class Learner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.vars = nn.ParameterList([nn.Parameter(torch.randn(64, 64))])
+    def parameters(self): return self.vars
+    def forward(self, x): return x @ self.vars[0]
+model = Learner().cuda(); optimizer = torch.optim.Adam(model.parameters())
+for step in range(5):
+    model(torch.randn(8, 64, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+UNKNOWN = """
+labels = torch.randn(320, 10, device="cuda").argmax(1)
+F.one_hot(labels)
+"""
+
+
+def _traced(folder: Path, text: str) -> TracedScript:
+    (folder / "train.py").write_text(HEAD + text)
+    return trace_command(
+        [sys.executable, "train.py"], Limits(seconds=120.0, onward_s=1.0), folder=str(folder)
+    )
+
+
+def _lines(folder: Path, text: str) -> List[str]:
+    with pytest.raises(TargetError) as raised:
+        _traced(folder, text)
+    return str(raised.value).splitlines()
+
+
+def test_one_hot_has_as_many_classes_as_labels_from_the_cpu_say(tmp_path: Path) -> None:
+    assert _traced(tmp_path, HOT).facts["cycles"] >= 3
+
+
+@pytest.mark.parametrize("text", [SQUARES, LEARNER], ids=["squares", "learner"])
+def test_squares_cut_out_by_masks_and_models_with_parameters_of_their_own_are_traced(
+    tmp_path: Path, text: str
+) -> None:
+    assert _traced(tmp_path, text).facts["steps"] == 5
+
+
+def test_one_hot_of_labels_that_nobody_knows_says_how_to_name_the_classes(tmp_path: Path) -> None:
+    said = _lines(tmp_path, UNKNOWN)
+    assert "num_classes=10" in said[1]
+    assert said[2] == "train.py, line 4: F.one_hot(labels)"
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"), [(PICTURES, False), (LENGTHS, True)], ids=["pictures", "lengths"]
+)
+def test_only_batches_of_models_have_many_shapes_not_pictures_of_transforms_nor_losses(
+    tmp_path: Path, text: str, warned: bool
+) -> None:
+    summary = parse(_traced(tmp_path, text).summary.decode(), origin="traced")
+    assert any("many shapes" in warning for warning in summary.warnings) == warned
