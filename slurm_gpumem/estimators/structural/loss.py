@@ -118,7 +118,10 @@ def finish(walk: Walk) -> None:
         walk.tape.inputs.append(target.store)
         walk.tape.op((wide,), total, saved=(wide,))
     else:
-        classes = max(1, logits.shape[-1] if len(logits.shape) < 4 else logits.shape[1])
+        wide = (
+            logits.shape[1 if len(logits.shape) >= 4 else -1] if logits.shape else 1
+        )  # of a loss itself: ()
+        classes = max(1, wide)
         target = walk.tape.new((), max(1, logits.elements // classes), _INDEX_BYTES, grad=False)
         walk.tape.inputs.append(target.store)
         _cross_entropy(walk, logits, total)
