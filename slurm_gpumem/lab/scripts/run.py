@@ -192,6 +192,7 @@ def _measured(
     from slurm_gpumem.lab.scripts.gpu_memory import process_peaks
 
     with tempfile.TemporaryFile() as output:
+        started = time.monotonic()
         child = subprocess.Popen(
             command,
             cwd=folder,
@@ -205,7 +206,6 @@ def _measured(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        started = time.monotonic()
         peak = 0
         while child.poll() is None and time.monotonic() - started < seconds:
             peak = max(peak, process_peaks(child.pid))
