@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurm_gpumem.estimators.gpus import find_gpu
 from slurm_gpumem.estimators.structural.estimator import simulate
 from slurm_gpumem.estimators.types import TrainingJob
 from slurm_gpumem.summaries.reader import read_summary
+from slurm_gpumem.summaries.types import Layer, ModelSummary
 
 HEAD = """\
 ==========================================================================================
@@ -50,3 +53,11 @@ def test_a_dropout_between_widening_and_narrowing_layers_hides_an_activation() -
 def test_dropout_of_whole_channels_keeps_one_number_a_channel() -> None:
     rows = "│    └─{}: 2-2        [2, 512, 64]         [2, 512, 64]         --\n"
     assert _saved(rows.format("Dropout1d")) < _saved(rows.format("Dropout"))
+
+
+@pytest.mark.parametrize("kind", ["MyLoss", "LayerNorm", "LlamaRMSNorm", "Linear", "ReLU"])
+def test_a_layer_that_gives_or_takes_a_single_number_is_no_error(kind: str) -> None:
+    layers = (Layer("MyLoss", outputs=((),), inputs=((8, 64),)), Layer(kind, outputs=((),), inputs=((),)))
+    summary = ModelSummary(format="gpumem", layers=layers, batch=8, input_shapes=((8, 64),))
+    walk, _ = simulate(summary, TrainingJob(batch_size=8), find_gpu("h200"))
+    assert walk.tape.ops

@@ -71,7 +71,7 @@ def _conv(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 def _bias(row: Layer, x: Tensor, reach: int) -> int:
     """Parameters beyond the weight of a layer whose outputs each depend on `reach` numbers; 0: none."""
     shape = output_shape(row, x)
-    wide = shape[-1] if family_of(row.kind) == "linear" else shape[1] if len(shape) > 1 else 0
+    wide = shape[-1] if shape and family_of(row.kind) == "linear" else shape[1] if len(shape) > 1 else 0
     rest = row.params - wide * reach
     return rest if 0 < rest <= max(wide, row.params // 50) else 0
 
@@ -150,7 +150,7 @@ def _batch_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
 def _layer_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     turned = _is_turned(walk, row, x)
     x = walk.widened(x)
-    width = max(row.params // 2, 1) if row.params else x.shape[-1]
+    width = max(row.params // 2, 1) if row.params else _last(x)
     statistics = 2 * _FLOAT * max(1, x.elements // max(1, width))
     return _norm(walk, row, x, statistics, copies=turned)
 
@@ -177,7 +177,7 @@ def _rms_norm(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     # Written out in Python, in fp32: square, mean, rsqrt; the scaled input, in the model's own precision, is
     # kept for the weight's gradient. T5's multiplies its input as it came, not the wide copy.
     params = walk.param(row.params, trainable=row.trainable)
-    rows = max(1, x.elements // max(1, x.shape[-1]))
+    rows = max(1, x.elements // _last(x))
     wide = x if x.width >= _FLOAT else walk.tape.new(x.shape, x.elements, _FLOAT, grad=x.grad)
     if wide is not x:
         walk.tape.op((x,), wide)
@@ -318,6 +318,11 @@ def _rnn_layers(row: Layer, x: Tensor, out: Tensor) -> int:
     return best[1]
 
 
+def _last(tensor: Tensor) -> int:
+    """The last dimension; 1 of a single number, which a loss among the layers gives."""
+    return max(1, tensor.shape[-1]) if tensor.shape else 1
+
+
 def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
     """An unknown class: a new output; its input is kept, as in most layers."""
     params = walk.param(row.params, trainable=row.trainable)
@@ -327,7 +332,7 @@ def _unknown(walk: Walk, row: Layer, x: Tensor) -> Tensor:
         row.outputs[0], walk.low if params else min(x.width, walk.wide), grad=x.grad or bool(params)
     )
     walk.assume(f"{row.kind} keeps its input and makes one new tensor")
-    macs = row.params * max(1, out.elements // max(1, out.shape[-1])) if len(out.shape) < 4 else 0
+    macs = row.params * max(1, out.elements // _last(out)) if len(out.shape) < 4 else 0
     saved = (x,) if x.grad else ()
     return walk.tape.op((x,), out, saved=saved, params=params, matmul=bool(params), macs=macs)
 

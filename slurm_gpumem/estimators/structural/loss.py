@@ -121,7 +121,8 @@ def finish(walk: Walk) -> None:
         walk.tape.inputs.append(target.store)
         walk.tape.op((wide,), total, saved=(wide,))
     else:
-        classes = max(1, logits.shape[-1] if len(logits.shape) < 4 else logits.shape[1])
+        shape = logits.shape or (1,)  # the layers may end with a loss
+        classes = max(1, shape[-1] if len(shape) < 4 else shape[1])
         target = walk.tape.new((), max(1, logits.elements // classes), _INDEX_BYTES, grad=False)
         walk.tape.inputs.append(target.store)
         _cross_entropy(walk, logits, total)

@@ -311,15 +311,6 @@ def book_pages(folder: Path) -> None:
     (folder / "corpus.txt").write_text("\n\n".join(pages) + "\n")
 
 
-def penn(folder: Path) -> None:
-    """train.txt, valid.txt, test.txt of few words, those that a sample begins with among them."""
-    random.seed(4)
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, lines in (("train", 1500), ("valid", 300), ("test", 300)):
-        rows = (" ".join(f"w{random.randrange(2000)}" for _ in range(20)) for _ in range(lines))
-        (folder / f"{part}.txt").write_text("the meaning of\n" + "\n".join(rows) + "\n")
-
-
 def tiny_pictures(folder: Path, count: int = 512) -> None:
     """PNG files of 32 x 32."""
     from PIL import Image
@@ -361,7 +352,6 @@ FIFTH_RECIPES: Dict[str, Callable[[Path], None]] = {
     "citations": citations,
     "instructions": instructions,
     "book-pages": book_pages,
-    "penn": penn,
     "tiny-pictures": tiny_pictures,
     "inception-moments": inception_moments,
     "large-pictures": large_pictures,
