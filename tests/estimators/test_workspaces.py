@@ -73,6 +73,8 @@ def test_products_for_each_sample_have_single_precision_where_the_gradient_has_h
     one_tap = {"size": (32,), "out_size": (32,), "kernel": (1,), "stride": (1,), "padding": (0,)}
     asked = convolution(call="weight", dtype="bf16", channels=256, outputs=256, dilation=(1,), **one_tap)
     assert workspace_bytes(asked, 32768) == 8 << 30
+    short = replace(asked, size=(21,), out_size=(21,))
+    assert workspace_bytes(short, 256) < 16 * MIB  # measured as a copy of both tensors
     assert (
         workspace_bytes(replace(asked, dtype="fp32", channels=1280, outputs=64), 5838) == 5838 * 1280 * 64 * 4
     )

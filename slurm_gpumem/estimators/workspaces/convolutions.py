@@ -39,8 +39,8 @@ PRODUCTS_FROM, PRODUCTS_ALIGNED_FROM, PRODUCTS_HALF_TO = 256, 64, 256
 """Channels on the narrow side of a 1-D kernel of one tap: from 256 all measured gradients of its weight are a
 product for each sample in single precision. From 64 on nearly all are, in single precision and up to 256 in
 half, where both sides are multiples of 8."""
-PRODUCTS_ROWS = 16
-"""Samples from which that holds in half precision."""
+PRODUCTS_ROWS, PRODUCTS_LENGTH = 16, 32
+"""Samples and positions from which that holds in half precision: jobs with 7 to 21 positions copy instead."""
 SAME_SUM = 0.02
 """How far two calls' multiples of a sum may differ and still count as one law."""
 
@@ -164,8 +164,7 @@ def _sums_products(call: str, c: Convolution, rows: int) -> bool:
     """Whether a weight's gradient is one product of matrices for each sample, which are then summed.
 
     The products have single precision also where the gradient has half. All measured ones of these widths
-    are so (of the narrower ones nine in ten), whatever their length; most of what the trees were fitted on
-    has two dimensions.
+    are so (of the narrower ones nine in ten); most of what the trees were fitted on has two dimensions.
     """
     if call != "weight" or c.transposed or (c.kernel, c.stride, c.padding, c.groups) != ((1,), (1,), (0,), 1):
         return False
@@ -173,7 +172,8 @@ def _sums_products(call: str, c: Convolution, rows: int) -> bool:
     aligned = c.channels % 8 == 0 and c.outputs % 8 == 0
     if c.dtype == "fp32":
         return narrow >= (PRODUCTS_ALIGNED_FROM if aligned else PRODUCTS_FROM)
-    return aligned and PRODUCTS_ALIGNED_FROM <= narrow <= PRODUCTS_HALF_TO and rows >= PRODUCTS_ROWS
+    plenty = rows >= PRODUCTS_ROWS and c.size[0] >= PRODUCTS_LENGTH
+    return aligned and plenty and PRODUCTS_ALIGNED_FROM <= narrow <= PRODUCTS_HALF_TO
 
 
 def _by_trees(call: str, convolution: Convolution, rows: int) -> List[int]:
