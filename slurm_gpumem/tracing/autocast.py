@@ -14,6 +14,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.scripted import scripted_on_meta
+
 KEY = "AutocastCUDA"
 _LOWER = {
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
@@ -41,6 +43,14 @@ class Autocast:
         self.dtype = torch.float16
         self.depth = 0
         self.cache: Dict[int, Tuple[Tensor, Tensor]] = {}
+        self.when_scripted: Callable[[], None] = lambda: None
+        """Called when code that torch.jit.script compiled trains under autocast."""
+
+    def casts_in_script(self) -> bool:
+        """Whether compiled code that is called now casts."""
+        if self.enabled and torch.is_grad_enabled():
+            self.when_scripted()
+        return self.enabled
 
     # -- Casts -----------------------------------------------------------------------------------
 
@@ -137,7 +147,8 @@ def autocast_on_meta() -> Iterator[Autocast]:
                 library.impl(full_name, _kernel(state, name, operator), KEY, allow_override=True)
     _patch(patched, state)
     try:
-        yield state
+        with scripted_on_meta(KEY, state.casts_in_script, lambda value: _cast_all(value, torch.float32)):
+            yield state
     finally:
         _switch(state, False)
         for owner, attribute, value in reversed(patched):

@@ -70,6 +70,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.guess = guess
         self._autocast = autocast
+        autocast.when_scripted = self._warn_of_scripts
         self.blocks: List[Block] = []
         self.events: List[int] = []
         """n ≥ 0: block n is allocated; n < 0: block ~n is released."""
@@ -221,6 +222,15 @@ class Recorder(TorchDispatchMode):
         if about not in self._warned:
             self._warned.add(about)
             self.warnings.setdefault(text)
+
+    def _warn_of_scripts(self) -> None:
+        where = self.places.now() or "the training step"
+        self.warn_once(
+            "scripted",
+            f"{where} calls code that torch.jit.script compiled, under autocast: on a GPU such code may keep "
+            "more for the backward pass than a trace has (a measured WaveGlow did, by gigabytes). Let one "
+            "run be measured: gpusbatch without --trace",
+        )
 
     # -- Operators -------------------------------------------------------------------------------
 

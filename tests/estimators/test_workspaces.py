@@ -68,6 +68,35 @@ def test_the_gradient_of_a_wide_kernel_of_one_tap_is_a_product_for_each_sample()
         assert case.bytes == pytest.approx(case.call.rows * case.call.weight, rel=0.02)
 
 
+def test_products_for_each_sample_have_single_precision_where_the_gradient_has_half() -> None:
+    """A point transformer's layers at 32,768 groups of points: 8 GiB, where half of it was expected."""
+    one_tap = {"size": (32,), "out_size": (32,), "kernel": (1,), "stride": (1,), "padding": (0,)}
+    asked = convolution(call="weight", dtype="bf16", channels=256, outputs=256, dilation=(1,), **one_tap)
+    assert workspace_bytes(asked, 32768) == 8 << 30
+    short = replace(asked, size=(21,), out_size=(21,))
+    assert workspace_bytes(short, 256) < 16 * MIB  # measured as a copy of both tensors
+    assert (
+        workspace_bytes(replace(asked, dtype="fp32", channels=1280, outputs=64), 5838) == 5838 * 1280 * 64 * 4
+    )
+
+
+def test_nine_in_ten_measured_gradients_of_narrow_kernels_of_one_tap_are_such_products() -> None:
+    cases = [case for case in load_calls(OPERATORS, every=5) if _is_product(case)]
+    assert len(cases) > 50
+    right = [case for case in cases if case.bytes == pytest.approx(_products(case), rel=0.02)]
+    assert len(right) >= 0.9 * len(cases)
+
+
+def _products(case: MeasuredCall) -> int:
+    c = case.call.convolution
+    return case.call.rows * c.channels * c.outputs * 4
+
+
+def _is_product(case: MeasuredCall) -> bool:
+    c = case.call.convolution
+    return workspace._sums_products(c.call, c, case.call.rows)
+
+
 def is_such(c: Convolution) -> bool:
     plain = (c.call, c.dtype, c.kernel, c.stride, c.groups) == ("weight", "fp32", (1,), (1,), 1)
     return plain and not c.transposed and min(c.channels, c.outputs) >= 256
