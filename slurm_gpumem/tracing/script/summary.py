@@ -149,7 +149,9 @@ def _trace(recorder: Any, job: TracedJob) -> Trace:
             site = site_of(recorder.blocks[event], None, None)
             events.append(sites.setdefault(site, len(sites)))
             allocated += 1
-    last = max(recorder.kernels.by_step, default=0)
+    # After the last whole step there may be a beginning of another, or data for an evaluation.
+    whole = [step for step in recorder.kernels.by_step if step <= recorder.cycles]
+    last = max(whole or recorder.kernels.by_step, default=0)
     kernels = {last: recorder.kernels.by_step[last]} if last else {}
     return Trace(
         job=job,

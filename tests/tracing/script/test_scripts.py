@@ -46,6 +46,14 @@ for step in range(400):
     x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 """,
+    "ends-with-evaluation": """
+model = net(); optimizer = torch.optim.Adam(model.parameters()); model.to(device)
+for step in range(5):
+    x, y = data(64); loss = F.cross_entropy(model(x.to(device)), y.to(device))
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+model.eval()
+with torch.no_grad(): model(torch.randn(65536, 256).to(device)).argmax(1).cpu()
+""",
     "varied": """
 class Rows(torch.utils.data.IterableDataset):
     def __iter__(self):
@@ -397,7 +405,7 @@ def test_states_of_weights_that_train_only_later_are_counted(runs: Dict[str, Fut
     assert runs["unfreezes"].result().facts["peak_bytes"] > 4 * weight  # with its gradient and two states
 
 
-@pytest.mark.parametrize("name", ["evaluates-late", "trains-only", "slow-steps"])
+@pytest.mark.parametrize("name", ["evaluates-late", "trains-only", "slow-steps", "ends-with-evaluation"])
 def test_the_work_of_a_step_is_that_of_one_that_ran_whole(
     runs: Dict[str, Future[TracedScript]], name: str
 ) -> None:
