@@ -25,7 +25,6 @@ _TAPS = (9, 1, 49, 25, 4, 16, 3, 27, 5, 7)
 _TAPS_WIDENING = (16, 4, 9, 1, 36, 25, 49)
 """Of transposed convolutions that double an image's sides."""
 _LONGEST = 128
-"""Kernels over time have any length up to this, if a sequence is much longer than they are."""
 _LONGER = 4
 _TAPS_3D = (27, 1, 8, 9, 3, 64, 125, 49, 147, 343)
 """Of volumes and films, some of which are convolved in space or in time alone."""
@@ -156,11 +155,16 @@ def _conv_input(
     return (latest[0], needed[0], *latest[2:])
 
 
+def longest_kernel(output: Shape) -> int:
+    """Kernels over time have any length up to this: a sequence is much longer than they are; 0 for images."""
+    return min(_LONGEST, output[2] // _LONGER) if len(output) == 3 else 0
+
+
 def _usual_taps(output: Shape, widens: bool) -> Tuple[int, ...]:
     if len(output) == 5:
         return _TAPS_3D
     if len(output) == 3:
-        return (*_TAPS, *range(2, min(_LONGEST, output[2] // _LONGER) + 1))
+        return (*_TAPS, *range(2, longest_kernel(output) + 1))
     return _TAPS_WIDENING if widens else _TAPS
 
 

@@ -39,10 +39,13 @@ def known_constants() -> Iterator[None]:
             return torch.sparse_coo_tensor(*args, check_invariants=False)
         return legacy(self, *args, **kwargs)
 
-    for (owner, name), make in originals.items():
-        setattr(owner, name, keeping(make))
-        # Code that torch.jit.script compiles calls the operator, as before.
-        torch.jit._builtins._register_builtin(getattr(owner, name), f"aten::{name}")
+    # Code that torch.jit.script compiles calls the operator, as before. PyTorch knows functions by their ids,
+    # which other functions get when these are gone.
+    compiled = torch.jit._builtins._get_builtin_table()
+    ours = {name: keeping(make) for (_, name), make in originals.items()}
+    for owner, name in originals:
+        setattr(owner, name, ours[name])
+        compiled[id(ours[name])] = f"aten::{name}"
     setattr(Tensor, "new_tensor", new)  # noqa: B010 - its type is not the same
     setattr(Tensor, "new", of_parts)  # noqa: B010
     try:
@@ -50,6 +53,7 @@ def known_constants() -> Iterator[None]:
     finally:
         for (owner, name), make in originals.items():
             setattr(owner, name, make)
+            del compiled[id(ours[name])]
         setattr(Tensor, "new_tensor", new_tensor)  # noqa: B010
         setattr(Tensor, "new", legacy)  # noqa: B010
 

@@ -8,7 +8,7 @@ import os
 import sys
 from functools import lru_cache
 from types import FrameType
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 
@@ -17,7 +17,9 @@ _NOT_THE_ASKER = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
 _ROUNDS = 20
-"""Equal answers after which a loop counts as endless; values may become known in its first rounds."""
+"""Equal answers after which a loop gets others; values may become known in its first rounds."""
+_ENDS = (0.0, float(1 << 30))
+"""Numbers that end a loop which waits until one is small, or large."""
 
 
 def wanted() -> Optional[bool]:
@@ -38,23 +40,44 @@ class EndlessLoop(RuntimeError):
     """A loop's end depends on values that a trace does not have."""
 
 
-def count_rounds(rounds: Dict[Tuple[int, int], int]) -> None:
-    """Call it before an unknown value is answered; EndlessLoop where a loop asks for it again and again.
+class _Rounds:
+    """How often each line of one call of a function asked for an unknown value."""
 
-    Unknown values are always answered alike: a loop that only its condition ends would never end.
+    def __init__(self) -> None:
+        self.asked: Dict[int, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """A debugger that is on calls what a frame keeps; it then follows this frame no further."""
+
+
+def loop_answer(recorder: Any, guess: Any) -> Any:
+    """The guess, or another answer once a loop has asked for it again and again: it ends only by values.
+
+    Unknown values are always answered alike, so a loop that only its condition ends would never end.
     """
     frame = _asker()
     if frame is None:
-        return
+        return guess
     path, line = frame.f_code.co_filename, frame.f_lineno
     if not any(first <= line <= last for first, last in _open_loops(path)):
-        return
-    asked = rounds[id(frame), line] = rounds.get((id(frame), line), 0) + 1
-    if asked > _ROUNDS:
-        raise EndlessLoop(
-            f"how often the loop at {os.path.basename(path)}, line {line}, runs depends on values on the "
-            "GPU, which a trace does not have"
-        )
+        return guess
+    # Kept in the frame: its id is the next call's when it is gone, and a list of frames would keep tensors.
+    if not isinstance(frame.f_trace, _Rounds):
+        frame.f_trace = _Rounds()
+    asked = frame.f_trace.asked[line] = frame.f_trace.asked.get(line, 0) + 1
+    if asked <= _ROUNDS:
+        return guess
+    ends = (not guess,) if isinstance(guess, bool) else tuple(map(type(guess), _ENDS))
+    where = f"the loop at {os.path.basename(path)}, line {line},"
+    if asked - _ROUNDS > len(ends):
+        raise EndlessLoop(f"how often {where} runs depends on values on the GPU, which a trace does not have")
+    recorder.warn_once(
+        f"loop {path} {line}",
+        f"how often {where} runs depends on values on the GPU, which a trace does not have: it was ended "
+        f"after {_ROUNDS} rounds. Where more rounds keep more memory, let one run be measured: gpusbatch "
+        "without --trace",
+    )
+    return ends[asked - _ROUNDS - 1]
 
 
 def _asker() -> Optional[FrameType]:

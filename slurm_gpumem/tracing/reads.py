@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slurm_gpumem.tracing.choices import choices_of
-from slurm_gpumem.tracing.guards import count_rounds, wanted
+from slurm_gpumem.tracing.guards import loop_answer, wanted
 from slurm_gpumem.tracing.values import give, is_wrapped, made_up_numbers, value_of
 
 aten = torch.ops.aten
@@ -100,9 +100,8 @@ def _truth(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     check = wanted()
     if check is not None:
         return check
-    count_rounds(recorder.guess.rounds)
     recorder.guess.used = True
-    return recorder.guess.truth
+    return loop_answer(recorder, recorder.guess.truth)
 
 
 def _split(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:

@@ -8,14 +8,14 @@ up, and the trace says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from slurm_gpumem.tracing.guards import count_rounds, wanted
+from slurm_gpumem.tracing.guards import loop_answer, wanted
 
 aten = torch.ops.aten
 
@@ -29,8 +29,6 @@ class Guess:
     numbers: bool = False
     """Whether numbers of a tensor were made up."""
     reads: int = 0
-    rounds: Dict[Tuple[int, int], int] = field(default_factory=dict)
-    """How often each loop's condition was answered with a guess."""
 
     def next_number(self) -> float:
         """A number for one that is not known: ever less above one, as losses fall and never repeat."""
@@ -259,12 +257,12 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if check is not None:
         recorder.assume(f"a check of values in {where} is taken as passed")
         return check
-    count_rounds(recorder.guess.rounds)
     made_up: Any = recorder.guess.truth if truth else 1
     if tensor.is_floating_point():
         made_up = recorder.guess.next_number()
     if getattr(tensor, "_gpumem_choices", None) is not None:
         made_up = 0  # an index: the first choice is always there
+    made_up = loop_answer(recorder, made_up)
     recorder.guess.used |= truth
     made_up_numbers(recorder, tensor)
     recorder.assume(f"a value that {where} reads is not known; took {made_up:.0f}")

@@ -14,7 +14,7 @@ ACTIVATION, GRADIENT, STATE = range(3)
 
 
 def made_of(sizes: Sequence[int], steps: Sequence[List[int]]) -> Trace:
-    """A trace whose sites take so many MiB; each step is one phase."""
+    """A trace whose sites take these numbers of MiB; each step is one phase."""
     sites = tuple(
         Site(bytes=(size * MIB,), operator=f"operator {number}", module="", category="activations")
         for number, size in enumerate(sizes)

@@ -252,7 +252,7 @@ class Machine:
         return [json.loads(line) for line in lines if line.endswith("]")]
 
     def trains(self, names: Sequence[str], steps: int, timeout_s: float) -> bool:
-        """Wait until each of them has done so many steps."""
+        """Wait until each of them has done this number of steps."""
         return until(lambda: all(len(self.steps(name)) >= steps for name in names), timeout_s)
 
     def result(self, name: str) -> Dict[str, Any]:

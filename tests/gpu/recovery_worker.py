@@ -1,4 +1,4 @@
-"""A PyTorch training job that grows: its batch doubles until it holds so many MiB, then it trains on.
+"""A PyTorch training job that grows: its batch doubles until it holds a given size, then it trains on.
 
 It catches nothing: when the GPU's memory, or its share of it, is too small, it dies as any script does.
 With --standin it plays the same on a machine without a GPU, at the limit that the task prolog gave it.

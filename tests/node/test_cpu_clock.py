@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Callable, Iterator, List
 
 import pytest
@@ -156,6 +157,8 @@ def hierarchy(request: pytest.FixtureRequest) -> Iterator[Path]:
             except OSError:
                 continue
             yield place
+            inside = sorted(place.rglob("cgroup.procs"))
+            until(lambda: not any(path.read_text() for path in inside), 30)  # noqa: B023 - called here
             for folder in sorted(place.rglob("*"), key=lambda path: -len(path.parts)):
                 if folder.is_dir():
                     folder.rmdir()
@@ -165,7 +168,7 @@ def hierarchy(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("named", ["job_771007", "sAB12CD34EF56GH"])
-def test_a_jobs_cgroup_counts_whatever_ran_in_it(start: Start, hierarchy: Path, named: str) -> None:
+def test_a_jobs_cgroup_counts_whatever_ran_in_it(hierarchy: Path, start: Start, named: str) -> None:
     """Also of processes that are gone, that left the tree, and that no longer say whose they are."""
     cgroup = hierarchy / "uid_65534" / named / "step_batch" / "task_0"
     cgroup.mkdir(parents=True)
@@ -177,18 +180,20 @@ def test_a_jobs_cgroup_counts_whatever_ran_in_it(start: Start, hierarchy: Path, 
     clock, mine = CpuClock(root), job(771007, sluid="sAB12CD34EF56GH")
     before = spent(clock, mine)[0]
     assert before >= 0
-    stray = subprocess.Popen(
-        ["/usr/bin/python3", "-c", "while True: pass"], user=USER, start_new_session=True
-    )
+    stray = subprocess.Popen(["bash", "-c", f"read; {SPIN}"], user=USER, stdin=PIPE, start_new_session=True)
     try:
+        # It starts to work only there: what it took before is not the cgroup's.
         (cgroup / "cgroup.procs").write_text(str(stray.pid))
-        until(lambda: own_s([stray.pid]) > 0.5, 60)
-        assert spent(clock, mine)[0] - before == pytest.approx(own_s([stray.pid]), abs=0.3)
+        elsewhere = own_s([stray.pid])
+        assert stray.stdin is not None
+        with stray.stdin as line:
+            line.write(b"go\n")
+        until(lambda: spent(clock, mine)[0] - before > 0.5, 60)
+        assert spent(clock, mine)[0] - before == pytest.approx(own_s([stray.pid]) - elsewhere, abs=0.3)
     finally:
         stray.kill()
         stray.wait()
-    after = spent(clock, mine)[0]
-    assert after - before > 0.4
+    assert spent(clock, mine)[0] - before > 0.5
     os.killpg(step.pid, signal.SIGKILL)
     step.wait()
     until(lambda: not (cgroup / "cgroup.procs").read_text(), 30)

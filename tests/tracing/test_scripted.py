@@ -59,3 +59,22 @@ def test_compiled_code_that_trains_under_autocast_draws_a_warning() -> None:
     amp, plain = (summarize(Gated(), batch, precision=p).warnings for p in ("amp-bf16", "fp32"))
     assert [text for text in amp if "torch.jit.script" in text and "gpusbatch without --trace" in text]
     assert not [text for text in plain if "torch.jit.script" in text]
+
+
+def test_what_pytorch_knows_of_functions_to_compile_is_the_same_after_a_trace() -> None:
+    """It knows them by their ids: one that is gone and still known would be taken for another function."""
+    import torch
+    from torch import nn
+
+    from slurm_gpumem.tracing.constants import known_constants
+    from slurm_gpumem.tracing.trace_model import summarize
+
+    known = torch.jit._builtins._get_builtin_table()
+    before = dict(known)
+    with known_constants():
+        source = "def two(x):\n    return torch.as_tensor(2.0) + torch.tensor(0.0) + x\n"
+        compiled = torch.jit.CompilationUnit(source)
+        assert torch.jit._builtins._find_builtin(torch.as_tensor) == "aten::as_tensor"
+        assert float(compiled.two(torch.zeros(()))) == 2.0
+    summarize(nn.Linear(4, 4), torch.empty(8, 4, device="meta"))
+    assert known == before

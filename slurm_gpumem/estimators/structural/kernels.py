@@ -6,6 +6,7 @@ from functools import lru_cache
 from math import isqrt, prod
 from typing import Iterator, Optional, Tuple
 
+from slurm_gpumem.summaries.flow import longest_kernel
 from slurm_gpumem.summaries.types import Layer, Shape
 
 _USUAL_TAPS = {3: (3, 1, 5, 7, 9), 4: (9, 1, 25, 49), 5: (27, 1, 9, 3, 125)}
@@ -14,8 +15,6 @@ _CENTRED = (9, 25, 49, 81, 121, 169, 961, 3, 5, 7, 31, 27, 125, 343)
 """Kernels of depthwise convolutions: with odd sides."""
 _TAPS = (1, 9, 25, 49, 3, 5, 7, 4, 16, 27, 81, 121, 125, 2, 8, 64, 256, 343, 961)
 
-_LONGEST = 128
-_LONGER = 4
 _STRIDES = (1, 2, 3, 4, 8, 16, 32, 7, 14)
 _ROUNDED, _UNPADDED = 0.985, 1.1
 """What a side may be of stride times output: sizes are stated in 10 kB, and kernels take an edge."""
@@ -25,12 +24,7 @@ def taps_and_groups(row: Layer, channels: int) -> Tuple[int, int]:
     """Kernel elements and groups of a convolution, from its parameters and channels."""
     out = row.outputs[0][1] if row.outputs and len(row.outputs[0]) > 1 else 0
     made = row.outputs[0] if row.outputs else ()
-    return _taps_and_groups(_weights_and_bias(row), out, row.kernel, channels, _longest_kernel(made))
-
-
-def _longest_kernel(made: Shape) -> int:
-    """Kernels over time have any length up to this: a sequence is much longer than they are."""
-    return min(_LONGEST, made[2] // _LONGER) if len(made) == 3 else 0
+    return _taps_and_groups(_weights_and_bias(row), out, row.kernel, channels, longest_kernel(made))
 
 
 def _weights_and_bias(row: Layer) -> int:
@@ -120,7 +114,7 @@ def may_take(row: Layer, shape: Shape) -> bool:
 def _may_take(params: int, made: Shape, kernel: Optional[Tuple[int, ...]], shape: Shape) -> bool:
     if any(0 < before < after for before, after in zip(shape[2:], made[2:])):
         return False
-    taps, groups = _taps_and_groups(params, made[1], kernel, shape[1], _longest_kernel(made))
+    taps, groups = _taps_and_groups(params, made[1], kernel, shape[1], longest_kernel(made))
     weights = made[1] * max(1, shape[1] // groups) * taps
     return params - weights in (0, made[1]) and (groups in (1, shape[1]) or kernel is not None)
 

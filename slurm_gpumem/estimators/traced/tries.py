@@ -1,10 +1,10 @@
 """What PyTorch reserves at most while cuDNN tries algorithms (`torch.backends.cudnn.benchmark`).
 
-A convolution is tried when it is met for the first time, beside what lives then: PyTorch keeps the fastest
-algorithm for each shape, and each thread keeps its own, so what a checkpoint computes again in the backward
-pass is tried again there. After each try PyTorch gives all cached memory back. Allocation events that were
-recorded on an H200 show both, and the peaks of measured runs follow from it
-(`python -m slurm_gpumem.lab.score.benchmark_tries`).
+A convolution is tried when it is met for the first time, beside what lives then, and after each try PyTorch
+gives all cached memory back: allocation events that were recorded on an H200 show both, and the peaks of
+measured runs follow from it (`python -m slurm_gpumem.lab.score.benchmark_tries`). That each thread keeps its
+own choices, so that what a checkpoint computes again in the backward pass is tried again there, is not
+measured.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ Scripts that set it are scored by `slurm_gpumem.lab.scripts.score`.
 from __future__ import annotations
 
 import argparse
-import gzip
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,7 @@ from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.ground_truth import load_ground_truth_rows
 from slurm_gpumem.lab.score.accuracy import quantile
-from slurm_gpumem.lab.score.trace_rows import path_of
-from slurm_gpumem.summaries.own import parse
-from slurm_gpumem.summaries.trace_types import Trace
+from slurm_gpumem.lab.score.trace_rows import kept_trace
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -37,7 +34,8 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _run(cache: Path) -> int:
     rows = [row for row in load_ground_truth_rows() if _wanted(row)]
-    found = {row["key"]: (row, trace) for row in rows if (trace := _trace(cache, row)) is not None}
+    traces = {row["key"]: kept[0].trace for row in rows if (kept := kept_trace(cache, row["key"]))}
+    found = {row["key"]: (row, trace) for row in rows if (trace := traces.get(row["key"])) is not None}
     print(f"{len(found)} of {len(rows)} runs traced; error of what is reserved")
     print("without tries  with tries")
     both: List[List[float]] = [[], []]
@@ -57,15 +55,6 @@ def _run(cache: Path) -> int:
 def _wanted(row: Dict[str, Any]) -> bool:
     tried = row.get("toggles", {}).get("cudnn_benchmark")
     return bool(tried and row.get("reserved_bytes")) and not row.get("error")
-
-
-def _trace(cache: Path, row: Dict[str, Any]) -> Optional[Trace]:
-    path = path_of(cache, row["key"])
-    if not path.exists():
-        return None
-    with gzip.open(path, "rt") as file:
-        file.readline()
-        return parse(file.read(), origin=row["key"]).trace
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ models/lab/traces/kernels.jsonl.xz of the folder; `make fit-utilization` fits on
 from __future__ import annotations
 
 import argparse
-import gzip
 import sys
 from pathlib import Path
 from typing import List, Optional
 
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.places import TRACE_KERNELS, shown
-from slurm_gpumem.lab.score.trace_rows import path_of, trace_missing
+from slurm_gpumem.lab.score.trace_rows import kept_trace, path_of, trace_missing
 from slurm_gpumem.lab.traced_work import kept_lines, line_of, write_traced
 from slurm_gpumem.lab.utilization_runs import Solo, load_solo
-from slurm_gpumem.summaries.own import parse as parse_own
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -55,15 +53,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _line(run: Solo, cache: Path) -> str:
-    path = path_of(cache, run.key)
-    if not path.exists():
+    kept = kept_trace(cache, run.key)
+    trace = kept[0].trace if kept else None
+    if kept is None or trace is None or not trace.kernels:
         return ""
-    with gzip.open(path, "rt") as file:
-        summary = parse_own(file.read().partition("\n")[2], origin=run.key)
-    trace = summary.trace
-    return (
-        "" if trace is None or not trace.kernels else line_of(run.key, trace, run.job, summary.total_params)
-    )
+    return line_of(run.key, trace, run.job, kept[0].total_params)
 
 
 if __name__ == "__main__":

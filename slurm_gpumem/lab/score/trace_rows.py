@@ -20,7 +20,7 @@ import warnings
 from contextlib import nullcontext
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -33,7 +33,7 @@ from slurm_gpumem.lab.collect.tasks import Feed, task_named
 from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.ground_truth import load_ground_truth_rows, part_of
 from slurm_gpumem.lab.places import GROUND_TRUTH, shown
-from slurm_gpumem.summaries.own import to_json
+from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.tracing.child.cuda_calls import cuda_is_here
 from slurm_gpumem.tracing.loop import Inputs
@@ -93,6 +93,16 @@ def entry_of(row: Row) -> Entry:
 def path_of(cache: Path, key: str) -> Path:
     """Where a run's trace is kept."""
     return cache / f"{sha1(key.encode()).hexdigest()[:20]}.json.gz"
+
+
+def kept_trace(cache: Path, key: str) -> Optional[Tuple[ModelSummary, Dict[str, Any]]]:
+    """A run's traced summary and what is kept beside it; None where the folder has none."""
+    path = path_of(cache, key)
+    if not path.exists():
+        return None
+    with gzip.open(path, "rt") as file:
+        beside, text = json.loads(file.readline()), file.read()
+    return parse(text, origin=key), beside
 
 
 def chosen_rows(

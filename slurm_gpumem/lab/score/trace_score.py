@@ -37,8 +37,7 @@ from slurm_gpumem.lab.places import (
 )
 from slurm_gpumem.lab.score.accuracy import quantile
 from slurm_gpumem.lab.score.trace_figures import Traced, load_figures
-from slurm_gpumem.lab.score.trace_rows import path_of
-from slurm_gpumem.summaries.own import parse as parse_own
+from slurm_gpumem.lab.score.trace_rows import kept_trace
 from slurm_gpumem.units import MIB
 
 FLOOR = 0.003
@@ -60,12 +59,11 @@ def measured_runs(folders: Sequence[Path] = FOLDERS) -> Dict[str, Row]:
 
 def traced(cache: Path, row: Row) -> Optional[Traced]:
     """A run's figures by its trace, replayed now; None where the folder has no trace of it."""
-    path = path_of(cache, row["key"])
-    if not path.exists():
+    kept = kept_trace(cache, row["key"])
+    if kept is None:
         return None
-    with gzip.open(path, "rt") as file:
-        kept, text = json.loads(file.readline()), file.read()
-    trace = parse_own(text, origin=row["key"]).trace
+    summary, beside = kept
+    trace = summary.trace
     assert trace is not None
     gpu = find_gpu("h200")
     timeline = replay(trace, None, gpu)
@@ -77,7 +75,7 @@ def traced(cache: Path, row: Row) -> Optional[Traced]:
         allocated_bytes=timeline.stats.peak_allocated,
         reserved_bytes=reserved,
         context_mib=gpu.context_for(conv=trace.uses_conv, matmul=trace.uses_matmul),
-        seconds=kept["cpu_seconds"],
+        seconds=beside["cpu_seconds"],
         features=tuple(round(value, 5) for value in features(trace, timeline, total, None, gpu)),
     )
 
