@@ -224,7 +224,7 @@ def test_with_hooks_a_job_is_measured_and_reported_and_no_sampler_stays(state: P
             shown = cluster.run(words, env={"XDG_CACHE_HOME": str(tmp_path)}, timeout_s=60)
             return shown.stdout.split() == ["1", "2.9G", "RUNNING"]
 
-        until(measured, 90)
+        until(measured)
         assert samplers(cluster.layout)
     finally:
         # Its job still runs.

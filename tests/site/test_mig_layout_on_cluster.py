@@ -47,7 +47,7 @@ def test_doctor_names_jobs_whose_profile_is_gone_and_how_they_get_another(
     # 22.05 reads other types only when it starts.
     controller = None if can_change else restart_slurmctld(cluster)
     try:
-        until(lambda: "gpu:1g.35gb:3" in cluster.run(["scontrol", "show", "node", "n1"]).stdout, 60)
+        until(lambda: "gpu:1g.35gb:3" in cluster.run(["scontrol", "show", "node", "n1"]).stdout)
         (found,) = waiting_for_nothing(cluster)
     finally:
         if controller is not None:
@@ -63,4 +63,4 @@ def test_doctor_names_jobs_whose_profile_is_gone_and_how_they_get_another(
     cluster.run(words, check=True)
     assert waiting_for_nothing(cluster) == []
     cluster.run(["scontrol", "update", f"jobid={gone}", "starttime=now"], check=True)
-    until(lambda: gone not in cluster.run(["squeue", "-h", "-o", "%i"], check=True).stdout.split(), 60)
+    until(lambda: gone not in cluster.run(["squeue", "-h", "-o", "%i"], check=True).stdout.split())

@@ -96,7 +96,7 @@ def test_a_job_with_a_whole_gpu_is_not_overtaken_by_small_ones(make_cluster: Any
         cluster, f"--partition={partition}", "--gres=gpu:1", "--mem=64", "--time=2", command="sleep 60"
     )
     late = [submit(cluster, *SMALL, "--time=30", command="sleep 60") for _ in range(8)]
-    until(lambda: states(cluster).get(whole) == "RUNNING", timeout_s=60)
+    until(lambda: states(cluster).get(whole) == "RUNNING")
     cluster.run(["scancel", *late])
     begun = _start(cluster, whole)
     assert begun is not None
