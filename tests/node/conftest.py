@@ -82,7 +82,7 @@ class Node:
             env=env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
             **options,
         )

@@ -162,4 +162,4 @@ def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: st
     finally:
         if step == "release":
             controller.terminate()
-            controller.wait(timeout=60)
+            controller.wait(timeout=120)

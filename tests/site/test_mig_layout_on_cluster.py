@@ -20,7 +20,7 @@ NODE = NodeSpec("n1", gpus=0, instances=(Undivided("1g.18gb", 3, 16_384), Undivi
 
 
 def waiting_for_nothing(cluster: Cluster) -> List[Dict[str, Any]]:
-    done = cluster.run([GPUMEM, "doctor", "--json"], timeout_s=90)
+    done = cluster.run([GPUMEM, "doctor", "--json"], timeout_s=120)
     assert done.stdout, done.stderr
     return [one for one in json.loads(done.stdout)["findings"] if one["check"] == "mig-waiting"]
 
@@ -52,7 +52,7 @@ def test_doctor_names_jobs_whose_profile_is_gone_and_how_they_get_another(
     finally:
         if controller is not None:
             controller.terminate()
-            controller.wait(timeout=20)
+            controller.wait(timeout=120)
     assert found["what"].endswith(f"waiting for it: {gone}")
     assert stays not in found["what"].split()
     if not can_change:

@@ -43,7 +43,7 @@ class Site:
     def top(self, *args: str, user: Optional[str] = MINE, **env: str) -> str:
         own = {"LC_ALL": "C.UTF-8", "HOME": "/nonexistent", **env}
         argv = [str(self.python), "-m", "slurm_gpumem", "top", *args]
-        done = self.cluster.run(argv, user=user, cwd=Path("/"), env=own, timeout_s=60)
+        done = self.cluster.run(argv, user=user, cwd=Path("/"), env=own, timeout_s=120)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         return done.stdout
 
@@ -166,13 +166,13 @@ def test_on_a_terminal_it_is_drawn_again_and_again_and_leaves_the_screen_as_it_w
     while seen.count(b"\x1b[H") < 3 and time.monotonic() < deadline:
         seen += os.read(ours, 65536)
     started.send_signal(signal.SIGINT)
-    threading.Timer(30, started.kill).start()
+    threading.Timer(60, started.kill).start()
     try:
         while True:
             seen += os.read(ours, 65536)
     except OSError:
         pass  # the other end is closed
-    assert started.wait(timeout=30) == 130
+    assert started.wait(timeout=120) == 130
     os.close(ours)
     assert seen.startswith(b"\x1b[?1049h\x1b[?25l")
     assert seen.rstrip().endswith(b"\x1b[?25h\x1b[?1049l")
