@@ -12,7 +12,7 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.text import clipped, count
 from slurm_gpumem.units import MIB, ceil_div
 
-_PHASES = {"evaluate": "evaluation", "checkpoint": "writing a checkpoint"}
+_PHASES = {"evaluate": "evaluation", "checkpoint": "writing a checkpoint", "end": "the script's end"}
 _WIDTH = 100
 _SHOWN = 3
 
@@ -64,8 +64,9 @@ def _seen_text(facts: Any, seconds: float) -> str:
     if facts["kind"] == "inference":
         passes = count(int(facts["passes"]), "forward pass", "forward passes")
         return f"seen: inference, no training ({passes} in {seconds:.1f} s)"
-    seen = ["training", *(name for phase, name in _PHASES.items() if phase in facts["phases"])]
-    missing = [name for phase, name in _PHASES.items() if phase not in facts["phases"]]
+    phases = {*facts["phases"], *(["end"] if facts.get("ended") else [])}
+    seen = ["training", *(name for phase, name in _PHASES.items() if phase in phases)]
+    missing = [name for phase, name in _PHASES.items() if phase not in phases]
     steps = f"{count(int(facts['steps']), 'optimizer step')} in {seconds:.1f} s"
     return f"seen: {', '.join(seen)} ({steps})" + (f"; not seen: {', '.join(missing)}" if missing else "")
 

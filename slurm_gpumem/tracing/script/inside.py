@@ -64,6 +64,8 @@ class Tracer:
         self._gpu = gpu
         self._owner = os.getpid()
         self._finished = False
+        self._finisher = 0
+        """The thread that writes down what was seen."""
         self.came_to_its_end = False
         """The script has ended by itself."""
         self._claimed = False
@@ -130,7 +132,7 @@ class Tracer:
         """Enough was seen: write the summary and wait for the end, so that nothing after it runs."""
         if self._finished or os.getpid() != self._owner:
             return
-        self._finished = True
+        self._finished, self._finisher = True, threading.get_ident()
         self._report.say(finishing=True)
         self.recorder.off = True
         with torch._C.DisableTorchFunction():
@@ -141,8 +143,7 @@ class Tracer:
                 facts[name] = text
         sys.gpumem_files_read.write()  # type: ignore[attr-defined]
         self._report.say(done=facts)
-        while True:
-            time.sleep(3600)
+        _wait_for_the_end()
 
     def fast_forward(self) -> bool:
         """Whether loaders may end their epoch: what they feed has nothing new to show."""
@@ -180,7 +181,11 @@ class Tracer:
         self.recorder.off = True
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._owner or self._finished:
+        if os.getpid() != self._owner:
+            return
+        if self._finished:
+            if threading.get_ident() != self._finisher:
+                _wait_for_the_end()  # another thread is writing down what was seen
             return
         if self._claimed:
             self.came_to_its_end = not self._failure
@@ -266,10 +271,18 @@ class Tracer:
             # No look at frames while models are called: they would keep the script's tensors alive.
             if self._claimed:
                 self._report.say(cycles=self.recorder.cycles)
+                if self.steps.is_late():
+                    self.finish()
             elif self.inference.at_work:
                 self._report.say(at="", passes=self.onward.completed)
             else:
                 self._report.say(at=_line_of_main_thread())
+
+
+def _wait_for_the_end() -> NoReturn:
+    """Who has started the script ends its processes."""
+    while True:
+        time.sleep(3600)
 
 
 def _line_of_main_thread() -> str:

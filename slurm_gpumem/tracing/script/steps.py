@@ -22,6 +22,10 @@ CALM_CYCLES = 3
 _VARIED_SHARE = 0.5
 """Of the time onward, after which training that never repeats itself (texts of all lengths) has shown enough:
 the rest is for what comes after it."""
+_TO_THE_END_S = 2.0
+"""After an evaluation a script gets this long to come to its end: what it does there may take the most."""
+_LATE_S = 4.0
+"""A script that calls nothing of PyTorch for this long after its time is not waited for."""
 _JUST_NOW_S = 2.0
 
 
@@ -61,6 +65,10 @@ class Steps:
         self._calm = 0
         self._enough_since: Optional[float] = None
         self._varied_enough = False
+        self._settled_since: Optional[float] = None
+        """When all was seen but the script's end, less what the script waited for a CPU ..."""
+        self._settled_at: Optional[float] = None
+        """... and by the clock."""
         self._eval_cycle: Optional[int] = None
         self.autocast: Optional[torch.dtype] = None
         self.checkpointing = False
@@ -136,6 +144,14 @@ class Steps:
             self.cut_off = True
             self.still_growing = now - self._looked[0] < _JUST_NOW_S
             self._done()
+
+    def is_late(self) -> bool:
+        """Whether the script should have been stopped a while ago, but calls nothing that could stop it."""
+        now = time.monotonic() - _LATE_S
+        if self._settled_at is not None and now - self._settled_at > _TO_THE_END_S:
+            return True
+        self.cut_off = self.cut_off or (bool(self.counts) and now > self._deadline)
+        return self.cut_off
 
     def called(self, root: Root, args: Any) -> None:
         """A model is called by the script itself."""
@@ -216,7 +232,12 @@ class Steps:
         evaluated = self._eval_cycle is not None and self._recorder.cycles > self._eval_cycle + 1
         onward = spent - self._enough_since
         self._varied_enough = self._varied_enough or onward > _VARIED_SHARE * self._onward_s
-        return (evaluated and (self._calm >= 1 or self._varied_enough)) or onward > self._onward_s
+        if evaluated and (self._calm >= 1 or self._varied_enough):
+            if self._settled_since is None:
+                self._settled_since, self._settled_at = spent, now
+            if spent - self._settled_since > _TO_THE_END_S:
+                return True
+        return onward > self._onward_s
 
 
 def _waited_for_a_cpu() -> float:

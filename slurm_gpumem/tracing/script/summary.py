@@ -53,6 +53,7 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "peak_bytes": recorder.peak_bytes,
         "grown_bytes": recorder.grown_bytes,
         "guessed": recorder.guess.used,
+        "ended": tracer.came_to_its_end,
     }
     if tracer.division.several and tracer.division.why_not:
         facts["undivided"] = tracer.division.why_not

@@ -66,6 +66,26 @@ for x in torch.utils.data.DataLoader(Rows(), batch_size=None):
 model.eval()
 with torch.no_grad(): model(torch.randn(65536, 256, device=device))
 """,
+    "largest-at-its-end": """
+model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(64, 256).to(device)
+for epoch in range(100):
+    model.train(); optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+    model.eval()
+    with torch.no_grad(): model(x)
+    torch.save(model.state_dict(), "last.ckpt")
+assert len(torch.load("last.ckpt")) == 4
+with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
+    "slow-at-its-end": """
+model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(64, 256).to(device)
+for epoch in range(20):
+    model.train(); optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+    model.eval()
+    with torch.no_grad(): model(x)
+while True: pass
+""",
     "one-by-one": """
 class Endless(torch.utils.data.Sampler):
     def __init__(self): pass
@@ -326,6 +346,22 @@ def test_what_comes_after_training_on_batches_that_are_never_alike_is_seen(
     assert "evaluate" in traced.facts["phases"]
     assert traced.facts["peak_bytes"] > 65536 * (1024 + 256) * 4
     assert any("batches have many shapes" in line for line in read_summary(traced.summary.decode()).warnings)
+
+
+def test_what_a_script_does_at_its_end_counts(runs: Dict[str, Future[TracedScript]]) -> None:
+    facts = runs["largest-at-its-end"].result().facts
+    assert facts["ended"]
+    assert facts["steps"] == 100
+    assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
+
+
+def test_a_script_that_computes_on_the_cpu_after_training_is_not_waited_for(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    traced = runs["slow-at-its-end"].result()
+    assert not traced.facts["ended"]
+    assert "evaluate" in traced.facts["phases"]
+    assert traced.seconds < 200, "the time limit is 300 s"
 
 
 def test_a_training_of_few_batches_is_over_with_them(runs: Dict[str, Future[TracedScript]]) -> None:
