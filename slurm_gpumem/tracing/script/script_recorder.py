@@ -49,7 +49,8 @@ class ScriptRecorder(Recorder):
         self._pass = (0, 0, 0)
         """First event and first block of the pass at work, and the peak before it."""
         self._silent = 0
-        self._calls = 0
+        self.calls = 0
+        """Operators that the script has run."""
         self.every_few: Callable[[], None] = lambda: None
         """Called every few hundred operators."""
 
@@ -244,8 +245,8 @@ class ScriptRecorder(Recorder):
         kwargs = kwargs or {}
         if self.off:
             return func(*args, **kwargs)
-        self._calls += 1
-        if self._calls % _FEW == 0:
+        self.calls += 1
+        if self.calls % _FEW == 0:
             self.every_few()
         with torch._C.DisableTorchFunction():
             return super().__torch_dispatch__(func, types, args, kwargs)

@@ -25,7 +25,7 @@ the rest is for what comes after it."""
 _TO_THE_END_S = 2.0
 """After an evaluation a script gets this long to come to its end: what it does there may take the most."""
 _LATE_S = 4.0
-"""A script that calls nothing of PyTorch for this long after its time is not waited for."""
+"""A script that has called nothing of PyTorch for this long when its time is over is not waited for."""
 _JUST_NOW_S = 2.0
 
 
@@ -62,6 +62,8 @@ class Steps:
         """... and memory had reached a new peak just before."""
         self._looked = (0.0, -1)
         """When the last new peak was seen, and how high it was."""
+        self._called = (-1, 0.0)
+        """Operators that were run, and when their number was last seen to change."""
         self._calm = 0
         self._enough_since: Optional[float] = None
         self._varied_enough = False
@@ -146,11 +148,18 @@ class Steps:
             self._done()
 
     def is_late(self) -> bool:
-        """Whether the script should have been stopped a while ago, but calls nothing that could stop it."""
-        now = time.monotonic() - _LATE_S
+        """Whether the script's time is over, but it has called nothing for a while that could stop it.
+
+        Asked once a second, by another thread: while the script is at work it must not be looked at.
+        """
+        now, calls = time.monotonic(), self._recorder.calls
+        if calls != self._called[0]:
+            self._called = (calls, now)
+        if now - self._called[1] < _LATE_S or not self.counts:
+            return False
         if self._settled_at is not None and now - self._settled_at > _TO_THE_END_S:
             return True
-        self.cut_off = self.cut_off or (bool(self.counts) and now > self._deadline)
+        self.cut_off = self.cut_off or now > self._deadline
         return self.cut_off
 
     def called(self, root: Root, args: Any) -> None:

@@ -88,14 +88,16 @@ def test_a_process_that_writes_down_what_it_has_seen_gets_time_for_it() -> None:
 def test_a_script_that_calls_nothing_after_its_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     from slurm_gpumem.tracing.script import steps
 
-    now = [0.0]
+    now = [9.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    seen = steps.Steps(SimpleNamespace(peak_bytes=0), 10.0, 6.0, lambda: None)  # type: ignore[arg-type]
+    recorder: Any = SimpleNamespace(peak_bytes=0, calls=0)
+    seen = steps.Steps(recorder, 10.0, 6.0, lambda: None)
+    assert not seen.is_late()
     now[0] = 20.0
     assert not seen.is_late(), "nothing has been trained"
     seen.counts[0] = 3
+    recorder.calls = 1
+    assert not seen.is_late(), "it calls something, which may stop it"
+    now[0] = 25.0
     assert seen.is_late()
     assert seen.cut_off
-    now[0] = 13.0
-    seen.cut_off = False
-    assert not seen.is_late(), "it may still call something"
