@@ -36,6 +36,12 @@ def job(job_id: int, uid: int = USER, sluid: str = "") -> NodeJob:
     return NodeJob(job_id, uid, "u", (), "mps", time.time(), sluid=sluid)
 
 
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of /proc that takes a slow machine longer than the sampler waits is no failure here."""
+    monkeypatch.setattr(cpu_clock, "_SEARCH_S", 60.0)
+
+
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that other users can read: pytest's own are closed to them."""
@@ -89,18 +95,21 @@ def test_without_cgroups_the_processes_of_each_job_are_added_up(start: Start) ->
     step = start(771001, SPIN)
     start(771002, "sleep 600")
     until(lambda: spent(clock, job(771001))[0] > 0.3)
+    # It goes on while we look: what was spent before and after bounds what the clock reads in between.
+    least = own_s(below(step.pid))
     busy, idle = spent(clock, job(771001), job(771002))
-    assert busy == pytest.approx(own_s(below(step.pid)), abs=0.3)
+    assert least - 0.3 < busy < own_s(below(step.pid)) + 0.3
     assert 0 <= idle < 0.3
 
 
 @needs_root
 def test_all_steps_of_a_job_count_and_children_that_have_ended_too(start: Start) -> None:
     clock = CpuClock(NOWHERE)
-    burn = 'timeout 0.7 sh -c "while :; do :; done"; sleep 600'
+    # By the processor's time: in any part of a second a busy machine may give it none.
+    burn = "(ulimit -t 1; while :; do :; done); sleep 600"
     for step in ("batch", "0"):
         start(771003, burn, step)
-    until(lambda: spent(clock, job(771003))[0] > 0.2)
+    until(lambda: spent(clock, job(771003))[0] > 1.5)
 
 
 @needs_root
@@ -189,7 +198,8 @@ def test_a_jobs_cgroup_counts_whatever_ran_in_it(hierarchy: Path, start: Start, 
         with stray.stdin as line:
             line.write(b"go\n")
         until(lambda: spent(clock, mine)[0] - before > 0.5)
-        assert spent(clock, mine)[0] - before == pytest.approx(own_s([stray.pid]) - elsewhere, abs=0.3)
+        least = own_s([stray.pid]) - elsewhere
+        assert least - 0.3 < spent(clock, mine)[0] - before < own_s([stray.pid]) - elsewhere + 0.3
     finally:
         stray.kill()
         stray.wait()
