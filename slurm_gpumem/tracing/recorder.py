@@ -223,6 +223,10 @@ class Recorder(TorchDispatchMode):
             self._warned.add(about)
             self.warnings.setdefault(text)
 
+    def has_warned(self, about: str) -> bool:
+        """Whether something has come up before."""
+        return about in self._warned
+
     def _warn_of_scripts(self) -> None:
         where = self.places.now() or "the training step"
         self.warn_once(
