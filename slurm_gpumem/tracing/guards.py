@@ -20,6 +20,8 @@ _ROUNDS = 20
 """Equal answers after which a loop gets others; values may become known in its first rounds."""
 _ENDS = (0.0, float(1 << 30))
 """Numbers that end a loop which waits until one is small, or large."""
+_MOST_ENDS = 1000
+"""How often a loop of one call is ended: a script that trains in its own lines meets it in each step."""
 
 
 def wanted() -> Optional[bool]:
@@ -64,12 +66,14 @@ def loop_answer(recorder: Any, guess: Any) -> Any:
     # Kept in the frame: its id is the next call's when it is gone, and a list of frames would keep tensors.
     if not isinstance(frame.f_trace, _Rounds):
         frame.f_trace = _Rounds()
-    asked = frame.f_trace.asked[line] = frame.f_trace.asked.get(line, 0) + 1
-    if asked <= _ROUNDS:
-        return guess
+    asked = frame.f_trace.asked.get(line, 0)
+    frame.f_trace.asked[line] = asked + 1
     ends = (not guess,) if isinstance(guess, bool) else tuple(map(type(guess), _ENDS))
+    ended, asked = divmod(asked, _ROUNDS + len(ends))
+    if asked < _ROUNDS and ended < _MOST_ENDS:
+        return guess
     where = f"the loop at {os.path.basename(path)}, line {line},"
-    if asked - _ROUNDS > len(ends):
+    if ended >= _MOST_ENDS:
         raise EndlessLoop(f"how often {where} runs depends on values on the GPU, which a trace does not have")
     recorder.warn_once(
         f"loop {path} {line}",
@@ -77,7 +81,7 @@ def loop_answer(recorder: Any, guess: Any) -> Any:
         f"after {_ROUNDS} rounds. Where more rounds keep more memory, let one run be measured: gpusbatch "
         "without --trace",
     )
-    return ends[asked - _ROUNDS - 1]
+    return ends[asked - _ROUNDS]
 
 
 def _asker() -> Optional[FrameType]:
