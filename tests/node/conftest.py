@@ -42,6 +42,24 @@ sys.exit(hook.main(sys.argv[4:]))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
 
 
+def take_haste_away(hooks: Path) -> None:
+    """Give the hooks in a folder minutes where they have seconds.
+
+    For tests of what many hooks at once do: on a slow machine that alone takes longer than one of them may
+    wait. How long one waits is for tests of time.
+    """
+    for name in ("prolog", "epilog"):
+        path = hooks / f"{name}.sh"
+        script = path.read_text()
+        assert "timeout -k 2 15" in script
+        path.write_text(script.replace("timeout -k 2 15", "timeout -k 2 200"))
+    program = hooks / "python-without-haste"
+    program.write_text(f"#!{sys.executable} -I\n{WITHOUT_HASTE}")
+    program.chmod(0o755)
+    with open(hooks / "hooks.conf", "a") as file:
+        file.write(f"python={program}\n")
+
+
 @dataclass(frozen=True)
 class Node:
     """One node's folders and what the site configured there."""
@@ -94,21 +112,8 @@ class Node:
         return replace(self, config=config)
 
     def without_haste(self) -> Node:
-        """The same node, whose hooks have minutes where they have seconds.
-
-        For tests of what many hooks at once do to each other: on a slow machine that alone takes longer than
-        one hook may wait. How long one waits is for tests of time.
-        """
-        for name in ("prolog", "epilog"):
-            path = self.hooks / f"{name}.sh"
-            script = path.read_text()
-            assert "timeout -k 2 15" in script
-            path.write_text(script.replace("timeout -k 2 15", "timeout -k 2 200"))
-        program = self.root / "bin" / "python-without-haste"
-        program.write_text(f"#!{sys.executable} -I\n{WITHOUT_HASTE}")
-        program.chmod(0o755)
-        with open(self.hooks / "hooks.conf", "a") as file:
-            file.write(f"python={program}\n")
+        """The same node, whose hooks have minutes where they have seconds."""
+        take_haste_away(self.hooks)
         return self
 
     def log(self) -> str:

@@ -23,7 +23,7 @@ from slurm_gpumem.node.gpus import standin_uuid
 from slurm_gpumem.node.homes import remove_home
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
-from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of, take_haste_away
 from tests.support.slurm_jobs import hold_until, live_peaks, submit
 from tests.support.waiting import until
 
@@ -101,6 +101,7 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
     (hooks / "hooks.conf").write_text(
         f"python={sys.executable}\nsite_config={root}/gpumem.toml\nrun_dir={root}/run\n"
     )
+    take_haste_away(hooks)
     RunFolder(root / "run").make()
     cluster = make_module_cluster(
         nodes=(NodeSpec("n1"),),

@@ -160,6 +160,20 @@ def test_each_call_of_a_function_has_rounds_of_its_own() -> None:
     assert _warnings(_settle, layers=30) == []
 
 
+def test_a_loop_that_one_call_meets_again_and_again_is_ended_each_time() -> None:
+    from slurm_gpumem.tracing.guards import loop_answer
+
+    class Recorder:
+        def warn_once(self, key: str, text: str) -> None:
+            pass
+
+    rounds = [0] * 100
+    for step in range(100):
+        while loop_answer(Recorder(), True):
+            rounds[step] += 1
+    assert set(rounds) == {20}
+
+
 def test_a_loop_that_no_answer_ends_is_refused_with_its_line() -> None:
     from slurm_gpumem.tracing.guards import EndlessLoop, loop_answer
 
