@@ -153,7 +153,7 @@ class Tracer:
     def _called(self, root: Any, args: Any) -> None:
         trains = torch.is_grad_enabled() and root.module.training
         self.onward.before_call(trains, self.steps.optimizers)
-        self.inference.called()
+        self.inference.called(root.module, args)
         self.steps.called(root, args)
         self._check_time()
 
