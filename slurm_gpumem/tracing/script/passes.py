@@ -27,7 +27,7 @@ class Passes:
 
     def add(self, module: nn.Module, given: Any) -> bool:
         """One more call; whether it counts."""
-        if next(module.parameters(), None) is not None:
+        if next(iter(module.parameters()), None) is not None:
             self._models += 1
             return True
         if self._models or not _on_gpu(given):
