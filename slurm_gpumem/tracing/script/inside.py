@@ -36,10 +36,6 @@ from slurm_gpumem.tracing.script.world import CudaWorld, install_answers
 from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
 
-_SILENT_S = 1.0
-"""After the deadline, where a script that trained calls no operator (it reads files, draws) and does
-not notice: then the trace ends from beside it."""
-_WRITING_S = 30.0
 _kept = ExitStack()
 """Contexts that are never left."""
 
@@ -68,7 +64,6 @@ class Tracer:
         self._gpu = gpu
         self._owner = os.getpid()
         self._finished = False
-        self._finisher = threading.current_thread()
         self.came_to_its_end = False
         """The script has ended by itself."""
         self._claimed = False
@@ -136,7 +131,6 @@ class Tracer:
         if self._finished or os.getpid() != self._owner:
             return
         self._finished = True
-        self._finisher = threading.current_thread()
         self._report.say(finishing=True)
         self.recorder.off = True
         with torch._C.DisableTorchFunction():
@@ -186,13 +180,9 @@ class Tracer:
         self.recorder.off = True
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._owner:
+        if os.getpid() != self._owner or self._finished:
             return
-        if self._finished:
-            if self._finisher is not threading.current_thread():
-                self._finisher.join(_WRITING_S)  # it never returns: the trace ends when it has written
-            return
-        if self._claimed and (self.steps.counts or not self._failure):
+        if self._claimed:
             self.came_to_its_end = not self._failure
             self.finish()
         elif self.inference.was_all() and self._exit_code:
@@ -254,6 +244,8 @@ class Tracer:
     def _failed_by(self, error: BaseException) -> None:
         """The script's own exception; past what was worth running, what was seen until then holds."""
         self._failure = f"{own_words(error)}\n{user_line(error)}"
+        if not self.steps.counts:
+            self._claimed = False  # in its first optimizer step: there is no training to tell of
         if self._claimed and self.steps.fast_forward:
             self._onward_failure, self._failure = self._failure, ""
             self.finish()
@@ -276,7 +268,6 @@ class Tracer:
             # No look at frames while models are called: they would keep the script's tensors alive.
             if self._claimed:
                 self._report.say(cycles=self.recorder.cycles)
-                self.steps.check_time(_SILENT_S)
             elif self.inference.at_work:
                 self._report.say(at="", passes=self.onward.completed)
             else:

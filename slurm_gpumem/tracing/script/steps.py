@@ -127,12 +127,12 @@ class Steps:
         """Whether training has nothing new to show: loaders may end their epoch."""
         return self._calm >= CALM_CYCLES or self._varied_enough
 
-    def check_time(self, late_s: float = 0.0) -> None:
-        """Called now and then: stop where the time is over, by so much, and something was seen."""
+    def check_time(self) -> None:
+        """Called now and then: stop where the time is over and something was seen."""
         now, peak = time.monotonic(), self._recorder.peak_bytes
         if peak > self._looked[1]:
             self._looked = (now, peak)
-        if self.counts and now > self._deadline + late_s:
+        if self.counts and now > self._deadline:
             self.cut_off = True
             self.still_growing = now - self._looked[0] < _JUST_NOW_S
             self._done()

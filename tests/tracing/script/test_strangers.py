@@ -74,6 +74,16 @@ for step in range(5):
     model(torch.randn(8, 512, device="cuda")).sum().backward()
     for optimizer in optimizers: optimizer.step(); optimizer.zero_grad()
 """
+TRANSPOSED = """
+class Films(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, at): return torch.zeros(4, 8, 8, 3).permute(0, 3, 1, 2)
+model = nn.Conv2d(3, 8, 3, padding=1).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.utils.data.DataLoader(Films(), 8, num_workers=2):
+    x = F.interpolate(x.view(-1, 3, 8, 8).cuda(), scale_factor=2.0)
+    x.view(32, -1)
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
 FAILS_IN_ITS_STEP = """
 class Own(torch.optim.Optimizer):
     def __init__(self, parameters): super().__init__(parameters, {})
@@ -105,6 +115,10 @@ def test_fused_optimizers_take_their_steps(tmp_path: Path) -> None:
     assert traced.facts["cycles"] >= 3
     # Weights and gradients of two layers, and the momentum of one.
     assert traced.facts["peak_bytes"] > 5 * 512 * 512 * 4
+
+
+def test_batches_of_workers_lie_in_order_whatever_their_samples_do(tmp_path: Path) -> None:
+    assert _traced(tmp_path, TRANSPOSED).facts["cycles"] >= 3
 
 
 def test_a_script_that_fails_in_its_first_optimizer_step_is_no_inference(tmp_path: Path) -> None:
