@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from slurm_gpumem.tracing.script.passes import Passes
+
 _SEEN_EVALUATIONS = 4
 """Passes without gradients of the same shapes that are run before the rest is skipped."""
 _LONGEST_CYCLE = 32
@@ -63,9 +65,8 @@ class Onward:
         self._batches: Dict[int, Set[Tuple[Tuple[int, ...], ...]]] = {}
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
-        self.completed = 0
-        """Calls that were run to their end."""
-        self.skipped: Callable[[], None] = lambda: None
+        self._completed = Passes()
+        self.skipped: Callable[[nn.Module, Any], None] = lambda module, given: None
         """Called for each call that is not run."""
         self.keeps_answers: Callable[[], bool] = lambda: False
         """Whether answers of skipped calls are noted: a script may collect them."""
@@ -94,11 +95,11 @@ class Onward:
             self.skipping = self.skipping or trains
             if trains:
                 self._recorder.kernels.stop(self._recorder.cycles + 1)
-            self.skipped()
+            self.skipped(module, (args, kwargs))
             return self._again(known, (args, kwargs))
         self._places.named_inputs = kwargs
         answer = real(module, *args, **kwargs)
-        self.completed += 1
+        self._completed.add(module, (args, kwargs))
         leaves, spec = pytree.tree_flatten(answer)
         if key is not None and all(_has_no_state(leaf) for leaf in leaves):
             seen: Dict[int, _Leaf] = {}
@@ -106,6 +107,11 @@ class Onward:
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
         return answer
+
+    @property
+    def completed(self) -> int:
+        """Calls of models that were run to their end."""
+        return self._completed.count
 
     @property
     def varies(self) -> bool:

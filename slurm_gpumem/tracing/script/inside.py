@@ -154,7 +154,7 @@ class Tracer:
     def _called(self, root: Any, args: Any) -> None:
         trains = torch.is_grad_enabled() and root.module.training
         self.onward.before_call(trains, self.steps.optimizers)
-        self.inference.called()
+        self.inference.called(root.module, args)
         self.steps.called(root, args)
         self._check_time()
 
@@ -249,6 +249,8 @@ class Tracer:
     def _failed_by(self, error: BaseException) -> None:
         """The script's own exception; past what was worth running, what was seen until then holds."""
         self._failure = f"{own_words(error)}\n{user_line(error)}"
+        if not self.steps.counts:
+            self._claimed = False  # in its first optimizer step: there is no training to tell of
         if self._claimed and self.steps.fast_forward:
             self._onward_failure, self._failure = self._failure, ""
             self.finish()

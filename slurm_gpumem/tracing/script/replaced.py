@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _pytree as pytree
 from torch.utils._contextlib import _DecoratorContextManager
+from torch.utils.data import DataLoader, default_collate
 
 from slurm_gpumem.tracing.script import (
     epochs,
@@ -164,11 +166,10 @@ def _flat_recurrent_weights() -> None:
 
 def _no_workers() -> None:
     """Batches are loaded in the process itself; epochs end early when training has nothing new to show."""
-    from torch.utils.data import DataLoader
-
     real: Callable[..., None] = DataLoader.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.gpumem_workers = int((args[5] if len(args) > 5 else kwargs.get("num_workers")) or 0)
         if len(args) > 5:
             args = (*args[:5], 0, *args[6:])
         for name, value in (("num_workers", 0), ("pin_memory", False), ("persistent_workers", False)):
@@ -179,6 +180,25 @@ def _no_workers() -> None:
         real(self, *args, **kwargs)
 
     DataLoader.__init__ = init  # type: ignore[method-assign]
+    begin = DataLoader._get_iterator
+
+    def iterator(self: Any) -> Any:
+        found: Any = begin(self)
+        fetcher = getattr(found, "_dataset_fetcher", None)
+        if (
+            getattr(self, "gpumem_workers", 0)
+            and fetcher is not None
+            and fetcher.collate_fn is default_collate
+        ):
+            fetcher.collate_fn = _collate_as_a_worker
+        return found
+
+    DataLoader._get_iterator = iterator  # type: ignore[method-assign]
+
+
+def _collate_as_a_worker(batch: Any) -> Any:
+    """A worker stacks samples into shared memory, in order; elsewhere a stack lies as its samples do."""
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, default_collate(batch))
 
 
 def _no_compiling(tracer: Any) -> None:

@@ -46,6 +46,21 @@ with torch.inference_mode():
 """
 SCRIPTS: Dict[str, str] = {
     "forward": "model = net().cuda().eval()\nwith torch.no_grad(): model(torch.randn(4096, 256).cuda())",
+    "transforms-and-losses": """
+class Flip(nn.Module):
+    def forward(self, image): return image.flip(-1)
+flip, loss, model = Flip(), nn.MSELoss(), net().cuda().eval()
+with torch.no_grad():
+    x = torch.stack([flip(torch.randn(256)) for _ in range(64)]).cuda()
+    for _ in range(2): loss(model(x), torch.zeros(64, 1000).cuda())
+if sys.argv[1:]: open("labels.txt")
+""",
+    "weights-elsewhere": """
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.weights = [torch.randn(256, 512).cuda()]
+    def forward(self, x): return x @ self.weights[0]
+Net()(torch.randn(64, 256).cuda())
+""",
     "by-name": """
 class Named(nn.Module):
     def __init__(self): super().__init__(); self.inner = net()
@@ -110,7 +125,9 @@ else:
     "scores": GENERATES,
     "every-score": GENERATES,
 }
+SCRIPTS["transforms-then-fails"] = SCRIPTS["transforms-and-losses"]
 ARGUMENTS = {
+    "transforms-then-fails": ["fails"],
     "jumps": ["jumps", "1", "300"],
     "every-token": ["every-token", "1", "300"],
     "jumps-far": ["jumps", "1", "20000"],
@@ -168,6 +185,17 @@ def test_a_forward_pass_is_traced_as_inference(runs: Runs) -> None:
     assert describe_estimated(summary, estimate) == "batch 4096, inference, fp32"
     lines = trace_lines("python infer.py", summary, traced, estimate, 1024)
     assert "seen: inference, no training (1 forward pass in" in lines[1]
+
+
+def test_only_calls_of_models_are_forward_passes(runs: Runs) -> None:
+    facts = runs["transforms-and-losses"].result().facts
+    assert (facts["kind"], facts["passes"]) == ("inference", 2)
+    assert "failed after 2 forward passes, before any" in _error(runs["transforms-then-fails"])
+
+
+def test_a_module_that_hides_its_weights_is_a_model(runs: Runs) -> None:
+    facts = runs["weights-elsewhere"].result().facts
+    assert (facts["kind"], facts["passes"]) == ("inference", 1)
 
 
 def test_no_utilization_is_predicted_for_inference(runs: Runs) -> None:
