@@ -11,7 +11,7 @@ import pytest
 
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
-from tests.support.slurm_jobs import hold_until, live_peaks
+from tests.support.slurm_jobs import hold_until, live_peaks, verified_peaks
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slurm
@@ -83,7 +83,7 @@ def test_tasks_of_an_array_are_reported_by_their_names_and_as_one_sweep(
     assert f"job {array}_3 has not started yet (" in waiting.stderr
     cluster.run(["scancel", f"{array}_3"], check=True)
     live = cluster.layout.nodes / "n1" / "live.json"
-    until(lambda: sorted(peak or 0 for peak in live_peaks(live).values()) == [2000.0, 2500.0, 3000.0])
+    until(lambda: sorted(peak or 0 for peak in verified_peaks(live).values()) == [2000.0, 2500.0, 3000.0])
     (folder / "go").touch()
     until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout)
 

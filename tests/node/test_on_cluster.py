@@ -24,7 +24,7 @@ from slurm_gpumem.node.homes import remove_home
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of, take_haste_away
-from tests.support.slurm_jobs import hold_until, live_peaks, submit
+from tests.support.slurm_jobs import hold_until, submit, verified_peaks
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
@@ -155,7 +155,7 @@ def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callab
         site.submit(f"env | grep ^CUDA; {hold_until(go, round(peak))}", user=USERS[number % 2])
         for number, peak in enumerate(peaks)
     ]
-    until(lambda: [site.live(job).get("peak_mib") for job in ids] == peaks)
+    until(lambda: [verified_peaks(site.folder.live).get(str(job)) for job in ids] == peaks)
     assert {daemon.uid for daemon in site.mps.daemons()} == {65534, 1}
     go.touch()
     until(lambda: not site.queue())
@@ -185,7 +185,7 @@ def test_a_job_on_the_fourth_gpu_is_pointed_at_the_fourth_gpu(make_site: Callabl
 
 
 def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable[..., Site]) -> None:
-    site = make_site(on_overrun="cancel", idle_exit_s=15)
+    site = make_site(on_overrun="cancel", idle_exit_s=200)
     job = site.submit(
         "gpumem-standin --peak 9000 --steps 2000 --seconds 600",
         shards=2,
@@ -202,7 +202,7 @@ def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable
 
 
 def test_the_record_says_how_slurm_saw_the_end(make_site: Callable[..., Site]) -> None:
-    site = make_site(idle_exit_s=15)
+    site = make_site(idle_exit_s=200)
     good, bad = site.submit("true"), site.submit("exit 3")
     until(lambda: not site.queue())
     until(lambda: site.record(good)["state"] == "COMPLETED" and site.record(bad)["state"] == "FAILED")
@@ -304,7 +304,11 @@ def test_a_job_that_asked_gets_one_line_on_what_it_used_at_the_end_of_its_output
     work = f"{hold_until(go, 4000)}; srun -n1 true; echo done"
     try:
         asked, silent = (site.submit(work, comment=record + more) for more in (",tell=end", ""))
-        until(lambda: [live_peaks(site.folder.live).get(str(job)) for job in (asked, silent)] == [4000.0] * 2)
+        until(
+            lambda: (
+                [verified_peaks(site.folder.live).get(str(job)) for job in (asked, silent)] == [4000.0] * 2
+            )
+        )
         go.touch()
         until(lambda: not site.queue())
     finally:

@@ -36,13 +36,23 @@ def hold_until(go: Path, peak_mib: object, *options: str) -> str:
     )
 
 
-def live_peaks(live: Path) -> Dict[str, Optional[float]]:
-    """What a node's sampler last wrote of each job's memory; nothing before it has looked."""
+def live_jobs(live: Path) -> Dict[str, Dict[str, Any]]:
+    """What a node's sampler last wrote of its jobs; nothing before it has looked."""
     try:
-        found = json.loads(live.read_text())["jobs"]
+        found: Dict[str, Dict[str, Any]] = json.loads(live.read_text())["jobs"]
     except (OSError, ValueError):
         return {}
-    return {job: seen.get("peak_mib") for job, seen in found.items()}
+    return found
+
+
+def live_peaks(live: Path) -> Dict[str, Optional[float]]:
+    """The memory of each job so far."""
+    return {job: seen.get("peak_mib") for job, seen in live_jobs(live).items()}
+
+
+def verified_peaks(live: Path) -> Dict[str, Optional[float]]:
+    """Only of jobs of which Slurm has said what they were given: one that answers slowly is asked seldom."""
+    return {job: seen.get("peak_mib") for job, seen in live_jobs(live).items() if seen.get("shards_verified")}
 
 
 def jobs_on_gpus(cluster: Cluster) -> Dict[str, list[str]]:
