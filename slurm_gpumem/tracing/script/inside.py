@@ -83,6 +83,7 @@ class Tracer:
         self.onward = Onward(self.recorder, self.places, lambda: self.steps.fast_forward)
         self.steps.after_backward = lambda: self.onward.after_backward(self.steps.optimizers)
         self.steps.skipped = self._skipped
+        self.steps.of_weights = self._run_whole
         self.inference = Inference(self.recorder, self.steps, deadline, onward_s)
         self.generation = Generation(self)
         self.onward.skipped = self.inference.skipped
@@ -98,7 +99,7 @@ class Tracer:
         _kept.enter_context(cuda_substitutes(recorder))
         _kept.enter_context(known_constants())
         _kept.enter_context(self.places)
-        install_answers(self.world, self._gpu, lambda: recorder.live_bytes)
+        install_answers(self.world, self._gpu, recorder)
         streams.install(self)
         replaced.install(self)
         self.steps.install()
@@ -167,6 +168,9 @@ class Tracer:
         was, self.onward.skipping = self.onward.skipping, False
         return was
 
+    def _run_whole(self) -> None:
+        self.onward.whole = True
+
     def _claim(self) -> bool:
         self._claimed = self._report.claim()
         if self._claimed:
@@ -205,7 +209,7 @@ class Tracer:
             self._report.put_inference(to_json(summary))
             self._report.say(inference=facts)
         else:
-            models = [type(root.module).__name__ for root in self.places.roots.values()]
+            models = [root.kind for root in self.places.all_roots()]
             self._report.say(ended=True, models=models, guessed=self.recorder.guess.used)
 
     def _hook_exits(self) -> None:

@@ -210,9 +210,15 @@ def _no_compiling(tracer: Any) -> None:
             tracer.note("torch.compile is traced as eager PyTorch; a compiled model usually needs less")
         if model is None:
             return lambda function: function
+        if isinstance(model, nn.Module):
+            plain = object.__new__(type(model))  # with the same weights; not itself, which has no end
+            vars(plain).update(vars(model))
+            vars(model)["_orig_mod"] = plain
         return model
 
     torch.compile = compile
+    if hasattr(torch, "compiler") and hasattr(torch.compiler, "cudagraph_mark_step_begin"):
+        torch.compiler.cudagraph_mark_step_begin = lambda: None
     nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
 
 
@@ -299,21 +305,32 @@ def _checkpoints(tracer: Any) -> None:
 
 def _loading() -> None:
     """What was saved on a GPU, or is asked onto one, is loaded to the CPU and moved to "cuda" from there."""
-    real = torch.load
+    real: Callable[..., Any] = torch.load
+    on_gpu: List[bool] = []
 
     def load(*args: Any, **kwargs: Any) -> Any:
         asked = args[1] if len(args) > 1 else kwargs.pop("map_location", None)
-        on_gpu: List[bool] = [is_cuda(asked)]
+        on_gpu[:] = [is_cuda(asked)]
 
         def place(storage: Any, location: str) -> Any:
-            on_gpu.append(asked is None and location.startswith(("cuda", "meta")))
+            location = asked.get(location, location) if isinstance(asked, dict) else location
+            on_gpu.append(not is_cuda(asked) and str(location).startswith(("cuda", "meta")))
             return storage
 
-        kept = asked if asked is not None and not is_cuda(asked) else place
-        found = real(args[0], kept, *args[2:], **kwargs)
+        own = asked is not None and not is_cuda(asked) and not isinstance(asked, dict)
+        file = args[:1] or (kwargs.pop("f"),)
+        found = real(*file, asked if own else place, *args[2:], **kwargs)
         return _moved(found, CUDA) if any(on_gpu) else found
 
+    def cuda(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        """`map_location=lambda storage, place: storage.cuda(0)`."""
+        on_gpu.append(True)
+        return storage
+
     torch.load = load
+    kinds: Tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
+    for kind in kinds:
+        kind.cuda = cuda
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -101,3 +101,23 @@ def test_a_script_that_calls_nothing_after_its_time_is_late(monkeypatch: pytest.
     now[0] = 25.0
     assert seen.is_late()
     assert seen.cut_off
+
+
+def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
+    import sys
+    import weakref
+
+    from slurm_gpumem.tracing.script.stages import _known
+
+    class Batch:
+        pass
+
+    def train() -> bool:
+        batch, epoch = Batch(), 7
+        there = weakref.ref(batch)
+        known = _known(sys._getframe())
+        assert known["epoch"] == epoch
+        del known, batch
+        return there() is None
+
+    assert train()
