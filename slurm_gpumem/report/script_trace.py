@@ -30,6 +30,9 @@ def trace_lines(
     ]
     if facts.get("failure"):
         lines.append("  it failed later: " + clipped(str(facts["failure"]).replace("\n", "; "), _WIDTH - 20))
+    if facts.get("onward_failure"):
+        why = clipped(str(facts["onward_failure"]).replace("\n", "; "), _WIDTH - 40)
+        lines.append(f"  it was not followed further: {why}")
     if facts.get("grown_bytes", 0) >= MIB:
         lines.append(
             f"  memory grows by {facts['grown_bytes'] >> 20:,} MiB over these steps: something is kept"
