@@ -30,8 +30,8 @@ from slurm_gpumem.tracing.script.inference import Inference
 from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
-from slurm_gpumem.tracing.script.steps import Steps
-from slurm_gpumem.tracing.script.summary import summary_of
+from slurm_gpumem.tracing.script.steps import ENOUGH_STEPS, Steps
+from slurm_gpumem.tracing.script.summary import name_parameters, summary_of
 from slurm_gpumem.tracing.script.world import CudaWorld, install_answers
 from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
@@ -157,6 +157,8 @@ class Tracer:
         self.onward.before_call(trains, self.steps.optimizers)
         self.inference.called(root.module, args)
         self.steps.called(root, args)
+        if trains and self.recorder.cycles <= ENOUGH_STEPS:
+            name_parameters(self.recorder, root)  # while it is there: a script may drop it
         self._check_time()
 
     def _check_time(self) -> None:

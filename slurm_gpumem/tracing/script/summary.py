@@ -25,7 +25,10 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     recorder, steps, places = tracer.recorder, tracer.steps, tracer.places
     root = places.main_root()
     job = _job(tracer, root)
-    _name_parameters(recorder, places)
+    for one in places.roots.values():
+        name_parameters(recorder, one)
+    if tracer.came_to_its_end:
+        _keep_the_model(recorder)
     trace = _trace(recorder, job)
     trace = replace(trace, finished=tracer.came_to_its_end and not steps.fast_forward)
     if root is not None:
@@ -61,16 +64,27 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     return summary, facts
 
 
-def _name_parameters(recorder: Any, places: Any) -> None:
+def name_parameters(recorder: Any, root: Any) -> None:
     """Mark the blocks that hold parameters, with their layers: a script makes them before its model runs."""
-    for root in places.roots.values():
-        if root.module is None:
-            continue
-        for name, module in root.module.named_modules():
-            for parameter in own_parameters(module):
-                block = None if is_lazy(parameter) else recorder.block_of(parameter)
-                if block is not None and block.operator != PARAMETER:
-                    block.operator, block.module = PARAMETER, root.prefix + name
+    if root.module is None:
+        return
+    for name, module in root.module.named_modules():
+        for parameter in own_parameters(module):
+            block = None if is_lazy(parameter) else recorder.block_of(parameter)
+            if block is not None and block.operator != PARAMETER:
+                block.operator, block.module = PARAMETER, root.prefix + name
+
+
+def _keep_the_model(recorder: Any) -> None:
+    """Leave out that all is let go at the end of a function that trains: what is kept is the model's."""
+    events, at = recorder.events, len(recorder.events)
+    first = at
+    while at and events[at - 1] < 0:
+        at -= 1
+        block = recorder.blocks[~events[at]]
+        if block.operator == PARAMETER or block.category == "optimizer":
+            first = at
+    del events[first:]
 
 
 def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
