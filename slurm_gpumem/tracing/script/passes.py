@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-
 
 class Passes:
     """Counts calls of modules by the script itself."""
@@ -25,7 +21,7 @@ class Passes:
         """Of models, where there are any."""
         return self._models or self._others
 
-    def add(self, module: nn.Module, given: Any) -> bool:
+    def add(self, module: Any, given: Any) -> bool:
         """One more call; whether it counts."""
         if next(iter(module.parameters()), None) is not None:
             self._models += 1
@@ -37,6 +33,9 @@ class Passes:
 
 
 def _on_gpu(given: Any) -> bool:
+    import torch  # here only: messages of traces are made where there is no torch
+    from torch.utils import _pytree as pytree
+
     with torch._C.DisableTorchFunction():
-        tensors = (one for one in pytree.tree_leaves(given) if isinstance(one, Tensor))
+        tensors = (one for one in pytree.tree_leaves(given) if isinstance(one, torch.Tensor))
         return any(one.device.type == "meta" for one in tensors)
