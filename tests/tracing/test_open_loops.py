@@ -104,6 +104,11 @@ def _actions(x: Any) -> Any:
     return x
 
 
+class _Recorder:
+    def warn_once(self, key: str, text: str) -> None:
+        pass
+
+
 def _warnings(loop: Callable[[Any], Any], layers: int = 1) -> List[str]:
     import torch
     from torch import nn
@@ -163,13 +168,9 @@ def test_each_call_of_a_function_has_rounds_of_its_own() -> None:
 def test_a_loop_that_one_call_meets_again_and_again_is_ended_each_time() -> None:
     from slurm_gpumem.tracing.guards import loop_answer
 
-    class Recorder:
-        def warn_once(self, key: str, text: str) -> None:
-            pass
-
     rounds = [0] * 100
     for step in range(100):
-        while loop_answer(Recorder(), True):
+        while loop_answer(_Recorder(), True):
             rounds[step] += 1
     assert set(rounds) == {20}
 
@@ -177,12 +178,8 @@ def test_a_loop_that_one_call_meets_again_and_again_is_ended_each_time() -> None
 def test_a_loop_that_no_answer_ends_is_refused_with_its_line() -> None:
     from slurm_gpumem.tracing.guards import EndlessLoop, loop_answer
 
-    class Recorder:
-        def warn_once(self, key: str, text: str) -> None:
-            pass
-
     def wait() -> None:
-        while loop_answer(Recorder(), 1) != 7:
+        while loop_answer(_Recorder(), 1) != 7:
             pass
 
     with pytest.raises(EndlessLoop, match=r"the loop at test_open_loops\.py, line \d+,"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from slurm_gpumem.tracing.script.model_state import ModelStates, described, tensors_in
+from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, tensors_in
 from slurm_gpumem.tracing.script.passes import Passes
 from slurm_gpumem.tracing.values import is_wrapped
 
@@ -24,8 +24,6 @@ _SEEN_EVALUATIONS = 4
 _LONGEST_CYCLE = 32
 """Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
 kept, as in an evaluation without no_grad."""
-_DEEPEST = 3
-"""Objects in objects that are looked through for tensors."""
 _MANY_SHAPES = 4
 """Of a model's batches in training: more than full ones, a last one that is smaller, and two stages."""
 
@@ -198,7 +196,7 @@ def _leaf(value: Any, seen: Dict[int, _Leaf], depth: int = 0) -> Any:
             on_gpu = value.device.type == "meta"
         made = _Leaf(tuple(value.shape), value.dtype, on_gpu, value.requires_grad)
         return seen.setdefault(id(value), made)
-    if depth > _DEEPEST or isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
+    if depth > DEEPEST or isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
         return value
     fields = {
         name: pytree.tree_map(lambda one: _leaf(one, seen, depth + 1), field)

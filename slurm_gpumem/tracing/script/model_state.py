@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 _PLAIN = (bool, int, str)
 _MANY = 8
 """Values of one attribute from which it is taken for a counter."""
-_DEEPEST = 3
+DEEPEST = 3
 """Objects in objects that are looked through for tensors."""
 _LARGEST = 500
 """Values of an object from which it is known by its address only."""
@@ -64,9 +64,7 @@ def described(value: Any, depth: int = 0) -> Tuple[Any, ...]:
     if isinstance(value, (int, float, str, bool, type(None))):
         return (value,)
     inside = (
-        None
-        if depth >= _DEEPEST or isinstance(value, (type, nn.Module))
-        else getattr(value, "__dict__", None)
+        None if depth >= DEEPEST or isinstance(value, (type, nn.Module)) else getattr(value, "__dict__", None)
     )
     if not isinstance(inside, dict):
         return (id(value),)
@@ -82,7 +80,7 @@ def tensors_in(value: Any, depth: int = 0) -> List[Tensor]:
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, Tensor):
             found.append(leaf)
-        elif depth < _DEEPEST and not isinstance(leaf, (type, nn.Module)):
+        elif depth < DEEPEST and not isinstance(leaf, (type, nn.Module)):
             inside = getattr(leaf, "__dict__", None)
             if isinstance(inside, dict) and len(inside) <= _LARGEST:
                 found += tensors_in(inside, depth + 1)
