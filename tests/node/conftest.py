@@ -170,7 +170,7 @@ def node(state_folder: Path) -> Iterator[Node]:
     folder.make()
     made = Node(state_folder, folder, config, hooks)
     yield made
-    for pid in [*(daemon.process.pid for daemon in made.mps.daemons()), *samplers_of(made)]:
+    for pid in [*(daemon.process.pid for daemon in made.mps.daemons()), *samplers_of(made.folder.root)]:
         kill(pid)
     for home in folder.mps.glob("*/*"):
         remove_home(home)
@@ -185,15 +185,15 @@ def kill(pid: int) -> bool:
     return True
 
 
-def samplers_of(node: Node) -> List[int]:
-    """Samplers that the hooks of this node started."""
+def samplers_of(run_folder: Path) -> List[int]:
+    """Samplers that hooks with this run folder, or one below it, started."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
                 line = Path(f"/proc/{entry}/cmdline").read_bytes()
                 wanted = b"slurm_gpumem.node.sampler" in line
-                if wanted and str(node.folder.root).encode() in Path(f"/proc/{entry}/environ").read_bytes():
+                if wanted and str(run_folder).encode() in Path(f"/proc/{entry}/environ").read_bytes():
                     found.append(int(entry))
             except OSError:
                 continue

@@ -90,14 +90,14 @@ def test_a_killed_sampler_is_started_again_and_goes_on_from_its_peaks(node: Node
     holder = _hold(node, 5000, 7)
     try:
         until(lambda: _live_peak(node, 7) == 5000)
-        (first,) = samplers_of(node)
+        (first,) = samplers_of(node.folder.root)
         os.kill(first, signal.SIGKILL)
-        until(lambda: not samplers_of(node))
+        until(lambda: not samplers_of(node.folder.root))
     finally:
         holder.kill()
         holder.wait()
     node.hook("prolog", node.env(8))
-    until(lambda: samplers_of(node) not in ([], [first]))
+    until(lambda: samplers_of(node.folder.root) not in ([], [first]))
     until(lambda: _live_peak(node, 8) is not None)
     assert _live_peak(node, 7) == 5000
     for job_id in (7, 8):
@@ -109,10 +109,10 @@ def test_only_one_sampler_runs_and_it_ends_by_itself(node: Node) -> None:
     for hook in [_start(node, "prolog", job_id) for job_id in range(1, 6)]:
         hook.wait()
     until(lambda: node.folder.live.exists())
-    until(lambda: len(samplers_of(node)) == 1)
+    until(lambda: len(samplers_of(node.folder.root)) == 1)
     for job_id in range(1, 6):
         _start(node, "epilog", job_id).wait()
-    until(lambda: not samplers_of(node))
+    until(lambda: not samplers_of(node.folder.root))
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ class Site:
         return table
 
     def samplers(self) -> List[int]:
-        return samplers_of(self)  # type: ignore[arg-type]
+        return samplers_of(self.folder.root)
 
     def assert_clean(self) -> None:
         assert self.mps.daemons() == []

@@ -237,9 +237,9 @@ def test_a_spool_that_comes_back_gets_the_records_from_the_sampler(node: Node) -
         file.write("record_every_s = 0.2\n")
     for name in ("prolog", "epilog"):
         node.hook(name, node.env(7))
-    until(lambda: samplers_of(node))
+    until(lambda: samplers_of(node.folder.root))
     assert (node.folder.ended / "7.0.n1.json").exists()
     node.config.spool.unlink()
     until(lambda: (node.config.spool / "7.0.n1.json").exists())
     assert json.loads((node.config.spool / "7.0.n1.json").read_text())["end"] is not None
-    until(lambda: not samplers_of(node))
+    until(lambda: not samplers_of(node.folder.root))

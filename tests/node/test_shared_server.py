@@ -133,7 +133,8 @@ def test_what_a_comment_claims_does_not_raise_the_limit_of_all_for_long(shared: 
 
     shared.hook("prolog", shared.env(7, comment="gpumem/1:est=1,req=40960"))
     assert default() == "40960M"
-    for pid in samplers_of(shared):  # there is no Slurm to ask here: the test says what it would answer
+    # There is no Slurm to ask here: the test says what it would answer.
+    for pid in samplers_of(shared.folder.root):
         kill(pid)
     given = Measurement(shards=4, shards_verified=True, limit_mib=4096)
     write_live(shared.folder.live, Live(jobs={7: LiveJob(measured=given)}))

@@ -21,6 +21,7 @@ from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.node.jobs import RunFolder
 from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, samplers_of
+from tests.support.slurm_jobs import live_peaks, verified_peaks
 from tests.support.waiting import until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
@@ -156,9 +157,15 @@ class Site:
         except OSError:
             return ""
 
-    @property
-    def folder(self) -> RunFolder:
-        return RunFolder(self.root / "run")
+    def folder(self, node: str) -> RunFolder:
+        """As on a real site, each node has its own: its sampler would take the other's jobs for its own."""
+        return RunFolder(self.root / "run" / node)
+
+    def peaks(self, *, verified: bool = False) -> Dict[str, Optional[float]]:
+        """The memory of each job so far, on whichever node it runs."""
+        look = verified_peaks if verified else live_peaks
+        nodes = [folder.name for folder in (self.root / "run").iterdir()]
+        return {job: peak for node in nodes for job, peak in look(self.folder(node).live).items()}
 
 
 def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
@@ -172,12 +179,14 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
     python = install_package(root / "python")
     hooks = root / "hooks"
     shutil.copytree(REPOSITORY / "prolog", hooks)
-    RunFolder(root / "run").make()
     options: Dict[str, Any] = {
         "nodes": (NodeSpec("n1"), NodeSpec("n2")),
         "cred_expire_s": CRED_EXPIRE_S,
         **fields,
     }
+    for node in options["nodes"]:
+        (root / "run" / node.name).mkdir(parents=True)
+        RunFolder(root / "run" / node.name).make()
     cluster = make(
         extra_conf=(
             "PrologFlags=Alloc",
@@ -193,7 +202,7 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
         **options,
     )
     (hooks / "hooks.conf").write_text(
-        f"python={python}\nsite_config={root}/gpumem.toml\nrun_dir={root}/run\n"
+        f"python={python}\nsite_config={root}/gpumem.toml\nrun_dir={root}/run/$SLURMD_NODENAME\n"
         f"recovery_log={root}/recovery.log\nstate_dir={cluster.layout.controller}\n"
     )
     site = Site(cluster, root)
@@ -245,7 +254,7 @@ def hurried(site: Site) -> Iterator[Site]:
 
 def close_site(site: Site) -> None:
     site.cluster.stop()
-    for pid in samplers_of(site):  # type: ignore[arg-type]
+    for pid in samplers_of(site.root / "run"):
         kill(pid)
     shutil.rmtree(site.root)
 

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_gpumem.recovery.book import FOLDER_NAME
 from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
-from tests.support.slurm_jobs import hold_until, verified_peaks
+from tests.support.slurm_jobs import hold_until
 from tests.support.waiting import until
 from tests.support.whole_site import GPUMEM
 
@@ -88,7 +88,7 @@ def test_a_faked_error_in_a_full_queue_gains_no_priority_and_a_real_one_does(mod
     # Root sees what this one holds: 11800 of 12288 MiB.
     real = site.submit(f"{begin}{hold_until(go, 11800)}; {OOM}", shards=12)
     faked = site.submit(f"{begin}until [ -e {go} ]; do sleep 0.1; done; {OOM}", shards=12)
-    until(lambda: verified_peaks(site.folder.live).get(real) == 11800.0 and site.runs(faked))
+    until(lambda: site.peaks(verified=True).get(real) == 11800.0 and site.runs(faked))
     # Both wait behind these when they come back.
     queue = [site.submit("sleep 600", shards=FULL, comment="") for _ in range(9)]
     go.touch()

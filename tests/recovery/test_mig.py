@@ -15,7 +15,7 @@ from slurm_gpumem.formats.job_record import MIG, parse_job_record
 from slurm_gpumem.node.gpus import standin_uuid
 from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE
 from tests.recovery.conftest import Site, hurried, make_site, needs_root
-from tests.support.slurm_jobs import hold_until, live_peaks
+from tests.support.slurm_jobs import hold_until
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
@@ -53,7 +53,7 @@ def jobs(site: Site) -> Dict[str, str]:
         "to the top": train(site, 60_000, "gpu:1g.18gb:1"),
         "too large": train(site, 150_000, "gpu:h200_2g.35gb:1"),
     }
-    until(lambda: live_peaks(site.folder.live).get(made["fits"]) == 9_000.0)
+    until(lambda: site.peaks().get(made["fits"]) == 9_000.0)
     go.touch()
     return made
 
@@ -71,7 +71,7 @@ def test_a_job_is_measured_on_its_own_instance(site: Site, jobs: Dict[str, str])
     assert record["peak_mib"] == 9_000
     assert record["gpu"][uuid]["name"] == "stand-in MIG 1g.18gb"
     assert record["met"] == []
-    assert not list((site.folder.mps).glob("MIG-*"))
+    assert not list(site.folder("n1").mps.glob("MIG-*"))
 
 
 def test_a_job_that_runs_out_on_an_instance_comes_back_on_the_next_larger_one(
