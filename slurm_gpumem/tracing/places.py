@@ -20,7 +20,6 @@ class Places:
 
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._modules = dict(model.named_modules())
         self._stack: List[str] = []
         self._marks: List[int] = [-1]
         self._marked: List[str] = [""]
@@ -76,7 +75,10 @@ class Places:
             return
         if self.writing:
             self._open.append(len(self.rows))
-            self.rows.append({"name": name, "depth": len(self._stack), "inputs": shapes(args)})
+            # A layer that `forward` makes itself, as in `nn.ReLU()(x)`, is gone before the rows are read.
+            self.rows.append(
+                {"name": name, "module": module, "depth": len(self._stack), "inputs": shapes(args)}
+            )
         self._stack.append(name)
         self._mark()
 
@@ -96,7 +98,7 @@ class Places:
         counted: Dict[int, bool] = {}
         layers = []
         for row in self.rows:
-            module = self._modules[row["name"]]
+            module = row["module"]
             params = trainable = 0
             for parameter in own_parameters(module):
                 if id(parameter) not in counted:

@@ -50,8 +50,6 @@ class ScriptPlaces(Places):
         self.roots: Dict[int, Root] = {}
         self._dropped: List[Root] = []
         self._seen_layers: Tuple[Layer, ...] = ()
-        # Only names are kept: a model's memory is free when the script drops it.
-        self._modules = weakref.WeakValueDictionary()  # type: ignore[assignment]
         self._called = called
         self._root: Optional[Root] = None
         self.depth = 0
@@ -63,7 +61,6 @@ class ScriptPlaces(Places):
             self._begin(module, args)
         self.depth += 1
         self._names.setdefault(id(module), type(module).__name__)
-        self._modules.setdefault(self._names[id(module)], module)
         super()._before(module, args)
 
     def _begin(self, module: nn.Module, args: Any) -> None:
@@ -74,7 +71,6 @@ class ScriptPlaces(Places):
             parts = []
             for name, part in module.named_modules():
                 self._names[id(part)] = prefix + name
-                self._modules[prefix + name] = part
                 parts.append(id(part))
             root = self.roots[id(module)] = Root(module, prefix)
             weakref.finalize(module, self._drop, id(module), parts).atexit = False

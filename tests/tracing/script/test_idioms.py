@@ -37,6 +37,20 @@ for step in range(5):
     assert not torch.equal(x, x + 1)
     optimizer.zero_grad(); layer(far[:, :8]).sum().backward(); optimizer.step()
 """,
+    # Layers that `forward` makes for one call: nobody has them any more when it ends.
+    "layers of one call": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+    def forward(self, x):
+        x = nn.Sequential(nn.SiLU(), nn.Dropout(0.1))(self.first(x))
+        return nn.GELU()(x)
+model = Net().cuda(); optimizer = torch.optim.Adam(model.parameters())
+for step in range(5):
+    loss = model(torch.randn(32, 64, device="cuda")).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+""",
     # Numbers that are drawn until all are in bounds, of a weight that is on the GPU already.
     "bounded": """
 layer = nn.Linear(64, 64, device="cuda"); nn.init.trunc_normal_(layer.weight, std=0.02)
@@ -208,6 +222,12 @@ def test_checks_of_values_pass_and_old_constructors_follow_the_default_type(
     runs: Dict[str, Future[TracedScript]],
 ) -> None:
     assert _trace(runs["checks"]).job.optimizer == "adam"
+
+
+def test_layers_that_forward_makes_for_one_call_are_listed(runs: Dict[str, Future[TracedScript]]) -> None:
+    summary = parse(runs["layers of one call"].result().summary.decode(), origin="traced")
+    kinds = [layer.kind for layer in summary.layers]
+    assert kinds == ["Net", "Linear", "Sequential", "SiLU", "Dropout", "GELU"]
 
 
 def test_weights_on_the_gpu_that_are_drawn_until_all_are_in_bounds_end(
