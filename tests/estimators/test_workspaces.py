@@ -201,10 +201,14 @@ def _tried() -> List[Tuple[Convolution, Dict[str, Any]]]:
     found = []
     for line in (Path(__file__).parent / "data" / "tried-h200.jsonl").read_text().splitlines():
         row = json.loads(line)
-        sizes = {name: (row[name],) * 2 for name in ("size", "out_size", "kernel", "stride")}
+        sizes = {
+            name: tuple(row[name]) if isinstance(row[name], list) else (row[name],) * 2
+            for name in ("size", "out_size", "kernel", "stride")
+        }
         named = {
             name: row[name] for name in ("call", "dtype", "channels", "outputs", "groups", "channels_last")
         }
+        named["transposed"] = row.get("transposed", False)
         found.append((convolution(batch=(row["batch"],), **named, **sizes), row))
     return found
 
@@ -212,11 +216,12 @@ def _tried() -> List[Tuple[Convolution, Dict[str, Any]]]:
 def test_the_largest_workspaces_that_were_tried_on_an_h200_follow_from_the_rule() -> None:
     """Those of Fourier transforms, more than ten times the usual workspace; some are not tried."""
     large = [(c, row) for c, row in _tried() if row["tried"] > max(10 * row["usual"], 300 * MIB)]
-    transformed = [(c, row) for c, row in large if tried_bytes(c, 1)]
-    assert len(transformed) > 25
-    assert max(row["tried"] for _, row in large) == max(row["tried"] for _, row in transformed)
-    for c, row in transformed:
-        assert tried_bytes(c, 1) == pytest.approx(row["tried"], rel=0.03), row
+    rule = [(row, max(tried_bytes(c, 1), skipped_bytes(c, 1))) for c, row in large]
+    transformed = [(row, found) for row, found in rule if found]
+    assert len(transformed) > 150
+    assert max(row["tried"] for row, _ in rule) == max(row["tried"] for row, _ in transformed)
+    other = [row for row, found in transformed if found != pytest.approx(row["tried"], rel=0.03)]
+    assert len(other) <= 1, other
 
 
 def test_transforms_of_more_numbers_than_32_bits_count_are_not_expected_but_named() -> None:
@@ -238,9 +243,26 @@ def test_kernels_of_one_tap_are_not_transformed_in_large_planes() -> None:
 
 
 def test_little_is_tried_beyond_the_rule_and_the_usual_workspace() -> None:
-    for c, row in _tried():
-        found = max(tried_bytes(c, 1), row["usual"])
-        assert row["tried"] < 1.1 * found + 400 * MIB, row
+    tried = _tried()
+    beyond = [
+        row
+        for c, row in tried
+        if row["tried"] > 1.1 * max(tried_bytes(c, 1), skipped_bytes(c, 1), row["usual"]) + 400 * MIB
+    ]
+    assert len(beyond) < 0.01 * len(tried), beyond  # weights under very long planes and lines
+
+
+def test_lines_are_transformed_as_planes_and_gradients_of_their_input_are_not() -> None:
+    """An attention's Conv1d over 256 positions: 28 GiB were tried in a script's first step."""
+    line = {"kernel": (1,), "padding": (0,), "stride": (1,), "dilation": (1,), "size": (256,)}
+    forward = convolution(**line, out_size=(256,), channels=128, outputs=384)
+    assert 28 << 30 < tried_bytes(forward, 64) < 29 << 30
+    assert tried_bytes(replace(forward, call="weight"), 64) > 24 << 30
+    taps = replace(forward, kernel=(3,), padding=(1,), size=(128,), out_size=(128,))
+    assert tried_bytes(taps, 64) > 1 << 30
+    assert tried_bytes(replace(taps, call="input"), 64) == 0
+    flat = replace(convolution(), kernel=(1, 3), padding=(0, 1), call="input")
+    assert tried_bytes(flat, 64) == 0
 
 
 def test_no_fourier_transform_is_tried_in_half_precision_nor_of_groups_or_single_points() -> None:

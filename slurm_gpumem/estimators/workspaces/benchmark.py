@@ -7,7 +7,9 @@ weight becomes one of complex numbers. The convolution itself and the gradient o
 planes, and hold them twice (to put them in order for the products); the gradient of the input transforms
 tiles of 32 x 32, two of each plane at a time. Only that gradient does so with a stride, which cuts input and
 weight into stride² smaller ones. Half precision, groups and dilation have none of it, the gradient of the
-input of a 1 x 1 kernel neither; the others of a 1 x 1 kernel only up to planes of 64 x 64.
+input of a kernel that is one wide (1 x k, or 1-D) neither; the others of a kernel of one tap only up to 4,096
+positions. A 1-D layer is one of planes one high, transformed as planes as high as they are long: one of 256
+positions and a few hundred channels tries 28 GiB.
 
 Which algorithms cuDNN names first depends on its heuristics, so this is the most that is tried. What an H200
 with cuDNN 9.19 tried is in tests/estimators/data/tried-h200.jsonl, and `test_workspaces` compares; the peaks
@@ -27,12 +29,13 @@ _TILE_BYTES = _TILE * (_TILE // 2 + 1) * 8
 _TILES_HELD = 2
 _SMALLEST, _LARGEST = 16, 256
 """Sides of the transform of a whole plane."""
-_LARGEST_OF_POINTS = 64
-"""The same for kernels of one tap; those of 128 and 256 that a measured script has were not tried."""
+_MOST_POINTS = 64 * 64
+"""Positions in a plane under kernels of one tap; planes of 128 x 128 that a measured script has were not
+tried, those of 20 x 196 and 62 x 49 were."""
 _MOST_NUMBERS = 1 << 31
-"""Complex numbers of the planes of one tensor, as 32 bits count them. Half of it was seen to be tried.
-Whether more is (33 to 260 GiB, for wide layers on one large image) is not known; a job does not depend on
-it, because PyTorch passes over what does not fit beside it."""
+"""Complex numbers of the planes of one tensor, as 32 bits count them. Single calls on an empty GPU were seen
+to try more (50 to 99 GiB), a script that trains on one large image not. A job does not depend on it, because
+PyTorch passes over what does not fit beside it: it is not asked for, and named."""
 _COMPLEX = 8
 _FLOAT = 4
 BEYOND = 1.1
@@ -74,8 +77,8 @@ def _whole(c: Convolution, rows: int) -> Tuple[int, int]:
     longest = max(n + k - 1 for n, k in zip(c.size, c.kernel))
     side = max(_SMALLEST, 1 << (longest - 1).bit_length())
     of_points = c.call == "forward" and prod(c.size) == 1
-    largest = _LARGEST if prod(c.kernel) > 1 else _LARGEST_OF_POINTS
-    if side > largest or max(c.stride) > 1 or of_points:
+    too_many = prod(c.kernel) == 1 and prod(c.size) > _MOST_POINTS
+    if side > _LARGEST or max(c.stride) > 1 or of_points or too_many:
         return 0, 0
     numbers = side * (side // 2 + 1)
     plane = 2 * numbers * _COMPLEX
@@ -83,20 +86,21 @@ def _whole(c: Convolution, rows: int) -> Tuple[int, int]:
     most = numbers * max(inputs, outputs, weights)
     if c.call == "weight":
         return plane * max(inputs + outputs, weights) + outputs * prod(c.out_size) * _FLOAT, most
-    return plane * (inputs + weights) + weights * prod(c.kernel) * _FLOAT, most
+    return plane * max(inputs + weights, outputs) + weights * prod(c.kernel) * _FLOAT, most
 
 
 def _tiled(c: Convolution, rows: int) -> int:
     """Of the gradient of the input: tiles, of each of the stride's parts."""
     kernel = [ceil(k / s) for k, s in zip(c.kernel, c.stride)]
-    if max(kernel) >= _TILE or prod(kernel) == 1:
+    if max(kernel) >= _TILE or min(kernel) == 1 or len(kernel) == 1:
         return 0
     parts = prod(c.stride)
     tiles = min(_TILES_HELD, prod(_tiles(c.out_size, kernel)))
     weights = parts * c.channels * c.outputs
     found = _TILE_BYTES * (tiles * rows * (parts * c.channels + c.outputs) + weights)
-    if parts > 1:  # the parts themselves are put together from what lies apart
-        found += _FLOAT * (rows * c.channels * prod(c.size) + weights * prod(kernel))
+    if parts > 1:  # the parts themselves are put together from what lies apart, beside a copy of the output's
+        planes = c.channels * prod(c.size) + c.outputs * prod(c.out_size)
+        found += _FLOAT * (rows * planes + weights * prod(kernel))
     return found
 
 
