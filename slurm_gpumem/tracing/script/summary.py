@@ -14,6 +14,7 @@ from slurm_gpumem.tracing.assemble import site_of
 from slurm_gpumem.tracing.described import precision_of
 from slurm_gpumem.tracing.kernels import assembled
 from slurm_gpumem.tracing.places import own_parameters
+from slurm_gpumem.tracing.script import evaluations
 from slurm_gpumem.tracing.script.inference import TRAINING
 
 _TWO = 2
@@ -109,6 +110,8 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "Allow more with --onward, or let one run be measured: gpusbatch without --trace",
         )
     found = (*found, *(stage.warning() for stage in tracer.steps.ahead))
+    if "evaluate" not in tracer.steps.phases_seen and not tracer.came_to_its_end:
+        found = (*found, *evaluations.not_reached())
     if tracer.onward.varies and not trace.finished:
         found = (
             *found,

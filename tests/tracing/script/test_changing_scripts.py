@@ -117,6 +117,21 @@ for epoch in range(10**9):
     with torch.no_grad(): model.eval()(torch.randn(64, 256, device="cuda")); model.train()
 """,
     # A script that measures what a sample needs, asks under all names, and compiles its model.
+    "evaluates-late": """
+def evaluate(model):
+    model.eval()
+    with torch.no_grad():
+        return model(torch.randn(1 << 16, 64, device="cuda")).mean().item()
+def unused(model):
+    model.eval()
+    with torch.inference_mode():
+        return model(torch.randn(8, 64, device="cuda"))
+model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.Adam(model.parameters())
+for step in range(10 ** 9):
+    loss = model(torch.randn(32, 64, device="cuda")).mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+evaluate(model)
+""",
     "asks": """
 from torch.cuda.memory import max_memory_allocated
 before = torch.cuda.memory_allocated(); torch.zeros(1 << 20, device="cuda")
@@ -241,6 +256,16 @@ def test_a_stage_that_code_names_is_waited_for_and_one_too_far_away_is_named(
     said = [text for text in parse(run.summary.decode(), origin="traced").warnings if "line" in text]
     assert len(said) == 1
     assert "train.py, line 6, does something else from epoch = 100000000 on (if epoch == 10 ** 8:" in said[0]
+
+
+def test_an_evaluation_that_the_code_has_and_the_trace_did_not_come_to_is_named(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    said = {name: parse(runs[name].result().summary.decode(), origin="traced").warnings for name in runs}
+    named = {name: [text for text in said[name] if "evaluates the model" in text] for name in runs}
+    (text,) = named.pop("evaluates-late")
+    assert text.startswith("train.py, line 3, evaluate evaluates the model, and the trace did not come there")
+    assert not any(named.values())
 
 
 def test_questions_about_memory_have_true_answers_and_a_compiled_model_its_own(

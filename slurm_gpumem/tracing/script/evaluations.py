@@ -1,0 +1,90 @@
+"""Evaluations that a script's code has and that a trace did not come to: they may take larger batches."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from functools import lru_cache
+from typing import Dict, Iterator, List, Set, Tuple, Union
+
+from slurm_gpumem.tracing.loops_of_code import parsed
+
+_WITHOUT_GRADIENTS = {"no_grad", "inference_mode"}
+_TRAINS = {"backward", "step"}
+_Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+
+
+def not_reached() -> List[str]:
+    """A warning for the first function of the script's own files that evaluates, if its code calls one.
+
+    To be asked where no evaluation was seen.
+    """
+    files = _own_files()
+    called = {name for path in files for name in _calls(path)}
+    for path in files:
+        for name, line in _evaluations(path):
+            if name in called:
+                where = f"{os.path.basename(path)}, line {line}, {name}"
+                return [
+                    f"{where} evaluates the model, and the trace did not come there: if its batches are "
+                    "larger than those of training, the job may need more. Allow more with --time-limit "
+                    "and --onward, or let one run be measured: gpusbatch without --trace"
+                ]
+    return []
+
+
+def _own_files() -> List[str]:
+    """Those that lie beside or below the script, the script first."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    folder = os.path.dirname(os.path.abspath(main)) if main else os.getcwd()
+    found: Dict[str, None] = {os.path.abspath(main): None} if main else {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path.endswith(".py") and "site-packages" not in path:
+            path = os.path.abspath(path)
+            if path.startswith(folder + os.sep):
+                found[path] = None
+    return list(found)
+
+
+@lru_cache(maxsize=256)
+def _evaluations(path: str) -> Tuple[Tuple[str, int], ...]:
+    """Functions that put a model into evaluation, compute without gradients and do not train."""
+    found = []
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names = set(_names(node))
+            evaluates = any(_is_eval(part) for part in ast.walk(node))
+            if evaluates and names & _WITHOUT_GRADIENTS and not names & _TRAINS:
+                found.append((node.name, node.lineno))
+    return tuple(found)
+
+
+def _names(function: _Function) -> Iterator[str]:
+    """Of all attributes and variables in it, decorators included."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Name):
+            yield node.id
+
+
+def _is_eval(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "eval"
+        and not node.args
+    )
+
+
+@lru_cache(maxsize=256)
+def _calls(path: str) -> Set[str]:
+    """Names of what the file's code calls."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Call):
+            function = node.func
+            found.add(function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", ""))
+    return found
