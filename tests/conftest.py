@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Users of jobs run programs from tests' folders. What another umask does is for tests that set it.
+    os.umask(0o022)
     if config.getoption("--without-torch"):
         # importorskip finds no module where None stands; nothing else takes torch's seconds to import.
         sys.modules["torch"] = None  # type: ignore[assignment]

@@ -65,7 +65,7 @@ class Cluster:
         argv: Sequence[str],
         *,
         check: bool = False,
-        timeout_s: float = 30.0,
+        timeout_s: float = 60.0,
         user: Optional[str] = None,
         cwd: Optional[Path] = None,
         input: Optional[str] = None,

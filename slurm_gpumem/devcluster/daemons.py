@@ -18,7 +18,7 @@ from slurm_gpumem.devcluster.layout import Layout
 from slurm_gpumem.devcluster.processes import Process
 from slurm_gpumem.errors import DevClusterError
 
-_READY_S = 20.0
+_READY_S = 60.0
 _LOG_TAIL = 12
 # This throw-away database may be lost in a power cut; waiting for the disk at every table costs seconds.
 _UNSAFE_BUT_QUICK = (
@@ -163,7 +163,7 @@ class Starter:
                 self._installation.command("sinfo", "-h", "-N", "-o", "%N %T %E"),
                 capture_output=True,
                 text=True,
-                timeout=2,
+                timeout=10,
                 env=self._env,
                 check=False,
             )

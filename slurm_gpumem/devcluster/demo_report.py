@@ -10,7 +10,7 @@ from typing import Iterable
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.formats.job_record import BadRecordError, read_job_record
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 def report(cluster: Cluster, job_ids: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ def show_job(cluster: Cluster, job_id: str) -> Dict[str, str]:
 
 
 def wait_for_job(
-    cluster: Cluster, job_id: str, states: Sequence[str] = FINAL, timeout_s: float = 30.0
+    cluster: Cluster, job_id: str, states: Sequence[str] = FINAL, timeout_s: float = 60.0
 ) -> Dict[str, str]:
     """The job's fields once it is in one of `states`; raises DevClusterError if that takes too long."""
     deadline = time.monotonic() + timeout_s

@@ -13,8 +13,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 POLL_S = 0.01
 TERM_PATIENCE_S = 2.0
-_KILL_PATIENCE_S = 2.0
-_EXEC_PATIENCE_S = 5.0
+_KILL_PATIENCE_S = 20.0
+_EXEC_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from slurm_gpumem.summaries.types import ModelSummary
 from slurm_gpumem.text import clipped, count
 from slurm_gpumem.units import MIB, ceil_div
 
-_PHASES = {"evaluate": "evaluation", "checkpoint": "writing a checkpoint"}
+_PHASES = {"evaluate": "evaluation", "checkpoint": "writing a checkpoint", "end": "the script's end"}
 _WIDTH = 100
 _SHOWN = 3
 
@@ -30,6 +30,9 @@ def trace_lines(
     ]
     if facts.get("failure"):
         lines.append("  it failed later: " + clipped(str(facts["failure"]).replace("\n", "; "), _WIDTH - 20))
+    if facts.get("onward_failure"):
+        why = clipped(str(facts["onward_failure"]).replace("\n", "; "), _WIDTH - 40)
+        lines.append(f"  it was not followed further: {why}")
     if facts.get("grown_bytes", 0) >= MIB:
         lines.append(
             f"  memory grows by {facts['grown_bytes'] >> 20:,} MiB over these steps: something is kept"
@@ -64,8 +67,9 @@ def _seen_text(facts: Any, seconds: float) -> str:
     if facts["kind"] == "inference":
         passes = count(int(facts["passes"]), "forward pass", "forward passes")
         return f"seen: inference, no training ({passes} in {seconds:.1f} s)"
-    seen = ["training", *(name for phase, name in _PHASES.items() if phase in facts["phases"])]
-    missing = [name for phase, name in _PHASES.items() if phase not in facts["phases"]]
+    phases = {*facts["phases"], *(["end"] if facts.get("ended") else [])}
+    seen = ["training", *(name for phase, name in _PHASES.items() if phase in phases)]
+    missing = [name for phase, name in _PHASES.items() if phase not in phases]
     steps = f"{count(int(facts['steps']), 'optimizer step')} in {seconds:.1f} s"
     return f"seen: {', '.join(seen)} ({steps})" + (f"; not seen: {', '.join(missing)}" if missing else "")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from slurm_gpumem.tracing.attention_kernels import ATTENTION
 from slurm_gpumem.tracing.convolutions import CONVOLUTIONS
 from slurm_gpumem.tracing.cuda_scratch import SCRATCH, sorted_sum
-from slurm_gpumem.tracing.fast import NOT_PLAIN, arithmetic, like, on_meta
+from slurm_gpumem.tracing.fast import NOT_PLAIN, arithmetic, call, like, on_meta
 from slurm_gpumem.tracing.fourier import FOURIER
 from slurm_gpumem.tracing.layouts import COPYING, channels_last, copies, cudnn_normalizes, laid_out
 from slurm_gpumem.tracing.reductions import SUMS
@@ -112,7 +112,7 @@ def _softmax_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     gradient, output = args[:2]
     name = func._schema.name
     made = copies(recorder, name, [output])
-    result = func(*args, **kwargs)
+    result = call(func, args, kwargs)
     recorder.note(result, name)
     made = [*copies(recorder, name, [gradient]), *made]
     recorder.workspace(gradient.numel() * max(gradient.element_size(), output.element_size()), name)
@@ -128,7 +128,7 @@ def _batch_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> An
     made, last = [], channels_last(data)
     if cudnn_normalizes(data, weight):
         made = copies(recorder, name, [gradient], last)
-    first, *rest = func(*args, **kwargs)
+    first, *rest = call(func, args, kwargs)
     result = (None if first is None else laid_out(first, last), *rest)
     recorder.note_result(result, name)
     for number in made:

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.fast import call
 from slurm_gpumem.tracing.layouts import copying, size_of
 
 aten = torch.ops.aten
@@ -151,7 +152,7 @@ def sorted_sum(recorder: Any, name: str, data: Tensor, indices: Any, values: Ten
 
 def _group_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Scale and shift of each channel of each sample."""
-    result = func(*args, **kwargs)
+    result = call(func, args, kwargs)
     name = func._schema.name
     recorder.note_result(result, name)
     if args[1] is not None or args[2] is not None:
@@ -160,7 +161,7 @@ def _group_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _group_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    result = func(*args, **kwargs)
+    result = call(func, args, kwargs)
     name = func._schema.name
     recorder.note_result(result, name)
     _per_channel(recorder, name, 2 if args[4] is None else 3, args[1])

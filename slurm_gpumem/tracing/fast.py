@@ -73,13 +73,24 @@ def arithmetic(args: Any, kwargs: Any) -> Any:
     if not isinstance(a, Tensor) or not a.is_floating_point() or kwargs.keys() - {"alpha"}:
         return NOT_PLAIN
     if isinstance(b, Tensor):
-        if b.device != a.device:
+        if b.device != a.device or b.dtype != a.dtype:
             return NOT_PLAIN
-        if b.dtype != a.dtype or b.shape != a.shape or b.stride() != a.stride():
+        if b.shape != a.shape:
+            return _spread(a, b)
+        if b.stride() != a.stride():
             return NOT_PLAIN
     elif not isinstance(b, (int, float)) or isinstance(b, bool):
         return NOT_PLAIN
     return like(a)
+
+
+def _spread(a: Tensor, b: Tensor) -> Any:
+    """The result of two tensors of which one is repeated along some dimensions of the other."""
+    larger, smaller = (a, b) if a.numel() > b.numel() else (b, a)
+    if not _contiguous(a, b) or larger.dim() < smaller.dim():
+        return NOT_PLAIN
+    pairs = zip(reversed(larger.shape), reversed(smaller.shape))
+    return like(larger) if all(few in (1, many) for many, few in pairs) else NOT_PLAIN
 
 
 def _softmax(args: Any, kwargs: Any) -> Any:
@@ -106,9 +117,76 @@ def _batch_norm(args: Any, kwargs: Any) -> Any:
 
 def _batch_norm_backward(args: Any, kwargs: Any) -> Any:
     data, weight, mask = args[1], args[2], args[9]
+    if not _dense(data):
+        return NOT_PLAIN
     kept = [None if not mask[0] else like(data)]
     kept += [None if not mask[i] or weight is None else like(weight) for i in (1, 2)]
     return tuple(kept)
+
+
+def _contiguous(*tensors: Any) -> bool:
+    return all(tensor is None or tensor.is_contiguous() for tensor in tensors)
+
+
+def _wide(data: Tensor) -> torch.dtype:
+    """The type in which norms keep their statistics."""
+    return torch.float32 if data.element_size() < _SINGLE else data.dtype
+
+
+_SINGLE = 4
+
+
+def _layer_norm(args: Any, kwargs: Any) -> Any:
+    data, shape = args[:2]
+    if kwargs or not data.is_floating_point() or not data.numel() or not _contiguous(data):
+        return NOT_PLAIN
+    kept = (*data.shape[: data.dim() - len(shape)], *(1 for _ in shape))
+    mean, scale = (torch.empty(kept, dtype=_wide(data), device=data.device) for _ in range(2))
+    return like(data), mean, scale
+
+
+def _layer_norm_backward(args: Any, kwargs: Any) -> Any:
+    gradient, data, weight, bias, mask = args[0], args[1], args[5], args[6], args[7]
+    if kwargs or not data.numel() or gradient.dtype != data.dtype or not _contiguous(gradient, data, weight):
+        return NOT_PLAIN
+    return tuple(
+        like(one) if wanted and one is not None else None for one, wanted in zip((data, weight, bias), mask)
+    )
+
+
+def _group_norm(args: Any, kwargs: Any) -> Any:
+    data, weight, rows, groups = args[0], args[1], args[3], args[6]
+    if kwargs or not data.is_floating_point() or not data.numel() or not _contiguous(data):
+        return NOT_PLAIN
+    if weight is not None and weight.dtype != data.dtype:
+        return NOT_PLAIN
+    mean, scale = (torch.empty((rows, groups), dtype=data.dtype, device=data.device) for _ in range(2))
+    return like(data), mean, scale
+
+
+def _group_norm_backward(args: Any, kwargs: Any) -> Any:
+    gradient, data, weight, mask = args[0], args[1], args[4], args[9]
+    if kwargs or weight is None or not gradient.dtype == data.dtype == weight.dtype:
+        return NOT_PLAIN
+    if not _contiguous(gradient, data):
+        return NOT_PLAIN
+    return tuple(like(one) if wanted else None for one, wanted in zip((data, weight, weight), mask))
+
+
+def _product_and_bias(args: Any, kwargs: Any) -> Any:
+    bias, first, second = args[:3]
+    if kwargs or first.dim() != 2 or second.dim() != 2 or not bias.dtype == first.dtype == second.dtype:
+        return NOT_PLAIN
+    if first.shape[1] != second.shape[0] or bias.shape not in ((second.shape[1],), (1, second.shape[1])):
+        return NOT_PLAIN
+    return torch.empty((first.shape[0], second.shape[1]), dtype=first.dtype, device=first.device)
+
+
+def _softmax_backward(args: Any, kwargs: Any) -> Any:
+    gradient, output, _, dtype = args
+    if kwargs or not gradient.dtype == output.dtype == dtype or not _contiguous(gradient, output):
+        return NOT_PLAIN
+    return like(gradient)
 
 
 def _foreach(args: Any, kwargs: Any) -> List[Tensor]:
@@ -139,6 +217,12 @@ def _plain_functions() -> Dict[Any, Callable[[Any, Any], Any]]:
     put(("add", "sub", "mul", "div"), arithmetic, ("Tensor", "Scalar"))
     put(("native_batch_norm",), _batch_norm, ("default",))
     put(("native_batch_norm_backward",), _batch_norm_backward, ("default",))
+    put(("native_layer_norm",), _layer_norm, ("default",))
+    put(("native_layer_norm_backward",), _layer_norm_backward, ("default",))
+    put(("native_group_norm",), _group_norm, ("default",))
+    put(("native_group_norm_backward",), _group_norm_backward, ("default",))
+    put(("_softmax_backward_data", "_log_softmax_backward_data"), _softmax_backward, ("default",))
+    put(("addmm",), _product_and_bias, ("default",))
     put(_IN_PLACE, _in_place)
     put([f"_foreach_{verb}" for verb in _FOREACH], _foreach)
     put([f"_foreach_{verb}_" for verb in (*_FOREACH, "zero", "copy")], _nothing)
@@ -156,3 +240,13 @@ def on_meta(args: Any) -> bool:
     if isinstance(first, (list, tuple)) and first:
         first = first[0]
     return isinstance(first, Tensor) and first.device.type == "meta"
+
+
+def call(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operator's result, through the shortcut if there is one."""
+    short = PLAIN.get(func)
+    if short is not None and on_meta(args):
+        result = short(args, kwargs)
+        if result is not NOT_PLAIN:
+            return result
+    return func(*args, **kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import os
 import sys
 from functools import lru_cache
@@ -12,12 +11,20 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
+from slurm_gpumem.tracing.loops_of_code import deciding_loop, parsed
+
 _NOT_THE_ASKER = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
 _ROUNDS = 20
 """Equal answers after which a loop gets others; values may become known in its first rounds."""
+_LONG = 500
+"""The same of a loop that may have another way out, such as a largest number of rounds."""
+_IN_A_ROW = 100
+"""Other answers that follow each other where what is read is not the loop's condition itself."""
+_RESTARTS = 1000
+"""How often a loop may be entered again in one call of a function, and in one step."""
 _ENDS = (0.0, float(1 << 30))
 """Numbers that end a loop which waits until one is small, or large."""
 
@@ -41,10 +48,28 @@ class EndlessLoop(RuntimeError):
 
 
 class _Rounds:
-    """How often each line of one call of a function asked for an unknown value."""
+    """How often each line of one call of a function asked for an unknown value in one training step."""
 
     def __init__(self) -> None:
         self.asked: Dict[int, int] = {}
+        self.again: Dict[int, int] = {}
+        """How often all answers had been given, and the line asked again."""
+        self.step = -1
+
+    def count(self, line: int, step: int) -> int:
+        """This line asks once more."""
+        if step != self.step:  # a training loop: its steps are ended otherwise
+            self.asked.clear()
+            self.again.clear()
+            self.step = step
+        self.asked[line] = self.asked.get(line, 0) + 1
+        return self.asked[line]
+
+    def restart(self, line: int) -> int:
+        """The loop is entered again, or no answer ended it: as if this were the first question."""
+        self.asked[line] = 1
+        self.again[line] = self.again.get(line, 0) + 1
+        return self.again[line]
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """A debugger that is on calls what a frame keeps; it then follows this frame no further."""
@@ -59,25 +84,44 @@ def loop_answer(recorder: Any, guess: Any) -> Any:
     if frame is None:
         return guess
     path, line = frame.f_code.co_filename, frame.f_lineno
-    if not any(first <= line <= last for first, last in _open_loops(path)):
-        return guess
+    loop = deciding_loop(path, line)
+    if loop is None or (not loop.tested and isinstance(guess, int) and not isinstance(guess, bool)):
+        return guess  # whole numbers in a loop's body are actions and indices
     # Kept in the frame: its id is the next call's when it is gone, and a list of frames would keep tensors.
     if not isinstance(frame.f_trace, _Rounds):
         frame.f_trace = _Rounds()
-    asked = frame.f_trace.asked[line] = frame.f_trace.asked.get(line, 0) + 1
-    if asked <= _ROUNDS:
+    rounds = frame.f_trace
+    asked = rounds.count(line, getattr(recorder, "step", 0))
+    about = f"loop {path} {line}"
+    most = _ROUNDS if loop.only_way or recorder.has_warned(about) else _LONG
+    if asked <= most:
         return guess
-    ends = (not guess,) if isinstance(guess, bool) else tuple(map(type(guess), _ENDS))
+    ends = _ends(guess, tested=loop.tested)
     where = f"the loop at {os.path.basename(path)}, line {line},"
-    if asked - _ROUNDS > len(ends):
-        raise EndlessLoop(f"how often {where} runs depends on values on the GPU, which a trace does not have")
+    if asked - most > len(ends):
+        if rounds.restart(line) > _RESTARTS and loop.tested:
+            raise EndlessLoop(
+                f"how often {where} runs depends on values on the GPU, which a trace does not have"
+            )
+        return guess
     recorder.warn_once(
-        f"loop {path} {line}",
+        about,
         f"how often {where} runs depends on values on the GPU, which a trace does not have: it was ended "
-        f"after {_ROUNDS} rounds. Where more rounds keep more memory, let one run be measured: gpusbatch "
+        f"after {most} rounds. Where more rounds keep more memory, let one run be measured: gpusbatch "
         "without --trace",
     )
-    return ends[asked - _ROUNDS - 1]
+    return ends[asked - most - 1]
+
+
+def _ends(guess: Any, *, tested: bool) -> Tuple[Any, ...]:
+    """Answers that may end a loop, one after the other.
+
+    A step that is accepted or not, or the change of a number, decides over several rounds.
+    """
+    each = 1 if tested else _IN_A_ROW
+    if isinstance(guess, bool):
+        return (not guess,) * each
+    return tuple(type(guess)(end) for end in _ENDS for _ in range(each))
 
 
 def _asker() -> Optional[FrameType]:
@@ -89,29 +133,10 @@ def _asker() -> Optional[FrameType]:
 
 
 @lru_cache(maxsize=64)
-def _open_loops(path: str) -> Tuple[Tuple[int, int], ...]:
-    """Lines of the conditions of a file's `while` loops that nothing else ends: no count, break or return."""
-    found = []
-    for node in ast.walk(_parsed(path)):
-        if not isinstance(node, ast.While) or isinstance(node.test, ast.BoolOp):
-            continue
-        if not any(isinstance(inner, (ast.Break, ast.Return)) for inner in ast.walk(node)):
-            found.append((node.test.lineno, node.test.end_lineno or node.test.lineno))
-    return tuple(found)
-
-
-def _parsed(path: str) -> ast.Module:
-    try:
-        return ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])  # no source, or not this Python's
-
-
-@lru_cache(maxsize=64)
 def _checks(path: str) -> Tuple[Tuple[int, int, bool], ...]:
     """Lines of the conditions of a file that raise, and the truth with which they do not."""
     found = []
-    for node in ast.walk(_parsed(path)):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Assert):
             found.append(_lines_of(node.test, True))
         elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):

@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.fast import call
 from slurm_gpumem.tracing.reductions import long_sum
 
 aten = torch.ops.aten
@@ -73,7 +74,7 @@ def copying(*places: int, either: bool = True, then: Any = None) -> Callable[...
         tensors = [args[place] for place in places]
         last = either and any(channels_last(tensor) for tensor in tensors)
         made = copies(recorder, name, tensors, last)
-        result = func(*args, **kwargs) if then is None else then(recorder, func, args, kwargs)
+        result = call(func, args, kwargs) if then is None else then(recorder, func, args, kwargs)
         recorder.note_result(result, name)
         for number in made:
             recorder.drop(number)
@@ -88,7 +89,7 @@ def copying_after(gradient: int, *others: int, then: Any = None) -> Callable[...
     def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name
         made = copies(recorder, name, [args[place] for place in others])
-        result = func(*args, **kwargs)
+        result = call(func, args, kwargs)
         recorder.note_result(result, name)
         made = [*copies(recorder, name, [args[gradient]]), *made]
         if then is not None:

@@ -18,7 +18,7 @@ from slurm_gpumem.summaries.trace_types import Convolution, Reduction
 from slurm_gpumem.tracing.autocast import Autocast
 from slurm_gpumem.tracing.choices import Uneven, track
 from slurm_gpumem.tracing.cuda_operators import HANDLERS, MATMULS
-from slurm_gpumem.tracing.fast import NOT_PLAIN, PLAIN, on_meta
+from slurm_gpumem.tracing.fast import call
 from slurm_gpumem.tracing.kernels import Kernels
 from slurm_gpumem.tracing.places import Places
 from slurm_gpumem.tracing.reads import READS
@@ -223,6 +223,10 @@ class Recorder(TorchDispatchMode):
             self._warned.add(about)
             self.warnings.setdefault(text)
 
+    def has_warned(self, about: str) -> bool:
+        """Whether something has come up before."""
+        return about in self._warned
+
     def _warn_of_scripts(self) -> None:
         where = self.places.now() or "the training step"
         self.warn_once(
@@ -272,16 +276,6 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for item in result:
                 self.note_result(item, operator)
-
-
-def call(func: Any, args: Any, kwargs: Any) -> Any:
-    """An operator's result, through the shortcut if there is one."""
-    short = PLAIN.get(func)
-    if short is not None and on_meta(args):
-        result = short(args, kwargs)
-        if result is not NOT_PLAIN:
-            return result
-    return func(*args, **kwargs)
 
 
 def _scalars_on_meta(args: Any, kwargs: Dict[str, Any]) -> Optional[Tuple[Any, Dict[str, Any]]]:

@@ -7,6 +7,8 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from torch import Tensor
 
+from slurm_gpumem.tracing.fast import call
+
 aten = torch.ops.aten
 
 
@@ -41,7 +43,7 @@ def _product(shape_of: Callable[[Any], Tuple[Tensor, Tensor]]) -> Callable[..., 
     def handler(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
         first, second = shape_of(args)
         if not _sparse(first, second):
-            return func(*args, **kwargs)
+            return call(func, args, kwargs)
         width = () if second.dim() == 1 else (second.shape[-1],)
         dense = second if second.layout == torch.strided else first
         return torch.empty((first.shape[0], *width), dtype=dense.dtype, device=dense.device)

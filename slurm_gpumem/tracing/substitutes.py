@@ -134,6 +134,8 @@ _REPLACED = {
     "log_softmax.int": _log_softmax,
     "scaled_dot_product_attention": attention,
 }
+_IN_PLACE = ("_fused_sgd_", "_fused_adagrad_")
+"""Fused steps of optimizers that PyTorch knows on CUDA only; they allocate nothing."""
 
 
 @contextmanager
@@ -143,9 +145,21 @@ def cuda_substitutes(recorder: Any) -> Iterator[None]:
     try:
         for name, function in {**_REPLACED, **recurrent_kernels(recorder)}.items():
             library.impl(name, _kept(function), "AutogradMeta")
+        for name in _without_meta(_IN_PLACE):
+            library.impl(name, _kept(lambda *args, **kwargs: None), "Meta")
         yield
     finally:
         library._destroy()
+
+
+def _without_meta(operators: Sequence[str]) -> Iterator[str]:
+    """All overloads of these that this PyTorch has, and has no kernel for meta tensors of."""
+    for operator in operators:
+        packet = getattr(aten, operator, None)
+        for overload in () if packet is None else packet.overloads():
+            name = operator if overload == "default" else f"{operator}.{overload}"
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
+                yield name
 
 
 def _kept(function: Any) -> Any:

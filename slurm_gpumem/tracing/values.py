@@ -251,6 +251,8 @@ def read(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if number is not None:
         if getattr(tensor, MADE_UP, False):
             recorder.assume(f"a value that {where} compares is not known; took {number.item():.0f}")
+            if tensor.dtype == torch.bool:
+                return loop_answer(recorder, bool(number.item()))
         return number.item()
     truth = tensor.dtype == torch.bool
     check = wanted() if truth else None

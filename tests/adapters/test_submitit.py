@@ -118,7 +118,7 @@ def test_a_hydra_sweep_runs_each_job_with_its_share(on_cluster: Cluster, tmp_pat
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(LAUNCHER)])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

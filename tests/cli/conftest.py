@@ -60,7 +60,7 @@ class Desk:
         command: str = GPUSBATCH,
         env: Optional[Mapping[str, str]] = None,
         stdin: Optional[str] = None,
-        timeout_s: float = 30,
+        timeout_s: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         """Run gpusbatch (or another command) and return what it said."""
         return subprocess.run(

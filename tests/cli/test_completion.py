@@ -113,8 +113,8 @@ class _Zsh:
         os.write(self._terminal, text.encode())
 
     def read_until(self, text: str) -> str:
-        """What it shows next, up to and with some text; all of it where that has not come in 30 seconds."""
-        end = time.monotonic() + 30
+        """What it shows next, up to and with some text; all of it where that has not come in two minutes."""
+        end = time.monotonic() + 120
         while text not in self._unread and time.monotonic() < end:
             if select.select([self._terminal], [], [], 0.2)[0]:
                 self._unread += os.read(self._terminal, 65536).decode(errors="replace")

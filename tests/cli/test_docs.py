@@ -64,7 +64,7 @@ def test_on_a_terminal_a_page_goes_through_the_pager(tmp_path: Path) -> None:
     pager = f"{sys.executable} -c \"import sys; print('paged', len(sys.stdin.read()) > 1000)\""
     code = "from slurm_gpumem.cli.gpumem import main; main(['docs', 'node'])"
     env = {**os.environ, "PAGER": pager}
-    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, env=env, check=True, timeout=120)
     os.close(theirs)
     assert os.read(ours, 1000).strip() == b"paged True"
     os.close(ours)

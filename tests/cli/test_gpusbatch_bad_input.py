@@ -13,6 +13,7 @@ from typing import Any, List
 import pytest
 
 from tests.cli.conftest import GPUSBATCH
+from tests.support.timing import slowness
 
 
 def refused(done: Any, *messages: str) -> None:
@@ -48,7 +49,7 @@ def test_a_summary_of_100_mb_is_refused_without_reading_it_all(bare_desk: Any) -
         file.truncate(100 * 1000 * 1000)
     began = time.monotonic()
     refused(bare_desk.call("job.sh", "--model", "huge.txt", "--batch-size", "8"), "huge.txt: larger than")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 * slowness()
 
 
 def test_a_folder_for_a_summary_is_refused(bare_desk: Any) -> None:
@@ -110,7 +111,7 @@ def test_an_option_that_took_the_script_for_its_value_does_not_wait_for_stdin(
         stderr=subprocess.PIPE,
         text=True,
     ) as child:
-        assert child.wait(timeout=20) == 2
+        assert child.wait(timeout=120) == 2
         assert child.stderr is not None
         assert "--model job.sh: this is a job script, and none is left to submit" in child.stderr.read()
 
@@ -230,7 +231,7 @@ def test_a_busy_controller_costs_the_share_and_not_the_job(
                 assert lines[-1], lines
         finally:
             os.kill(controller, signal.SIGCONT)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=120)
     assert child.returncode == 0, (lines, err)
     desk.jobs.append(out.strip())
     assert "no answer from the Slurm controller" in "".join(lines)

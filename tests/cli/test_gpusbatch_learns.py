@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from slurm_gpumem.devcluster.jobs import wait_for_job
 from slurm_gpumem.devcluster.spec import ClusterSpec, default_nodes
 from slurm_gpumem.formats.comment import CommentRecord, parse_record
 from slurm_gpumem.formats.remembered import Recipe, write_remembered
+from tests.support.slurm_jobs import hold_until, live_peaks
+from tests.support.waiting import until
 
 GPUSBATCH = str(Path(sys.executable).with_name("gpusbatch"))
 GPUMEM = str(Path(sys.executable).with_name("gpumem"))
@@ -101,15 +104,16 @@ def site() -> Iterator[Tuple[Cluster, Path]]:
 def test_a_script_without_a_model_is_measured_and_shares_a_gpu_the_next_time(site: Any) -> None:
     cluster, folder = site
     script = folder / "job.sh"
-    script.write_text(
-        "#!/bin/bash\n#SBATCH --gres=gpu:1 -o out\ngpumem-standin --peak 9000 --seconds 4 --name $1\n"
-    )
+    hold = hold_until(folder / "go", 9000, "--name $1")
+    script.write_text(f"#!/bin/bash\n#SBATCH --gres=gpu:1 -o out\n{hold}\n")
     env = {"XDG_CACHE_HOME": str(folder)}
     first = cluster.run([GPUSBATCH, "--parsable", "job.sh", "one"], env=env, cwd=folder)
     assert first.returncode == 0, first.stderr
     assert "keeps its whole GPU and is measured" in first.stderr
     job = first.stdout.strip()
-    assert wait_for_job(cluster, job, timeout_s=60)["JobState"] == "COMPLETED"
+    until(lambda: live_peaks(cluster.layout.nodes / "n1" / "live.json").get(job) == 9000.0)
+    (folder / "go").touch()
+    assert wait_for_job(cluster, job, timeout_s=120)["JobState"] == "COMPLETED"
     demo_report.report(cluster, [job])
     again = cluster.run([GPUSBATCH, "--dry-run", "job.sh", "one"], env=env, cwd=folder)
     assert "remembered: 1 run on a100 took 8.8 GiB" in again.stderr, again.stderr
@@ -124,8 +128,8 @@ def _cpus(dry_run: str) -> int:
 def test_a_job_that_spins_on_one_of_its_cpus_asks_for_as_many_the_next_time(site: Any) -> None:
     cluster, folder = site
     (folder / "job.sh").write_text(
-        "#!/bin/bash\n#SBATCH --gres=gpu:1 -o out\ngpumem-standin --peak 9000 --seconds 12 &\n"
-        "while kill -0 $! 2>/dev/null; do :; done\n"
+        "#!/bin/bash\n#SBATCH --gres=gpu:1 -o out\ngpumem-standin --peak 9000 --steps 2000 --seconds 600 &\n"
+        "until [ -e go ]; do :; done\nkill $!\n"
     )
     env = {"XDG_CACHE_HOME": str(folder), "GPUMEM_SHARING_FIRST_RUN_MIB": "20480"}
 
@@ -138,7 +142,11 @@ def test_a_job_that_spins_on_one_of_its_cpus_asks_for_as_many_the_next_time(site
     assert _cpus(first.stdout) == 8, first.stdout
     assert "earlier runs" not in first.stderr
     job = gpusbatch("--parsable").stdout.strip()
-    assert wait_for_job(cluster, job, timeout_s=90)["JobState"] == "COMPLETED"
+    live = cluster.layout.nodes / "n1" / "live.json"
+    # Its use of CPUs is looked at every few seconds.
+    until(lambda: live.exists() and (json.loads(live.read_text())["jobs"].get(job) or {}).get("cpus_high"))
+    (folder / "go").touch()
+    assert wait_for_job(cluster, job, timeout_s=120)["JobState"] == "COMPLETED"
     demo_report.report(cluster, [job])
     again = gpusbatch("--dry-run")
     assert "--gres=shard:11 " in again.stdout, again.stderr

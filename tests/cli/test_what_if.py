@@ -210,7 +210,7 @@ def test_a_real_slurmdbd_answers_it(
     cluster = make_cluster(accounting=True)
     for gpus in (1, 1, 1, 2):
         cluster.run(["sbatch", "-o", "/dev/null", f"--gres=gpu:{gpus}", "--wrap", "sleep 2"], check=True)
-    until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 60)
+    until(lambda: not cluster.run(["squeue", "-h"], check=True).stdout)
     for name, value in cluster.env.items():
         monkeypatch.setenv(name, value)
 
@@ -220,7 +220,7 @@ def test_a_real_slurmdbd_answers_it(
         found = json.loads(text) if code == 0 else {}
         return found if found.get("jobs") == 4 else None
 
-    found = until(answer, 60)
+    found = until(answer)
     assert found["single"] == 3
     assert found["pools"][0]["gpus"] == 8
     assert found["pools"][0]["counted"] is True

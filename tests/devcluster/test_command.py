@@ -38,7 +38,7 @@ def run_gpumem(
         [python, "-c", code, "devcluster", *args],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env=env,
         cwd="/",
         check=False,
@@ -221,10 +221,10 @@ def test_with_hooks_a_job_is_measured_and_reported_and_no_sampler_stays(state: P
         words = [gpumem, "report", "--update", "-n", "-o", "JobID,Peak,State"]
 
         def measured() -> bool:
-            shown = cluster.run(words, env={"XDG_CACHE_HOME": str(tmp_path)}, timeout_s=60)
+            shown = cluster.run(words, env={"XDG_CACHE_HOME": str(tmp_path)}, timeout_s=120)
             return shown.stdout.split() == ["1", "2.9G", "RUNNING"]
 
-        until(measured, 90)
+        until(measured)
         assert samplers(cluster.layout)
     finally:
         # Its job still runs.

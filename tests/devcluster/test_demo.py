@@ -22,7 +22,7 @@ def test_the_demo_shares_gpus_and_leaves_nothing_behind(state_folder: Path, tmp_
         [sys.executable, "-m", "slurm_gpumem.cli.demo"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=180,
         env={**os.environ, **own},
         check=False,
     )

@@ -17,6 +17,7 @@ from slurm_gpumem.formats.comment import Used
 from slurm_gpumem.recovery.process_reports import take_reports
 from tests.support.needs import needs_torch
 from tests.support.standin_torch import CODE, write_torch
+from tests.support.timing import slowness
 
 HOOK = package_folder("injected")
 PYENV = Path("~/.pyenv/versions").expanduser()
@@ -248,7 +249,7 @@ def test_the_start_of_python_takes_at_most_a_few_milliseconds_longer(job: Job) -
         (line,) = (line for line in lines if line.split("|")[-1].strip() == "sitecustomize")
         taken.append(int(line.split("|")[1]) / 1000)
     print(f"start of Python with the hook: +{min(taken):.2f} ms")
-    assert min(taken) < 3
+    assert min(taken) < 3 * slowness()
 
 
 def test_a_package_that_was_removed_while_the_job_runs_breaks_no_import(job: Job) -> None:

@@ -12,7 +12,7 @@ import pytest
 from slurm_gpumem.lab.children import Children, Ended
 
 
-def _run(*works: Callable[[], Dict[str, Any]], limit: float = 20) -> Dict[Any, Ended]:
+def _run(*works: Callable[[], Dict[str, Any]], limit: float = 120) -> Dict[Any, Ended]:
     children, ended = Children(), {}
     for tag, work in enumerate(works):
         children.start(tag, work, limit)
@@ -56,7 +56,7 @@ def test_a_child_past_its_time_is_killed() -> None:
     ended = _run(_hang, limit=0.2)[0]
     assert ended.answer is None
     assert ended.error.startswith("time limit: killed after")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 60
 
 
 def test_all_children_can_be_ended_at_once_and_none_is_left() -> None:

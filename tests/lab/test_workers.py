@@ -23,15 +23,15 @@ def work(send, orders):
             raise RuntimeError("as told")
         send({"twice": 2 * order["n"]})
 
-worker, mute = Worker("a", work), Worker("b", lambda send, orders: time.sleep(60))
-said = [worker.hear(time.monotonic() + 20)]
+worker, mute = Worker("a", work), Worker("b", lambda send, orders: time.sleep(600))
+said = [worker.hear(time.monotonic() + 100)]
 for n in (1, 20):
     worker.say({"n": n})
-    said.append(worker.hear(time.monotonic() + 20))
+    said.append(worker.hear(time.monotonic() + 100))
 worker.say({"die": True})
-said.append(worker.hear(time.monotonic() + 20))
+said.append(worker.hear(time.monotonic() + 100))
 worker.say({"n": 1})
-said.append(worker.hear(time.monotonic() + 20))
+said.append(worker.hear(time.monotonic() + 100))
 said.append(mute.hear(time.monotonic() + 0.05))
 end_all([worker, mute])
 print(json.dumps(said))
@@ -46,17 +46,17 @@ from slurm_gpumem.lab.collect.workers import Worker
 
 entry = next(e for e in load_catalogue() if e.id == "own/lenet")
 worker = Worker("lenet", trainer(Job(entry, 28, 4, "adam", "fp32"), "cpu"))
-row = worker.hear(time.monotonic() + 60)
+row = worker.hear(time.monotonic() + 100)
 begin = time.monotonic()
-worker.say({"until": begin + 0.3})
-ends = worker.hear(begin + 60)["ends"]
+worker.say({"until": begin + 2})
+ends = worker.hear(begin + 100)["ends"]
 worker.end()
-print(json.dumps([row, [end - begin for end in ends], steps_between(ends, begin, begin + 0.3)]))
+print(json.dumps([row, [end - begin for end in ends], steps_between(ends, begin, begin + 2)]))
 """
 
 
 def _printed(script: str) -> Any:
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -75,8 +75,10 @@ def test_a_trainer_measures_first_and_then_trains_as_long_as_it_is_told() -> Non
     assert row["steps"] == 5
     assert row["parameters"] > 40_000
     assert ends == sorted(ends)
-    assert 0 < ends[0] < 0.3 <= ends[-1]
-    assert rate["steps_per_s"] == pytest.approx(len(ends) / 0.3, rel=0.5)
+    assert 0 < ends[0] < 2 <= ends[-1]
+    inside = [end for end in ends if end <= 2]
+    assert rate["steps"] == len(inside)
+    assert rate["steps_per_s"] == pytest.approx((len(inside) - 1) / (inside[-1] - inside[0]), rel=0.01)
 
 
 def test_a_rate_is_taken_between_the_first_and_the_last_end_inside_the_window() -> None:
@@ -93,7 +95,7 @@ from slurm_gpumem.lab.collect.workers import Worker
 
 who = lambda send, orders: send({"uid": os.getuid(), "gid": os.getgid(), "groups": os.getgroups()})
 worker = Worker("a", who, {}, 65531)
-print(json.dumps(worker.hear(time.monotonic() + 20)))
+print(json.dumps(worker.hear(time.monotonic() + 100)))
 worker.end()
 """
 

@@ -69,7 +69,7 @@ class Player:
             [self.interpreter, str(PLAYER), str(lua_folder), str(path)],
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -47,7 +47,7 @@ def test_lua_reads_the_fields_that_python_wrote(interpreter: str, record: Commen
         input=PRINT_FIELDS,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
         check=True,
     )
     written = format_record(record)[len(PREFIX) :]

@@ -27,7 +27,37 @@ NODE = "n1"
 USER, OTHER_USER = 65534, 1
 """nobody and daemon: every Linux has them."""
 
+WITHOUT_HASTE = """\
+import functools, sys
+from slurm_gpumem.node import fence, homes, hook, mps, processes
+fence._DAEMONS_READY_S = homes._MOUNT_S = processes._SEARCH_S = 120.0
+hook._FAULTS_LOCK_S = hook._DROP_LOCK_S = hook._RECORDS_LOCK_S = 120.0
+fence.MpsService = hook.MpsService = functools.partial(
+    mps.MpsService, start_timeout_s=120.0, quit_timeout_s=120.0
+)
+assert sys.argv[1:4] == ["-I", "-m", "slurm_gpumem.node.hook"], sys.argv
+sys.exit(hook.main(sys.argv[4:]))
+"""
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
+
+
+def take_haste_away(hooks: Path) -> None:
+    """Give the hooks in a folder minutes where they have seconds.
+
+    For tests of what many hooks at once do: on a slow machine that alone takes longer than one of them may
+    wait. How long one waits is for tests of time.
+    """
+    for name in ("prolog", "epilog"):
+        path = hooks / f"{name}.sh"
+        script = path.read_text()
+        assert "timeout -k 2 15" in script
+        path.write_text(script.replace("timeout -k 2 15", "timeout -k 2 200"))
+    program = hooks / "python-without-haste"
+    program.write_text(f"#!{sys.executable} -I\n{WITHOUT_HASTE}")
+    program.chmod(0o755)
+    with open(hooks / "hooks.conf", "a") as file:
+        file.write(f"python={program}\n")
 
 
 @dataclass(frozen=True)
@@ -70,7 +100,7 @@ class Node:
             env=env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
             **options,
         )
@@ -80,6 +110,11 @@ class Node:
         config = self.config._replace(**changes)
         write_site_config(self.root, config)
         return replace(self, config=config)
+
+    def without_haste(self) -> Node:
+        """The same node, whose hooks have minutes where they have seconds."""
+        take_haste_away(self.hooks)
+        return self
 
     def log(self) -> str:
         """What hooks and sampler complained about."""

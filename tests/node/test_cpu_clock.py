@@ -36,6 +36,12 @@ def job(job_id: int, uid: int = USER, sluid: str = "") -> NodeJob:
     return NodeJob(job_id, uid, "u", (), "mps", time.time(), sluid=sluid)
 
 
+@pytest.fixture(autouse=True)
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of /proc that takes a slow machine longer than the sampler waits is no failure here."""
+    monkeypatch.setattr(cpu_clock, "_SEARCH_S", 60.0)
+
+
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that other users can read: pytest's own are closed to them."""
@@ -88,19 +94,22 @@ def test_without_cgroups_the_processes_of_each_job_are_added_up(start: Start) ->
     clock = CpuClock(NOWHERE)
     step = start(771001, SPIN)
     start(771002, "sleep 600")
-    until(lambda: spent(clock, job(771001))[0] > 0.3, 60)
+    until(lambda: spent(clock, job(771001))[0] > 0.3)
+    # It goes on while we look: what was spent before and after bounds what the clock reads in between.
+    least = own_s(below(step.pid))
     busy, idle = spent(clock, job(771001), job(771002))
-    assert busy == pytest.approx(own_s(below(step.pid)), abs=0.3)
+    assert least - 0.3 < busy < own_s(below(step.pid)) + 0.3
     assert 0 <= idle < 0.3
 
 
 @needs_root
 def test_all_steps_of_a_job_count_and_children_that_have_ended_too(start: Start) -> None:
     clock = CpuClock(NOWHERE)
-    burn = 'timeout 0.7 sh -c "while :; do :; done"; sleep 600'
+    # By the processor's time: in any part of a second a busy machine may give it none.
+    burn = "(ulimit -t 1; while :; do :; done); sleep 600"
     for step in ("batch", "0"):
         start(771003, burn, step)
-    until(lambda: spent(clock, job(771003))[0] > 0.2, 60)
+    until(lambda: spent(clock, job(771003))[0] > 1.5)
 
 
 @needs_root
@@ -110,7 +119,7 @@ def test_a_process_that_leaves_the_jobs_tree_is_still_the_jobs(start: Start, ope
     start(771004, f"/usr/bin/python3 {script}; sleep 600")
     clock = CpuClock(NOWHERE)
     try:
-        until(lambda: spent(clock, job(771004))[0] > 0.5, 60)
+        until(lambda: spent(clock, job(771004))[0] > 0.5)
     finally:
         script.unlink()
 
@@ -123,7 +132,7 @@ def test_a_users_own_slurmstepd_makes_no_job(open_folder: Path) -> None:
     shutil.copy(shutil.which("bash") or "/bin/bash", program)
     process = subprocess.Popen(["bash", "-c", title], user=USER, start_new_session=True)
     try:
-        until(lambda: own_s([process.pid]) > 0.1, 60)
+        until(lambda: own_s([process.pid]) > 0.1)
         assert CpuClock(NOWHERE).read([job(771005, uid=1)]) == {}
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -135,13 +144,13 @@ def test_a_search_that_takes_too_long_is_given_up_and_not_tried_at_once(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(771006, "sleep 600")
-    until(lambda: CpuClock(NOWHERE).read([job(771006)]), 60)
+    until(lambda: CpuClock(NOWHERE).read([job(771006)]))
     monkeypatch.setattr(cpu_clock, "_SEARCH_S", -1.0)
     clock = CpuClock(NOWHERE)
     assert clock.read([job(771006)]) == {}
     monkeypatch.setattr(cpu_clock, "_SEARCH_S", 60.0)
     assert clock.read([job(771006)]) == {}
-    until(lambda: clock.read([job(771006)]), 60)
+    until(lambda: clock.read([job(771006)]))
 
 
 @pytest.fixture(params=["cpuacct", "unified"])
@@ -158,7 +167,7 @@ def hierarchy(request: pytest.FixtureRequest) -> Iterator[Path]:
                 continue
             yield place
             inside = sorted(place.rglob("cgroup.procs"))
-            until(lambda: not any(path.read_text() for path in inside), 30)  # noqa: B023 - called here
+            until(lambda: not any(path.read_text() for path in inside))  # noqa: B023 - called here
             for folder in sorted(place.rglob("*"), key=lambda path: -len(path.parts)):
                 if folder.is_dir():
                     folder.rmdir()
@@ -173,7 +182,7 @@ def test_a_jobs_cgroup_counts_whatever_ran_in_it(hierarchy: Path, start: Start, 
     cgroup = hierarchy / "uid_65534" / named / "step_batch" / "task_0"
     cgroup.mkdir(parents=True)
     step = start(771007, "sleep 600")
-    until(lambda: below(step.pid), 30)
+    until(lambda: below(step.pid))
     for pid in (step.pid, *below(step.pid)):
         (cgroup / "cgroup.procs").write_text(str(pid))
     root = hierarchy.parent if (hierarchy / "cpu.stat").exists() else hierarchy.parent.parent
@@ -188,15 +197,16 @@ def test_a_jobs_cgroup_counts_whatever_ran_in_it(hierarchy: Path, start: Start, 
         assert stray.stdin is not None
         with stray.stdin as line:
             line.write(b"go\n")
-        until(lambda: spent(clock, mine)[0] - before > 0.5, 60)
-        assert spent(clock, mine)[0] - before == pytest.approx(own_s([stray.pid]) - elsewhere, abs=0.3)
+        until(lambda: spent(clock, mine)[0] - before > 0.5)
+        least = own_s([stray.pid]) - elsewhere
+        assert least - 0.3 < spent(clock, mine)[0] - before < own_s([stray.pid]) - elsewhere + 0.3
     finally:
         stray.kill()
         stray.wait()
     assert spent(clock, mine)[0] - before > 0.5
     os.killpg(step.pid, signal.SIGKILL)
     step.wait()
-    until(lambda: not (cgroup / "cgroup.procs").read_text(), 30)
+    until(lambda: not (cgroup / "cgroup.procs").read_text())
     for folder in (cgroup, cgroup.parent, cgroup.parent.parent):
         folder.rmdir()
     assert clock.read([mine]) == {}

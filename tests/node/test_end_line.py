@@ -130,7 +130,7 @@ class Ended:
             imports = "import os, subprocess, sys; from slurm_gpumem.node.end_line import main"
             code = f"{imports}; {first}sys.exit(main())"
             command = [sys.executable, "-I", "-c", code]
-            return subprocess.run(command, env=env, stderr=errors, timeout=20, check=False).returncode
+            return subprocess.run(command, env=env, stderr=errors, timeout=120, check=False).returncode
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_hooks_are_given_numbers_where_jobs_see_uuids(state_folder: Path) -> Non
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -23,8 +23,8 @@ from slurm_gpumem.node.gpus import standin_uuid
 from slurm_gpumem.node.homes import remove_home
 from slurm_gpumem.node.jobs import RunFolder
 from slurm_gpumem.node.mps import MpsService
-from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of
-from tests.support.slurm_jobs import submit
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, needs_root, samplers_of, take_haste_away
+from tests.support.slurm_jobs import hold_until, submit, verified_peaks
 from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
@@ -101,6 +101,7 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
     (hooks / "hooks.conf").write_text(
         f"python={sys.executable}\nsite_config={root}/gpumem.toml\nrun_dir={root}/run\n"
     )
+    take_haste_away(hooks)
     RunFolder(root / "run").make()
     cluster = make_module_cluster(
         nodes=(NodeSpec("n1"),),
@@ -140,37 +141,42 @@ def make_site(site: Site) -> Iterator[Callable[..., Site]]:
 
     yield make
     site.cluster.run(["scancel", "-p", "gpu"], check=True)
-    until(lambda: not site.queue(), 40)
+    until(lambda: not site.queue())
     for sampler in site.samplers():
         os.kill(sampler, signal.SIGTERM)
-    until(lambda: not site.samplers(), 20)
+    until(lambda: not site.samplers())
 
 
 def test_two_users_share_a_gpu_and_each_is_measured_and_fenced(make_site: Callable[..., Site]) -> None:
     site = make_site(idle_exit_s=1)
-    work = "env | grep ^CUDA; gpumem-standin --peak {} --steps 4 --seconds 3"
-    ids = [site.submit(work.format(1000 * number), user=USERS[number % 2]) for number in range(1, 5)]
-    until(lambda: all(site.live(job).get("processes") for job in ids), 30)
+    go = site.root / "go-share"
+    peaks = [1000.0 * number for number in range(1, 5)]
+    ids = [
+        site.submit(f"env | grep ^CUDA; {hold_until(go, round(peak))}", user=USERS[number % 2])
+        for number, peak in enumerate(peaks)
+    ]
+    until(lambda: [verified_peaks(site.folder.live).get(str(job)) for job in ids] == peaks)
     assert {daemon.uid for daemon in site.mps.daemons()} == {65534, 1}
-    until(lambda: not site.queue(), 40)
+    go.touch()
+    until(lambda: not site.queue())
     uuid = standin_uuid("n1", 0)
-    for number, job in enumerate(ids, start=1):
+    for peak, job in zip(peaks, ids):
         assert f"CUDA_VISIBLE_DEVICES={uuid}" in site.out(job)
         assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={uuid}=8192M" in site.out(job)
         record = site.record(job)
-        assert (record["peak_mib"], record["exit_code"]) == (1000.0 * number, 0)
+        assert (record["peak_mib"], record["exit_code"]) == (peak, 0)
         assert (record["shards"], record["shards_verified"], record["mode"]) == (8, True, "mps")
         assert set(record["met"]) == set(ids) - {job}
     site.assert_clean()
-    until(lambda: not site.samplers(), 20)
+    until(lambda: not site.samplers())
 
 
 def test_a_job_on_the_fourth_gpu_is_pointed_at_the_fourth_gpu(make_site: Callable[..., Site]) -> None:
     site = make_site()
-    blockers = [site.submit("sleep 30", shards=40, comment="") for _ in range(3)]
-    until(lambda: sum("RUNNING" in line for line in site.queue()) == 3, 20)
+    blockers = [site.submit("sleep 600", shards=40, comment="") for _ in range(3)]
+    until(lambda: sum("RUNNING" in line for line in site.queue()) == 3)
     job = site.submit("env | grep ^CUDA; gpumem-standin --peak 3000 --seconds 1")
-    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()), 30)
+    until(lambda: not any(line.startswith(f"{job} ") for line in site.queue()))
     site.cluster.run(["scancel", *map(str, blockers)], check=True)
     uuid = standin_uuid("n1", 3)
     assert f"CUDA_VISIBLE_DEVICES={uuid}" in site.out(job)
@@ -179,25 +185,27 @@ def test_a_job_on_the_fourth_gpu_is_pointed_at_the_fourth_gpu(make_site: Callabl
 
 
 def test_a_forged_comment_is_found_out_and_the_overrun_ended(make_site: Callable[..., Site]) -> None:
-    site = make_site(on_overrun="cancel", idle_exit_s=15)
+    site = make_site(on_overrun="cancel", idle_exit_s=200)
     job = site.submit(
-        "gpumem-standin --peak 9000 --seconds 60", shards=2, comment="gpumem/1:est=1,req=38000,shards=38"
+        "gpumem-standin --peak 9000 --steps 2000 --seconds 600",
+        shards=2,
+        comment="gpumem/1:est=1,req=38000,shards=38",
     )
-    until(lambda: not site.queue(), 40)
+    until(lambda: not site.queue())
     record = site.record(job)
     assert (record["shards"], record["shards_verified"], record["limit_mib"]) == (2, True, 2048)
     assert "its comment claims 38 shards, Slurm gave 2" in record["notes"]
     assert any("2048 MiB are its shards" in note for note in record["notes"])
     site.assert_clean()
     # An Epilog is told "0:0" of a cancelled job by some Slurms; the sampler asks Slurm how it ended.
-    until(lambda: site.record(job)["state"] == "CANCELLED", 30)
+    until(lambda: site.record(job)["state"] == "CANCELLED")
 
 
 def test_the_record_says_how_slurm_saw_the_end(make_site: Callable[..., Site]) -> None:
-    site = make_site(idle_exit_s=15)
+    site = make_site(idle_exit_s=200)
     good, bad = site.submit("true"), site.submit("exit 3")
-    until(lambda: not site.queue(), 40)
-    until(lambda: site.record(good)["state"] == "COMPLETED" and site.record(bad)["state"] == "FAILED", 30)
+    until(lambda: not site.queue())
+    until(lambda: site.record(good)["state"] == "COMPLETED" and site.record(bad)["state"] == "FAILED")
     assert (site.record(good)["exit_code"], site.record(bad)["exit_code"]) == (0, 3)
 
 
@@ -222,12 +230,12 @@ def test_whatever_is_killed_the_node_stays_up_and_ends_clean(make_site: Callable
     for path in (site.root / "records").glob("*.json"):
         json.loads(path.read_text())
     last = site.submit("true")
-    until(lambda: not site.queue(), 30)
+    until(lambda: not site.queue())
     # Whose epilog was killed twice is finished by the sampler once Slurm has forgotten the job.
-    until(lambda: not jobs.all_jobs(site.folder), 60)
+    until(lambda: not jobs.all_jobs(site.folder))
     assert len(ids) == 16
     assert last
-    until(lambda: not site.mps.daemons() and not list(site.folder.mps.iterdir()), 20)
+    until(lambda: not site.mps.daemons() and not list(site.folder.mps.iterdir()))
     site.assert_clean()
 
 
@@ -268,19 +276,19 @@ def test_a_job_that_cannot_be_fenced_starts_or_is_requeued_as_the_site_chose(
     missing = "/nonexistent/nvidia-cuda-mps-control"
     site = make_site(mps_control=missing)
     job = site.submit("sleep 2; echo done")
-    until(lambda: not site.queue(), 40)
+    until(lambda: not site.queue())
     assert "done" in site.out(job)
-    until(lambda: not site.samplers(), 20)
+    until(lambda: not site.samplers())
     site = make_site(mps_control=missing, unfenced="requeue")
     job = site.submit("sleep 60")
     closed = site.root / "records" / f"{job}.0.n1.json"
-    until(lambda: closed.exists() and site.record(job)["end"], 40)
-    until(lambda: site.queue() == [f"{job} PENDING"], 40)
+    until(lambda: closed.exists() and site.record(job)["end"])
+    until(lambda: site.queue() == [f"{job} PENDING"])
     record = site.record(job)
     assert record["mode"] == "unfenced"
     why = f"not fenced, no MPS: {missing} is not there"
     assert set(record["notes"]) == {why, "requeued, since it was not fenced"}
-    until(lambda: site.node_state() == "idle", 20)
+    until(lambda: site.node_state() == "idle")
 
 
 def test_a_job_that_asked_gets_one_line_on_what_it_used_at_the_end_of_its_output(
@@ -292,10 +300,17 @@ def test_a_job_that_asked_gets_one_line_on_what_it_used_at_the_end_of_its_output
     python = _python_for_users(site.root / "python")
     conf.write_text(f"{before}python={python}\nslurm_bin={site.cluster.layout.root}/bin\n")
     record = "gpumem/1:est=3800,req=8192,shards=8"
-    work = "gpumem-standin --peak 4000 --steps 2 --seconds 2; srun -n1 true; echo done"
+    go = site.root / "go-line"
+    work = f"{hold_until(go, 4000)}; srun -n1 true; echo done"
     try:
         asked, silent = (site.submit(work, comment=record + more) for more in (",tell=end", ""))
-        until(lambda: not site.queue(), 60)
+        until(
+            lambda: (
+                [verified_peaks(site.folder.live).get(str(job)) for job in (asked, silent)] == [4000.0] * 2
+            )
+        )
+        go.touch()
+        until(lambda: not site.queue())
     finally:
         conf.write_text(before)
     last = site.out(asked).splitlines()[-1]
@@ -315,16 +330,16 @@ def test_the_cpus_of_a_job_are_those_of_all_its_steps_and_not_less_for_being_sus
     work = f"srun -n1 -c1 --overlap {spin}; {spin}; sleep 2"
     options = ("--gres=shard:8", "--cpus-per-task=8", "--array=0-1", "--comment=gpumem/1:est=7000,req=8192")
     array = submit(site.cluster, *options, command=work, output="/dev/null", user=USERS[0])
-    until(lambda: sum("RUNNING" in line for line in site.queue()) == 2, 30)
+    until(lambda: sum("RUNNING" in line for line in site.queue()) == 2)
     tasks = site.cluster.run(["squeue", "-h", "-o", "%A", "-j", array], check=True).stdout.split()
     # The array's own number, which one of its tasks has, stands for all of them.
     going, paused = sorted(map(int, tasks), key=lambda task: task != int(array))
-    until(lambda: (site.live(paused).get("cpus_high") or 0) > 0.1, 40)
+    until(lambda: (site.live(paused).get("cpus_high") or 0) > 0.1)
     site.cluster.run(["scontrol", "suspend", str(paused)], check=True)
-    until(lambda: not any(line.startswith(f"{going} ") for line in _tasks(site)), 60)
+    until(lambda: not any(line.startswith(f"{going} ") for line in _tasks(site)))
     before = site.record(going)
     site.cluster.run(["scontrol", "resume", str(paused)], check=True)
-    until(lambda: not site.queue(), 60)
+    until(lambda: not site.queue())
     after = site.record(paused)
     for record in (before, after):
         assert record["cpus"] == 8
@@ -340,6 +355,6 @@ def _tasks(site: Site) -> List[str]:
 def test_a_job_of_seconds_leaves_its_cpus_unsaid(make_site: Callable[..., Site]) -> None:
     site = make_site()
     job = site.submit("true")
-    until(lambda: not site.queue(), 40)
+    until(lambda: not site.queue())
     record = site.record(job)
     assert (record["cpus_mean"], record["cpus_high"]) == (None, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -103,18 +102,18 @@ def test_where_run_is_full_the_spool_takes_the_record(store: RecordStore) -> Non
 def test_a_sampler_that_stopped_in_the_middle_of_writing_leaves_no_open_record(node: Node) -> None:
     node.hook("prolog", node.env(7))
     store = RecordStore(node.folder, node.config.spool, "n1")
-    writer = subprocess.Popen([sys.executable, "-c", PAUSED_WRITER, str(node.root)], stdout=subprocess.PIPE)
+    command = [sys.executable, "-c", PAUSED_WRITER, str(node.root)]
+    writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert writer.stdout is not None
         assert writer.stdout.readline() == b"about to write\n"
-        os.kill(writer.pid, signal.SIGSTOP)
         # The spool hangs for whoever is in it; the epilog does not wait for that writer.
         assert node.hook("epilog", {**node.env(7), "SLURM_JOB_EXIT_CODE2": "1:0"}).returncode == 0
         assert jobs.get(node.folder, 7) is None
         assert node.mps.daemons() == []
         assert store.has_closed()
-        os.kill(writer.pid, signal.SIGCONT)
-        assert writer.wait(timeout=30) == 0
+        writer.communicate(b"go on\n")
+        assert writer.returncode == 0
         store.flush(5.0)
         assert in_spool(store).exit_code == 1
     finally:
@@ -131,9 +130,8 @@ from slurm_gpumem.node.jobs import RunFolder
 
 def write(spool, record, **options):
     print("about to write", flush=True)
-    # Stopped here, for as long as the test likes, with the lock held.
-    import time
-    time.sleep(0.5)
+    # It waits here, for as long as the test likes, with the lock held.
+    sys.stdin.readline()
     job_record.write_job_record(spool, record, **options)
 
 root = Path(sys.argv[1])

@@ -53,7 +53,7 @@ def control(node: Node, uid: int, *commands: str) -> str:
         user=uid,
         group=uid,
         extra_groups=[],
-        timeout=10,
+        timeout=120,
     )
     return done.stdout + done.stderr
 

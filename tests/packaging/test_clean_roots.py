@@ -148,7 +148,7 @@ def test_the_packages_live_and_leave_without_a_trace(tree: Tree) -> None:
     tree.run(f"{shared} /etc/slurm/gpumem/epilog.sh")
     assert not (tree.root / "run/gpumem/jobs/7.json").exists()
     assert any((tree.root / "var/spool/gpumem").glob("7.*.json"))
-    until(lambda: not tree.processes(), timeout_s=60)
+    until(lambda: not tree.processes())
     site.unlink()
     assert "gpumem-readers" in tree.groups()
     tree.run("logrotate --debug /etc/logrotate.d/slurm-gpumem-controller")

@@ -110,7 +110,7 @@ def test_a_reader_chooses_among_versions_also_from_disk(tmp_path: Path, page: st
 def _dom(browser: str, folder: Path, page: Path, query: str = "") -> str:
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
     command = [browser, *options, "--virtual-time-budget=20000", "--dump-dom", f"file://{page}{query}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=180).stdout
 
 
 @pytest.mark.skipif(not os.environ.get("GPUMEM_TEST_LONG"), reason="long: make test-packages")

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import shutil
-import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -20,7 +20,7 @@ import pytest
 from slurm_gpumem.devcluster.cluster import Cluster
 from slurm_gpumem.devcluster.spec import NodeSpec
 from slurm_gpumem.node.jobs import RunFolder
-from tests.node.conftest import MPS_STANDIN, REPOSITORY, samplers_of
+from tests.node.conftest import MPS_STANDIN, REPOSITORY, kill, samplers_of
 from tests.support.waiting import until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: hooks run as root for other users")
@@ -127,9 +127,9 @@ class Site:
 
     def record(self, job: str, run: int) -> Dict[str, Any]:
         """The node's record of one run."""
-        until(lambda: list((self.root / "records").glob(f"{job}.{run}.*.json")), 10)
+        until(lambda: list((self.root / "records").glob(f"{job}.{run}.*.json")))
         (path,) = (self.root / "records").glob(f"{job}.{run}.*.json")
-        until(lambda: json.loads(path.read_text())["end"], 10)
+        until(lambda: json.loads(path.read_text())["end"])
         table: Dict[str, Any] = json.loads(path.read_text())
         return table
 
@@ -140,7 +140,7 @@ class Site:
         except OSError:
             return 0
 
-    def ended(self, job: str, state: str, timeout_s: float = 120.0) -> Dict[str, str]:
+    def ended(self, job: str, state: str, timeout_s: float = 240.0) -> Dict[str, str]:
         """The job's fields once it is over in that state."""
         fields: Dict[str, str] = until(
             lambda: (shown := self.show(job)).get("State") == state and shown,
@@ -186,6 +186,8 @@ def make_site(make: Callable[..., Cluster], *extra: str, **fields: Any) -> Site:
             f"TaskProlog={hooks}/task_prolog.sh",
             f"TaskEpilog={hooks}/task_epilog.sh",
             f"EpilogSlurmctld={hooks}/epilog_slurmctld.sh",
+            # Slurm forgets jobs after five minutes otherwise, and a module on a slow machine takes longer.
+            "MinJobAge=3600",
             *extra,
         ),
         **options,
@@ -209,14 +211,20 @@ class _Hurry(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(0.5):
-            listed = self._site.cluster.run(["squeue", "-h", "-t", "PENDING", "-o", "%i %r"])
-            for line in listed.stdout.splitlines():
-                job, _, reason = line.partition(" ")
-                # A job that starts before cred_expire may be refused by slurmd, or run without its Prolog.
-                if reason != "BeginTime":
-                    self._seen.pop(job, None)
-                elif time.monotonic() - self._seen.setdefault(job, time.monotonic()) > CRED_EXPIRE_S:
-                    self._site.cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
+            try:
+                self._look()
+            except subprocess.TimeoutExpired:
+                continue  # a test has stopped the controller; the jobs wait for the next look
+
+    def _look(self) -> None:
+        listed = self._site.cluster.run(["squeue", "-h", "-t", "PENDING", "-o", "%i %r"])
+        for line in listed.stdout.splitlines():
+            job, _, reason = line.partition(" ")
+            # A job that starts before cred_expire may be refused by slurmd, or run without its Prolog.
+            if reason != "BeginTime":
+                self._seen.pop(job, None)
+            elif time.monotonic() - self._seen.setdefault(job, time.monotonic()) > CRED_EXPIRE_S:
+                self._site.cluster.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
 
     def stop(self) -> None:
         self._over.set()
@@ -238,7 +246,7 @@ def hurried(site: Site) -> Iterator[Site]:
 def close_site(site: Site) -> None:
     site.cluster.stop()
     for pid in samplers_of(site):  # type: ignore[arg-type]
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
     shutil.rmtree(site.root)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_gpumem.recovery.book import FOLDER_NAME
 from tests.recovery.conftest import OOM, OOM_LINE, RECORD, Site, needs_root
+from tests.support.slurm_jobs import hold_until, verified_peaks
 from tests.support.waiting import until
 from tests.support.whole_site import GPUMEM
 
@@ -68,7 +69,7 @@ def test_a_user_who_locks_every_file_they_can_open_does_not_stop_recovery(
     jobs = [module_site.submit(ONCE) for _ in range(3)]
     # A hook that waited for those locks would give up after 50 s.
     for job in jobs:
-        until(lambda job=job: f" job {job}: requeued: " in module_site.log(), 40)
+        until(lambda job=job: f" job {job}: requeued: " in module_site.log())
     for job in jobs:
         assert module_site.ended(job, "COMPLETED")["RestartCnt"] == "1"
 
@@ -83,19 +84,17 @@ def test_what_recovery_writes_down_is_for_nobody_else(module_site: Site) -> None
 
 def test_a_faked_error_in_a_full_queue_gains_no_priority_and_a_real_one_does(module_site: Site) -> None:
     site = module_site
+    begin, go = 'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; ', site.root / "out" / "go"
     # Root sees what this one holds: 11800 of 12288 MiB.
-    real = site.submit(
-        'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; '
-        f"gpumem-standin --peak 11800 --seconds 3; {OOM}",
-        shards=12,
-    )
-    faked = site.submit(f'echo begins; [ "$SLURM_RESTART_COUNT" = 1 ] && exit; sleep 3; {OOM}', shards=12)
-    until(lambda: site.runs(real) and site.runs(faked), 60)
+    real = site.submit(f"{begin}{hold_until(go, 11800)}; {OOM}", shards=12)
+    faked = site.submit(f"{begin}until [ -e {go} ]; do sleep 0.1; done; {OOM}", shards=12)
+    until(lambda: verified_peaks(site.folder.live).get(real) == 11800.0 and site.runs(faked))
     # Both wait behind these when they come back.
     queue = [site.submit("sleep 600", shards=FULL, comment="") for _ in range(9)]
+    go.touch()
     try:
         for job in (real, faked):
-            until(lambda job=job: f" job {job}: requeued: " in site.log(), 60)
+            until(lambda job=job: f" job {job}: requeued: " in site.log())
         lines = {
             job: next(line for line in site.log().splitlines() if f" job {job}: " in line)
             for job in (real, faked)
@@ -122,7 +121,7 @@ def test_an_edited_comment_and_request_bring_no_job_back_more_often_than_the_lad
     job = site.submit(
         f'echo begins; scontrol update JobId=$SLURM_JOB_ID Comment="{fresh}"; {OOM}', shards=2, comment=fresh
     )
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 300
     try:
         while site.show(job).get("State") != "FAILED":
             assert time.monotonic() < deadline, site.log()
@@ -144,7 +143,7 @@ def test_a_job_that_was_refused_while_recovery_was_off_stays_failed_when_it_is_o
     try:
         refused = site.submit(f"echo begins; {OOM}")
         site.ended(refused, "FAILED")
-        until(lambda: f" job {refused}: not requeued: the site does not requeue" in site.log(), 30)
+        until(lambda: f" job {refused}: not requeued: the site does not requeue" in site.log())
     finally:
         site.configure()
     # The hook of this one looks for what was left half done.

@@ -83,8 +83,8 @@ def submit_trapped(site: Site, points: Tuple[Tuple[str, str], ...], how: str) ->
     for job, (step, moment) in zip(jobs, points):
         (site.root / "traps" / job).write_text(f"{step} {moment} {how}\n")
     # A job that reads it waits until somebody writes; all that wait go on together.
-    until(lambda: all(site.runs(job) for job in jobs), 120)
-    until(lambda: let_go(go) and all("out of memory" in site.out(job) for job in jobs), 120)
+    until(lambda: all(site.runs(job) for job in jobs))
+    until(lambda: let_go(go) and all("out of memory" in site.out(job) for job in jobs))
     return jobs
 
 
@@ -106,8 +106,8 @@ def test_killed_with_its_shell_it_is_finished_by_the_next_hook_which_lifts_no_ho
     trapped: Site,
 ) -> None:
     jobs = submit_trapped(trapped, POINTS, "all")
-    until(lambda: all((trapped.root / "traps" / f"struck.{job}").exists() for job in jobs), 120)
-    until(lambda: not any(trapped.show(job)["State"] == "COMPLETING" for job in jobs), 120)
+    until(lambda: all((trapped.root / "traps" / f"struck.{job}").exists() for job in jobs))
+    until(lambda: not any(trapped.show(job)["State"] == "COMPLETING" for job in jobs))
     # Two whose hold is their user's own: one from the start, one after it failed.
     held = trapped.submit(f"echo begins; {OOM}", "--hold", shards=8)
     again = trapped.submit(f"echo begins; {OOM}", shards=8, oom="fail")
@@ -129,15 +129,15 @@ def test_a_controller_that_loses_the_change_in_a_crash_makes_nobody_cancel_the_j
     for name in ("waits", "go-on"):
         (traps / name).unlink(missing_ok=True)
     (job,) = submit_trapped(site, (("change", "around"),), "crash")
-    until((traps / "waits").exists, 120)
+    until((traps / "waits").exists)
     state = site.cluster.layout.controller / "job_state"
     # Slurm saves soon after something has changed: then with the job held, as it is now.
     changed = time.time()
     site.submit("true", shards=1, comment="")
-    until(lambda: state.stat().st_mtime > changed, 60)
+    until(lambda: state.stat().st_mtime > changed)
     saved = state.read_bytes()
     (traps / "go-on").touch()
-    until((traps / "waits-after").exists, 60)
+    until((traps / "waits-after").exists)
     assert not site.show(job)["tres-per-node"].endswith("shard:8")
     # The hook goes on after the crash, and may find the job held as it was, though the change was taken.
     restart_slurmctld(site.cluster, signal.SIGKILL, lambda: state.write_bytes(saved))
@@ -153,7 +153,7 @@ def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: st
     for name in ("waits", "go-on"):
         (site.root / "traps" / name).unlink(missing_ok=True)
     (job,) = submit_trapped(site, ((step, "wait"),), f"restart-{step}")
-    until((site.root / "traps" / "waits").exists, 120)
+    until((site.root / "traps" / "waits").exists)
     controller = restart_slurmctld(site.cluster)
     try:
         (site.root / "traps" / "go-on").touch()
@@ -162,4 +162,4 @@ def test_slurmctld_restarted_in_the_middle_loses_nothing(trapped: Site, step: st
     finally:
         if step == "release":
             controller.terminate()
-            controller.wait(timeout=20)
+            controller.wait(timeout=120)

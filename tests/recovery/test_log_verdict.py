@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from typing import Optional
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from slurm_gpumem.recovery.log_verdict import judge_log
 from slurm_gpumem.recovery.patterns import Kind
 from slurm_gpumem.recovery.verdict import Measured, verdict_on
+from tests.support.timing import best_cpu_s, slowness
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {} GiB. GPU 0 has a total capacity of "
@@ -34,12 +34,11 @@ def test_what_is_named_last_decides(lines: list[str]) -> None:
         assert found.kind is Kind.OOM
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("line", ["x" * 60_000, "CUDA " * 12_000, "cuda error " * 6000, " " * 60_000])
 def test_no_line_makes_it_slow(line: str) -> None:
-    began = time.process_time()
-    judge_log("\n".join([line] * 3))
-    judge_log(line.replace(" ", "\n"))
-    assert time.process_time() - began < 1.0
+    texts = ("\n".join([line] * 3), line.replace(" ", "\n"))
+    assert best_cpu_s(lambda: [judge_log(text) for text in texts], 2) < 1.0 * slowness()
 
 
 def test_what_was_held_and_asked_for_is_read_from_pytorchs_own_words() -> None:

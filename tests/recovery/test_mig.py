@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
@@ -14,6 +15,8 @@ from slurm_gpumem.formats.job_record import MIG, parse_job_record
 from slurm_gpumem.node.gpus import standin_uuid
 from slurm_gpumem.slurm.nodes import GPU_TYPE_CAN_CHANGE
 from tests.recovery.conftest import Site, hurried, make_site, needs_root
+from tests.support.slurm_jobs import hold_until, live_peaks
+from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
@@ -30,10 +33,12 @@ def site(make_module_cluster: Callable[..., Cluster]) -> Iterator[Site]:
         yield made
 
 
-def train(site: Site, peak_mib: int, gres: str, *, seconds: float = 1.5) -> str:
+def train(site: Site, peak_mib: int, gres: str, *, go: Optional[Path] = None) -> str:
+    """A job that needs so much memory, for a moment or until the file is there."""
+    work = f"gpumem-standin --peak {peak_mib} --seconds 1.5 --sm 0.5"
     script = (
-        f"export GPUMEM_DEVCLUSTER={site.cluster.layout.root}\necho begins on $SLURM_JOB_GPUS\n"
-        f"{site.cluster.layout.programs}/gpumem-standin --peak {peak_mib} --seconds {seconds} --sm 0.5"
+        f"export GPUMEM_DEVCLUSTER={site.cluster.layout.root} PATH={site.cluster.layout.programs}:$PATH\n"
+        f"echo begins on $SLURM_JOB_GPUS\n{work if go is None else hold_until(go, peak_mib, '--sm 0.5')}"
     )
     return site.submit(script, gres=gres, comment=RECORD)
 
@@ -41,12 +46,16 @@ def train(site: Site, peak_mib: int, gres: str, *, seconds: float = 1.5) -> str:
 @pytest.fixture(scope="module")
 def jobs(site: Site) -> Dict[str, str]:
     """All submitted before the first is looked at."""
-    return {
-        "fits": train(site, 9_000, "gpu:1g.18gb:1", seconds=4.0),
+    go = site.root / "out" / "go"
+    made = {
+        "fits": train(site, 9_000, "gpu:1g.18gb:1", go=go),
         "climbs": train(site, 20_000, "gpu:1g.18gb:1"),
         "to the top": train(site, 60_000, "gpu:1g.18gb:1"),
         "too large": train(site, 150_000, "gpu:h200_2g.35gb:1"),
     }
+    until(lambda: live_peaks(site.folder.live).get(made["fits"]) == 9_000.0)
+    go.touch()
+    return made
 
 
 def records(site: Site, job: str, runs: int) -> List[Dict[str, Any]]:

@@ -109,7 +109,7 @@ def test_a_job_that_always_runs_out_runs_once_more_than_the_ladder_has_steps(
     module_site: Site, lives: Dict[str, str]
 ) -> None:
     job = lives["always"]
-    until(lambda: module_site.runs(job) == 2, 120)
+    until(lambda: module_site.runs(job) == 2)
     shown = module_site.ended(job, "FAILED")
     assert module_site.runs(job) == 2
     assert "gpumem-end/1:run=1,saw=oom" in shown["Comment"]
@@ -154,14 +154,14 @@ def test_signals_and_steps_count_too(module_site: Site, lives: Dict[str, str], n
 
 
 def test_an_error_on_stdout_alone_is_seen(module_site: Site, lives: Dict[str, str]) -> None:
-    until(lambda: module_site.runs(lives["stdout"]) == 2, 120)
+    until(lambda: module_site.runs(lives["stdout"]) == 2)
     module_site.ended(lives["stdout"], "FAILED")
 
 
 def test_a_neighbours_fault_runs_again_as_it_was_and_only_once(
     module_site: Site, lives: Dict[str, str]
 ) -> None:
-    until(lambda: module_site.runs(lives["neighbour"]) == 2, 120)
+    until(lambda: module_site.runs(lives["neighbour"]) == 2)
     shown = module_site.ended(lives["neighbour"], "FAILED")
     assert module_site.runs(lives["neighbour"]) == 2
     assert shown["tres-per-node"].endswith("shard:12")
@@ -218,7 +218,8 @@ def test_a_longer_ladder_asks_for_more_first_and_jobrequeue_0_is_lifted_by_conse
         assert site.runs(refusing) == 1
         taken = re.findall(rf" job {always}: requeued: .* \(([0-9.]+) s\)", site.log())
         print(f"own time of a requeue: {', '.join(taken)} s")
-        assert min(map(float, taken)) < 1.0
+        # To wait in vain, for a lock or for the controller, takes 10 s and more.
+        assert min(map(float, taken)) < 5.0
     finally:
         conf.write_text(before)
         site.cluster.run(["scontrol", "reconfigure"], check=True)

@@ -40,7 +40,7 @@ def preempted(site: Site) -> Dict[str, str]:
     """One job of each kind on the only GPU, all preempted by one that needs the whole of it."""
     jobs = {name: site.submit(script) for name, script in JOBS.items()}
     for job in jobs.values():
-        until(lambda job=job: site.runs(job) == 1, 60)  # type: ignore[misc]
+        until(lambda job=job: site.runs(job) == 1)  # type: ignore[misc]
     urgent = site.submit("true", "-p", "urgent", gres="shard:40", comment="")
     site.ended(urgent, "COMPLETED")
     return jobs

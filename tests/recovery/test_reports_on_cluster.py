@@ -12,14 +12,16 @@ import pytest
 from slurm_gpumem.accounting.detail import attempt_of
 from slurm_gpumem.formats.job_record import read_job_record
 from tests.recovery.conftest import OOM, Site, needs_root
+from tests.support.slurm_jobs import hold_until, live_peaks
 from tests.support.standin_torch import CODE, write_torch
+from tests.support.waiting import until
 
 pytestmark = [needs_root, pytest.mark.slurm]
 
 HOLD = """
 import subprocess, sys, torch
 torch.cuda.hold({reserved})
-subprocess.run(["gpumem-standin", "--peak", "{peak}", "--steps", "1", "--seconds", "2"], check=True)
+subprocess.run(["bash", "-c", "{hold}"], check=True)
 """
 
 
@@ -54,7 +56,10 @@ def script(site: Site, code: str, python: str = "/usr/bin/python3") -> str:
 
 
 def test_a_job_that_ends_well_reports_into_its_record_and_its_comment_keeps_the_rest(site: Site) -> None:
-    job = site.submit(script(site, HOLD.format(reserved=9000, peak=9522)))
+    go = site.root / "out" / "go-reports"
+    job = site.submit(script(site, HOLD.format(reserved=9000, hold=hold_until(go, 9522))))
+    until(lambda: live_peaks(site.folder.live).get(job) == 9522.0)
+    go.touch()
     shown = site.ended(job, "COMPLETED")
     assert shown["Comment"].startswith("mine gpumem/1:est=11000,")
     assert shown["Comment"].endswith(" gpumem-used/1:run=0,res=9000,torch=2.6.0+cu124,load=lazy")

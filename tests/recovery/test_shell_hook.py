@@ -32,7 +32,7 @@ def hook(state_folder: Path) -> Path:
     return state_folder / "epilog_slurmctld.sh"
 
 
-def run_hook(hook: Path, job: int = 7, *, timeout_s: float = 20.0, code: str = "1:0") -> int:
+def run_hook(hook: Path, job: int = 7, *, timeout_s: float = 30.0, code: str = "1:0") -> int:
     """How often Python was called in the end; fails when the hook waits for somebody."""
     env = {"SLURM_JOB_ID": str(job), "SLURM_JOB_EXIT_CODE2": code, "SLURM_JOB_COMMENT": COMMENT}
     subprocess.run([str(hook)], env=env, timeout=timeout_s, check=True)

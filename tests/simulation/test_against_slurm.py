@@ -108,7 +108,6 @@ def _seen(files: Sequence[Path]) -> GpuOfJob:
 def _wait_for(step: Step, files: Sequence[Path]) -> None:
     until(
         lambda: _seen(files) == step.running,
-        60,
         but=lambda: f"after the end of {step.ended}: {step.running}, but {_seen(files)}",
     )
 

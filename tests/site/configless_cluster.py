@@ -44,9 +44,9 @@ def main(folder: Path) -> None:
     argv = ["slurmd", "-D", "-N", "n1", "--conf-server", f"127.0.0.1:{port}"]
     slurmd = subprocess.Popen(argv, env=bare, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(lambda: Path("/run/slurm/conf/slurm.conf").exists(), 30)
+        until(lambda: Path("/run/slurm/conf/slurm.conf").exists())
         # The node answers some moments after it has its configuration.
-        until(lambda: cluster.run(["srun", "--gres=shard:2", "true"]).returncode == 0, 60)
+        until(lambda: cluster.run(["srun", "--gres=shard:2", "true"]).returncode == 0)
         words = [str(GPUSBATCH), "--dry-run", "--gpu-mem", "12G", "--wrap", "true"]
         login = subprocess.run(words, env=bare, capture_output=True, text=True, check=False)
         found = {

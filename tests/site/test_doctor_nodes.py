@@ -251,7 +251,7 @@ def replace_slurmd(
         subprocess.Popen(argv, env=env, cwd=site.cluster.layout.root, stdout=output, stderr=output)
     )
     ask = ["srun", "-w", name, "--immediate=2", "--mem=64", "test", "!", "-e", f"{site.hooks}/task_epilog.sh"]
-    until(lambda: site.cluster.run(ask).returncode == 0, 60)
+    until(lambda: site.cluster.run(ask).returncode == 0)
 
 
 def restart_controller(site: WholeSite) -> None:

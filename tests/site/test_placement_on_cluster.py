@@ -56,7 +56,7 @@ def test_four_jobs_on_an_idle_node_land_on_four_gpus_where_slurm_can_spread(
 ) -> None:
     first = make_cluster(nodes=default_nodes(1))
     cluster = set_up(first, make_cluster)
-    jobs = [submit(cluster, *SMALL, command="sleep 60") for _ in range(4)]
+    jobs = [submit(cluster, *SMALL, command="sleep 600") for _ in range(4)]
     # 22.05 fills the first GPU, whatever is configured: docs/admin/placement.md.
     assert gpus_of(cluster, jobs) == ([0, 1, 2, 3] if can_spread(cluster) else [0, 0, 0, 0])
 
@@ -64,7 +64,7 @@ def test_four_jobs_on_an_idle_node_land_on_four_gpus_where_slurm_can_spread(
 def test_packed_jobs_leave_the_other_gpus_whole(make_cluster: Any) -> None:
     first = make_cluster(nodes=default_nodes(1))
     cluster = set_up(first, make_cluster, "--placement", PACK)
-    jobs = [submit(cluster, *SMALL, command="sleep 60") for _ in range(4)]
+    jobs = [submit(cluster, *SMALL, command="sleep 600") for _ in range(4)]
     assert gpus_of(cluster, jobs) == [0, 0, 0, 0]
 
 
@@ -90,13 +90,15 @@ def test_a_job_with_a_whole_gpu_is_not_overtaken_by_small_ones(make_cluster: Any
     cluster = set_up(first, make_cluster)
     # A share on every GPU, or shares that fill all of them where they are packed.
     count = 4 if can_spread(cluster) else 16
-    early = [submit(cluster, *SMALL, "--time=2", command="sleep 4") for _ in range(count)]
+    early = [submit(cluster, *SMALL, "--time=2", command="sleep 600") for _ in range(count)]
     gpus_of(cluster, early)
     whole = submit(
-        cluster, f"--partition={partition}", "--gres=gpu:1", "--mem=64", "--time=2", command="sleep 60"
+        cluster, f"--partition={partition}", "--gres=gpu:1", "--mem=64", "--time=2", command="sleep 600"
     )
-    late = [submit(cluster, *SMALL, "--time=30", command="sleep 60") for _ in range(8)]
-    until(lambda: states(cluster).get(whole) == "RUNNING", timeout_s=60)
+    late = [submit(cluster, *SMALL, "--time=30", command="sleep 600") for _ in range(8)]
+    # They end only now, however long it took to submit the others.
+    cluster.run(["scancel", *early], check=True)
+    until(lambda: states(cluster).get(whole) == "RUNNING")
     cluster.run(["scancel", *late])
     begun = _start(cluster, whole)
     assert begun is not None
@@ -119,7 +121,7 @@ def test_where_a_partition_is_for_one_user_a_node_users_share_only_with_themselv
     )
 
     def node_of(user: int) -> str:
-        job = submit(cluster, *SMALL, "--partition=own", f"--uid={user}", command="sleep 60")
+        job = submit(cluster, *SMALL, "--partition=own", f"--uid={user}", command="sleep 600")
         until(lambda: states(cluster).get(job) == "RUNNING")
         return cluster.run(["squeue", "-h", "-j", job, "-o", "%N"], check=True).stdout.strip()
 

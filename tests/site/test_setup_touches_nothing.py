@@ -157,6 +157,6 @@ def test_a_lost_terminal_ends_the_trial_and_its_daemons(make_cluster: Any, state
     until(lambda: bool(slurmctld()))
     started = [processes.identify(pid) for pid in slurmctld()]
     command.send_signal(signal.SIGHUP)
-    assert command.wait(timeout=30) == 128 + signal.SIGHUP
+    assert command.wait(timeout=120) == 128 + signal.SIGHUP
     assert [process for process in started if process and processes.alive(process)] == []
     assert list(temporary.iterdir()) == []

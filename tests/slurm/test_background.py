@@ -26,7 +26,7 @@ def programs(tmp_path: Path) -> Programs:
 
 
 def answer(slurm: Background) -> Optional[Reply]:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while slurm.is_asking and time.monotonic() < until:
         reply = slurm.answer()
         if reply is not None:
@@ -64,7 +64,10 @@ def test_a_question_that_hangs_is_given_up(programs: Programs, monkeypatch: pyte
     assert not slurm.is_asking
 
 
-def test_orders_are_carried_out_before_the_end(programs: Programs, tmp_path: Path) -> None:
+def test_orders_are_carried_out_before_the_end(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_gpumem.slurm.background._CLOSE_S", 60.0)
     slurm = programs(scancel='echo "cancel $@" >>"$OUT/log"', scontrol='echo "$@" >>"$OUT/log"')
     slurm.warn(7, "too much memory")
     slurm.cancel(7)

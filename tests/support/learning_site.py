@@ -30,7 +30,7 @@ class Site:
     def learn(self, *argv: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "GPUMEM_SITE_CONFIG": str(self.config), "HOME": str(self.spool.parent)}
         return subprocess.run(
-            [GPUMEM, "learn", *argv], env=env, capture_output=True, text=True, timeout=60, check=False
+            [GPUMEM, "learn", *argv], env=env, capture_output=True, text=True, timeout=120, check=False
         )
 
     def layer(self, estimator: str = "corrected") -> SiteLayer:

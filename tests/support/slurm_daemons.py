@@ -20,7 +20,7 @@ def restart_slurmctld(
     environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     env = dict(part.decode().split("=", 1) for part in environ if part)
     os.kill(pid, how)
-    until(lambda: _is_over(pid), 60)
+    until(lambda: _is_over(pid))
     meanwhile()
     enter = cluster.layout.library / "enter-slurm-root"
     command = [str(enter)] if enter.exists() else []
@@ -28,7 +28,7 @@ def restart_slurmctld(
     process = subprocess.Popen(
         [*command, "/usr/sbin/slurmctld", "-D"], env=env, cwd=cluster.layout.root, stdout=quiet, stderr=quiet
     )
-    until(lambda: cluster.run(["squeue", "-h"], timeout_s=20).returncode == 0, 120)
+    until(lambda: cluster.run(["squeue", "-h"]).returncode == 0, 120)
     return process
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from slurm_gpumem.devcluster import ledger
 from slurm_gpumem.devcluster.cluster import Cluster
@@ -22,6 +23,36 @@ def submit_shared(cluster: Cluster, shards: int, command: str, *options: str, **
     return submit(
         cluster, f"--gres=shard:{shards}", "--cpus-per-task=2", "--mem=8G", *options, command=command, **run
     )
+
+
+def hold_until(go: Path, peak_mib: object, *options: str) -> str:
+    """Commands that hold GPU memory until the file is there, and end well.
+
+    On a slow machine a job of some seconds is over before the sampler, or the job beside it, has started.
+    """
+    return (
+        f"gpumem-standin --peak {peak_mib} --steps 2000 --seconds 600 {' '.join(options)} & "
+        f"until [ -e {go} ]; do sleep 0.1; done; kill $!; wait $! || true"
+    )
+
+
+def live_jobs(live: Path) -> Dict[str, Dict[str, Any]]:
+    """What a node's sampler last wrote of its jobs; nothing before it has looked."""
+    try:
+        found: Dict[str, Dict[str, Any]] = json.loads(live.read_text())["jobs"]
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def live_peaks(live: Path) -> Dict[str, Optional[float]]:
+    """The memory of each job so far."""
+    return {job: seen.get("peak_mib") for job, seen in live_jobs(live).items()}
+
+
+def verified_peaks(live: Path) -> Dict[str, Optional[float]]:
+    """Only of jobs of which Slurm has said what they were given: one that answers slowly is asked seldom."""
+    return {job: seen.get("peak_mib") for job, seen in live_jobs(live).items() if seen.get("shards_verified")}
 
 
 def jobs_on_gpus(cluster: Cluster) -> Dict[str, list[str]]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import Callable
+from typing import Callable, TypeVar
+
+Answer = TypeVar("Answer")
 
 REFERENCE_LOOP_S = 0.025
 """Seconds that a million rounds of an empty loop take on the machine that the bounds are meant for."""
@@ -27,6 +29,26 @@ def best_cpu_s(work: Callable[[], object], times: int) -> float:
 def slowness() -> float:
     """The factor of a bound: how slow the machine is, and half as much again for a busy one's cold caches."""
     return 1.5 * max(1.0, best_cpu_s(_loop, 3) / REFERENCE_LOOP_S)
+
+
+class Pace:
+    """How long work of one kind takes here and now; for work that a time limit ends once it has got going."""
+
+    def __init__(self) -> None:
+        self._quickest_s = 0.0
+
+    def run(self, work: Callable[[], Answer]) -> Answer:
+        """Do it and remember how long it took."""
+        begin = time.monotonic()
+        try:
+            return work()
+        finally:
+            took = time.monotonic() - begin
+            self._quickest_s = min(took, self._quickest_s or took)
+
+    def limit_s(self, usual_s: float) -> float:
+        """A limit in which work like it could have been done several times."""
+        return max(usual_s, 6 * self._quickest_s)
 
 
 def _loop() -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any, Callable
 
+PATIENCE_S = 120.0
+"""What hangs is found by then; what is only slow, on a machine that is busy with other work, comes before."""
 
-def until(condition: Callable[[], Any], timeout_s: float = 30.0, *, but: Callable[[], str] = str) -> Any:
+
+def until(
+    condition: Callable[[], Any], timeout_s: float = PATIENCE_S, *, but: Callable[[], str] = str
+) -> Any:
     """Poll for a true value and return it; fails the test when none comes in time, and says `but`."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -58,7 +58,7 @@ class WholeSite:
     def doctor(self, *args: str) -> Dict[str, Any]:
         """The doctor's answer; without what it says about every site of that version."""
         ignored = [word for check in ("mixed-jobs", "placement") for word in ("--ignore", check)]
-        done = self.cluster.run([GPUMEM, "doctor", "--json", *ignored, *args], timeout_s=90)
+        done = self.cluster.run([GPUMEM, "doctor", "--json", *ignored, *args], timeout_s=120)
         assert done.stdout, done.stderr
         answer: Dict[str, Any] = json.loads(done.stdout)
         assert answer["exit_code"] == done.returncode

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from slurm_gpumem.tracing.script.model_state import DEEPEST, ModelStates, described, tensors_in
+from slurm_gpumem.tracing.script.passes import Passes
+from slurm_gpumem.tracing.values import is_wrapped
+
 _SEEN_EVALUATIONS = 4
 """Passes without gradients of the same shapes that are run before the rest is skipped."""
 _LONGEST_CYCLE = 32
 """Calls of the same shapes between two steps that are run, if more than ever before: their graphs may all be
 kept, as in an evaluation without no_grad."""
-_DEEPEST = 3
-"""Objects in objects that are looked through for tensors."""
 _MANY_SHAPES = 4
 """Of a model's batches in training: more than full ones, a last one that is smaller, and two stages."""
 
@@ -51,6 +53,7 @@ class Onward:
         self._recorder = recorder
         self._places = places
         self._calm = calm
+        self._states = ModelStates()
         self._answers: Dict[Any, Tuple[List[Any], Any]] = {}
         self._counts: Dict[Any, int] = {}
         self._cycle = 0
@@ -63,9 +66,10 @@ class Onward:
         self._batches: Dict[int, Set[Tuple[Tuple[int, ...], ...]]] = {}
         self.skipping = False
         """Whether the training cycle at work has skipped a call."""
-        self.completed = 0
-        """Calls that were run to their end."""
-        self.skipped: Callable[[], None] = lambda: None
+        self.whole = False
+        """Whether gradients of weights are asked for: answers of calls that are not run have none."""
+        self._completed = Passes()
+        self.skipped: Callable[[nn.Module, Any], None] = lambda module, given: None
         """Called for each call that is not run."""
         self.keeps_answers: Callable[[], bool] = lambda: False
         """Whether answers of skipped calls are noted: a script may collect them."""
@@ -90,15 +94,16 @@ class Onward:
             # Transforms of images and losses are modules too, and no models.
             self._batches.setdefault(id(module), set()).add(_shapes(args, kwargs))
         usual = self._usual(key) if trains else self._counts.get(key, 0) >= _SEEN_EVALUATIONS
+        usual = usual and not (trains and self.whole) and not _transformed(args, kwargs, module)
         if known is not None and usual and (self._calm() or not trains):
             self.skipping = self.skipping or trains
             if trains:
                 self._recorder.kernels.stop(self._recorder.cycles + 1)
-            self.skipped()
+            self.skipped(module, (args, kwargs))
             return self._again(known, (args, kwargs))
         self._places.named_inputs = kwargs
         answer = real(module, *args, **kwargs)
-        self.completed += 1
+        self._completed.add(module, (args, kwargs))
         leaves, spec = pytree.tree_flatten(answer)
         if key is not None and all(_has_no_state(leaf) for leaf in leaves):
             seen: Dict[int, _Leaf] = {}
@@ -106,6 +111,11 @@ class Onward:
             self._counts[key] = self._counts.get(key, 0) + 1
             self._most[key] = max(self._most.get(key, 0), self._here.get(key, 0))
         return answer
+
+    @property
+    def completed(self) -> int:
+        """Calls of models that were run to their end."""
+        return self._completed.count
 
     @property
     def varies(self) -> bool:
@@ -122,17 +132,10 @@ class Onward:
 
     def _key(self, module: nn.Module, args: Any, kwargs: Any) -> Optional[Tuple[Any, ...]]:
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        shapes = []
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                shapes.append((tuple(leaf.shape), leaf.dtype, leaf.requires_grad))
-            elif isinstance(leaf, (int, float, str, bool, type(None))):
-                shapes.append((leaf,))  # type: ignore[arg-type]
-            elif _has_no_state(leaf):
-                shapes.append((id(leaf),))  # type: ignore[arg-type]
-            else:
-                return None
-        return (id(module), module.training, torch.is_grad_enabled(), str(spec), tuple(shapes))
+        if not all(_has_no_state(leaf) for leaf in leaves):
+            return None
+        shapes = tuple(described(leaf) for leaf in leaves)
+        return (id(module), self._states.of(module), torch.is_grad_enabled(), str(spec), shapes)
 
     def _again(self, known: Tuple[List[Any], Any], given: Any) -> Any:
         leaves, spec = known
@@ -164,15 +167,21 @@ class Onward:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 yield from group["params"]
-        if not optimizers:
-            for root in self._places.roots.values():
-                if root.trained:
-                    yield from root.module.parameters()
+        # Also those that no optimizer has: a script may train copies of them.
+        for root in self._places.roots.values():
+            if root.trained and root.module is not None:
+                yield from root.module.parameters()
 
 
 def _shapes(args: Any, kwargs: Any) -> Tuple[Tuple[int, ...], ...]:
     """Of a batch; numbers beside it (a step, a temperature) are no shapes."""
-    return tuple(tuple(leaf.shape) for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return tuple(tuple(tensor.shape) for tensor in tensors_in((args, kwargs)))
+
+
+def _transformed(args: Any, kwargs: Any, module: nn.Module) -> bool:
+    """Whether a transform (vmap, grad) calls the model: its tensors know more than their shapes."""
+    given = [*tensors_in((args, kwargs)), *module.parameters()]
+    return any(is_wrapped(one) for one in given if isinstance(one, Tensor))
 
 
 def _has_no_state(leaf: Any) -> bool:
@@ -187,7 +196,7 @@ def _leaf(value: Any, seen: Dict[int, _Leaf], depth: int = 0) -> Any:
             on_gpu = value.device.type == "meta"
         made = _Leaf(tuple(value.shape), value.dtype, on_gpu, value.requires_grad)
         return seen.setdefault(id(value), made)
-    if depth > _DEEPEST or isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
+    if depth > DEEPEST or isinstance(value, (type, nn.Module)) or not hasattr(value, "__dict__"):
         return value
     fields = {
         name: pytree.tree_map(lambda one: _leaf(one, seen, depth + 1), field)
@@ -220,16 +229,18 @@ class _Again:
 
 
 class _Linked(torch.autograd.Function):
-    """From the inputs of a call that is not run to its answer: there are gradients, of the right shapes."""
+    """From the inputs of a call that is not run to its answer: there are gradients, of the right shapes, and
+    gradients of these."""
 
     @staticmethod
     def forward(ctx: Any, leaf: _Leaf, *inputs: Tensor) -> Any:
-        ctx.inputs = [_leaf(one, {}) for one in inputs]
+        ctx.save_for_backward(*inputs)
         return _tensor(leaf).detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return (None, *(_tensor(one).detach() for one in ctx.inputs))
+        inputs = ctx.saved_tensors
+        return (None, *(_Linked.apply(_leaf(one.detach(), {}), *inputs) for one in inputs))
 
 
 def _tensor(leaf: _Leaf) -> Tensor:

@@ -61,7 +61,7 @@ class Generation:
             key = _key(model, args, kwargs)
             count, leaves, spec = self._seen.get(key, (0, [], None))
             if count >= _SEEN_CALLS:
-                self._tracer.inference.skipped()
+                self._tracer.inference.skipped(model, (args, kwargs))
                 with self._tracer.recorder.unnoted():
                     return pytree.tree_unflatten([_made(leaf) for leaf in leaves], spec)
             self._marks, self._left_out = [], 0

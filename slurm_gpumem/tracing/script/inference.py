@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
+from slurm_gpumem.tracing.script.passes import Passes
+
 INFERENCE, TRAINING = "inference", "training"
 _MOST_EVENTS = 200_000
 """Noted in full; from there on, passes that set no new peak are dropped."""
@@ -28,7 +30,7 @@ class Inference:
         self._steps = steps
         self._deadline = deadline
         self._calm_s = calm_s
-        self.passes = 0
+        self._passes = Passes()
         self.new_tokens = 0
         """The most tokens that one call of `generate` was asked for."""
         self.cut_off = False
@@ -39,18 +41,24 @@ class Inference:
         self._repeated = 0
         """Calls in a row whose shapes were known."""
 
-    def called(self) -> None:
-        """A model is about to be called by the script itself."""
+    @property
+    def passes(self) -> int:
+        """Calls of models, run or not."""
+        return self._passes.count
+
+    def called(self, module: Any, args: Any) -> None:
+        """A module is about to be called by the script itself."""
         if self._steps.counts:
             return
         recorder = self._recorder
         recorder.end_pass(forget=len(recorder.events) > _MOST_EVENTS)
-        self._count()
-        self._repeated = 0
+        if self._passes.add(module, args):
+            self._count()
+            self._repeated = 0
 
-    def skipped(self) -> None:
+    def skipped(self, module: Any, args: Any) -> None:
         """A call whose effect is known was not run."""
-        if not self._steps.counts:
+        if not self._steps.counts and self._passes.add(module, args):
             self._count()
             self._repeated += 1
 
@@ -60,7 +68,6 @@ class Inference:
 
     def _count(self) -> None:
         now = time.monotonic()
-        self.passes += 1
         self._called_at = now
         if self._recorder.peak_bytes > self._peak:
             self._peak = self._recorder.peak_bytes

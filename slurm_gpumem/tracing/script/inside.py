@@ -30,8 +30,8 @@ from slurm_gpumem.tracing.script.inference import Inference
 from slurm_gpumem.tracing.script.report_folder import LAUNCHED, Report
 from slurm_gpumem.tracing.script.script_places import ScriptPlaces
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
-from slurm_gpumem.tracing.script.steps import Steps
-from slurm_gpumem.tracing.script.summary import summary_of
+from slurm_gpumem.tracing.script.steps import ENOUGH_STEPS, Steps
+from slurm_gpumem.tracing.script.summary import name_parameters, summary_of
 from slurm_gpumem.tracing.script.world import CudaWorld, install_answers
 from slurm_gpumem.tracing.substitutes import cuda_substitutes
 from slurm_gpumem.tracing.values import Guess
@@ -64,6 +64,8 @@ class Tracer:
         self._gpu = gpu
         self._owner = os.getpid()
         self._finished = False
+        self._finisher = 0
+        """The thread that writes down what was seen."""
         self.came_to_its_end = False
         """The script has ended by itself."""
         self._claimed = False
@@ -81,6 +83,7 @@ class Tracer:
         self.onward = Onward(self.recorder, self.places, lambda: self.steps.fast_forward)
         self.steps.after_backward = lambda: self.onward.after_backward(self.steps.optimizers)
         self.steps.skipped = self._skipped
+        self.steps.of_weights = self._run_whole
         self.inference = Inference(self.recorder, self.steps, deadline, onward_s)
         self.generation = Generation(self)
         self.onward.skipped = self.inference.skipped
@@ -96,7 +99,7 @@ class Tracer:
         _kept.enter_context(cuda_substitutes(recorder))
         _kept.enter_context(known_constants())
         _kept.enter_context(self.places)
-        install_answers(self.world, self._gpu, lambda: recorder.live_bytes)
+        install_answers(self.world, self._gpu, recorder)
         streams.install(self)
         replaced.install(self)
         self.steps.install()
@@ -130,7 +133,7 @@ class Tracer:
         """Enough was seen: write the summary and wait for the end, so that nothing after it runs."""
         if self._finished or os.getpid() != self._owner:
             return
-        self._finished = True
+        self._finished, self._finisher = True, threading.get_ident()
         self._report.say(finishing=True)
         self.recorder.off = True
         with torch._C.DisableTorchFunction():
@@ -141,8 +144,7 @@ class Tracer:
                 facts[name] = text
         sys.gpumem_files_read.write()  # type: ignore[attr-defined]
         self._report.say(done=facts)
-        while True:
-            time.sleep(3600)
+        _wait_for_the_end()
 
     def fast_forward(self) -> bool:
         """Whether loaders may end their epoch: what they feed has nothing new to show."""
@@ -153,8 +155,10 @@ class Tracer:
     def _called(self, root: Any, args: Any) -> None:
         trains = torch.is_grad_enabled() and root.module.training
         self.onward.before_call(trains, self.steps.optimizers)
-        self.inference.called()
+        self.inference.called(root.module, args)
         self.steps.called(root, args)
+        if trains and self.recorder.cycles <= ENOUGH_STEPS:
+            name_parameters(self.recorder, root)  # while it is there: a script may drop it
         self._check_time()
 
     def _check_time(self) -> None:
@@ -165,6 +169,9 @@ class Tracer:
     def _skipped(self) -> bool:
         was, self.onward.skipping = self.onward.skipping, False
         return was
+
+    def _run_whole(self) -> None:
+        self.onward.whole = True
 
     def _claim(self) -> bool:
         self._claimed = self._report.claim()
@@ -180,7 +187,11 @@ class Tracer:
         self.recorder.off = True
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._owner or self._finished:
+        if os.getpid() != self._owner:
+            return
+        if self._finished:
+            if threading.get_ident() != self._finisher:
+                _wait_for_the_end()  # another thread is writing down what was seen
             return
         if self._claimed:
             self.came_to_its_end = not self._failure
@@ -200,7 +211,7 @@ class Tracer:
             self._report.put_inference(to_json(summary))
             self._report.say(inference=facts)
         else:
-            models = [type(root.module).__name__ for root in self.places.roots.values()]
+            models = [root.kind for root in self.places.all_roots()]
             self._report.say(ended=True, models=models, guessed=self.recorder.guess.used)
 
     def _hook_exits(self) -> None:
@@ -244,6 +255,8 @@ class Tracer:
     def _failed_by(self, error: BaseException) -> None:
         """The script's own exception; past what was worth running, what was seen until then holds."""
         self._failure = f"{own_words(error)}\n{user_line(error)}"
+        if not self.steps.counts:
+            self._claimed = False  # in its first optimizer step: there is no training to tell of
         if self._claimed and self.steps.fast_forward:
             self._onward_failure, self._failure = self._failure, ""
             self.finish()
@@ -266,10 +279,18 @@ class Tracer:
             # No look at frames while models are called: they would keep the script's tensors alive.
             if self._claimed:
                 self._report.say(cycles=self.recorder.cycles)
+                if self.steps.is_late():
+                    self.finish()
             elif self.inference.at_work:
                 self._report.say(at="", passes=self.onward.completed)
             else:
                 self._report.say(at=_line_of_main_thread())
+
+
+def _wait_for_the_end() -> NoReturn:
+    """Who has started the script ends its processes."""
+    while True:
+        time.sleep(3600)
 
 
 def _line_of_main_thread() -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _pytree as pytree
 from torch.utils._contextlib import _DecoratorContextManager
+from torch.utils.data import DataLoader, default_collate
 
 from slurm_gpumem.tracing.script import (
     epochs,
@@ -163,11 +166,10 @@ def _flat_recurrent_weights() -> None:
 
 def _no_workers() -> None:
     """Batches are loaded in the process itself; epochs end early when training has nothing new to show."""
-    from torch.utils.data import DataLoader
-
     real: Callable[..., None] = DataLoader.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.gpumem_workers = int((args[5] if len(args) > 5 else kwargs.get("num_workers")) or 0)
         if len(args) > 5:
             args = (*args[:5], 0, *args[6:])
         for name, value in (("num_workers", 0), ("pin_memory", False), ("persistent_workers", False)):
@@ -178,6 +180,25 @@ def _no_workers() -> None:
         real(self, *args, **kwargs)
 
     DataLoader.__init__ = init  # type: ignore[method-assign]
+    begin = DataLoader._get_iterator
+
+    def iterator(self: Any) -> Any:
+        found: Any = begin(self)
+        fetcher = getattr(found, "_dataset_fetcher", None)
+        if (
+            getattr(self, "gpumem_workers", 0)
+            and fetcher is not None
+            and fetcher.collate_fn is default_collate
+        ):
+            fetcher.collate_fn = _collate_as_a_worker
+        return found
+
+    DataLoader._get_iterator = iterator  # type: ignore[method-assign]
+
+
+def _collate_as_a_worker(batch: Any) -> Any:
+    """A worker stacks samples into shared memory, in order; elsewhere a stack lies as its samples do."""
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, default_collate(batch))
 
 
 def _no_compiling(tracer: Any) -> None:
@@ -189,9 +210,15 @@ def _no_compiling(tracer: Any) -> None:
             tracer.note("torch.compile is traced as eager PyTorch; a compiled model usually needs less")
         if model is None:
             return lambda function: function
+        if isinstance(model, nn.Module):
+            plain = object.__new__(type(model))  # with the same weights; not itself, which has no end
+            vars(plain).update(vars(model))
+            vars(model)["_orig_mod"] = plain
         return model
 
     torch.compile = compile
+    if hasattr(torch, "compiler") and hasattr(torch.compiler, "cudagraph_mark_step_begin"):
+        torch.compiler.cudagraph_mark_step_begin = lambda: None
     nn.Module.compile = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
 
 
@@ -250,10 +277,16 @@ def _cuda_in_backward(world: Any) -> None:
 
 def _checkpoints(tracer: Any) -> None:
     real = torch.save
+    written: Set[str] = set()
 
-    def save(*args: Any, **kwargs: Any) -> Any:
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         tracer.steps.saw("checkpoint")
-        return real(*args, **kwargs)
+        path = os.path.abspath(os.fsdecode(f)) if isinstance(f, (str, bytes, os.PathLike)) else ""
+        if path in written and tracer.fast_forward() and os.path.exists(path):
+            return None  # the weights are made up: the file is as good as it was, and takes time to write
+        if path:
+            written.add(path)
+        return real(obj, f, *args, **kwargs)
 
     torch.save = save
     import torch.utils.checkpoint as checkpointing
@@ -272,21 +305,32 @@ def _checkpoints(tracer: Any) -> None:
 
 def _loading() -> None:
     """What was saved on a GPU, or is asked onto one, is loaded to the CPU and moved to "cuda" from there."""
-    real = torch.load
+    real: Callable[..., Any] = torch.load
+    on_gpu: List[bool] = []
 
     def load(*args: Any, **kwargs: Any) -> Any:
         asked = args[1] if len(args) > 1 else kwargs.pop("map_location", None)
-        on_gpu: List[bool] = [is_cuda(asked)]
+        on_gpu[:] = [is_cuda(asked)]
 
         def place(storage: Any, location: str) -> Any:
-            on_gpu.append(asked is None and location.startswith(("cuda", "meta")))
+            location = asked.get(location, location) if isinstance(asked, dict) else location
+            on_gpu.append(not is_cuda(asked) and str(location).startswith(("cuda", "meta")))
             return storage
 
-        kept = asked if asked is not None and not is_cuda(asked) else place
-        found = real(args[0], kept, *args[2:], **kwargs)
+        own = asked is not None and not is_cuda(asked) and not isinstance(asked, dict)
+        file = args[:1] or (kwargs.pop("f"),)
+        found = real(*file, asked if own else place, *args[2:], **kwargs)
         return _moved(found, CUDA) if any(on_gpu) else found
 
+    def cuda(storage: Any, *args: Any, **kwargs: Any) -> Any:
+        """`map_location=lambda storage, place: storage.cuda(0)`."""
+        on_gpu.append(True)
+        return storage
+
     torch.load = load
+    kinds: Tuple[Any, ...] = (torch.UntypedStorage, torch.TypedStorage)
+    for kind in kinds:
+        kind.cuda = cuda
 
 
 def _moved(value: Any, device: torch.device) -> Any:

@@ -6,9 +6,10 @@ before it did is dropped, so that a thousand steps take as much room as three.
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class ScriptRecorder(Recorder):
         """Of the GPU that the trace is for."""
         self.live_bytes = 0
         self.peak_bytes = 0
+        self.most_bytes = 0
+        """The same since the script last asked to forget it (`reset_peak_memory_stats`)."""
         self.cycles = 0
         self.dropped = 0
         self.grown_bytes = 0
@@ -49,7 +52,8 @@ class ScriptRecorder(Recorder):
         self._pass = (0, 0, 0)
         """First event and first block of the pass at work, and the peak before it."""
         self._silent = 0
-        self._calls = 0
+        self.calls = 0
+        """Operators that the script has run."""
         self.every_few: Callable[[], None] = lambda: None
         """Called every few hundred operators."""
 
@@ -78,6 +82,7 @@ class ScriptRecorder(Recorder):
         number = super()._add(block)
         self.live_bytes += block.nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.most_bytes = max(self.most_bytes, self.live_bytes)
         return number
 
     def _gone(self, key: int) -> None:
@@ -154,15 +159,23 @@ class ScriptRecorder(Recorder):
         place is what a script collects; it is counted apart.
         """
         made = len(self.blocks) - first_block
-        free = [~event for event in self.events[first_event:] if event < 0 and ~event < first_block]
+        released = [~event for event in self.events[first_event:] if event < 0 and ~event < first_block]
+        free = dict.fromkeys(released)
+        alike: Dict[Tuple[int, str], Deque[int]] = {}
+        for place in released:
+            alike.setdefault(self._sort(self.blocks[place]), deque()).append(place)
         for key, (number, reference) in list(self._live.items()):
             if number >= first_block:
                 block = self.blocks[number]
-                alike = [one for one in free if self._are_alike(self.blocks[one], block)]
-                place = number - made if number - made in free else next(iter(alike), -1)
+                place = number - made
+                if place not in free:
+                    others = alike.get(self._sort(block), deque())
+                    while others and others[0] not in free:
+                        others.popleft()
+                    place = others[0] if others else -1
                 self._live[key] = (place, reference)
                 if place >= 0:
-                    free.remove(place)
+                    del free[place]
                 else:
                     self.grown_bytes += block.nbytes
                     self.live_bytes -= block.nbytes
@@ -234,8 +247,9 @@ class ScriptRecorder(Recorder):
         return {number - start for number in range(start, marks[1][1]) if number not in gone}
 
     @staticmethod
-    def _are_alike(one: Block, two: Block) -> bool:
-        return one.nbytes == two.nbytes and one.operator == two.operator
+    def _sort(block: Block) -> Tuple[int, str]:
+        """Blocks of one sort may take each other's place."""
+        return block.nbytes, block.operator
 
     # -- Operators -------------------------------------------------------------------------------
 
@@ -244,8 +258,10 @@ class ScriptRecorder(Recorder):
         kwargs = kwargs or {}
         if self.off:
             return func(*args, **kwargs)
-        self._calls += 1
-        if self._calls % _FEW == 0:
+        self.calls += 1
+        if self.calls % _FEW == 0:
             self.every_few()
+        if kwargs.get("pin_memory"):  # of code that autograd calls, where no other mode is at work
+            kwargs = {**kwargs, "pin_memory": False}
         with torch._C.DisableTorchFunction():
             return super().__torch_dispatch__(func, types, args, kwargs)

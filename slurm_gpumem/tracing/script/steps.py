@@ -13,6 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from slurm_gpumem.tracing.engine import entering
 from slurm_gpumem.tracing.loop import mark, states_of
+from slurm_gpumem.tracing.optimizers import name_of
+from slurm_gpumem.tracing.script import stages
 from slurm_gpumem.tracing.script.script_places import Root
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
@@ -22,7 +24,13 @@ CALM_CYCLES = 3
 _VARIED_SHARE = 0.5
 """Of the time onward, after which training that never repeats itself (texts of all lengths) has shown enough:
 the rest is for what comes after it."""
+_TO_THE_END_S = 2.0
+"""After an evaluation a script gets this long to come to its end: what it does there may take the most."""
+_LATE_S = 4.0
+"""A script that has called nothing of PyTorch for this long when its time is over is not waited for."""
 _JUST_NOW_S = 2.0
+_FIRST_CYCLES = 5
+"""In which memory grows in every training."""
 
 
 class _Ran(NamedTuple):
@@ -45,9 +53,18 @@ class Steps:
         self.started: Optional[Callable[[], bool]] = None
         """Called at the first optimizer step; False: another process is the traced one."""
         self.counts: Dict[int, int] = {}
-        self.optimizers: List[Any] = []
+        """Steps of each optimizer, by its address; those of optimizers that are gone have negative keys."""
+        self._stepped: List[Any] = []
+        """Weak references: a script that drops an optimizer frees its states."""
+        self.kinds: List[str] = []
+        self.first_name = ""
+        """Of the first optimizer that stepped, as summaries call it."""
+        self._leader: Callable[[], Any] = lambda: None
+        """The optimizer whose steps end cycles: the first one, and if it is gone the next that steps."""
         self.made: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers that the script has made; without one, it changes its weights by hand."""
+        """Optimizers that the script has made, while they are there."""
+        self.makes_optimizers = False
+        """Without any, it changes its weights by hand."""
         self._ran: Dict[int, _Ran] = {}
         self.phases_seen: Set[str] = set()
         self.backwards = 0
@@ -56,15 +73,28 @@ class Steps:
         """Whether the time limit ended it ..."""
         self.still_growing = False
         """... and memory had reached a new peak just before."""
+        self.growing = False
+        """Whether most cycles needed more than all before them, the last one too."""
+        self._highest = self._higher = self._rose_at = 0
+        self.ahead: List[stages.Stage] = []
+        """What the script's code does later than the trace has come."""
         self._looked = (0.0, -1)
         """When the last new peak was seen, and how high it was."""
+        self._called = (-1, 0.0)
+        """Operators that were run, and when their number was last seen to change."""
         self._calm = 0
         self._enough_since: Optional[float] = None
         self._varied_enough = False
+        self._settled_since: Optional[float] = None
+        """When all was seen but the script's end, less what the script waited for a CPU ..."""
+        self._settled_at: Optional[float] = None
+        """... and by the clock."""
         self._eval_cycle: Optional[int] = None
         self.autocast: Optional[torch.dtype] = None
         self.checkpointing = False
         self.after_backward: Callable[[], None] = lambda: None
+        self.of_weights: Callable[[], None] = lambda: None
+        """Called where gradients of weights are asked for by `torch.autograd.grad`."""
         self.skipped: Callable[[], bool] = lambda: False
         """Whether the cycle that ends skipped its models; asking begins the next one."""
 
@@ -81,21 +111,40 @@ class Steps:
                 self.backwards += 1
                 self.after_backward()
                 self._enter("forward" if before == "backward" else before)
-                if not self.made:
+                if not self.makes_optimizers:
                     self._by_hand()
 
         torch.autograd.backward = backward
-        torch.autograd.grad = entering(torch.autograd.grad, self._enter, lambda: self._recorder.phase)
+        torch.autograd.grad = self._noting(
+            entering(torch.autograd.grad, self._enter, lambda: self._recorder.phase)
+        )
         begin: Any = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self.made.add(optimizer)
+            self.makes_optimizers = True
             begin(optimizer, *args, **kwargs)
             self._skip_known_steps(type(optimizer))
 
         torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign,assignment]
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
+
+    def _noting(self, real: Any) -> Any:
+        """`torch.autograd.grad`: gradients of weights, with which a script may change them by hand."""
+
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = inputs if isinstance(inputs, torch.Tensor) else tuple(inputs)
+            weights = any(isinstance(one, torch.nn.Parameter) for one in _flat([inputs]))
+            if weights:
+                self.of_weights()
+            first = self._recorder.phase != "backward"
+            found = real(outputs, inputs, *args, **kwargs)
+            if weights and first and not self.makes_optimizers and not kwargs.get("create_graph"):
+                self._by_hand()
+            return found
+
+        return grad
 
     def _skip_known_steps(self, kind: Any) -> None:
         """Steps of this class of optimizers whose effect on memory is known are not run any more."""
@@ -135,12 +184,29 @@ class Steps:
         if self.counts and now > self._deadline:
             self.cut_off = True
             self.still_growing = now - self._looked[0] < _JUST_NOW_S
-            self._done()
+            self._finish()
+
+    def is_late(self) -> bool:
+        """Whether the script's time is over, but it has called nothing for a while that could stop it.
+
+        Asked once a second, by another thread: while the script is at work it must not be looked at.
+        """
+        now, calls = time.monotonic(), self._recorder.calls
+        if calls != self._called[0]:
+            self._called = (calls, now)
+        if now - self._called[1] < _LATE_S or not self.counts:
+            return False
+        if self._settled_at is not None and now - self._settled_at > _TO_THE_END_S:
+            return True
+        self.cut_off = self.cut_off or now > self._deadline
+        return self.cut_off
 
     def called(self, root: Root, args: Any) -> None:
         """A model is called by the script itself."""
-        recorder = self._recorder
-        training = torch.is_grad_enabled() and root.module.training
+        recorder, module = self._recorder, root.module
+        if module is None:
+            return
+        training = torch.is_grad_enabled() and module.training
         if recorder.phase in ("setup", "forward", "evaluate", "optimizer"):
             self._enter("forward" if training else "evaluate")
         if training:
@@ -149,8 +215,8 @@ class Steps:
                 self.autocast = recorder.half()
         elif self.counts:
             self._eval_cycle = recorder.cycles
-        mark(recorder, [p for p in root.module.parameters() if not is_lazy(p)], "weights")
-        mark(recorder, [b for b in root.module.buffers() if not is_lazy(b)], "buffers")
+        mark(recorder, [p for p in module.parameters() if not is_lazy(p)], "weights")
+        mark(recorder, [b for b in module.buffers() if not is_lazy(b)], "buffers")
         mark(recorder, [value for value in _flat(args) if isinstance(value, torch.Tensor)], "inputs")
 
     def saw(self, phase: str) -> None:
@@ -181,16 +247,45 @@ class Steps:
         mark(recorder, states_of(optimizer), "optimizer")
         key = id(optimizer)
         if key not in self.counts:
-            self.optimizers.append(optimizer)
+            self._first_step_of(optimizer)
         self.counts[key] = self.counts.get(key, 0) + 1
-        if key == id(self.optimizers[0]):
+        if self._leader() is None:
+            self._leader = weakref.ref(optimizer)
+        if self._leader() is optimizer:
             self.accumulation = max(1, self.backwards)
             self.backwards = 0
             alike = recorder.end_cycle()
             self._calm = self._calm + 1 if alike or self.skipped() else 0
+            self._look_for_growth()
         recorder.enter("forward", recorder.cycles + 1)
         if self._is_enough():
-            self._done()
+            self._finish()
+
+    @property
+    def optimizers(self) -> List[Any]:
+        """Those that have stepped, and are there."""
+        return [one for one in (found() for found in self._stepped) if one is not None]
+
+    def _first_step_of(self, optimizer: Any) -> None:
+        self._stepped.append(weakref.ref(optimizer))
+        self.kinds.append(type(optimizer).__name__)
+        self.first_name = self.first_name or name_of(optimizer, optimizer)
+        weakref.finalize(optimizer, self._gone, id(optimizer)).atexit = False
+
+    def _gone(self, key: int) -> None:
+        """An optimizer is gone: another one may get its address."""
+        self._stepped = [found for found in self._stepped if found() is not None]
+        free = min([0, *self.counts]) - 1
+        self.counts[free] = self.counts.pop(key, 0)
+        self._ran.pop(key, None)
+
+    def _awaits_others(self) -> bool:
+        """Whether an optimizer has not stepped yet, and may come later: not one that wraps another."""
+        groups = {id(group) for one in self.optimizers for group in one.param_groups}
+        return any(
+            id(one) not in self.counts and not any(id(group) in groups for group in one.param_groups)
+            for one in self.made
+        )
 
     def _by_hand(self) -> None:
         """A backward pass of a script without optimizers is a step."""
@@ -201,22 +296,43 @@ class Steps:
         alike = self._recorder.end_cycle()
         self._calm = self._calm + 1 if alike or self.skipped() else 0
         if self._is_enough():
-            self._done()
+            self._finish()
+
+    def _look_for_growth(self) -> None:
+        """After a cycle: whether it needed more than all before it."""
+        cycles, peak = self._recorder.cycles, self._recorder.peak_bytes
+        if peak > self._highest:
+            self._highest = peak
+            self._higher += 1
+            self._rose_at = cycles
+        # Batches of random lengths set ever fewer new peaks; what is collected sets one after the other.
+        often = 2 * self._higher > cycles - _FIRST_CYCLES
+        self.growing = cycles > 2 * _FIRST_CYCLES and often and cycles - self._rose_at <= 1
+
+    def _finish(self) -> None:
+        self.ahead = stages.ahead()
+        self._done()
 
     def _is_enough(self) -> bool:
         now = time.monotonic()
         if now > self._deadline:
             self.cut_off = True
             return True
-        if min(self.counts.values()) < ENOUGH_STEPS or len(self.made) > len(self.counts):
-            return False  # an optimizer that has not stepped yet may come later
+        here = (steps for key, steps in self.counts.items() if key >= 0)
+        if min(here, default=ENOUGH_STEPS) < ENOUGH_STEPS or self._awaits_others():
+            return False
         spent = now - _waited_for_a_cpu()
         if self._enough_since is None:
             self._enough_since = spent
         evaluated = self._eval_cycle is not None and self._recorder.cycles > self._eval_cycle + 1
         onward = spent - self._enough_since
         self._varied_enough = self._varied_enough or onward > _VARIED_SHARE * self._onward_s
-        return (evaluated and (self._calm >= 1 or self._varied_enough)) or onward > self._onward_s
+        if evaluated and (self._calm >= 1 or self._varied_enough):
+            if self._settled_since is None:
+                self._settled_since, self._settled_at = spent, now
+            if spent - self._settled_since > _TO_THE_END_S and not stages.ahead():
+                return True
+        return onward > self._onward_s
 
 
 def _waited_for_a_cpu() -> float:

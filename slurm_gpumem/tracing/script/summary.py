@@ -10,7 +10,6 @@ from torch.nn.parameter import is_lazy
 
 from slurm_gpumem.summaries.trace_types import PARAMETER, Phase, Site, Trace, TracedJob
 from slurm_gpumem.summaries.types import ModelSummary
-from slurm_gpumem.tracing import optimizers
 from slurm_gpumem.tracing.assemble import site_of
 from slurm_gpumem.tracing.described import precision_of
 from slurm_gpumem.tracing.kernels import assembled
@@ -26,19 +25,22 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     recorder, steps, places = tracer.recorder, tracer.steps, tracer.places
     root = places.main_root()
     job = _job(tracer, root)
-    _name_parameters(recorder, places)
+    for one in places.roots.values():
+        name_parameters(recorder, one)
+    if tracer.came_to_its_end:
+        _keep_the_model(recorder)
     trace = _trace(recorder, job)
     trace = replace(trace, finished=tracer.came_to_its_end and not steps.fast_forward)
-    module = None if root is None else root.module
-    parameters = [] if module is None else list({id(p): p for p in module.parameters()}.values())
+    if root is not None:
+        root.measure()
     summary = ModelSummary(
         format="gpumem",
         layers=places.layers(),
-        name="script" if module is None else type(module).__name__,
+        name="script" if root is None else root.kind,
         batch=job.batch,
         input_shapes=() if root is None or not root.inputs else root.inputs,
-        total_params=sum(p.numel() for p in parameters),
-        trainable_params=sum(p.numel() for p in parameters if p.requires_grad),
+        total_params=0 if root is None else root.parameters,
+        trainable_params=0 if root is None else root.trainable,
         trace=trace,
         warnings=_warnings(tracer, trace),
     )
@@ -46,13 +48,14 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
         "kind": TRAINING,
         "steps": sum(steps.counts.values()),
         "cycles": recorder.cycles,
-        "optimizers": [type(one).__name__ for one in steps.optimizers],
+        "optimizers": steps.kinds,
         "phases": sorted(steps.phases_seen),
         "events": len(recorder.events),
         "dropped": recorder.dropped,
         "peak_bytes": recorder.peak_bytes,
         "grown_bytes": recorder.grown_bytes,
         "guessed": recorder.guess.used,
+        "ended": tracer.came_to_its_end,
     }
     if tracer.division.several and tracer.division.why_not:
         facts["undivided"] = tracer.division.why_not
@@ -61,14 +64,27 @@ def summary_of(tracer: Any) -> Tuple[ModelSummary, Dict[str, Any]]:
     return summary, facts
 
 
-def _name_parameters(recorder: Any, places: Any) -> None:
+def name_parameters(recorder: Any, root: Any) -> None:
     """Mark the blocks that hold parameters, with their layers: a script makes them before its model runs."""
-    for root in places.roots.values():
-        for name, module in root.module.named_modules():
-            for parameter in own_parameters(module):
-                block = None if is_lazy(parameter) else recorder.block_of(parameter)
-                if block is not None and block.operator != PARAMETER:
-                    block.operator, block.module = PARAMETER, root.prefix + name
+    if root.module is None:
+        return
+    for name, module in root.module.named_modules():
+        for parameter in own_parameters(module):
+            block = None if is_lazy(parameter) else recorder.block_of(parameter)
+            if block is not None and block.operator != PARAMETER:
+                block.operator, block.module = PARAMETER, root.prefix + name
+
+
+def _keep_the_model(recorder: Any) -> None:
+    """Leave out that all is let go at the end of a function that trains: what is kept is the model's."""
+    events, at = recorder.events, len(recorder.events)
+    first = at
+    while at and events[at - 1] < 0:
+        at -= 1
+        block = recorder.blocks[~events[at]]
+        if block.operator == PARAMETER or block.category == "optimizer":
+            first = at
+    del events[first:]
 
 
 def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
@@ -86,6 +102,13 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "the time limit came while memory was still growing: the job needs more than this. "
             "Allow more with --time-limit",
         )
+    elif tracer.steps.growing and not tracer.came_to_its_end:
+        found = (
+            *found,
+            "memory was still growing from step to step when the trace ended: the job needs more than this. "
+            "Allow more with --onward, or let one run be measured: gpusbatch without --trace",
+        )
+    found = (*found, *(stage.warning() for stage in tracer.steps.ahead))
     if tracer.onward.varies and not trace.finished:
         found = (
             *found,
@@ -109,16 +132,16 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
 
 def _job(tracer: Any, root: Any) -> TracedJob:
     steps = tracer.steps
-    optimizer = steps.optimizers[0] if steps.optimizers else None
     half = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     if steps.autocast is not None:
         precision = f"amp-{half.get(steps.autocast, 'bf16')}"
     else:
         precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
-        precision = precision_of(root.module, precision) if root is not None else precision
+        if root is not None and root.module is not None:
+            precision = precision_of(root.module, precision)
     return TracedJob(
         batch=_batch(root),
-        optimizer="" if optimizer is None else optimizers.name_of(optimizer, optimizer),
+        optimizer=steps.first_name,
         precision=precision,
         grad_accumulation=steps.accumulation,
         checkpointing=steps.checkpointing,

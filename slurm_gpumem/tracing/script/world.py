@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from collections import defaultdict
+from typing import Any, Callable, Dict, Iterator, Protocol, Tuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from slurm_gpumem.tracing.script.generators import Generator, without
 from slurm_gpumem.tracing.script.gpu_facts import GpuFacts
 from slurm_gpumem.tracing.script.launchers import Gpus
 from slurm_gpumem.tracing.values import give, small
@@ -52,6 +54,8 @@ class CudaWorld(TorchFunctionMode):
             kwargs = {**kwargs, "device": META}
         if "pin_memory" in kwargs:
             kwargs = {**kwargs, "pin_memory": False}
+        if "generator" in kwargs:
+            kwargs = without(kwargs)
         if any(is_cuda(arg) for arg in args):
             args = tuple(META if is_cuda(arg) else arg for arg in args)
         elif to_meta or is_meta(device):
@@ -183,6 +187,10 @@ def _type(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         named = LEGACY.get(named.rsplit(".", 1)[1], named)
     if isinstance(named, LegacyType):
         return args[0].to(device=META, dtype=named.dtype)
+    if named is None and _on_meta(args[0]):
+        return next(
+            (f"torch.cuda.{name}" for name, kind in LEGACY.items() if kind.dtype == args[0].dtype), ""
+        )
     return func(*args, **kwargs)
 
 
@@ -191,6 +199,9 @@ class LegacyType:
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.__name__, self.dtype = name, dtype
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and _on_meta(value) and value.dtype == self.dtype
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not isinstance(args[0], (int, torch.Size)):
@@ -221,7 +232,48 @@ LEGACY = {
 # -- torch.cuda and torch.accelerator -------------------------------------------------------------
 
 
-def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> Iterator[Tuple[Any, str, Any]]:
+class Memory(Protocol):
+    """Who knows how much is allocated."""
+
+    live_bytes: int
+    most_bytes: int
+    """At once, since the script last asked to forget it."""
+
+
+def _statistics(memory: Memory) -> Callable[..., Dict[str, int]]:
+    """`torch.cuda.memory_stats()`: what is allocated counts as what is reserved; nothing else happens."""
+
+    def memory_stats(*args: Any, **kwargs: Any) -> Dict[str, int]:
+        found: Dict[str, int] = defaultdict(int)
+        for kind in ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes"):
+            found[f"{kind}.all.current"] = memory.live_bytes
+            found[f"{kind}.all.peak"] = memory.most_bytes
+        return found
+
+    return memory_stats
+
+
+def _forgetting(memory: Memory) -> Callable[..., None]:
+    def reset(*args: Any, **kwargs: Any) -> None:
+        memory.most_bytes = memory.live_bytes
+
+    return reset
+
+
+def _of_memory(memory: Memory) -> Dict[str, Callable[..., Any]]:
+    """Questions about what is allocated, by their names in torch.cuda and torch.accelerator."""
+    return {
+        **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"),
+                        lambda *args, **kwargs: memory.live_bytes),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"),
+                        lambda *args, **kwargs: memory.most_bytes),
+        **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
+                        _forgetting(memory)),
+        "memory_stats": _statistics(memory),
+    }  # fmt: skip
+
+
+def answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> Iterator[Tuple[Any, str, Any]]:
     """(owner, name, replacement) of the functions that ask for a GPU or command one."""
     properties = types.SimpleNamespace(
         name=gpu.name,
@@ -238,7 +290,7 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
     )
 
     def free_and_total(*args: Any, **kwargs: Any) -> Tuple[int, int]:
-        return gpu.memory_bytes - allocated(), gpu.memory_bytes
+        return gpu.memory_bytes - memory.live_bytes, gpu.memory_bytes
 
     values: Dict[str, Any] = {
         "is_available": True,
@@ -251,7 +303,6 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
         "is_bf16_supported": gpu.capability[0] >= 8,
         "is_current_stream_capturing": False,
         "memory_summary": "",
-        "memory_stats": {},
         "memory_snapshot": [],
         "list_gpu_processes": "",
         "utilization": 0,
@@ -259,8 +310,7 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
         "power_draw": 0,
         **dict.fromkeys(
             (
-                "set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats",
-                "reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats",
+                "set_device", "synchronize", "empty_cache", "ipc_collect", "reset_accumulated_memory_stats",
                 "set_per_process_memory_fraction", "init", "_lazy_init", "set_stream",
             )
         ),
@@ -269,9 +319,8 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
     yield torch.cuda, "device_count", Gpus.count
     for name, value in values.items():
         yield torch.cuda, name, _answering(value)
-    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved",
-                 "memory_cached", "max_memory_cached"):  # fmt: skip
-        yield torch.cuda, name, lambda *args, **kwargs: allocated()
+    for name, answer in _of_memory(memory).items():
+        yield torch.cuda, name, answer
     yield torch.cuda, "mem_get_info", free_and_total
     for owner in (torch.cuda, torch.cuda.random):  # both names are in use
         yield owner, "get_rng_state", lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8)
@@ -296,6 +345,7 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
     for name, kind in LEGACY.items():
         yield torch.cuda, name, kind
     yield torch.Tensor, "record_stream", _answering(None)
+    yield torch, "Generator", Generator
     yield torch.nn.Module, "to", _module_to(torch.nn.Module.to)
     yield torch, "set_default_device", _default_device(world)
     yield torch, "set_default_tensor_type", _default_tensor_type(world)
@@ -307,14 +357,15 @@ def answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> It
             "current_accelerator": torch.device("cuda"),
             "current_device_index": 0,
             "current_device_idx": 0,
-            **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize", "empty_cache", "set_stream",
-                             "reset_peak_memory_stats")),
-        }  # fmt: skip
+            **dict.fromkeys(
+                ("set_device_index", "set_device_idx", "synchronize", "empty_cache", "set_stream")
+            ),
+        }
         yield accelerator, "device_count", Gpus.count
         for name, value in facts.items():
             yield accelerator, name, _answering(value)
-        for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
-            yield accelerator, name, lambda *args, **kwargs: allocated()
+        for name, answer in _of_memory(memory).items():
+            yield accelerator, name, answer
         yield accelerator, "current_stream", _answering(Nothing())
     nvtx = sys.modules.get("torch.cuda.nvtx")
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
@@ -331,22 +382,15 @@ def _addresses(real: Callable[[Any], int]) -> Callable[[Any], int]:
     return data_ptr
 
 
-def install_answers(world: CudaWorld, gpu: GpuFacts, allocated: Callable[[], int]) -> None:
+def install_answers(world: CudaWorld, gpu: GpuFacts, memory: Memory) -> None:
     """Put them in place, for the rest of the process's life."""
-    for owner, name, value in answers(world, gpu, allocated):
+    for owner, name, value in answers(world, gpu, memory):
         if hasattr(owner, name):
             setattr(owner, name, value)
+        if owner is torch.cuda and hasattr(torch.cuda.memory, name):  # its other name
+            setattr(torch.cuda.memory, name, value)
     if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # builds without CUDA; libraries take it at import
         torch._C._cuda_getCurrentRawStream = _answering(0)
-    # Modules that took the function itself at import time.
-    for module, names in _TAKEN.items():
-        holder = sys.modules.get(module)
-        for name in names:
-            if holder is not None and hasattr(holder, name):
-                setattr(holder, name, getattr(torch.cuda, name, getattr(holder, name)))
-
-
-_TAKEN: Dict[str, List[str]] = {"torch.cuda.memory": ["mem_get_info", "memory_stats", "memory_allocated"]}
 
 
 def _answering(value: Any) -> Callable[..., Any]:

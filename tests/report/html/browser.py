@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def find_chromium() -> Optional[str]:

@@ -21,6 +21,7 @@ from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from slurm_gpumem.utilization.predict import with_utilization
 from tests.support.generating_library import LIBRARY
 from tests.support.needs import needs_torch
+from tests.support.timing import Pace
 
 pytestmark = needs_torch
 
@@ -46,6 +47,21 @@ with torch.inference_mode():
 """
 SCRIPTS: Dict[str, str] = {
     "forward": "model = net().cuda().eval()\nwith torch.no_grad(): model(torch.randn(4096, 256).cuda())",
+    "transforms-and-losses": """
+class Flip(nn.Module):
+    def forward(self, image): return image.flip(-1)
+flip, loss, model = Flip(), nn.MSELoss(), net().cuda().eval()
+with torch.no_grad():
+    x = torch.stack([flip(torch.randn(256)) for _ in range(64)]).cuda()
+    for _ in range(2): loss(model(x), torch.zeros(64, 1000).cuda())
+if sys.argv[1:]: open("labels.txt")
+""",
+    "weights-elsewhere": """
+class Net(nn.Module):
+    def __init__(self): super().__init__(); self.weights = [torch.randn(256, 512).cuda()]
+    def forward(self, x): return x @ self.weights[0]
+Net()(torch.randn(64, 256).cuda())
+""",
     "by-name": """
 class Named(nn.Module):
     def __init__(self): super().__init__(); self.inner = net()
@@ -110,7 +126,9 @@ else:
     "scores": GENERATES,
     "every-score": GENERATES,
 }
+SCRIPTS["transforms-then-fails"] = SCRIPTS["transforms-and-losses"]
 ARGUMENTS = {
+    "transforms-then-fails": ["fails"],
     "jumps": ["jumps", "1", "300"],
     "every-token": ["every-token", "1", "300"],
     "jumps-far": ["jumps", "1", "20000"],
@@ -124,7 +142,7 @@ Runs = Dict[str, "Future[TracedScript]"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    folder = tmp_path_factory.mktemp("inference")
+    folder, pace = tmp_path_factory.mktemp("inference"), Pace()
     with ThreadPoolExecutor(2) as pool:
         found = {}
         for name, text in SCRIPTS.items():
@@ -135,16 +153,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
                 for path, code in LIBRARY.items():
                     (work / path).parent.mkdir(parents=True, exist_ok=True)
                     (work / path).write_text(code)
-            found[name] = pool.submit(_trace, work, name)
+            found[name] = pool.submit(_trace, work, name, pace)
         yield found
 
 
-def _trace(work: Path, name: str) -> TracedScript:
+def _trace(work: Path, name: str, pace: Pace) -> TracedScript:
     command: List[str] = [sys.executable, "infer.py", *ARGUMENTS.get(name, [])]
     if name == "features-first":
         both = f"{sys.executable} infer.py features && {sys.executable} infer.py train"
         command = ["sh", "-c", both]
-    return trace_command(command, Limits(seconds=CUT_OFF.get(name, 300.0), onward_s=1.0), folder=str(work))
+    seconds = pace.limit_s(CUT_OFF[name]) if name in CUT_OFF else 300.0
+    return pace.run(lambda: trace_command(command, Limits(seconds=seconds, onward_s=1.0), folder=str(work)))
 
 
 def _error(run: Future[TracedScript]) -> str:
@@ -168,6 +187,17 @@ def test_a_forward_pass_is_traced_as_inference(runs: Runs) -> None:
     assert describe_estimated(summary, estimate) == "batch 4096, inference, fp32"
     lines = trace_lines("python infer.py", summary, traced, estimate, 1024)
     assert "seen: inference, no training (1 forward pass in" in lines[1]
+
+
+def test_only_calls_of_models_are_forward_passes(runs: Runs) -> None:
+    facts = runs["transforms-and-losses"].result().facts
+    assert (facts["kind"], facts["passes"]) == ("inference", 2)
+    assert "failed after 2 forward passes, before any" in _error(runs["transforms-then-fails"])
+
+
+def test_a_module_that_hides_its_weights_is_a_model(runs: Runs) -> None:
+    facts = runs["weights-elsewhere"].result().facts
+    assert (facts["kind"], facts["passes"]) == ("inference", 1)
 
 
 def test_no_utilization_is_predicted_for_inference(runs: Runs) -> None:
@@ -205,7 +235,7 @@ def test_an_optimizer_that_took_no_step_is_named(runs: Runs) -> None:
         ("ends-badly", ["failed after 1 forward pass, before any optimizer step", "sys.exit(3)"]),
         (
             "prepares",
-            ["stopped after 40 s, after ", "before any optimizer step", "collect less first"],
+            ["stopped after ", " s, after ", "before any optimizer step", "collect less first"],
         ),
         ("on-the-cpu", ["without a step of an optimizer or a forward pass on the GPU"]),
     ],

@@ -13,6 +13,7 @@ from typing import Iterator, List, Tuple
 import pytest
 
 from slurm_gpumem.tracing.script import private
+from tests.support.waiting import until
 
 PYTHON = "/usr/bin/python3"
 SOMEBODY = 54321
@@ -58,7 +59,7 @@ def run(place: Path, shell: str) -> Tuple[str, List[str]]:
         env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     state = json.loads((place / "report" / "private.json").read_text())
@@ -110,11 +111,14 @@ def test_the_user_stays_who_they_are(place: Path) -> None:
     assert output.strip() == str(SOMEBODY if os.geteuid() == 0 else os.geteuid())
 
 
+def _running(mark: str) -> List[str]:
+    return subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False).stdout.split()
+
+
 def test_what_a_command_leaves_in_the_background_ends_with_it(place: Path) -> None:
     mark = f"gpumem-left-{os.getpid()}"
     run(place, f"setsid {PYTHON} -c 'import time; time.sleep(600)' {mark} & sleep 0.2; echo started")
-    found = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False).stdout.split()
-    assert found == []
+    until(lambda: _running(mark) == [])
 
 
 def test_its_exit_code_is_the_commands(place: Path) -> None:
@@ -138,12 +142,11 @@ def test_without_namespaces_writes_are_refused_and_nothing_is_left_running(place
         env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "PYTHONPATH": str(place)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     state = json.loads((place / "report" / "private.json").read_text())
-    found = subprocess.run(["pgrep", "-f", mark], capture_output=True, text=True, check=False).stdout.split()
-    assert found == []
+    until(lambda: _running(mark) == [])
     if state["files"] != "landlock":
         pytest.skip(f"this host has no Landlock: {state['why']}")
     assert done.stdout.split() == ["scratch", "kept"], done.stderr

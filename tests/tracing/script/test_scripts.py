@@ -16,6 +16,7 @@ from slurm_gpumem.errors import TargetError
 from slurm_gpumem.summaries.reader import read_summary
 from slurm_gpumem.tracing.script.run import Limits, TracedScript, trace_command
 from tests.support.needs import needs_torch
+from tests.support.timing import Pace
 
 pytestmark = needs_torch
 
@@ -65,6 +66,26 @@ for x in torch.utils.data.DataLoader(Rows(), batch_size=None):
     optimizer.zero_grad(); model(x.to(device)).sum().backward(); optimizer.step()
 model.eval()
 with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
+    "largest-at-its-end": """
+model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(64, 256).to(device)
+for epoch in range(100):
+    model.train(); optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+    model.eval()
+    with torch.no_grad(): model(x)
+    torch.save(model.state_dict(), "last.ckpt")
+assert len(torch.load("last.ckpt")) == 4
+with torch.no_grad(): model(torch.randn(65536, 256, device=device))
+""",
+    "slow-at-its-end": """
+model = net().to(device); optimizer = torch.optim.Adam(model.parameters())
+x = torch.randn(64, 256).to(device)
+for epoch in range(20):
+    model.train(); optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+    model.eval()
+    with torch.no_grad(): model(x)
+while True: pass
 """,
     "one-by-one": """
 class Endless(torch.utils.data.Sampler):
@@ -285,7 +306,7 @@ for rows in (64, 96, 80, 128, 72, 112):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[TracedScript]]]:
-    folder = tmp_path_factory.mktemp("scripts")
+    folder, pace = tmp_path_factory.mktemp("scripts"), Pace()
     with ThreadPoolExecutor(2) as pool:
         found = {}
         for name, text in SCRIPTS.items():
@@ -294,16 +315,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dict[str, Future[
             (work / "train.py").write_text(HEAD + text)
             (work / "last.ckpt").write_bytes(b"weights of last week")
             (work / "log.txt").write_text("kept\n")
-            found[name] = pool.submit(_trace, work, name)
+            found[name] = pool.submit(_trace, work, name, pace)
         yield found
 
 
-def _trace(work: Path, name: str) -> TracedScript:
-    seconds = {"hangs": 30.0, "collects": 60.0, "one-step": 60.0}.get(name, 300.0)
+def _trace(work: Path, name: str, pace: Pace) -> TracedScript:
+    usual = {"hangs": 30.0, "collects": 60.0, "one-step": 60.0}.get(name)
+    seconds = 300.0 if usual is None else pace.limit_s(usual)
     more: List[str] = ["--rows", "64"] if name == "scaler" else []
     command = [sys.executable, "train.py", *more]
     onward = 4.0 if name == "varied" else 60.0
-    return trace_command(command, Limits(seconds=seconds, onward_s=onward), folder=str(work))
+    return pace.run(
+        lambda: trace_command(command, Limits(seconds=seconds, onward_s=onward), folder=str(work))
+    )
 
 
 def _error(run: Future[TracedScript]) -> str:
@@ -326,6 +350,22 @@ def test_what_comes_after_training_on_batches_that_are_never_alike_is_seen(
     assert "evaluate" in traced.facts["phases"]
     assert traced.facts["peak_bytes"] > 65536 * (1024 + 256) * 4
     assert any("batches have many shapes" in line for line in read_summary(traced.summary.decode()).warnings)
+
+
+def test_what_a_script_does_at_its_end_counts(runs: Dict[str, Future[TracedScript]]) -> None:
+    facts = runs["largest-at-its-end"].result().facts
+    assert facts["ended"]
+    assert facts["steps"] == 100
+    assert facts["peak_bytes"] > 65536 * (1024 + 256) * 4
+
+
+def test_a_script_that_computes_on_the_cpu_after_training_is_not_waited_for(
+    runs: Dict[str, Future[TracedScript]],
+) -> None:
+    traced = runs["slow-at-its-end"].result()
+    assert not traced.facts["ended"]
+    assert "evaluate" in traced.facts["phases"]
+    assert traced.seconds < 200, "the time limit is 300 s"
 
 
 def test_a_training_of_few_batches_is_over_with_them(runs: Dict[str, Future[TracedScript]]) -> None:
@@ -509,7 +549,7 @@ def test_a_script_that_runs_out_of_memory_and_ends_hard_is_traced(
         ("no-data", ["FileNotFoundError", "Prepare its data first"]),
         ("ends-itself", ["code 7"]),
         ("crashes", ["ended by SIGSEGV"]),
-        ("hangs", ["stopped after 30 s", "time.sleep", "--time-limit"]),
+        ("hangs", ["stopped after ", "time.sleep", "--time-limit"]),
         (
             "collects",
             ["forward passes, before any optimizer step", "let it collect less first", "--time-limit"],

@@ -83,3 +83,41 @@ def test_a_process_that_writes_down_what_it_has_seen_gets_time_for_it() -> None:
     assert _allowed(limits, state) == 100.0
     _take({"finishing": True}, state)
     assert _allowed(limits, state) > 110.0
+
+
+def test_a_script_that_calls_nothing_after_its_time_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    from slurm_gpumem.tracing.script import steps
+
+    now = [9.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    recorder: Any = SimpleNamespace(peak_bytes=0, calls=0)
+    seen = steps.Steps(recorder, 10.0, 6.0, lambda: None)
+    assert not seen.is_late()
+    now[0] = 20.0
+    assert not seen.is_late(), "nothing has been trained"
+    seen.counts[0] = 3
+    recorder.calls = 1
+    assert not seen.is_late(), "it calls something, which may stop it"
+    now[0] = 25.0
+    assert seen.is_late()
+    assert seen.cut_off
+
+
+def test_looking_at_a_scripts_variables_keeps_none_of_them() -> None:
+    import sys
+    import weakref
+
+    from slurm_gpumem.tracing.script.stages import _known
+
+    class Batch:
+        pass
+
+    def train() -> bool:
+        batch, epoch = Batch(), 7
+        there = weakref.ref(batch)
+        known = _known(sys._getframe())
+        assert known["epoch"] == epoch
+        del known, batch
+        return there() is None
+
+    assert train()

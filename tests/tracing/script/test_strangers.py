@@ -65,6 +65,33 @@ model = Learner().cuda(); optimizer = torch.optim.Adam(model.parameters())
 for step in range(5):
     model(torch.randn(8, 64, device="cuda")).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
+FUSED = """
+model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3))).cuda()
+kinds = (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),
+         lambda p: torch.optim.SGD(p, torch.tensor(0.1).cuda(), fused=True),
+         lambda p: torch.optim.Adagrad(p, fused=True))
+optimizers = [kind(layer.parameters()) for kind, layer in zip(kinds, model)]
+for step in range(5):
+    model(torch.randn(8, 512, device="cuda")).sum().backward()
+    for optimizer in optimizers: optimizer.step(); optimizer.zero_grad()
+"""
+TRANSPOSED = """
+class Films(torch.utils.data.Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, at): return torch.zeros(4, 8, 8, 3).permute(0, 3, 1, 2)
+model = nn.Conv2d(3, 8, 3, padding=1).cuda(); optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in torch.utils.data.DataLoader(Films(), 8, num_workers=2):
+    x = F.interpolate(x.view(-1, 3, 8, 8).cuda(), scale_factor=2.0)
+    x.view(32, -1)
+    model(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+FAILS_IN_ITS_STEP = """
+class Own(torch.optim.Optimizer):
+    def __init__(self, parameters): super().__init__(parameters, {})
+    def step(self): raise ValueError("no such rule")
+model = nn.Linear(64, 64).cuda(); optimizer = Own(model.parameters())
+model(torch.randn(8, 64, device="cuda")).sum().backward(); optimizer.step()
+"""
 UNKNOWN = """
 labels = torch.randn(320, 10, device="cuda").argmax(1)
 F.one_hot(labels)
@@ -82,6 +109,23 @@ def _lines(folder: Path, text: str) -> List[str]:
     with pytest.raises(TargetError) as raised:
         _traced(folder, text)
     return str(raised.value).splitlines()
+
+
+def test_fused_optimizers_take_their_steps(tmp_path: Path) -> None:
+    traced = _traced(tmp_path, FUSED)
+    assert traced.facts["cycles"] >= 3
+    # Weights and gradients of three layers, and the states of two.
+    assert traced.facts["peak_bytes"] > 8 * 512 * 512 * 4
+
+
+def test_batches_of_workers_lie_in_order_whatever_their_samples_do(tmp_path: Path) -> None:
+    assert _traced(tmp_path, TRANSPOSED).facts["cycles"] >= 3
+
+
+def test_a_script_that_fails_in_its_first_optimizer_step_is_no_inference(tmp_path: Path) -> None:
+    lines = _lines(tmp_path, FAILS_IN_ITS_STEP)
+    assert "failed after 1 forward pass, before any optimizer step" in lines[0]
+    assert lines[1] == "ValueError: no such rule"
 
 
 def test_one_hot_has_as_many_classes_as_labels_from_the_cpu_say(tmp_path: Path) -> None:

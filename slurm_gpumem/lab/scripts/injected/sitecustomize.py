@@ -59,6 +59,7 @@ def _cifar(module):
 def _old_numpy(numpy):
     """Names that numpy 2 took away and scripts of their time still use."""
     names = {"Inf": numpy.inf, "NaN": numpy.nan, "int": int, "float": float, "cumproduct": numpy.cumprod}
+    names["asfarray"] = lambda values, dtype=float: numpy.asarray(values, dtype)
     for name, value in names.items():
         if not hasattr(numpy, name):
             setattr(numpy, name, value)
