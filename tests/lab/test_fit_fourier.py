@@ -16,7 +16,7 @@ from slurm_gpumem.summaries.trace_types import Convolution
 np = pytest.importorskip("numpy", reason="fitting needs the [train] extra")
 pytest.importorskip("sklearn", reason="fitting needs the [train] extra")
 
-from slurm_gpumem.lab.fit.fourier import Cases, as_file, check  # noqa: E402
+from slurm_gpumem.lab.fit.fourier import Cases, as_file, check, check_packaged
 
 
 def measured(channels: int, rows: int, call: str = "weight", kernel: int = 3) -> MeasuredCall:
@@ -34,7 +34,7 @@ def some() -> List[MeasuredCall]:
     return [measured(channels, rows) for channels in range(8, 128, 4) for rows in (64, 128, 256)]
 
 
-def test_trees_that_are_written_and_read_vote_as_they_were_fitted(tmp_path: Path) -> None:
+def test_trees_that_are_written_and_read_answer_as_they_were_fitted(tmp_path: Path) -> None:
     cases = Cases(some())
     path = tmp_path / fourier.FILE
     path.write_bytes(as_file(cases.trees(np.arange(len(cases.calls)))))
@@ -43,8 +43,8 @@ def test_trees_that_are_written_and_read_vote_as_they_were_fitted(tmp_path: Path
         call = each.call
         whole = fourier.weight_bytes(call.convolution, call.rows)
         asked = fourier.with_transforms(features(call), whole, call.data + call.output)
-        votes = sum(tree.thresholds[tree.leaf(asked)] for tree in trees) / len(trees)
-        assert (votes > 0.5) == (call.convolution.channels < 64)
+        likely = sum(tree.thresholds[tree.leaf(asked)] for tree in trees) / len(trees)
+        assert (likely > fourier.FROM) == (call.convolution.channels < 64)
 
 
 def test_other_calls_and_kernels_of_one_tap_are_no_cases() -> None:
@@ -59,3 +59,11 @@ def test_the_check_counts_what_left_out_shapes_are_taken_for() -> None:
         "pairs of channels left out:",
     ]
     assert "42 of 90 are by transforms" in lines[1]
+
+
+def test_the_packaged_trees_are_checked_on_calls_of_their_own() -> None:
+    title, counts, alone, beside = check_packaged(Cases(some()))
+    assert title == "drawn to check:"
+    assert "42 of 90 are by transforms (balanced accuracy" in counts
+    assert "trees alone" in alone
+    assert "with transforms" in beside

@@ -123,7 +123,7 @@ def _answers(call: str, convolution: Convolution, rows: int) -> Tuple[int, ...]:
         return _usual(call, convolution, rows)
     asked = Call(convolution, rows)
     share = fourier.share(_numbers(convolution, rows)[0], whole, asked.data + asked.output)
-    if share <= 0.5:
+    if share <= fourier.FROM:
         return _usual(call, convolution, rows)
     least = whole if share == 1 else min(whole, _usual(call, convolution, rows)[0])
     return least, whole, whole

@@ -2,7 +2,7 @@
 
 In single precision cuDNN's heuristics pick them for some narrow layers with many samples. The workspace is
 then exactly that of benchmark.py's rule, up to twenty times input and output. All that were measured have
-kernels of more than one tap, nearly all channels first. Small trees vote whether a call is one of them
+kernels of more than one tap, nearly all channels first. Small trees say how likely a call is one of them
 (lab/fit/fourier.py); calls that were measured themselves do not need them. The gradient of the input also
 has such cases, but trees did not find those of channels that they had not seen.
 """
@@ -22,6 +22,8 @@ from slurm_gpumem.summaries.trace_types import Convolution
 
 FILE = "cudnn-fourier.bin"
 FORMAT = "gpumem-cudnn-fourier/1"
+FROM = 0.4
+"""Mean of the trees from which a call is taken for one: what was off by fewest bytes on calls left out."""
 FEATURES = ("transforms against input and output", "transforms")
 """What the trees look at beside the features of convolutions.py: logarithms of bytes."""
 
@@ -40,7 +42,7 @@ def with_transforms(values: Sequence[float], transforms: int, both: int) -> Sequ
 
 
 def share(values: Sequence[float], transforms: int, both: int) -> float:
-    """The share of the trees that take a call for one by Fourier transforms."""
+    """How likely a call is one by Fourier transforms: the mean of the trees."""
     asked, trees = with_transforms(values, transforms, both), _trees()
     return sum(tree.thresholds[tree.leaf(asked)] for tree in trees) / len(trees)
 
@@ -51,7 +53,7 @@ def _trees() -> Tuple[Tree, ...]:
 
 
 def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) -> Tuple[Tree, ...]:
-    """The trees of a file, whose leaves are 1 (transforms) or 0; ValueError if it has another format."""
+    """The trees of a file, whose leaves are shares of such calls; ValueError if it has another format."""
     if header["format"] != FORMAT or tuple(header["features"][-len(FEATURES) :]) != FEATURES:
         raise ValueError("format or features are others")
     if not columns or len(columns) % len(COLUMNS):

@@ -2,10 +2,11 @@
 
     python -m slurm_gpumem.lab.fit.fourier [--check]
 
-Reads models/lab/ground-truth/operators.jsonl.xz and writes models/cudnn-fourier.bin: trees that vote whether
-a call is one (estimators/workspaces/fourier.py; how much it takes is a rule, not fitted). With --check it
-prints how well they do on shapes, and on pairs of channels, that they have not seen, beside the trees of
-`fit.workspaces` fitted on the same calls, and writes nothing.
+Reads operators.jsonl.xz and narrow.jsonl.xz of models/lab/ground-truth and writes models/cudnn-fourier.bin:
+trees that say how likely a call is one (estimators/workspaces/fourier.py; how much it takes is a rule, not
+fitted). With --check it prints how well they do on shapes, and on pairs of channels, that they have not seen,
+beside the trees of `fit.workspaces` fitted on the same calls, and how well the packaged ones do on
+narrow-check.jsonl.xz, which no fit reads; it writes nothing.
 """
 
 from __future__ import annotations
@@ -17,19 +18,26 @@ from statistics import median
 from typing import Any, Dict, List, Optional, Sequence
 from zlib import crc32
 
-from slurm_gpumem.estimators.workspaces.convolutions import FEATURES, base_bytes, features
+from slurm_gpumem.estimators.workspaces.convolutions import FEATURES, base_bytes, features, middle_bytes
 from slurm_gpumem.estimators.workspaces.fourier import FEATURES as BESIDE
-from slurm_gpumem.estimators.workspaces.fourier import FILE, FORMAT, weight_bytes, with_transforms
+from slurm_gpumem.estimators.workspaces.fourier import (
+    FILE,
+    FORMAT,
+    FROM,
+    share,
+    weight_bytes,
+    with_transforms,
+)
 from slurm_gpumem.estimators.workspaces.tree import COLUMNS
 from slurm_gpumem.lab.command import exit_code, require
 from slurm_gpumem.lab.fit.workspace_files import Column, to_bytes
 from slurm_gpumem.lab.fit.workspaces import FOLDS, SCRAP, Columns, Grower, as_read, columns_of
 from slurm_gpumem.lab.fit.workspaces import TREES as USUAL_TREES
-from slurm_gpumem.lab.places import MODELS, OPERATORS, shown
+from slurm_gpumem.lab.places import MODELS, NARROW, NARROW_CHECK, OPERATORS, shown
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.trace_types import CALLS
 
-TREES, LEAF, DEPTH, SHARE = 15, 3, 12, 0.5
+TREES, LEAF, DEPTH, SHARE = 15, 3, 16, 0.5
 """Of the forest; fewest cases of a leaf; deepest; features that a split looks at."""
 LARGE_BYTES, LARGE_TIMES = 64 << 20, 4
 """A call counts as large from this workspace on, and from this many times its input and output."""
@@ -78,8 +86,9 @@ def as_file(trees: Sequence[Any]) -> bytes:
     """The file that estimates read."""
     columns: List[Column] = []
     for tree in trees:
-        votes = tree.tree_.value[:, 0, 1] > 0.5 * tree.tree_.value[:, 0, :].sum(axis=1)
-        made: Columns = columns_of(tree.tree_, lambda node, votes=votes: (0, float(votes[node]), 0))  # type: ignore[misc]
+        counts = tree.tree_.value[:, 0, :]
+        shares = counts[:, 1] / counts.sum(axis=1)
+        made: Columns = columns_of(tree.tree_, lambda node, shares=shares: (0, float(shares[node]), 0))  # type: ignore[misc]
         columns += [(code, array(code, column)) for code, column in zip(COLUMNS, made)]
     return to_bytes({"format": FORMAT, "features": [*FEATURES, *BESIDE]}, columns)
 
@@ -110,12 +119,34 @@ def _compared(cases: Cases, folds: Sequence[int]) -> List[str]:
     for fold in range(FOLDS):
         seen, left = np.flatnonzero(of_fold != fold), np.flatnonzero(of_fold == fold)
         trees = cases.trees(seen)
-        said[left] = sum(tree.predict(cases.values[left]) for tree in trees) > TREES / 2
+        likely = sum(tree.predict_proba(cases.values[left])[:, 1] for tree in trees) / TREES
+        said[left] = likely > FROM
         usual[left] = _usual([cases.calls[at] for at in seen], [cases.calls[at] for at in left])
+    return _report(cases, said, usual)
+
+
+def check_packaged(cases: Cases) -> List[str]:
+    """The fits as they are, on calls that were drawn and measured to check them."""
+    import numpy as np
+
+    asked = [(each.call.convolution, each.call.rows) for each in cases.calls]
+    usual = np.array([middle_bytes(*call)[2] for call in asked], float)
+    likely = (
+        share(features(each.call), int(whole), int(both))
+        for each, whole, both in zip(cases.calls, cases.whole, cases.both)
+    )
+    said = np.array([value > FROM for value in likely])
+    return ["drawn to check:", *_report(cases, said, usual)]
+
+
+def _report(cases: Cases, said: Any, usual: Any) -> List[str]:
+    import numpy as np
+
     such, whole, taken = cases.such, cases.whole, cases.taken
     found, wrong, missed = said & such, said & ~such, ~said & such
     lines = [
-        f"  {such.sum()} of {len(such):,} are by transforms: "
+        f"  {such.sum()} of {len(such):,} are by transforms (balanced accuracy "
+        f"{(found.sum() / such.sum() + 1 - wrong.sum() / (~such).sum()) / 2:.2f}): "
         f"found {found.sum()} ({whole[found].sum() / GIB:.0f} GiB), "
         f"missed {missed.sum()} ({taken[missed].sum() / GIB:.0f} GiB), "
         f"wrongly said {wrong.sum()} ({(whole - taken)[wrong].sum() / GIB:.0f} GiB too much)"
@@ -169,9 +200,9 @@ def _run(only_check: bool) -> int:
     require("numpy", "sklearn")
     import numpy as np
 
-    cases = Cases(load_calls(OPERATORS))
+    cases = Cases([*load_calls(OPERATORS), *load_calls(NARROW)])
     if only_check:
-        print("\n".join(check(cases)))
+        print("\n".join([*check(cases), *check_packaged(Cases(load_calls(NARROW_CHECK)))]))
         return 0
     path = MODELS / FILE
     path.write_bytes(as_file(cases.trees(np.arange(len(cases.calls)))))
