@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn
+from torch import nn  # noqa: E402
 
-from slurm_gpumem.lab.faketensor import image_batch, live_peak_mib
+from slurm_gpumem.lab.faketensor import image_batch, live_peak_mib  # noqa: E402
 
 PUBLISHED_MIB = {32: 3121.3, 128: 9894.4}
 

@@ -16,7 +16,7 @@ from slurm_gpumem.summaries.trace_types import Convolution
 np = pytest.importorskip("numpy", reason="fitting needs the [train] extra")
 pytest.importorskip("sklearn", reason="fitting needs the [train] extra")
 
-from slurm_gpumem.lab.fit.fourier import Cases, as_file, check, check_packaged
+from slurm_gpumem.lab.fit.fourier import Cases, as_file, check, check_packaged  # noqa: E402
 
 
 def measured(channels: int, rows: int, call: str = "weight", kernel: int = 3) -> MeasuredCall:
