@@ -205,6 +205,7 @@ fit: setup-train
 
 fit-workspaces: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.workspaces
+	@$(BIN)/python -m slurm_gpumem.lab.fit.fourier
 
 fit-utilization: setup-train
 	@$(BIN)/python -m slurm_gpumem.lab.fit.interference

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any, Dict, List, Optional, Tuple
 
 import pytest
@@ -15,11 +16,18 @@ from slurm_gpumem.errors import ConfigError
 from slurm_gpumem.estimators.traced.replay import replay
 from slurm_gpumem.estimators.types import Gpu
 from slurm_gpumem.estimators.workspaces import convolutions as workspace
-from slurm_gpumem.estimators.workspaces import measured_calls
+from slurm_gpumem.estimators.workspaces import fourier, measured_calls
 from slurm_gpumem.estimators.workspaces.benchmark import skipped_bytes, tried_bytes
-from slurm_gpumem.estimators.workspaces.convolutions import Call, from_columns, same_law, workspace_bytes
+from slurm_gpumem.estimators.workspaces.columns import read_columns
+from slurm_gpumem.estimators.workspaces.convolutions import (
+    Call,
+    from_columns,
+    middle_bytes,
+    same_law,
+    workspace_bytes,
+)
 from slurm_gpumem.lab.fit.workspace_files import make_measured, to_bytes
-from slurm_gpumem.lab.places import OPERATORS
+from slurm_gpumem.lab.places import NARROW_CHECK, OPERATORS
 from slurm_gpumem.lab.probe.measured_calls import MeasuredCall, load_calls
 from slurm_gpumem.summaries.own import parse, to_json
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution
@@ -102,6 +110,104 @@ def is_such(c: Convolution) -> bool:
     return plain and not c.transposed and min(c.channels, c.outputs) >= 256
 
 
+NARROW: Dict[str, Any] = {
+    "call": "weight",
+    "channels": 24,
+    "outputs": 24,
+    "size": (32, 32),
+    "out_size": (32, 32),
+}
+
+
+def test_a_narrow_gradient_of_a_weight_takes_fourier_transforms() -> None:
+    """24 channels of 32 x 32 at a batch size of 1024: planes of 64 x 33 complex numbers, held twice."""
+    planes = 2 * 1024 * 24
+    transforms = 2 * 64 * 33 * 8 * planes + 1024 * 24 * 32 * 32 * 4
+    assert workspace_bytes(convolution(**NARROW), 1024) == transforms
+    wide = convolution(**{**NARROW, "channels": 512, "outputs": 512})
+    assert workspace_bytes(wide, 1024) < tried_bytes(wide, 1024) / 4
+    for other in ({"dtype": "bf16"}, {"channels_last": True}, {"call": "forward"}, {"call": "input"}):
+        assert workspace_bytes(convolution(**{**NARROW, **other}), 1024) < transforms / 2
+
+
+def test_estimates_from_texts_are_those_that_their_correction_was_fitted_on() -> None:
+    asked = convolution(**NARROW)
+    assert middle_bytes(asked, 1024)[2] < workspace_bytes(asked, 1024) / 4
+
+
+def test_a_measured_call_keeps_its_measurement_whatever_trees_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = convolution(**NARROW)
+    known = make_measured([(replace(asked, call=call), 1024) for call in CALLS], [(asked, 1024, 123 * MIB)])
+    monkeypatch.setattr(measured_calls, "packaged", lambda: known)
+    workspace._answers.cache_clear()
+    workspace._usual.cache_clear()
+    try:
+        assert workspace_bytes(asked, 1024) == 123 * MIB
+    finally:
+        workspace._answers.cache_clear()
+        workspace._usual.cache_clear()
+
+
+def test_where_trees_disagree_about_transforms_the_least_is_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = convolution(**NARROW)
+    answers = {}
+    try:
+        for share in (0.3, 0.6, 1.0):
+            monkeypatch.setattr(fourier, "share", lambda *_, share=share: share)
+            workspace._answers.cache_clear()
+            answers[share] = [workspace_bytes(asked, 1024, answer) for answer in workspace.ANSWERS]
+    finally:
+        workspace._answers.cache_clear()
+    whole = fourier.weight_bytes(asked, 1024)
+    assert answers[1.0] == [whole] * 3
+    assert answers[0.6][0] < whole == answers[0.6][1] == answers[0.6][2]
+    assert answers[0.3][1] < whole
+
+
+def test_transforms_of_calls_that_no_fit_saw_are_told_from_others() -> None:
+    """The layers of masks with two outputs among them, which look like narrow ones and are none."""
+    right: Dict[bool, List[bool]] = {True: [], False: []}
+    taken = said = usual = 0
+    for each in load_calls(NARROW_CHECK):
+        asked = replace(each.call.convolution, batch=(0, 1))
+        whole = fourier.weight_bytes(asked, each.call.rows) if asked.call == "weight" else 0
+        if whole:
+            found = workspace_bytes(asked, each.call.rows)
+            such = abs(each.bytes - whole) <= MIB
+            right[such].append((found == whole) == such)
+            taken += each.bytes
+            said += abs(found - each.bytes)
+            usual += abs(middle_bytes(asked, each.call.rows)[2] - each.bytes)
+    assert len(right[True]) > 30
+    assert len(right[False]) > 200
+    assert mean(right[True]) > 0.8
+    assert mean(right[False]) > 0.95
+    assert said < usual / 2 < taken
+
+
+def test_trees_of_transforms_look_at_the_features_of_today() -> None:
+    header, columns = read_columns(data_path("models", fourier.FILE))
+    assert header["features"] == [*workspace.FEATURES, *fourier.FEATURES]
+    with pytest.raises(ValueError, match="others"):
+        fourier.from_columns({**header, "features": ["transforms"]}, columns)
+    with pytest.raises(ValueError, match="whole"):
+        fourier.from_columns(header, columns[:-1])
+
+
+def test_a_damaged_file_of_transforms_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / fourier.FILE
+    path.write_bytes(data_path("models", fourier.FILE).read_bytes()[:-10])
+    monkeypatch.setattr(fourier, "data_path", lambda folder, name: path)
+    fourier._trees.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=fourier.FILE):
+            fourier.share([], 2, 1)
+    finally:
+        fourier._trees.cache_clear()
+
+
 def test_the_middle_answer_lies_between_the_least_and_the_most() -> None:
     for call in CALLS:
         for channels in (3, 17, 64, 250):
@@ -175,6 +281,7 @@ def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
     known = make_measured(calls, [(bf16, 16, 123 * MIB)])
     monkeypatch.setattr(measured_calls, "packaged", lambda: known)
     workspace._answers.cache_clear()
+    workspace._usual.cache_clear()
     try:
         answers = [workspace_bytes(fp16, 16, answer) for answer in workspace.ANSWERS]
         assert answers[1] == 123 * MIB
@@ -182,6 +289,7 @@ def test_a_type_of_16_bits_that_was_not_measured_is_taken_for_the_other(
         assert workspace_bytes(replace(fp16, groups=64), 16) < MIB
     finally:
         workspace._answers.cache_clear()
+        workspace._usual.cache_clear()
 
 
 def test_trying_algorithms_takes_the_workspace_that_dcgan_was_seen_to_take() -> None:

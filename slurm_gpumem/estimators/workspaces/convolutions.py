@@ -5,7 +5,8 @@ weight into their workspace; gradients of weights are summed in parts. cuDNN pic
 heuristics. Small decision trees, fitted on single convolutions that were measured on a GPU
 (lab/fit/workspaces.py), predict which of these sums a call needs; the median of their answers counts,
 unless the call itself was measured (measured_calls.py), or it was measured at a smaller and a larger batch
-size and needed the same sum at both.
+size and needed the same sum at both. Gradients of weights by Fourier transforms have trees of their own
+(fourier.py).
 """
 
 from __future__ import annotations
@@ -16,22 +17,19 @@ from math import log2, prod
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators.workspaces import measured_calls
+from slurm_gpumem.estimators.workspaces import fourier, measured_calls
 from slurm_gpumem.estimators.workspaces.columns import read_as
+from slurm_gpumem.estimators.workspaces.tree import COLUMNS, Tree, trees_of
 from slurm_gpumem.summaries.trace_types import CALLS, Convolution, evaluate
 
 FILE = "cudnn-workspaces.bin"
 FORMAT = "gpumem-cudnn-workspaces/4"
-COLUMNS = ("b", "f", "H")
-"""Type codes of a tree's columns in the file (columns.py)."""
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp64": 8}
 ALIGNMENT_BYTES = 16
 """Channels are padded to this many bytes ..."""
 GROUP_ALIGNMENT = 32
 """... and those of one group of several to this many channels."""
 
-BEYOND = 65535
-"""Used instead of a leaf's bytes beyond its sum, which are fewer: a separate tree predicts them."""
 ANSWERS = ("least", "middle", "most")
 NEXT_TO_NOTHING = 256 << 10
 """Bytes; smaller workspaces do not matter."""
@@ -85,35 +83,6 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Tree:
-    """One decision tree; a node without a feature is a leaf."""
-
-    features: Sequence[int]
-    """Index of the feature that a node tests; -1 - base for a leaf."""
-    thresholds: Sequence[float]
-    """Values up to this go left; for a leaf the multiple of its base."""
-    rights: Sequence[int]
-    """The right child of a node (the left one is the next node); for a leaf the bytes beyond, or BEYOND."""
-
-    def bytes(self, values: Sequence[float], bases: Sequence[float], beyond: Tree) -> float:
-        """The leaf's answer for these values; `beyond` predicts partial sums over the batch."""
-        node = self.leaf(values)
-        more: float = self.rights[node]
-        if more == BEYOND:
-            more = beyond.thresholds[beyond.leaf(values)]
-        return self.thresholds[node] * bases[-1 - self.features[node]] + more
-
-    def leaf(self, values: Sequence[float]) -> int:
-        """The leaf that these values lead to."""
-        features, thresholds, rights = self.features, self.thresholds, self.rights
-        node, feature = 0, features[0]
-        while feature >= 0:
-            node = node + 1 if values[feature] <= thresholds[node] else rights[node]
-            feature = features[node]
-        return node
-
-
-@dataclass(frozen=True)
 class Forest:
     """What is known about one kind of call."""
 
@@ -132,9 +101,12 @@ def workspace_bytes(convolution: Convolution, batch: int, answer: str = "middle"
 
 
 def middle_bytes(convolution: Convolution, rows: int) -> Tuple[int, int, int]:
-    """The workspaces of all three calls at once: forward, the input's gradient, the weight's gradient."""
+    """The workspaces of all three calls at once: forward, the input's gradient, the weight's gradient.
+
+    For estimates from texts, whose correction was fitted without Fourier transforms and does without them.
+    """
     asked = _of_any_call(convolution)
-    forward, of_input, of_weight = (_answers(call, asked, rows)[1] for call in CALLS)
+    forward, of_input, of_weight = (_usual(call, asked, rows)[1] for call in CALLS)
     return forward, of_input, of_weight
 
 
@@ -146,6 +118,20 @@ def _of_any_call(convolution: Convolution) -> Convolution:
 
 @lru_cache(maxsize=4096)
 def _answers(call: str, convolution: Convolution, rows: int) -> Tuple[int, ...]:
+    whole = fourier.weight_bytes(convolution, rows) if call == "weight" else 0
+    if not whole or _known(call, convolution, rows) is not None:
+        return _usual(call, convolution, rows)
+    asked = Call(convolution, rows)
+    share = fourier.share(_numbers(convolution, rows)[0], whole, asked.data + asked.output)
+    if share <= fourier.FROM:
+        return _usual(call, convolution, rows)
+    least = whole if share == 1 else min(whole, _usual(call, convolution, rows)[0])
+    return least, whole, whole
+
+
+@lru_cache(maxsize=4096)
+def _usual(call: str, convolution: Convolution, rows: int) -> Tuple[int, ...]:
+    """What is needed without Fourier transforms, unless the call was measured."""
     known = _known(call, convolution, rows)
     if known is not None:
         return known, known, known
@@ -212,7 +198,7 @@ def _between(
     near = measured.neighbours(convolution, rows, call)
     if near is None:
         return None
-    low, high = ((Call(convolution, other), _answers(call, convolution, other)[1]) for other in near)
+    low, high = ((Call(convolution, other), _usual(call, convolution, other)[1]) for other in near)
     return same_law(low, high, Call(convolution, rows))
 
 
@@ -293,7 +279,7 @@ def from_columns(header: Mapping[str, Any], columns: Sequence[Sequence[Any]]) ->
         raise ValueError("format, features or bases are others")
     if len(columns) != len(COLUMNS) * sum(header["calls"].values()):
         raise ValueError("there are more or fewer trees than it says")
-    trees = [Tree(*columns[at : at + len(COLUMNS)]) for at in range(0, len(columns), len(COLUMNS))]
+    trees = trees_of(columns)
     found = {}
     for call, count in header["calls"].items():
         found[call] = Forest(tuple(trees[: count - 1]), trees[count - 1])

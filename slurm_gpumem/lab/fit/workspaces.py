@@ -22,8 +22,6 @@ from zlib import crc32
 from slurm_gpumem.estimators.workspaces import measured_calls
 from slurm_gpumem.estimators.workspaces.convolutions import (
     BASES,
-    BEYOND,
-    COLUMNS,
     FEATURES,
     FILE,
     FORMAT,
@@ -32,6 +30,7 @@ from slurm_gpumem.estimators.workspaces.convolutions import (
     features,
     from_columns,
 )
+from slurm_gpumem.estimators.workspaces.tree import BEYOND, COLUMNS
 from slurm_gpumem.lab.command import exit_code, require
 from slurm_gpumem.lab.fit.calls_to_keep import to_keep
 from slurm_gpumem.lab.fit.workspace_files import Column, measured_bytes, to_bytes
@@ -95,7 +94,7 @@ class Grower:
             min_samples_leaf=LEAF, max_depth=DEPTH, max_features=SHARE, random_state=seed
         ).fit(self.values[chosen], self.labels[chosen])
         leaves = fitted.apply(self.values[chosen])
-        return _columns(fitted.tree_, lambda node: self._leaf(chosen[leaves == node]))
+        return columns_of(fitted.tree_, lambda node: self._leaf(chosen[leaves == node]))
 
     def beyond(self, chosen: Any) -> Columns:
         """The tree that knows how much is taken for parts of sums, beyond a sum that is known."""
@@ -108,7 +107,7 @@ class Grower:
             self.values[chosen], np.log2(np.maximum(bytes_, 1))
         )
         leaves = fitted.apply(self.values[chosen])
-        return _columns(fitted.tree_, lambda node: (0, int(np.median(bytes_[leaves == node])), 0))
+        return columns_of(fitted.tree_, lambda node: (0, int(np.median(bytes_[leaves == node])), 0))
 
     def _leaf(self, chosen: Any) -> Tuple[int, float, int]:
         """The sum, the factor and the bytes beyond with the least error for these cases."""
@@ -129,7 +128,7 @@ class Grower:
         return best[1], best[2], best[3]
 
 
-def _columns(inner: Any, leaf: Callable[[int], Tuple[int, float, int]]) -> Columns:
+def columns_of(inner: Any, leaf: Callable[[int], Tuple[int, float, int]]) -> Columns:
     """A fitted tree as three columns, node by node, left ones first."""
     columns: Columns = [[], [], []]
 

@@ -37,7 +37,7 @@ def load_calls(path: Path, every: int = 1) -> List[MeasuredCall]:
 def calls_of(row: Dict[str, Any]) -> Iterator[MeasuredCall]:
     """The calls of one convolution; fewer where its allocations cannot be told apart."""
     shape = json.dumps([row[name] for name in _SHAPE])
-    calls = {name: Call(_convolution(name, row), row["batch"]) for name in CALLS}
+    calls = {name: Call(convolution_of(name, row), row["batch"]) for name in CALLS}
     call = calls["forward"]
     taken = _beyond(row["forward"], [call.output])
     if taken is not None:
@@ -52,7 +52,8 @@ def calls_of(row: Dict[str, Any]) -> Iterator[MeasuredCall]:
             return
 
 
-def _convolution(call: str, row: Dict[str, Any]) -> Convolution:
+def convolution_of(call: str, row: Dict[str, Any]) -> Convolution:
+    """The convolution that a row, or a case, is of."""
     places = zip(
         *(row[name] for name in ("size", "kernel", "stride", "padding", "dilation", "output_padding"))
     )

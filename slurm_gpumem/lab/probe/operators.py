@@ -1,6 +1,6 @@
 """Record what single operators allocate on a GPU, forward and backward, block by block.
 
-    python -m slurm_gpumem.lab.probe.operators --out DIR [--timm | --powers | --between FILE]
+    python -m slurm_gpumem.lab.probe.operators --out DIR [--timm | --narrow | --powers | --between FILE]
 
 One JSON line a case: the case itself, `forward` and `backward` as lists of bytes in the order of events,
 positive for an allocation and negative for its release; or `error`. The first line tells the machine.
@@ -26,6 +26,7 @@ from slurm_gpumem.lab.command import exit_code
 from slurm_gpumem.lab.device import describe_device
 from slurm_gpumem.lab.ground_truth import open_text
 from slurm_gpumem.lab.probe.cases import Case, all_cases, case_of, forward_of, timm_cases
+from slurm_gpumem.lab.probe.narrow import narrow_cases
 from slurm_gpumem.lab.probe.powers import between_cases, power_cases
 
 MAX_EVENTS = 1_000_000
@@ -116,6 +117,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("--seed", type=int, default=5)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--timm", action="store_true", help="the convolutions of timm's models instead")
+    which.add_argument("--narrow", action="store_true", help="narrow ones over many samples instead")
     which.add_argument("--powers", action="store_true", help="all convolutions at powers of two instead")
     which.add_argument(
         "--between",
@@ -125,7 +127,8 @@ def main(argv: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("--skip", type=Path, metavar="FILE", help="leave out what this file has already")
     options = parser.parse_args(argv)
-    make = timm_cases if options.timm else power_cases if options.powers else all_cases
+    asked = ((options.timm, timm_cases), (options.narrow, narrow_cases), (options.powers, power_cases))
+    make = next((cases for wanted, cases in asked if wanted), all_cases)
 
     def left() -> List[Case]:
         done = {_mark(case_of(row)) for row in _rows(options.skip)} if options.skip else set()
