@@ -57,6 +57,7 @@ _LIKE = {
 }
 _WITHOUT = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::randn",
             "aten::rand", "aten::new_empty_strided", "aten::empty_permuted"}  # fmt: skip
+_EACH = "aten::_foreach_"
 CPU = torch.device("cpu")
 
 
@@ -103,6 +104,9 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
         if isinstance(result, Tensor) and result.device.type == "meta" and small(result):
             give(result, torch.full(result.shape, _LIKE[name], dtype=result.dtype))
         return
+    if result is None and name.startswith(_EACH) and args and isinstance(args[0], (tuple, list)):
+        _follow_each(func, args, kwargs)
+        return
     outputs = [result] if isinstance(result, Tensor) else result
     if not isinstance(outputs, (tuple, list)) or not outputs:
         return
@@ -137,6 +141,20 @@ def follow(func: Any, args: Any, kwargs: Dict[str, Any], result: Any) -> None:
             setattr(output, _NAME, number)
             if large:
                 setattr(number, _COPIED, True)
+
+
+def _follow_each(func: Any, args: Any, kwargs: Dict[str, Any]) -> None:
+    """`_foreach_add_` and its like write into each tensor of a list: an optimizer counts its steps so."""
+    for number, tensor in enumerate(args[0]):
+        if getattr(tensor, _NAME, None) is None:
+            continue
+        known: List[bool] = []
+        own = [[value[number]] if isinstance(value, (tuple, list)) else value for value in args[1:]]
+        real = _real([[tensor], *own], known)
+        if all(known):
+            func(*real, **kwargs)
+        else:
+            forget(tensor)
 
 
 class _Spent:

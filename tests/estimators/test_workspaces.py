@@ -332,12 +332,13 @@ def test_the_largest_workspaces_that_were_tried_on_an_h200_follow_from_the_rule(
     assert len(other) <= 1, other
 
 
-def test_transforms_of_more_numbers_than_32_bits_count_are_not_expected_but_named() -> None:
+def test_transforms_of_more_numbers_than_32_bits_count_are_not_expected_of_one_sample_but_named() -> None:
     """torchvision's FCN evaluates one large image: the rule alone has 33 to 260 GiB for its layers."""
     c, _ = next((c, row) for c, row in _tried() if c.call == "forward" and c.kernel == (3, 3))
     wide = replace(c, channels=1024, outputs=256, size=(65, 65), out_size=(65, 65), stride=(1, 1), batch=(1,))
     assert tried_bytes(wide, 1) == 0
     assert skipped_bytes(wide, 1) > 30 << 30
+    assert tried_bytes(replace(wide, batch=(4,)), 1) > 30 << 30
     half = replace(wide, channels=512)
     assert tried_bytes(half, 1) > 15 << 30  # as large ones were seen: U-Nets at 256 x 256
     assert skipped_bytes(half, 1) == 0

@@ -33,9 +33,10 @@ _MOST_POINTS = 64 * 64
 """Positions in a plane under kernels of one tap; planes of 128 x 128 that a measured script has were not
 tried, those of 20 x 196 and 62 x 49 were."""
 _MOST_NUMBERS = 1 << 31
-"""Complex numbers of the planes of one tensor, as 32 bits count them. Single calls on an empty GPU were seen
-to try more (50 to 99 GiB), a script that trains on one large image not. A job does not depend on it, because
-PyTorch passes over what does not fit beside it: it is not asked for, and named."""
+"""Complex numbers of the planes of one tensor, as 32 bits count them. Calls with more were seen to be tried
+(33 to 99 GiB), but not for a single sample: a script that evaluates one large image at a time tried none of
+the 33 to 260 GiB that its layers have by the rule. There it is not asked for, and named; a job does not
+depend on it, because PyTorch passes over what does not fit beside it."""
 _COMPLEX = 8
 _FLOAT = 4
 BEYOND = 1.1
@@ -69,7 +70,7 @@ def _largest(convolution: Convolution, batch: int) -> Tuple[int, int]:
     if found and c.channels_last and max(c.stride) == 1:  # all are copied to the other order
         planes = c.channels * prod(c.size) + c.outputs * prod(c.out_size)
         found += _FLOAT * (rows * planes + c.channels * c.outputs * prod(c.kernel))
-    return (found, 0) if numbers < _MOST_NUMBERS else (0, found)
+    return (found, 0) if numbers < _MOST_NUMBERS or rows > 1 else (0, found)
 
 
 def _whole(c: Convolution, rows: int) -> Tuple[int, int]:

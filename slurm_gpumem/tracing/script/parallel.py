@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from typing import Any, Dict, Iterator, List
 
@@ -35,6 +36,8 @@ def install(tracer: Any) -> None:
     parallel.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
     parallel.DataParallel = DataParallel  # type: ignore[misc,assignment]
     nn.DataParallel = DataParallel  # type: ignore[misc,assignment]
+    # The package has a function of the module's name, so the module itself is only found there.
+    sys.modules["torch.nn.parallel.data_parallel"].DataParallel = DataParallel  # type: ignore[attr-defined]
     import torch.nn.parallel.distributed as module
 
     module.DistributedDataParallel = DistributedDataParallel  # type: ignore[misc,assignment]
@@ -138,6 +141,7 @@ class DataParallel(nn.Module):
         super().__init__()
         self.module = module
         self._gpus = len(device_ids) if device_ids else torch.cuda.device_count()
+        self.device_ids = list(device_ids or range(self._gpus))
         if self._gpus == 1:
             module.to("cuda")
         if self._gpus > 1:
@@ -146,6 +150,10 @@ class DataParallel(nn.Module):
                 f"DataParallel on {self._gpus} GPUs: the first one holds most, and is traced; "
                 "the gradients that the others send it are not counted"
             )
+
+    def replicate(self, module: nn.Module, device_ids: Any) -> List[nn.Module]:
+        """What scripts wrap that synchronize norms; only the first GPU's model is traced."""
+        return [module for _ in device_ids]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the model's, of a part of the batch, which may come from the CPU."""

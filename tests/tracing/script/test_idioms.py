@@ -35,6 +35,9 @@ for step in range(5):
         raise ValueError("infinite")
     assert (x < 100).all()
     assert not torch.equal(x, x + 1)
+    counts = [torch.tensor(0.0), torch.tensor(3.0)]; torch._foreach_add_(counts, 1)
+    torch._foreach_mul_(counts, [2.0, 3.0])
+    assert [count.item() for count in counts] == [2.0, 12.0]
     optimizer.zero_grad(); layer(far[:, :8]).sum().backward(); optimizer.step()
 """,
     # Layers that `forward` makes for one call: nobody has them any more when it ends.

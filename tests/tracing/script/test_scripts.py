@@ -143,6 +143,8 @@ with torch.no_grad(): critic(torch.randn(65536, 256, device=device))
 """,
     "from-the-cpu": """
 codes = nn.Embedding(10, 128); model = nn.DataParallel(net())
+from torch.nn.parallel.data_parallel import DataParallel as by_its_other_name
+assert isinstance(model, by_its_other_name) and len(model.replicate(model.module, model.device_ids)) == 1
 optimizer = torch.optim.Adam([*codes.parameters(), *model.parameters()])
 for step in range(8):
     numbers = torch.arange(64) % 10; x = torch.cat([codes(numbers), torch.randn(64, 128)], 1)
