@@ -32,7 +32,7 @@ _SMALLEST, _LARGEST = 16, 256
 _MOST_POINTS = 64 * 64
 """Positions in a plane under kernels of one tap; planes of 128 x 128 that a measured script has were not
 tried, those of 20 x 196 and 62 x 49 were."""
-_MOST_NUMBERS = 1 << 31
+MOST_NUMBERS = 1 << 31
 """Complex numbers of the planes of one tensor, as 32 bits count them. Calls with more were seen to be tried
 (33 to 99 GiB), but not for a single sample: a script that evaluates one large image at a time tried none of
 the 33 to 260 GiB that its layers have by the rule. There it is not asked for, and named; a job does not
@@ -47,16 +47,17 @@ _MIRRORED = {"forward": "input", "input": "forward", "weight": "weight"}
 
 def tried_bytes(convolution: Convolution, batch: int) -> int:
     """Bytes of the largest workspace that cuDNN may try."""
-    return _largest(convolution, batch)[0]
+    found, numbers = transformed(convolution, batch)
+    return found if numbers < MOST_NUMBERS or evaluate(convolution.batch, batch) > 1 else 0
 
 
 def skipped_bytes(convolution: Convolution, batch: int) -> int:
     """Bytes of a workspace that is larger than any that cuDNN was seen to try; 0 for most calls."""
-    return _largest(convolution, batch)[1]
+    return transformed(convolution, batch)[0] - tried_bytes(convolution, batch)
 
 
-def _largest(convolution: Convolution, batch: int) -> Tuple[int, int]:
-    """What is tried, and what would be by the rule alone."""
+def transformed(convolution: Convolution, batch: int) -> Tuple[int, int]:
+    """Bytes of the Fourier transforms of a call, and complex numbers of the largest of their tensors."""
     c = convolution
     if c.transposed:
         mirrored = _MIRRORED[c.call]
@@ -70,7 +71,7 @@ def _largest(convolution: Convolution, batch: int) -> Tuple[int, int]:
     if found and c.channels_last and max(c.stride) == 1:  # all are copied to the other order
         planes = c.channels * prod(c.size) + c.outputs * prod(c.out_size)
         found += _FLOAT * (rows * planes + c.channels * c.outputs * prod(c.kernel))
-    return (found, 0) if numbers < _MOST_NUMBERS or rows > 1 else (0, found)
+    return found, numbers
 
 
 def _whole(c: Convolution, rows: int) -> Tuple[int, int]:

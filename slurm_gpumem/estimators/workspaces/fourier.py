@@ -15,7 +15,7 @@ from math import log2, prod
 from typing import Any, Mapping, Sequence, Tuple
 
 from slurm_gpumem.data import data_path
-from slurm_gpumem.estimators.workspaces.benchmark import tried_bytes
+from slurm_gpumem.estimators.workspaces.benchmark import MOST_NUMBERS, transformed
 from slurm_gpumem.estimators.workspaces.columns import read_as
 from slurm_gpumem.estimators.workspaces.tree import COLUMNS, Tree, trees_of
 from slurm_gpumem.summaries.trace_types import Convolution
@@ -33,7 +33,8 @@ def weight_bytes(convolution: Convolution, rows: int) -> int:
     c = convolution
     if c.dtype != "fp32" or c.channels_last or c.transposed or prod(c.kernel) == 1:
         return 0
-    return tried_bytes(replace(c, call="weight", batch=(0, 1)), rows)
+    found, numbers = transformed(replace(c, call="weight", batch=(0, 1)), rows)
+    return found if numbers < MOST_NUMBERS else 0  # none with more was seen to be picked
 
 
 def with_transforms(values: Sequence[float], transforms: int, both: int) -> Sequence[float]:

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 from functools import lru_cache
-from typing import Dict, Iterator, List, Set, Tuple, Union
+from typing import Iterator, List, Set, Tuple, Union
 
 from slurm_gpumem.tracing.loops_of_code import parsed
 
@@ -35,15 +35,18 @@ def not_reached() -> List[str]:
 
 
 def _own_files() -> List[str]:
-    """Those that lie beside or below the script, the script first."""
-    main = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    folder = os.path.dirname(os.path.abspath(main)) if main else os.getcwd()
-    found: Dict[str, None] = {os.path.abspath(main): None} if main else {}
+    """Those that lie beside or below the script or the current directory, the script first."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    first = [os.path.abspath(main)] if isinstance(main, str) else []
+    folders = {os.path.join(folder, "") for folder in (os.getcwd(), *map(os.path.dirname, first))}
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    not_theirs = tuple(os.path.join(folder, "") for folder in (os.path.dirname(os.__file__), ours))
+    found = dict.fromkeys(first)
     for module in list(sys.modules.values()):
         path = getattr(module, "__file__", None)
         if isinstance(path, str) and path.endswith(".py") and "site-packages" not in path:
             path = os.path.abspath(path)
-            if path.startswith(folder + os.sep):
+            if path.startswith(tuple(folders)) and not path.startswith(not_theirs):
                 found[path] = None
     return list(found)
 
