@@ -33,6 +33,7 @@ ASKS_WHERE_IT_IS = {
     "tracing/child/blame.py": "the package's root, to tell its frames from the user's",
     "tracing/child/load.py": "files of the user's modules",
     "tracing/child/sandbox.py": "the package's root, for a child's import path",
+    "tracing/script/evaluations.py": "files of the user's modules, and the package's, which are none of them",
     "tracing/guards.py": "the package's root, to tell its frames from those that ask for a value",
     "tracing/script/run.py": "the package's root and its own programs, for the traced command",
 }
