@@ -6,7 +6,8 @@ import ast
 import os
 import sys
 from functools import lru_cache
-from typing import Iterator, List, Set, Tuple, Union
+from types import FrameType
+from typing import Iterator, List, Optional, Set, Tuple, Union
 
 from slurm_gpumem.tracing.loops_of_code import parsed
 
@@ -15,15 +16,27 @@ _TRAINS = {"backward", "step"}
 _Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
-def not_reached() -> List[str]:
+def running() -> Set[str]:
+    """Names of the functions that are at work now, to be asked when a model is called without training."""
+    found: Set[str] = set()
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        found.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return found
+
+
+def not_reached(seen: Set[str]) -> List[str]:
     """A warning for the first function of the script's own files that evaluates, if its code calls one.
 
-    To be asked where no evaluation was seen.
+    There is none if any such function was `seen` at work. A teacher that is part of every step is no
+    evaluation, and runs in none.
     """
     files = _own_files()
     called = {name for path in files for name in _calls(path)}
-    for path in files:
-        for name, line in _evaluations(path):
+    evaluations = [(path, name, line) for path in files for name, line in _evaluations(path)]
+    if not seen & {name for _, name, _ in evaluations}:
+        for path, name, line in evaluations:
             if name in called:
                 where = f"{os.path.basename(path)}, line {line}, {name}"
                 return [

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from slurm_gpumem.tracing.engine import entering
 from slurm_gpumem.tracing.loop import mark, states_of
 from slurm_gpumem.tracing.optimizers import name_of
-from slurm_gpumem.tracing.script import stages
+from slurm_gpumem.tracing.script import evaluations, stages
 from slurm_gpumem.tracing.script.script_places import Root
 from slurm_gpumem.tracing.script.script_recorder import ScriptRecorder
 
@@ -90,6 +90,8 @@ class Steps:
         self._settled_at: Optional[float] = None
         """... and by the clock."""
         self._eval_cycle: Optional[int] = None
+        self.evaluating: Set[str] = set()
+        """Names of functions that were at work when a model was called without training."""
         self.autocast: Optional[torch.dtype] = None
         self.checkpointing = False
         self.after_backward: Callable[[], None] = lambda: None
@@ -213,8 +215,9 @@ class Steps:
             recorder.places.reset()
             if recorder.half() is not None:
                 self.autocast = recorder.half()
-        elif self.counts:
-            self._eval_cycle = recorder.cycles
+        else:
+            self.evaluating |= evaluations.running()
+            self._eval_cycle = recorder.cycles if self.counts else self._eval_cycle
         mark(recorder, [p for p in module.parameters() if not is_lazy(p)], "weights")
         mark(recorder, [b for b in module.buffers() if not is_lazy(b)], "buffers")
         mark(recorder, [value for value in _flat(args) if isinstance(value, torch.Tensor)], "inputs")

@@ -110,8 +110,8 @@ def _warnings(tracer: Any, trace: Trace) -> Tuple[str, ...]:
             "Allow more with --onward, or let one run be measured: gpusbatch without --trace",
         )
     found = (*found, *(stage.warning() for stage in tracer.steps.ahead))
-    if "evaluate" not in tracer.steps.phases_seen and not tracer.came_to_its_end:
-        found = (*found, *evaluations.not_reached())
+    if not tracer.came_to_its_end:
+        found = (*found, *evaluations.not_reached(tracer.steps.evaluating))
     if tracer.onward.varies and not trace.finished:
         found = (
             *found,

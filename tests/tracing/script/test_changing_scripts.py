@@ -127,8 +127,12 @@ def unused(model):
     with torch.inference_mode():
         return model(torch.randn(8, 64, device="cuda"))
 model = nn.Linear(64, 64).cuda(); optimizer = torch.optim.Adam(model.parameters())
+teacher = nn.Linear(64, 64).cuda().eval()  # part of every step: no evaluation
 for step in range(10 ** 9):
-    loss = model(torch.randn(32, 64, device="cuda")).mean()
+    x = torch.randn(32, 64, device="cuda")
+    with torch.no_grad():
+        target = teacher(x)
+    loss = F.mse_loss(model(x), target)
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 evaluate(model)
 """,
