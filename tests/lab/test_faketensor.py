@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from slurm_gpumem.lab.faketensor import image_batch, live_peak_mib  # noqa: E402
+from lab.faketensor import image_batch, live_peak_mib  # noqa: E402
 
 PUBLISHED_MIB = {32: 3121.3, 128: 9894.4}
 

@@ -10,6 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from lab.gpumemnet.configurations import (
+    SIZES,
+    Configuration,
+    configuration,
+    mlp_arguments,
+    summary_of,
+)
+from lab.gpumemnet.data import examples
+from lab.gpumemnet.labels import EDGES, check_measured, class_of, label
+from lab.gpumemnet.rows import LONGEST, layer_type, net_rows
+from lab.ground_truth import GroundTruth
 from slurm_gpumem.errors import UsageError
 from slurm_gpumem.estimators.published.gpumemnet.features import FAMILIES, features
 from slurm_gpumem.estimators.published.gpumemnet.network import (
@@ -18,24 +29,13 @@ from slurm_gpumem.estimators.published.gpumemnet.network import (
     perceptrons,
     perceptrons_class,
 )
-from slurm_gpumem.lab.gpumemnet.configurations import (
-    SIZES,
-    Configuration,
-    configuration,
-    mlp_arguments,
-    summary_of,
-)
-from slurm_gpumem.lab.gpumemnet.data import examples
-from slurm_gpumem.lab.gpumemnet.labels import EDGES, check_measured, class_of, label
-from slurm_gpumem.lab.gpumemnet.rows import LONGEST, layer_type, net_rows
-from slurm_gpumem.lab.ground_truth import GroundTruth
 from tests.support.needs import needs_torch
 
 LEARNS = """
 import torch
 torch.set_num_threads(1)
-from slurm_gpumem.lab.gpumemnet import nets
-from slurm_gpumem.lab.gpumemnet.rows import LAYER_TYPES, NetRow
+from lab.gpumemnet import nets
+from lab.gpumemnet.rows import LAYER_TYPES, NetRow
 
 def row(number):
     size = float(number % 40)
@@ -166,7 +166,7 @@ import torch
 torch.set_num_threads(1)
 from slurm_gpumem.estimators.published.gpumemnet import network
 from slurm_gpumem.estimators.published.gpumemnet.features import Features
-from slurm_gpumem.lab.gpumemnet.ensembles import CNN_DEPTHS, Encoders, Perceptrons
+from lab.gpumemnet.ensembles import CNN_DEPTHS, Encoders, Perceptrons
 
 torch.manual_seed(1)
 net = Perceptrons(5, 3, CNN_DEPTHS)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_gpumem.lab.score.lucid_pairs import ALONE, PAIRS, predicted, read_pairs
-from slurm_gpumem.lab.score.other_pairs import main, our_pairs, pair_work
+from lab.score.lucid_pairs import ALONE, PAIRS, predicted, read_pairs
+from lab.score.other_pairs import main, our_pairs, pair_work
 from slurm_gpumem.utilization.sets import SHARED, TIMESLICE
 
 

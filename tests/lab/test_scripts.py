@@ -11,9 +11,9 @@ from typing import Any, Dict, List, Tuple
 
 import pytest
 
-from slurm_gpumem.lab.ground_truth import open_text
-from slurm_gpumem.lab.scripts import run, score
-from slurm_gpumem.lab.scripts.recipes import RECIPES
+from lab.ground_truth import open_text
+from lab.scripts import run, score
+from lab.scripts.recipes import RECIPES
 
 LISTS = Path(run.__file__).parent
 HALVES = [
@@ -95,7 +95,7 @@ def test_no_script_is_started_when_the_time_is_over(
 def test_a_measured_run_says_when_it_took_its_first_optimizer_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm_gpumem.lab.scripts.gpu_memory.process_peaks", lambda pid: 7 << 20)
+    monkeypatch.setattr("lab.scripts.gpu_memory.process_peaks", lambda pid: 7 << 20)
     script = (
         "import json, os, time; where = os.environ['GPUMEM_SCRIPTS_MEASURE'];"
         "began = time.time() - float(os.environ['GPUMEM_SCRIPTS_STARTED']);"

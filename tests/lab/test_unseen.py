@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from lab.ground_truth import GroundTruth
+from lab.unseen import figures
+from lab.unseen.figures import Group, groups, svg, table
+from lab.unseen.published import CNNS, TRANSFORMERS
 from slurm_gpumem.errors import UsageError
-from slurm_gpumem.lab.ground_truth import GroundTruth
-from slurm_gpumem.lab.unseen import figures
-from slurm_gpumem.lab.unseen.figures import Group, groups, svg, table
-from slurm_gpumem.lab.unseen.published import CNNS, TRANSFORMERS
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from slurm_gpumem.lab.fit.folds import collection_of, fold_of, fold_of_job
-from slurm_gpumem.lab.score import sets as set_accuracy
-from slurm_gpumem.lab.score.gpuutilnet_table import BUSY, TABLE, class_of, dataset_of
-from slurm_gpumem.lab.score.knob import points, svg, table_lines
-from slurm_gpumem.lab.score.utilization import Judged, again_line, classes, errors
-from slurm_gpumem.lab.shared_speeds import simple_speed
-from slurm_gpumem.lab.utilization_runs import SharedSet, Solo, job_from_key, load_sets, load_solo
+from lab.fit.folds import collection_of, fold_of, fold_of_job
+from lab.score import sets as set_accuracy
+from lab.score.gpuutilnet_table import BUSY, TABLE, class_of, dataset_of
+from lab.score.knob import points, svg, table_lines
+from lab.score.utilization import Judged, again_line, classes, errors
+from lab.shared_speeds import simple_speed
+from lab.utilization_runs import SharedSet, Solo, job_from_key, load_sets, load_solo
 from slurm_gpumem.utilization.interference import JobLoad, packaged
 
 
