@@ -84,7 +84,7 @@ class _State:
 
 def trace_in_child(
     request: TraceRequest,
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    limits: Limits = Limits(),
     *,
     python: Optional[str] = None,
     show_output: bool = False,

@@ -107,7 +107,7 @@ class State:
 
 def trace_command(
     command: Sequence[str],
-    limits: Limits = Limits(),  # noqa: B008 - frozen
+    limits: Limits = Limits(),
     *,
     gpu: GpuFacts = GpuFacts(),  # noqa: B008 - frozen
     extra_path: Sequence[str] = (),
