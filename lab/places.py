@@ -8,7 +8,7 @@ from typing import Optional
 _LAB = Path(__file__).resolve().parent
 _REPOSITORY = _LAB.parent
 
-# What to measure: written by hand, and by `collect.survey` and `probe.shapes`.
+# What to measure: written by hand, and by `collect.survey`; convolutions are those of traced runs.
 CATALOGUE = _LAB / "catalogue"
 PLANS = _LAB / "plans"
 FOOTPRINTS = _LAB / "footprints.json"
@@ -29,7 +29,6 @@ GPUUTILNET = SETS / "gpuutilnet.json.gz"
 PREDICTIONS = DATA / "predictions"
 SIMULATION = DATA / "simulation"
 REHEARSAL = _REPOSITORY / "docs" / "admin" / "rehearsal"
-UNSEEN = DATA / "unseen"
 TRACE_FIGURES = DATA / "traces" / "figures.jsonl.gz"
 TRACE_KERNELS = DATA / "traces" / "kernels.jsonl.xz"
 CORRECTION_FOLDS = DATA / "folds" / "correction.json.gz"

@@ -135,12 +135,6 @@ def _usable(row: Mapping[str, Any]) -> bool:
     return known and not row.get("error") and not row.get("oom") and bool(taken.get("step_seconds"))
 
 
-def job_from_key(key: str) -> Tuple[str, TrainingJob]:
-    """Summary key and job of a row's key: MODEL@SIZE/bBATCH/OPTIMIZER/PRECISION and what follows a "+"."""
-    summary, batch, optimizer, precision = key.partition("+")[0].rsplit("/", 3)
-    return summary, TrainingJob(int(batch[1:]), optimizer=optimizer, precision=precision)
-
-
 def _solo(row: Mapping[str, Any]) -> Solo:
     taken = row["utilization"]
     repeats = [

@@ -1,1 +1,1 @@
-"""GPUMemNet: trained as its authors do (`train`), and its form trained on our measured runs (`refit`)."""
+"""GPUMemNet, trained as its authors do."""

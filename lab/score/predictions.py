@@ -38,20 +38,6 @@ def load_predictions(folder: Path = PREDICTIONS) -> Dict[str, Predictions]:
     return {item.estimator: item for item in found}
 
 
-def save_predictions(predictions: Predictions, folder: Path) -> Path:
-    """Write one file, the same bytes for the same answers."""
-    path = folder / f"{predictions.estimator}.json.gz"
-    content = {
-        "format": FORMAT,
-        "estimator": predictions.estimator,
-        "card": dict(predictions.card),
-        "rows": {key: list(predictions.rows[key]) for key in sorted(predictions.rows)},
-    }
-    text = json.dumps(content, separators=(",", ":")).encode()
-    path.write_bytes(gzip.compress(text, 9, mtime=0))
-    return path
-
-
 def _load(path: Path) -> Predictions:
     try:
         with gzip.open(path) as file:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from lab.places import INTERFERENCE_FOLDS
-from lab.shared_speeds import SetJob, load_from, simple_speed, speeds
+from lab.shared_speeds import SetJob, load_from, simple_speed
 from lab.utilization_runs import SharedSet, way_of
 from slurm_gpumem.utilization.interference import NAMES, JobLoad, packaged, prepare
 from slurm_gpumem.utilization.sets import SIDE
@@ -88,11 +88,6 @@ def judge_simple(sets: Sequence[SharedSet]) -> List[JudgedSet]:
     return [
         JudgedSet(one, [simple_speed([load_from(solo) for solo in one.solo])] * len(one.jobs)) for one in sets
     ]
-
-
-def judge_fitted(sets: Sequence[SharedSet], known: Known) -> List[JudgedSet]:
-    """The same by one fit for all, which has seen them."""
-    return [JudgedSet(one, speeds([load_from(solo) for solo in one.solo], known)) for one in sets]
 
 
 def figures(items: Sequence[JudgedSet]) -> SetFigures:
