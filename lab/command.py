@@ -22,7 +22,7 @@ def exit_code(body: Callable[[], int]) -> int:
         try:
             return body()
         except ModuleNotFoundError as error:
-            if str(error.name).split(".")[0] == "slurm_gpumem":
+            if str(error.name).split(".")[0] in ("lab", "slurm_gpumem"):
                 raise
             raise UsageError(f"{error.name} is not installed: pip install 'slurm-gpumem[train]'") from error
 

@@ -1,9 +1,10 @@
 """Whole training scripts of others: traced without a GPU, run on one, and compared.
 
-    scripts.toml          the list: repository, commit, folder, command, recipe of its synthetic data
-    blind.toml, fresh.toml, third.toml, third-blind.toml   further lists (docs/developer/scripts.md)
-    python -m lab.scripts.run --repositories DIR --out rows.jsonl [--only TEXT] [--no-gpu]
-    python -m lab.scripts.score rows.jsonl
+    lists/NAME.toml                            repository, commit, folder, command, recipe of synthetic data
+    python -m lab.scripts.trace NAME ...       a row for each script of the lists, without a GPU
+    python -m lab.scripts.measure NAME ...     the same on a GPU
+    python -m lab.scripts.score [NAME ...]     one table of all lists, or every script of some
 
-The scripts themselves are not kept here: clone the repositories at the commits of the list into DIR.
+Rows are kept in lab/data/scripts/NAME. The scripts themselves are not kept here: clone the repositories at
+the commits of the list as DIR/OWNER+NAME and give `--repositories DIR`.
 """

@@ -1,11 +1,7 @@
-"""Trace and run every script of the list; one row each, written as it comes.
+"""What tracing and measuring the scripts of lists have in common: copies, synthetic data, rows.
 
-    python -m lab.scripts.run --repositories DIR --out rows.jsonl [--only TEXT] [--no-gpu]
-        [--list third.toml third-blind.toml] [--limit-seconds 540]
-
-Each script works in a copy of its repository. On a GPU it runs until it ends or `--seconds` are over; its
-memory is the largest that NVML showed for its processes. The same command again goes on with the scripts
-that have no row yet.
+Each script works in a copy of its repository. Rows are written as they come; the same command again goes on
+with the scripts that have no row yet.
 """
 
 from __future__ import annotations
@@ -22,17 +18,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Any, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Set
 
 from lab.scripts.recipes import RECIPES
-from slurm_gpumem import estimate
-from slurm_gpumem.errors import GpumemError
+from slurm_gpumem.errors import UsageError
 from slurm_gpumem.toml_file import load_toml
-from slurm_gpumem.tracing.script.run import Limits, State, trace_command
 
 _HERE = Path(__file__).resolve().parent
-_LIST = _HERE / "scripts.toml"
-_POLL_S = 0.02
+LISTS = {path.stem: path for path in sorted((_HERE / "lists").glob("*.toml"))}
+
+
+class Prepared(NamedTuple):
+    """A script that is ready to start."""
+
+    command: List[str]
+    folder: Path
+    environment: Dict[str, str]
 
 
 class Script(NamedTuple):
@@ -49,59 +50,53 @@ class Script(NamedTuple):
     stand_ins: List[str]
 
 
-def load_scripts(path: Path = _LIST) -> List[Script]:
-    """The list."""
-    return [
-        Script(
-            row["name"],
-            row["repository"],
-            row["commit"],
-            row["folder"],
-            row["command"],
-            row.get("data", {}),
-            row.get("environment", {}),
-            row.get("prepare", ""),
-            row.get("stand_ins", []),
-        )
-        for row in load_toml(path)["script"]
-    ]
+def load_scripts(path: Path) -> List[Script]:
+    """The scripts of a list."""
+    rows = load_toml(path)["script"]
+    optional: Dict[str, Any] = {"data": {}, "environment": {}, "prepare": "", "stand_ins": []}
+    return [Script(*({**optional, **row}[name] for name in Script._fields)) for row in rows]
 
 
-def main(argv: Optional[List[str]] = None) -> int:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m lab.scripts.run", description=__doc__)
-    parser.add_argument("--repositories", type=Path, required=True, help="clones as OWNER+NAME")
-    parser.add_argument("--out", type=Path, required=True, help="rows are appended here")
-    parser.add_argument("--list", type=Path, nargs="+", default=[_LIST], help="files like scripts.toml")
-    parser.add_argument("--only", default="", help="scripts whose name contains this")
-    parser.add_argument("--python", default=sys.executable, help="the environment's python")
-    parser.add_argument("--no-gpu", action="store_true", help="trace only")
-    parser.add_argument("--no-trace", action="store_true", help="run only")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each run on the GPU")
-    parser.add_argument("--gpu", default="h200", help="the GPU that estimates are for")
-    parser.add_argument("--trace-seconds", type=float, default=120.0)
-    parser.add_argument("--jobs", type=int, default=4, help="scripts at a time")
-    parser.add_argument(
-        "--limit-seconds", type=float, default=float("inf"), help="start no script after these"
-    )
-    args = parser.parse_args(argv)
+def parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """The options that tracing and measuring share."""
+    made = argparse.ArgumentParser(prog=prog, description=description)
+    made.add_argument("lists", nargs="+", metavar="LIST", help=f"of {', '.join(LISTS)}, or a file like them")
+    made.add_argument("--repositories", type=Path, required=True, help="clones as OWNER+NAME")
+    made.add_argument("--out", type=Path, required=True, help="rows are appended here")
+    made.add_argument("--only", default="", help="scripts whose name contains this")
+    made.add_argument("--python", default=sys.executable, help="the environment's python")
+    made.add_argument("--jobs", type=int, default=4, help="scripts at a time")
+    made.add_argument("--limit-seconds", type=float, default=float("inf"), help="start no script after these")
+    return made
+
+
+def each(
+    args: argparse.Namespace,
+    work: Callable[[Prepared], Dict[str, Any]],
+    line: Callable[[Dict[str, Any]], str],
+) -> int:
+    """A row by `work` for every script that has none yet, and a line on the terminal by `line`."""
     done = _names(args.out)
-    listed = [one for path in args.list for one in load_scripts(path)]
-    scripts = [one for one in listed if args.only in one.name and one.name not in done]
+    paths = [LISTS.get(name, Path(name)) for name in args.lists]
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path} is no file and no list; lists: {', '.join(LISTS)}")
+    listed = [one for path in paths for one in load_scripts(path)]
     lock = Lock()
-    latest = time.monotonic() + args.limit_seconds - (0 if args.no_gpu else args.seconds)
+    latest = time.monotonic() + args.limit_seconds
 
-    def work(script: Script) -> None:
+    def one_script(script: Script) -> None:
         if time.monotonic() > latest:
             print(f"{script.name:<28} not started: the time is over", flush=True)
             return
-        row = _row(script, args)
+        row = _row(script, args, work)
         with lock, open(args.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        print(_line(row), flush=True)
+        said = "NOT PREPARED: " + row["not_prepared"][:200] if "not_prepared" in row else line(row)
+        print(f"{script.name:<28} {said}", flush=True)
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(work, scripts))
+        list(pool.map(one_script, [s for s in listed if args.only in s.name and s.name not in done]))
     return 0
 
 
@@ -116,15 +111,16 @@ def _names(rows: Path) -> Set[str]:
     return found
 
 
-def _row(script: Script, args: argparse.Namespace) -> Dict[str, Any]:
-    row: Dict[str, Any] = {"name": script.name, "repository": script.repository, "commit": script.commit}
+def _row(
+    script: Script, args: argparse.Namespace, work: Callable[[Prepared], Dict[str, Any]]
+) -> Dict[str, Any]:
+    row = {"name": script.name, "repository": script.repository, "commit": script.commit}
     with tempfile.TemporaryDirectory(prefix="gpumem-script-") as scratch:
         source = args.repositories / script.repository.replace("/", "+")
-        work = Path(scratch, "work")
-        shutil.copytree(source, work, ignore=shutil.ignore_patterns(".git"), symlinks=True)
-        folder = work / script.folder
+        copy = Path(scratch, "work")
+        shutil.copytree(source, copy, ignore=shutil.ignore_patterns(".git"), symlinks=True)
+        folder = copy / script.folder
         env = _environment(script, folder, args.python)
-        command = _words(script.command, args.python)
         try:
             for where, recipe in script.data.items():
                 RECIPES[recipe]((folder / where).resolve())
@@ -132,11 +128,7 @@ def _row(script: Script, args: argparse.Namespace) -> Dict[str, Any]:
                 subprocess.run(_words(script.prepare, args.python), cwd=folder, env=env, check=True)
         except (ImportError, OSError, subprocess.CalledProcessError) as error:
             return {**row, "not_prepared": f"{type(error).__name__}: {error}"}  # the others still run
-        if not args.no_trace:
-            row.update(_traced(command, folder, env, args.trace_seconds, args.gpu))
-        if not args.no_gpu:
-            row.update(_measured(command, folder, env, args.seconds, Path(scratch, "measured")))
-    return row
+        return {**row, **work(Prepared(_words(script.command, args.python), folder, env))}
 
 
 def _words(command: str, python: str) -> List[str]:
@@ -156,104 +148,3 @@ def _environment(script: Script, folder: Path, python: str) -> Dict[str, str]:
         "GPUMEM_SCRIPTS_STAND_INS": " ".join(script.stand_ins),
         "GPUMEM_TRACE_DEBUG": "1",
     }
-
-
-def _traced(
-    command: List[str], folder: Path, env: Dict[str, str], seconds: float, gpu: str
-) -> Dict[str, Any]:
-    started = time.monotonic()
-    trains: List[float] = []
-
-    def watch(state: State, now: float) -> None:
-        if state.training and not trains:
-            trains.append(round(now, 1))
-
-    try:
-        found = trace_command(
-            command, Limits(seconds=seconds), environment=env, folder=str(folder), progress=watch
-        )
-        made = estimate(found.summary.decode(), gpu=gpu)
-    except GpumemError as error:
-        return {"trace_error": str(error), "trace_seconds": round(time.monotonic() - started, 1)}
-    return {
-        "summary": found.summary.decode(),
-        "peak_mib": made.peak_mib,
-        "request_mib": made.request_mib,
-        "trace_seconds": round(found.seconds, 1),
-        "trace_first_step": trains[0] if trains else None,
-        "trace_facts": found.facts,
-        "trace_notes": list(found.notes),
-    }
-
-
-def _measured(
-    command: List[str], folder: Path, env: Dict[str, str], seconds: float, report: Path
-) -> Dict[str, Any]:
-    from lab.scripts.gpu_memory import process_peaks
-
-    with tempfile.TemporaryFile() as output:
-        started = time.monotonic()
-        child = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={
-                **env,
-                "GPUMEM_SCRIPTS_MEASURE": str(report),
-                "GPUMEM_SCRIPTS_STARTED": str(time.time()),
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        peak = 0
-        while child.poll() is None and time.monotonic() - started < seconds:
-            peak = max(peak, process_peaks(child.pid))
-            time.sleep(_POLL_S)
-        ended = child.poll()
-        if ended is None:
-            os.killpg(child.pid, 15)
-            try:
-                child.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                os.killpg(child.pid, 9)
-                child.wait()
-        output.seek(max(0, output.seek(0, os.SEEK_END) - 3000))
-        text = output.read().decode(errors="replace")
-    rows = [_json(path) for path in report.parent.glob(report.name + ".*")]
-    largest = max(rows, key=lambda row: int(row.get("reserved", 0)), default={})
-    return {
-        "process_bytes": peak,
-        "reserved_bytes": largest.get("reserved", 0),
-        "allocated_bytes": largest.get("allocated", 0),
-        "start_seconds": largest.get("first_step"),
-        "run_seconds": round(time.monotonic() - started, 2),
-        "run_code": ended,
-        "run_tail": text[-600:] if ended not in (0, None) else "",
-    }
-
-
-def _json(path: Path) -> Dict[str, Any]:
-    try:
-        found: Dict[str, Any] = json.loads(path.read_text())
-    except ValueError:
-        return {}  # cut off in the middle of a line
-    return found
-
-
-def _line(row: Dict[str, Any]) -> str:
-    words = [f"{row['name']:<28}"]
-    if "not_prepared" in row:
-        words.append("NOT PREPARED: " + row["not_prepared"][:200])
-    if "summary" in row:
-        words.append(f"traced in {row['trace_seconds']:>5} s, {row['trace_facts'].get('phases')}")
-    elif "trace_error" in row:
-        words.append("NOT TRACED: " + row["trace_error"].replace("\n", " | ")[:200])
-    if "process_bytes" in row:
-        words.append(f"measured {row['process_bytes'] >> 20} MiB, code {row['run_code']}")
-        words += [row["run_tail"][-150:].replace("\n", " | ")] if row["run_tail"] else []
-    return " ".join(words)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
