@@ -10,13 +10,7 @@ import wave
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-from lab.scripts.image_files import images
-
-
-def _numpy(seed: int) -> Any:
-    import numpy
-
-    return numpy, numpy.random.default_rng(seed)
+from lab.scripts.recipes.files import images, numpy_and_draw
 
 
 def mixtures(folder: Path, count: int = 24, rate: int = 8000) -> None:
@@ -57,7 +51,7 @@ def words_as_pictures(folder: Path, count: int = 1600) -> None:
 
 def filmed_poses(folder: Path, frames: int = 1200) -> None:
     """Human3.6M as films: data_3d_h36m.npz of 32 joints, data_2d_h36m_gt.npz of 17 for four cameras."""
-    numpy, draw = _numpy(17)
+    numpy, draw = numpy_and_draw(17)
     folder.mkdir(parents=True, exist_ok=True)
     people = ("S1", "S5", "S6", "S7", "S8", "S9", "S11")
     body = {one: {"Walking": draw.normal(size=(frames, 32, 3)).astype("float32")} for one in people}
@@ -78,7 +72,7 @@ def filmed_poses(folder: Path, frames: int = 1200) -> None:
 def depths(folder: Path, count: int = 24) -> None:
     """NYU Depth as HDF5: train/room/n.h5 and val/room/n.h5 with `rgb` and `depth` of 480 x 640."""
     h5py: Any = importlib.import_module("h5py")
-    _, draw = _numpy(480)
+    _, draw = numpy_and_draw(480)
     for part in ("train", "val"):
         where = folder / part / "room"
         where.mkdir(parents=True, exist_ok=True)
@@ -142,7 +136,7 @@ _PART = """\
 def volumes(folder: Path) -> None:
     """HDF5 volumes with labels, train.h5 and val.h5, and settings.yml of a 3D U-Net beside the folder."""
     h5py: Any = importlib.import_module("h5py")
-    _, draw = _numpy(3)
+    _, draw = numpy_and_draw(3)
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("train", "val"):
         with h5py.File(folder / f"{part}.h5", "w") as file:
@@ -183,7 +177,7 @@ def movielens(folder: Path, users: int = 600, items: int = 3000) -> None:
 
 def rollouts(folder: Path, count: int = 640) -> None:
     """Plays of a race: FOLDER/thread_0/n.npz of 64 x 64 observations, actions, rewards, terminals."""
-    numpy, draw = _numpy(64)
+    numpy, draw = numpy_and_draw(64)
     where = folder / "thread_0"
     where.mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -199,7 +193,7 @@ def rollouts(folder: Path, count: int = 640) -> None:
 
 def electricity(path: Path, rows: int = 3000, columns: int = 321) -> None:
     """Numbers with commas between them, a line an hour."""
-    numpy, draw = _numpy(columns)
+    numpy, draw = numpy_and_draw(columns)
     path.parent.mkdir(parents=True, exist_ok=True)
     numpy.savetxt(path, draw.random((rows, columns)), fmt="%.3f", delimiter=",")
 
@@ -207,7 +201,7 @@ def electricity(path: Path, rows: int = 3000, columns: int = 321) -> None:
 def captions(folder: Path, count: int = 80) -> None:
     """Images as HDF5 with five captions each: TRAIN_IMAGES_, TRAIN_CAPTIONS_, TRAIN_CAPLENS_, WORDMAP_."""
     h5py: Any = importlib.import_module("h5py")
-    _, draw = _numpy(count)
+    _, draw = numpy_and_draw(count)
     random.seed(count)
     folder.mkdir(parents=True, exist_ok=True)
     name = "coco_5_cap_per_img_5_min_word_freq"
@@ -254,7 +248,7 @@ def news(folder: Path) -> None:
 
 def speech_and_face(folder: Path, count: int = 240) -> None:
     """MOSEI's features without alignment: mosei_senti_data_noalign.pkl of text, audio, vision and labels."""
-    numpy, draw = _numpy(count)
+    numpy, draw = numpy_and_draw(count)
     folder.mkdir(parents=True, exist_ok=True)
     sizes = {"text": (50, 300), "audio": (500, 74), "vision": (500, 35), "labels": (1, 1)}
     made = {}
@@ -266,7 +260,7 @@ def speech_and_face(folder: Path, count: int = 240) -> None:
 
 def roads(folder: Path, sensors: int = 307) -> None:
     """PEMS04: PEMS04.npz of three values a sensor and distance.csv of their neighbours."""
-    numpy, draw = _numpy(sensors)
+    numpy, draw = numpy_and_draw(sensors)
     folder.mkdir(parents=True, exist_ok=True)
     numpy.savez(folder / "PEMS04.npz", data=draw.random((900, sensors, 3)))
     rows = (f"{one},{(one + step) % sensors},{10.5 * step}" for one in range(sensors) for step in (1, 7))
@@ -277,7 +271,7 @@ def citations(folder: Path, nodes: int = 2708, features: int = 1433) -> None:
     """Cora in three pickles: node_features.csr, node_labels.npy, adjacency_list.dict."""
     from scipy import sparse
 
-    numpy, draw = _numpy(nodes)
+    numpy, draw = numpy_and_draw(nodes)
     folder.mkdir(parents=True, exist_ok=True)
     made = sparse.csr_matrix((draw.random((nodes, features)) < 0.02).astype("float32"))
     near = {node: [int(one) for one in draw.integers(0, nodes, 2)] for node in range(nodes)}
@@ -323,7 +317,7 @@ def tiny_pictures(folder: Path, count: int = 512) -> None:
 
 def inception_moments(path: Path, size: int = 2048) -> None:
     """Mean and covariance of Inception's features, for scores."""
-    numpy, _ = _numpy(size)
+    numpy, _ = numpy_and_draw(size)
     path.parent.mkdir(parents=True, exist_ok=True)
     numpy.savez(path, mu=numpy.zeros(size), sigma=numpy.eye(size))
 

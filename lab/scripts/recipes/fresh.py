@@ -11,13 +11,7 @@ import struct
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from lab.scripts.image_files import images
-
-
-def _numpy(seed: int) -> Any:
-    import numpy
-
-    return numpy, numpy.random.default_rng(seed)
+from lab.scripts.recipes.files import images, numpy_and_draw
 
 
 def folder_only(folder: Path) -> None:
@@ -40,7 +34,7 @@ def forecast_table(path: Path, rows: int = 3000, columns: int = 21) -> None:
 def cloud_files(folder: Path) -> None:
     """ModelNet40 as HDF5: ply_data_train0.h5, ply_data_test0.h5 of 2,048 points a cloud."""
     h5py: Any = importlib.import_module("h5py")
-    numpy, draw = _numpy(40)
+    numpy, draw = numpy_and_draw(40)
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", 160), ("test", 64)):
         with h5py.File(folder / f"ply_data_{part}0.h5", "w") as file:
@@ -50,7 +44,7 @@ def cloud_files(folder: Path) -> None:
 
 def cloud_texts(folder: Path) -> None:
     """ModelNet10 with normals as text: shape names, the lists, and a file of points a shape."""
-    _, draw = _numpy(10)
+    _, draw = numpy_and_draw(10)
     kinds = [f"kind{letter}" for letter in "abcdefghij"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "modelnet10_shape_names.txt").write_text("\n".join(kinds) + "\n")
@@ -69,7 +63,7 @@ def cloud_texts(folder: Path) -> None:
 
 def traffic(folder: Path) -> None:
     """METR-LA: train.npz, val.npz, test.npz of 207 sensors and the pickled adjacency beside them."""
-    numpy, draw = _numpy(207)
+    numpy, draw = numpy_and_draw(207)
     folder.mkdir(parents=True, exist_ok=True)
     for part, count in (("train", 640), ("val", 128), ("test", 128)):
         x, y = (draw.random((count, 12, 207, 2)) for _ in range(2))
@@ -83,7 +77,7 @@ def traffic(folder: Path) -> None:
 
 def chairs(folder: Path, count: int = 24) -> None:
     """FlyingChairs: two PPM images and a flow of 384 x 512 each."""
-    _, draw = _numpy(384)
+    _, draw = numpy_and_draw(384)
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(1, count + 1):
         for number in (1, 2):
@@ -209,7 +203,7 @@ def scene(folder: Path, side: int = 200) -> None:
 
 def spectrograms(folder: Path, count: int = 120) -> None:
     """A vocoder's data: mel/*.npy of 80 bands, quant/*.npy of samples, dataset.pkl."""
-    numpy, draw = _numpy(80)
+    numpy, draw = numpy_and_draw(80)
     rows = []
     for part in ("mel", "quant"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -242,7 +236,7 @@ def planetoid(folder: Path) -> None:
     """Cora in Planetoid's files: ind.cora.x, tx, allx, y, ty, ally, graph, test.index."""
     from scipy import sparse
 
-    numpy, draw = _numpy(2708)
+    numpy, draw = numpy_and_draw(2708)
     folder.mkdir(parents=True, exist_ok=True)
     nodes, tests, features = 2708, 1000, 1433
     x = sparse.csr_matrix((draw.random((nodes, features)) < 0.02).astype("float32"))

@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 from typing import Any, Callable, Dict, Sequence
 
-from lab.scripts.image_files import images
-from lab.scripts.model_recipes import WORDS
+from lab.scripts.recipes.files import images
+from lab.scripts.recipes.models import WORDS
 
 
 def _sentence(low: int = 12, high: int = 40) -> str:

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from lab.scripts.image_files import images
+from lab.scripts.recipes.files import images
 
 _OBJECT = (
     "<object><name>{name}</name><pose>Left</pose><truncated>0</truncated><difficult>0</difficult>"

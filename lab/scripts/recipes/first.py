@@ -1,4 +1,4 @@
-"""Synthetic data in the forms that scripts expect: files that are there, with random content."""
+"""Synthetic data of the first lists: digits, texts, pictures, graphs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ import struct
 from pathlib import Path
 from typing import Callable, Dict
 
-from lab.scripts.fifth_recipes import FIFTH_RECIPES
-from lab.scripts.fourth_recipes import FOURTH_RECIPES
-from lab.scripts.hub_recipes import HUB_RECIPES
-from lab.scripts.image_files import images
-from lab.scripts.model_recipes import MODEL_RECIPES
-from lab.scripts.more_recipes import MORE_RECIPES
-from lab.scripts.third_recipes import THIRD_RECIPES
+from lab.scripts.recipes.files import images
 
 
 def mnist(folder: Path, train: int = 1280, test: int = 320) -> None:
@@ -172,7 +166,7 @@ def conversations(path: Path) -> None:
     path.write_text("\n".join(json.dumps({"conversations": turn}) for turn in turns))
 
 
-RECIPES: Dict[str, Callable[[Path], None]] = {
+FIRST_RECIPES: Dict[str, Callable[[Path], None]] = {
     "mnist": mnist,
     "whole-mnist": whole_mnist,
     "fashion": fashion,
@@ -191,10 +185,4 @@ RECIPES: Dict[str, Callable[[Path], None]] = {
     "sentence-pairs": sentence_pairs,
     "texts": texts,
     "conversations": conversations,
-    **MORE_RECIPES,
-    **HUB_RECIPES,
-    **MODEL_RECIPES,
-    **THIRD_RECIPES,
-    **FOURTH_RECIPES,
-    **FIFTH_RECIPES,
 }

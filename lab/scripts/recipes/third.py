@@ -1,4 +1,4 @@
-"""Synthetic data of the third list beside the hub's: shapes, videos, ratings, tokens."""
+"""Synthetic data of the third list beside the hub's: shapes, ratings, tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Callable, Dict
 
-from lab.scripts.image_files import images
+from lab.scripts.recipes.files import images
 
 
 def token_shards(folder: Path, shards: int = 3) -> None:
@@ -52,21 +52,6 @@ def shapes(folder: Path) -> None:
         (folder / "train_test_split" / f"shuffled_{part}_file_list.json").write_text(json.dumps(files))
 
 
-def videos(folder: Path, frames: int = 24) -> None:
-    """UCF101 as images: jpg/CLASS/VIDEO/image_00001.jpg and videos.json with the splits."""
-    labels = ["run", "swim"]
-    database = {}
-    for number in range(24):
-        label, name = labels[number % 2], f"v{number:02}"
-        where = folder / "jpg" / label / name
-        images(where, frames, 160)
-        for index in range(frames):
-            (where / f"{index:04}.jpg").rename(where / f"image_{index + 1:05}.jpg")
-        subset = "validation" if number >= 16 else "training"
-        database[name] = {"subset": subset, "annotations": {"label": label, "segment": [1, frames + 1]}}
-    (folder / "videos.json").write_text(json.dumps({"labels": labels, "database": database}))
-
-
 def ten_classes(folder: Path) -> None:
     """Ten classes of images, for scripts that look at the best five: FOLDER/train/k0, FOLDER/val/k0, ..."""
     for part, count in (("train", 8), ("val", 4)):
@@ -84,7 +69,6 @@ THIRD_RECIPES: Dict[str, Callable[[Path], None]] = {
     "token-shards": token_shards,
     "ratings": ratings,
     "shapes": shapes,
-    "videos": videos,
     "ten-classes": ten_classes,
     "four-folders": four_folders,
 }
